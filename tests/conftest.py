@@ -1,0 +1,181 @@
+"""What every test relies on: a clean environment, limits and clean-up."""
+
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+# Before anything imports TensorFlow. What a shell or a launcher left behind
+# must not decide what a test sees; only the place of the data is kept.
+for _name in list(os.environ):
+    if _name == "TF_CONFIG" or _name.startswith("TFDISTILL_"):
+        if _name != "TFDISTILL_DATA":
+            del os.environ[_name]
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ.setdefault("MPLBACKEND", "agg")
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_TOKEN_NAME = "TEST_PROCESS_TOKEN"
+# How long a process may take to end after its test.
+END_WAIT_SECS = 10.0
+_DEFAULT_LIMIT_SECS = 300
+# pyproject.toml's faulthandler_timeout ends the run at 900 s, so a longer limit
+# would never be reached.
+_LONGEST_LIMIT_SECS = 800
+
+
+def _limit_secs(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout_secs")
+    limit = marker.args[0] if marker else _DEFAULT_LIMIT_SECS
+    if not 0 < limit <= _LONGEST_LIMIT_SECS:
+        raise ValueError(
+            f"timeout_secs must be in (0, {_LONGEST_LIMIT_SECS}]; received "
+            f"{limit!r} on {item.nodeid}. Split the test."
+        )
+    return limit
+
+
+@contextlib.contextmanager
+def _limit(item: pytest.Item, phase: str) -> Iterator[None]:
+    """Fails the phase of a test that takes longer than its limit."""
+    secs = _limit_secs(item)
+
+    def stop(signum: int, frame: Any) -> None:
+        # pytest's own exception is no Exception: code under test that catches
+        # those cannot swallow it.
+        pytest.fail(f"{phase} of {item.nodeid} took more than {secs} s.")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, secs)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    with _limit(item, "set-up"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    with _limit(item, "call"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    with _limit(item, "clean-up"):
+        return (yield)
+
+
+def _make_logical_devices() -> None:
+    """Splits the CPU in two, which only works before TensorFlow's first op."""
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if not tf.config.get_logical_device_configuration(cpu):
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * 2
+        )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # Here no test has run yet, but every test module has been imported: without
+    # TensorFlow among them, nothing is worth its import time.
+    if session.items and "tensorflow" in sys.modules:
+        _make_logical_devices()
+
+
+@pytest.fixture
+def two_replicas() -> Any:
+    """A MirroredStrategy over two logical CPU devices of this process."""
+    import tensorflow as tf
+
+    _make_logical_devices()
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.fixture(autouse=True)
+def _fresh_state() -> Iterator[None]:
+    """Gives each test the same seeds and Keras' own defaults."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "keras" in sys.modules:
+        import keras
+
+        keras.utils.set_random_seed(0)
+    yield
+    if "keras" in sys.modules:
+        import keras
+        import tensorflow as tf
+
+        keras.config.set_dtype_policy("float32")
+        keras.config.set_floatx("float32")
+        tf.config.run_functions_eagerly(False)
+        keras.utils.clear_session()
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> pathlib.Path:
+    """The directory of the real data sets; skips where there is none."""
+    given = os.environ.get("TFDISTILL_DATA")
+    path = pathlib.Path(given) if given else _ROOT.parent / "shared" / "data"
+    if not path.is_dir():
+        if given:
+            raise ValueError(
+                f"TFDISTILL_DATA must be a directory; received {given!r}. "
+                "Unset it to skip the tests that need data."
+            )
+        pytest.skip(f"needs the data sets: no {path}, TFDISTILL_DATA is unset")
+    return path
+
+
+def _marked_processes(token: str) -> list[psutil.Process]:
+    """Living processes, orphans too, that inherited the test's token."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid == os.getpid():
+                continue
+            # A zombie has ended; only its parent has not yet asked how.
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.environ().get(_TOKEN_NAME) == token:
+                found.append(process)
+    return found
+
+
+@pytest.fixture
+def no_process_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails a test that leaves a process behind, and ends that process.
+
+    Processes are known by an environment variable which they inherit, so that
+    those whose parent has died are found too.
+    """
+    token = uuid.uuid4().hex
+    monkeypatch.setenv(_TOKEN_NAME, token)
+    yield
+    _, left = psutil.wait_procs(_marked_processes(token), timeout=END_WAIT_SECS)
+    left = _marked_processes(token) if left else left
+    names = []
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            names.append(f"{process.pid}: {' '.join(process.cmdline())}")
+            process.kill()
+    if names:
+        pytest.fail("processes left behind:\n" + "\n".join(names))
