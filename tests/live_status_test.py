@@ -1,0 +1,178 @@
+"""Tests of the tail of the metrics files and of what is shown of them."""
+
+import io
+import json
+import os
+
+import pytest
+import rich.console
+
+from tfdistill import live_status
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+def _append(path, text):
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_tail_reads_only_what_is_new(path):
+    _append(path, '{"step": 1}\n')
+    tail = live_status.MetricsTail(path)
+    assert tail.read() == []
+    _append(path, '{"step": 2}\n{"step": 3}\n')
+    assert tail.read() == [{"step": 2}, {"step": 3}]
+    assert tail.read() == []
+
+
+def test_tail_waits_for_the_end_of_a_line(path):
+    tail = live_status.MetricsTail(path)
+    assert tail.read() == []  # The file appears late.
+    _append(path, '{"st')
+    assert tail.read() == []
+    _append(path, 'ep": 2')
+    assert tail.read() == []
+    _append(path, '}\n{"step"')
+    assert tail.read() == [{"step": 2}]
+    _append(path, ": 3}\n")
+    assert tail.read() == [{"step": 3}]
+
+
+def test_tail_leaves_out_what_is_no_record(path):
+    tail = live_status.MetricsTail(path)
+    _append(path, '{"step": 1, "lo\n[1]\n\n7\nnull\n\x00\n{"step": 2}\n')
+    assert tail.read() == [{"step": 2}]
+
+
+def test_tail_starts_over_with_a_new_file(path, tmp_path):
+    _append(path, '{"step": 1}\n{"step": 2}\n')
+    tail = live_status.MetricsTail(path)
+    path.write_text('{"step": 3}\n')  # Cut short.
+    assert tail.read() == [{"step": 3}]
+    other = tmp_path / "other"
+    other.write_text('{"step": 4}\n{"step": 5}\n{"step": 6}\n')
+    os.replace(other, path)
+    assert tail.read() == [{"step": 4}, {"step": 5}, {"step": 6}]
+
+
+def _records(*steps, pace_secs=0.5, **more):
+    return [{"step": s, "time": 1e9 + pace_secs * s} | more for s in steps]
+
+
+def test_status_line_holds_what_is_known():
+    status = live_status.GroupStatus(1)
+    assert status.line() == "group 1: starting"
+    status.state = "running"
+    values = {"loss": 0.51234, "distillation_loss": 0.1, "total_steps": 500}
+    values |= {"examples_per_second": 1234.5, "teacher_staleness": None}
+    status.update(_records(10, 20, **values))
+    assert status.line() == (
+        "group 1: running, step 20/500, loss 0.5123, distillation loss 0.1000,"
+        " examples/s 1,234, time left 4:00"
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong", ["7", None, True, [1], {}, float("nan"), 10**400, float("inf")]
+)
+def test_values_of_any_kind_are_shown_or_left_out(wrong):
+    status = live_status.GroupStatus(0, state="running")
+    record = dict.fromkeys(
+        ("step", "time", "loss", "total_steps", "examples_per_second"), wrong
+    )
+    # As a task would have written it.
+    status.update([json.loads(json.dumps(record))] * 2)
+    assert status.line().startswith("group 0: running")
+    assert status.secs_left is None
+
+
+def test_time_left_follows_the_recent_pace():
+    status = live_status.GroupStatus(0)
+    status.update(_records(*range(1, 10), pace_secs=100, total_steps=1000))
+    status.update(_records(*range(900, 920), pace_secs=2, total_steps=1000))
+    assert status.secs_left == pytest.approx((1000 - 919) * 2)
+    status.update(_records(1005, pace_secs=2))
+    assert status.secs_left == 0
+
+
+def test_time_left_after_going_back_to_a_backup():
+    status = live_status.GroupStatus(0)
+    status.update(_records(500, 510, total_steps=1000))
+    status.update([{"step": 400, "time": 2e9}])
+    assert status.secs_left is None
+    status.update([{"step": 410, "time": 2e9 + 100}])
+    assert status.secs_left == pytest.approx(590 * 10)
+
+
+@pytest.mark.parametrize(
+    "secs, text", [(59.6, "1:00"), (3661, "1:01:01"), (float("inf"), "-")]
+)
+def test_duration(secs, text):
+    assert live_status._duration(secs) == text
+
+
+def test_table_has_a_row_for_each_group():
+    statuses = [live_status.GroupStatus(g) for g in (0, 1)]
+    statuses[1].update(_records(7, distillation_loss=0.25))
+    stream = io.StringIO()
+    rich.console.Console(file=stream, width=120).print(
+        live_status.table(statuses)
+    )
+    lines = stream.getvalue().splitlines()
+    assert any("0" in line and "starting" in line for line in lines)
+    assert any("7" in line and "0.2500" in line for line in lines)
+
+
+def test_plain_lines_are_rare_and_only_on_change():
+    stream = io.StringIO()
+    display = live_status.Display(stream, plain=True, interval_secs=5)
+    status = live_status.GroupStatus(0)
+
+    def shown(now):
+        before = len(stream.getvalue())
+        display.show([status], now=now)
+        return stream.getvalue()[before:]
+
+    assert shown(0.0) == "[    0.0 s] group 0: starting\n"
+    assert shown(60.0) == ""
+    status.state = "running"
+    assert "running" in shown(60.1)  # A new state is shown at once.
+    status.update([{"step": 1}])
+    assert shown(65.0) == ""
+    assert "step 1" in shown(65.5)
+    status.update([{"step": 2}])
+    assert shown(70.0) == ""
+    status.state = "done"
+    assert "done, step 2" in shown(70.0)
+    display.say("a [b] c")
+    assert stream.getvalue().endswith("a [b] c\n")
+    display.close()
+
+
+def test_live_table_and_messages_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    display = live_status.Display(stream)
+    display.show([live_status.GroupStatus(3)], now=0.0)
+    display.say("see [log] at /a/b")
+    display.close()
+    assert "\x1b[" in stream.getvalue()
+    assert "distill" in stream.getvalue()
+    assert "see [log] at /a/b" in stream.getvalue()
+
+
+def test_plain_by_default_where_there_is_no_terminal():
+    stream = io.StringIO()
+    display = live_status.Display(stream)
+    display.show([live_status.GroupStatus(3)], now=0.0)
+    display.close()
+    assert stream.getvalue() == "[    0.0 s] group 3: starting\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

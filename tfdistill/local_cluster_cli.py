@@ -1,0 +1,158 @@
+"""The command `tfdistill-local`: any script as groups of tasks."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from tfdistill import live_status
+from tfdistill import local_cluster
+from tfdistill import local_run
+
+EXIT_OPTIONS = 2
+_EPILOG = """\
+The command after -- is found through PATH and started once for each task,
+with TF_CONFIG and TFDISTILL_* set; its output goes to DIR/logs. Logs of an
+earlier run in DIR are kept under new names. Ctrl-C stops all tasks, a second
+Ctrl-C kills them. Exit code: 0 if all groups are done; else that of the task
+that failed first (128 + n for signal n), 75 if a task did not start in time, 2
+for wrong options, 130 or 143 after Ctrl-C or SIGTERM.
+
+example:
+  tfdistill-local --num_groups=2 --workers_per_group=2 --workdir=/tmp/run \\
+      -- python my_train.py --epochs=3
+"""
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Returns the parser of the options before `--`.
+
+    Args:
+        prog: Name of the program in messages.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage=f"{prog} --workdir=DIR [options] -- COMMAND [ARGUMENT ...]",
+        description="Runs a command as groups of tasks on this machine.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_topology(parser)
+    _add_supervision(parser)
+    return parser
+
+
+def _add_topology(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--workdir", required=True, metavar="DIR", help="directory of the run")
+    for name, default, text in (
+        ("--num_groups", 1, "groups, each training a student of its own"),
+        ("--workers_per_group", 1, "workers in each group"),
+        (
+            "--ps_per_group",
+            0,
+            "parameter servers; with any, a group has a chief too",
+        ),
+    ):
+        text += f"; default {default}"
+        add(name, type=int, default=default, metavar="N", help=text)
+    add(
+        "--exchange",
+        metavar="URL",
+        help="directory or URL the groups share; default DIR/exchange",
+    )
+
+
+def _add_supervision(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--on_group_failure",
+        choices=("stop", "continue"),
+        default="stop",
+        help="what becomes of the other groups; default stop",
+    )
+    add(
+        "--start_timeout_secs",
+        type=float,
+        default=300.0,
+        metavar="SECS",
+        help="limit until a group's first task appears, and from then until "
+        "all are connected; 0 for scripts that do not call "
+        "tfdistill.make_strategy; default 300",
+    )
+    add(
+        "--grace_secs",
+        type=float,
+        default=5.0,
+        metavar="SECS",
+        help="time between SIGTERM and SIGKILL; default 5",
+    )
+    add(
+        "--plain",
+        action="store_true",
+        help="lines instead of a live table, as when not on a terminal",
+    )
+
+
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Splits arguments at the first `--` into options and command."""
+    if "--" not in argv:
+        return list(argv), []
+    index = list(argv).index("--")
+    return list(argv[:index]), list(argv[index + 1 :])
+
+
+def run(
+    parser: argparse.ArgumentParser,
+    options: argparse.Namespace,
+    command: Sequence[str],
+) -> int:
+    """Runs a command as the options say.
+
+    Args:
+        parser: Reports a wrong option, which exits with code 2.
+        options: The parsed options of `make_parser`.
+        command: Program and arguments.
+
+    Returns:
+        The exit code.
+    """
+    fields = vars(options) | {"command": command}
+    plain = True if fields.pop("plain") else None
+    display = live_status.Display(plain=plain)
+    try:
+        topology = local_cluster.LocalCluster(**fields)
+        started = local_run.LocalRun(topology, display=display)
+    except ValueError as cause:
+        display.close()
+        parser.error(str(cause))
+    try:
+        result = started.supervise()
+    finally:
+        display.close()
+    for group in result.groups:
+        suffix = f": {group.reason}" if group.reason else ""
+        print(f"group {group.group} {group.state}{suffix}", flush=True)
+    return result.exit_code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: Arguments without the program's name. Default `sys.argv[1:]`.
+
+    Returns:
+        The exit code.
+    """
+    parser = make_parser("tfdistill-local")
+    arguments = sys.argv[1:] if argv is None else argv
+    before, command = split_command(arguments)
+    options = parser.parse_args(before)
+    if not command:
+        parser.error("expected a command after --, such as: -- python train.py")
+    return run(parser, options, command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

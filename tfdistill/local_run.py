@@ -1,0 +1,241 @@
+"""Runs a cluster on this machine, from the first process to the last."""
+
+import contextlib
+import dataclasses
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+from tfdistill import group_run
+from tfdistill import live_status
+from tfdistill import local_cluster
+from tfdistill import run_files
+
+_POLL_SECS = 0.2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended.
+
+    Attributes:
+        groups: One result for each group, in order.
+        exit_code: 0 if all groups are done, else the code of the first task
+            that failed: 128 + n for one ended by signal n, 75 where a task
+            did not start in time, 130 or 143 after Ctrl-C or SIGTERM.
+    """
+
+    groups: tuple[group_run.GroupResult, ...]
+    exit_code: int
+
+
+class LocalRun:
+    """A run in progress; leaving its `with` block ends every process.
+
+    Example:
+        with LocalRun(LocalCluster(command=[...], workdir="run")) as run:
+            result = run.wait(timeout_secs=600)
+    """
+
+    def __init__(
+        self,
+        topology: local_cluster.LocalCluster,
+        *,
+        display: live_status.Display | None = None,
+    ) -> None:
+        """Describes the run; entering it starts the processes.
+
+        Args:
+            topology: What to run.
+            display: Where to show progress. Default: nowhere.
+
+        Raises:
+            ValueError: If the environment or the workdir cannot be used.
+        """
+        self._topology = topology
+        self._display = display
+        self._groups: list[group_run.GroupRun] = []
+        self._holders: list[socket.socket] = []
+        self._start_time = time.monotonic()
+        self._signals: list[int] = []
+        self._failed: group_run.GroupRun | None = None
+        self._recorded = False
+        placeholders = range(1, topology.num_ports + 1)
+        for tasks in topology.tasks(placeholders):
+            for task in tasks:  # Refuse a wrong environment before any start.
+                task.environ(os.environ)
+        self._lock = run_files.lock(topology)
+
+    def __enter__(self) -> "LocalRun":
+        """Starts a process for each task."""
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Kills what is left."""
+        self.close()
+
+    def _start(self) -> None:
+        topology = self._topology
+        kept = run_files.make_room(topology)
+        if kept:
+            self._say(f"files of an earlier run kept as {', '.join(kept)}")
+        replaced = sorted(local_cluster.IDENTITY_VARIABLES & set(os.environ))
+        if replaced:
+            self._say(f"replaced for each task: {', '.join(replaced)}")
+        self._holders = local_cluster.reserve_ports(topology.num_ports)
+        ports = [holder.getsockname()[1] for holder in self._holders]
+        self._groups = [
+            group_run.GroupRun(tasks, topology=topology)
+            for tasks in topology.tasks(ports)
+        ]
+        self._start_time = time.monotonic()
+        for running in self._groups:
+            running.start()
+        self._say(f"logs: {topology.logs_dir}")
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by name of the task, as far as they have started."""
+        return {
+            name: process.pid
+            for group in self._groups
+            for name, process in group.processes.items()
+            if process.pid is not None
+        }
+
+    @property
+    def over(self) -> bool:
+        """Whether every process has ended."""
+        return all(group.over for group in self._groups)
+
+    def poll(self, timeout_secs: float = _POLL_SECS) -> None:
+        """Waits for news at most this long and acts on it."""
+        waiting = [
+            process
+            for group in self._groups
+            for process in group.processes.values()
+            if not process.closed
+        ]
+        select.select(waiting, [], [], timeout_secs)
+        self._obey_signals()
+        for group in self._groups:
+            for message in group.advance():
+                self._say(message)
+        self._settle_failures()
+        self._record()
+        if self._display is not None:
+            statuses = [group.status for group in self._groups]
+            elapsed = time.monotonic() - self._start_time
+            self._display.show(statuses, now=elapsed)
+
+    def wait(self, timeout_secs: float | None = None) -> RunResult:
+        """Supervises the run to its end.
+
+        Args:
+            timeout_secs: Longest time to wait. Default None: no limit.
+
+        Returns:
+            How it ended.
+
+        Raises:
+            TimeoutError: If processes are still running then.
+        """
+        start = time.monotonic()
+        while not self.over:
+            if timeout_secs is not None:
+                if time.monotonic() - start > timeout_secs:
+                    running = [g.status.line() for g in self._groups]
+                    raise TimeoutError(
+                        f"the run has not ended within {timeout_secs:g} s: "
+                        f"{'; '.join(running)}"
+                    )
+            self.poll()
+        self.poll(0)  # States and messages of the last to end.
+        return self.result()
+
+    def supervise(self) -> RunResult:
+        """Starts everything and supervises it to the end.
+
+        In the main thread, SIGINT (Ctrl-C), SIGTERM and SIGHUP stop all tasks;
+        a second one kills them at once.
+        """
+        with _handlers(self), self:
+            return self.wait()
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Ends the run as the signal does; a second time kills at once."""
+        self._signals.append(number)
+
+    def _obey_signals(self) -> None:
+        if not self._signals:
+            return
+        name = signal.Signals(self._signals[0]).name
+        for group in self._groups:
+            if len(self._signals) > 1:
+                group.kill()
+            group.stop(f"the launcher received {name}")
+
+    def _settle_failures(self) -> None:
+        failed = [group for group in self._groups if group.exit_code]
+        if not failed or self._failed is not None:
+            return
+        self._failed = min(failed, key=lambda group: group.failure_time or 0)
+        if self._topology.on_group_failure == "stop":
+            reason = f"group {self._failed.status.group} failed"
+            for group in self._groups:
+                group.stop(reason)
+
+    def _record(self) -> None:
+        """Writes what was launched, once all process ids are known."""
+        processes = [p for g in self._groups for p in g.processes.values()]
+        if self._recorded or len(self.pids) < len(processes):
+            return
+        self._recorded = True
+        run_files.write_record(self._topology, pids=self.pids)
+
+    def result(self) -> RunResult:
+        """Returns how the run ended, or how far it is."""
+        code = self._failed.exit_code if self._failed else 0
+        if self._signals:
+            code = 128 + self._signals[0]
+        groups = tuple(group.result() for group in self._groups)
+        return RunResult(groups=groups, exit_code=code)
+
+    def close(self) -> None:
+        """Kills every process that is left and frees the ports."""
+        for group in self._groups:
+            if not group.over:
+                group.kill()
+        for holder in self._holders:
+            holder.close()
+        self._lock.close()
+
+    def _say(self, text: str) -> None:
+        if self._display is not None:
+            self._display.say(text)
+
+
+@contextlib.contextmanager
+def _handlers(local_run: LocalRun) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = {
+        number: signal.signal(number, lambda n, _: local_run.interrupt(n))
+        for number in _SIGNALS
+    }
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
