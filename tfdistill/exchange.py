@@ -1,0 +1,233 @@
+"""The exchange: versions on disk, published and pruned by one group each.
+
+Needs TensorFlow for URLs alone, and never Keras. How a version comes into
+sight and what a reader must check is written in docs/protocol.md.
+"""
+
+import dataclasses
+import importlib.metadata
+import logging
+import os
+import platform
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import tfdistill
+from tfdistill import filesystem
+from tfdistill import manifest
+from tfdistill import retention
+from tfdistill import staging
+from tfdistill import version_reader
+from tfdistill import versions
+
+_log = logging.getLogger(__name__)
+
+CorruptVersionError = versions.CorruptVersionError
+Version = versions.Version
+VersionNotFoundError = versions.VersionNotFoundError
+
+
+class ExportError(RuntimeError):
+    """A version could not be published; its `__cause__` says why."""
+
+
+class VersionExistsError(ExportError):
+    """The version to publish is there already, and whole."""
+
+
+class Exchange(version_reader.VersionReader):
+    """The shared directory through which groups see each other's exports.
+
+    One process of each group publishes; any number read. Methods may be
+    called from several threads.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None,
+        *,
+        max_to_keep: int = 3,
+        min_keep_secs: float = 60.0,
+        file_system: filesystem.FileSystem | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Touches no storage.
+
+        Args:
+          root: A directory, or a URL of a scheme that `tf.io.gfile` knows. It
+            need not exist. None, as `Cluster.exchange` is for a single group
+            without a launcher: nothing is published or found.
+          max_to_keep: Number of newest versions of a group that always stay;
+            at least 2.
+          min_keep_secs: Seconds that a version stays once it is superseded:
+            the time a peer has for reading it.
+          file_system: Used with `root` as it is. Default: what `root` asks for.
+          clock: Seconds of a clock that never goes backwards; ages are
+            measured by it. Default: `time.monotonic`.
+        """
+        super().__init__(root, file_system=file_system)
+        self.incarnation = uuid.uuid4().hex
+        self._retention = retention.Retention(
+            max_to_keep=max_to_keep, min_keep_secs=min_keep_secs, clock=clock
+        )
+        self._lock = threading.RLock()
+
+    def publish(
+        self,
+        write: Callable[[str], None],
+        *,
+        group: int,
+        step: int,
+        graph_fingerprint: str = "",
+        inputs: Any = None,
+        outputs: Any = None,
+        variables: Mapping[str, Mapping[str, Any]] | None = None,
+        extras: Mapping[str, Any] | None = None,
+    ) -> Version:
+        """Publishes one version, then prunes its group.
+
+        Args:
+          write: Fills the directory whose local path (for a local exchange, a
+            path on the same disk) it is given.
+          group: Index of the publishing group; one process publishes for it.
+          step: The student's global step, the version's number.
+          graph_fingerprint: Equal for versions that differ in variables alone.
+          inputs: Structure of input specs, as JSON.
+          outputs: Structure of output specs, as JSON.
+          variables: Name to `{"shape": [...], "dtype": "..."}`.
+          extras: Anything else to put into the manifest, as JSON.
+
+        Returns:
+          The version, which readers see by now.
+
+        Raises:
+          ValueError: If the manifest cannot hold an argument.
+          VersionExistsError: If the version is there, and whole. A broken one
+            is replaced.
+          ExportError: For any other failure. No part of the version is visible
+            then, and earlier versions are untouched.
+        """
+        if not self.enabled:
+            raise ExportError(
+                "There is nowhere to publish to: the exchange was made with "
+                "root=None. Set TFDISTILL_EXCHANGE, or give it a directory."
+            )
+        draft = manifest.Manifest(
+            group=versions.index("group", group),
+            step=versions.index("step", step),
+            created=time.time(),
+            incarnation=self.incarnation,
+            files={},
+            graph_fingerprint=graph_fingerprint,
+            inputs=inputs,
+            outputs=outputs,
+            variables=variables or {},
+            libraries=_libraries(),
+            extras=extras or {},
+        )
+        with self._lock:
+            try:
+                self._refuse_existing(draft.group, draft.step)
+                version = self._export(write, draft)
+            except ExportError:
+                raise
+            except Exception as error:
+                path = self.version_path(group, step)
+                raise ExportError(
+                    f"Could not publish {path}: {type(error).__name__}: "
+                    f"{error}. No part of it is visible to readers."
+                ) from error
+            try:
+                self.prune(draft.group)
+            except OSError as error:
+                _log.warning("Could not prune group %d: %s", group, error)
+            return version
+
+    def prune(self, group: int) -> list[int]:
+        """Removes versions that may go, and what crashed publishers left.
+
+        Only the process that publishes for a group may call it for that group;
+        `publish` does so itself.
+
+        Returns:
+          The steps removed.
+
+        Raises:
+          OSError: If the group's directory cannot be listed.
+        """
+        removed = []
+        with self._lock:
+            for step in self._retention.expired(group, self.steps(group)):
+                path = self.version_path(group, step)
+                try:
+                    retention.remove_version(self._file_system, path)
+                except OSError as error:
+                    _log.warning("Could not remove %s: %s", path, error)
+                else:
+                    removed.append(step)
+            retention.sweep(
+                self._file_system,
+                self.group_path(group),
+                incarnation=self.incarnation,
+                lease_secs=retention.LEASE_SECS,
+            )
+        return removed
+
+    def _refuse_existing(self, group: int, step: int) -> None:
+        try:
+            version = self.open(group, step)
+            self.verify(version)
+        except versions.VersionNotFoundError:
+            return
+        except versions.CorruptVersionError as error:
+            _log.warning("Replacing a broken version: %s", error)
+            return
+        raise VersionExistsError(
+            f"Step {step} of group {group} must be published once; "
+            f"{version.path} is there and whole, from incarnation "
+            f"{version.manifest.incarnation}."
+        )
+
+    def _export(
+        self, write: Callable[[str], None], draft: manifest.Manifest
+    ) -> Version:
+        final = self.version_path(draft.group, draft.step)
+        stage = staging.Staging(
+            self._file_system, final, incarnation=self.incarnation
+        )
+        try:
+            write(stage.path)
+            files = stage.files()
+            if not files:
+                raise ExportError(
+                    f"`write` must leave at least one file in {stage.path}; "
+                    "it left none."
+                )
+            checked = dataclasses.replace(draft, files=files)
+            stage.commit(checked)
+        finally:
+            stage.discard()
+        # As a reader gets it: tuples of the caller have become lists.
+        checked = manifest.Manifest.from_json(checked.to_json())
+        return versions.Version(draft.group, draft.step, final, checked)
+
+
+def _libraries() -> dict[str, str]:
+    found = {
+        "python": platform.python_version(),
+        "tfdistill": tfdistill.__version__,
+    }
+    for name in ("keras", "tensorflow"):
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is None:
+            try:
+                version = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        found[name] = str(version)
+    return found

@@ -1,0 +1,250 @@
+"""Published versions as a reader sees them: list, open, verify, wait.
+
+The directory `<root>/group_<g>/<step>/` is a version once it holds a valid
+manifest, and whole once each file agrees with it; docs/protocol.md has the
+rules. Nothing found there is trusted, and links are not followed.
+"""
+
+import logging
+import os
+import random
+import time
+
+from tfdistill import filesystem
+from tfdistill import manifest
+from tfdistill import retention
+from tfdistill import versions
+
+_log = logging.getLogger(__name__)
+
+
+class VersionReader:
+    """Reads the versions of any group. Threads may share one."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None,
+        *,
+        file_system: filesystem.FileSystem | None = None,
+    ) -> None:
+        """Touches no storage.
+
+        Args:
+          root: A directory, or a URL of a scheme that `tf.io.gfile` knows. It
+            need not exist. None, as for a single group without a launcher:
+            nothing is ever found, and `enabled` is False.
+          file_system: Used with `root` as it is. Default: what `root` asks for.
+        """
+        self.enabled = root is not None
+        if root is None:
+            file_system, root = filesystem.LocalFileSystem(), ""
+        if file_system is None:
+            file_system, root = filesystem.for_root(root)
+        self.root = os.fspath(root)
+        self._file_system = file_system
+        self._newest: dict[int, versions.Version] = {}
+        self._passed_over: dict[tuple[int, int], int] = {}
+
+    def group_path(self, group: int) -> str:
+        """Returns the directory of a group's versions."""
+        return f"{self.root}/group_{versions.index('group', group)}"
+
+    def version_path(self, group: int, step: int) -> str:
+        """Returns the directory of one version, whether it exists or not."""
+        return f"{self.group_path(group)}/{versions.index('step', step)}"
+
+    def steps(self, group: int) -> list[int]:
+        """Returns the steps of the group's committed versions, ascending.
+
+        A version counts once its manifest is there; what is not a version,
+        and what cannot be looked at right now, is left out.
+
+        Raises:
+          OSError: If the group's directory is there and cannot be listed.
+        """
+        return [s for s in self._listed(group) if self._committed(group, s)]
+
+    def open(self, group: int, step: int) -> versions.Version:
+        """Returns a version by reading its manifest, and nothing else of it.
+
+        Raises:
+          VersionNotFoundError: If there is no such version.
+          CorruptVersionError: If its manifest is not one to trust.
+          OSError: If the storage fails.
+        """
+        path = self.version_path(group, step)
+        try:
+            for directory in (self.group_path(group), path):
+                if not self._file_system.stat(directory).is_dir:
+                    raise NotADirectoryError("links are not followed")
+            text = filesystem.read(
+                self._file_system,
+                f"{path}/{manifest.FILE_NAME}",
+                max_bytes=manifest.MAX_BYTES,
+            )
+            found = manifest.Manifest.from_json(text)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise versions.VersionNotFoundError(
+                f"There is no version at {path}: {error}. It was not published "
+                "yet, or was pruned."
+            ) from error
+        except (
+            manifest.ManifestError,
+            filesystem.NotRegularFileError,
+        ) as error:
+            raise versions.CorruptVersionError(
+                f"{path}/{manifest.FILE_NAME} must be a valid manifest: {error}"
+            ) from error
+        if (found.group, found.step) != (group, step) or not found.files:
+            raise versions.CorruptVersionError(
+                f"The manifest of {path} must name its files, group {group} "
+                f"and step {step}; received {len(found.files)} files, group "
+                f"{found.group} and step {found.step}. Was it copied there?"
+            )
+        return versions.Version(found.group, found.step, path, found)
+
+    def latest(self, group: int) -> versions.Version | None:
+        """Returns the newest version whose files are all there, or None.
+
+        Newest means the highest step. Sizes are compared and checksums are
+        not: call `verify` before use. Versions that are incomplete, or whose
+        manifest is malformed, are passed over with a warning if they stay so,
+        and the next older one is taken. While the storage fails, what was
+        found last stays the answer; without a directory of the group the
+        answer is None.
+        """
+        known = self._newest.get(group)
+        found, uncertain = None, False
+        try:
+            for step in reversed(self._listed(group)):
+                try:
+                    version = self.open(group, step)
+                    versions.check_listing(self._file_system, version)
+                except versions.VersionNotFoundError:
+                    continue
+                except versions.CorruptVersionError as error:
+                    self._tell_once(group, step, error)
+                except OSError as error:
+                    _log.debug("Step %d, group %d: %s", step, group, error)
+                    uncertain = True
+                else:
+                    found = version
+                    break
+        except OSError as error:
+            _log.debug("Could not list group %d: %s", group, error)
+            return known
+        if uncertain and known and (not found or found.step < known.step):
+            return known
+        self._newest.pop(group, None)
+        if found:
+            self._newest[group] = found
+        return found
+
+    def verify(
+        self, version: versions.Version, *, max_bytes: int | None = None
+    ) -> None:
+        """Compares each file of a version with its manifest.
+
+        Args:
+          version: What `open`, `latest` or `wait` returned.
+          max_bytes: Refuse a version of more bytes than this, before any file
+            is read. Default: no limit.
+
+        Raises:
+          CorruptVersionError: If a file is missing, is not a regular file,
+            differs in size or checksum, or is not in the manifest: the message
+            names the file and both values.
+          VersionNotFoundError: If the version was pruned or replaced meanwhile.
+          OSError: If the storage fails; the version may well be good.
+        """
+        try:
+            total = sum(entry.size for entry in version.manifest.files.values())
+            if max_bytes is not None and total > max_bytes:
+                raise versions.CorruptVersionError(
+                    f"{version.path} must have at most {max_bytes} bytes; its "
+                    f"manifest names {total}."
+                )
+            versions.check_listing(self._file_system, version)
+            versions.check_content(self._file_system, version)
+        except versions.CorruptVersionError as error:
+            if self._is_gone(version):
+                raise versions.VersionNotFoundError(
+                    f"{version.path} was pruned or replaced while it was "
+                    "read; take the newest version instead."
+                ) from error
+            raise
+
+    def wait(
+        self,
+        group: int,
+        *,
+        newer_than: int = -1,
+        timeout_secs: float,
+        poll_secs: float = 0.5,
+    ) -> versions.Version:
+        """Returns the group's newest version once it is newer than a step.
+
+        Args:
+          group: The group to wait for.
+          newer_than: Step that the version must exceed. Default: any version.
+          timeout_secs: Seconds after which to give up; 0 looks once.
+          poll_secs: Seconds between two looks, varied a little so that many
+            readers do not come at once.
+
+        Raises:
+          TimeoutError: If no such version appeared in time.
+        """
+        if not timeout_secs >= 0 or not poll_secs > 0:
+            raise ValueError(
+                "`timeout_secs` must be >= 0 and `poll_secs` > 0; received "
+                f"{timeout_secs!r} and {poll_secs!r}."
+            )
+        deadline = time.monotonic() + timeout_secs
+        while True:
+            found = self.latest(group)
+            if found is not None and found.step > newer_than:
+                return found
+            left = deadline - time.monotonic()
+            if left <= 0:
+                seen = "none" if found is None else f"step {found.step}"
+                raise TimeoutError(
+                    f"Group {group} must publish a version newer than step "
+                    f"{newer_than} in {self.group_path(group)} within "
+                    f"{timeout_secs} s; the newest seen is {seen}. Check that "
+                    "the group runs and uses the same exchange."
+                )
+            time.sleep(min(left, poll_secs * random.uniform(0.8, 1.2)))
+
+    def _tell_once(self, group: int, step: int, error: Exception) -> None:
+        # The first time it may be about to come, or to go.
+        times = self._passed_over.get((group, step), 0) + 1
+        self._passed_over[group, step] = times
+        level = logging.WARNING if times == 2 else logging.DEBUG
+        _log.log(level, "Passing over a version: %s", error)
+
+    def _listed(self, group: int) -> list[int]:
+        if not self.enabled:
+            return []
+        try:
+            names = self._file_system.list_dir(self.group_path(group))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        steps = [retention.step_of(name) for name in names]
+        return sorted(step for step in steps if step is not None)
+
+    def _committed(self, group: int, step: int) -> bool:
+        path = self.version_path(group, step)
+        try:
+            is_dir = self._file_system.stat(path).is_dir
+            found = self._file_system.stat(f"{path}/{manifest.FILE_NAME}")
+        except OSError:
+            return False
+        return is_dir and found.is_file
+
+    def _is_gone(self, version: versions.Version) -> bool:
+        try:
+            return self.open(version.group, version.step) != version
+        except versions.VersionNotFoundError:
+            return True
+        except versions.CorruptVersionError:
+            return False

@@ -1,0 +1,122 @@
+"""A published version, the ways it can be bad, and how that is found out."""
+
+import dataclasses
+import operator
+from typing import Any
+
+from tfdistill import filesystem
+from tfdistill import manifest as manifest_lib
+from tfdistill import staging
+
+
+class VersionNotFoundError(RuntimeError):
+    """There is no such version, or there is none any more."""
+
+
+class CorruptVersionError(RuntimeError):
+    """A version differs from what its manifest says, or has none to trust."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Version:
+    """A published version.
+
+    Attributes:
+      group: Index of the group that published it.
+      step: The student's global step at which it was taken.
+      path: The SavedModel's directory, local or a URL.
+      manifest: What it holds.
+    """
+
+    group: int
+    step: int
+    path: str
+    manifest: manifest_lib.Manifest = dataclasses.field(hash=False, repr=False)
+
+
+def check_listing(file_system: filesystem.FileSystem, version: Version) -> None:
+    """Compares names, kinds and sizes of a version's files with its manifest.
+
+    Raises:
+      CorruptVersionError: If any differs: the message names the file.
+      OSError: If the storage fails.
+    """
+    expected = version.manifest.files
+    missing = set(expected)
+    walk = filesystem.walk(file_system, version.path)
+    try:
+        for count, (name, found) in enumerate(walk):
+            if count > 2 * manifest_lib.MAX_FILES:
+                raise CorruptVersionError(
+                    f"{version.path} must have at most "
+                    f"{2 * manifest_lib.MAX_FILES} entries; it has more."
+                )
+            if found.is_dir or name == manifest_lib.FILE_NAME:
+                continue
+            _check_entry(version, name, found)
+            missing.discard(name)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CorruptVersionError(
+            f"{version.path} changed while it was listed: {error}"
+        ) from error
+    if missing:
+        raise CorruptVersionError(
+            f"{version.path} must have the {len(expected)} files of its "
+            f"manifest; missing: {sorted(missing)[:5]}."
+        )
+
+
+def check_content(file_system: filesystem.FileSystem, version: Version) -> None:
+    """Compares the content of a version's files with its manifest.
+
+    Raises:
+      CorruptVersionError: If any differs: the message names the file.
+      OSError: If the storage fails.
+    """
+    for name, expected in version.manifest.files.items():
+        path = f"{version.path}/{name}"
+        try:
+            received = staging.checksum(
+                file_system, path, max_bytes=expected.size
+            )
+        except (FileNotFoundError, filesystem.NotRegularFileError) as error:
+            raise CorruptVersionError(
+                f"{path} must be a regular file: {error}"
+            ) from error
+        if received != expected:
+            raise CorruptVersionError(
+                f"{path} must have {expected.size} bytes with SHA-256 "
+                f"{expected.sha256} by its manifest; received "
+                f"{received.size} bytes with {received.sha256}."
+            )
+
+
+def _check_entry(version: Version, name: str, found: filesystem.Stat) -> None:
+    path = f"{version.path}/{name}"
+    expected = version.manifest.files.get(name)
+    if expected is None:
+        raise CorruptVersionError(
+            f"{path} must be absent: the manifest does not name it."
+        )
+    if not found.is_file:
+        raise CorruptVersionError(
+            f"{path} must be a regular file; it is a link or a device."
+        )
+    if found.size != expected.size:
+        raise CorruptVersionError(
+            f"{path} must have {expected.size} bytes by its manifest; it has "
+            f"{found.size}."
+        )
+
+
+def index(name: str, value: Any) -> int:
+    """Returns `value` as an int, or raises ValueError naming `name`."""
+    try:
+        result = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        result = -1
+    if not 0 <= result <= manifest_lib.MAX_INT:
+        raise ValueError(
+            f"`{name}` must be an integer in 0..2**63-1; received {value!r}."
+        )
+    return result
