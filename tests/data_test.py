@@ -1,0 +1,250 @@
+import types
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdistill import data
+
+
+def cluster(group=0, num_groups=2):
+    return types.SimpleNamespace(group=group, num_groups=num_groups)
+
+
+def elements(dataset):
+    return [np.asarray(element).tolist() for element in dataset]
+
+
+@pytest.mark.parametrize("num_groups", [1, 2, 3])
+def test_disjoint_parts_cover_all_of_the_data_once(num_groups):
+    dataset = tf.data.Dataset.range(10)
+    array = np.arange(10)
+    parts = []
+    for group in range(num_groups):
+        here = cluster(group, num_groups)
+        part = elements(data.group_shard(dataset, here))
+        assert part == data.shard_arrays(array, here).tolist()
+        parts += part
+    assert sorted(parts) == list(range(10))
+
+
+def test_shared_mode_gives_every_group_everything():
+    dataset = tf.data.Dataset.range(5)
+    for group in range(2):
+        here = cluster(group)
+        shared = data.group_shard(dataset, here, mode="shared")
+        assert elements(shared) == [0, 1, 2, 3, 4]
+        array = data.shard_arrays(np.arange(5), here, mode="shared")
+        assert array.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_arrays_in_any_structure_keep_their_rows_together():
+    arrays = ({"id": np.arange(7), "x": np.arange(14).reshape(7, 2)}, [[1] * 7])
+    arrays[1][0] = np.arange(7) * 10
+    features, labels = data.shard_arrays(arrays, cluster(1))
+    assert features["id"].tolist() == [1, 3, 5]
+    assert features["x"].tolist() == [[2, 3], [6, 7], [10, 11]]
+    assert labels[0].tolist() == [10, 30, 50]
+
+
+@pytest.mark.parametrize("mode", ["disjoint", "shared"])
+def test_arrays_of_unequal_length_are_refused(mode):
+    for arrays in ((np.ones(3), np.ones(4)), {"a": np.float32(1)}, []):
+        with pytest.raises(ValueError, match="same number of examples"):
+            data.shard_arrays(arrays, cluster(), mode=mode)
+
+
+def test_unknown_mode_is_refused():
+    for shard, given in (
+        (data.group_shard, tf.data.Dataset.range(4)),
+        (data.shard_arrays, np.arange(4)),
+    ):
+        with pytest.raises(ValueError, match="`mode` must be .*'split'"):
+            shard(given, cluster(), mode="split")
+
+
+def test_a_group_without_data_is_refused():
+    here = cluster(num_groups=3)
+    with pytest.raises(ValueError, match="2 elements for 3 groups"):
+        data.group_shard(tf.data.Dataset.range(20).batch(10), here)
+    with pytest.raises(ValueError, match="2 elements for 3 groups"):
+        data.shard_arrays(np.arange(2), here)
+
+
+def test_a_shuffle_before_the_split_is_warned_of():
+    shuffled = tf.data.Dataset.range(8).shuffle(8)
+    for dataset in (shuffled, shuffled.map(tf.identity), shuffled.repeat()):
+        with pytest.warns(UserWarning, match="group_shard.. first"):
+            data.group_shard(dataset, cluster())
+    fixed = tf.data.Dataset.range(8).shuffle(
+        8, seed=1, reshuffle_each_iteration=False
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dataset in (fixed, tf.data.Dataset.range(8).repeat()):
+            data.group_shard(dataset, cluster())
+        data.group_shard(shuffled, cluster(), mode="shared")
+
+
+def test_worker_parts_cover_the_groups_part_once():
+    part = data.group_shard(tf.data.Dataset.range(12), cluster(1))
+    seen = []
+    for index in range(3):
+        seen += elements(data.worker_shard(part, (3, index)))
+    assert sorted(seen) == [1, 3, 5, 7, 9, 11]
+    context = tf.distribute.InputContext(
+        num_input_pipelines=3, input_pipeline_id=2
+    )
+    assert elements(data.worker_shard(part, context)) == [5, 11]
+
+
+@pytest.mark.parametrize("worker", [(2, 2), (2, -1), (0, 0)])
+def test_a_worker_that_does_not_exist_is_refused(worker):
+    with pytest.raises(ValueError, match="0 <= index < num_workers"):
+        data.worker_shard(tf.data.Dataset.range(4), worker)
+
+
+def test_per_worker_batch_size():
+    assert data.per_worker_batch_size(96, num_workers=3) == 32
+    with pytest.raises(ValueError, match="received 10 for 4. Use 8 or 12"):
+        data.per_worker_batch_size(10, num_workers=4)
+    with pytest.raises(ValueError, match="received 3 for 4. Use 4[.]"):
+        data.per_worker_batch_size(3, num_workers=4)
+    for size, num_workers in ((0, 2), (4, 0), (-8, 2)):
+        with pytest.raises(ValueError, match="must be >= 1"):
+            data.per_worker_batch_size(size, num_workers)
+
+
+def test_distribute_batches_for_the_replicas(two_replicas):
+    def make_dataset(context):
+        assert isinstance(context, tf.distribute.InputContext)
+        return tf.data.Dataset.range(10)
+
+    batches = data.distribute(
+        two_replicas,
+        make_dataset,
+        global_batch_size=4,
+        prepare=lambda part: part.map(lambda x: x + 100),
+    )
+    seen = [
+        tuple(
+            tuple(part.numpy())
+            for part in two_replicas.experimental_local_results(batch)
+        )
+        for batch in batches
+    ]
+    assert seen == [
+        ((100, 101), (102, 103)),
+        ((104, 105), (106, 107)),
+        ((108, 109), ()),
+    ]
+
+
+def test_distribute_drops_the_remainder_where_asked():
+    strategy = tf.distribute.get_strategy()
+    for drop, sizes in ((True, [4, 4]), (False, [4, 4, 2])):
+        batches = data.distribute(
+            strategy,
+            lambda _: tf.data.Dataset.range(10),
+            global_batch_size=4,
+            drop_remainder=drop,
+        )
+        assert [len(batch) for batch in batches] == sizes
+
+
+def test_each_worker_reads_its_own_part_only(monkeypatch):
+    # What the two workers' strategies do with the function they are given.
+    seen = []
+    for index in range(2):
+        context = tf.distribute.InputContext(2, index, 4)
+        strategy = types.SimpleNamespace(
+            num_replicas_in_sync=4,
+            distribute_datasets_from_function=(
+                lambda make, context=context: make(context)
+            ),
+        )
+        decoded = []
+
+        def prepare(part, decoded=decoded):
+            def decode(element):
+                decoded.append(int(element))
+                return element
+
+            return part.map(
+                lambda x: tf.ensure_shape(
+                    tf.numpy_function(decode, [x], tf.int64), []
+                )
+            )
+
+        batches = elements(
+            data.distribute(
+                strategy,
+                lambda _: tf.data.Dataset.range(12),
+                global_batch_size=8,
+                prepare=prepare,
+            )
+        )
+        assert [len(batch) for batch in batches] == [2, 2, 2]
+        assert sorted(decoded) == sorted(sum(batches, []))
+        seen += sum(batches, [])
+    assert sorted(seen) == list(range(12))
+
+
+def test_distribute_refuses_an_uneven_batch(two_replicas):
+    with pytest.raises(ValueError, match="received 7 for 2. Use 6 or 8"):
+        data.distribute(
+            two_replicas,
+            lambda _: tf.data.Dataset.range(8),
+            global_batch_size=7,
+        )
+
+
+def test_keras_fit_takes_a_distributed_data_set():
+    x = np.linspace(-1, 1, 32, dtype=np.float32)[:, None]
+
+    def make_dataset(_):
+        return tf.data.Dataset.from_tensor_slices((x, 3 * x)).repeat()
+
+    batches = data.distribute(
+        tf.distribute.get_strategy(), make_dataset, global_batch_size=8
+    )
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    history = model.fit(
+        batches, steps_per_epoch=20, epochs=2, shuffle=False, verbose=0
+    )
+    assert history.history["loss"][-1] < 1e-3
+
+
+def epochs(num_epochs, num_examples=20, **kwargs):
+    indices = data.shuffled_indices(num_examples, **kwargs)
+    flat = elements(indices.take(num_epochs * num_examples))
+    return np.reshape(flat, (num_epochs, num_examples)).tolist()
+
+
+def test_every_epoch_is_another_permutation():
+    orders = epochs(3, seed=1)
+    for order in orders:
+        assert sorted(order) == list(range(20))
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+def test_the_order_depends_on_seed_and_group_alone():
+    expected = epochs(2, seed=1)
+    tf.random.set_seed(99)
+    assert epochs(2, seed=1) == expected
+    assert epochs(2, seed=2) != expected
+    assert epochs(2, seed=1, group=1) != expected
+    resumed = data.shuffled_indices(20, seed=1).skip(25).take(15)
+    assert elements(resumed) == expected[1][5:]
+
+
+def test_no_examples_is_refused():
+    with pytest.raises(ValueError, match="received 0"):
+        data.shuffled_indices(0, seed=1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

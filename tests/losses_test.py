@@ -1,0 +1,555 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdistill import losses
+
+CATEGORICAL = [
+    losses.SoftTargetCrossEntropy,
+    losses.ForwardKL,
+    losses.ReverseKL,
+]
+ALL = [
+    *CATEGORICAL,
+    losses.LogitsMeanSquaredError,
+    losses.BinarySoftTargetCrossEntropy,
+]
+INF = float("inf")
+NAN = float("nan")
+
+
+def normal(*shape, seed=0, scale=2.0):
+    return np.random.default_rng(seed).normal(size=shape) * scale
+
+
+def softmax(x, temperature=1.0):
+    x = x / temperature
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def sigmoid(x, temperature=1.0):
+    return 1.0 / (1.0 + np.exp(-x / temperature))
+
+
+def cross_entropy(p, q):
+    return -(p * np.log(q)).sum(-1)
+
+
+def kl(p, q):
+    return (p * (np.log(p) - np.log(q))).sum(-1)
+
+
+def binary_cross_entropy(p, q):
+    return -(p * np.log(q) + (1 - p) * np.log(1 - q)).mean(-1)
+
+
+def formula(cls, teacher, student, temperature):
+    """The loss of one teacher, from logits, in float64."""
+    p, q = softmax(teacher, temperature), softmax(student, temperature)
+    bp, bq = sigmoid(teacher, temperature), sigmoid(student, temperature)
+    squared = temperature**2
+    return {
+        "SoftTargetCrossEntropy": lambda: squared * cross_entropy(p, q),
+        "ForwardKL": lambda: squared * kl(p, q),
+        "ReverseKL": lambda: squared * kl(q, p),
+        "LogitsMeanSquaredError": lambda: ((teacher - student) ** 2).mean(-1),
+        "BinarySoftTargetCrossEntropy": lambda: (
+            squared * binary_cross_entropy(bp, bq)
+        ),
+    }[cls.__name__]()
+
+
+def make(cls, *, temperature=1.0, **kwargs):
+    kwargs.setdefault("from_logits", True)
+    if cls is not losses.LogitsMeanSquaredError:
+        kwargs["temperature"] = temperature
+    return cls(**kwargs)
+
+
+def value(loss, teachers, student, weights=None):
+    weights = [1.0] * len(teachers) if weights is None else weights
+    return loss.call(loss.aggregate(teachers, weights), student)
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (3, 2, 4), (2, 3, 2, 4)])
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 3.0])
+@pytest.mark.parametrize("cls", ALL)
+def test_values_by_formula(cls, temperature, shape):
+    teacher, student = normal(*shape), normal(*shape, seed=1)
+    got = value(make(cls, temperature=temperature), [teacher], student)
+    assert got.shape == shape[:-1]
+    assert got.dtype == tf.float32
+    expected = formula(cls, teacher, student, temperature)
+    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_float64_is_kept_where_asked_for(cls):
+    teacher, student = normal(5, 4), normal(5, 4, seed=1)
+    loss = make(cls, dtype="float64")
+    got = value(loss, [teacher], student)
+    assert got.dtype == tf.float64
+    np.testing.assert_allclose(
+        got, formula(cls, teacher, student, 1.0), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("cls", CATEGORICAL)
+def test_mean_of_probabilities_is_the_default_aggregate(cls):
+    teachers = [normal(5, 4, seed=seed) for seed in range(3)]
+    weights = np.array([1.0, 2.0, 5.0])
+    p = sum(
+        w / 8 * softmax(t, 2.0) for w, t in zip(weights, teachers, strict=True)
+    )
+    got = make(cls, temperature=2.0).aggregate(teachers, weights)
+    np.testing.assert_allclose(got, p, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cls", CATEGORICAL)
+def test_mean_of_logits(cls):
+    teachers = [normal(5, 4, seed=seed) for seed in range(3)]
+    loss = make(cls, temperature=2.0, aggregation="logits")
+    got = loss.aggregate(teachers, [1.0, 1.0, 1.0])
+    expected = softmax(np.mean(teachers, axis=0), 2.0)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    other = make(cls, temperature=2.0).aggregate(teachers, [1.0, 1.0, 1.0])
+    assert np.abs(got - other).max() > 1e-2
+
+
+def test_squared_error_aggregates_logits():
+    teachers = [normal(5, 4, seed=seed) for seed in range(2)]
+    got = make(losses.LogitsMeanSquaredError).aggregate(teachers, [1.0, 3.0])
+    np.testing.assert_allclose(
+        got, 0.25 * teachers[0] + 0.75 * teachers[1], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("aggregation", ["probabilities", "logits"])
+def test_binary_aggregates(aggregation):
+    teachers = [normal(6, 1, seed=seed) for seed in range(2)]
+    loss = make(
+        losses.BinarySoftTargetCrossEntropy,
+        temperature=2.0,
+        aggregation=aggregation,
+    )
+    expected = {
+        "probabilities": np.mean([sigmoid(t, 2.0) for t in teachers], axis=0),
+        "logits": sigmoid(np.mean(teachers, axis=0), 2.0),
+    }[aggregation]
+    got = loss.aggregate(teachers, [1.0, 1.0])
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", ["probabilities", "logits"])
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize("cls", [*CATEGORICAL, ALL[-1]])
+def test_probabilities_and_logits_agree(cls, temperature, aggregation):
+    activation = sigmoid if cls is ALL[-1] else softmax
+    teachers = [normal(5, 4, seed=seed, scale=1.0) for seed in range(2)]
+    student = normal(5, 4, seed=7, scale=1.0)
+    kwargs = {"temperature": temperature, "aggregation": aggregation}
+    if aggregation == "logits" and cls is not ALL[-1]:
+        # Logits are known only up to a constant; take the log-probabilities.
+        teachers = [np.log(softmax(teacher)) for teacher in teachers]
+    from_logits = value(make(cls, **kwargs), teachers, student)
+    from_probabilities = value(
+        make(cls, from_logits=False, **kwargs),
+        [activation(teacher) for teacher in teachers],
+        activation(student),
+    )
+    np.testing.assert_allclose(
+        from_logits, from_probabilities, rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("cls", CATEGORICAL[1:])
+def test_divergence_is_zero_at_agreement_and_positive_elsewhere(cls):
+    teacher, student = normal(50, 4), normal(50, 4, seed=1)
+    loss = make(cls, temperature=2.0)
+    np.testing.assert_allclose(value(loss, [teacher], teacher), 0, atol=1e-6)
+    assert np.min(value(loss, [teacher], student)) > 1e-3
+
+
+def test_the_two_divergences_are_each_others_mirror():
+    teacher, student = normal(5, 4), normal(5, 4, seed=1)
+    forward = value(make(losses.ForwardKL), [teacher], student)
+    reverse = value(make(losses.ReverseKL), [student], teacher)
+    np.testing.assert_allclose(forward, reverse, rtol=1e-4)
+    other = value(make(losses.ReverseKL), [teacher], student)
+    assert np.abs(forward - other).max() > 1e-2
+
+
+def test_divergence_is_cross_entropy_less_the_teachers_entropy():
+    teacher, student = normal(5, 4), normal(5, 4, seed=1)
+    cross = value(make(losses.SoftTargetCrossEntropy), [teacher], student)
+    divergence = value(make(losses.ForwardKL), [teacher], student)
+    entropy = cross_entropy(softmax(teacher), softmax(teacher))
+    np.testing.assert_allclose(cross - divergence, entropy, rtol=1e-4)
+
+
+@pytest.mark.parametrize("cls", CATEGORICAL)
+def test_shift_invariance_and_permutation_of_the_classes(cls):
+    teachers = [normal(5, 4, seed=seed) for seed in range(2)]
+    student = normal(5, 4, seed=9)
+    loss = make(cls, temperature=1.5)
+    plain = value(loss, teachers, student)
+    shifted = value(loss, [t + 30.0 for t in teachers], student - 40.0)
+    np.testing.assert_allclose(plain, shifted, rtol=1e-4)
+    order = [2, 0, 3, 1]
+    permuted = value(loss, [t[:, order] for t in teachers], student[:, order])
+    np.testing.assert_allclose(plain, permuted, rtol=1e-4)
+    wrong = value(loss, [t[:, order] for t in teachers], student)
+    assert np.abs(plain - wrong).max() > 0.1
+
+
+def test_high_temperature_limit_is_the_squared_error_of_centred_logits():
+    # Hinton et al. 2015, section 2.1.
+    teacher, student = normal(5, 4), normal(5, 4, seed=1)
+    teacher -= teacher.mean(-1, keepdims=True)
+    student -= student.mean(-1, keepdims=True)
+    loss = make(losses.ForwardKL, temperature=300.0, dtype="float64")
+    np.testing.assert_allclose(
+        value(loss, [teacher], student),
+        ((teacher - student) ** 2).mean(-1) / 2,
+        rtol=0.02,
+    )
+
+
+@pytest.mark.parametrize("cls", [*CATEGORICAL, ALL[-1]])
+def test_temperature_squared_can_be_left_out(cls):
+    teacher, student = normal(5, 4), normal(5, 4, seed=1)
+    scaled = make(cls, temperature=3.0)
+    plain = make(cls, temperature=3.0, scale_by_temperature_squared=False)
+    np.testing.assert_allclose(
+        value(scaled, [teacher], student),
+        9.0 * value(plain, [teacher], student),
+        rtol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_gradient_by_finite_differences(cls):
+    teacher, student = normal(3, 4), normal(3, 4, seed=1)
+    loss = make(cls, temperature=1.7, dtype="float64")
+    target = loss.aggregate([teacher], [1.0])
+    point = tf.Variable(student)
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(loss.call(target, point))
+    gradient = tape.gradient(total, point).numpy()
+    for index in np.ndindex(student.shape):
+        step = np.zeros_like(student)
+        step[index] = 1e-5
+        up = tf.reduce_sum(loss.call(target, student + step))
+        down = tf.reduce_sum(loss.call(target, student - step))
+        assert gradient[index] == pytest.approx(
+            float(up - down) / 2e-5, rel=1e-5, abs=1e-8
+        )
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_masked_teachers_do_not_leak(cls):
+    for from_logits in (True, False):
+        for aggregation in ("probabilities", "logits"):
+            kwargs = {"from_logits": from_logits, "aggregation": aggregation}
+            if cls is losses.LogitsMeanSquaredError:
+                kwargs = {}
+            for bad in (NAN, INF, -INF):
+                check_masked_teacher(make(cls, **kwargs), bad)
+
+
+def check_masked_teacher(loss, bad):
+    raw = [normal(4, 3, seed=seed) for seed in range(3)]
+    good, other, student = raw if loss.from_logits else map(softmax, raw)
+    broken = other.copy()
+    broken[1] = bad
+    weights = [[1.0] * 4, [1.0, 0.0, 1.0, 1.0]]
+    with tf.GradientTape() as tape:
+        point = tf.constant(student)
+        tape.watch(point)
+        values = value(loss, [good, broken], point, weights)
+    gradient = tape.gradient(values, point)
+    alone = value(loss, [good], student)
+    both = value(loss, [good, other], student)
+    np.testing.assert_allclose(values[1], alone[1], rtol=1e-5)
+    np.testing.assert_allclose(values[0], both[0], rtol=1e-5)
+    assert np.isfinite(gradient).all()
+    # A whole teacher can be left out too.
+    values = value(loss, [good, np.full_like(good, bad)], student, [1.0, 0.0])
+    np.testing.assert_allclose(values, alone, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_no_gradient_reaches_a_teacher(cls):
+    teacher = tf.Variable(normal(4, 3))
+    student = tf.Variable(normal(4, 3, seed=1))
+    with tf.GradientTape() as tape:
+        got = value(make(cls), [teacher], student)
+    gradients = tape.gradient(got, [teacher, student])
+    assert gradients[0] is None
+    assert np.abs(gradients[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("aggregation", ["probabilities", "logits"])
+def test_rows_without_a_teacher_are_zeros_and_finite(aggregation):
+    student = tf.constant(normal(2, 3, seed=1))
+    broken = tf.constant([[1.0, 2.0, 3.0], [NAN, NAN, NAN]])
+    for cls in CATEGORICAL:
+        loss = make(cls, aggregation=aggregation)
+        with tf.GradientTape() as tape:
+            tape.watch(student)
+            target = loss.aggregate([broken], [[1.0, 0.0]])
+            values = loss.call(target, student)
+        np.testing.assert_array_equal(target[1], np.zeros(3))
+        assert np.isfinite(values).all()
+        assert np.isfinite(tape.gradient(values, student)).all()
+
+
+def test_weights_per_position():
+    teachers = [normal(2, 3, 4, seed=seed) for seed in range(2)]
+    weights = np.random.default_rng(3).uniform(size=(2, 2, 3))
+    loss = make(losses.SoftTargetCrossEntropy)
+    share = weights / weights.sum(0)
+    expected = sum(
+        s[..., None] * softmax(t) for s, t in zip(share, teachers, strict=True)
+    )
+    got = loss.aggregate(teachers, weights)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cls", [*CATEGORICAL, losses.LogitsMeanSquaredError])
+def test_classes_masked_by_minus_infinity_on_both_sides(cls):
+    teacher, student = normal(3, 5), normal(3, 5, seed=1)
+    masked_teacher, masked_student = teacher.copy(), student.copy()
+    masked_teacher[:, 2] = masked_student[:, 2] = -INF
+    kept = [0, 1, 3, 4]
+    loss = make(cls)
+    point = tf.Variable(masked_student)
+    with tf.GradientTape() as tape:
+        got = value(loss, [masked_teacher], point)
+    gradient = tape.gradient(got, point).numpy()
+    expected = formula(cls, teacher[:, kept], student[:, kept], 1.0)
+    if cls is losses.LogitsMeanSquaredError:
+        expected *= 4 / 5
+    np.testing.assert_allclose(got, expected, rtol=1e-4)
+    assert np.isfinite(gradient).all()
+    np.testing.assert_array_equal(gradient[:, 2], np.zeros(3))
+
+
+@pytest.mark.parametrize("masked_side", ["teacher", "student"])
+@pytest.mark.parametrize("cls", CATEGORICAL)
+def test_classes_masked_on_one_side_stay_finite(cls, masked_side):
+    teacher, student = normal(3, 5), normal(3, 5, seed=1)
+    (teacher if masked_side == "teacher" else student)[:, 2] = -INF
+    point = tf.Variable(student)
+    with tf.GradientTape() as tape:
+        got = value(make(cls), [teacher], point)
+    assert np.isfinite(got).all()
+    assert np.isfinite(tape.gradient(got, point)).all()
+
+
+@pytest.mark.parametrize("cls", [*CATEGORICAL, ALL[-1]])
+def test_probabilities_of_exactly_zero_and_one_stay_finite(cls):
+    teacher = tf.constant([[1.0, 0.0], [0.0, 1.0]])
+    loss = make(cls, from_logits=False, temperature=2.0)
+    for student in (teacher, 1.0 - teacher):
+        with tf.GradientTape() as tape:
+            tape.watch(student)
+            got = value(loss, [teacher], student)
+        assert np.isfinite(got).all()
+        assert np.isfinite(tape.gradient(got, student)).all()
+    agreed = value(loss, [teacher], teacher)
+    opposed = value(loss, [teacher], 1.0 - teacher)
+    assert np.max(agreed) < 0.2 < 10.0 < np.min(opposed)
+
+
+def test_binary_is_stable_for_large_logits():
+    loss = make(losses.BinarySoftTargetCrossEntropy)
+    teacher = tf.constant([[0.0], [0.0], [200.0]])
+    student = tf.constant([[1e4], [-1e4], [-1e4]])
+    got = value(loss, [teacher], student)
+    np.testing.assert_allclose(got, [5e3, 5e3, 1e4], rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1)])
+def test_binary_shapes_give_one_value_per_example(shape):
+    teacher, student = normal(*shape), normal(*shape, seed=1)
+    loss = make(losses.BinarySoftTargetCrossEntropy)
+    got = value(loss, [teacher], student)
+    expected = binary_cross_entropy(
+        sigmoid(teacher).reshape(6, 1), sigmoid(student).reshape(6, 1)
+    )
+    assert got.shape == (6,)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_binary_equals_keras_at_temperature_one():
+    teacher, student = normal(6, 3), normal(6, 3, seed=1).astype(np.float32)
+    ours = losses.BinarySoftTargetCrossEntropy(from_logits=True)
+    keras_loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    target = ours.aggregate([teacher], [1.0])
+    assert float(ours(target, student)) == pytest.approx(
+        float(keras_loss(target, student)), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_any_float_dtype(cls):
+    for teacher_dtype in ("float16", "bfloat16", "float64"):
+        for student_dtype in ("float16", "bfloat16", "float32"):
+            check_dtypes(cls, teacher_dtype, student_dtype)
+
+
+def check_dtypes(cls, teacher_dtype, student_dtype):
+    teacher, student = normal(4, 30), normal(4, 30, seed=1)
+    loss = make(cls)
+    point = tf.Variable(tf.cast(student, student_dtype))
+    with tf.GradientTape() as tape:
+        target = loss.aggregate([tf.cast(teacher, teacher_dtype)], [1.0])
+        got = loss.call(target, point)
+    assert target.dtype == got.dtype == tf.float32
+    assert np.isfinite(tf.cast(tape.gradient(got, point), "float32")).all()
+    np.testing.assert_allclose(
+        got, formula(cls, teacher, student, 1.0), rtol=0.05, atol=0.02
+    )
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_sample_weight_and_reduction_are_those_of_keras(cls):
+    teacher, student = normal(4, 3), normal(4, 3, seed=1)
+    weight = np.array([0.0, 1.0, 2.0, 0.5])
+    loss = make(cls)
+    target = loss.aggregate([teacher], [1.0])
+    values = loss.call(target, student).numpy()
+    got = float(loss(target, student, sample_weight=weight))
+    assert got == pytest.approx((values * weight).mean(), rel=1e-5)
+    summed = make(cls, reduction="sum")
+    assert float(summed(target, student)) == pytest.approx(values.sum())
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_works_in_graph_with_an_unknown_batch_size(cls):
+    loss = make(cls)
+    spec = tf.TensorSpec([None, 3], tf.float32)
+
+    @tf.function(input_signature=[spec, spec, tf.TensorSpec([1, None])])
+    def run(teacher, student, weights):
+        return loss(loss.aggregate([teacher], weights), student)
+
+    teacher, student = normal(4, 3), normal(4, 3, seed=1)
+    got = run(
+        tf.cast(teacher, tf.float32),
+        tf.cast(student, tf.float32),
+        tf.ones([1, 4]),
+    )
+    expected = formula(cls, teacher, student, 1.0).mean()
+    assert float(got) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_serialisation_gives_the_same_loss(cls):
+    loss = make(cls, temperature=2.0, name="mine", reduction="sum")
+    copy = keras.losses.deserialize(keras.losses.serialize(loss))
+    assert type(copy) is cls
+    assert copy.get_config() == loss.get_config()
+    teacher, student = normal(4, 3), normal(4, 3, seed=1)
+    np.testing.assert_array_equal(
+        value(copy, [teacher], student), value(loss, [teacher], student)
+    )
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_unsettled_from_logits_is_refused_and_can_be_settled(cls):
+    loss = cls(name="mine")
+    with pytest.raises(ValueError, match="with_from_logits"):
+        loss.aggregate([normal(2, 3)], [1.0])
+    with pytest.raises(ValueError, match="with_from_logits"):
+        loss.call(normal(2, 3), normal(2, 3))
+    settled = loss.with_from_logits(True)
+    assert loss.from_logits is None
+    assert settled.from_logits is True
+    assert settled.name == "mine"
+    assert np.isfinite(value(settled, [normal(2, 3)], normal(2, 3))).all()
+
+
+def test_subclasses_need_only_call():
+    class Brier(losses.DistillationLoss):
+        def call(self, y_true, y_pred):
+            q = tf.nn.softmax(tf.cast(y_pred, tf.float32))
+            return tf.reduce_sum(tf.square(y_true - q), axis=-1)
+
+    teacher, student = normal(4, 3), normal(4, 3, seed=1)
+    got = value(Brier().with_from_logits(True), [teacher], student)
+    expected = ((softmax(teacher) - softmax(student)) ** 2).sum(-1)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"temperature": 0.0}, "`temperature` must be .* > 0; received 0.0"),
+        ({"temperature": -1}, "received -1"),
+        ({"temperature": NAN}, "received nan"),
+        ({"temperature": INF}, "received inf"),
+        ({"temperature": "2"}, "received '2'"),
+        ({"aggregation": "mean"}, "`aggregation` must be one of .*'mean'"),
+        ({"from_logits": "yes"}, "`from_logits` must be .*'yes'"),
+        ({"reduction": "average"}, "reduction"),
+    ],
+)
+def test_constructor_errors(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        losses.SoftTargetCrossEntropy(**kwargs)
+
+
+def test_squared_error_refuses_probabilities():
+    with pytest.raises(ValueError, match="needs models that give logits"):
+        losses.LogitsMeanSquaredError(from_logits=False)
+    with pytest.raises(ValueError, match="needs models that give logits"):
+        losses.LogitsMeanSquaredError().with_from_logits(False)
+    with pytest.raises(TypeError, match="temperature"):
+        losses.LogitsMeanSquaredError(temperature=2.0)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "weights", "message"),
+    [
+        ([], [], "at least one tensor"),
+        ([(4, 3), (4, 1)], [1.0, 1.0], r"one shape; received .*\(4, 1\)"),
+        ([(4, 3)], [1.0, 1.0], r"one row per teacher; received shape \(2,\)"),
+        ([(4, 3)], 1.0, r"one row per teacher; received shape \(\)"),
+        ([(4, 3)], np.ones((1, 5)), r"received weights of shape \(1, 5\)"),
+        ([(4,)], np.ones((1, 4, 1)), r"received weights of shape \(1, 4, 1\)"),
+    ],
+)
+def test_aggregate_errors(shapes, weights, message):
+    loss = make(losses.SoftTargetCrossEntropy)
+    with pytest.raises(ValueError, match=message):
+        loss.aggregate([np.ones(shape) for shape in shapes], weights)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_a_teacher_of_another_shape_never_broadcasts(cls):
+    for shape in ((4, 1), (4, 9), (4,), (1, 10)):
+        with pytest.raises(ValueError, match="outputs of one shape"):
+            make(cls).call(np.ones(shape), np.ones((4, 10)))
+
+
+@pytest.mark.parametrize("cls", CATEGORICAL)
+@pytest.mark.parametrize("shape", [(4, 1), (4,)])
+def test_one_class_is_sent_to_the_binary_loss(cls, shape):
+    with pytest.raises(ValueError, match="use BinarySoftTargetCrossEntropy"):
+        make(cls).call(np.ones(shape), np.ones(shape))
+
+
+def test_every_public_name_is_a_registered_loss():
+    for name in losses.__all__:
+        cls = getattr(losses, name)
+        assert issubclass(cls, losses.DistillationLoss)
+        registered = keras.saving.get_registered_name(cls)
+        assert registered == f"tfdistill>{name}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

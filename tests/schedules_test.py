@@ -1,0 +1,152 @@
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdistill import schedules
+
+EXAMPLES = [
+    schedules.Constant(0.3),
+    schedules.BurnIn(steps=7, weight=0.3),
+    schedules.LinearRamp(start_step=3, end_step=9, weight=0.7, initial=0.1),
+    schedules.CosineRamp(start_step=3, end_step=9, weight=0.7, initial=0.1),
+]
+RAMPS = [schedules.LinearRamp, schedules.CosineRamp]
+FAR = 2**40  # Beyond what float32 can count.
+
+
+def values(schedule, steps):
+    return [float(schedule(step)) for step in steps]
+
+
+def test_constant():
+    assert values(schedules.Constant(0.25), [0, 1, FAR]) == [0.25] * 3
+
+
+def test_burn_in_is_a_hard_switch():
+    schedule = schedules.BurnIn(steps=1000, weight=0.5)
+    assert values(schedule, [0, 999, 1000, FAR]) == [0.0, 0.0, 0.5, 0.5]
+    assert values(schedules.BurnIn(steps=0), [0]) == [1.0]
+    far = schedules.BurnIn(steps=FAR)
+    assert values(far, [FAR - 1, FAR]) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("cls", RAMPS)
+@pytest.mark.parametrize("ends", [(0.0, 1.0), (0.1, 0.3), (0.9, 0.7)])
+@pytest.mark.parametrize("start", [0, 5, FAR])
+def test_ramps_are_exact_at_both_ends_and_monotonic(cls, ends, start):
+    initial, weight = ends
+    schedule = cls(
+        start_step=start, end_step=start + 11, weight=weight, initial=initial
+    )
+    got = values(schedule, range(start, start + 12))
+    assert got[0] == np.float32(initial)
+    assert got[-1] == np.float32(weight)
+    assert values(schedule, [start + 1000]) == [np.float32(weight)]
+    assert values(schedule, [max(0, start - 1)]) == [np.float32(initial)]
+    assert got == sorted(got, reverse=weight < initial)
+    assert len(set(got)) == 12
+
+
+def test_ramps_by_formula():
+    kwargs = {"start_step": 10, "end_step": 30, "weight": 0.8, "initial": 0.2}
+    linear = schedules.LinearRamp(**kwargs)
+    cosine = schedules.CosineRamp(**kwargs)
+    for step in range(10, 31):
+        done = (step - 10) / 20
+        assert float(linear(step)) == pytest.approx(0.2 + 0.6 * done, rel=1e-6)
+        assert float(cosine(step)) == pytest.approx(
+            0.2 + 0.3 * (1 - math.cos(math.pi * done)), rel=1e-6
+        )
+
+
+@pytest.mark.parametrize("schedule", EXAMPLES, ids=repr)
+def test_one_trace_serves_every_step(schedule):
+    num_traces = 0
+
+    @tf.function
+    def weight(step):
+        nonlocal num_traces
+        num_traces += 1
+        return schedule(step)
+
+    step = tf.Variable(0, dtype=tf.int64)
+    for number in range(12):
+        step.assign(number)
+        got = weight(step)
+        assert got.dtype == tf.float32
+        assert got.shape == ()
+        assert float(got) == float(schedule(number))
+    assert num_traces == 1
+
+
+@pytest.mark.parametrize("schedule", EXAMPLES, ids=repr)
+def test_steps_of_any_kind(schedule):
+    expected = schedule(5)
+    iterations = keras.Variable(5, dtype="int64")
+    for step in (tf.constant(5), tf.constant(5, tf.int64), iterations):
+        assert float(schedule(step)) == float(expected)
+
+
+@pytest.mark.parametrize("schedule", EXAMPLES, ids=repr)
+def test_serialisation_gives_the_same_schedule(schedule):
+    copy = keras.saving.deserialize_keras_object(
+        keras.saving.serialize_keras_object(schedule)
+    )
+    assert type(copy) is type(schedule)
+    assert repr(copy) == repr(schedule)
+    assert values(copy, range(12)) == values(schedule, range(12))
+
+
+def test_get():
+    assert values(schedules.get(2), [9]) == [2.0]
+    assert values(schedules.get(np.float32(0.5)), [9]) == [0.5]
+    burn_in = schedules.BurnIn(steps=3)
+    assert schedules.get(burn_in) is burn_in
+    decay = keras.optimizers.schedules.ExponentialDecay(1.0, 10, 0.5)
+    assert schedules.get(decay) is decay
+
+    def own(step):
+        return tf.cast(step, tf.float32) * 0.5
+
+    assert schedules.get(own) is own
+
+
+@pytest.mark.parametrize(
+    "identifier", [None, True, "1.0", [1.0], schedules.BurnIn, {"weight": 1.0}]
+)
+def test_get_refuses_what_is_no_schedule(identifier):
+    with pytest.raises(ValueError, match="must be a number, .* received"):
+        schedules.get(identifier)
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, "1", None])
+def test_weights_are_checked(weight):
+    for make in (
+        schedules.Constant,
+        lambda w: schedules.BurnIn(steps=1, weight=w),
+        lambda w: schedules.LinearRamp(start_step=0, end_step=1, weight=w),
+        lambda w: schedules.CosineRamp(start_step=0, end_step=1, initial=w),
+    ):
+        with pytest.raises(ValueError, match="finite number >= 0; received"):
+            make(weight)
+
+
+@pytest.mark.parametrize("steps", [-1, 1.5, "3", None])
+def test_steps_are_checked(steps):
+    with pytest.raises(ValueError, match="`steps` must be a whole number"):
+        schedules.BurnIn(steps=steps)
+    with pytest.raises(ValueError, match="`end_step` must be a whole number"):
+        schedules.LinearRamp(start_step=0, end_step=steps)
+
+
+@pytest.mark.parametrize("cls", RAMPS)
+def test_ramps_need_a_length(cls):
+    with pytest.raises(ValueError, match="`end_step` must be > `start_step`"):
+        cls(start_step=5, end_step=5)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,297 @@
+"""Who reads which examples: a group's share first, then a worker's share.
+
+Take the group's share before anything random and before batching: a data set
+that each group shuffles its own way cannot be cut into disjoint parts.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+from typing import Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+__all__ = [
+    "GroupIdentity",
+    "distribute",
+    "group_shard",
+    "per_worker_batch_size",
+    "shard_arrays",
+    "shuffled_indices",
+    "worker_shard",
+]
+
+_MODES = ("disjoint", "shared")
+
+
+class GroupIdentity(Protocol):
+    """What this module needs of a `tfdistill.Cluster`."""
+
+    @property
+    def group(self) -> int:
+        """Index of this group, from 0."""
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups in the run."""
+
+
+def group_shard(
+    dataset: tf.data.Dataset,
+    cluster: GroupIdentity,
+    *,
+    mode: str = "disjoint",
+) -> tf.data.Dataset:
+    """Returns the part of a data set that this group trains on.
+
+    Element i goes to group `i % num_groups`. Every group still reads (and
+    skips) the others' elements; with many files, shard the file names.
+
+    Args:
+        dataset: In the same order in every group; not yet batched, or whole
+            batches are dealt out; not yet shuffled, or parts may overlap.
+        cluster: Says which group this is.
+        mode: `"disjoint"` (default; the better choice in Anil et al. 2018,
+            section 3.3) or `"shared"`: all of the data in every group.
+
+    Returns:
+        The group's data set.
+
+    Raises:
+        ValueError: If the mode is unknown, or a group would have no element.
+
+    Example:
+        >>> import types
+        >>> cluster = types.SimpleNamespace(group=1, num_groups=2)
+        >>> part = group_shard(tf.data.Dataset.range(5), cluster)
+        >>> [int(element) for element in part]
+        [1, 3]
+    """
+    _check_mode(mode)
+    if mode == "shared" or cluster.num_groups == 1:
+        return dataset
+    _check_enough(int(dataset.cardinality()), cluster)
+    if _is_shuffled(dataset):
+        warnings.warn(
+            "This data set is shuffled before the groups' parts are taken, so "
+            "the parts may overlap. Call group_shard() first, then shuffle; "
+            "or shuffle with seed=... and reshuffle_each_iteration=False.",
+            stacklevel=2,
+        )
+    return dataset.shard(cluster.num_groups, cluster.group)
+
+
+def shard_arrays(
+    arrays: Any, cluster: GroupIdentity, *, mode: str = "disjoint"
+) -> Any:
+    """Returns this group's examples of in-memory arrays; see `group_shard`.
+
+    Args:
+        arrays: An array `[examples, ...]`, or a dict, tuple or list of them,
+            nested at will, with equally many examples.
+        cluster: Says which group this is.
+        mode: `"disjoint"` (default) or `"shared"`.
+
+    Returns:
+        The same structure, with the examples that `group_shard` would give.
+
+    Raises:
+        ValueError: If the mode is unknown, the arrays do not have equally
+            many examples, or a group would have none.
+
+    Example:
+        >>> import types
+        >>> cluster = types.SimpleNamespace(group=0, num_groups=2)
+        >>> part = shard_arrays({"x": np.arange(5)}, cluster)
+        >>> part["x"].tolist()
+        [0, 2, 4]
+    """
+    _check_mode(mode)
+    shapes = [tuple(np.shape(leaf)) for leaf in keras.tree.flatten(arrays)]
+    lengths = {shape[0] for shape in shapes if shape}
+    if len(lengths) != 1 or () in shapes:
+        raise ValueError(
+            "All arrays must have the same number of examples in their first "
+            f"dimension; received shapes {shapes}."
+        )
+    if mode == "shared" or cluster.num_groups == 1:
+        return arrays
+    _check_enough(lengths.pop(), cluster)
+    return keras.tree.map_structure(
+        lambda array: array[cluster.group :: cluster.num_groups], arrays
+    )
+
+
+def worker_shard(
+    dataset: tf.data.Dataset,
+    worker: tf.distribute.InputContext | tuple[int, int],
+) -> tf.data.Dataset:
+    """Returns the part of the group's data set that one worker reads.
+
+    Args:
+        dataset: The group's part, in the same order on all its workers.
+        worker: A `tf.distribute.InputContext`, or `(num_workers, index)`.
+
+    Returns:
+        Every `num_workers`-th element, from `index` on.
+
+    Raises:
+        ValueError: If the index is not that of a worker.
+
+    Example:
+        >>> part = worker_shard(tf.data.Dataset.range(5), (2, 0))
+        >>> [int(element) for element in part]
+        [0, 2, 4]
+    """
+    if isinstance(worker, tf.distribute.InputContext):
+        num_workers = worker.num_input_pipelines
+        index = worker.input_pipeline_id
+    else:
+        num_workers, index = worker
+    if not 0 <= index < num_workers:
+        raise ValueError(
+            "A worker must be given as (num_workers, index) with 0 <= index < "
+            f"num_workers; received ({num_workers}, {index})."
+        )
+    return dataset.shard(num_workers, index)
+
+
+def per_worker_batch_size(global_batch_size: int, num_workers: int) -> int:
+    """Returns the share of a global batch that one worker takes.
+
+    Args:
+        global_batch_size: Examples per step of the whole group, >= 1.
+        num_workers: Workers (or replicas) that share them, >= 1.
+
+    Raises:
+        ValueError: If it cannot be shared out evenly.
+
+    Example:
+        >>> per_worker_batch_size(64, num_workers=4)
+        16
+    """
+    if global_batch_size < 1 or num_workers < 1:
+        raise ValueError(
+            "`global_batch_size` and `num_workers` must be >= 1; received "
+            f"{global_batch_size} and {num_workers}."
+        )
+    share, rest = divmod(global_batch_size, num_workers)
+    if rest:
+        below, above = share * num_workers, (share + 1) * num_workers
+        sizes = f"{below} or {above}" if below else f"{above}"
+        raise ValueError(
+            "`global_batch_size` must be a multiple of the number of workers; "
+            f"received {global_batch_size} for {num_workers}. Use {sizes}."
+        )
+    return share
+
+
+def distribute(
+    strategy: tf.distribute.Strategy,
+    make_dataset: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+    *,
+    global_batch_size: int,
+    prepare: Callable[[tf.data.Dataset], tf.data.Dataset] | None = None,
+    drop_remainder: bool = False,
+) -> tf.distribute.DistributedDataset:
+    """Returns a data set of which each worker reads only its own part.
+
+    A batched `tf.data.Dataset` given to `fit` is read whole on every worker,
+    which keeps its own rows of each batch. Here a worker skips the others'
+    elements before `prepare` spends time on them.
+
+    Args:
+        strategy: The strategy in use.
+        make_dataset: Called on each worker with its
+            `tf.distribute.InputContext`; gives the group's data set, unbatched
+            and in the same order on all workers. `group_shard` belongs here.
+        global_batch_size: Examples per step of the whole group.
+        prepare: Applied to the worker's part before it is batched: shuffle,
+            repeat, decode, augment. Default None.
+        drop_remainder: Drop a partial last batch. Default False.
+
+    Returns:
+        Batches to give to `fit`, with `steps_per_epoch` if they never end.
+
+    Raises:
+        ValueError: If the batch size cannot be shared by the replicas.
+    """
+    size = per_worker_batch_size(
+        global_batch_size, strategy.num_replicas_in_sync
+    )
+
+    def make_part(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        part = worker_shard(make_dataset(context), context)
+        part = prepare(part) if prepare else part
+        part = part.batch(size, drop_remainder=drop_remainder)
+        return part.prefetch(tf.data.AUTOTUNE)
+
+    return strategy.distribute_datasets_from_function(make_part)
+
+
+def shuffled_indices(
+    num_examples: int, *, seed: int, group: int = 0
+) -> tf.data.Dataset:
+    """Returns an endless data set of indices, each epoch in a new order.
+
+    The order depends on the arguments alone, not on global seeds or on how
+    often it was read: all workers of a group see the same one, and `skip(n)`
+    continues a run exactly.
+
+    Args:
+        num_examples: Indices run from 0 to `num_examples - 1`; >= 1.
+        seed: Seed of the run.
+        group: Groups get different orders. Default 0.
+
+    Returns:
+        A data set of int64 scalars.
+
+    Raises:
+        ValueError: If there are no examples.
+
+    Example:
+        >>> epoch = shuffled_indices(4, seed=1).take(4)
+        >>> sorted(int(index) for index in epoch)
+        [0, 1, 2, 3]
+    """
+    if num_examples < 1:
+        raise ValueError(
+            f"`num_examples` must be >= 1; received {num_examples}."
+        )
+    base = tf.constant([seed, group], tf.int64)
+
+    def epoch_indices(epoch: tf.Tensor) -> tf.data.Dataset:
+        order = tf.random.experimental.stateless_shuffle(
+            tf.range(num_examples, dtype=tf.int64),
+            seed=tf.random.experimental.stateless_fold_in(base, epoch),
+        )
+        return tf.data.Dataset.from_tensor_slices(order)
+
+    epochs = tf.data.Dataset.range(tf.int64.max)
+    return epochs.flat_map(epoch_indices)
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in _MODES:
+        raise ValueError(f"`mode` must be one of {_MODES}; received {mode!r}.")
+
+
+def _check_enough(num_elements: int, cluster: GroupIdentity) -> None:
+    if 0 <= num_elements < cluster.num_groups:
+        raise ValueError(
+            "Disjoint parts need at least one element per group; received "
+            f"{num_elements} elements for {cluster.num_groups} groups. Use "
+            'mode="shared", or shard before batching.'
+        )
+
+
+def _is_shuffled(dataset: tf.data.Dataset) -> bool:
+    """Whether an iteration order that may differ by group was found."""
+    # TensorFlow has no public way to look at a pipeline; without these
+    # private names nothing is found, and nothing is warned of.
+    reshuffles = getattr(dataset, "_reshuffle_each_iteration", False)
+    return reshuffles is not False or any(
+        _is_shuffled(source) for source in getattr(dataset, "_inputs", list)()
+    )
