@@ -1,0 +1,1 @@
+"""Workloads: builders and input pipelines, free of any launching."""
