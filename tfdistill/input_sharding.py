@@ -1,0 +1,86 @@
+"""What every worker must agree on before it reads its share of the data."""
+
+import os
+import warnings
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistill import keras_internals
+
+
+def by_element(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Shards a data set by element wherever its user chose no policy.
+
+    TensorFlow's automatic choice is by file where it can, which gives the
+    workers other examples than one process would have in the same batch, and
+    a warning where it cannot.
+
+    Args:
+        dataset: Batched by the global batch size.
+
+    Returns:
+        The data set with `AutoShardPolicy.DATA`, or as it was.
+    """
+    policy = tf.data.experimental.AutoShardPolicy
+    options = tf.data.Options()
+    if dataset.options().experimental_distribute.auto_shard_policy not in (
+        None,
+        policy.AUTO,
+    ):
+        return dataset
+    options.experimental_distribute.auto_shard_policy = policy.DATA
+    return dataset.with_options(options)
+
+
+def prepare(x: Any, shuffle: Any, strategy: tf.distribute.Strategy) -> Any:
+    """Makes all workers read the same batches, each its own rows of them.
+
+    Args:
+        x: What `fit`, `evaluate` or `predict` was given as data.
+        shuffle: Whether Keras will shuffle arrays.
+        strategy: The strategy in use.
+
+    Returns:
+        The data to hand on.
+    """
+    if isinstance(x, tf.data.Dataset):
+        return by_element(x)
+    if shuffle and not isinstance(x, tf.distribute.DistributedDataset):
+        _agree_on_seed(strategy)
+    return x
+
+
+def _agree_on_seed(strategy: tf.distribute.Strategy) -> None:
+    """Gives all workers the first worker's seed, for Keras' shuffle.
+
+    Keras shuffles arrays with the global seed. Workers that shuffle
+    differently train on some examples twice and on others never.
+    """
+    seed = keras_internals.global_seed()
+    own = -1 if seed is None else seed % 2**31
+    if own < 0:
+        own = int.from_bytes(os.urandom(4), "big") % 2**31
+    seeds = _gather(strategy, own)
+    if len(set(seeds)) == 1 and seed is not None:
+        return
+    if seed is not None:
+        warnings.warn(
+            "The workers set different random seeds; the first worker's "
+            f"({seeds[0]}) is used by all, so that they shuffle alike. "
+            "Call keras.utils.set_random_seed with one seed on all workers.",
+            stacklevel=5,
+        )
+    tf.random.set_seed(seeds[0])
+
+
+def _gather(strategy: tf.distribute.Strategy, value: int) -> list[int]:
+    @tf.function
+    def gather() -> tf.Tensor:
+        def in_replica() -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            return context.all_gather(tf.constant([value], tf.int64), axis=0)
+
+        return strategy.run(in_replica)
+
+    return strategy.experimental_local_results(gather())[0].numpy().tolist()

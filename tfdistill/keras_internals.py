@@ -1,0 +1,129 @@
+"""The private Keras names this package needs: each with its reason and check.
+
+Nothing else in the package touches a private name of Keras or TensorFlow.
+`tests/keras_internals_test.py` fails on the day one of them changes.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import optimizer as tf_optimizer
+from keras.src.backend.tensorflow import trainer as tf_trainer
+
+TESTED_KERAS = ("3.12", "3.16")
+
+
+def check_keras() -> None:
+    """Checks that this Keras has the private names used here.
+
+    Raises:
+        RuntimeError: Keras runs on another backend, or a name is missing.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise RuntimeError(
+            "tfdistill needs Keras on TensorFlow; received the backend "
+            f"{keras.backend.backend()!r}. Unset KERAS_BACKEND or set it to "
+            "'tensorflow'."
+        )
+    missing = [
+        f"{owner.__name__}.{name}"
+        for owner, name in (
+            (tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build"),
+            (tf_trainer.TensorFlowTrainer, "_symbolic_build"),
+            (tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients"),
+        )
+        if not hasattr(owner, name)
+    ]
+    if missing or "data_batch" not in _symbolic_build_arguments():
+        raise RuntimeError(
+            f"Keras {keras.__version__} lacks what tfdistill builds on "
+            f"({', '.join(missing) or '_symbolic_build(data_batch=)'}). "
+            f"Tested with Keras {TESTED_KERAS[0]} to {TESTED_KERAS[1]}: "
+            "install one of these."
+        )
+
+
+def _symbolic_build_arguments() -> list[str]:
+    build = tf_trainer.TensorFlowTrainer._symbolic_build
+    return list(inspect.signature(build).parameters)
+
+
+def leave_reduction_to_caller(optimizer: keras.Optimizer) -> None:
+    """Makes `optimizer.apply` take gradients that are already reduced.
+
+    Keras 3 clips in `apply` and sums over replicas only afterwards
+    (`BaseOptimizer._backend_apply_gradients`), so clipping sees one
+    replica's gradient and the update depends on the number of replicas.
+    `MultiWorkerTraining` sums first; the sum inside the optimizer has no public
+    switch and is turned off on this instance.
+
+    Args:
+        optimizer: A built or unbuilt Keras optimizer; one wrapped in a
+            `LossScaleOptimizer` is handled too.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    for instance in (optimizer, inner):
+        if instance is not None:
+            instance._all_reduce_sum_gradients = list
+
+
+def build_from_spec(
+    model: keras.Model, element_spec: Any, *, scope: Callable[[], Any]
+) -> Any:
+    """Builds model, metrics, loss and optimizer from a data set's spec.
+
+    Keras builds from a batch that it reduces over the workers, which fails
+    for a tuple of `PerReplica` values (keras#20585). One replica's spec says
+    the same without reading any data.
+
+    Args:
+        model: The compiled model.
+        element_spec: Element spec of a `tf.data.Dataset` or distributed data
+            set: tensors specs or `PerReplica` specs of `[batch, ...]`.
+        scope: Returns the strategy's scope to build in.
+
+    Returns:
+        The spec of one replica's inputs `x`.
+    """
+    batch = keras.tree.map_structure(_first_replica, element_spec)
+    with scope():
+        model._symbolic_build(data_batch=batch)
+    return keras.utils.unpack_x_y_sample_weight(batch)[0]
+
+
+def _first_replica(spec: Any) -> Any:
+    """The spec of the first local replica; other specs are returned as is."""
+    if isinstance(spec, tf.distribute.DistributedValues) or hasattr(
+        spec, "_value_specs"
+    ):
+        return spec._value_specs[0]
+    return spec
+
+
+def distributed_element_spec(epoch_iterator: Any) -> Any:
+    """Returns the element spec of the data that `fit` is about to read.
+
+    `Trainer._maybe_symbolic_build` is handed Keras' private epoch iterator;
+    the distributed data set inside it is the only holder of the spec.
+
+    Args:
+        epoch_iterator: A `TFEpochIterator`.
+
+    Returns:
+        A structure of tensor specs or `PerReplica` specs.
+    """
+    return epoch_iterator._distributed_dataset.element_spec
+
+
+def global_seed() -> int | None:
+    """Returns the seed of `tf.random.set_seed`, or None where none is set.
+
+    There is no public way to read it without drawing from it.
+    """
+    from tensorflow.python.eager import context
+
+    seed = context.global_seed()
+    return None if seed is None else int(seed)

@@ -1,0 +1,140 @@
+"""The one place that turns a `Cluster` into a `tf.distribute` strategy."""
+
+import atexit
+import sys
+import threading
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistill import cluster as cluster_lib
+from tfdistill import startup
+
+
+def make_strategy(
+    cluster: cluster_lib.Cluster | None = None,
+    *,
+    collective_timeout_secs: float | None = None,
+) -> tf.distribute.Strategy:
+    """Makes the strategy that a task trains under.
+
+    Call it before any other TensorFlow operation: collectives can only be set
+    up at program start. One task trains on its one device or mirrors over its
+    devices; several workers train under `MultiWorkerMirroredStrategy`, and
+    this call returns once all of them are there.
+
+    Args:
+        cluster: This task and its group. Defaults to `Cluster.from_env()`.
+        collective_timeout_secs: Longest time in seconds that a worker waits
+            in one collective for the others before it fails. Defaults to
+            none: TensorFlow keeps a thread per running timeout, and notices
+            peers that died by itself.
+
+    Returns:
+        The default strategy, a `MirroredStrategy` or a
+        `MultiWorkerMirroredStrategy`.
+
+    Raises:
+        ValueError: The cluster has parameter servers.
+        RuntimeError: TensorFlow was used before.
+    """
+    cluster = cluster or cluster_lib.Cluster.from_env()
+    if cluster.num_ps:
+        raise ValueError(
+            "make_strategy does not support parameter servers yet; received "
+            f"a cluster with {cluster.num_ps} ps tasks. Start the group with "
+            "workers only."
+        )
+    startup.announce_starting()
+    if cluster.num_workers > 1:
+        strategy = _multi_worker(cluster, collective_timeout_secs)
+    else:
+        strategy = _one_task()
+    startup.announce_ready()
+    return strategy
+
+
+def _one_task() -> tf.distribute.Strategy:
+    devices = tf.config.list_logical_devices("GPU")
+    if not devices:
+        devices = tf.config.list_logical_devices("CPU")
+    if len(devices) > 1:
+        return tf.distribute.MirroredStrategy([d.name for d in devices])
+    return tf.distribute.get_strategy()
+
+
+def _multi_worker(
+    cluster: cluster_lib.Cluster, timeout_secs: float | None
+) -> tf.distribute.Strategy:
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({k: list(v) for k, v in cluster.spec.items()}),
+        task_type=cluster.task_type,
+        task_id=cluster.task_index,
+    )
+    options = tf.distribute.experimental.CommunicationOptions(
+        timeout_seconds=timeout_secs
+    )
+    try:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(
+            cluster_resolver=resolver, communication_options=options
+        )
+    except RuntimeError as error:
+        if "program startup" not in str(error):
+            raise
+        raise RuntimeError(
+            "make_strategy must come before any other use of TensorFlow in "
+            f"the program of {cluster.task_name}: before tensors, variables "
+            "and models are made and devices are listed. Move it to the top "
+            "of your program."
+        ) from error
+    _ExitBarrier(strategy).install()
+    return strategy
+
+
+class _ExitBarrier:
+    """Lets no worker leave while another is still at work.
+
+    A worker that is done before the chief takes the chief down with it
+    (tf#58434): its exit looks like a lost peer. At a normal exit all workers
+    wait for each other, for `timeout_secs` at most; after an error none does.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, *, timeout_secs: float = 300.0
+    ) -> None:
+        self._strategy = strategy
+        self._timeout_secs = timeout_secs
+        self._failed = False
+
+    def install(self) -> None:
+        previous = sys.excepthook
+
+        def note_failure(*details: Any) -> None:
+            self._failed = True
+            previous(*details)
+
+        sys.excepthook = note_failure
+        atexit.register(self._wait)
+
+    def _wait(self) -> None:
+        if self._failed:
+            return
+        # In a thread of its own, so that a peer that will never come cannot
+        # hold up the exit.
+        waiting = threading.Thread(target=self._meet, daemon=True)
+        waiting.start()
+        waiting.join(self._timeout_secs)
+
+    def _meet(self) -> None:
+        def in_replica() -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("SUM", tf.ones([]))
+
+        try:
+            tf.function(lambda: self._strategy.run(in_replica))()
+        except tf.errors.OpError as error:
+            print(
+                "tfdistill: another worker left before this one was done: "
+                f"{error.message.splitlines()[0]}",
+                file=sys.stderr,
+            )
