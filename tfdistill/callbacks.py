@@ -1,0 +1,182 @@
+"""What happens between steps: exports of the student, news of teachers."""
+
+import logging
+from typing import Any
+
+import keras
+
+from tfdistill import background
+from tfdistill import chief_only
+from tfdistill import cluster as cluster_lib
+from tfdistill import exchange as exchange_lib
+from tfdistill import model as model_lib
+from tfdistill import savedmodel
+from tfdistill import specs
+from tfdistill import step_counter
+
+_log = logging.getLogger(__name__)
+
+
+def _codistill_model(callback: keras.callbacks.Callback) -> Any:
+    if not isinstance(callback.model, model_lib.CodistillModel):
+        raise ValueError(
+            f"{type(callback).__name__} must be given to the `fit` of a "
+            "tfdistill.CodistillModel; received "
+            f"{type(callback.model).__name__}. Wrap your model: "
+            "tfdistill.CodistillModel(model)."
+        )
+    return callback.model
+
+
+class StudentExporter(step_counter.SteppedCallback):
+    """Publishes the student for the other groups every so many steps.
+
+    The training thread only takes a snapshot; a thread of its own writes and
+    publishes it. While one export is being written, later ones are left out
+    rather than waited for; the last one is written at the end of training.
+    """
+
+    def __init__(
+        self,
+        exchange: exchange_lib.Exchange,
+        *,
+        every_steps: int,
+        group: int | None = None,
+        variables_dtype: str | None = None,
+        finish_timeout_secs: float = 600.0,
+    ) -> None:
+        """Writes nothing yet.
+
+        Args:
+            exchange: Where to publish.
+            every_steps: Steps between exports, >= 1.
+            group: This group's index. Defaults to the environment's
+                (`TFDISTILL_GROUP`), 0 where it has none.
+            variables_dtype: `"bfloat16"` halves the bytes that travel.
+                Defaults to the variables' own dtypes.
+            finish_timeout_secs: Longest wait for the last export at the end
+                of training. Default 600.
+        """
+        super().__init__()
+        self._exchange = exchange
+        self._schedule = step_counter.EverySteps(every_steps)
+        self._group = (
+            cluster_lib.Cluster.from_env().group if group is None else group
+        )
+        self._variables_dtype = variables_dtype
+        self._finish_timeout_secs = finish_timeout_secs
+        self._writer: savedmodel.SavedModelWriter | None = None
+        self._worker: background.OneJobThread | None = None
+        self._last_step = -1
+        # For logs: how often an export was published, skipped and refused.
+        self.num_published = 0
+        self.num_skipped = 0
+        self.num_failed = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts the writing thread on the chief."""
+        super().on_train_begin(logs)
+        _codistill_model(self)
+        self._schedule.start(self.step)
+        if chief_only.is_chief(self.model.distribute_strategy):
+            self._worker = background.OneJobThread("tfdistill-export")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Takes a snapshot when one is due."""
+        super().on_train_batch_end(batch, logs)
+        if self._schedule.due(self.step):
+            self._export(wait=False)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Publishes the last step and waits until it is written."""
+        if self.step > self._last_step:
+            self._export(wait=True)
+        if self._worker is not None:
+            self._worker.close(self._finish_timeout_secs)
+            self._worker = None
+
+    def _export(self, *, wait: bool) -> None:
+        # Workers hold different batch statistics: a collective, so all call.
+        self.model.batch_statistics.average()
+        if self._worker is None or not self._exchange.enabled:
+            return
+        if self._writer is None:
+            self._writer = savedmodel.SavedModelWriter(
+                self.model.graph, variables_dtype=self._variables_dtype
+            )
+        snapshot, step = self._writer.snapshot(), self.step
+        submitted = self._worker.submit(
+            lambda: self._publish(snapshot, step),
+            wait_secs=self._finish_timeout_secs if wait else 0.0,
+        )
+        if submitted:
+            self._last_step = step
+        else:
+            self.num_skipped += 1
+
+    def _publish(self, snapshot: savedmodel.Snapshot, step: int) -> None:
+        writer = self._writer
+        if writer is None:
+            raise RuntimeError("published before the writer was made.")
+        graph = writer.graph
+        try:
+            self._exchange.publish(
+                lambda directory: writer.write(directory, snapshot),
+                group=self._group,
+                step=step,
+                graph_fingerprint=graph.fingerprint,
+                inputs=specs.to_json(graph.input_spec, "inputs"),
+                outputs=specs.to_json(graph.output_spec, "outputs"),
+                variables=writer.variables,
+            )
+            self.num_published += 1
+        except exchange_lib.VersionExistsError:
+            _log.info("Version %d was published before.", step)
+        except exchange_lib.ExportError as error:
+            self.num_failed += 1
+            _log.warning(
+                "Step %d was not exported, training goes on: %s", step, error
+            )
+
+
+class TeacherLoader(step_counter.SteppedCallback):
+    """Lets the group agree on newer teachers every so many steps.
+
+    Looking for versions and reading them happens in a background thread from
+    the start of `fit` to its end. What is paid between steps is one small
+    collective and, when a version is ready everywhere, its assignment.
+    """
+
+    # By which `CodistillModel` sees that its teachers will be followed.
+    follows_teachers = True
+
+    def __init__(self, *, every_steps: int) -> None:
+        """Reads nothing yet.
+
+        Args:
+            every_steps: Steps between refreshes, >= 1.
+        """
+        super().__init__()
+        self._schedule = step_counter.EverySteps(every_steps)
+        self.num_refreshes = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts the reading thread."""
+        super().on_train_begin(logs)
+        self._schedule.start(self.step)
+        _codistill_model(self).teachers.start()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Swaps in what all workers have read, when a refresh is due."""
+        super().on_train_batch_end(batch, logs)
+        teachers = self.model.teachers
+        if not teachers.follows_peers or not self._schedule.due(self.step):
+            return
+        generation = teachers.generation
+        self.num_refreshes += len(teachers.refresh())
+        if teachers.generation != generation:
+            self.model.make_train_function(force=True)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Stops the reading thread."""
+        self.model.teachers.stop()

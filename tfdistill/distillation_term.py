@@ -1,0 +1,180 @@
+"""The distillation term of one step: psi on the aggregate, output by output."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill import distillation_loss as loss_lib
+from tfdistill import global_batch
+from tfdistill import soft_targets
+
+
+class DistillationTerm:
+    """Sums the distillation losses of a student's outputs.
+
+    It is scaled as the task loss is: by the global batch, with the same
+    sample weights and masks.
+    """
+
+    def __init__(self, losses: Any, *, task_loss: Any) -> None:
+        """Settles each loss's `from_logits` by the task loss beside it.
+
+        Args:
+            losses: One loss for all outputs, or a dict, list or tuple of
+                losses (or None) by output.
+            task_loss: What the model is compiled with, by output.
+
+        Raises:
+            ValueError: A loss is not a `DistillationLoss`.
+        """
+        self._losses = _map_losses(losses, task_loss)
+
+    def __call__(
+        self, soft: soft_targets.SoftTargets, y_pred: Any, sample_weight: Any
+    ) -> tf.Tensor:
+        """Computes this replica's share of the term.
+
+        Args:
+            soft: What the teachers say.
+            y_pred: The student's outputs.
+            sample_weight: As in the data: None, a tensor, or by output.
+
+        Returns:
+            float scalar; 0 where no teacher is in use.
+
+        Raises:
+            ValueError: There are not as many losses as outputs.
+        """
+        flat_pred = keras.tree.flatten(y_pred)
+        losses = self._by_output(y_pred, len(flat_pred))
+        weights = _by_output(sample_weight, len(flat_pred))
+        has_teacher = tf.cast(
+            tf.reduce_any(soft.weights > 0, axis=0), tf.float32
+        )
+        total = tf.zeros([])
+        for outputs, student, loss, weight in zip(
+            soft.outputs, flat_pred, losses, weights, strict=True
+        ):
+            if loss is None:
+                continue
+            target = loss.inner.aggregate(outputs, soft.weights)
+            share = loss(target, student, _masked(weight, has_teacher))
+            total += tf.cast(share, tf.float32)
+        return total
+
+    def _by_output(self, y_pred: Any, count: int) -> list[Any]:
+        losses = self._losses
+        if not isinstance(losses, (dict, list, tuple)):
+            return [losses] * count
+        if isinstance(losses, dict) and isinstance(y_pred, dict):
+            unknown = set(losses) - set(y_pred)
+            if unknown:
+                raise ValueError(
+                    "`distillation_loss` must be keyed by outputs "
+                    f"{sorted(y_pred)}; received {sorted(unknown)} as well."
+                )
+            return [
+                losses.get(path[0])
+                for path, _ in keras.tree.flatten_with_path(y_pred)
+            ]
+        flat = list(losses.values()) if isinstance(losses, dict) else losses
+        if len(flat) != count:
+            raise ValueError(
+                f"`distillation_loss` must hold one loss (or None) for each "
+                f"of {count} outputs; received {len(flat)}."
+            )
+        return list(flat)
+
+
+def any_teacher(soft: soft_targets.SoftTargets, dtype: Any) -> tf.Tensor:
+    """1 where any teacher is in use for any example, else 0.
+
+    Args:
+        soft: What the teachers say.
+        dtype: Float dtype of the answer.
+
+    Returns:
+        Scalar.
+    """
+    return tf.cast(tf.reduce_any(soft.weights > 0), dtype)
+
+
+def _map_losses(losses: Any, task_loss: Any) -> Any:
+    if isinstance(losses, dict):
+        return {
+            key: _map_losses(value, _part(task_loss, key))
+            for key, value in losses.items()
+        }
+    if isinstance(losses, (list, tuple)):
+        return [
+            _map_losses(value, _part(task_loss, index))
+            for index, value in enumerate(losses)
+        ]
+    if losses is None:
+        return None
+    if not isinstance(losses, loss_lib.DistillationLoss):
+        raise ValueError(
+            "`distillation_loss` must be a tfdistill.losses.DistillationLoss; "
+            f"received {losses!r}. A task loss compares with labels, not with "
+            "several teachers."
+        )
+    return global_batch.GlobalBatchLoss(_settled(losses, task_loss))
+
+
+def _part(structure: Any, key: Any) -> Any:
+    try:
+        return structure[key]
+    except (KeyError, IndexError, TypeError):
+        return structure
+
+
+def _settled(
+    loss: loss_lib.DistillationLoss, task_loss: Any
+) -> loss_lib.DistillationLoss:
+    """Takes `from_logits` from the task loss where it was left open."""
+    if loss.from_logits is not None:
+        return loss
+    answers = {
+        answer
+        for answer in map(_from_logits, keras.tree.flatten(task_loss))
+        if answer is not None
+    }
+    if len(answers) != 1:
+        raise ValueError(
+            f"{type(loss).__name__} cannot tell from the task loss whether "
+            "outputs are logits. Construct it with from_logits=True or "
+            "from_logits=False."
+        )
+    return loss.with_from_logits(answers.pop())
+
+
+def _from_logits(task_loss: Any) -> bool | None:
+    inner = getattr(task_loss, "inner", task_loss)
+    if isinstance(inner, keras.losses.Loss):
+        try:
+            answer = inner.get_config().get("from_logits")
+        except NotImplementedError:
+            return None
+        if answer is None and "crossentropy" in inner.name.lower():
+            # Named by a string: Keras' functions default to probabilities.
+            return False
+        return answer
+    return None
+
+
+def _by_output(sample_weight: Any, count: int) -> list[Any]:
+    if sample_weight is None or not isinstance(
+        sample_weight, (dict, list, tuple)
+    ):
+        return [sample_weight] * count
+    return keras.tree.flatten(sample_weight)
+
+
+def _masked(weight: Any, has_teacher: tf.Tensor) -> tf.Tensor:
+    """Gives examples without a teacher the weight 0."""
+    if weight is None:
+        return has_teacher
+    weight = tf.cast(weight, tf.float32)
+    extra = weight.shape.rank - 1
+    return weight * tf.reshape(has_teacher, [-1, *[1] * extra])

@@ -1,0 +1,109 @@
+"""The run's progress as JSON lines, for people, plots and the launcher."""
+
+import json
+import math
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistill import step_counter
+
+
+class RunLog(step_counter.SteppedCallback):
+    """Appends the run's progress to `metrics.jsonl`, one JSON object a line.
+
+    `CodistillModel.fit` adds one by itself where `TFDISTILL_WORKDIR` is set;
+    the launcher's live status reads it. Each line holds the step, the epoch,
+    the time (Unix seconds), the logs (null for NaN), `examples_per_second`
+    since the line before, and `total_steps` where it is known.
+    """
+
+    chief_only = True
+
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        *,
+        every_secs: float = 1.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Writes nothing yet.
+
+        Args:
+            directory: Where `metrics.jsonl` grows.
+            every_secs: Least time between two lines in an epoch. Default 1.
+            clock: Unix seconds. Default `time.time`.
+        """
+        super().__init__()
+        self._path = pathlib.Path(directory) / "metrics.jsonl"
+        self._every_secs = every_secs
+        self._clock = clock
+        self._epoch = 0
+        self._num_examples = 0.0
+        self._written = (0.0, 0.0)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Makes the directory and notes the start."""
+        super().on_train_begin(logs)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._first_step = self.step
+        self._written = (self._clock(), 0.0)
+        self._write({"event": "start"})
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes the epoch."""
+        super().on_epoch_begin(epoch, logs)
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Writes a line when the last one is old enough."""
+        super().on_train_batch_end(batch, logs)
+        self._num_examples += float(self.model.examples_of_last_execution)
+        if self._clock() - self._written[0] >= self._every_secs:
+            self._write(logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Writes a line with the epoch's logs, validation included."""
+        self._counter.read(self.model)
+        self._write({"event": "epoch_end", **(logs or {})})
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Notes the end."""
+        self._counter.read(self.model)
+        self._write({"event": "end", **(logs or {})})
+
+    def _write(self, logs: dict[str, Any] | None) -> None:
+        now = self._clock()
+        then, examples = self._written
+        line = {
+            "step": self.step,
+            "epoch": self._epoch,
+            "time": now,
+            "total_steps": self._total_steps(),
+            "teachers": self.model.teachers.status(),
+            **{key: _plain(value) for key, value in (logs or {}).items()},
+        }
+        if now > then and self._num_examples > examples:
+            line["examples_per_second"] = (self._num_examples - examples) / (
+                now - then
+            )
+        self._written = (now, self._num_examples)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _total_steps(self) -> int | None:
+        steps, epochs = self.params.get("steps"), self.params.get("epochs")
+        if not steps or not epochs:
+            return None
+        return self._first_step + int(steps) * int(epochs)
+
+
+def _plain(value: Any) -> Any:
+    """A log value as JSON has it: numbers, and null for NaN."""
+    if isinstance(value, str):
+        return value
+    number = float(tf.convert_to_tensor(value))
+    return number if math.isfinite(number) else None

@@ -1,0 +1,154 @@
+"""What teachers say in one step, and how far each is to be believed."""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SoftTargets:
+    """What the teachers say about one batch.
+
+    Attributes:
+        outputs: By output of the student, in `keras.tree.flatten` order: one
+            float32 tensor `[batch, ...]` for each teacher.
+        weights: float32 `[num_teachers, batch]`; 0 where a teacher is absent,
+            too stale, or not finite.
+        staleness: float32 scalar, mean steps since the versions in use; NaN
+            where no peer is in use.
+    """
+
+    outputs: list[list[tf.Tensor]]
+    weights: tf.Tensor
+    staleness: tf.Tensor
+
+
+class TeacherState:
+    """Which version of each teacher is in force, as the graph reads it.
+
+    Make it in the strategy's scope. Versions change by assignment, so the
+    training step is never traced again for them.
+    """
+
+    def __init__(
+        self, weights: Sequence[float], *, max_staleness_steps: int | None
+    ) -> None:
+        """Makes the variables; no teacher is in use.
+
+        Args:
+            weights: Each teacher's share in the aggregate, >= 0.
+            max_staleness_steps: A peer's version older than this is left
+                out. None for no bound.
+        """
+        self._weights = list(weights)
+        self._max_staleness = max_staleness_steps
+        count = len(self._weights)
+        self._steps = _mirrored(tf.fill([count], tf.constant(-1, tf.int64)))
+        self._in_use = _mirrored(tf.zeros([count], tf.bool))
+        self._bad_batches = tf.Variable(
+            tf.zeros([count], tf.int64),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+
+    def assign(self, *, steps: Sequence[int], in_use: Sequence[bool]) -> None:
+        """Sets, between steps, which versions are in force.
+
+        Args:
+            steps: Each teacher's version; -1 for a fixed one, or none.
+            in_use: Whether each is to be asked.
+        """
+        self._steps.assign(steps)
+        self._in_use.assign(in_use)
+
+    def bad_in_a_row(self) -> tf.Tensor:
+        """int64 `[num_teachers]`: this replica's last batches without sense."""
+        return tf.identity(self._bad_batches.value())
+
+    def ask(
+        self,
+        teachers: Sequence[Callable[[Any], list[tf.Tensor]]],
+        inputs: Any,
+        *,
+        step: tf.Tensor,
+        active: tf.Tensor,
+        like: list[tf.Tensor],
+    ) -> SoftTargets:
+        """Asks each teacher in use; see `TeacherSet.predict`."""
+        usable = self._usable(step) & active
+        outputs, weights, bad = [], [], []
+        for index, teacher in enumerate(teachers):
+            answers = _ask(teacher, inputs, usable[index], like)
+            finite = _finite_rows(answers)
+            outputs.append(answers)
+            weight = tf.where(usable[index], self._weights[index], 0.0)
+            weights.append(tf.where(finite, weight, 0.0))
+            bad.append(usable[index] & ~tf.reduce_all(finite))
+        self._count_bad(usable, tf.stack(bad))
+        return SoftTargets(
+            outputs=[list(column) for column in zip(*outputs, strict=True)],
+            weights=tf.stack(weights),
+            staleness=self._staleness(step),
+        )
+
+    def _count_bad(self, usable: tf.Tensor, bad: tf.Tensor) -> None:
+        before = self.bad_in_a_row()
+        in_a_row = tf.where(bad, before + 1, tf.zeros_like(before))
+        self._bad_batches.assign(tf.where(usable, in_a_row, before))
+
+    def _usable(self, step: tf.Tensor) -> tf.Tensor:
+        usable = tf.convert_to_tensor(self._in_use)
+        if self._max_staleness is None:
+            return usable
+        steps = tf.convert_to_tensor(self._steps)
+        is_fixed = steps < 0
+        return usable & (is_fixed | (step - steps <= self._max_staleness))
+
+    def _staleness(self, step: tf.Tensor) -> tf.Tensor:
+        steps = tf.convert_to_tensor(self._steps)
+        used = tf.cast(self._usable(step) & (steps >= 0), tf.float32)
+        total = tf.reduce_sum(tf.cast(step - steps, tf.float32) * used)
+        return total / tf.reduce_sum(used)
+
+
+def _mirrored(initial: tf.Tensor) -> tf.Variable:
+    return tf.Variable(
+        initial,
+        trainable=False,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )
+
+
+def _ask(
+    teacher: Callable[[Any], list[tf.Tensor]],
+    inputs: Any,
+    usable: tf.Tensor,
+    like: list[tf.Tensor],
+) -> list[tf.Tensor]:
+    """Runs one teacher, or nothing at all while it is not in use."""
+
+    def answer() -> list[tf.Tensor]:
+        return [tf.cast(output, tf.float32) for output in teacher(inputs)]
+
+    def nothing() -> list[tf.Tensor]:
+        return [tf.zeros(tf.shape(wanted), tf.float32) for wanted in like]
+
+    answers = tf.cond(usable, answer, nothing)
+    for output, wanted in zip(answers, like, strict=True):
+        output.set_shape(wanted.shape)
+    return [tf.stop_gradient(output) for output in answers]
+
+
+def _finite_rows(outputs: list[tf.Tensor]) -> tf.Tensor:
+    """Finds the rows, bool `[batch]`, whose outputs are all finite."""
+    rows = [
+        tf.reduce_all(
+            tf.math.is_finite(output), axis=list(range(1, output.shape.rank))
+        )
+        for output in outputs
+    ]
+    return tf.reduce_all(tf.stack(rows), axis=0)

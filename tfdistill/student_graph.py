@@ -1,0 +1,165 @@
+"""A student's inference as a pure function of variable values and inputs.
+
+One trace serves three ends: the graph of every export, the teachers of peers
+with the same graph (our own graph, their values), and the fingerprint by
+which two groups find out that their graphs are the same.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class StudentGraph:
+    """One student's traced inference, `(values, inputs) -> outputs`.
+
+    Attributes:
+        input_spec: Structure of `tf.TensorSpec`, batch dimension None.
+        output_spec: Structure of `tf.TensorSpec`, batch dimension None.
+        fingerprint: 64 hexadecimal digits; equal for equal computations, in
+            whatever process, strategy or naming they were traced.
+    """
+
+    def __init__(self, student: keras.Model, input_spec: Any) -> None:
+        """Traces the student in inference mode.
+
+        Args:
+            student: A built Keras model.
+            input_spec: Structure of `tf.TensorSpec` or tensors, as the
+                student is called with.
+
+        Raises:
+            ValueError: The student is not built, or keeps variables that
+                Keras does not know.
+        """
+        if not student.built:
+            raise ValueError(
+                f"The student {student.name!r} must be built before it is "
+                "traced; received one without variables. Call it once on a "
+                "batch, or give it an Input."
+            )
+        self._student = student
+        self.variables = list(student.variables)
+        self.input_spec = keras.tree.map_structure(_batch_spec, input_spec)
+        values = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
+        self._function = tf.function(self._infer, autograph=False)
+        self._concrete = self._function.get_concrete_function(
+            values, self.input_spec
+        )
+        self._refuse_captured_variables()
+        self.output_spec = keras.tree.map_structure(
+            _batch_spec, self._concrete.structured_outputs
+        )
+        self.fingerprint = fingerprint(self._concrete)
+
+    def _infer(self, values: Sequence[tf.Tensor], inputs: Any) -> Any:
+        mapping = zip(self.variables, values, strict=True)
+        with keras.StatelessScope(state_mapping=mapping):
+            return self._student(inputs, training=False)
+
+    def __call__(self, values: Sequence[Any], inputs: Any) -> Any:
+        """Runs the student's inference with other values in its variables.
+
+        Args:
+            values: One tensor or variable for each of `variables`, of its
+                shape; floats of another width are cast.
+            inputs: Tensors of the structure of `input_spec`.
+
+        Returns:
+            The outputs, in the student's structure.
+        """
+        cast = [
+            tf.cast(value, variable.dtype)
+            for value, variable in zip(values, self.variables, strict=True)
+        ]
+        return self._function(cast, inputs)
+
+    def _refuse_captured_variables(self) -> None:
+        captured = self._concrete.graph.variables
+        if captured:
+            names = ", ".join(sorted(v.name for v in captured))
+            raise ValueError(
+                "Every variable of the student must be a Keras variable, so "
+                f"that a teacher can have values of its own; received {names}."
+                " Create them with `self.add_weight(...)`."
+            )
+
+
+def _batch_spec(value: Any) -> tf.TensorSpec:
+    shape = tf.TensorShape(value.shape)
+    if shape.rank:
+        shape = tf.TensorShape([None, *shape[1:]])
+    return tf.TensorSpec(shape, tf.as_dtype(value.dtype))
+
+
+def fingerprint(concrete: Any) -> str:
+    """Hashes what a traced function computes, not how it names things.
+
+    Args:
+        concrete: A `ConcreteFunction`.
+
+    Returns:
+        SHA-256 over operations, attributes and wiring, in hexadecimal.
+    """
+    graph = concrete.graph.as_graph_def()
+    functions = {f.signature.name: f for f in graph.library.function}
+    digest = hashlib.sha256()
+    outputs = [tensor.name for tensor in concrete.graph.outputs]
+    _hash_nodes(digest, graph.node, functions, returns=outputs)
+    for tensor, _ in concrete.graph.captures:
+        if tensor.dtype not in (tf.resource, tf.variant):
+            digest.update(tf.io.serialize_tensor(tensor).numpy())
+    return digest.hexdigest()
+
+
+def _hash_nodes(
+    digest: Any,
+    nodes: Sequence[Any],
+    functions: Mapping[str, Any],
+    returns: Sequence[str],
+    arguments: Sequence[str] = (),
+) -> None:
+    """Adds a graph to the digest, its nodes named by their positions."""
+    names = [*arguments, *(node.name for node in nodes)]
+    index = {name: str(position) for position, name in enumerate(names)}
+
+    def position(reference: str) -> str:
+        control = "^" if reference.startswith("^") else ""
+        name, _, output = reference.lstrip("^").partition(":")
+        return f"{control}{index[name]}:{output}"
+
+    for node in nodes:
+        digest.update(f"{node.op}|".encode())
+        inputs = sorted(
+            (position(i) for i in node.input if i.startswith("^")),
+        )
+        inputs += [position(i) for i in node.input if not i.startswith("^")]
+        digest.update(",".join(inputs).encode())
+        for key in sorted(node.attr):
+            if not key.startswith("_") and key != "shared_name":
+                digest.update(f"|{key}=".encode())
+                _hash_attribute(digest, node.attr[key], functions)
+    digest.update(",".join(position(name) for name in returns).encode())
+
+
+def _hash_attribute(
+    digest: Any, attribute: Any, functions: Mapping[str, Any]
+) -> None:
+    """Adds an attribute; a function it names is added by its body."""
+    called = [attribute.func, *attribute.list.func]
+    for reference in called:
+        body = functions.get(reference.name)
+        if body is not None:
+            _hash_nodes(
+                digest,
+                body.node_def,
+                functions,
+                returns=[body.ret[a.name] for a in body.signature.output_arg],
+                arguments=[a.name for a in body.signature.input_arg],
+            )
+    if not any(reference.name for reference in called):
+        digest.update(attribute.SerializeToString(deterministic=True))

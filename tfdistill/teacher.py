@@ -1,0 +1,290 @@
+"""The teachers of one student: frozen, hot-swapped, checked, and untracked."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistill import agreement
+from tfdistill import chief_only
+from tfdistill import exchange as exchange_lib
+from tfdistill import peer_reader
+from tfdistill import soft_targets
+from tfdistill import student_graph
+from tfdistill import teacher_slot
+
+
+class TeacherSet:
+    """The frozen teachers of one student.
+
+    Peers' exports are followed while training runs; fixed SavedModels, for
+    ordinary (offline) distillation, are loaded once. Nothing of a teacher is
+    tracked by the student: not in its weights, checkpoints or files.
+
+    A peer whose graph is the student's own is run on the student's own graph
+    with the peer's values; its graph file is never loaded. Another graph
+    (another architecture or dtype policy) is refused unless
+    `allow_other_graphs` is set, because loading it runs its code.
+    """
+
+    def __init__(
+        self,
+        exchange: exchange_lib.Exchange | None = None,
+        peers: Sequence[int] = (),
+        *,
+        saved_models: Sequence[str | os.PathLike[str]] = (),
+        weights: Sequence[float] | None = None,
+        max_staleness_steps: int | None = None,
+        max_bad_batches: int = 3,
+        allow_other_graphs: bool = False,
+        poll_secs: float = 1.0,
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            exchange: Where peers publish. Needed where there are `peers`.
+            peers: Group indices to learn from: `cluster.peers` for all
+                others, `cluster.ring_peers()` for a ring, or any list.
+            saved_models: Directories of fixed teachers.
+            weights: One weight >= 0 for each of `peers`, then for each of
+                `saved_models`. Defaults to equal weights.
+            max_staleness_steps: A version older than this many of the
+                student's steps is not obeyed. Defaults to no bound.
+            max_bad_batches: Batches in a row with NaN or infinite outputs
+                after which a version is quarantined. Default 3.
+            allow_other_graphs: Whether to load and run peers' graphs that
+                differ from the student's. Default False.
+            poll_secs: Seconds between two looks at the exchange. Default 1.
+
+        Raises:
+            ValueError: An argument is not as above.
+        """
+        self._peers = tuple(peers)
+        self._saved_models = tuple(os.fspath(path) for path in saved_models)
+        self._max_staleness = max_staleness_steps
+        self._max_bad_batches = max_bad_batches
+        self._allow_other_graphs = allow_other_graphs
+        self._poll_secs = poll_secs
+        self._weights = _checked_weights(weights, self.num_teachers)
+        self._exchange = exchange or exchange_lib.Exchange(None)
+        if self._peers and exchange is None:
+            raise ValueError(
+                f"`peers` {self._peers} need an `exchange`; received None."
+            )
+        if len(set(self._peers)) != len(self._peers):
+            raise ValueError(
+                f"`peers` must name each group once; received {self._peers}."
+            )
+        if max_staleness_steps is not None and max_staleness_steps < 0:
+            raise ValueError(
+                "`max_staleness_steps` must be >= 0 or None; received "
+                f"{max_staleness_steps}."
+            )
+        self._graph: student_graph.StudentGraph | None = None
+        self._strategy: Any = None
+        self._slots: list[teacher_slot.TeacherSlot] = []
+        self._poller: peer_reader.Poller | None = None
+        # Counts loaded graphs: the training step is traced anew for each.
+        self.generation = 0
+
+    def __len__(self) -> int:
+        return self.num_teachers
+
+    @property
+    def num_teachers(self) -> int:
+        """Number of teachers, whether or not they have appeared."""
+        return len(self._peers) + len(self._saved_models)
+
+    @property
+    def follows_peers(self) -> bool:
+        """Whether there are peers to follow while training."""
+        return bool(self._peers)
+
+    # ---- before training ----
+
+    def attach(
+        self,
+        graph: student_graph.StudentGraph,
+        strategy: tf.distribute.Strategy,
+    ) -> None:
+        """Makes the teachers' variables for one student. Idempotent.
+
+        Args:
+            graph: The student's traced inference.
+            strategy: The strategy that the student trains under.
+
+        Raises:
+            RuntimeError: The teachers belong to another student already.
+        """
+        if self._graph is not None:
+            if graph is not self._graph:
+                raise RuntimeError(
+                    "A TeacherSet serves one student; this one is attached "
+                    "to another already. Make a new TeacherSet."
+                )
+            return
+        self._graph, self._strategy = graph, strategy
+        alone = chief_only.num_workers(strategy) == 1
+        with strategy.scope():
+            self._state = soft_targets.TeacherState(
+                self._weights, max_staleness_steps=self._max_staleness
+            )
+            for group in self._peers:
+                slot = teacher_slot.TeacherSlot(f"group_{group}", graph)
+                slot.follow(
+                    self._exchange,
+                    group,
+                    alone=alone,
+                    allow_other_graphs=self._allow_other_graphs,
+                )
+                self._slots.append(slot)
+            for path in self._saved_models:
+                slot = teacher_slot.TeacherSlot(path, graph)
+                slot.load(path)
+                self._slots.append(slot)
+        self._publish_state()
+        self._agreement = agreement.Agreement(
+            strategy,
+            lambda: self._state.bad_in_a_row() >= self._max_bad_batches,
+            size=3 * len(self),
+        )
+
+    def predict(
+        self, inputs: Any, *, step: Any, active: tf.Tensor, like: Any
+    ) -> soft_targets.SoftTargets:
+        """Asks all teachers about one replica's batch, in inference mode.
+
+        A teacher that is not in use costs nothing, and no gradient is kept.
+
+        Args:
+            inputs: The student's inputs, `[batch, ...]`.
+            step: int64 scalar, the student's global step.
+            active: bool scalar; False leaves all teachers out.
+            like: The student's outputs for these inputs.
+
+        Returns:
+            The teachers' outputs and what each is worth.
+        """
+        return self._state.ask(
+            [slot.function for slot in self._slots if slot.function],
+            inputs,
+            step=tf.cast(step, tf.int64),
+            active=active,
+            like=keras.tree.flatten(like),
+        )
+
+    # ---- between steps ----
+
+    def start(self) -> None:
+        """Starts to look for versions in the background."""
+        if self._peers and self._poller is None:
+            readers = [s.reader for s in self._slots if s.reader]
+            proposes = chief_only.is_chief(self._strategy)
+            self._poller = peer_reader.Poller(
+                readers, proposes, self._poll_secs
+            )
+            self._poller.start()
+
+    def stop(self) -> None:
+        """Stops looking; waits for a read in progress, 30 s at most."""
+        if self._poller is not None:
+            self._poller.stop()
+            self._poller = None
+
+    def refresh(self) -> list[str]:
+        """Lets the group agree on versions and swaps in what all have.
+
+        Every worker calls it at the same step. It reads no file and waits
+        for none, except to load a graph that differs from the student's.
+
+        Returns:
+            The names of the teachers that were swapped.
+        """
+        self._drop_bad(self._exchange_news())
+        swapped = []
+        for slot in self._slots:
+            if slot.reader and slot.reader.state == peer_reader.READY:
+                if self._ready.get(slot.name):
+                    self.generation += slot.swap(self._strategy)
+                    swapped.append(slot.name)
+        if swapped:
+            self._publish_state()
+        return swapped
+
+    def _exchange_news(self) -> np.ndarray:
+        """One collective: what is proposed, ready, failed; who is bad."""
+        count = len(self)
+        proposes = chief_only.is_chief(self._strategy)
+        news = np.zeros([3, count], np.int64)
+        for index, slot in enumerate(self._slots):
+            if slot.reader:
+                state = slot.reader.state
+                news[0, index] = slot.reader.proposal + 1 if proposes else 0
+                news[1, index] = state == peer_reader.READY
+                news[2, index] = state == peer_reader.FAILED
+        summed, bad = self._agreement.sum(news.reshape(-1))
+        proposals, ready, failed = summed.reshape(3, count)
+        workers = chief_only.num_workers(self._strategy)
+        self._ready = {
+            slot.name: ready[index] == workers
+            for index, slot in enumerate(self._slots)
+        }
+        for index, slot in enumerate(self._slots):
+            if not slot.reader:
+                continue
+            if failed[index]:
+                slot.reader.reject(slot.reader.announced)
+            if slot.reader.announced < 0 and proposals[index] > 0:
+                slot.reader.announce(int(proposals[index]) - 1)
+        return bad
+
+    def _drop_bad(self, bad: np.ndarray) -> None:
+        """Quarantines versions whose outputs were not finite for too long."""
+        for index in np.flatnonzero(bad):
+            self._slots[index].drop(
+                "its outputs were NaN or infinite in "
+                f"{self._max_bad_batches} batches in a row."
+            )
+        if bad.any():
+            self._publish_state()
+
+    def _publish_state(self) -> None:
+        self._state.assign(
+            steps=[slot.step for slot in self._slots],
+            in_use=[slot.in_use for slot in self._slots],
+        )
+
+    def status(self) -> list[dict[str, Any]]:
+        """Describes each teacher, for logs.
+
+        Returns:
+            For each teacher its name, the step of the version in use (-1 for
+            none), and the quarantined versions with their reasons.
+        """
+        return [
+            {
+                "name": slot.name,
+                "step": slot.step,
+                "quarantined": dict(slot.reader.rejected)
+                if slot.reader
+                else {},
+            }
+            for slot in self._slots
+        ]
+
+
+def _checked_weights(
+    weights: Sequence[float] | None, count: int
+) -> list[float]:
+    if weights is None:
+        return [1.0] * count
+    found = [float(weight) for weight in weights]
+    if len(found) != count or any(not 0 <= w < np.inf for w in found):
+        raise ValueError(
+            f"`weights` must hold one finite number >= 0 for each of {count} "
+            f"teachers; received {list(weights)}."
+        )
+    return found
