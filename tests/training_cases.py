@@ -260,7 +260,7 @@ def run(case: Case, model_class: type, strategy: Any) -> Results:
     if case.fit.get("shuffle"):
         x = {"x": data[0], "y": data[1], "batch_size": case.batch_size}
     else:
-        x = {"x": _dataset(case, data)}
+        x = {"x": _dataset(case, data), "shuffle": False}
     history = model.fit(
         **x,
         epochs=case.epochs,

@@ -63,11 +63,23 @@ def leave_reduction_to_caller(optimizer: keras.Optimizer) -> None:
     Args:
         optimizer: A built or unbuilt Keras optimizer; one wrapped in a
             `LossScaleOptimizer` is handled too.
+
+    Raises:
+        ValueError: The optimizer accumulates gradients.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     for instance in (optimizer, inner):
-        if instance is not None:
-            instance._all_reduce_sum_gradients = list
+        if instance is None:
+            continue
+        if instance.gradient_accumulation_steps:
+            # Keras updates inside a condition, where replicas cannot meet.
+            raise ValueError(
+                "`gradient_accumulation_steps` does not work on several "
+                "replicas; received "
+                f"{instance.gradient_accumulation_steps}. Use a larger global "
+                "batch on more replicas, or train on one device."
+            )
+        instance._all_reduce_sum_gradients = list
 
 
 def build_from_spec(

@@ -1,0 +1,76 @@
+"""Fails on the day a private Keras name that we rely on changes."""
+
+import inspect
+
+import keras
+import pytest
+import tensorflow as tf
+from keras.src.backend.tensorflow import optimizer as tf_optimizer
+from keras.src.backend.tensorflow import trainer as tf_trainer
+from keras.src.optimizers import base_optimizer
+
+from tfdistill import keras_internals
+
+
+def test_this_keras_has_what_we_need():
+    keras_internals.check_keras()
+
+
+def test_another_keras_is_refused_by_name(monkeypatch):
+    monkeypatch.delattr(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients")
+    with pytest.raises(RuntimeError, match="_all_reduce_sum_gradients"):
+        keras_internals.check_keras()
+
+
+def test_another_signature_is_refused(monkeypatch):
+    monkeypatch.setattr(
+        tf_trainer.TensorFlowTrainer, "_symbolic_build", lambda self, x: None
+    )
+    with pytest.raises(RuntimeError, match="data_batch"):
+        keras_internals.check_keras()
+
+
+def test_another_backend_is_refused(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(RuntimeError, match="received the backend 'jax'"):
+        keras_internals.check_keras()
+
+
+def test_fit_still_builds_through_the_method_that_we_replace():
+    for method in ("fit", "evaluate"):
+        source = inspect.getsource(
+            getattr(tf_trainer.TensorFlowTrainer, method)
+        )
+        assert "self._maybe_symbolic_build(iterator=epoch_iterator)" in source
+
+
+def test_the_optimizer_still_clips_before_it_sums():
+    source = inspect.getsource(
+        base_optimizer.BaseOptimizer._backend_apply_gradients
+    )
+    assert source.index("_clip_gradients") < source.index(
+        "_backend_update_step"
+    )
+    source = inspect.getsource(tf_optimizer.TFOptimizer._backend_update_step)
+    assert "self._all_reduce_sum_gradients(grads_and_vars)" in source
+
+
+def test_the_sum_is_left_to_us_in_the_inner_optimizer_too():
+    inner = keras.optimizers.SGD()
+    outer = keras.optimizers.LossScaleOptimizer(inner)
+    keras_internals.leave_reduction_to_caller(outer)
+    pairs = [("gradient", "variable")]
+    assert inner._all_reduce_sum_gradients(pairs) == pairs
+    assert outer._all_reduce_sum_gradients(pairs) == pairs
+
+
+def test_the_seed_is_read_without_drawing_from_it():
+    tf.random.set_seed(17)
+    expected = tf.random.uniform([3]).numpy()
+    tf.random.set_seed(17)
+    assert keras_internals.global_seed() == 17
+    assert (tf.random.uniform([3]).numpy() == expected).all()
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
