@@ -89,16 +89,17 @@ class StudentExporter(step_counter.SteppedCallback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Publishes the last step and waits until it is written."""
-        if self.step > self._last_step:
-            self._export(wait=True)
+        self._export(wait=True)
         if self._worker is not None:
             self._worker.close(self._finish_timeout_secs)
             self._worker = None
 
     def _export(self, *, wait: bool) -> None:
-        # Workers hold different batch statistics: a collective, so all call.
+        # A collective, so it comes before anything that workers differ in.
         self.model.batch_statistics.average()
         if self._worker is None or not self._exchange.enabled:
+            return
+        if self.step == self._last_step:
             return
         if self._writer is None:
             self._writer = savedmodel.SavedModelWriter(
@@ -173,7 +174,7 @@ class TeacherLoader(step_counter.SteppedCallback):
         if not teachers.follows_peers or not self._schedule.due(self.step):
             return
         generation = teachers.generation
-        self.num_refreshes += len(teachers.refresh())
+        self.num_refreshes += len(teachers.refresh(step=self.step))
         if teachers.generation != generation:
             self.model.make_train_function(force=True)
 

@@ -85,7 +85,9 @@ class MultiWorkerTraining(_Base):
         """
         bound = _bind(super().fit, args, kwargs)
         strategy = self.distribute_strategy
-        bound["callbacks"] = chief_only.select(bound.get("callbacks"), strategy)
+        bound["callbacks"] = chief_only.select(
+            self.complete_callbacks(bound.get("callbacks")), strategy
+        )
         if isinstance(bound.get("x"), tf.data.Dataset):
             # Keras warns that it ignores its own default otherwise.
             bound.setdefault("shuffle", False)
