@@ -13,13 +13,12 @@ from tfdistill import tf_config
 # this list is refused: it is most likely a typing error.
 KNOWN_VARIABLES = frozenset(
     {
-        "TFDISTILL_COLLECTIVE_TIMEOUT_SECS",
         "TFDISTILL_DATA",
         "TFDISTILL_EXCHANGE",
         "TFDISTILL_GROUP",
         "TFDISTILL_NUM_GROUPS",
-        "TFDISTILL_NUM_STEPS",
         "TFDISTILL_READY_FILE",
+        "TFDISTILL_STALL_TIMEOUT_SECS",
         "TFDISTILL_START_TIMEOUT_SECS",
         "TFDISTILL_WORKDIR",
     }

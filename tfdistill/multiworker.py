@@ -25,6 +25,7 @@ from tfdistill import global_batch
 from tfdistill import input_sharding
 from tfdistill import keras_internals
 from tfdistill import replica_step
+from tfdistill import watchdog
 
 keras_internals.check_keras()
 
@@ -88,6 +89,8 @@ class MultiWorkerTraining(_Base):
         bound["callbacks"] = chief_only.select(
             self.complete_callbacks(bound.get("callbacks")), strategy
         )
+        if chief_only.num_workers(strategy) > 1:
+            bound["callbacks"].append(watchdog.over_steps(strategy))
         if isinstance(bound.get("x"), tf.data.Dataset):
             # Keras warns that it ignores its own default otherwise.
             bound.setdefault("shuffle", False)
@@ -190,12 +193,8 @@ class MultiWorkerTraining(_Base):
     def predict_step(self, data: Any) -> Any:
         """Predicts for one replica's part of the global batch.
 
-        Args:
-            data: `x`, `(x, y)` or `(x, y, sample_weight)`.
-
-        Returns:
-            The predictions; on several workers in a dtype that collectives
-            can gather, which `predict` turns back.
+        On several workers it answers in a dtype that collectives can gather,
+        which `predict` turns back.
         """
         predictions = super().predict_step(data)
         if chief_only.num_workers(self.distribute_strategy) == 1:

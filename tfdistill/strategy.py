@@ -8,13 +8,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistill import cluster as cluster_lib
+from tfdistill import rendezvous
 from tfdistill import startup
+from tfdistill import watchdog
 
 
 def make_strategy(
     cluster: cluster_lib.Cluster | None = None,
     *,
-    collective_timeout_secs: float | None = None,
+    start_timeout_secs: float | None = None,
 ) -> tf.distribute.Strategy:
     """Makes the strategy that a task trains under.
 
@@ -25,10 +27,10 @@ def make_strategy(
 
     Args:
         cluster: This task and its group. Defaults to `Cluster.from_env()`.
-        collective_timeout_secs: Longest time in seconds that a worker waits
-            in one collective for the others before it fails. Defaults to
-            none: TensorFlow keeps a thread per running timeout, and notices
-            peers that died by itself.
+        start_timeout_secs: Longest wait for the other workers, after which
+            the process names those that are missing and exits with 75.
+            Defaults to `TFDISTILL_START_TIMEOUT_SECS`, or 300; 0 for no
+            limit.
 
     Returns:
         The default strategy, a `MirroredStrategy` or a
@@ -36,7 +38,9 @@ def make_strategy(
 
     Raises:
         ValueError: The cluster has parameter servers.
-        RuntimeError: TensorFlow was used before.
+        RuntimeError: TensorFlow was used before, or the chief refused this
+            task: there is another of its name, or it has another TF_CONFIG.
+        SystemExit: With code 75, if a worker did not come in time.
     """
     cluster = cluster or cluster_lib.Cluster.from_env()
     if cluster.num_ps:
@@ -47,7 +51,12 @@ def make_strategy(
         )
     startup.announce_starting()
     if cluster.num_workers > 1:
-        strategy = _multi_worker(cluster, collective_timeout_secs)
+        if start_timeout_secs is None:
+            start_timeout_secs = watchdog.limit_from_env(
+                "TFDISTILL_START_TIMEOUT_SECS", 300.0
+            )
+        _meet(cluster, start_timeout_secs)
+        strategy = _multi_worker(cluster)
     else:
         strategy = _one_task()
     startup.announce_ready()
@@ -63,20 +72,40 @@ def _one_task() -> tf.distribute.Strategy:
     return tf.distribute.get_strategy()
 
 
-def _multi_worker(
-    cluster: cluster_lib.Cluster, timeout_secs: float | None
-) -> tf.distribute.Strategy:
+def _meet(cluster: cluster_lib.Cluster, limit_secs: float) -> None:
+    """Waits for all workers, or ends this one with the code for a retry."""
+    names = [
+        f"{job}:{index}"
+        for job in ("chief", "worker")
+        for index in range(len(cluster.spec.get(job, ())))
+    ]
+    jobs = sorted((job, list(hosts)) for job, hosts in cluster.spec.items())
+    try:
+        rendezvous.meet(
+            name=cluster.task_name,
+            identity=f"group {cluster.group} of {cluster.num_groups}: {jobs}",
+            names=names,
+            chief_address=cluster.spec[names[0].partition(":")[0]][0],
+            limit_secs=limit_secs,
+        )
+    except rendezvous.MissingWorkersError as error:
+        print(
+            f"tfdistill: {error} Look at the logs of who is missing; "
+            "TFDISTILL_START_TIMEOUT_SECS sets the limit.",
+            file=sys.stderr,
+        )
+        raise SystemExit(watchdog.EXIT_CODE) from error
+
+
+def _multi_worker(cluster: cluster_lib.Cluster) -> tf.distribute.Strategy:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({k: list(v) for k, v in cluster.spec.items()}),
         task_type=cluster.task_type,
         task_id=cluster.task_index,
     )
-    options = tf.distribute.experimental.CommunicationOptions(
-        timeout_seconds=timeout_secs
-    )
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
-            cluster_resolver=resolver, communication_options=options
+            cluster_resolver=resolver
         )
     except RuntimeError as error:
         if "program startup" not in str(error):
@@ -100,7 +129,7 @@ class _ExitBarrier:
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, *, timeout_secs: float = 300.0
+        self, strategy: tf.distribute.Strategy, *, timeout_secs: float = 1800.0
     ) -> None:
         self._strategy = strategy
         self._timeout_secs = timeout_secs
