@@ -39,6 +39,8 @@ class _Servable(tf.Module):
                 tf.Variable(value, trainable=False, name=variable.path)
                 for value, variable in zip(values, graph.variables, strict=True)
             ]
+        # A SavedModel holds a table only where an attribute leads to it.
+        self.tables = list(graph.tables)
         self._graph = graph
         self.serve = tf.function(
             lambda inputs: graph(self.model_variables, inputs),

@@ -13,6 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill import lookup_tables
+
 
 class StudentGraph:
     """One student's traced inference, `(values, inputs) -> outputs`.
@@ -20,6 +22,7 @@ class StudentGraph:
     Attributes:
         input_spec: Structure of `tf.TensorSpec`, batch dimension None.
         output_spec: Structure of `tf.TensorSpec`, batch dimension None.
+        tables: The student's lookup tables, which go into its exports.
         fingerprint: 64 hexadecimal digits; equal for equal computations, in
             whatever process, strategy or naming they were traced.
     """
@@ -51,10 +54,14 @@ class StudentGraph:
             values, self.input_spec
         )
         self._refuse_captured_variables()
+        self.tables = lookup_tables.used(
+            student, self._concrete.captured_inputs
+        )
         self.output_spec = keras.tree.map_structure(
             _batch_spec, self._concrete.structured_outputs
         )
-        self.fingerprint = fingerprint(self._concrete)
+        contents = lookup_tables.fingerprint(self.tables)
+        self.fingerprint = fingerprint(self._concrete, contents)
 
     def _infer(self, values: Sequence[tf.Tensor], inputs: Any) -> Any:
         mapping = zip(self.variables, values, strict=True)
@@ -72,8 +79,9 @@ class StudentGraph:
         Returns:
             The outputs, in the student's structure.
         """
+        # A variable itself would be traced anew, for each shape of inputs.
         cast = [
-            tf.cast(value, variable.dtype)
+            tf.cast(tf.convert_to_tensor(value), variable.dtype)
             for value, variable in zip(values, self.variables, strict=True)
         ]
         return self._function(cast, inputs)
@@ -96,11 +104,12 @@ def _batch_spec(value: Any) -> tf.TensorSpec:
     return tf.TensorSpec(shape, tf.as_dtype(value.dtype))
 
 
-def fingerprint(concrete: Any) -> str:
+def fingerprint(concrete: Any, contents: str = "") -> str:
     """Hashes what a traced function computes, not how it names things.
 
     Args:
         concrete: A `ConcreteFunction`.
+        contents: What else the result depends on.
 
     Returns:
         SHA-256 over operations, attributes and wiring, in hexadecimal.
@@ -113,6 +122,7 @@ def fingerprint(concrete: Any) -> str:
     for tensor, _ in concrete.graph.captures:
         if tensor.dtype not in (tf.resource, tf.variant):
             digest.update(tf.io.serialize_tensor(tensor).numpy())
+    digest.update(contents.encode())
     return digest.hexdigest()
 
 
