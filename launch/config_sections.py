@@ -1,0 +1,256 @@
+"""The sections of a configuration, each checked on its own."""
+
+import dataclasses
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import ClassVar
+
+from launch import config_fields as fields
+
+# The data set that each model is for.
+MODELS = {"cifar10": "cifar10", "cifar10_small": "cifar10", "digits": "digits"}
+OPTIMIZERS = (
+    "adadelta",
+    "adafactor",
+    "adagrad",
+    "adam",
+    "adamax",
+    "adamw",
+    "ftrl",
+    "lion",
+    "nadam",
+    "rmsprop",
+    "sgd",
+)
+LEARNING_RATES = ("constant", "linear", "cosine")
+DISTILLATION_LOSSES = (
+    "ForwardKL",
+    "LogitsMeanSquaredError",
+    "ReverseKL",
+    "SoftTargetCrossEntropy",
+)
+VARIABLES_DTYPES = ("bfloat16",)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model(fields.Section):
+    """The student.
+
+    Attributes:
+        name: One of `MODELS`.
+        arguments: Keyword arguments of its builder in `models`.
+        group_arguments: Arguments in which the groups differ: nothing
+            (default), or for each group those that replace or extend
+            `arguments`.
+    """
+
+    PREFIX: ClassVar[str] = "model."
+    name: str
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    group_arguments: tuple[Mapping[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        super().__post_init__()
+        self.check_choice("name", tuple(MODELS))
+
+    def arguments_of(self, group: int) -> dict[str, Any]:
+        """Returns the builder's arguments in one group."""
+        own = self.group_arguments[group] if self.group_arguments else {}
+        return {**self.arguments, **own}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Data(fields.Section):
+    """The training and validation data.
+
+    Attributes:
+        name: A module of `models` with `make_datasets`.
+        mode: `"disjoint"` (default): the groups share out the training data;
+            `"shared"`: each has all of it.
+        global_batch_size: Examples per step of a whole group.
+        seed: Of the order of the examples; groups get different orders.
+        arguments: Further keyword arguments of `make_datasets`.
+    """
+
+    PREFIX: ClassVar[str] = "data."
+    name: str
+    mode: str = "disjoint"
+    global_batch_size: int
+    seed: int = 0
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        super().__post_init__()
+        self.check_choice("name", tuple(sorted(set(MODELS.values()))))
+        self.check_choice("mode", ("disjoint", "shared"))
+        self.check_range("global_batch_size", least=1)
+        self.check_range("seed", least=0)
+        named = {"global_batch_size", "data", "seed"} & set(self.arguments)
+        if named:
+            raise ValueError(
+                "`data.arguments` must leave out what has a field of its own; "
+                f"received {sorted(named)}. Set data.global_batch_size, "
+                "data.mode or data.seed."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer(fields.Section):
+    """The optimizer and its learning rate.
+
+    Attributes:
+        name: One of `OPTIMIZERS`, as `keras.optimizers.get` knows them.
+        learning_rate: The highest one; > 0.
+        schedule: `"constant"` (default), or `"linear"` or `"cosine"`: a decay
+            to zero over the whole run.
+        warmup_steps: Steps of a linear rise from 0 before a `"cosine"` decay.
+        clipnorm: Largest norm of each variable's gradient, or None (default).
+        global_clipnorm: Largest norm of all gradients together, or None.
+        clipvalue: Largest absolute value in a gradient, or None.
+        arguments: Further arguments of the optimizer, such as `momentum`.
+    """
+
+    PREFIX: ClassVar[str] = "optimizer."
+    name: str = "adam"
+    learning_rate: float
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    clipnorm: float | None = None
+    global_clipnorm: float | None = None
+    clipvalue: float | None = None
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        super().__post_init__()
+        self.check_choice("name", OPTIMIZERS)
+        self.check_choice("schedule", LEARNING_RATES)
+        self.check_range("warmup_steps", least=0)
+        clips = ("clipnorm", "global_clipnorm", "clipvalue")
+        for name in ("learning_rate", *clips):
+            self.check_range(name, above=0)
+        if self.warmup_steps and self.schedule != "cosine":
+            raise ValueError(
+                '`optimizer.warmup_steps` needs schedule "cosine"; received '
+                f"{self.warmup_steps} with {self.schedule!r}. Use 0 there."
+            )
+        given = [name for name in clips if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(
+                "At most one way of clipping may be set; received "
+                f"{', '.join(given)}. Set the others to null."
+            )
+        named = {"learning_rate", *clips} & set(self.arguments)
+        if named:
+            raise ValueError(
+                "`optimizer.arguments` must leave out what has a field of its "
+                f"own; received {sorted(named)}."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Codistillation(fields.Section):
+    """How the student learns from the other groups.
+
+    Attributes:
+        enabled: False trains the groups apart. They still export.
+        loss: One of `DISTILLATION_LOSSES`.
+        temperature: Divides the logits, > 0. Default 1.
+        aggregation: `"probabilities"` (default) or `"logits"`: of what the
+            mean over several teachers is taken.
+        weight: Of the distillation loss after burn-in, >= 0.
+        burn_in_steps: First steps, at weight 0.
+        ramp_steps: Steps after burn-in in which the weight grows. Default 0:
+            it jumps.
+        ramp: `"linear"` (default) or `"cosine"`.
+    """
+
+    PREFIX: ClassVar[str] = "codistillation."
+    enabled: bool = True
+    loss: str = "SoftTargetCrossEntropy"
+    temperature: float = 1.0
+    aggregation: str = "probabilities"
+    weight: float = 1.0
+    burn_in_steps: int = 0
+    ramp_steps: int = 0
+    ramp: str = "linear"
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        super().__post_init__()
+        self.check_choice("loss", DISTILLATION_LOSSES)
+        self.check_choice("aggregation", ("probabilities", "logits"))
+        self.check_choice("ramp", ("linear", "cosine"))
+        self.check_range("temperature", above=0)
+        for name in ("weight", "burn_in_steps", "ramp_steps"):
+            self.check_range(name, least=0)
+        fixed = (self.temperature, self.aggregation) == (1.0, "logits")
+        if self.loss == "LogitsMeanSquaredError" and not fixed:
+            raise ValueError(
+                "LogitsMeanSquaredError compares the mean of plain logits; "
+                f"received temperature {self.temperature} and aggregation "
+                f'{self.aggregation!r}. Set codistillation.aggregation="logits"'
+                " and leave the temperature at 1."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exchange(fields.Section):
+    """How groups see each other.
+
+    Attributes:
+        every_steps: Steps between two exports of the student.
+        refresh_every_steps: Steps between two looks for newer teachers.
+        poll_secs: Seconds between two looks at the shared directory, in the
+            background. Default 1.
+        max_to_keep: Newest versions that always stay, >= 2. Default 3.
+        variables_dtype: `"bfloat16"` halves what travels. Default None: the
+            variables' own.
+        topology: From whom a group learns: `"all"` others (default), its
+            predecessor in a `"ring"`, or a list of groups for each group.
+        max_staleness_steps: Older teachers are not obeyed. Default None: any
+            age is fine.
+        allow_other_graphs: Whether to run graphs of peers that differ from
+            this group's own. Default False.
+    """
+
+    PREFIX: ClassVar[str] = "exchange."
+    every_steps: int
+    refresh_every_steps: int
+    poll_secs: float = 1.0
+    max_to_keep: int = 3
+    variables_dtype: str | None = None
+    topology: str | tuple[tuple[int, ...], ...] = "all"
+    max_staleness_steps: int | None = None
+    allow_other_graphs: bool = False
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        super().__post_init__()
+        self.check_range("every_steps", least=1)
+        self.check_range("refresh_every_steps", least=1)
+        self.check_range("poll_secs", above=0)
+        self.check_range("max_to_keep", least=2)
+        self.check_range("max_staleness_steps", least=0)
+        if self.variables_dtype is not None:
+            self.check_choice("variables_dtype", VARIABLES_DTYPES)
+        if isinstance(self.topology, str):
+            self.check_choice("topology", ("all", "ring"))
+        else:
+            _check_topology(self.topology)
+
+
+def _check_topology(topology: Sequence[Sequence[int]]) -> None:
+    for group, peers in enumerate(topology):
+        in_range = all(
+            0 <= peer < len(topology) and peer != group for peer in peers
+        )
+        if not in_range or len(set(peers)) != len(peers):
+            raise ValueError(
+                "`exchange.topology` must list for each group the others that "
+                f"it learns from, each once; received {list(peers)} for group "
+                f"{group} of {len(topology)}."
+            )

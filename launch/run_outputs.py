@@ -1,0 +1,191 @@
+"""The files of a run of a recipe: its configuration and its results.
+
+Each group's chief writes its own files; whoever finds those of all groups
+writes the results of the run. Every file appears whole or not at all, by a
+rename. Imports neither TensorFlow nor Keras.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import uuid
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import IO
+from typing import Any
+
+import numpy as np
+
+import tfdistill
+from launch import config as config_lib
+from launch import recipes
+from tfdistill import metrics
+
+CONFIG = "config.json"
+PREDICTIONS = "predictions.npz"
+RESULTS = "results.json"
+STUDENT = "student.keras"
+_AGREEMENT: Mapping[str, Callable[..., float]] = {
+    "disagreement": metrics.label_churn,
+    "mean_absolute_churn": metrics.mean_absolute_churn,
+}
+
+
+def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
+    """Checks that the workdir can take this run of this group.
+
+    A run cannot be continued: the exchange would show the groups exports of
+    the earlier one from steps that they have yet to reach. Every task checks
+    before it joins its group, so all of them come to the same result.
+
+    Raises:
+        ValueError: If the workdir has another configuration, or an earlier
+            run of this group.
+    """
+    workdir = pathlib.Path(cluster.workdir or "")
+    path = workdir / CONFIG
+    remedy = "Choose another workdir, or remove that one."
+    if path.exists():
+        names = recipes.changed_fields(config_lib.Config.read(path), config)
+        if names:
+            raise ValueError(
+                "All groups of a run must have the same configuration; "
+                f"received another one than {path} in {', '.join(names)}. "
+                f"{remedy}"
+            )
+    for name in ("metrics.jsonl", RESULTS):
+        earlier = group_dir(workdir, cluster.group) / name
+        if earlier.exists():
+            raise ValueError(
+                f"`workdir` must not hold an earlier run; found {earlier}. "
+                f"{remedy}"
+            )
+
+
+def write_config(config: config_lib.Config, workdir: str) -> None:
+    """Writes the configuration from which the run can be repeated."""
+    with _replacing(pathlib.Path(workdir, CONFIG)) as file:
+        file.write(config.to_json().encode())
+
+
+def group_dir(workdir: str | os.PathLike[str], group: int) -> pathlib.Path:
+    """Returns the directory of one group's files."""
+    return pathlib.Path(workdir, f"group_{group}")
+
+
+def write_student(save: Callable[[str], None], directory: pathlib.Path) -> None:
+    """Has the student saved as `student.keras`.
+
+    Args:
+        save: Saves to a path.
+        directory: Of the group.
+    """
+    draft = directory / f".{uuid.uuid4().hex}-{STUDENT}"
+    try:
+        save(str(draft))
+        draft.replace(directory / STUDENT)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_predictions(
+    directory: pathlib.Path, *, probabilities: np.ndarray, labels: np.ndarray
+) -> dict[str, float]:
+    """Writes what a group predicts for the validation data.
+
+    Args:
+        directory: Of the group.
+        probabilities: Float, `[examples, classes]`.
+        labels: Whole numbers, `[examples]`.
+
+    Returns:
+        The group's metrics on them.
+
+    Raises:
+        RuntimeError: If a prediction is not finite: training has diverged.
+    """
+    if not np.isfinite(probabilities).all():
+        raise RuntimeError(
+            "The student predicts NaN: its training has diverged. Lower "
+            "optimizer.learning_rate or set optimizer.global_clipnorm."
+        )
+    with _replacing(directory / PREDICTIONS) as file:
+        np.savez_compressed(file, probabilities=probabilities, labels=labels)
+    return {
+        "accuracy": metrics.accuracy(labels, probabilities),
+        "log_loss": metrics.log_loss(labels, probabilities),
+    }
+
+
+def read_predictions(directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a group's probabilities and the labels."""
+    with np.load(directory / PREDICTIONS) as arrays:
+        return arrays["probabilities"], arrays["labels"]
+
+
+def write_results(
+    result: Mapping[str, Any], *, workdir: str, num_groups: int
+) -> bool:
+    """Writes a group's results, its last file; then the run's, if it can.
+
+    Of groups that end at the same time at least one finds the files of all;
+    if several do, they write the same.
+
+    Args:
+        result: Of the group, as JSON has it; `"group"` is its index.
+        workdir: Of the run.
+        num_groups: Number of groups in the run.
+
+    Returns:
+        Whether all groups are done, and the run's results written.
+    """
+    directory = group_dir(workdir, result["group"])
+    _write_json(directory / RESULTS, result)
+    paths = [group_dir(workdir, g) / RESULTS for g in range(num_groups)]
+    if not all(path.exists() for path in paths):
+        return False
+    groups = [json.loads(path.read_bytes()) for path in paths]
+    directories = [path.parent for path in paths]
+    run = {
+        "recipe": result["recipe"],
+        "groups": groups,
+        "mean": {
+            name: float(np.mean([g["metrics"][name] for g in groups]))
+            for name in groups[0]["metrics"]
+        },
+        "agreement": _agreement(directories),
+    }
+    _write_json(pathlib.Path(workdir, RESULTS), run)
+    return True
+
+
+def _agreement(directories: Sequence[pathlib.Path]) -> dict[str, float] | None:
+    """How far the groups' predictions are apart; None for one group."""
+    if len(directories) < 2:
+        return None
+    found = [read_predictions(directory)[0] for directory in directories]
+    return {
+        name: metrics.pairwise_mean(metric, found)
+        for name, metric in _AGREEMENT.items()
+    }
+
+
+def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    with _replacing(path) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def _replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{uuid.uuid4().hex}-{path.name}")
+    try:
+        with draft.open("wb") as file:
+            yield file
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,172 @@
+"""Runs one task of one group by a named recipe.
+
+python -m launch.train --recipe=digits --workdir=DIR
+
+A launcher starts one for each task, with TF_CONFIG and TFDISTILL_* set; with
+none of them set it trains one group on this machine.
+"""
+
+import argparse
+import dataclasses
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import tfdistill
+from launch import config as config_lib
+from launch import recipes
+
+EXIT_FAILURE, EXIT_OPTIONS, EXIT_DATA, EXIT_RETRY = 1, 2, 65, 75
+_PROG = "python -m launch.train"
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    width = max(map(len, recipes.RECIPES))
+    lines = [
+        f"  {name:{width}}  {recipes.describe(name)}"
+        for name in recipes.RECIPES
+    ]
+    parser = argparse.ArgumentParser(
+        prog=_PROG,
+        description="Runs one task of one group by a named recipe.",
+        epilog="recipes:\n" + "\n".join(lines) + "\n\nexit codes: 0 done, 2 "
+        "wrong options, 65 wrong data, 75 a peer was lost, 1 anything else",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--recipe",
+        required=True,
+        metavar="NAME",
+        help="a recipe, or the config.json of an earlier run",
+    )
+    add(
+        "--workdir",
+        metavar="DIR",
+        help="directory of the run; default TFDISTILL_WORKDIR",
+    )
+    add(
+        "--override",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="change one field, such as optimizer.learning_rate=0.1; may be "
+        "repeated",
+    )
+    add("--verbose", action="store_true", help="show Keras' progress")
+    add(
+        "--print_config",
+        action="store_true",
+        help="print the whole configuration and end",
+    )
+    return parser
+
+
+def _cluster(workdir: str | None) -> tfdistill.Cluster:
+    """Returns this task with the workdir of the option or the environment."""
+    cluster = tfdistill.Cluster.from_env()
+    given = workdir or cluster.workdir
+    if not given or "://" in given:
+        raise ValueError(
+            "The run needs a local directory; received workdir "
+            f"{given!r}. Pass --workdir=DIR. TFDISTILL_EXCHANGE may be a URL."
+        )
+    path = os.path.abspath(given)
+    if cluster.workdir and os.path.abspath(cluster.workdir) != path:
+        raise ValueError(
+            "--workdir and TFDISTILL_WORKDIR must agree; received "
+            f"{workdir!r} and {cluster.workdir!r}. Leave one of them out."
+        )
+    if cluster.uses_parameter_servers:
+        raise ValueError(
+            "Recipes do not support parameter servers yet; received "
+            f"{cluster.num_ps} ps tasks in TF_CONFIG. Use workers only."
+        )
+    return dataclasses.replace(cluster, workdir=path)
+
+
+def _train(
+    config: config_lib.Config, cluster: tfdistill.Cluster, verbose: bool
+) -> int:
+    # Only here: wrong options are told before seconds of imports.
+    import tensorflow as tf
+
+    from launch import students
+    from launch import training
+
+    lost = (
+        tf.errors.AbortedError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.UnavailableError,
+    )
+    try:
+        result = training.run(config, cluster, verbose=verbose)
+    except students.OptionsError as error:
+        return _fail(EXIT_OPTIONS, f"wrong options: {error}")
+    except training.DataError as error:
+        return _fail(EXIT_DATA, f"wrong data: {error}")
+    except lost as error:
+        traceback.print_exc()
+        summary = error.message.splitlines()[0]
+        return _fail(EXIT_RETRY, f"lost another task of the group: {summary}")
+    except Exception:  # Its exit code is 1, whatever it is.
+        traceback.print_exc()
+        return EXIT_FAILURE
+    if cluster.is_chief:
+        found = result["metrics"]
+        print(
+            f"group {cluster.group}: {result['steps']} steps, "
+            f"accuracy {found['accuracy']:.4f}, "
+            f"log loss {found['log_loss']:.4f}, "
+            f"{result['examples_per_second']:,.0f} examples/s",
+            flush=True,
+        )
+    return 0
+
+
+def _fail(code: int, message: str) -> int:
+    print(f"{_PROG}: error: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: Arguments without the program's name. Default `sys.argv[1:]`.
+
+    Returns:
+        The exit code.
+    """
+    parser = _make_parser()
+    options = parser.parse_args(argv)
+    try:
+        config = recipes.override(recipes.get(options.recipe), options.override)
+        if options.print_config:
+            print(config.to_json(), end="")
+            return 0
+        cluster = _cluster(options.workdir)
+        config.check_num_groups(cluster.num_groups)
+        # NumPy takes a moment to import, too.
+        from launch import run_outputs
+
+        run_outputs.check_new(config, cluster)
+    except ValueError as error:
+        parser.error(str(error))
+    learns = config.codistillation.enabled
+    if learns and cluster.num_groups == 1:
+        print("One group only: it has nobody to learn from.", flush=True)
+    return _train(config, cluster, options.verbose)
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    if exit_code:
+        # At a normal exit a worker waits for the others of its group; after a
+        # failure they are not coming.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    sys.exit(0)

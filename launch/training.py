@@ -1,0 +1,210 @@
+"""What one task of a group does: data, model, exchange, fit, results."""
+
+import importlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdistill
+from launch import config as config_lib
+from launch import data_autotune
+from launch import run_outputs
+from launch import students
+
+
+class DataError(ValueError):
+    """The data are missing, broken or too few."""
+
+
+def run(
+    config: config_lib.Config,
+    cluster: tfdistill.Cluster,
+    *,
+    verbose: bool = False,
+) -> dict[str, Any]:
+    """Trains this task's student with its group, and writes the results.
+
+    Args:
+        config: What to run; the same on every task.
+        cluster: This task; with a workdir.
+        verbose: Whether the chief shows Keras' own progress. Default False.
+
+    Returns:
+        The group's results; its metrics on the chief only.
+
+    Raises:
+        DataError: If the data are at fault.
+        students.OptionsError: If arguments in the configuration are.
+    """
+    workdir = str(cluster.workdir)
+    strategy = tfdistill.make_strategy(cluster)
+    if cluster.is_chief and cluster.group == 0:
+        run_outputs.write_config(config, workdir)
+    keras.config.set_dtype_policy(config.dtype_policy)
+    keras.utils.set_random_seed(seed_of(config.seed, cluster.group))
+    data_autotune.patch_distribution()
+    train, validation = map(
+        data_autotune.without_autotune, _make_datasets(config, cluster)
+    )
+    exchange = tfdistill.Exchange(
+        str(cluster.exchange), max_to_keep=config.exchange.max_to_keep
+    )
+    with strategy.scope():
+        model = students.make_model(config, cluster, exchange)
+    pace = _Pace(config.data.global_batch_size)
+    model.fit(
+        train,
+        validation_data=validation,
+        steps_per_epoch=config.evaluate_every_steps,
+        epochs=config.num_steps // config.evaluate_every_steps,
+        callbacks=[pace, *_callbacks(config, cluster, exchange)],
+        verbose=2 if verbose else 0,
+    )
+    # A collective: every worker takes part, and gets all of them.
+    logits = np.asarray(model.predict(validation, verbose=0), np.float64)
+    result = _summary(config, cluster, model, pace)
+    if cluster.is_chief:
+        labels = np.concatenate(list(_labels(validation)))
+        result["metrics"] = _write(
+            model, cluster, probabilities=_softmax(logits), labels=labels
+        )
+        run_outputs.write_results(
+            result, workdir=workdir, num_groups=cluster.num_groups
+        )
+    return result
+
+
+def _summary(
+    config: config_lib.Config,
+    cluster: tfdistill.Cluster,
+    model: tfdistill.CodistillModel,
+    pace: "_Pace",
+) -> dict[str, Any]:
+    return {
+        "group": cluster.group,
+        "recipe": config.recipe,
+        "steps": int(model.optimizer.iterations.numpy()),
+        "workers": cluster.num_workers,
+        "examples_per_second": pace.examples_per_second,
+        "seconds": pace.seconds,
+        "teachers": model.teachers.status(),
+    }
+
+
+def _write(
+    model: tfdistill.CodistillModel,
+    cluster: tfdistill.Cluster,
+    *,
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+) -> dict[str, float]:
+    """Writes predictions and student; returns the metrics."""
+    directory = run_outputs.group_dir(str(cluster.workdir), cluster.group)
+    metrics = run_outputs.write_predictions(
+        directory, probabilities=probabilities, labels=labels
+    )
+    run_outputs.write_student(model.save, directory)
+    return metrics
+
+
+def seed_of(seed: int, group: int) -> int:
+    """Returns a group's own seed; no two runs and groups share one."""
+    return int(np.random.SeedSequence([seed, group]).generate_state(1)[0])
+
+
+def _make_datasets(
+    config: config_lib.Config, cluster: tfdistill.Cluster
+) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+    source = importlib.import_module(f"models.{config.data.name}")
+    try:
+        return source.make_datasets(
+            cluster,
+            global_batch_size=config.data.global_batch_size,
+            data=config.data.mode,
+            seed=config.data.seed,
+            **config.data.arguments,
+        )
+    except TypeError as cause:
+        raise students.OptionsError(
+            f"`data.arguments` do not fit: {cause}."
+        ) from cause
+    except (OSError, ValueError) as cause:
+        raise DataError(str(cause)) from cause
+
+
+def _callbacks(
+    config: config_lib.Config,
+    cluster: tfdistill.Cluster,
+    exchange: tfdistill.Exchange,
+) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks; `fit` runs those that write on the chief only."""
+    directory = run_outputs.group_dir(str(cluster.workdir), cluster.group)
+    callbacks: list[keras.callbacks.Callback] = [
+        tfdistill.StudentExporter(
+            exchange,
+            every_steps=config.exchange.every_steps,
+            group=cluster.group,
+            variables_dtype=config.exchange.variables_dtype,
+        ),
+        tfdistill.RunLog(str(directory)),
+        keras.callbacks.TensorBoard(
+            str(directory / "tensorboard"), write_graph=False
+        ),
+    ]
+    if students.peers_of(config, cluster):
+        every = config.exchange.refresh_every_steps
+        callbacks.append(tfdistill.TeacherLoader(every_steps=every))
+    if config.checkpoints != "none":
+        best = config.checkpoints == "best"
+        name = "best.keras" if best else "checkpoints/{epoch:05d}.keras"
+        callbacks.append(
+            keras.callbacks.ModelCheckpoint(
+                str(directory / name), monitor="val_loss", save_best_only=best
+            )
+        )
+    return callbacks
+
+
+class _Pace(keras.callbacks.Callback):
+    """Measures training without tracing and without evaluation."""
+
+    def __init__(self, global_batch_size: int) -> None:
+        super().__init__()
+        self._global_batch_size = global_batch_size
+        self._epochs: list[float] = []
+        self._epoch_start = self._start = 0.0
+        self.seconds = 0.0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._start = time.perf_counter()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.seconds = time.perf_counter() - self._start
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch_start = time.perf_counter()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        # Between the last step of an epoch and its evaluation.
+        self._epochs.append(time.perf_counter() - self._epoch_start)
+
+    @property
+    def examples_per_second(self) -> float:
+        """Of the whole group; of all epochs but the first, which traces."""
+        epochs = self._epochs[1:] or self._epochs
+        steps = self.params["steps"] * len(epochs)
+        return steps * self._global_batch_size / sum(epochs)
+
+
+def _labels(dataset: tf.data.Dataset) -> Iterator[np.ndarray]:
+    for _, labels in dataset:
+        yield np.asarray(labels)
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)

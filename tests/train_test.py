@@ -1,0 +1,462 @@
+"""Tests of one task that runs a recipe: its files, options and exit codes."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from launch import config as config_lib
+from launch import config_sections as sections
+from launch import data_autotune
+from launch import recipes
+from launch import run_outputs
+from launch import students
+from launch import train
+from launch import training
+from models import digits
+from tfdistill import local_cluster
+from tfdistill import local_run
+
+SHORT = ("num_steps=20", "evaluate_every_steps=10", "exchange.every_steps=10")
+LIMIT_SECS = 120.0
+
+
+@pytest.fixture(autouse=True)
+def _one_device(monkeypatch):
+    """Trains on one of the two devices that tests have.
+
+    Strategies of one process share the keys of their collectives, so that a
+    second run with a model of another size would fail.
+    """
+    monkeypatch.setattr(
+        tfdistill, "make_strategy", lambda cluster: tf.distribute.get_strategy()
+    )
+
+
+def _options(workdir, *changes, recipe="digits"):
+    overrides = [f"--override={change}" for change in (*SHORT, *changes)]
+    return [f"--recipe={recipe}", f"--workdir={workdir}", *overrides]
+
+
+def _config(*changes):
+    return recipes.override(recipes.digits(), changes)
+
+
+def _as_group(monkeypatch, group, num_groups=2):
+    monkeypatch.setenv("TFDISTILL_GROUP", str(group))
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", str(num_groups))
+
+
+def _refused(capsys, argv):
+    """The message with which a command line is refused, with code 2."""
+    with pytest.raises(SystemExit) as caught:
+        train.main(argv)
+    assert caught.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_one_group_on_one_machine_leaves_all_files(tmp_path, capsys):
+    workdir = tmp_path / "run"
+    assert train.main(_options(workdir, "checkpoints=best")) == 0
+    printed = capsys.readouterr().out
+    assert "it has nobody to learn from" in printed
+    assert "group 0: 20 steps, accuracy 0." in printed
+
+    config = config_lib.Config.read(workdir / "config.json")
+    assert config == _config(*SHORT, "checkpoints=best")
+    results = json.loads((workdir / "results.json").read_text())
+    (group,) = results["groups"]
+    assert (group["group"], group["steps"], group["workers"]) == (0, 20, 1)
+    assert group["examples_per_second"] > 0
+    assert results["mean"] == group["metrics"]
+    assert results["agreement"] is None
+
+    directory = workdir / "group_0"
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    epochs = [
+        record
+        for record in map(json.loads, lines)
+        if record.get("event") == "epoch_end"
+    ]
+    assert [record["step"] for record in epochs] == [10, 20]
+    # What was logged is what the predictions on file are worth.
+    metrics = group["metrics"]
+    assert metrics["accuracy"] == pytest.approx(epochs[-1]["val_accuracy"])
+    assert metrics["log_loss"] == pytest.approx(
+        epochs[-1]["val_loss"], rel=1e-4
+    )
+    assert list((directory / "tensorboard" / "train").iterdir())
+    assert list((directory / "tensorboard" / "validation").iterdir())
+    assert not [p for p in workdir.rglob(".*") if p.is_file()], "drafts left"
+
+    _, (images, labels) = digits.load()
+    probabilities, found_labels = run_outputs.read_predictions(directory)
+    np.testing.assert_array_equal(found_labels, labels)
+    student = keras.models.load_model(directory / "student.keras")
+    keras.models.load_model(directory / "best.keras")
+    logits = student.predict(images, verbose=0)
+    np.testing.assert_allclose(
+        keras.ops.softmax(logits), probabilities, atol=1e-5
+    )
+    served = tf.saved_model.load(str(workdir / "exchange" / "group_0" / "20"))
+    (answer,) = served.signatures["serving_default"](
+        tf.constant(images)
+    ).values()
+    np.testing.assert_allclose(answer, logits, atol=1e-4)
+
+
+def test_a_workdir_holds_one_run_of_one_configuration(tmp_path, capsys):
+    workdir = tmp_path / "run"
+    run_outputs.write_config(_config(*SHORT), str(workdir))
+    message = _refused(capsys, _options(workdir, "seed=1"))
+    assert "config.json in seed. Choose another workdir" in message
+    (workdir / "group_0").mkdir()
+    (workdir / "group_0" / "metrics.jsonl").touch()
+    message = _refused(capsys, _options(workdir))
+    assert "must not hold an earlier run" in message
+
+
+def test_groups_learn_from_each_other_and_the_last_one_merges(
+    tmp_path, monkeypatch
+):
+    changes = (
+        "codistillation.burn_in_steps=0",
+        "exchange.refresh_every_steps=1",
+        "exchange.poll_secs=0.05",
+        "exchange.allow_other_graphs=true",
+        'model.group_arguments=[{}, {"hidden_sizes": [16]}]',
+        "dtype_policy=mixed_bfloat16",
+        "steps_per_execution=5",
+        "checkpoints=all",
+        "num_steps=400",
+        "evaluate_every_steps=200",
+    )
+    _as_group(monkeypatch, 0)
+    assert train.main(_options(tmp_path, *changes)) == 0
+    assert not (tmp_path / "results.json").exists()
+    _as_group(monkeypatch, 1)
+    assert train.main(_options(tmp_path, *changes)) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [group["group"] for group in results["groups"]] == [0, 1]
+    # Group 1 began when the other had ended, so it could follow its teacher.
+    (teacher,) = results["groups"][1]["teachers"]
+    assert (teacher["name"], teacher["step"]) == ("group_0", 400)
+    first, second = (
+        run_outputs.read_predictions(tmp_path / f"group_{group}")[0]
+        for group in (0, 1)
+    )
+    assert results["agreement"] == {
+        "disagreement": np.mean(first.argmax(1) != second.argmax(1)),
+        "mean_absolute_churn": pytest.approx(
+            np.abs(first - second).sum(1).mean() / 2
+        ),
+    }
+    saved = sorted((tmp_path / "group_1" / "checkpoints").iterdir())
+    assert [path.name for path in saved] == ["00001.keras", "00002.keras"]
+    sizes = [
+        keras.models.load_model(tmp_path / f"group_{g}" / "student.keras")
+        .layers[2]
+        .units
+        for g in (0, 1)
+    ]
+    assert sizes == [128, 16]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_results_are_merged_by_whoever_comes_last(tmp_path, order):
+    done = []
+    for group in order:
+        metrics = run_outputs.write_predictions(
+            _made(tmp_path / f"group_{group}"),
+            probabilities=np.eye(3)[[0, 1, group]],
+            labels=np.array([0, 1, 1]),
+        )
+        result = {"group": group, "recipe": "digits", "metrics": metrics}
+        done.append(
+            run_outputs.write_results(
+                result, workdir=str(tmp_path), num_groups=2
+            )
+        )
+    assert done == [False, True]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [g["metrics"]["accuracy"] for g in results["groups"]] == [2 / 3, 1]
+    assert results["mean"]["accuracy"] == pytest.approx(5 / 6)
+    third = pytest.approx(1 / 3)
+    assert results["agreement"] == {
+        "disagreement": third,
+        "mean_absolute_churn": third,
+    }
+
+
+def _made(path):
+    path.mkdir(parents=True)
+    return path
+
+
+def test_diverged_training_is_an_error_and_leaves_no_predictions(tmp_path):
+    with pytest.raises(RuntimeError, match="has diverged. Lower"):
+        run_outputs.write_predictions(
+            tmp_path, probabilities=np.full([2, 2], np.nan), labels=[0, 1]
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_peers_follow_the_topology():
+    cluster = tfdistill.Cluster(group=1, num_groups=3)
+    peers = {
+        change: students.peers_of(_config(change), cluster)
+        for change in (
+            "exchange.topology=all",
+            "exchange.topology=ring",
+            "exchange.topology=[[], [2], [0, 1]]",
+            "codistillation.enabled=false",
+        )
+    }
+    assert list(peers.values()) == [(0, 2), (0,), (2,), ()]
+
+
+@pytest.mark.parametrize(
+    "changes, rates",
+    [
+        (("optimizer.schedule=constant",), [1.0, 1.0, 1.0]),
+        (("optimizer.schedule=linear",), [1.0, 0.5, 0.0]),
+        ((), [1.0, 0.5, 0.0]),
+        (("optimizer.warmup_steps=50",), [0.0, 1.0, 0.0]),
+    ],
+)
+def test_learning_rates(changes, rates):
+    config = _config("num_steps=100", "optimizer.learning_rate=1", *changes)
+    optimizer = students._make_optimizer(config)
+    found = []
+    for step in (0, 50, 100):
+        optimizer.iterations.assign(step)
+        found.append(float(optimizer.learning_rate))
+    np.testing.assert_allclose(found, rates, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sections.OPTIMIZERS)
+def test_every_optimizer_is_one_of_keras(name):
+    optimizer = students._make_optimizer(
+        _config(f"optimizer.name={name}", "optimizer.clipnorm=2")
+    )
+    assert type(optimizer).__name__.lower() == name
+    assert optimizer.clipnorm == 2.0
+
+
+@pytest.mark.parametrize("name", sections.DISTILLATION_LOSSES)
+def test_every_distillation_loss_takes_its_settings(name):
+    changes = ["codistillation.aggregation=logits"]
+    if name != "LogitsMeanSquaredError":
+        changes.append("codistillation.temperature=3")
+    config = _config(*changes, f"codistillation.loss={name}")
+    loss = students._make_loss(config.codistillation)
+    assert type(loss).__name__ == name
+    assert loss.aggregation == "logits" and loss.from_logits is True
+    assert loss.temperature == config.codistillation.temperature
+
+
+@pytest.mark.parametrize(
+    "changes, weights",
+    [
+        ((), [0, 0, 2, 2]),
+        (("codistillation.ramp_steps=20",), [0, 0, 1, 2]),
+        (
+            ("codistillation.ramp_steps=20", "codistillation.ramp=cosine"),
+            [0, 0, 1, 2],
+        ),
+    ],
+)
+def test_distillation_weights(changes, weights):
+    settings = ("codistillation.burn_in_steps=10", "codistillation.weight=2")
+    learn = _config(*settings, *changes).codistillation
+    schedule = students._make_weight(learn)
+    found = [float(schedule(step)) for step in (0, 9, 20, 30)]
+    np.testing.assert_allclose(found, weights, atol=1e-6)
+
+
+def test_seeds_differ_by_group_and_by_run():
+    seeds = {training.seed_of(s, g) for s in range(5) for g in range(5)}
+    assert len(seeds) == 25
+    assert training.seed_of(3, 1) == training.seed_of(3, 1)
+
+
+def test_every_model_and_data_set_of_the_configuration_exists():
+    assert set(students._BUILDERS) == set(sections.MODELS)
+
+
+def test_iterators_of_strategies_are_made_without_autotuning(two_replicas):
+    data_autotune.patch_distribution()
+    data_autotune.patch_distribution()  # Once is enough, twice does no harm.
+    source = data_autotune.without_autotune(tf.data.Dataset.range(8).batch(2))
+    assert source.options().autotune.enabled is False
+    # The iterator itself says nothing of its options; what it is made of does.
+    made = data_autotune.multi_device_iterator_ops._create_device_dataset
+    assert made.has_no_autotune
+    batches = two_replicas.experimental_distribute_dataset(source)
+    found = [
+        int(value)
+        for batch in batches
+        for part in two_replicas.experimental_local_results(batch)
+        for value in part
+    ]
+    assert sorted(found) == list(range(8))
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ("model.arguments.hidden=3", "`model.arguments` do not fit"),
+        ("optimizer.arguments.moment=3", "`optimizer.arguments` do not fit"),
+        ("data.arguments.size=3", "`data.arguments` do not fit"),
+    ],
+)
+def test_arguments_that_nobody_takes_are_wrong_options(
+    tmp_path, capsys, change, words
+):
+    assert train.main(_options(tmp_path / "run", change)) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_missing_or_too_few_data_are_wrong_data(tmp_path, capsys):
+    argv = _options(tmp_path / "a", "data.global_batch_size=100000")
+    assert train.main(argv) == 65
+    assert "wrong data: `global_batch_size`" in capsys.readouterr().err
+    argv = _options(
+        tmp_path / "b",
+        f"data.arguments.data_dir={tmp_path}",
+        recipe="cifar10_small",
+    )
+    assert train.main(argv) == 65
+    assert "wrong data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error, code, words",
+    [
+        (tf.errors.UnavailableError(None, None, "gone"), 75, "lost another"),
+        (tf.errors.AbortedError(None, None, "gone"), 75, "lost another"),
+        (tf.errors.InternalError(None, None, "odd"), 1, "InternalError"),
+        (RuntimeError("diverged"), 1, "diverged"),
+    ],
+)
+def test_errors_of_training_become_exit_codes(
+    tmp_path, monkeypatch, capsys, error, code, words
+):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(training, "run", fail)
+    assert train.main(_options(tmp_path)) == code
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "variables, options, words",
+    [
+        ({}, ["--recipe=digits"], "Pass --workdir=DIR"),
+        ({}, ["--recipe=digits", "--workdir=gs://b/x"], "a local directory"),
+        (
+            {"TFDISTILL_WORKDIR": "/elsewhere"},
+            ["--recipe=digits", "--workdir=x"],
+            "must agree",
+        ),
+        ({"TF_CONFIG": "{"}, ["--recipe=digits", "--workdir=x"], "TF_CONFIG"),
+        ({}, ["--recipe=digit", "--workdir=x"], "Did you mean 'digits'?"),
+        ({}, ["--recipe=digits", "--workdir=x", "--overide=a=1"], "--overide"),
+        (
+            {"TFDISTILL_NUM_GROUPS": "3"},
+            [
+                "--recipe=digits",
+                "--workdir=x",
+                "--override=exchange.topology=[[1],[0]]",
+            ],
+            "one entry for each of 3 groups",
+        ),
+    ],
+)
+def test_wrong_options_are_refused(
+    tmp_path, monkeypatch, capsys, variables, options, words
+):
+    monkeypatch.chdir(tmp_path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert words in _refused(capsys, options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_parameter_servers_are_refused(tmp_path, monkeypatch, capsys):
+    spec = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+    task = {"type": "chief", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": spec, "task": task}))
+    assert "parameter servers" in _refused(capsys, _options(tmp_path))
+
+
+def test_wrong_options_are_told_without_tensorflow(tmp_path):
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('imported')")
+    root = pathlib.Path(train.__file__).parent.parent
+    found = subprocess.run(
+        [
+            *(sys.executable, "-m", "launch.train"),
+            *_options(tmp_path / "run", "optimizer.learning_rat=1"),
+        ],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{root}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.returncode == 2, found.stderr
+    assert "Did you mean learning_rate?" in found.stderr
+    assert found.stdout == ""
+
+
+def test_the_configuration_can_be_printed(capsys):
+    options = ["--recipe=digits", "--override=seed=4", "--print_config"]
+    assert train.main(options) == 0
+    printed = config_lib.Config.from_json(capsys.readouterr().out)
+    assert printed == _config("seed=4")
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout_secs(2 * LIMIT_SECS)
+@pytest.mark.usefixtures("no_process_left")
+def test_a_worker_whose_peer_is_killed_ends_with_75(tmp_path, monkeypatch):
+    root = pathlib.Path(train.__file__).parent.parent
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    workdir = tmp_path / "run"
+    topology = local_cluster.LocalCluster(
+        command=[
+            *(sys.executable, "-m", "launch.train"),
+            *_options(
+                workdir, "num_steps=1000000", "evaluate_every_steps=1000000"
+            ),
+        ],
+        workdir=str(workdir),
+        workers_per_group=2,
+        grace_secs=30.0,
+    )
+    log = workdir / "group_0" / "metrics.jsonl"
+    end = time.monotonic() + LIMIT_SECS
+    with local_run.LocalRun(topology) as run:
+        while not log.exists() or '"loss"' not in log.read_text():
+            assert time.monotonic() < end, "training did not begin in time"
+            run.poll()
+        os.kill(run.pids["group_0_worker_1"], signal.SIGKILL)
+        (group,) = run.wait(timeout_secs=LIMIT_SECS).groups
+    assert group.failed_task == "group_0_worker_1"
+    printed = (workdir / "logs" / "group_0_worker_0.log").read_text()
+    assert group.exit_codes["group_0_worker_0"] == 75, printed
+    assert "lost another task of the group" in printed
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
