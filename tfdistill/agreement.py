@@ -1,15 +1,18 @@
-"""One small collective by which all workers of a group decide alike."""
+"""What the workers of a group decide on their teachers, all alike."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tfdistill import chief_only
+from tfdistill import peer_reader
+from tfdistill import teacher_slot
 
 
 class Agreement:
-    """Sums a vector of whole numbers over workers, and one over replicas."""
+    """One small collective: sums over workers, and over replicas."""
 
     def __init__(
         self,
@@ -61,3 +64,91 @@ class Agreement:
         result = self._summed(tf.constant(values, tf.int64))
         local = self._strategy.experimental_local_results(result)[0].numpy()
         return local[: self._size], local[self._size :]
+
+
+class Decisions:
+    """What a group decides on its teachers; every worker calls at one step."""
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        slots: Sequence[teacher_slot.TeacherSlot],
+        is_bad: Callable[[], tf.Tensor],
+    ) -> None:
+        """Traces nothing yet.
+
+        Args:
+            strategy: The strategy in use.
+            slots: The teachers, in the same order on all workers.
+            is_bad: Returns, in graph, for each teacher whether a replica
+                wants to be rid of it.
+        """
+        self._slots = slots
+        self._strategy = strategy
+        self._num_workers = chief_only.num_workers(strategy)
+        self._proposes = chief_only.is_chief(strategy)
+        self._agreement = Agreement(strategy, is_bad, size=3 * len(slots))
+
+    def drop_bad(self, reason: str) -> list[teacher_slot.TeacherSlot]:
+        """Exchanges news, drops bad teachers, and finds what may be swapped.
+
+        Args:
+            reason: Why a teacher is dropped, for the log.
+
+        Returns:
+            The teachers whose next version every worker has read.
+        """
+        news = np.zeros([3, len(self._slots)], np.int64)
+        for index, slot in enumerate(self._slots):
+            if slot.reader:
+                state = slot.reader.state
+                if self._proposes:
+                    news[0, index] = slot.reader.proposal + 1
+                news[1, index] = state == peer_reader.READY
+                news[2, index] = state == peer_reader.FAILED
+        summed, bad = self._agreement.sum(news.reshape(-1))
+        proposals, ready, failed = summed.reshape(3, -1)
+        for index, slot in enumerate(self._slots):
+            if bad[index]:
+                slot.drop(reason)
+            if not slot.reader:
+                continue
+            if failed[index]:
+                slot.reader.reject(slot.reader.announced)
+            if slot.reader.announced < 0 and proposals[index] > 0:
+                slot.reader.announce(int(proposals[index]) - 1)
+        return [
+            slot
+            for index, slot in enumerate(self._slots)
+            if slot.reader and ready[index] == self._num_workers
+        ]
+
+    def load_graphs(
+        self, slots: Sequence[teacher_slot.TeacherSlot]
+    ) -> list[teacher_slot.TeacherSlot]:
+        """Loads graphs where versions need others; all workers, or none.
+
+        Args:
+            slots: What `drop_bad` returned.
+
+        Returns:
+            Those of `slots` that can be swapped on every worker.
+        """
+        if not any(slot.needs_graph for slot in slots):
+            return list(slots)
+        news = np.zeros([3, len(self._slots)], np.int64)
+        reasons = {}
+        for index, slot in enumerate(self._slots):
+            if slot in slots and slot.needs_graph:
+                reasons[slot.name] = slot.load_graph(self._strategy)
+                news[0, index] = reasons[slot.name] is not None
+        summed, _ = self._agreement.sum(news.reshape(-1))
+        usable = []
+        for index, slot in enumerate(self._slots):
+            if slot in slots and not summed[index]:
+                usable.append(slot)
+            elif slot in slots and slot.reader:
+                slot.reader.reject(
+                    slot.reader.announced, reasons.get(slot.name)
+                )
+        return usable

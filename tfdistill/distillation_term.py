@@ -1,5 +1,6 @@
 """The distillation term of one step: psi on the aggregate, output by output."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -17,18 +18,27 @@ class DistillationTerm:
     sample weights and masks.
     """
 
-    def __init__(self, losses: Any, *, task_loss: Any) -> None:
+    def __init__(
+        self,
+        losses: Any,
+        *,
+        task_loss: Any,
+        output_names: Sequence[str] | None = None,
+    ) -> None:
         """Settles each loss's `from_logits` by the task loss beside it.
 
         Args:
             losses: One loss for all outputs, or a dict, list or tuple of
                 losses (or None) by output.
             task_loss: What the model is compiled with, by output.
+            output_names: Names of the student's outputs in order, for a dict
+                of losses where the outputs are none. None if unknown.
 
         Raises:
             ValueError: A loss is not a `DistillationLoss`.
         """
         self._losses = _map_losses(losses, task_loss)
+        self._output_names = list(output_names or ())
 
     def __call__(
         self, soft: soft_targets.SoftTargets, y_pred: Any, sample_weight: Any
@@ -67,24 +77,35 @@ class DistillationTerm:
         losses = self._losses
         if not isinstance(losses, (dict, list, tuple)):
             return [losses] * count
-        if isinstance(losses, dict) and isinstance(y_pred, dict):
-            unknown = set(losses) - set(y_pred)
-            if unknown:
-                raise ValueError(
-                    "`distillation_loss` must be keyed by outputs "
-                    f"{sorted(y_pred)}; received {sorted(unknown)} as well."
-                )
-            return [
-                losses.get(path[0])
-                for path, _ in keras.tree.flatten_with_path(y_pred)
-            ]
-        flat = list(losses.values()) if isinstance(losses, dict) else losses
-        if len(flat) != count:
+        if isinstance(losses, dict):
+            return self._by_name(losses, y_pred, count)
+        if len(losses) != count:
             raise ValueError(
                 f"`distillation_loss` must hold one loss (or None) for each "
-                f"of {count} outputs; received {len(flat)}."
+                f"of {count} outputs; received {len(losses)}."
             )
-        return list(flat)
+        return list(losses)
+
+    def _by_name(
+        self, losses: dict[str, Any], y_pred: Any, count: int
+    ) -> list[Any]:
+        if isinstance(y_pred, dict):
+            paths = keras.tree.flatten_with_path(y_pred)
+            names = [path[0] for path, _ in paths]
+        else:
+            names = self._output_names
+        if len(names) != count:
+            raise ValueError(
+                "`distillation_loss` must be a list where the student's "
+                f"outputs have no names; received the keys {list(losses)}."
+            )
+        unknown = set(losses) - set(names)
+        if unknown:
+            raise ValueError(
+                "`distillation_loss` must be keyed by outputs "
+                f"{sorted(names)}; received {sorted(unknown)} as well."
+            )
+        return [losses.get(name) for name in names]
 
 
 def any_teacher(soft: soft_targets.SoftTargets, dtype: Any) -> tf.Tensor:

@@ -112,11 +112,7 @@ class Exchange(version_reader.VersionReader):
           ExportError: For any other failure. No part of the version is visible
             then, and earlier versions are untouched.
         """
-        if not self.enabled:
-            raise ExportError(
-                "There is nowhere to publish to: the exchange was made with "
-                "root=None. Set TFDISTILL_EXCHANGE, or give it a directory."
-            )
+        self._refuse_disabled()
         draft = manifest.Manifest(
             group=versions.index("group", group),
             step=versions.index("step", step),
@@ -177,6 +173,13 @@ class Exchange(version_reader.VersionReader):
                 lease_secs=retention.LEASE_SECS,
             )
         return removed
+
+    def _refuse_disabled(self) -> None:
+        if not self.enabled:
+            raise ExportError(
+                "There is nowhere to publish to: the exchange was made with "
+                "root=None. Set TFDISTILL_EXCHANGE, or give it a directory."
+            )
 
     def _refuse_existing(self, group: int, step: int) -> None:
         try:

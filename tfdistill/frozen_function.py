@@ -82,8 +82,9 @@ def _match(
     theirs: dict[str, tf.TensorShape], ours: dict[str, Any], *, what: str
 ) -> dict[str, str]:
     """Finds their name for each of ours: by name, or else by position."""
-    if set(theirs) == set(ours):
-        pairs = {name: name for name in ours}
+    by_legal_name = {specs.legal_name(name, "_"): name for name in theirs}
+    if set(by_legal_name) == set(ours):
+        pairs = {name: by_legal_name[name] for name in ours}
     elif len(theirs) == len(ours) and (
         len(ours) == 1 or all(n.startswith("output_") for n in theirs)
     ):

@@ -124,7 +124,9 @@ class CodistillModel(
             )
         super().compile(*args, **kwargs)
         self._untracked.term = distillation_term.DistillationTerm(
-            distillation_loss, task_loss=self.loss
+            distillation_loss,
+            task_loss=self.loss,
+            output_names=getattr(self.student, "output_names", None),
         )
         self._untracked.weight = schedules.get(distillation_weight)
         self._task_tracker = keras.metrics.Mean("task_loss")

@@ -32,6 +32,11 @@ class Staged:
     version: versions.Version
     values: Any
 
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the version's graph."""
+        return self.version.manifest.graph_fingerprint
+
 
 class PeerReader:
     """Follows one peer. The training thread and one other may share it."""
@@ -79,12 +84,14 @@ class PeerReader:
         candidates = [newest.step] if newest else []
         if newest and newest.step in self.rejected:
             candidates = self._exchange.steps(self.group)
-        usable = [
-            step
-            for step in candidates
-            if step > self.current and step not in self.rejected
-        ]
         with self._lock:
+            # Under the lock: a version may have been taken or rejected while
+            # the storage was asked.
+            usable = [
+                step
+                for step in candidates
+                if step > self.current and step not in self.rejected
+            ]
             self._proposal = max(usable, default=-1)
             if self._alone and self._announced < 0:
                 self._announce(self._proposal)
@@ -136,6 +143,12 @@ class PeerReader:
                 return FAILED
             return READY if self._staged else PENDING
 
+    @property
+    def staged(self) -> Staged | None:
+        """What `take` would return, if there is anything."""
+        with self._lock:
+            return self._staged
+
     def announce(self, step: int) -> None:
         """Makes `step` the version that all workers stage; -1 for none."""
         with self._lock:
@@ -180,7 +193,7 @@ class PeerReader:
                     step,
                     reason,
                 )
-            self.rejected[step] = reason
+            self.rejected.setdefault(step, reason)
             if self._proposal == step:
                 self._proposal = -1
             if self._announced == step:

@@ -48,6 +48,13 @@ class RunLog(step_counter.SteppedCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Makes the directory and notes the start."""
         super().on_train_begin(logs)
+        if not hasattr(self.model, "teachers"):
+            raise ValueError(
+                "RunLog must be given to the `fit` of a "
+                "tfdistill.CodistillModel; received "
+                f"{type(self.model).__name__}. Wrap your model: "
+                "tfdistill.CodistillModel(model)."
+            )
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._first_step = self.step
         self._written = (self._clock(), 0.0)

@@ -48,12 +48,8 @@ class TeacherState:
         count = len(self._weights)
         self._steps = _mirrored(tf.fill([count], tf.constant(-1, tf.int64)))
         self._in_use = _mirrored(tf.zeros([count], tf.bool))
-        self._bad_batches = tf.Variable(
-            tf.zeros([count], tf.int64),
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
-        )
+        self._bad_batches = _of_replica(count)
+        self._bad_steps = _of_replica(count)
 
     def assign(self, *, steps: Sequence[int], in_use: Sequence[bool]) -> None:
         """Sets, between steps, which versions are in force.
@@ -67,7 +63,11 @@ class TeacherState:
 
     def bad_in_a_row(self) -> tf.Tensor:
         """int64 `[num_teachers]`: this replica's last batches without sense."""
-        return tf.identity(self._bad_batches.value())
+        # A count speaks of one version: its successor starts with none, even
+        # while nobody asks it.
+        is_same = self._bad_steps.value() == tf.convert_to_tensor(self._steps)
+        count = self._bad_batches.value()
+        return tf.where(is_same, count, tf.zeros_like(count))
 
     def ask(
         self,
@@ -99,6 +99,7 @@ class TeacherState:
         before = self.bad_in_a_row()
         in_a_row = tf.where(bad, before + 1, tf.zeros_like(before))
         self._bad_batches.assign(tf.where(usable, in_a_row, before))
+        self._bad_steps.assign(tf.convert_to_tensor(self._steps))
 
     def _usable(self, step: tf.Tensor) -> tf.Tensor:
         usable = tf.convert_to_tensor(self._in_use)
@@ -120,6 +121,15 @@ def _mirrored(initial: tf.Tensor) -> tf.Variable:
         initial,
         trainable=False,
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )
+
+
+def _of_replica(count: int) -> tf.Variable:
+    return tf.Variable(
+        tf.zeros([count], tf.int64),
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,
     )
 
 

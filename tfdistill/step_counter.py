@@ -26,14 +26,20 @@ class StepCounter:
         self.step = int(keras.ops.convert_to_numpy(model.optimizer.iterations))
         self._next_batch = 0
 
-    def advance(self, last_batch: int) -> None:
+    def advance(self, last_batch: int, *, num_batches: int | None) -> None:
         """Counts the batches up to and including `last_batch`.
 
         Args:
             last_batch: Index in the epoch, as `on_train_batch_end` gets it.
+                With several steps an execution Keras gives the last one that
+                was asked for, though the data may have ended before it.
+            num_batches: Number of batches in the epoch, None if unknown.
         """
-        self.step += last_batch + 1 - self._next_batch
-        self._next_batch = last_batch + 1
+        next_batch = last_batch + 1
+        if num_batches is not None:
+            next_batch = min(next_batch, num_batches)
+        self.step += next_batch - self._next_batch
+        self._next_batch = next_batch
 
 
 class EverySteps:
@@ -48,12 +54,13 @@ class EverySteps:
         Raises:
             ValueError: It is not.
         """
-        if not isinstance(every_steps, int) or every_steps < 1:
+        is_index = hasattr(every_steps, "__index__")
+        if not is_index or isinstance(every_steps, bool) or every_steps < 1:
             raise ValueError(
                 "`every_steps` must be a whole number >= 1; received "
                 f"{every_steps!r}."
             )
-        self.every_steps = every_steps
+        self.every_steps = int(every_steps)
         self._last = 0
 
     def start(self, step: int) -> None:
@@ -90,4 +97,8 @@ class SteppedCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts the steps of one execution."""
-        self._counter.advance(batch)
+        num_batches = self.params.get("steps")
+        if num_batches is None and self.model.steps_per_execution > 1:
+            self._counter.read(self.model)
+        else:
+            self._counter.advance(batch, num_batches=num_batches)

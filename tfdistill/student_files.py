@@ -30,3 +30,10 @@ class StudentFiles:
     def export(self, filepath: str | os.PathLike[str], **kwargs: Any) -> Any:
         """Exports the student as a SavedModel; see `keras.Model.export`."""
         return self.student.export(filepath, **kwargs)
+
+    def get_compile_config(self) -> None:
+        """Returns nothing: `compile` is called anew, with the teachers' part.
+
+        Otherwise Keras would save the task's half of it alone.
+        """
+        return None

@@ -1,11 +1,11 @@
 """The teachers of one student: frozen, hot-swapped, checked, and untracked."""
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdistill import agreement
@@ -69,24 +69,19 @@ class TeacherSet:
         self._allow_other_graphs = allow_other_graphs
         self._poll_secs = poll_secs
         self._weights = _checked_weights(weights, self.num_teachers)
+        _check_options(
+            self._peers, max_staleness_steps, max_bad_batches, poll_secs
+        )
         self._exchange = exchange or exchange_lib.Exchange(None)
         if self._peers and exchange is None:
             raise ValueError(
                 f"`peers` {self._peers} need an `exchange`; received None."
             )
-        if len(set(self._peers)) != len(self._peers):
-            raise ValueError(
-                f"`peers` must name each group once; received {self._peers}."
-            )
-        if max_staleness_steps is not None and max_staleness_steps < 0:
-            raise ValueError(
-                "`max_staleness_steps` must be >= 0 or None; received "
-                f"{max_staleness_steps}."
-            )
         self._graph: student_graph.StudentGraph | None = None
         self._strategy: Any = None
         self._slots: list[teacher_slot.TeacherSlot] = []
         self._poller: peer_reader.Poller | None = None
+        self._published: tuple[list[int], list[bool]] = ([], [])
         # Counts loaded graphs: the training step is traced anew for each.
         self.generation = 0
 
@@ -146,10 +141,10 @@ class TeacherSet:
                 slot.load(path)
                 self._slots.append(slot)
         self._publish_state()
-        self._agreement = agreement.Agreement(
+        self._decisions = agreement.Decisions(
             strategy,
+            self._slots,
             lambda: self._state.bad_in_a_row() >= self._max_bad_batches,
-            size=3 * len(self),
         )
 
     def predict(
@@ -194,80 +189,52 @@ class TeacherSet:
             self._poller.stop()
             self._poller = None
 
-    def refresh(self) -> list[str]:
+    def refresh(self, *, step: int | None = None) -> list[str]:
         """Lets the group agree on versions and swaps in what all have.
 
         Every worker calls it at the same step. It reads no file and waits
         for none, except to load a graph that differs from the student's.
 
+        Args:
+            step: The student's global step, by which teachers that have
+                become too old are logged. Defaults to not looking.
+
         Returns:
             The names of the teachers that were swapped.
         """
-        self._drop_bad(self._exchange_news())
-        swapped = []
-        for slot in self._slots:
-            if slot.reader and slot.reader.state == peer_reader.READY:
-                if self._ready.get(slot.name):
-                    self.generation += slot.swap(self._strategy)
-                    swapped.append(slot.name)
-        if swapped:
-            self._publish_state()
-        return swapped
-
-    def _exchange_news(self) -> np.ndarray:
-        """One collective: what is proposed, ready, failed; who is bad."""
-        count = len(self)
-        proposes = chief_only.is_chief(self._strategy)
-        news = np.zeros([3, count], np.int64)
-        for index, slot in enumerate(self._slots):
-            if slot.reader:
-                state = slot.reader.state
-                news[0, index] = slot.reader.proposal + 1 if proposes else 0
-                news[1, index] = state == peer_reader.READY
-                news[2, index] = state == peer_reader.FAILED
-        summed, bad = self._agreement.sum(news.reshape(-1))
-        proposals, ready, failed = summed.reshape(3, count)
-        workers = chief_only.num_workers(self._strategy)
-        self._ready = {
-            slot.name: ready[index] == workers
-            for index, slot in enumerate(self._slots)
-        }
-        for index, slot in enumerate(self._slots):
-            if not slot.reader:
-                continue
-            if failed[index]:
-                slot.reader.reject(slot.reader.announced)
-            if slot.reader.announced < 0 and proposals[index] > 0:
-                slot.reader.announce(int(proposals[index]) - 1)
-        return bad
-
-    def _drop_bad(self, bad: np.ndarray) -> None:
-        """Quarantines versions whose outputs were not finite for too long."""
-        for index in np.flatnonzero(bad):
-            self._slots[index].drop(
-                "its outputs were NaN or infinite in "
-                f"{self._max_bad_batches} batches in a row."
-            )
-        if bad.any():
-            self._publish_state()
+        ready = self._decisions.drop_bad(
+            "its outputs were NaN or infinite in "
+            f"{self._max_bad_batches} batches in a row."
+        )
+        ready = self._decisions.load_graphs(ready)
+        for slot in ready:
+            self.generation += slot.swap()
+        self._publish_state()
+        if step is not None and self._max_staleness is not None:
+            for slot in self._slots:
+                slot.note_age(step - slot.step, self._max_staleness)
+        return [slot.name for slot in ready]
 
     def _publish_state(self) -> None:
-        self._state.assign(
-            steps=[slot.step for slot in self._slots],
-            in_use=[slot.in_use for slot in self._slots],
-        )
+        steps = [slot.step for slot in self._slots]
+        in_use = [slot.in_use for slot in self._slots]
+        if (steps, in_use) != self._published:
+            self._state.assign(steps=steps, in_use=in_use)
+            self._published = (steps, in_use)
 
     def status(self) -> list[dict[str, Any]]:
         """Describes each teacher, for logs.
 
         Returns:
             For each teacher its name, the step of the version in use (-1 for
-            none), and the quarantined versions with their reasons.
+            none), whether that is too old, and the quarantined versions with
+            their reasons.
         """
         return [
             {
                 "name": slot.name,
-                "step": slot.step,
+                "step": slot.step if slot.in_use else -1,
+                "too_stale": slot.too_stale,
                 "quarantined": dict(slot.reader.rejected)
                 if slot.reader
                 else {},
@@ -282,9 +249,40 @@ def _checked_weights(
     if weights is None:
         return [1.0] * count
     found = [float(weight) for weight in weights]
-    if len(found) != count or any(not 0 <= w < np.inf for w in found):
+    if len(found) != count or not _are_weights(found):
         raise ValueError(
             f"`weights` must hold one finite number >= 0 for each of {count} "
-            f"teachers; received {list(weights)}."
+            f"teachers, not all of them 0; received {list(weights)}."
         )
     return found
+
+
+def _are_weights(found: Sequence[float]) -> bool:
+    return all(0 <= w < math.inf for w in found) and (
+        not found or sum(found) > 0
+    )
+
+
+def _check_options(
+    peers: Sequence[int],
+    max_staleness_steps: int | None,
+    max_bad_batches: int,
+    poll_secs: float,
+) -> None:
+    is_index = all(isinstance(g, int) and g >= 0 for g in peers)
+    if not is_index or len(set(peers)) != len(peers):
+        raise ValueError(
+            "`peers` must hold group indices >= 0, each once; received "
+            f"{tuple(peers)}."
+        )
+    if max_staleness_steps is not None and max_staleness_steps < 0:
+        raise ValueError(
+            "`max_staleness_steps` must be >= 0 or None; received "
+            f"{max_staleness_steps}."
+        )
+    if max_bad_batches < 1:
+        raise ValueError(
+            f"`max_bad_batches` must be >= 1; received {max_bad_batches}."
+        )
+    if not poll_secs > 0:
+        raise ValueError(f"`poll_secs` must be > 0; received {poll_secs}.")

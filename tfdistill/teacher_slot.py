@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -17,6 +18,7 @@ from tfdistill import student_graph
 from tfdistill import versions
 
 _log = logging.getLogger(__name__)
+_Function = Callable[[Any], list[tf.Tensor]]
 
 
 class TeacherSlot:
@@ -26,6 +28,7 @@ class TeacherSlot:
         name: `group_<g>`, or the path of a fixed SavedModel.
         reader: Follows the peer; None for a fixed teacher.
         function: From the student's inputs to the flat list of outputs.
+        too_stale: Whether the version in use was too old at the last refresh.
     """
 
     def __init__(self, name: str, graph: student_graph.StudentGraph) -> None:
@@ -37,12 +40,15 @@ class TeacherSlot:
         """
         self.name = name
         self.reader: peer_reader.PeerReader | None = None
-        self.function: Callable[[Any], list[tf.Tensor]] | None = None
+        self.function: _Function | None = None
+        self.too_stale = False
         self._graph = graph
         self._variables: list[Any] = []
         self._fingerprint = ""
         self._allow_other_graphs = False
         self._dropped = False
+        # A graph and its variables, loaded for the version to come.
+        self._next: tuple[_Function, list[Any]] | None = None
 
     def follow(
         self,
@@ -61,34 +67,38 @@ class TeacherSlot:
             allow_other_graphs: Whether to load graphs other than our own.
         """
         self._allow_other_graphs = allow_other_graphs
-        self._run_own_graph()
+        self.function, self._variables = self._own_graph()
+        self._fingerprint = self._graph.fingerprint
         self.reader = peer_reader.PeerReader(
             exchange, group, read=self._read, alone=alone
         )
 
-    def _run_own_graph(self) -> None:
+    def _own_graph(self) -> tuple[_Function, list[Any]]:
+        graph = self._graph
         variables = [
             tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
-            for v in self._graph.variables
+            for v in graph.variables
         ]
-        graph = self._graph
-        self._variables, self._fingerprint = variables, graph.fingerprint
-        self.function = lambda inputs: keras.tree.flatten(
-            graph(variables, inputs)
+        return (
+            lambda inputs: keras.tree.flatten(graph(variables, inputs)),
+            variables,
         )
 
     def load(self, path: str) -> None:
-        """Takes a SavedModel as the teacher. Call it in the strategy's scope.
+        """Takes any SavedModel as teacher. Call it in the strategy's scope.
 
         Args:
             path: A SavedModel that is trusted: loading it runs its code.
         """
-        function = frozen_function.FrozenFunction(
+        function = self._loaded(path)
+        self.function, self._variables = function, function.variables
+
+    def _loaded(self, path: str) -> frozen_function.FrozenFunction:
+        return frozen_function.FrozenFunction(
             path,
             input_spec=self._graph.input_spec,
             output_spec=self._graph.output_spec,
         )
-        self.function, self._variables = function, function.variables
 
     @property
     def step(self) -> int:
@@ -100,14 +110,42 @@ class TeacherSlot:
         """Whether there is a version to obey."""
         return not self._dropped and (self.reader is None or self.step >= 0)
 
-    def swap(self, strategy: tf.distribute.Strategy) -> bool:
-        """Puts the staged version in place; every worker at the same step.
+    @property
+    def needs_graph(self) -> bool:
+        """Whether the staged version needs a graph that is not loaded."""
+        staged = self.reader.staged if self.reader else None
+        return staged is not None and staged.fingerprint != self._fingerprint
+
+    def load_graph(self, strategy: tf.distribute.Strategy) -> str | None:
+        """Loads the staged version's graph; what is in use stays in use.
 
         Args:
             strategy: The strategy of the student.
 
         Returns:
-            Whether another graph was loaded, so that steps must be traced
+            None, or why the version cannot be used.
+        """
+        staged = self.reader.staged if self.reader else None
+        if staged is None:
+            return "nothing is staged."
+        try:
+            with strategy.scope():
+                if staged.fingerprint == self._graph.fingerprint:
+                    self._next = self._own_graph()
+                else:
+                    function = self._loaded(staged.version.path)
+                    self._next = (function, function.variables)
+            _check_values(self._next[1], staged.values)
+        except Exception as error:  # Loading raises whatever its code raises.
+            self._next = None
+            return f"its graph cannot be used: {error}"
+        return None
+
+    def swap(self) -> bool:
+        """Puts the staged version in place; every worker at the same step.
+
+        Returns:
+            Whether its graph is another one, so that steps must be traced
             anew.
 
         Raises:
@@ -116,19 +154,38 @@ class TeacherSlot:
         if self.reader is None:
             raise RuntimeError(f"{self.name} is fixed: it follows no peer.")
         staged = self.reader.take()
-        fingerprint = staged.version.manifest.graph_fingerprint
-        changed = fingerprint != self._fingerprint
-        if changed:
-            with strategy.scope():
-                if fingerprint == self._graph.fingerprint:
-                    self._run_own_graph()
-                else:
-                    self.load(staged.version.path)
-            self._fingerprint = fingerprint
+        changed = self._next is not None
+        if self._next is not None:
+            self.function, self._variables = self._next
+            self._fingerprint, self._next = staged.fingerprint, None
         for variable, value in zip(self._variables, staged.values, strict=True):
             variable.assign(tf.cast(value, variable.dtype))
         self._dropped = False
         return changed
+
+    def note_age(self, age_steps: int, max_staleness_steps: int) -> None:
+        """Logs once when the version in use has become too old, or no more.
+
+        Args:
+            age_steps: Steps since the version.
+            max_staleness_steps: The oldest that is obeyed.
+        """
+        before, self.too_stale = (
+            self.too_stale,
+            self.reader is not None
+            and self.in_use
+            and age_steps > max_staleness_steps,
+        )
+        if self.too_stale and not before:
+            _log.warning(
+                "The teacher %s, version %d, is %d steps old, more than "
+                "max_staleness_steps=%d: it is left out until a newer version "
+                "arrives. Does that group still run?",
+                self.name,
+                self.step,
+                age_steps,
+                max_staleness_steps,
+            )
 
     def drop(self, reason: str) -> None:
         """Stops obeying the version in use.
@@ -169,6 +226,16 @@ class TeacherSlot:
             "its graph differs from the student's, and running a peer's graph "
             "is off by default. Train the same model in each group, or set "
             "TeacherSet(allow_other_graphs=True) where you trust all of them."
+        )
+
+
+def _check_values(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    ours = [tuple(variable.shape) for variable in variables]
+    theirs = [tuple(value.shape) for value in values]
+    if ours != theirs:
+        raise ValueError(
+            f"its graph must have variables of the shapes {theirs}, as its "
+            f"manifest says; found {ours}."
         )
 
 

@@ -1,0 +1,517 @@
+import csv
+import logging
+import resource
+import threading
+
+import codistillation_cases as cases
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tfdistill import chief_only
+
+_X, _Y = cases.data()
+_WAIT_SECS = 60.0
+
+
+@pytest.fixture
+def exchange(tmp_path):
+    return tfdistill.Exchange(
+        tmp_path / "exchange", max_to_keep=100, min_keep_secs=0.0
+    )
+
+
+def _exporter(exchange, every_steps=1, **kwargs):
+    return tfdistill.StudentExporter(
+        exchange, every_steps=every_steps, group=0, **kwargs
+    )
+
+
+class _Waiting(keras.callbacks.Callback):
+    """Gives the writing thread its time after each step."""
+
+    def __init__(self, exporter):
+        super().__init__()
+        self._exporter = exporter
+
+    def on_train_batch_end(self, batch, logs=None):
+        worker = self._exporter._worker
+        worker.submit(lambda: None, wait_secs=_WAIT_SECS)
+        # Idle again, so that the next export is not skipped.
+        done = threading.Event()
+        worker.submit(done.set, wait_secs=_WAIT_SECS)
+        assert done.wait(_WAIT_SECS)
+        while not worker._idle.acquire(timeout=_WAIT_SECS):
+            raise AssertionError("the writing thread is stuck")
+        worker._idle.release()
+
+
+def _train(model, exporter, *, epochs=1, batch_size=4, more=()):
+    return cases.fit(
+        model,
+        _X,
+        _Y,
+        epochs=epochs,
+        batch_size=batch_size,
+        callbacks=[exporter, _Waiting(exporter), *more],
+    )
+
+
+# ---- exporter ----
+
+
+def test_versions_are_steps_and_hold_what_the_student_was(exchange):
+    model = cases.codistill(cases.deep(0))
+    seen = {}
+
+    class Notes(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            step = int(model.optimizer.iterations)
+            seen[step] = [v.numpy() for v in model.student.variables]
+
+    exporter = _exporter(exchange, every_steps=2)
+    _train(model, exporter, epochs=2, more=[Notes()])
+    assert exchange.steps(0) == [2, 4, 6, 8]
+    assert (exporter.num_published, exporter.num_failed) == (4, 0)
+    for step in exchange.steps(0):
+        version = exchange.open(0, step)
+        exchange.verify(version)
+        loaded = tf.saved_model.load(version.path)
+        found = [v.numpy() for v in loaded.model_variables]
+        for value, expected in zip(found, seen[step], strict=True):
+            np.testing.assert_array_equal(value, expected)
+
+
+def test_the_manifest_describes_the_student(exchange):
+    model = cases.codistill(cases.linear(0))
+    _train(model, _exporter(exchange, variables_dtype="bfloat16"))
+    found = exchange.latest(0).manifest
+    assert found.graph_fingerprint == model.graph.fingerprint
+    assert found.inputs == {"inputs": {"shape": [None, 4], "dtype": "float32"}}
+    assert found.outputs["outputs"]["shape"] == [None, 3]
+    assert [v["dtype"] for v in found.variables.values()] == ["bfloat16"] * 2
+    assert {"tensorflow", "keras", "tfdistill"} <= set(found.libraries)
+
+
+def test_the_last_step_is_always_published(exchange):
+    model = cases.codistill(cases.linear(0))
+    _train(model, _exporter(exchange, every_steps=1000))
+    assert exchange.steps(0) == [4]
+
+
+@pytest.mark.parametrize(("steps_per_execution", "last"), [(4, 10), (3, 10)])
+def test_several_steps_an_execution(exchange, steps_per_execution, last):
+    """Exports and refreshes that fall due inside of one come after it."""
+    x, y = cases.data(20)
+    cases.publish(exchange, cases.linear(1), step=1)
+    model = cases.codistill(
+        cases.linear(0),
+        cases.teacher_set(exchange),
+        steps_per_execution=steps_per_execution,
+    )
+    exporter = _exporter(exchange, every_steps=2)
+    loader = tfdistill.TeacherLoader(every_steps=2)
+    for epochs in (1, 2):
+        cases.fit(
+            model,
+            x,
+            y,
+            batch_size=2,
+            epochs=epochs,
+            callbacks=[exporter, _Waiting(exporter), loader],
+        )
+        assert exchange.steps(0)[-1] == int(model.optimizer.iterations)
+    due = set(range(steps_per_execution, last + 1, steps_per_execution))
+    assert set(exchange.steps(0)) & set(range(last + 1)) == due | {last}
+
+
+def test_while_one_export_is_written_later_ones_are_left_out(exchange):
+    model = cases.codistill(cases.linear(0))
+    exporter = _exporter(exchange)
+    release, publish = threading.Event(), exchange.publish
+    started = threading.Event()
+
+    def slow(*args, **kwargs):
+        started.set()
+        assert release.wait(_WAIT_SECS)
+        return publish(*args, **kwargs)
+
+    exchange.publish = slow
+
+    class Release(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            assert started.wait(_WAIT_SECS)
+
+        def on_epoch_end(self, epoch, logs=None):
+            # All steps were done while the first version was being written.
+            assert exchange.steps(0) == []
+            release.set()
+
+    cases.fit(model, _X, _Y, batch_size=2, callbacks=[exporter, Release()])
+    assert exporter.num_skipped == 7
+    assert exchange.steps(0) == [1, 8]
+
+
+def test_a_version_that_exists_is_left_as_it_is(exchange, caplog):
+    first = cases.codistill(cases.linear(0))
+    _train(first, _exporter(exchange))
+    before = exchange.latest(0).manifest
+    second = cases.codistill(cases.linear(5))
+    exporter = _exporter(exchange)
+    with caplog.at_level(logging.INFO):
+        _train(second, exporter)
+    assert exchange.latest(0).manifest == before
+    assert (exporter.num_published, exporter.num_failed) == (0, 0)
+    assert "published before" in caplog.text
+
+
+def test_weights_that_are_not_finite_are_not_published(exchange, caplog):
+    student = cases.linear(0)
+    model = cases.codistill(student, optimizer=keras.optimizers.SGD(0.0))
+    student.variables[1].assign([np.nan, 0.0, 0.0])
+    exporter = _exporter(exchange)
+    with caplog.at_level(logging.WARNING):
+        _train(model, exporter)
+    assert exchange.steps(0) == []
+    assert (exporter.num_published, exporter.num_failed) == (0, 4)
+    assert "NaN or infinite" in caplog.text
+
+
+def test_a_file_where_the_exchange_should_be(tmp_path, caplog):
+    """Works as root too, for whom no directory is read-only."""
+    (tmp_path / "file").write_text("")
+    exchange = tfdistill.Exchange(tmp_path / "file")
+    model = cases.codistill(cases.linear(0))
+    exporter = _exporter(exchange)
+    with caplog.at_level(logging.WARNING):
+        logs = _train(model, exporter)
+    assert exporter.num_failed == 4
+    assert np.isfinite(logs["loss"]).all()
+    assert caplog.text.count("training goes on") == 4
+
+
+def test_a_full_disk_costs_exports_only(exchange, caplog):
+    model = cases.codistill(cases.deep(0))
+    exporter = _exporter(exchange)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Disk(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            full = batch in (1, 2)
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (64 if full else limits[0], limits[1])
+            )
+
+    try:
+        with caplog.at_level(logging.WARNING):
+            logs = _train(model, exporter, more=[Disk()])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert np.isfinite(logs["loss"]).all()
+    assert exchange.steps(0) == [1, 4]
+    assert (exporter.num_published, exporter.num_failed) == (2, 2)
+    names = [p.name for p in (exchange_path(exchange)).iterdir()]
+    assert sorted(n for n in names if not n.startswith(".")) == ["1", "4"]
+    for step in (1, 4):
+        exchange.verify(exchange.open(0, step))
+
+
+def exchange_path(exchange):
+    import pathlib
+
+    return pathlib.Path(exchange.group_path(0))
+
+
+def test_an_exchange_without_a_place_is_left_alone():
+    model = cases.codistill(cases.linear(0))
+    exporter = _exporter(tfdistill.Exchange(None))
+    _train(model, exporter)
+    assert (exporter.num_published, exporter.num_failed) == (0, 0)
+
+
+def test_the_group_comes_from_the_environment(exchange, monkeypatch):
+    monkeypatch.setenv("TFDISTILL_GROUP", "3")
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "4")
+    monkeypatch.setenv("TFDISTILL_EXCHANGE", exchange.root)
+    exporter = tfdistill.StudentExporter(exchange, every_steps=1)
+    _train(cases.codistill(cases.linear(0)), exporter)
+    assert exchange.steps(3)
+
+
+def test_training_twice_goes_on_with_versions(exchange):
+    model = cases.codistill(cases.linear(0))
+    exporter = _exporter(exchange, every_steps=2)
+    for _ in range(2):
+        _train(model, exporter)
+    assert exchange.steps(0) == [2, 4, 6, 8]
+    assert not any(t.name == "tfdistill-export" for t in threading.enumerate())
+
+
+def test_a_replicated_student_is_exported(exchange, two_replicas):
+    with two_replicas.scope():
+        model = cases.codistill(cases.deep(0))
+    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(4)
+    cases.fit(model, data, callbacks=[_exporter(exchange)])
+    loaded = tf.saved_model.load(exchange.latest(0).path)
+    np.testing.assert_allclose(loaded.serve(_X), model.student(_X), rtol=1e-5)
+
+
+# ---- loader ----
+
+
+def test_a_refresh_is_due_every_so_many_steps(exchange, monkeypatch):
+    model = cases.codistill(cases.linear(0), cases.teacher_set(exchange))
+    refreshed = []
+    refresh = model.teachers.refresh
+
+    def noted(**kwargs):
+        refreshed.append(int(model.optimizer.iterations))
+        return refresh(**kwargs)
+
+    monkeypatch.setattr(model.teachers, "refresh", noted)
+    loader = tfdistill.TeacherLoader(every_steps=3)
+    cases.fit(model, _X, _Y, batch_size=2, epochs=2, callbacks=[loader])
+    assert refreshed == [3, 6, 9, 12, 15]
+
+
+def test_the_loader_brings_teachers_into_training(exchange):
+    """Nothing is done by hand here: threads, polls and swaps are real."""
+    model = cases.codistill(cases.linear(0), cases.teacher_set(exchange))
+    loader = tfdistill.TeacherLoader(every_steps=1)
+    cases.publish(exchange, cases.linear(1), step=7)
+
+    class Patience(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if model.teachers.status()[0]["step"] == 7:
+                model.stop_training = True
+
+    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(4).repeat()
+    cases.fit(
+        model,
+        data,
+        steps_per_epoch=20_000,
+        callbacks=[loader, Patience()],
+    )
+    assert model.teachers.status()[0]["step"] == 7
+    assert loader.num_refreshes == 1
+    assert cases.fit(model, _X, _Y)["distillation_weight"] == [1]
+    assert not any(
+        t.name == "tfdistill-teachers" for t in threading.enumerate()
+    )
+
+
+def test_another_graph_is_traced_into_running_training(exchange):
+    model = cases.codistill(
+        cases.linear(0),
+        cases.teacher_set(exchange, allow_other_graphs=True),
+    )
+    cases.publish(exchange, cases.deep(1), step=7)
+    loader = tfdistill.TeacherLoader(every_steps=1)
+    seen = []
+
+    class Patience(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(float(logs["distillation_weight"]))
+            if seen[-1] > 0:
+                model.stop_training = True
+
+    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(4).repeat()
+    cases.fit(
+        model,
+        data,
+        steps_per_epoch=20_000,
+        callbacks=[loader, Patience()],
+    )
+    assert seen[-1] == 1
+    assert model.teachers.status()[0]["step"] == 7
+
+
+# ---- mistakes ----
+
+
+@pytest.mark.parametrize("every_steps", [0, -3, 1.5])
+def test_intervals_are_checked(exchange, every_steps):
+    with pytest.raises(ValueError, match="every_steps"):
+        _exporter(exchange, every_steps=every_steps)
+    with pytest.raises(ValueError, match="every_steps"):
+        tfdistill.TeacherLoader(every_steps=every_steps)
+
+
+@pytest.mark.parametrize("kind", ["exporter", "loader", "log"])
+def test_a_plain_model_is_refused(exchange, tmp_path, kind):
+    callback = {
+        "exporter": lambda: _exporter(exchange),
+        "loader": lambda: tfdistill.TeacherLoader(every_steps=1),
+        "log": lambda: tfdistill.RunLog(tmp_path),
+    }[kind]()
+    model = cases.linear(0)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="Wrap your model"):
+        model.fit(_X, np.eye(3)[_Y], verbose=0, callbacks=[callback])
+
+
+def test_an_unknown_dtype_is_refused_before_training_ends(exchange):
+    with pytest.raises(ValueError, match="variables_dtype.*'float8'"):
+        _train(
+            cases.codistill(cases.linear(0)),
+            _exporter(exchange, variables_dtype="float8"),
+        )
+
+
+class _Resolver:
+    """A cluster of two workers, of which this is one."""
+
+    def __init__(self, task_id):
+        self.task_type, self.task_id = "worker", task_id
+
+    def cluster_spec(self):
+        return tf.train.ClusterSpec({"worker": ["a:1", "b:1"]})
+
+
+class _Strategy:
+    def __init__(self, task_id):
+        self.cluster_resolver = _Resolver(task_id)
+
+
+def test_backup_and_restore_is_refused_on_several_workers(tmp_path):
+    backup = keras.callbacks.BackupAndRestore(str(tmp_path))
+    with pytest.raises(ValueError, match="BackupAndRestore.*ModelCheckpoint"):
+        chief_only.select([backup], _Strategy(0))
+    one = tf.distribute.get_strategy()
+    assert chief_only.select([backup], one) == [backup]
+
+
+@pytest.mark.parametrize(("task_id", "kept"), [(0, 4), (1, 2)])
+def test_files_are_written_by_the_chief(tmp_path, exchange, task_id, kept):
+    given = [
+        keras.callbacks.CSVLogger(tmp_path / "a.csv"),
+        tfdistill.RunLog(tmp_path),
+        # These take part in collectives: on every worker.
+        _exporter(exchange),
+        tfdistill.TeacherLoader(every_steps=1),
+    ]
+    found = chief_only.select(given, _Strategy(task_id))
+    assert found == given[4 - kept :]
+
+
+# ---- Keras' own callbacks ----
+
+
+@pytest.fixture
+def taught(exchange):
+    model = cases.codistill(
+        cases.linear(0), cases.teacher_set(exchange), metrics=["accuracy"]
+    )
+    cases.prepare(model, _X, _Y)
+    cases.publish(exchange, cases.linear(1))
+    cases.load(model, 10)
+    return model
+
+
+def _fit(model, *callbacks, epochs=4):
+    return cases.fit(
+        model,
+        _X,
+        _Y,
+        epochs=epochs,
+        batch_size=8,
+        validation_split=0.25,
+        callbacks=[cases.never(), *callbacks],
+    )
+
+
+def test_model_checkpoints_hold_the_student(taught, tmp_path):
+    whole, best = tmp_path / "last.keras", tmp_path / "best.weights.h5"
+    logs = _fit(
+        taught,
+        keras.callbacks.ModelCheckpoint(whole),
+        keras.callbacks.ModelCheckpoint(
+            best,
+            monitor="val_loss",
+            mode="max",
+            save_best_only=True,
+            save_weights_only=True,
+        ),
+    )
+    loaded = keras.models.load_model(whole)
+    assert isinstance(loaded, keras.Sequential)
+    np.testing.assert_allclose(loaded(_X), taught.student(_X), rtol=1e-6)
+    taught.load_weights(best)
+    found = taught.evaluate(_X[12:], _Y[12:], verbose=0, return_dict=True)
+    assert found["loss"] == pytest.approx(max(logs["val_loss"]), rel=1e-4)
+
+
+def test_early_stopping_restores_the_best_weights(taught):
+    before = [v.numpy() for v in taught.student.variables]
+    logs = _fit(
+        taught,
+        keras.callbacks.EarlyStopping(
+            "distillation_weight",
+            mode="max",
+            patience=1,
+            restore_best_weights=True,
+        ),
+        epochs=9,
+    )
+    assert len(logs["loss"]) == 2
+    after = [v.numpy() for v in taught.student.variables]
+    assert not np.array_equal(before[0], after[0])
+    reference = taught.evaluate(_X[12:], _Y[12:], verbose=0, return_dict=True)
+    assert reference["loss"] == pytest.approx(logs["val_loss"][0], rel=1e-4)
+
+
+def test_reduce_lr_on_plateau(taught):
+    _fit(
+        taught,
+        keras.callbacks.ReduceLROnPlateau(
+            "loss", factor=0.5, patience=1, min_delta=100.0
+        ),
+    )
+    assert float(taught.optimizer.learning_rate) < 0.1
+
+
+def test_csv_and_lambdas_see_all_logs(taught, tmp_path):
+    seen = []
+    logs = _fit(
+        taught,
+        keras.callbacks.CSVLogger(tmp_path / "logs.csv"),
+        keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append(dict(logs))
+        ),
+    )
+    with (tmp_path / "logs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    wanted = {
+        "loss",
+        "task_loss",
+        "distillation_loss",
+        "distillation_weight",
+        "teacher_staleness",
+        "accuracy",
+    }
+    assert wanted | {"epoch", "val_loss", "val_accuracy"} == set(rows[0])
+    assert [float(r["loss"]) for r in rows] == pytest.approx(logs["loss"])
+    assert all(set(each) == wanted for each in seen)
+
+
+def test_tensorboard_with_histograms_and_graph(taught, tmp_path):
+    _fit(
+        taught,
+        keras.callbacks.TensorBoard(
+            tmp_path, histogram_freq=1, write_graph=True
+        ),
+        epochs=2,
+    )
+    tags = set()
+    for path in sorted(tmp_path.rglob("events.*")):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            tags |= {value.tag for value in event.summary.value}
+    assert "epoch_distillation_loss" in tags
+    assert "epoch_teacher_staleness" in tags
+    assert any("kernel/histogram" in tag for tag in tags)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,254 @@
+import codistillation_cases as cases
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdistill import distillation_term
+from tfdistill import global_batch
+from tfdistill import losses
+from tfdistill import soft_targets
+
+
+def _soft(*outputs, weights=None):
+    """One output; by teacher. `weights` by teacher and example."""
+    outputs = [tf.constant(value, tf.float32) for value in outputs]
+    batch = outputs[0].shape[0]
+    return soft_targets.SoftTargets(
+        outputs=[outputs],
+        weights=tf.constant(
+            [[1.0] * batch] * len(outputs) if weights is None else weights,
+            tf.float32,
+        ),
+        staleness=tf.constant(0.0),
+    )
+
+
+def _term(loss, task_loss=None, **kwargs):
+    return distillation_term.DistillationTerm(
+        loss, task_loss=task_loss, **kwargs
+    )
+
+
+def _cross_entropy(target, logits):
+    return -(target * np.log(cases.softmax(logits))).sum(-1)
+
+
+_RNG = np.random.default_rng(3)
+_A, _B, _STUDENT = _RNG.normal(size=(3, 4, 3)).astype("float32")
+
+
+def test_one_loss_on_the_mean_of_the_predictions():
+    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
+    found = float(term(_soft(_A, _B), _STUDENT, None))
+    mean = (cases.softmax(_A) + cases.softmax(_B)) / 2
+    np.testing.assert_allclose(
+        found, _cross_entropy(mean, _STUDENT).mean(), rtol=1e-5
+    )
+
+
+def test_the_kl_of_the_mean_is_not_the_mean_of_kls():
+    """A sum of pairwise terms would be another algorithm."""
+    term = _term(losses.ForwardKL(from_logits=True))
+    both = float(term(_soft(_A, _B), _STUDENT, None))
+    pairwise = [float(term(_soft(t), _STUDENT, None)) for t in (_A, _B)]
+    assert both < np.mean(pairwise) - 1e-3
+
+
+def test_examples_without_a_teacher_have_no_share():
+    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
+    weights = [[1, 0, 1, 0], [1, 1, 0, 0]]
+    found = float(term(_soft(_A, _B, weights=weights), _STUDENT, None))
+    a, b = cases.softmax(_A), cases.softmax(_B)
+    target = np.stack([(a[0] + b[0]) / 2, b[1], a[2], np.zeros(3)])
+    expected = _cross_entropy(target, _STUDENT).sum() / 4
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_without_any_teacher_it_is_zero():
+    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
+    nobody = _soft(_A * np.nan, weights=[[0.0] * 4])
+    student = tf.Variable(_STUDENT)
+    with tf.GradientTape() as tape:
+        value = term(nobody, student, None)
+    assert float(value) == 0.0
+    np.testing.assert_array_equal(tape.gradient(value, student), 0 * _STUDENT)
+    assert float(distillation_term.any_teacher(nobody, tf.float32)) == 0.0
+    assert float(distillation_term.any_teacher(_soft(_A), tf.float32)) == 1.0
+
+
+def test_sample_weights_are_those_of_the_task():
+    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
+    weight = np.array([0.0, 1.0, 2.0, 3.0])
+    found = float(term(_soft(_A), _STUDENT, tf.constant(weight)))
+    values = _cross_entropy(cases.softmax(_A), _STUDENT)
+    np.testing.assert_allclose(found, (values * weight).mean(), rtol=1e-5)
+
+
+def test_weights_by_position_are_masked_by_example():
+    """Sequences: outputs [batch, time, classes], weights [batch, time]."""
+    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
+    teacher, student = _RNG.normal(size=(2, 2, 5, 3)).astype("float32")
+    weight = _RNG.uniform(size=(2, 5))
+    found = float(
+        term(_soft(teacher, weights=[[1.0, 0.0]]), student, tf.constant(weight))
+    )
+    values = _cross_entropy(cases.softmax(teacher), student) * weight
+    np.testing.assert_allclose(found, values[0].sum() / 10, rtol=1e-5)
+
+
+# ---- several outputs ----
+
+
+def _two_outputs():
+    soft = soft_targets.SoftTargets(
+        outputs=[[tf.constant(_A)], [tf.constant(_B)]],
+        weights=tf.ones([1, 4]),
+        staleness=tf.constant(0.0),
+    )
+    first = _cross_entropy(cases.softmax(_A), _STUDENT).mean()
+    second = _cross_entropy(cases.softmax(_B), _STUDENT).mean()
+    return soft, first, second
+
+
+@pytest.mark.parametrize(
+    ("spec", "shares"),
+    [
+        ("one", (1, 1)),
+        (["one", None], (1, 0)),
+        ([None, "one"], (0, 1)),
+        ({"b": "one", "a": None}, (0, 1)),
+        ({"b": None, "a": "one"}, (1, 0)),
+        ({"b": "one"}, (0, 1)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("structure", [dict, list])
+def test_a_loss_for_each_output(spec, shares, structure):
+    def make(part):
+        loss = losses.SoftTargetCrossEntropy(from_logits=True)
+        if isinstance(part, dict):
+            return {key: make(value) for key, value in part.items()}
+        if isinstance(part, list):
+            return [make(value) for value in part]
+        return loss if part else None
+
+    soft, first, second = _two_outputs()
+    outputs = {"a": _STUDENT, "b": _STUDENT}
+    if structure is list:
+        outputs = list(outputs.values())
+    found = float(
+        _term(make(spec), output_names=["a", "b"])(soft, outputs, None)
+    )
+    expected = shares[0] * first + shares[1] * second
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("structure", [dict, list])
+def test_keys_that_are_no_outputs_are_refused(structure):
+    soft, _, _ = _two_outputs()
+    outputs = {"a": _STUDENT, "b": _STUDENT}
+    if structure is list:
+        outputs = list(outputs.values())
+    loss = losses.SoftTargetCrossEntropy(from_logits=True)
+    term = _term({"a": loss, "c": loss}, output_names=["a", "b"])
+    with pytest.raises(ValueError, match=r"\['a', 'b'\]; received \['c'\]"):
+        term(soft, outputs, None)
+
+
+def test_keys_need_names():
+    soft, _, _ = _two_outputs()
+    loss = losses.SoftTargetCrossEntropy(from_logits=True)
+    with pytest.raises(ValueError, match="must be a list"):
+        _term({"a": loss})(soft, [_STUDENT, _STUDENT], None)
+
+
+def test_too_few_losses_are_refused():
+    soft, _, _ = _two_outputs()
+    loss = losses.SoftTargetCrossEntropy(from_logits=True)
+    with pytest.raises(ValueError, match="each of 2 outputs; received 1"):
+        _term([loss])(soft, [_STUDENT, _STUDENT], None)
+
+
+def test_sample_weights_by_output():
+    soft, first, second = _two_outputs()
+    loss = losses.SoftTargetCrossEntropy(from_logits=True)
+    weights = {"a": tf.zeros([4]), "b": tf.fill([4], 3.0)}
+    outputs = {"a": _STUDENT, "b": _STUDENT}
+    found = float(_term(loss)(soft, outputs, weights))
+    np.testing.assert_allclose(found, 3 * second, rtol=1e-5)
+    found = float(_term(loss)(soft, outputs, {"a": None, "b": weights["b"]}))
+    np.testing.assert_allclose(found, first + 3 * second, rtol=1e-5)
+
+
+# ---- logits or probabilities, as the task loss says ----
+
+
+def _scce(from_logits):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
+
+
+@pytest.mark.parametrize(
+    ("task_loss", "expected"),
+    [
+        (lambda: _scce(True), True),
+        (lambda: _scce(False), False),
+        (lambda: "sparse_categorical_crossentropy", False),
+        (lambda: [_scce(True), _scce(True)], True),
+        (lambda: {"a": _scce(True), "b": "mse"}, True),
+    ],
+)
+def test_from_logits_follows_the_task_loss(task_loss, expected):
+    wrapped = global_batch.over_global_batch(task_loss())
+    term = _term(losses.SoftTargetCrossEntropy(), task_loss=wrapped)
+    probabilities = cases.softmax(_A)
+    given = _A if expected else probabilities
+    student = _STUDENT if expected else cases.softmax(_STUDENT)
+    value = float(term(_soft(given), student, None))
+    np.testing.assert_allclose(
+        value, _cross_entropy(probabilities, _STUDENT).mean(), rtol=1e-4
+    )
+
+
+def test_each_output_follows_its_own_task_loss():
+    task = {"a": _scce(True), "b": _scce(False)}
+    loss = losses.SoftTargetCrossEntropy
+    term = _term({"a": loss(), "b": loss()}, task_loss=task)
+    soft = soft_targets.SoftTargets(
+        outputs=[[tf.constant(_A)], [tf.constant(cases.softmax(_B))]],
+        weights=tf.ones([1, 4]),
+        staleness=tf.constant(0.0),
+    )
+    _, first, second = _two_outputs()
+    outputs = {"a": _STUDENT, "b": cases.softmax(_STUDENT)}
+    np.testing.assert_allclose(
+        float(term(soft, outputs, None)), first + second, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "task_loss",
+    [
+        lambda: "mse",
+        lambda: lambda y, p: p,
+        lambda: [_scce(True), _scce(False)],
+    ],
+)
+def test_from_logits_that_nobody_says_is_asked_for(task_loss):
+    with pytest.raises(ValueError, match="from_logits=True or"):
+        _term(
+            losses.SoftTargetCrossEntropy(),
+            task_loss=global_batch.over_global_batch(task_loss()),
+        )
+
+
+@pytest.mark.parametrize(
+    "loss", [keras.losses.KLDivergence(), "kl_divergence", 1.0]
+)
+def test_a_task_loss_is_no_distillation_loss(loss):
+    with pytest.raises(ValueError, match="must be a tfdistill.losses"):
+        _term(loss, task_loss=_scce(True))
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

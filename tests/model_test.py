@@ -1,0 +1,637 @@
+import json
+
+import codistillation_cases as cases
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tfdistill import losses
+from tfdistill import schedules
+
+_X, _Y = cases.data()
+
+
+@pytest.fixture
+def exchange(tmp_path):
+    return tfdistill.Exchange(tmp_path / "exchange")
+
+
+def _taught(exchange, student=None, x=_X, y=_Y, *, spec=None, **kwargs):
+    """A prepared model with one teacher: the same student, other values."""
+    student = student or cases.linear(0)
+    model = cases.codistill(student, cases.teacher_set(exchange), **kwargs)
+    cases.prepare(model, x, y)
+    before = [v.numpy() for v in student.variables]
+    cases.randomize(student, 1)
+    cases.publish(exchange, student, spec=spec or model.graph.input_spec)
+    for variable, value in zip(student.variables, before, strict=True):
+        variable.assign(value)
+    cases.load(model, 10)
+    return model
+
+
+def _values(model):
+    return [v.numpy() for v in model.student.variables]
+
+
+# ---- the loss, by hand ----
+
+
+def _gradient(student, x, y, teachers, *, weight, temperature=1.0, rows=None):
+    """d loss / d logits of a linear softmax student, `[n, classes]`."""
+    kernel, bias = [v.numpy().astype("float64") for v in student.variables]
+    logits = x @ kernel + bias
+    rows = np.ones(len(x)) if rows is None else rows
+    task = cases.softmax(logits) - np.eye(cases.NUM_CLASSES)[y]
+    target = sum(
+        share * cases.softmax((x @ k + b) / temperature)
+        for share, (k, b) in teachers
+    ) / sum(share for share, _ in teachers)
+    soft = temperature * (cases.softmax(logits / temperature) - target)
+    return (task + weight * soft) * rows[:, None] / len(x)
+
+
+def _teacher_values(seed):
+    return [v.numpy().astype("float64") for v in cases.linear(seed).variables]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "shares"),
+    [(1.0, (1.0, 1.0)), (3.0, (1.0, 1.0)), (2.0, (0.25, 2.0))],
+)
+@pytest.mark.parametrize("sample_weight", [False, True])
+def test_one_update_by_hand(exchange, temperature, shares, sample_weight):
+    for group in (1, 2):
+        cases.publish(exchange, cases.linear(group), group=group)
+    model = cases.codistill(
+        cases.linear(0),
+        cases.teacher_set(exchange, (1, 2), weights=shares),
+        distillation_loss=losses.SoftTargetCrossEntropy(
+            temperature=temperature
+        ),
+        distillation_weight=0.7,
+    )
+    rows = np.linspace(0, 2, 16).astype("float32") if sample_weight else None
+    extra = {"sample_weight": rows} if sample_weight else {}
+    cases.prepare(model, _X, _Y, **extra)
+    cases.load(model, 10, 10)
+    gradient = _gradient(
+        model.student,
+        _X,
+        _Y,
+        [(shares[0], _teacher_values(1)), (shares[1], _teacher_values(2))],
+        weight=0.7,
+        temperature=temperature,
+        rows=rows,
+    )
+    kernel, bias = _values(model)
+    logs = cases.fit(model, _X, _Y, batch_size=16, **extra)
+    np.testing.assert_allclose(
+        model.student.variables[0].numpy(),
+        kernel - 0.1 * _X.T @ gradient,
+        atol=1e-6,
+    )
+    np.testing.assert_allclose(
+        model.student.variables[1].numpy(),
+        bias - 0.1 * gradient.sum(axis=0),
+        atol=1e-6,
+    )
+    np.testing.assert_allclose(
+        logs["loss"][0],
+        logs["task_loss"][0] + 0.7 * logs["distillation_loss"][0],
+        rtol=1e-5,
+    )
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [losses.ForwardKL, losses.ReverseKL, losses.LogitsMeanSquaredError],
+)
+def test_a_student_equal_to_its_teacher_has_nothing_to_learn(exchange, loss):
+    cases.publish(exchange, cases.linear(0))
+    model = cases.codistill(
+        cases.linear(0),
+        cases.teacher_set(exchange),
+        distillation_loss=loss(),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    cases.prepare(model, _X, _Y)
+    cases.load(model, 10)
+    logs = cases.fit(model, _X, _Y, batch_size=16)
+    assert abs(logs["distillation_loss"][0]) < 1e-6
+    plain = cases.codistill(cases.linear(0))
+    cases.fit(plain, _X, _Y, batch_size=16, callbacks=[])
+    for ours, theirs in zip(_values(model), _values(plain), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_binary_outputs(exchange):
+    def build(seed):
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+        cases.randomize(model, seed)
+        return model
+
+    cases.publish(exchange, build(1))
+    model = cases.codistill(
+        build(0),
+        cases.teacher_set(exchange),
+        loss=keras.losses.BinaryCrossentropy(from_logits=True),
+        distillation_loss=losses.BinarySoftTargetCrossEntropy(),
+    )
+    y = (_Y > 0).astype("float32")[:, None]
+    cases.prepare(model, _X, y)
+    cases.load(model, 10)
+    kernel, bias = _values(model)
+
+    def sigmoid(student):
+        return 1 / (1 + np.exp(-student(_X).numpy()))
+
+    gradient = (2 * sigmoid(model.student) - y - sigmoid(build(1))) / 16
+    cases.fit(model, _X, y, batch_size=16)
+    np.testing.assert_allclose(
+        model.student.variables[0], kernel - 0.1 * _X.T @ gradient, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        model.student.variables[1], bias - 0.1 * gradient.sum(0), atol=1e-6
+    )
+
+
+def test_the_logs_are_means_over_the_epoch(exchange):
+    model = _taught(exchange, distillation_weight=0.5)
+    logs = cases.fit(model, _X, _Y, batch_size=5, epochs=2)
+    for loss, task, soft in zip(
+        logs["loss"], logs["task_loss"], logs["distillation_loss"], strict=True
+    ):
+        np.testing.assert_allclose(loss, task + 0.5 * soft, rtol=1e-5)
+        assert soft > 0
+    assert logs["distillation_weight"] == [0.5, 0.5]
+    # 4 batches an epoch, the last of which began at step 3, then 7.
+    assert logs["teacher_staleness"] == [3 - 10, 7 - 10]
+
+
+def test_a_weight_by_the_step(exchange):
+    weight = schedules.LinearRamp(start_step=2, end_step=6)
+    model = _taught(exchange, distillation_weight=weight)
+    logs = cases.fit(model, _X, _Y, batch_size=16, epochs=8)
+    assert logs["distillation_weight"] == [0, 0, 0, 0.25, 0.5, 0.75, 1, 1]
+
+
+def test_a_weight_from_any_function_of_the_step(exchange):
+    model = _taught(
+        exchange,
+        distillation_weight=lambda step: tf.cast(step % 2, tf.float32) * 3.0,
+    )
+    logs = cases.fit(model, _X, _Y, batch_size=16, epochs=4)
+    assert logs["distillation_weight"] == [0, 3, 0, 3]
+
+
+def test_evaluate_and_predict_concern_the_student_alone(exchange):
+    model = _taught(exchange, metrics=["accuracy"])
+    found = model.evaluate(_X, _Y, verbose=0, return_dict=True)
+    assert set(found) == {"loss", "accuracy"}
+    plain = cases.codistill(cases.linear(0), metrics=["accuracy"])
+    expected = plain.evaluate(_X, _Y, verbose=0, return_dict=True)
+    assert found == pytest.approx(expected)
+    np.testing.assert_allclose(
+        model.predict(_X, verbose=0), model.student(_X), rtol=1e-6
+    )
+
+
+def test_without_teachers_it_trains_as_keras_does():
+    def run(wrap):
+        keras.utils.set_random_seed(1)
+        model = cases.deep(0)
+        if wrap:
+            model = tfdistill.CodistillModel(model)
+        model.compile(
+            "adam",
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+        logs = cases.fit(
+            model, _X, _Y, epochs=3, batch_size=5, callbacks=[], shuffle=True
+        )
+        return logs, model.get_weights()
+
+    logs, weights = run(True)
+    expected_logs, expected = run(False)
+    assert logs.keys() - expected_logs.keys() == {
+        "task_loss",
+        "distillation_weight",
+        "teacher_staleness",
+        "distillation_loss",
+    }
+    for key, value in expected_logs.items():
+        np.testing.assert_allclose(logs[key], value, rtol=1e-6)
+    for found, value in zip(weights, expected, strict=True):
+        np.testing.assert_array_equal(found, value)
+
+
+# ---- kinds of students ----
+
+
+class Subclassed(keras.Model):
+    """A student that is built by its first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(5, activation="tanh")
+        self.drop = keras.layers.Dropout(0.5)
+        self.top = keras.layers.Dense(3)
+
+    def call(self, inputs, training=None):
+        return self.top(self.drop(self.hidden(inputs), training=training))
+
+
+def _no_training_argument():
+    class Plain(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.top = keras.layers.Dense(3)
+
+        def call(self, inputs):
+            return self.top(inputs)
+
+    return Plain()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: keras.Sequential([keras.layers.Dense(3)]),
+        Subclassed,
+        _no_training_argument,
+    ],
+    ids=["sequential", "subclassed", "no_training_argument"],
+)
+def test_students_that_are_built_by_their_first_batch(exchange, build):
+    model = _taught(exchange, build())
+    logs = cases.fit(model, _X, _Y, epochs=2)
+    assert logs["distillation_weight"] == [1, 1]
+    assert logs["distillation_loss"][1] > 0
+
+
+def test_dicts_of_inputs_and_outputs(exchange):
+    a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
+    joined = keras.layers.Concatenate()([a, b])
+    outputs = {
+        "kind": keras.layers.Dense(3, name="kind")(joined),
+        "size": keras.layers.Dense(1, name="size")(joined),
+    }
+    student = keras.Model({"a": a, "b": b}, outputs)
+    x = {"a": _X, "b": _X + 1}
+    y = {"kind": _Y, "size": _X[:, :1]}
+    model = _taught(
+        exchange,
+        student,
+        x,
+        y,
+        loss={
+            "kind": keras.losses.SparseCategoricalCrossentropy(
+                from_logits=True
+            ),
+            "size": "mse",
+        },
+        distillation_loss={
+            "kind": losses.SoftTargetCrossEntropy(),
+            "size": None,
+        },
+    )
+    before = _values(model)
+    by_path = {v.path: i for i, v in enumerate(student.variables)}
+    untaught = keras.models.clone_model(student)
+    for variable, value in zip(untaught.variables, before, strict=True):
+        variable.assign(value)
+    logs = cases.fit(model, x, y, batch_size=16)
+    assert logs["distillation_loss"][0] > 0
+    plain = cases.codistill(
+        untaught,
+        loss={
+            "kind": keras.losses.SparseCategoricalCrossentropy(
+                from_logits=True
+            ),
+            "size": "mse",
+        },
+    )
+    cases.fit(plain, x, y, batch_size=16, callbacks=[])
+    for path, index in by_path.items():
+        same = np.array_equal(_values(model)[index], _values(plain)[index])
+        assert same == path.startswith("size"), path
+
+
+def test_lists_of_outputs_by_name(exchange):
+    inputs = keras.Input((4,))
+    student = keras.Model(
+        inputs,
+        [
+            keras.layers.Dense(3, name="a")(inputs),
+            keras.layers.Dense(3, name="b")(inputs),
+        ],
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = _taught(
+        exchange,
+        student,
+        _X,
+        [_Y, _Y],
+        loss=[loss, loss],
+        # In the other order: names count, not positions.
+        distillation_loss={"b": losses.ForwardKL(), "a": None},
+    )
+    for variable in student.layers[1].variables:  # As the teacher has it.
+        assert variable.path.startswith("a")
+    cases.randomize(student, 1)
+    logs = cases.fit(model, _X, [_Y, _Y], batch_size=16)
+    assert abs(logs["distillation_loss"][0]) < 1e-6
+    student.layers[1].kernel.assign(student.layers[1].kernel + 1)
+    logs = cases.fit(model, _X, [_Y, _Y], batch_size=16)
+    of_b_alone = logs["distillation_loss"][0]
+    student.layers[1].kernel.assign(student.layers[1].kernel + 9)
+    student.layers[2].kernel.assign(student.layers[2].kernel[:, ::-1] * 3)
+    logs = cases.fit(model, _X, [_Y, _Y], batch_size=16)
+    assert logs["distillation_loss"][0] > of_b_alone
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16"])
+def test_students_of_half_precision(exchange, policy):
+    keras.config.set_dtype_policy(policy)
+    model = _taught(exchange, cases.deep(0))
+    logs = cases.fit(model, _X, _Y, epochs=2, batch_size=5)
+    assert logs["distillation_weight"] == [1, 1]
+    assert np.isfinite(logs["loss"]).all()
+
+
+# ---- kinds of data ----
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """Logs and weights of one epoch on arrays, 4 examples a batch."""
+    exchange = tfdistill.Exchange(tmp_path_factory.mktemp("reference"))
+    model = _taught(exchange)
+    return cases.fit(model, _X, _Y, batch_size=4), _values(model)
+
+
+class _PyDataset(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        rows = slice(4 * index, 4 * index + 4)
+        return _X[rows], _Y[rows]
+
+
+def _generator():
+    while True:
+        for index in range(4):
+            yield _PyDataset()[index]
+
+
+def _dataset(dtype="float32"):
+    slices = (_X.astype(dtype), _Y)
+    return tf.data.Dataset.from_tensor_slices(slices).batch(4)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments"),
+    [
+        (lambda: (_X, _Y), {"batch_size": 4}),
+        (lambda: (_X.astype("float64"), _Y), {"batch_size": 4}),
+        (lambda: (tf.constant(_X), tf.constant(_Y)), {"batch_size": 4}),
+        (lambda: (_dataset(), None), {}),
+        (lambda: (_dataset("float64"), None), {}),
+        (lambda: (_dataset().repeat(), None), {"steps_per_epoch": 4}),
+        (lambda: (_PyDataset(), None), {}),
+        (lambda: (_generator(), None), {"steps_per_epoch": 4}),
+    ],
+    ids=[
+        "numpy",
+        "float64",
+        "tensors",
+        "tf_data",
+        "tf_data_float64",
+        "repeated",
+        "py_dataset",
+        "generator",
+    ],
+)
+def test_the_same_data_in_any_form(exchange, reference, make, arguments):
+    x, y = make()
+    model = _taught(exchange, x=x, y=y)
+    x, y = make()
+    logs = cases.fit(model, x, y, **arguments)
+    assert logs["distillation_weight"] == [1]
+    expected_logs, expected = reference
+    for found, value in zip(_values(model), expected, strict=True):
+        np.testing.assert_allclose(found, value, atol=1e-6)
+    np.testing.assert_allclose(logs["loss"], expected_logs["loss"], rtol=1e-5)
+
+
+def test_validation_split_and_class_weight(exchange):
+    model = _taught(exchange, metrics=["accuracy"])
+    logs = cases.fit(
+        model,
+        _X,
+        _Y,
+        validation_split=0.25,
+        class_weight={0: 1.0, 1: 0.0, 2: 2.0},
+    )
+    assert {"val_loss", "val_accuracy", "distillation_loss"} <= set(logs)
+    assert "val_distillation_loss" not in logs
+
+
+def test_steps_by_hand(exchange):
+    model = _taught(exchange)
+    reference = _taught(tfdistill.Exchange(exchange.root + "_reference"))
+    logs = model.train_on_batch(_X, _Y, return_dict=True)
+    expected = cases.fit(reference, _X, _Y, batch_size=16)
+    for key in ("loss", "task_loss", "distillation_loss"):
+        np.testing.assert_allclose(logs[key], expected[key][0], rtol=1e-6)
+    for found, value in zip(_values(model), _values(reference), strict=True):
+        np.testing.assert_array_equal(found, value)
+    assert set(model.test_on_batch(_X, _Y, return_dict=True)) == {"loss"}
+    assert model.predict_on_batch(_X).shape == (16, 3)
+
+
+@pytest.mark.parametrize(
+    "how", [{"run_eagerly": True}, {"steps_per_execution": 3}]
+)
+def test_other_ways_of_execution(exchange, how):
+    model = _taught(exchange, **how)
+    reference = _taught(tfdistill.Exchange(exchange.root + "_reference"))
+    logs = cases.fit(model, _X, _Y, batch_size=3, epochs=2)
+    expected = cases.fit(reference, _X, _Y, batch_size=3, epochs=2)
+    for found, value in zip(_values(model), _values(reference), strict=True):
+        np.testing.assert_allclose(found, value, atol=1e-6)
+    np.testing.assert_allclose(logs["loss"], expected["loss"], rtol=1e-5)
+
+
+def test_fit_goes_on_where_it_stopped(exchange):
+    twice, once = (
+        _taught(
+            tfdistill.Exchange(f"{exchange.root}_{i}"),
+            optimizer=keras.optimizers.Adam(
+                keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+            ),
+        )
+        for i in range(2)
+    )
+    for _ in range(2):
+        cases.fit(twice, _X, _Y, batch_size=8)
+    cases.fit(once, _X, _Y, batch_size=8, epochs=2)
+    for found, value in zip(_values(twice), _values(once), strict=True):
+        np.testing.assert_array_equal(found, value)
+
+
+def test_compiling_again_keeps_the_teachers(exchange):
+    model = _taught(exchange)
+    model.compile(
+        "sgd",
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        distillation_loss=losses.SoftTargetCrossEntropy(),
+        distillation_weight=0.25,
+    )
+    assert cases.fit(model, _X, _Y)["distillation_weight"] == [0.25]
+
+
+# ---- the student's files ----
+
+_PLAIN = """
+import sys
+import keras
+import numpy as np
+root, inputs = sys.argv[1], np.load(sys.argv[1] + "/x.npy")
+expected = np.load(root + "/expected.npy")
+model = keras.models.load_model(root + "/student.keras")
+assert type(model).__name__ == "Functional", type(model)
+np.testing.assert_allclose(model(inputs), expected, rtol=1e-5)
+model.load_weights(root + "/student.weights.h5")
+np.testing.assert_allclose(model(inputs), expected, rtol=1e-5)
+assert not any("tfdistill" in name for name in sys.modules)
+print("same")
+"""
+
+
+@pytest.mark.timeout_secs(280)
+def test_files_open_in_a_plain_keras(exchange, tmp_path):
+    model = _taught(exchange, cases.deep(0))
+    cases.fit(model, _X, _Y)
+    np.save(tmp_path / "x.npy", _X)
+    np.save(tmp_path / "expected.npy", model.student(_X))
+    model.save(tmp_path / "student.keras")
+    model.save_weights(tmp_path / "student.weights.h5")
+    assert cases.run_python(_PLAIN, str(tmp_path)).strip() == "same"
+
+
+def test_weights_are_loaded_into_the_student(exchange, tmp_path):
+    model = _taught(exchange)
+    cases.fit(model, _X, _Y)
+    model.save_weights(tmp_path / "a.weights.h5")
+    other = cases.codistill(cases.linear(9))
+    other.load_weights(tmp_path / "a.weights.h5")
+    for found, value in zip(_values(other), _values(model), strict=True):
+        np.testing.assert_array_equal(found, value)
+
+
+def test_export_is_the_students(exchange, tmp_path):
+    model = _taught(exchange)
+    model.export(str(tmp_path / "export"), verbose=False)
+    loaded = tf.saved_model.load(str(tmp_path / "export"))
+    np.testing.assert_allclose(loaded.serve(_X), model.student(_X), rtol=1e-5)
+
+
+def test_the_config_makes_the_student_again(exchange):
+    model = _taught(exchange, cases.deep(0))
+    config = model.get_config()
+    assert "teacher" not in json.dumps(config)
+    again = tfdistill.CodistillModel.from_config(config)
+    assert again.name == model.name
+    assert len(again.teachers) == 0
+    again.set_weights(model.get_weights())
+    np.testing.assert_allclose(again(_X), model(_X), rtol=1e-6)
+    cloned = keras.saving.deserialize_keras_object(
+        keras.saving.serialize_keras_object(model)
+    )
+    assert isinstance(cloned, tfdistill.CodistillModel)
+
+
+# ---- mistakes ----
+
+
+def test_teachers_need_a_distillation_loss(exchange):
+    model = tfdistill.CodistillModel(
+        cases.linear(), teachers=cases.teacher_set(exchange)
+    )
+    with pytest.raises(ValueError, match="distillation_loss.*None with 1"):
+        model.compile("sgd", "mse")
+
+
+def test_from_logits_must_be_known(exchange):
+    model = tfdistill.CodistillModel(
+        cases.linear(), teachers=cases.teacher_set(exchange)
+    )
+    with pytest.raises(ValueError, match="from_logits=True or"):
+        model.compile(
+            "sgd", "mse", distillation_loss=losses.SoftTargetCrossEntropy()
+        )
+
+
+@pytest.mark.parametrize("student", [cases.linear, "student", None])
+def test_a_student_is_a_model(student):
+    with pytest.raises(ValueError, match="must be a keras.Model; received"):
+        tfdistill.CodistillModel(student)
+
+
+def test_unknown_outputs_are_refused(exchange):
+    inputs = keras.Input((4,))
+    student = keras.Model(inputs, {"a": keras.layers.Dense(3)(inputs)})
+    model = cases.codistill(
+        student,
+        cases.teacher_set(exchange),
+        distillation_loss={"b": losses.ForwardKL(from_logits=True)},
+    )
+    with pytest.raises(ValueError, match=r"\['a'\]; received \['b'\]"):
+        cases.fit(model, _X, {"a": _Y})
+
+
+def test_a_raw_variable_is_refused_before_any_step(exchange):
+    class Raw(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.scale = tf.Variable(1.0, name="my_scale")
+
+        def call(self, x):
+            return x * self.scale
+
+    student = keras.Sequential(
+        [keras.Input((4,)), Raw(), keras.layers.Dense(3)]
+    )
+    model = cases.codistill(student, cases.teacher_set(exchange))
+    with pytest.raises(ValueError, match="my_scale.*add_weight"):
+        cases.fit(model, _X, _Y)
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_unknown_arguments_of_compile_are_refused(exchange):
+    model = tfdistill.CodistillModel(cases.linear())
+    with pytest.raises(TypeError, match="distilation_weight"):
+        model.compile("sgd", "mse", distilation_weight=1.0)
+
+
+def test_teachers_that_nobody_will_load_are_told(exchange):
+    model = cases.codistill(cases.linear(), cases.teacher_set(exchange))
+    with pytest.warns(UserWarning, match="no tfdistill.TeacherLoader"):
+        cases.fit(model, _X, _Y, callbacks=[])
+
+
+def test_the_model_is_needed_before_its_graph():
+    model = cases.codistill(cases.linear())
+    with pytest.raises(RuntimeError, match="not seen any data yet"):
+        _ = model.graph
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
