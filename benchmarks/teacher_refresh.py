@@ -1,0 +1,376 @@
+"""What an export and a refresh cost the training thread.
+
+Usage: python -m benchmarks.teacher_refresh [--rounds=5]
+
+One process plays two groups: its student publishes as group 1 and learns from
+group 1, so `StudentExporter`, the exchange on disk, the background reader and
+`TeacherLoader` all run inside one real `fit`. In the same run, and taking
+turns with it, `model.export` and `tf.saved_model.load` with a retrace are
+timed, which is what does the same without tfdistill.
+"""
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import tfdistill
+from benchmarks import measure
+from tfdistill import savedmodel
+
+_TARGET = 1 / 30
+_GROUP = 1
+_NUM_CLASSES = 100
+# One round: steps in which the newest version is read and swapped in, quiet
+# steps with one snapshot held among them, an export, steps beside its writing
+# and the reading that follows, and an export at the end for the next round.
+_FIRST_QUIET_STEP, _HOLD_STEP, _EXPORT_STEP = 6, 8, 12
+_LAST_STEP = 2 * _EXPORT_STEP
+
+
+@dataclasses.dataclass
+class _Steps:
+    """Seconds of training steps, by what happened beside them."""
+
+    quiet: list[float] = dataclasses.field(default_factory=list)
+    after_snapshot: list[float] = dataclasses.field(default_factory=list)
+    after_export: list[float] = dataclasses.field(default_factory=list)
+
+
+class _Exchange(tfdistill.Exchange):
+    """Notes how long versions take to be written, in the background."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root, max_to_keep=2, min_keep_secs=5.0)
+        self.write_secs: list[float] = []
+
+    def publish(self, *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        version = super().publish(*args, **kwargs)
+        self.write_secs.append(time.perf_counter() - start)
+        return version
+
+
+class _Exporter(tfdistill.StudentExporter):
+    """Notes how long each export holds up the training thread."""
+
+    def __init__(self, exchange: _Exchange) -> None:
+        super().__init__(exchange, every_steps=_EXPORT_STEP, group=_GROUP)
+        self.blocked_secs: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        skipped = self.num_skipped
+        start = time.perf_counter()
+        super().on_train_batch_end(batch, logs)
+        elapsed = time.perf_counter() - start
+        due = (batch + 1) % _EXPORT_STEP == 0
+        if due and self.num_skipped == skipped:
+            self.blocked_secs.append(elapsed)
+
+
+class _Loader(tfdistill.TeacherLoader):
+    """Notes how long each refresh holds up the training thread."""
+
+    def __init__(self) -> None:
+        super().__init__(every_steps=1)
+        self.swapped_secs: list[float] = []
+        self.idle_secs: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        refreshes = self.num_refreshes
+        start = time.perf_counter()
+        super().on_train_batch_end(batch, logs)
+        elapsed = time.perf_counter() - start
+        swapped = self.num_refreshes > refreshes
+        (self.swapped_secs if swapped else self.idle_secs).append(elapsed)
+
+
+class _Model(tfdistill.CodistillModel):
+    """Counts how often its training step is traced."""
+
+    num_traces = 0
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        self.num_traces += 1
+        return super().train_step(data)
+
+
+class _StepClock(keras.callbacks.Callback):
+    """Times steps; must come first, so that no callback is in the time."""
+
+    def __init__(self, steps: _Steps) -> None:
+        super().__init__()
+        self._steps = steps
+        self._held: list[tf.Tensor] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._start = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        elapsed = time.perf_counter() - self._start
+        step = batch + 1
+        if step == _HOLD_STEP + 1:
+            self._steps.after_snapshot.append(elapsed)
+        elif step == _EXPORT_STEP + 1:
+            self._steps.after_export.append(elapsed)
+        elif _FIRST_QUIET_STEP <= step <= _EXPORT_STEP:
+            self._steps.quiet.append(elapsed)
+        # Reading shares the variables' buffers, as an exporter's snapshot
+        # does: the next update pays for copies, here without a writer beside.
+        held = self.model.student.variables if step == _HOLD_STEP else []
+        self._held = [tf.convert_to_tensor(v.value) for v in held]
+
+
+class _Bench:
+    """The student, its training and both baselines."""
+
+    def __init__(self, options: argparse.Namespace, root: pathlib.Path) -> None:
+        keras.utils.set_random_seed(0)
+        size, self._root = options.image_size, root
+        self.student = _build(options.model, size)
+        self.x = tf.random.uniform([options.batch_size, size, size, 3])
+        y = tf.zeros([options.batch_size], tf.int64)
+        self.data = tf.data.Dataset.from_tensors((self.x, y)).repeat()
+        self.exchange = _Exchange(str(root / "exchange"))
+        self.exporter, self.loader = _Exporter(self.exchange), _Loader()
+        self.steps = _Steps()
+        self.model = _Model(
+            self.student,
+            teachers=tfdistill.TeacherSet(
+                self.exchange, [_GROUP], poll_secs=0.05
+            ),
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.model.compile(
+            keras.optimizers.SGD(1e-4, momentum=0.9),
+            loss,
+            distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(),
+        )
+
+    def train(self) -> None:
+        """Runs one `fit`, which swaps teachers in and exports the student."""
+        self.model.fit(
+            self.data,
+            steps_per_epoch=_LAST_STEP,
+            verbose=0,
+            callbacks=[_StepClock(self.steps), self.exporter, self.loader],
+        )
+
+    def keras_export(self) -> float:
+        path = str(self._root / "keras_export")
+        return measure.timed(lambda: self.student.export(path, verbose=False))
+
+    def load_and_retrace(self) -> tuple[float, float]:
+        """Seconds to use a version without tfdistill.
+
+        Returns:
+            With a retrace of the teacher alone; and of the whole training
+            step, which `fit` with a new teacher would need.
+        """
+        version = self.exchange.latest(_GROUP)
+        if version is None:
+            raise RuntimeError("No version was published.")
+        start = time.perf_counter()
+        teacher = tf.saved_model.load(version.path)
+        load = time.perf_counter() - start
+        step = _training_step(self.student, teacher.serve)
+        return load + self._retrace(teacher.serve), load + self._retrace(step)
+
+    def _retrace(self, function: Any) -> float:
+        """Seconds that the first call takes longer than the second."""
+        compiled = tf.function(function)
+        first, second = (
+            measure.timed(lambda: compiled(self.x)) for _ in range(2)
+        )
+        return first - second
+
+    def read(self) -> float:
+        """Seconds in which the newest version is checked and read, idle."""
+        version = self.exchange.latest(_GROUP)
+        if version is None:
+            raise RuntimeError("No version was published.")
+
+        def read() -> None:
+            self.exchange.verify(version)
+            savedmodel.read_variables(
+                version.path, savedmodel.in_order(version.manifest.variables)
+            )
+
+        return measure.timed(read)
+
+
+def _build(name: str, size: int) -> keras.Model:
+    if name == "resnet50":
+        return keras.applications.ResNet50(
+            weights=None,
+            input_shape=(size, size, 3),
+            classes=_NUM_CLASSES,
+            classifier_activation=None,
+        )
+    return keras.Sequential(
+        [
+            keras.Input((size, size, 3)),
+            keras.layers.Conv2D(4, 3, strides=2, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(_NUM_CLASSES),
+        ]
+    )
+
+
+def _training_step(student: keras.Model, teacher: Any) -> Any:
+    """The least that a training step with a teacher has to trace."""
+
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        target = tf.nn.softmax(teacher(x))
+        with tf.GradientTape() as tape:
+            logits = student(x, training=True)
+            loss = tf.nn.softmax_cross_entropy_with_logits(target, logits)
+        return tape.gradient(loss, student.trainable_variables)
+
+    return step
+
+
+def _measure(bench: _Bench, rounds: int) -> dict[str, list[float]]:
+    """Lets our side and the baselines take turns."""
+    taken: dict[str, list[float]] = {
+        name: [] for name in ("export", "retrace", "retrace_step", "read")
+    }
+    for number in range(rounds + 1):
+        bench.train()
+        export = bench.keras_export()
+        retrace, retrace_step = bench.load_and_retrace()
+        values = (export, retrace, retrace_step, bench.read())
+        measure.log(f"round {number}: " + " ".join(f"{v:.3f}" for v in values))
+        if number == 0:  # The warm-up: traces, first files, nothing to read.
+            traces = bench.model.num_traces
+            for kept in (
+                bench.exporter.blocked_secs,
+                bench.loader.swapped_secs,
+                bench.loader.idle_secs,
+                bench.exchange.write_secs,
+                *vars(bench.steps).values(),
+            ):
+                kept.clear()
+            continue
+        for name, value in zip(taken, values, strict=True):
+            taken[name].append(value)
+    bench.model.num_traces -= traces
+    return taken
+
+
+def _size(directory: pathlib.Path) -> int:
+    return sum(p.stat().st_size for p in directory.rglob("*") if p.is_file())
+
+
+def _export_record(
+    bench: _Bench, taken: dict[str, list[float]], root: pathlib.Path
+) -> dict[str, Any]:
+    blocked, steps = bench.exporter.blocked_secs, bench.steps
+    blocked_all = measure.ratio_of(blocked, taken["export"])
+    quiet = measure.summary(steps.quiet)["median"]
+    extra = max(0.0, measure.summary(steps.after_export)["median"] - quiet)
+    with_step = [value + extra for value in blocked]
+    version = bench.exchange.latest(_GROUP)
+    size = _size(pathlib.Path(version.path)) if version else 0
+    return {
+        **measure.judge(blocked_all["of_medians"], at_most=_TARGET),
+        "ratios": blocked_all,
+        "ratio_with_extra_step_time": measure.ratio_of(
+            with_step, taken["export"]
+        )["of_medians"],
+        "blocked_secs": measure.summary(blocked),
+        "model_export_secs": measure.summary(taken["export"]),
+        "quiet_step_secs": measure.summary(steps.quiet),
+        "step_after_snapshot_secs": measure.summary(steps.after_snapshot),
+        "step_after_export_secs": measure.summary(steps.after_export),
+        "extra_step_secs": round(extra, 6),
+        "background_write_secs": measure.summary(bench.exchange.write_secs),
+        "bytes": size,
+        "model_export_bytes": _size(root / "keras_export"),
+    }
+
+
+def _refresh_record(
+    bench: _Bench, taken: dict[str, list[float]]
+) -> dict[str, Any]:
+    swapped = bench.loader.swapped_secs
+    ratios = measure.ratio_of(swapped, taken["retrace"])
+    return {
+        **measure.judge(ratios["of_medians"], at_most=_TARGET),
+        "ratios": ratios,
+        "blocked_secs": measure.summary(swapped),
+        "blocked_without_news_secs": measure.summary(bench.loader.idle_secs),
+        "load_and_retrace_teacher_secs": measure.summary(taken["retrace"]),
+        "load_and_retrace_training_step_secs": measure.summary(
+            taken["retrace_step"]
+        ),
+        "background_read_secs": measure.summary(taken["read"]),
+        "retraces": bench.model.num_traces,
+    }
+
+
+def run(options: argparse.Namespace, record: dict[str, Any]) -> None:
+    """Measures both sides and fills the record.
+
+    Args:
+        options: The parsed options of `main`.
+        record: What will be printed.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfdistill-bench-") as directory:
+        root = pathlib.Path(directory)
+        bench = _Bench(options, root)
+        taken = _measure(bench, options.rounds)
+        num_bytes = sum(
+            v.dtype.size * v.shape.num_elements()
+            for v in (tf.convert_to_tensor(v) for v in bench.student.variables)
+        )
+        export = _export_record(bench, taken, root)
+        refresh = _refresh_record(bench, taken)
+    record.update(
+        benchmark="teacher_refresh",
+        config=vars(options),
+        met=export["met"] and refresh["met"],
+        export=export,
+        refresh=refresh,
+        bound={
+            "variable_bytes": num_bytes,
+            "num_variables": len(bench.student.variables),
+            "copy_secs": round(measure.copy_secs(num_bytes), 6),
+        },
+        machine=measure.machine(),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark and prints one line of JSON.
+
+    Args:
+        argv: Arguments without the program's name. Default `sys.argv[1:]`.
+
+    Returns:
+        The exit code.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    add = parser.add_argument
+    add("--model", choices=("resnet50", "tiny"), default="resnet50")
+    add("--image_size", type=int, default=64)
+    add("--batch_size", type=int, default=8)
+    add("--rounds", type=int, default=5)
+    options = parser.parse_args(argv)
+    with measure.one_json_line() as record:
+        run(options, record)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
