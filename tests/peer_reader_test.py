@@ -291,6 +291,19 @@ def test_only_the_chief_looks(proposes):
     assert bool(looks) == proposes
 
 
+def test_the_same_reason_is_warned_of_once(caplog):
+    reader = peer_reader.PeerReader(None, 3, read=None, alone=True)
+    with caplog.at_level(logging.WARNING):
+        for step in (10, 20, 30):
+            reader.reject(step, "its graph differs.")
+        reader.reject(40, "a file is damaged.")
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert "version 10: its graph differs." in told[0]
+    assert "version 40: a file is damaged." in told[1]
+    assert sorted(reader.rejected) == [10, 20, 30, 40]
+
+
 def test_the_poller_outlives_errors_and_serves_all_peers(caplog):
     broken, sound = _Exchange(10), _Exchange(10)
 

@@ -177,7 +177,9 @@ class PeerReader:
             return staged
 
     def reject(self, step: int, reason: str | None = None) -> None:
-        """Quarantines a version: it is logged once and never proposed again.
+        """Quarantines a version: it is never proposed again.
+
+        The log warns of it, but once only for the same reason.
 
         Args:
             step: The version.
@@ -186,7 +188,10 @@ class PeerReader:
         with self._lock:
             reason = reason or self._failure or "another worker refused it"
             if step not in self.rejected:
-                _log.warning(
+                # Every later version may have the same fault: told once.
+                known = reason in self.rejected.values()
+                _log.log(
+                    logging.INFO if known else logging.WARNING,
                     "Quarantined the teacher of group %d, version %d: %s "
                     "Training goes on without this version.",
                     self.group,
