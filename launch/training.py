@@ -11,9 +11,9 @@ import tensorflow as tf
 
 import tfdistill
 from launch import config as config_lib
-from launch import data_autotune
 from launch import run_outputs
 from launch import students
+from tfdistill import input_sharding
 
 
 class DataError(ValueError):
@@ -46,9 +46,8 @@ def run(
         run_outputs.write_config(config, workdir)
     keras.config.set_dtype_policy(config.dtype_policy)
     keras.utils.set_random_seed(seed_of(config.seed, cluster.group))
-    data_autotune.patch_distribution()
     train, validation = map(
-        data_autotune.without_autotune, _make_datasets(config, cluster)
+        input_sharding.without_autotune, _make_datasets(config, cluster)
     )
     exchange = tfdistill.Exchange(
         str(cluster.exchange), max_to_keep=config.exchange.max_to_keep

@@ -9,6 +9,7 @@ from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from keras.src.optimizers import base_optimizer
 
+from tfdistill import input_sharding
 from tfdistill import keras_internals
 
 
@@ -70,6 +71,24 @@ def test_the_seed_is_read_without_drawing_from_it():
     tf.random.set_seed(17)
     assert keras_internals.global_seed() == 17
     assert (tf.random.uniform([3]).numpy() == expected).all()
+
+
+def test_iterators_of_strategies_are_made_without_autotuning(two_replicas):
+    keras_internals.pass_batches_on_without_autotune()
+    keras_internals.pass_batches_on_without_autotune()  # Twice does no harm.
+    source = input_sharding.without_autotune(tf.data.Dataset.range(8).batch(2))
+    assert source.options().autotune.enabled is False
+    # The iterator itself says nothing of its options; what it is made of does.
+    made = keras_internals.multi_device_iterator_ops._create_device_dataset
+    assert made.has_no_autotune
+    batches = two_replicas.experimental_distribute_dataset(source)
+    found = [
+        int(value)
+        for batch in batches
+        for part in two_replicas.experimental_local_results(batch)
+        for value in part
+    ]
+    assert sorted(found) == list(range(8))
 
 
 if __name__ == "__main__":

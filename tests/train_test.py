@@ -16,7 +16,6 @@ import tensorflow as tf
 import tfdistill
 from launch import config as config_lib
 from launch import config_sections as sections
-from launch import data_autotune
 from launch import recipes
 from launch import run_outputs
 from launch import students
@@ -291,24 +290,6 @@ def test_seeds_differ_by_group_and_by_run():
 
 def test_every_model_and_data_set_of_the_configuration_exists():
     assert set(students._BUILDERS) == set(sections.MODELS)
-
-
-def test_iterators_of_strategies_are_made_without_autotuning(two_replicas):
-    data_autotune.patch_distribution()
-    data_autotune.patch_distribution()  # Once is enough, twice does no harm.
-    source = data_autotune.without_autotune(tf.data.Dataset.range(8).batch(2))
-    assert source.options().autotune.enabled is False
-    # The iterator itself says nothing of its options; what it is made of does.
-    made = data_autotune.multi_device_iterator_ops._create_device_dataset
-    assert made.has_no_autotune
-    batches = two_replicas.experimental_distribute_dataset(source)
-    found = [
-        int(value)
-        for batch in batches
-        for part in two_replicas.experimental_local_results(batch)
-        for value in part
-    ]
-    assert sorted(found) == list(range(8))
 
 
 @pytest.mark.parametrize(

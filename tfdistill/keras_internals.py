@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
+from tensorflow.python.data.ops import multi_device_iterator_ops
 
 TESTED_KERAS = ("3.12", "3.16")
 
@@ -139,3 +140,27 @@ def global_seed() -> int | None:
 
     seed = context.global_seed()
     return None if seed is None else int(seed)
+
+
+def pass_batches_on_without_autotune() -> None:
+    """Has strategies pass batches on to their devices without autotuning.
+
+    An iterator that goes away waits for its autotuning thread, which may miss
+    its wake-up and sleep on for as long as the iterator has lived: on 2 busy
+    cores 2 of 12 iterators of 12 s took 9 s and 20 s to go, 0 of 24 without
+    autotuning. `tf.distribute` makes these data sets itself and has no option
+    for it. Without the private function nothing is changed.
+    """
+    original = getattr(
+        multi_device_iterator_ops, "_create_device_dataset", None
+    )
+    if original is None or getattr(original, "has_no_autotune", False):
+        return
+
+    def create(*args: Any, **kwargs: Any) -> tf.data.Dataset:
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return original(*args, **kwargs).with_options(options)
+
+    create.has_no_autotune = True  # type: ignore[attr-defined]
+    multi_device_iterator_ops._create_device_dataset = create

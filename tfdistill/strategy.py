@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistill import cluster as cluster_lib
+from tfdistill import keras_internals
 from tfdistill import rendezvous
 from tfdistill import startup
 from tfdistill import watchdog
@@ -49,6 +50,7 @@ def make_strategy(
             f"a cluster with {cluster.num_ps} ps tasks. Start the group with "
             "workers only."
         )
+    keras_internals.pass_batches_on_without_autotune()
     startup.announce_starting()
     if cluster.num_workers > 1:
         if start_timeout_secs is None:
