@@ -339,7 +339,9 @@ def test_04_a_refresh_never_retraces(exchange, request, replicas):
     data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
     traces, seen = None, []
     peer = _traced(1)
-    for step in range(10, 31):
+    # Twenty swaps; on replicas, where each takes its time, five.
+    num_swaps = 20 if replicas == 1 else 5
+    for step in range(10, 11 + num_swaps):
         cases.randomize(peer, step)
         cases.publish(exchange, peer, step=step)
         # Publishing traces the peer; training and swapping must not.
@@ -360,7 +362,7 @@ def test_04_a_refresh_never_retraces(exchange, request, replicas):
         assert seen[-1] == pytest.approx(
             -(target * own).sum(-1).mean(), rel=1e-4
         )
-    assert len(set(seen)) == 21
+    assert len(set(seen)) == 1 + num_swaps
     assert model.teachers.generation == 0
 
 
@@ -545,6 +547,7 @@ def test_09_only_the_student_is_saved(exchange, tmp_path):
 
     model.save(tmp_path / "student.keras")
     loaded = keras.models.load_model(tmp_path / "student.keras")
+    assert not isinstance(loaded, tfdistill.CodistillModel)
     assert sorted(tuple(v.shape) for v in loaded.variables) == shapes
     model.export(str(tmp_path / "export"), verbose=False)
     for path in (tmp_path / "export", exchange.latest(0).path):
