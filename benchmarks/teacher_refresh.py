@@ -10,7 +10,6 @@ timed, which is what does the same without tfdistill.
 """
 
 import argparse
-import dataclasses
 import os
 import pathlib
 import sys
@@ -24,109 +23,11 @@ import tensorflow as tf
 
 import tfdistill
 from benchmarks import measure
+from benchmarks import timed_training
 from tfdistill import savedmodel
 
 _TARGET = 1 / 30
-_GROUP = 1
 _NUM_CLASSES = 100
-# One round: steps in which the newest version is read and swapped in, quiet
-# steps with one snapshot held among them, an export, steps beside its writing
-# and the reading that follows, and an export at the end for the next round.
-_FIRST_QUIET_STEP, _HOLD_STEP, _EXPORT_STEP = 6, 8, 12
-_LAST_STEP = 2 * _EXPORT_STEP
-
-
-@dataclasses.dataclass
-class _Steps:
-    """Seconds of training steps, by what happened beside them."""
-
-    quiet: list[float] = dataclasses.field(default_factory=list)
-    after_snapshot: list[float] = dataclasses.field(default_factory=list)
-    after_export: list[float] = dataclasses.field(default_factory=list)
-
-
-class _Exchange(tfdistill.Exchange):
-    """Notes how long versions take to be written, in the background."""
-
-    def __init__(self, root: str) -> None:
-        super().__init__(root, max_to_keep=2, min_keep_secs=5.0)
-        self.write_secs: list[float] = []
-
-    def publish(self, *args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        version = super().publish(*args, **kwargs)
-        self.write_secs.append(time.perf_counter() - start)
-        return version
-
-
-class _Exporter(tfdistill.StudentExporter):
-    """Notes how long each export holds up the training thread."""
-
-    def __init__(self, exchange: _Exchange) -> None:
-        super().__init__(exchange, every_steps=_EXPORT_STEP, group=_GROUP)
-        self.blocked_secs: list[float] = []
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        skipped = self.num_skipped
-        start = time.perf_counter()
-        super().on_train_batch_end(batch, logs)
-        elapsed = time.perf_counter() - start
-        due = (batch + 1) % _EXPORT_STEP == 0
-        if due and self.num_skipped == skipped:
-            self.blocked_secs.append(elapsed)
-
-
-class _Loader(tfdistill.TeacherLoader):
-    """Notes how long each refresh holds up the training thread."""
-
-    def __init__(self) -> None:
-        super().__init__(every_steps=1)
-        self.swapped_secs: list[float] = []
-        self.idle_secs: list[float] = []
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        refreshes = self.num_refreshes
-        start = time.perf_counter()
-        super().on_train_batch_end(batch, logs)
-        elapsed = time.perf_counter() - start
-        swapped = self.num_refreshes > refreshes
-        (self.swapped_secs if swapped else self.idle_secs).append(elapsed)
-
-
-class _Model(tfdistill.CodistillModel):
-    """Counts how often its training step is traced."""
-
-    num_traces = 0
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        self.num_traces += 1
-        return super().train_step(data)
-
-
-class _StepClock(keras.callbacks.Callback):
-    """Times steps; must come first, so that no callback is in the time."""
-
-    def __init__(self, steps: _Steps) -> None:
-        super().__init__()
-        self._steps = steps
-        self._held: list[tf.Tensor] = []
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._start = time.perf_counter()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        elapsed = time.perf_counter() - self._start
-        step = batch + 1
-        if step == _HOLD_STEP + 1:
-            self._steps.after_snapshot.append(elapsed)
-        elif step == _EXPORT_STEP + 1:
-            self._steps.after_export.append(elapsed)
-        elif _FIRST_QUIET_STEP <= step <= _EXPORT_STEP:
-            self._steps.quiet.append(elapsed)
-        # Reading shares the variables' buffers, as an exporter's snapshot
-        # does: the next update pays for copies, here without a writer beside.
-        held = self.model.student.variables if step == _HOLD_STEP else []
-        self._held = [tf.convert_to_tensor(v.value) for v in held]
 
 
 class _Bench:
@@ -139,13 +40,16 @@ class _Bench:
         self.x = tf.random.uniform([options.batch_size, size, size, 3])
         y = tf.zeros([options.batch_size], tf.int64)
         self.data = tf.data.Dataset.from_tensors((self.x, y)).repeat()
-        self.exchange = _Exchange(str(root / "exchange"))
-        self.exporter, self.loader = _Exporter(self.exchange), _Loader()
-        self.steps = _Steps()
-        self.model = _Model(
+        self.exchange = timed_training.TimedExchange(str(root / "exchange"))
+        self.exporter, self.loader = (
+            timed_training.TimedExporter(self.exchange),
+            timed_training.TimedLoader(),
+        )
+        self.steps = timed_training.Steps()
+        self.model = timed_training.CountingModel(
             self.student,
             teachers=tfdistill.TeacherSet(
-                self.exchange, [_GROUP], poll_secs=0.05
+                self.exchange, [timed_training.GROUP], poll_secs=0.05
             ),
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -159,10 +63,21 @@ class _Bench:
         """Runs one `fit`, which swaps teachers in and exports the student."""
         self.model.fit(
             self.data,
-            steps_per_epoch=_LAST_STEP,
+            steps_per_epoch=timed_training.NUM_STEPS,
             verbose=0,
-            callbacks=[_StepClock(self.steps), self.exporter, self.loader],
+            callbacks=[
+                timed_training.StepClock(self.steps),
+                self.exporter,
+                self.loader,
+            ],
         )
+
+    def newest(self) -> Any:
+        """The version published last."""
+        version = self.exchange.latest(timed_training.GROUP)
+        if version is None:
+            raise RuntimeError("No version was published.")
+        return version
 
     def keras_export(self) -> float:
         path = str(self._root / "keras_export")
@@ -175,9 +90,7 @@ class _Bench:
             With a retrace of the teacher alone; and of the whole training
             step, which `fit` with a new teacher would need.
         """
-        version = self.exchange.latest(_GROUP)
-        if version is None:
-            raise RuntimeError("No version was published.")
+        version = self.newest()
         start = time.perf_counter()
         teacher = tf.saved_model.load(version.path)
         load = time.perf_counter() - start
@@ -194,9 +107,7 @@ class _Bench:
 
     def read(self) -> float:
         """Seconds in which the newest version is checked and read, idle."""
-        version = self.exchange.latest(_GROUP)
-        if version is None:
-            raise RuntimeError("No version was published.")
+        version = self.newest()
 
         def read() -> None:
             self.exchange.verify(version)
@@ -264,6 +175,11 @@ def _measure(bench: _Bench, rounds: int) -> dict[str, list[float]]:
         for name, value in zip(taken, values, strict=True):
             taken[name].append(value)
     bench.model.num_traces -= traces
+    if not (bench.loader.swapped_secs and bench.exporter.blocked_secs):
+        raise RuntimeError(
+            "No teacher was swapped in or no export was made in time; "
+            f"teachers: {bench.model.teachers.status()}. Try more --rounds."
+        )
     return taken
 
 
@@ -279,8 +195,7 @@ def _export_record(
     quiet = measure.summary(steps.quiet)["median"]
     extra = max(0.0, measure.summary(steps.after_export)["median"] - quiet)
     with_step = [value + extra for value in blocked]
-    version = bench.exchange.latest(_GROUP)
-    size = _size(pathlib.Path(version.path)) if version else 0
+    size = _size(pathlib.Path(bench.newest().path))
     return {
         **measure.judge(blocked_all["of_medians"], at_most=_TARGET),
         "ratios": blocked_all,

@@ -35,6 +35,9 @@ class Config(fields.Section):
         checkpoints: `"none"` (default), `"best"`: the student of the lowest
             validation loss as `best.keras`; or `"all"`: one at each
             evaluation.
+        backup_every_steps: Steps between backups of a group with parameter
+            servers, which goes on from the last one. Default None: one at
+            each evaluation. Without parameter servers there are none.
     """
 
     PREFIX: ClassVar[str] = ""
@@ -50,6 +53,7 @@ class Config(fields.Section):
     dtype_policy: str = "float32"
     seed: int = 0
     checkpoints: str = "none"
+    backup_every_steps: int | None = None
 
     def __post_init__(self) -> None:
         """Validates the fields, each and together."""
@@ -58,6 +62,7 @@ class Config(fields.Section):
         self.check_range("evaluate_every_steps", least=1)
         self.check_range("steps_per_execution", least=1)
         self.check_range("seed", least=0)
+        self.check_range("backup_every_steps", least=1)
         self.check_choice("dtype_policy", DTYPE_POLICIES)
         self.check_choice("checkpoints", ("none", "best", "all"))
         self._check_divides("evaluate_every_steps", "num_steps")

@@ -9,7 +9,12 @@ from typing import ClassVar
 from launch import config_fields as fields
 
 # The data set that each model is for.
-MODELS = {"cifar10": "cifar10", "cifar10_small": "cifar10", "digits": "digits"}
+MODELS = {
+    "cifar10": "cifar10",
+    "cifar10_small": "cifar10",
+    "criteo": "criteo",
+    "digits": "digits",
+}
 OPTIMIZERS = (
     "adadelta",
     "adafactor",
@@ -25,6 +30,7 @@ OPTIMIZERS = (
 )
 LEARNING_RATES = ("constant", "linear", "cosine")
 DISTILLATION_LOSSES = (
+    "BinarySoftTargetCrossEntropy",
     "ForwardKL",
     "LogitsMeanSquaredError",
     "ReverseKL",
@@ -71,6 +77,8 @@ class Data(fields.Section):
             `"shared"`: each has all of it.
         global_batch_size: Examples per step of a whole group.
         seed: Of the order of the examples; groups get different orders.
+        path: Files of the data, for those that take a path: a file, a pattern
+            or a directory. Default None: the data set's own default.
         arguments: Further keyword arguments of `make_datasets`.
     """
 
@@ -79,6 +87,7 @@ class Data(fields.Section):
     mode: str = "disjoint"
     global_batch_size: int
     seed: int = 0
+    path: str | tuple[str, ...] | None = None
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -88,12 +97,13 @@ class Data(fields.Section):
         self.check_choice("mode", ("disjoint", "shared"))
         self.check_range("global_batch_size", least=1)
         self.check_range("seed", least=0)
-        named = {"global_batch_size", "data", "seed"} & set(self.arguments)
+        own = {"global_batch_size", "data", "seed", "path"}
+        named = own & set(self.arguments)
         if named:
             raise ValueError(
                 "`data.arguments` must leave out what has a field of its own; "
                 f"received {sorted(named)}. Set data.global_batch_size, "
-                "data.mode or data.seed."
+                "data.mode, data.seed or data.path."
             )
 
 

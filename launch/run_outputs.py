@@ -37,8 +37,9 @@ _AGREEMENT: Mapping[str, Callable[..., float]] = {
 def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
     """Checks that the workdir can take this run of this group.
 
-    A run cannot be continued: the exchange would show the groups exports of
-    the earlier one from steps that they have yet to reach. Every task checks
+    A group with parameter servers goes on from its last backup. Any other
+    cannot be continued: the exchange would show the groups exports of the
+    earlier run from steps that they have yet to reach. Every task checks
     before it joins its group, so all of them come to the same result.
 
     Raises:
@@ -56,6 +57,8 @@ def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
                 f"received another one than {path} in {', '.join(names)}. "
                 f"{remedy}"
             )
+    if cluster.uses_parameter_servers:
+        return
     for name in ("metrics.jsonl", RESULTS):
         earlier = group_dir(workdir, cluster.group) / name
         if earlier.exists():
@@ -93,16 +96,14 @@ def write_student(save: Callable[[str], None], directory: pathlib.Path) -> None:
 
 def write_predictions(
     directory: pathlib.Path, *, probabilities: np.ndarray, labels: np.ndarray
-) -> dict[str, float]:
+) -> None:
     """Writes what a group predicts for the validation data.
 
     Args:
         directory: Of the group.
-        probabilities: Float, `[examples, classes]`.
+        probabilities: Float, `[examples, classes]`, or `[examples]` of a
+            click.
         labels: Whole numbers, `[examples]`.
-
-    Returns:
-        The group's metrics on them.
 
     Raises:
         RuntimeError: If a prediction is not finite: training has diverged.
@@ -114,10 +115,6 @@ def write_predictions(
         )
     with _replacing(directory / PREDICTIONS) as file:
         np.savez_compressed(file, probabilities=probabilities, labels=labels)
-    return {
-        "accuracy": metrics.accuracy(labels, probabilities),
-        "log_loss": metrics.log_loss(labels, probabilities),
-    }
 
 
 def read_predictions(directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:

@@ -9,14 +9,19 @@ import keras
 import tfdistill
 from launch import config as config_lib
 from launch import config_sections as sections
+from launch import objectives
 from models import cifar10
+from models import criteo
 from models import digits
 
 _BUILDERS: Mapping[str, Callable[..., keras.Model]] = {
     "cifar10": cifar10.build_model,
     "cifar10_small": cifar10.build_small_model,
+    "criteo": criteo.build_model,
     "digits": digits.build_model,
 }
+# Arguments that a model takes over from its data.
+_SHARED_ARGUMENTS = frozenset({"field_sizes"})
 
 
 class OptionsError(ValueError):
@@ -34,7 +39,11 @@ def make_model(
         OptionsError: If arguments in the configuration do not fit.
     """
     learn = config.codistillation
+    objective = objectives.of(config.data.name)
     arguments = config.model.arguments_of(cluster.group)
+    # The tables must have the sizes that the rows were hashed for.
+    for name in _SHARED_ARGUMENTS & config.data.arguments.keys():
+        arguments[name] = config.data.arguments[name]
     try:
         student = _BUILDERS[config.model.name](**arguments)
     except (TypeError, ValueError) as cause:
@@ -51,8 +60,8 @@ def make_model(
     )
     model.compile(
         _make_optimizer(config),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
+        objective.loss(),
+        metrics=objective.metrics(),
         distillation_loss=_make_loss(learn),
         distillation_weight=_make_weight(learn),
         steps_per_execution=config.steps_per_execution,

@@ -79,11 +79,6 @@ def _cluster(workdir: str | None) -> tfdistill.Cluster:
             "--workdir and TFDISTILL_WORKDIR must agree; received "
             f"{workdir!r} and {cluster.workdir!r}. Leave one of them out."
         )
-    if cluster.uses_parameter_servers:
-        raise ValueError(
-            "Recipes do not support parameter servers yet; received "
-            f"{cluster.num_ps} ps tasks in TF_CONFIG. Use workers only."
-        )
     return dataclasses.replace(cluster, workdir=path)
 
 
@@ -115,11 +110,12 @@ def _train(
         traceback.print_exc()
         return EXIT_FAILURE
     if cluster.is_chief:
-        found = result["metrics"]
+        figures = ", ".join(
+            f"{name.replace('_', ' ')} {value:.4f}"
+            for name, value in result["metrics"].items()
+        )
         print(
-            f"group {cluster.group}: {result['steps']} steps, "
-            f"accuracy {found['accuracy']:.4f}, "
-            f"log loss {found['log_loss']:.4f}, "
+            f"group {cluster.group}: {result['steps']} steps, {figures}, "
             f"{result['examples_per_second']:,.0f} examples/s",
             flush=True,
         )

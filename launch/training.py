@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfdistill
 from launch import config as config_lib
+from launch import objectives
 from launch import run_outputs
 from launch import students
 from tfdistill import input_sharding
@@ -64,13 +65,14 @@ def run(
         verbose=2 if verbose else 0,
     )
     # A collective: every worker takes part, and gets all of them.
+    objective = objectives.of(config.data.name)
     logits = np.asarray(model.predict(validation, verbose=0), np.float64)
     result = _summary(config, cluster, model, pace)
     if cluster.is_chief:
         labels = np.concatenate(list(_labels(validation)))
-        result["metrics"] = _write(
-            model, cluster, probabilities=_softmax(logits), labels=labels
-        )
+        probabilities = objective.probabilities(logits)
+        _write(model, cluster, probabilities=probabilities, labels=labels)
+        result["metrics"] = objective.figures(labels, probabilities)
         run_outputs.write_results(
             result, workdir=workdir, num_groups=cluster.num_groups
         )
@@ -100,14 +102,13 @@ def _write(
     *,
     probabilities: np.ndarray,
     labels: np.ndarray,
-) -> dict[str, float]:
-    """Writes predictions and student; returns the metrics."""
+) -> None:
+    """Writes predictions and student."""
     directory = run_outputs.group_dir(str(cluster.workdir), cluster.group)
-    metrics = run_outputs.write_predictions(
+    run_outputs.write_predictions(
         directory, probabilities=probabilities, labels=labels
     )
     run_outputs.write_student(model.save, directory)
-    return metrics
 
 
 def seed_of(seed: int, group: int) -> int:
@@ -119,17 +120,19 @@ def _make_datasets(
     config: config_lib.Config, cluster: tfdistill.Cluster
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
     source = importlib.import_module(f"models.{config.data.name}")
+    path = config.data.path
+    arguments = {**config.data.arguments, **({"path": path} if path else {})}
     try:
         return source.make_datasets(
             cluster,
             global_batch_size=config.data.global_batch_size,
             data=config.data.mode,
             seed=config.data.seed,
-            **config.data.arguments,
+            **arguments,
         )
     except TypeError as cause:
         raise students.OptionsError(
-            f"`data.arguments` do not fit: {cause}."
+            f"`data.path` or `data.arguments` do not fit: {cause}."
         ) from cause
     except (OSError, ValueError) as cause:
         raise DataError(str(cause)) from cause
@@ -154,6 +157,11 @@ def _callbacks(
             str(directory / "tensorboard"), write_graph=False
         ),
     ]
+    if cluster.uses_parameter_servers:
+        every_steps = config.backup_every_steps
+        callbacks.append(
+            tfdistill.Backup(directory / "backup", every_steps=every_steps)
+        )
     if students.peers_of(config, cluster):
         every = config.exchange.refresh_every_steps
         callbacks.append(tfdistill.TeacherLoader(every_steps=every))
@@ -201,9 +209,4 @@ class _Pace(keras.callbacks.Callback):
 
 def _labels(dataset: tf.data.Dataset) -> Iterator[np.ndarray]:
     for _, labels in dataset:
-        yield np.asarray(labels)
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return shifted / shifted.sum(axis=-1, keepdims=True)
+        yield np.asarray(labels).reshape(-1)

@@ -19,6 +19,8 @@ from collections.abc import Callable
 import numpy as np
 import PIL.Image
 
+from models import data_places
+
 __all__ = ["CLASSES", "IMAGE_SHAPE", "load"]
 
 CLASSES = (
@@ -66,28 +68,12 @@ def load(
     Raises:
         ValueError: If there are no images, or they are not those described.
     """
-    key, read = _find(_data_dir(data_dir))
-    cached = _cache_dir(cache_dir) / f"cifar10-{key}"
+    key, read = _find(data_places.data_dir(data_dir))
+    cached = data_places.cache_dir(cache_dir) / f"cifar10-{key}"
     if not cached.is_dir():
         _write_cache(cached, read)
     train, test = (_read_cache(cached, split) for split in SPLITS)
     return train, test
-
-
-def _data_dir(given: str | os.PathLike[str] | None) -> pathlib.Path:
-    if given is not None:
-        return pathlib.Path(given)
-    if os.environ.get("TFDISTILL_DATA"):
-        return pathlib.Path(os.environ["TFDISTILL_DATA"])
-    repository = pathlib.Path(__file__).resolve().parents[1]
-    return repository.parent / "shared" / "data"
-
-
-def _cache_dir(given: str | os.PathLike[str] | None) -> pathlib.Path:
-    if given is not None:
-        return pathlib.Path(given)
-    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(home) / "tfdistill"
 
 
 def _find(

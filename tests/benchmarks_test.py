@@ -5,9 +5,14 @@ import sys
 
 import pytest
 
+from benchmarks import click_training
 from benchmarks import measure
 from benchmarks import multiworker
+from benchmarks import parameter_server
+from benchmarks import parameter_server_task
+from benchmarks import parameter_server_turn
 from benchmarks import step_cost
+from benchmarks import table_growth
 from benchmarks import teacher_refresh
 
 
@@ -133,6 +138,129 @@ def test_multiworker_refuses_too_few_steps(capsys) -> None:
     with pytest.raises(SystemExit, match="2"):
         multiworker.main(["--steps=10", "--steps_per_execution", "10"])
     assert "--steps must be at least twice" in capsys.readouterr().err
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout_secs(400)
+def test_parameter_server_measures_both_libraries(
+    capsys, no_process_left
+) -> None:
+    pytest.importorskip(
+        "tf_keras", reason="needs tf_keras: the extra 'benchmarks'"
+    )
+    record = _record(
+        capsys,
+        parameter_server.main,
+        "--settings=tiny",
+        "--tf_keras=tf_keras_legacy_min_size",
+        "--steps_per_execution=10",
+        "--keep=0",
+        "--steps=10",
+        "--epochs=1",
+        "--rounds=1",
+        "--turn_timeout_secs=120",
+    )
+    found = record["settings"]["tiny"]
+    _check_judgement(found["against"]["tf_keras"], larger_is_better=True)
+    assert record["met"] == found["against"]["tf_keras"]["met"]
+    assert set(found["examples_per_second"]) == {
+        "tfdistill_x10",
+        "tfdistill_x1",
+        "tf_keras_legacy_min_size_x10@tf_threads",
+    }
+    bound = found["bound"]
+    assert 0 < bound["distinct_ids"] < bound["ids"] == 32 * 26
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout_secs(240)
+def test_parameter_server_measures_growth(capsys, no_process_left) -> None:
+    record = _record(
+        capsys,
+        parameter_server.main,
+        "--rows",
+        "--spreads=1",
+        "--steps=10",
+        "--epochs=1",
+        "--rounds=1",
+        "--turn_timeout_secs=200",
+    )
+    (found,) = record["rows"]["tables"].values()
+    # One table is as fast as itself.
+    assert record["rows"]["ratio"] == 1.0 and record["met"]
+    assert found["step_secs"]["count"] == 1
+    assert min(found["resident_megabytes"].values()) > 50
+
+
+def test_parameter_server_compares_with_the_best_of_a_rival() -> None:
+    rates = {
+        "tfdistill_x10": [90.0, 110.0, 100.0],
+        "tf_keras_new_whole_x1": [10.0, 200.0, 20.0],
+        "tf_keras_legacy_whole_x10": [50.0, 40.0, 45.0],
+        "keras_x1": [20.0, 20.0, 20.0],
+    }
+    found = parameter_server.compare(rates, {"tf_keras": 2.0, "keras": 6.0})
+    assert found["tf_keras"]["best"] == "tf_keras_legacy_whole_x10"
+    assert found["tf_keras"]["ratio"] == pytest.approx(100 / 45, rel=1e-4)
+    assert found["tf_keras"]["met"]
+    # Not a way of tf_keras, though its name ends like one.
+    assert found["keras"]["best"] == "keras_x1"
+    assert found["keras"]["ratio"] == 5.0 and not found["keras"]["met"]
+
+
+def test_parameter_server_keeps_the_best_trials() -> None:
+    trials = {"a": 1.0, "b": 3.0, "c": 2.0}
+    threads = parameter_server_turn.TF_THREADS
+    assert parameter_server.kept(trials, 2) == ["b", "c", "b" + threads]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "steps", "alone"),
+    [
+        ("tfdistill_x10", "tfdistill", 10, False),
+        ("keras", "keras", 1, False),
+        ("tf_keras_new_min_size_x50", "tf_keras_new_min_size", 50, False),
+        ("one_process_x2", "one_process", 2, True),
+    ],
+)
+def test_side_is_read_from_its_name(text, name, steps, alone) -> None:
+    side = parameter_server_task.Side.of(text)
+    assert (side.name, side.steps_per_execution) == (name, steps)
+    assert side.is_alone == alone
+
+
+def test_side_must_be_known() -> None:
+    with pytest.raises(ValueError, match="received 'torch_x10'"):
+        parameter_server_task.Side.of("torch_x10")
+
+
+def test_parameter_server_refuses_too_few_steps(capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parameter_server.main(["--steps=30", "--steps_per_execution", "50"])
+    assert "--steps must be at least 50" in capsys.readouterr().err
+
+
+def test_click_data_keep_to_their_rows() -> None:
+    setting = click_training.Setting(
+        rows_per_field=5, dim=2, hidden=(3,), batch_size=4, spread=10
+    )
+    numbers, ids, clicks = click_training.arrays(setting)
+    assert len(numbers) == len(ids) == len(clicks)
+    assert setting.num_rows == 26 * 50
+    assert set(ids.ravel().tolist()) == {0, 10, 20, 30, 40}
+    offsets = click_training.field_offsets(setting)
+    assert (ids + offsets).max() < setting.num_rows
+    assert setting.num_dense == (26 * 2 + 13 + 1) * 3 + 3 + 1
+
+
+def test_bound_counts_distinct_ids_and_dense_variables() -> None:
+    bound = table_growth.bound("tiny")
+    setting = click_training.SETTINGS["tiny"]
+    a_row = 2 * 4 * setting.dim + 4
+    dense = 2 * 4 * setting.num_dense
+    assert bound["bytes_per_step_every_id"] == 32 * 26 * a_row + dense
+    expected = bound["distinct_ids"] * a_row + dense
+    assert bound["bytes_per_step"] == pytest.approx(expected, abs=1)
 
 
 def test_interleave_reverses_every_second_round() -> None:

@@ -65,6 +65,36 @@ def test_the_sum_is_left_to_us_in_the_inner_optimizer_too():
     assert outer._all_reduce_sum_gradients(pairs) == pairs
 
 
+def test_the_optimizer_is_built_on_the_chosen_variables_alone():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    model.compile(keras.optimizers.Adam(), "mse")
+    scope = tf.distribute.get_strategy().scope
+    spec = (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 3]))
+    keras_internals.build_from_spec(
+        model, spec, scope=scope, optimized=lambda m: m.trainable_variables[1:]
+    )
+    assert model.optimizer.built
+    shapes = [v.shape.as_list() for v in model.optimizer.variables]
+    assert shapes == [[], [], [3], [3]]
+
+
+def test_layers_inside_layers_are_found():
+    class Outer(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.layers.Dense(1)
+
+    outer = Outer()
+    model = keras.Sequential([outer])
+    assert keras_internals.all_layers(model) == [model, outer, outer.inner]
+
+
+def test_a_stateless_scope_is_noticed():
+    assert not keras_internals.in_stateless_scope()
+    with keras.StatelessScope():
+        assert keras_internals.in_stateless_scope()
+
+
 def test_the_seed_is_read_without_drawing_from_it():
     tf.random.set_seed(17)
     expected = tf.random.uniform([3]).numpy()

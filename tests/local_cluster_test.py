@@ -68,6 +68,13 @@ def test_parameter_servers_come_with_a_chief(tmp_path):
     assert ps0.environ({"GRPC_FAIL_FAST": "x"})["GRPC_FAIL_FAST"] == "x"
 
 
+def test_restarts_of_workers_go_with_parameter_servers(tmp_path):
+    assert _topology(tmp_path).num_worker_restarts == 0
+    assert _topology(tmp_path, ps_per_group=1).num_worker_restarts == 10
+    topology = _topology(tmp_path, ps_per_group=1, worker_restarts=3)
+    assert topology.num_worker_restarts == 3
+
+
 def test_identity_of_the_launcher_itself_is_not_inherited(tmp_path):
     topology = _topology(tmp_path, env={"MINE": "1"})
     ((task,),) = topology.tasks([])
@@ -101,6 +108,8 @@ def test_exchange_may_be_a_url_and_local_paths_become_absolute(
         ({"workers_per_group": 0}, "`workers_per_group` must be >= 1"),
         ({"ps_per_group": -1}, "`ps_per_group` must be >= 0"),
         ({"grace_secs": -1}, "`grace_secs` must be >= 0"),
+        ({"worker_restarts": -1}, "`worker_restarts` must be >= 0"),
+        ({"worker_restarts": 1}, "`worker_restarts` must be left out"),
         ({"start_timeout_secs": float("nan")}, "`start_timeout_secs` must be"),
         ({"on_group_failure": "retry"}, "`on_group_failure`.*'retry'"),
         ({"command": "python x"}, "`command` must be a list"),
@@ -140,7 +149,9 @@ def test_files_of_an_earlier_run_are_kept(tmp_path):
         for run in ("first", "second"):
             (logs / "group_0_worker_0.log").write_text(run)
             (logs / "ready" / "0_worker_0").touch()
-            run_files.write_record(topology, pids={"group_0_worker_0": 7})
+            run_files.write_record(
+                topology, started=1.5, pids={"group_0_worker_0": 7}
+            )
             kept = run_files.make_room(topology)
             assert len(kept) == 2
             assert not (logs / "ready" / "0_worker_0").exists()
@@ -149,6 +160,7 @@ def test_files_of_an_earlier_run_are_kept(tmp_path):
     record = json.loads((tmp_path / "launch.2.json").read_text())
     assert record["topology"]["command"] == list(COMMAND)
     assert record["pids"] == {"group_0_worker_0": 7}
+    assert record["started"] == 1.5
 
 
 def test_two_launchers_do_not_share_a_workdir(tmp_path):

@@ -236,6 +236,107 @@ def test_servers_are_ended_when_their_chief_is_done(tmp_path):
     }
 
 
+def test_a_dead_worker_of_a_chief_is_started_again(tmp_path, capsys):
+    # Worker 1 dies twice, by exit and by signal; the chief ends at its third
+    # start, which is the last one it has.
+    task = f"""
+READY.touch()
+if TYPE == "worker" and INDEX == 1:
+    num_starts = len(list(WORKDIR.glob("start_*")))
+    port = int(CONFIG["cluster"]["worker"][1].rpartition(":")[2])
+    import socket
+    with socket.create_server(("127.0.0.1", port)) as server:
+        (WORKDIR / f"start_{{num_starts}}").touch()
+        print(f"start {{num_starts}} at {{port}}", flush=True)
+        if num_starts == 0:
+            sys.exit(0)
+        if num_starts == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        {HANG}
+if TYPE == "chief":
+    while not (WORKDIR / "start_2").exists():
+        time.sleep(0.02)
+    sys.exit(0)
+{HANG}"""
+    topology = _topology(
+        tmp_path,
+        task,
+        workers_per_group=2,
+        ps_per_group=1,
+        worker_restarts=2,
+    )
+    display = live_status.Display(plain=True)
+    with local_run.LocalRun(topology, display=display) as run:
+        result = run.wait(timeout_secs=LIMIT_SECS)
+        record = pathlib.Path(topology.workdir, "launch.json")
+        assert json.loads(record.read_text())["pids"] == run.pids
+    (group,) = result.groups
+    assert (result.exit_code, group.state, group.reason) == (0, "done", "")
+    assert group.restarts == {"group_0_worker_0": 0, "group_0_worker_1": 2}
+    lines = (topology.logs_dir / "group_0_worker_1.log").read_text().split("\n")
+    port = lines[0].rpartition(" ")[2]
+    assert lines[:3] == [f"start {n} at {port}" for n in range(3)]
+    out = capsys.readouterr().out
+    name = "group 0: group_0_worker_1"
+    assert f"{name} ended with exit code 0; restart 1 of 2 in 1 s" in out
+    assert f"{name} was ended by signal 9 (SIGKILL); restart 2 of 2 in 2" in out
+
+
+def test_a_group_goes_on_until_no_worker_is_left(tmp_path, capsys):
+    task = f"""
+READY.touch()
+if (TYPE, INDEX) == ("worker", 0):
+    sys.exit(3)
+if TYPE == "worker":
+    while not (WORKDIR / "end").exists():
+        time.sleep(0.02)
+    sys.exit(4)
+{HANG}"""
+    topology = _topology(
+        tmp_path,
+        task,
+        workers_per_group=2,
+        ps_per_group=1,
+        worker_restarts=0,
+    )
+    display = live_status.Display(plain=True)
+    with local_run.LocalRun(topology, display=display) as run:
+        log = []
+
+        def given_up():
+            run.poll()
+            log.append(capsys.readouterr().out)
+            return "exit code 3; no worker is started" in "".join(log)
+
+        _until(given_up)
+        assert run.result().groups[0].state == "running"
+        pathlib.Path(topology.workdir, "end").touch()
+        result = run.wait(timeout_secs=LIMIT_SECS)
+    (group,) = result.groups
+    assert (result.exit_code, group.state) == (4, "failed")
+    assert group.failed_task == "group_0_worker_1"
+    assert "exit code 4, and no worker is left" in group.reason
+
+
+@pytest.mark.parametrize("task_type", ["ps", "chief"])
+def test_the_loss_of_a_ps_or_chief_stops_the_group(tmp_path, task_type):
+    task = f"""
+READY.touch()
+if TYPE == {task_type!r}:
+    print("last words", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+{HANG}"""
+    topology = _topology(tmp_path, task, ps_per_group=1)
+    result = _run(topology)
+    (group,) = result.groups
+    name = f"group_0_{task_type}_0"
+    assert (result.exit_code, group.state) == (137, "failed")
+    assert group.failed_task == name
+    assert group.reason == f"{name} was ended by signal 9 (SIGKILL)"
+    assert group.last_lines == ("last words",)
+    assert group.restarts == {"group_0_worker_0": 0}
+
+
 def test_task_that_does_not_appear_is_named(tmp_path):
     task = f"""
 if INDEX == 0:
@@ -388,6 +489,10 @@ def test_command_line_runs_a_command(tmp_path, capsys):
         ("--workdir=W --num_group=2 -- true", "unrecognized arguments"),
         ("--workdir=W extra -- true", "unrecognized arguments"),
         ("--workdir=W --num_groups=0 -- true", "`num_groups` must be >= 1"),
+        (
+            "--workdir=W --worker_restarts=2 -- true",
+            "`worker_restarts` must be",
+        ),
         ("--workdir=W --num_groups=x -- true", "invalid int value"),
         ("--workdir=W --on_group_failure=x -- true", "invalid choice"),
         ("--workdir=gs://b/w -- true", "`workdir` must be a local"),

@@ -17,7 +17,7 @@ NAMES = sorted(training_cases.CASES)
 def test_two_replicas_train_as_keras_on_one_device(name, two_replicas):
     case = training_cases.CASES[name]
     expected = training_cases.run(
-        case, keras.Model, tf.distribute.get_strategy()
+        case, case.reference, tf.distribute.get_strategy()
     )
     actual = training_cases.run(case, training_cases.SharedModel, two_replicas)
     training_cases.assert_equal(actual, expected, case.tolerance)
@@ -202,7 +202,7 @@ def test_backup_and_restore_is_refused_on_several_workers(tmp_path):
 
 def test_functional_use_leaves_the_mixin_alone():
     training_cases.dense(training_cases.SharedModel)
-    assert tfdistill.MultiWorkerTraining.__bases__ == (object,)
+    assert keras.Model not in tfdistill.MultiWorkerTraining.__mro__
     student = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
     assert tfdistill.CodistillModel(student)(np.zeros((2, 5))).shape == (2, 1)
 

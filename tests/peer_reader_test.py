@@ -343,7 +343,7 @@ class _Pending(Exception):
 class _Collective:
     """Records one worker's vector, then answers with the sum of all."""
 
-    def __init__(self, *_, size):
+    def __init__(self):
         self.answer = None
 
     def sum(self, values):
@@ -394,7 +394,7 @@ class _Group:
             slot = _Slot(reader, cannot_load)
             self.readers.append(reader)
             self.decisions.append(
-                agreement.Decisions(index, [slot], lambda: None)
+                agreement.Decisions(index, [slot], _Collective())
             )
 
     def background(self):
@@ -456,7 +456,6 @@ class _Group:
 @pytest.fixture
 def simulated(monkeypatch):
     """Makes a strategy a worker's index; collectives are stubs."""
-    monkeypatch.setattr(agreement, "Agreement", _Collective)
     monkeypatch.setattr(chief_only, "is_chief", lambda index: index == 0)
 
     def with_workers(count):

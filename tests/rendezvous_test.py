@@ -110,5 +110,27 @@ def test_a_worker_that_died_may_come_again(pool):
         future.result(timeout=20)
 
 
+def test_a_coordinator_waits_for_its_servers_and_names_the_missing(pool):
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        servers = {"ps:0": f"127.0.0.1:{there.getsockname()[1]}"}
+        servers["worker:0"] = _address()
+        start = time.monotonic()
+        with pytest.raises(
+            rendezvous.MissingWorkersError,
+            match=r"chief:0 waited 1 s for worker:0 \(127.* refuses connect",
+        ) as caught:
+            rendezvous.await_servers(servers, name="chief:0", limit_secs=1)
+        assert 1 <= time.monotonic() - start < 5
+        assert "ps:0" not in str(caught.value)
+        waiting = pool.submit(
+            rendezvous.await_servers, servers, name="chief:0", limit_secs=10
+        )
+        time.sleep(0.4)
+        assert not waiting.done()
+        port = int(servers["worker:0"].rpartition(":")[2])
+        with socket.create_server(("127.0.0.1", port)):
+            waiting.result(timeout=10)
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

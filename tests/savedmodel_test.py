@@ -1,10 +1,15 @@
+import pathlib
+
 import codistillation_cases as cases
+import embedding_cases
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdistill import logical_table
 from tfdistill import savedmodel
+from tfdistill import server_bundle
 from tfdistill import student_graph
 
 _LOAD = """
@@ -326,6 +331,62 @@ def test_a_gap_in_the_numbers_is_refused(drop):
     assert len(left) == 3
     with pytest.raises(ValueError, match="numbered 0 to 2"):
         savedmodel.in_order(left)
+
+
+# ---- tables on parameter servers ----
+
+
+@pytest.fixture
+def on_servers(monkeypatch):
+    """Tables that are taken for ones on servers, and small blocks."""
+    monkeypatch.setattr(logical_table.LogicalTable, "is_on_servers", True)
+    # Three rows, which neither a shard nor the table is a multiple of.
+    monkeypatch.setattr(
+        server_bundle, "_BLOCK_ELEMENTS", 3 * embedding_cases.DIM
+    )
+
+
+def _with_table(**kwargs):
+    model = embedding_cases.model(num_shards=2)
+    cases.randomize(model, 1)
+    spec = tf.TensorSpec([None, len(embedding_cases.FIELDS)], tf.int32)
+    return model, _writer(model, spec, **kwargs)
+
+
+@pytest.mark.parametrize("variables_dtype", [None, "bfloat16"])
+def test_a_table_on_servers_is_written_as_any_other(
+    tmp_path, on_servers, variables_dtype
+):
+    model, writer = _with_table(variables_dtype=variables_dtype)
+    snapshot = writer.snapshot()
+    assert [value is None for value in snapshot] == [True, False, False]
+    ids, _ = embedding_cases.data()
+    for name in ("first", "second"):
+        # As it is when it is written.
+        for shard in model.get_layer("table").shards:
+            shard.assign(shard * 0.5)
+        path = str(_write(writer, tmp_path / name, writer.snapshot()))
+        table, *_ = savedmodel.read_variables(path, writer.variables)
+        whole = embedding_cases.table(model.get_layer("table"))
+        stored = tf.cast(whole, variables_dtype or "float32")
+        np.testing.assert_array_equal(table, stored)
+        loaded = tf.saved_model.load(path)
+        np.testing.assert_array_equal(loaded.model_variables[0], stored)
+        tolerance = 0.02 if variables_dtype else 1e-5
+        for found in (
+            loaded.serve(tf.constant(ids)),
+            *loaded.signatures["serving_default"](tf.constant(ids)).values(),
+        ):
+            np.testing.assert_allclose(found, model(ids), rtol=tolerance)
+        assert not list(pathlib.Path(path).rglob("*.parts"))
+
+
+def test_a_table_on_servers_must_be_finite(tmp_path, on_servers):
+    model, writer = _with_table()
+    shard = model.get_layer("table").shards[1]
+    shard.assign(tf.fill(shard.shape, np.inf))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        _write(writer, tmp_path / "1")
 
 
 if __name__ == "__main__":

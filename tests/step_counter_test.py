@@ -41,6 +41,21 @@ def test_it_counts_what_was_done(steps_per_execution, epochs):
     assert recorder.seen[-1] == (10 * epochs, 10 * epochs)
 
 
+def test_an_epoch_resumed_in_its_middle_counts_from_there():
+    x, y = cases.data(8)
+    model = cases.codistill(cases.linear())
+    cases.fit(model, x, y, batch_size=2)
+    counter = step_counter.StepCounter()
+    counter.read(model)
+    assert counter.step == 4
+    counter.begin(35)
+    counter.advance(39, num_batches=50)
+    assert counter.step == 4 + 5
+    counter.begin(40)
+    counter.advance(60, num_batches=50)
+    assert counter.step == 4 + 15
+
+
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 @pytest.mark.filterwarnings("ignore:.*input ran out of data")
 def test_it_counts_where_the_number_of_batches_is_unknown(

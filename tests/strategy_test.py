@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfdistill
 from tfdistill import cluster as cluster_lib
+from tfdistill import task_server
 
 
 def test_one_task_on_one_device_uses_the_default_strategy(monkeypatch):
@@ -24,13 +25,22 @@ def test_one_task_on_one_device_uses_the_default_strategy(monkeypatch):
     assert strategy is tf.distribute.get_strategy()
 
 
-def test_parameter_servers_are_refused():
+@pytest.mark.parametrize("task_type", ["worker", "ps"])
+def test_workers_and_ps_of_a_coordinator_serve(monkeypatch, task_type):
+    class EndError(Exception):
+        pass
+
+    def serve(cluster, *, limit_secs):
+        raise EndError(cluster.task_name, limit_secs)
+
+    monkeypatch.setattr(task_server, "serve", serve)
     cluster = cluster_lib.Cluster(
-        task_type="chief",
+        task_type=task_type,
         spec={"chief": ("a:1",), "worker": ("b:1",), "ps": ("c:1",)},
     )
-    with pytest.raises(ValueError, match="received a cluster with 1 ps"):
-        tfdistill.make_strategy(cluster)
+    with pytest.raises(EndError) as caught:
+        tfdistill.make_strategy(cluster, start_timeout_secs=7)
+    assert caught.value.args == (f"{task_type}:0", 7)
 
 
 def _run(code, env):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import criteo_cases
 import keras
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import tensorflow as tf
 import tfdistill
 from launch import config as config_lib
 from launch import config_sections as sections
+from launch import objectives
 from launch import recipes
 from launch import run_outputs
 from launch import students
@@ -174,11 +176,14 @@ def test_groups_learn_from_each_other_and_the_last_one_merges(
 def test_results_are_merged_by_whoever_comes_last(tmp_path, order):
     done = []
     for group in order:
-        metrics = run_outputs.write_predictions(
+        probabilities = np.eye(3)[[0, 1, group]]
+        labels = np.array([0, 1, 1])
+        run_outputs.write_predictions(
             _made(tmp_path / f"group_{group}"),
-            probabilities=np.eye(3)[[0, 1, group]],
-            labels=np.array([0, 1, 1]),
+            probabilities=probabilities,
+            labels=labels,
         )
+        metrics = objectives.Classes().figures(labels, probabilities)
         result = {"group": group, "recipe": "digits", "metrics": metrics}
         done.append(
             run_outputs.write_results(
@@ -194,6 +199,79 @@ def test_results_are_merged_by_whoever_comes_last(tmp_path, order):
         "disagreement": third,
         "mean_absolute_churn": third,
     }
+
+
+CLICKS = (
+    "data.arguments.field_sizes=50",
+    'model.arguments={"embedding_dim": 2, "hidden_units": [4]}',
+    "data.global_batch_size=16",
+)
+
+
+def test_a_click_recipe_is_judged_by_the_figures_of_clicks(
+    tmp_path, monkeypatch, capsys
+):
+    path = criteo_cases.write(tmp_path / "log.tsv", 300)
+    cache = f"data.arguments.cache_dir={tmp_path / 'cache'}"
+    changes = (*CLICKS, f"data.path={path}", cache)
+    argv = _options(tmp_path / "run", *changes, recipe="criteo_small")
+    assert train.main(argv) == 0
+    assert "20 steps, auc 0." in capsys.readouterr().out
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    (group,) = results["groups"]
+    assert sorted(group["metrics"]) == [
+        "auc",
+        "calibration",
+        "log_loss",
+        "normalized_entropy",
+    ]
+    directory = tmp_path / "run" / "group_0"
+    probabilities, labels = run_outputs.read_predictions(directory)
+    assert probabilities.shape == labels.shape == (len(labels),)
+    # The tables took over the sizes that the rows were hashed for.
+    student = keras.models.load_model(directory / "student.keras")
+    assert student.get_layer("embedding").input_dim == [50] * 26
+    records = (directory / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(record).get("val_loss") for record in records]
+    last = [loss for loss in losses if loss is not None][-1]
+    assert group["metrics"]["log_loss"] == pytest.approx(last, rel=1e-4)
+
+
+def test_a_click_log_that_is_missing_or_none_is_wrong_data(tmp_path, capsys):
+    for path, said in (
+        (tmp_path / "missing.tsv", "missing.tsv"),
+        (pathlib.Path(__file__), "40"),
+    ):
+        argv = _options(
+            tmp_path / path.stem,
+            *CLICKS,
+            f"data.path={path}",
+            f"data.arguments.cache_dir={tmp_path / 'cache'}",
+            recipe="criteo_small",
+        )
+        assert train.main(argv) == train.EXIT_DATA
+        assert said in capsys.readouterr().err
+
+
+def test_a_data_set_without_files_refuses_a_path(tmp_path, capsys):
+    argv = _options(tmp_path / "run", "data.path=/tmp/x")
+    assert train.main(argv) == train.EXIT_OPTIONS
+    assert "data.path" in capsys.readouterr().err
+
+
+def test_a_group_with_parameter_servers_may_go_on(tmp_path):
+    config = _config(*SHORT)
+    run_outputs.write_config(config, str(tmp_path))
+    _made(tmp_path / "group_0").joinpath("metrics.jsonl").touch()
+    spec = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+    servers = tfdistill.Cluster(
+        task_type="chief", spec=spec, workdir=str(tmp_path)
+    )
+    run_outputs.check_new(config, servers)
+    with pytest.raises(ValueError, match="in seed"):
+        run_outputs.check_new(_config(*SHORT, "seed=1"), servers)
+    with pytest.raises(ValueError, match="an earlier run"):
+        run_outputs.check_new(config, tfdistill.Cluster(workdir=str(tmp_path)))
 
 
 def _made(path):
@@ -374,11 +452,12 @@ def test_wrong_options_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_parameter_servers_are_refused(tmp_path, monkeypatch, capsys):
+def test_parameter_servers_are_accepted(tmp_path, monkeypatch):
     spec = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
-    task = {"type": "chief", "index": 0}
+    task = {"type": "ps", "index": 0}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": spec, "task": task}))
-    assert "parameter servers" in _refused(capsys, _options(tmp_path))
+    cluster = train._cluster(str(tmp_path))
+    assert (cluster.task_name, cluster.workdir) == ("ps:0", str(tmp_path))
 
 
 def test_wrong_options_are_told_without_tensorflow(tmp_path):

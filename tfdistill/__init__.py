@@ -14,9 +14,11 @@ if typing.TYPE_CHECKING:
     from tfdistill import losses as losses
     from tfdistill import metrics as metrics
     from tfdistill import schedules as schedules
+    from tfdistill.backup import Backup as Backup
     from tfdistill.callbacks import StudentExporter as StudentExporter
     from tfdistill.callbacks import TeacherLoader as TeacherLoader
     from tfdistill.cluster import Cluster as Cluster
+    from tfdistill.embedding import ShardedEmbedding as ShardedEmbedding
     from tfdistill.exchange import Exchange as Exchange
     from tfdistill.model import CodistillModel as CodistillModel
     from tfdistill.multiworker import MultiWorkerTraining as MultiWorkerTraining
@@ -26,11 +28,13 @@ if typing.TYPE_CHECKING:
 
 _MODULES = ("data", "losses", "metrics", "schedules")
 _HOMES = {
+    "Backup": "backup",
     "Cluster": "cluster",
     "CodistillModel": "model",
     "Exchange": "exchange",
     "MultiWorkerTraining": "multiworker",
     "RunLog": "run_log",
+    "ShardedEmbedding": "embedding",
     "StudentExporter": "callbacks",
     "TeacherLoader": "callbacks",
     "TeacherSet": "teacher",

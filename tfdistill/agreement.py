@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -73,21 +74,22 @@ class Decisions:
         self,
         strategy: tf.distribute.Strategy,
         slots: Sequence[teacher_slot.TeacherSlot],
-        is_bad: Callable[[], tf.Tensor],
+        agreement: Any,
     ) -> None:
         """Traces nothing yet.
 
         Args:
             strategy: The strategy in use.
             slots: The teachers, in the same order on all workers.
-            is_bad: Returns, in graph, for each teacher whether a replica
+            agreement: Sums what the workers say, as `Agreement` does: three
+                numbers for each teacher, and for each whether a replica
                 wants to be rid of it.
         """
         self._slots = slots
         self._strategy = strategy
         self._num_workers = chief_only.num_workers(strategy)
         self._proposes = chief_only.is_chief(strategy)
-        self._agreement = Agreement(strategy, is_bad, size=3 * len(slots))
+        self._agreement = agreement
 
     def drop_bad(self, reason: str) -> list[teacher_slot.TeacherSlot]:
         """Exchanges news, drops bad teachers, and finds what may be swapped.

@@ -6,6 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill import keras_internals
+
 _WRITERS = (
     keras.callbacks.CSVLogger,
     keras.callbacks.ModelCheckpoint,
@@ -45,12 +47,12 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
         strategy: The strategy in use.
 
     Returns:
-        1 where the strategy spans this process only.
+        1 where one process trains: the strategy spans no other, or the
+        coordinator directs the workers of a parameter-server cluster.
     """
-    resolver = strategy.cluster_resolver
-    if resolver is None:
+    jobs = keras_internals.jobs_of(strategy)
+    if "ps" in jobs:
         return 1
-    jobs = resolver.cluster_spec().as_dict()
     return max(1, sum(len(jobs.get(job, ())) for job in ("chief", "worker")))
 
 

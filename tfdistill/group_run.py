@@ -1,4 +1,9 @@
-"""The tasks of one group while they run: what ended them, and what is left."""
+"""The tasks of one group while they run: what ended them, and what is left.
+
+A task that fails ends its group, but for the workers of a group with parameter
+servers: what a dead one has left undone, its coordinator gives to the others,
+and once it is started again at its old address it takes part again.
+"""
 
 import dataclasses
 import os
@@ -13,6 +18,7 @@ from tfdistill import local_cluster
 from tfdistill import run_files
 from tfdistill import startup
 from tfdistill import task_process
+from tfdistill import worker_restarts
 
 # Worth another try, as for a task that lost its peers.
 EXIT_RETRY = 75
@@ -31,6 +37,8 @@ class GroupResult:
             of its peers is due; None if none failed by itself.
         reason: What happened, in words; empty for a group that is done.
         last_lines: The last lines of the failed task's log.
+        restarts: How often each worker was started again, by name; of a group
+            with parameter servers only.
     """
 
     group: int
@@ -39,6 +47,7 @@ class GroupResult:
     failed_task: str | None
     reason: str
     last_lines: tuple[str, ...]
+    restarts: Mapping[str, int]
 
 
 class GroupRun:
@@ -62,6 +71,14 @@ class GroupRun:
         self._tasks = {task.name: task for task in tasks}
         self._topology = topology
         self._processes: dict[str, task_process.TaskProcess] = {}
+        workers = [
+            task.name
+            for task in tasks
+            if topology.ps_per_group and task.cluster.task_type == "worker"
+        ]
+        self._restarts = worker_restarts.WorkerRestarts(
+            workers, limit=topology.num_worker_restarts
+        )
         self._watch: startup.StartWatch | None = None
         self._kill_time: float | None = None
         self._end_state: str | None = None
@@ -78,18 +95,24 @@ class GroupRun:
 
     def start(self) -> None:
         """Starts a process for each task."""
-        for name, task in self._tasks.items():
-            with task.log_path.open("wb") as log_file:
-                self._processes[name] = task_process.TaskProcess(
-                    self._topology.command,
-                    env=task.environ(os.environ),
-                    log_file=log_file,
-                )
+        for name in self._tasks:
+            self._start(name)
         self._watch = startup.StartWatch(
             {name: task.ready_path for name, task in self._tasks.items()},
             limit_secs=self._topology.start_timeout_secs,
             now=time.monotonic(),
         )
+
+    def _start(self, name: str) -> None:
+        task = self._tasks[name]
+        # A task that is started again adds to its log; that of an earlier run
+        # has another name by now.
+        with task.log_path.open("ab") as log_file:
+            self._processes[name] = task_process.TaskProcess(
+                self._topology.command,
+                env=task.environ(os.environ),
+                log_file=log_file,
+            )
 
     @property
     def processes(self) -> Mapping[str, task_process.TaskProcess]:
@@ -127,14 +150,12 @@ class GroupRun:
         failed = [
             (process.exit_time or now, name, process.exit_code)
             for name, process in self._processes.items()
-            if process.exit_code
+            if process.exit_code and name not in self._restarts.made
         ]
         if failed:
             # The peers of a failed task fail too, so the earliest is to blame.
             when, name, code = min(failed)
-            self.exit_code = code if code > 0 else 128 - code
-            self.failure_time = when
-            return self._fail(name, f"{name} {_describe(code)}", now)
+            return self._blame(name, code, f"{name} {_describe(code)}", when)
         if self._has_finished():
             self._end_state = "done"
             self._request_stop(now)
@@ -144,8 +165,42 @@ class GroupRun:
         if late:
             self.exit_code, self.failure_time = EXIT_RETRY, now
             return self._fail(None, late, now)
+        messages = self._mend(now)
         warning = self._watch and self._watch.warning(now=now)
-        return [f"group {self.status.group}: {warning}"] if warning else []
+        if warning and self._end_state is None:
+            messages.append(f"group {self.status.group}: {warning}")
+        return messages
+
+    def _mend(self, now: float) -> list[str]:
+        """Starts dead workers again, as far as they may."""
+        messages: list[str] = []
+        for name, made in self._restarts.made.items():
+            code = self._processes[name].exit_code
+            if code is None or self._restarts.is_known_dead(name):
+                continue
+            limit = self._restarts.limit
+            delay = self._restarts.note_end(name, now=now)
+            what = f"{name} {_describe(code)}"
+            if self._restarts.none_left:
+                reason = (
+                    f"{what}, and no worker is left: one has used up its "
+                    f"{limit} restarts (--worker_restarts)"
+                )
+                return messages + self._blame(name, code, reason, now)
+            if delay is None:
+                plan = (
+                    "no worker is started again any more, as one has used up "
+                    f"its {limit} restarts (--worker_restarts)"
+                )
+            else:
+                plan = f"restart {made + 1} of {limit} in {delay:g} s"
+            messages.append(f"group {self.status.group}: {what}; {plan}")
+        for name in self._restarts.due(now=now):
+            # Not before its keeper has ended all that it has started.
+            if self._processes[name].closed:
+                self._start(name)
+                self._restarts.note_restart(name, now=now)
+        return messages
 
     def _has_finished(self) -> bool:
         """Whether all is done: servers never end, so their chief decides."""
@@ -155,6 +210,14 @@ class GroupRun:
             if not self._topology.ps_per_group
             or self._tasks[name].cluster.task_type == "chief"
         )
+
+    def _blame(
+        self, name: str, code: int, reason: str, when: float
+    ) -> list[str]:
+        # A worker may end with 0 and yet be missed.
+        self.exit_code = code if code > 0 else 128 - code if code else 1
+        self.failure_time = when
+        return self._fail(name, reason, time.monotonic())
 
     def _fail(self, name: str | None, reason: str, now: float) -> list[str]:
         self.failed_task, self.reason = name, reason
@@ -202,11 +265,12 @@ class GroupRun:
             failed_task=name,
             reason=self.reason,
             last_lines=tuple(lines),
+            restarts=self._restarts.made,
         )
 
 
 def _describe(code: int) -> str:
-    if code > 0:
+    if code >= 0:
         return f"ended with exit code {code}"
     try:
         name = signal.Signals(-code).name

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import stateless_scope
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from tensorflow.python.data.ops import multi_device_iterator_ops
@@ -35,6 +36,8 @@ def check_keras() -> None:
             (tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build"),
             (tf_trainer.TensorFlowTrainer, "_symbolic_build"),
             (tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients"),
+            (keras.Layer, "_flatten_layers"),
+            (stateless_scope, "in_stateless_scope"),
         )
         if not hasattr(owner, name)
     ]
@@ -84,7 +87,11 @@ def leave_reduction_to_caller(optimizer: keras.Optimizer) -> None:
 
 
 def build_from_spec(
-    model: keras.Model, element_spec: Any, *, scope: Callable[[], Any]
+    model: keras.Model,
+    element_spec: Any,
+    *,
+    scope: Callable[[], Any],
+    optimized: Callable[[keras.Model], list[Any]] | None = None,
 ) -> Any:
     """Builds model, metrics, loss and optimizer from a data set's spec.
 
@@ -97,13 +104,28 @@ def build_from_spec(
         element_spec: Element spec of a `tf.data.Dataset` or distributed data
             set: tensors specs or `PerReplica` specs of `[batch, ...]`.
         scope: Returns the strategy's scope to build in.
+        optimized: Returns the built model's variables that its optimizer is
+            to keep slots for. Defaults to all trainable ones.
 
     Returns:
         The spec of one replica's inputs `x`.
     """
     batch = keras.tree.map_structure(_first_replica, element_spec)
+    optimizer = model.optimizer
+    build_optimizer = optimizer is not None and not optimizer.built
     with scope():
-        model._symbolic_build(data_batch=batch)
+        try:
+            # Keras builds an optimizer that is not built, on all variables.
+            if build_optimizer:
+                optimizer.built = True
+            model._symbolic_build(data_batch=batch)
+        finally:
+            if build_optimizer:
+                optimizer.built = False
+        if build_optimizer:
+            optimizer.build(
+                optimized(model) if optimized else model.trainable_variables
+            )
     return keras.utils.unpack_x_y_sample_weight(batch)[0]
 
 
@@ -129,6 +151,44 @@ def distributed_element_spec(epoch_iterator: Any) -> Any:
         A structure of tensor specs or `PerReplica` specs.
     """
     return epoch_iterator._distributed_dataset.element_spec
+
+
+def jobs_of(strategy: tf.distribute.Strategy) -> dict[str, list[str]]:
+    """Returns the addresses of a strategy's tasks by job.
+
+    `ParameterServerStrategy` keeps its resolver where the public property
+    `cluster_resolver` does not look: that is None.
+
+    Args:
+        strategy: Any strategy.
+
+    Returns:
+        Addresses by job; empty for a strategy of one process.
+    """
+    resolver = strategy.cluster_resolver or getattr(
+        strategy, "_cluster_resolver", None
+    )
+    return dict(resolver.cluster_spec().as_dict()) if resolver else {}
+
+
+def all_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """Returns a layer and all layers inside it.
+
+    `keras.Model.layers` names those of a model, but a layer made of layers
+    has no such public attribute.
+
+    Args:
+        layer: A layer or a model.
+
+    Returns:
+        The layers, from the outside to the inside.
+    """
+    return list(layer._flatten_layers())
+
+
+def in_stateless_scope() -> bool:
+    """Whether variables made here get values only after a `StatelessScope`."""
+    return bool(stateless_scope.in_stateless_scope())
 
 
 def global_seed() -> int | None:

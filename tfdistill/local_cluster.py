@@ -32,6 +32,7 @@ IDENTITY_VARIABLES = frozenset(
     }
 )
 _FAILURE_RULES = ("stop", "continue")
+_WORKER_RESTARTS = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,11 @@ class LocalCluster:
             has failed, `"continue"` lets them finish.
         start_timeout_secs: See `startup.StartWatch`. Default 300; 0 is none.
         grace_secs: Time between SIGTERM and SIGKILL. Default 5.
+        worker_restarts: How often each worker of a group with parameter
+            servers is started again after its end, whatever the reason. Once
+            one has used them up the group goes on with the workers that are
+            left, and none is started again. Default None: 10, or 0 without
+            parameter servers, where a worker cannot come back to its group.
 
     Raises:
         ValueError: If a field is out of range.
@@ -111,6 +117,7 @@ class LocalCluster:
     on_group_failure: str = "stop"
     start_timeout_secs: float = 300.0
     grace_secs: float = 5.0
+    worker_restarts: int | None = None
 
     def __post_init__(self) -> None:
         """Validates the fields and makes local paths absolute."""
@@ -120,12 +127,19 @@ class LocalCluster:
             ("ps_per_group", 0),
             ("start_timeout_secs", 0),
             ("grace_secs", 0),
+            ("worker_restarts", 0),
         ):
             value = getattr(self, name)
-            if not value >= least:
+            if value is not None and not value >= least:
                 raise ValueError(
                     f"`{name}` must be >= {least}; received {value}."
                 )
+        if self.worker_restarts and not self.ps_per_group:
+            raise ValueError(
+                "`worker_restarts` must be left out where `ps_per_group` is "
+                f"0; received {self.worker_restarts}. Without parameter "
+                "servers a group ends with its first worker."
+            )
         if self.on_group_failure not in _FAILURE_RULES:
             raise ValueError(
                 f"`on_group_failure` must be one of {_FAILURE_RULES}; received "
@@ -175,6 +189,13 @@ class LocalCluster:
     def num_ports(self) -> int:
         """Number of ports that `tasks` needs."""
         return self.num_groups * sum(self._sizes().values())
+
+    @property
+    def num_worker_restarts(self) -> int:
+        """How often each worker may be started again."""
+        if self.worker_restarts is None:
+            return _WORKER_RESTARTS if self.ps_per_group else 0
+        return self.worker_restarts
 
     def _sizes(self) -> dict[str, int]:
         """Returns the number of tasks of each type that have an address."""

@@ -12,10 +12,12 @@ EXIT_OPTIONS = 2
 _EPILOG = """\
 The command after -- is found through PATH and started once for each task,
 with TF_CONFIG and TFDISTILL_* set; its output goes to DIR/logs. Logs of an
-earlier run in DIR are kept under new names. Ctrl-C stops all tasks, a second
-Ctrl-C kills them. Exit code: 0 if all groups are done; else that of the task
-that failed first (128 + n for signal n), 75 if a task did not start in time, 2
-for wrong options, 130 or 143 after Ctrl-C or SIGTERM.
+earlier run in DIR are kept under new names. The first task that fails ends its
+group; with parameter servers a worker is started again instead, and only the
+loss of the chief, of a ps or of the last worker ends the group. Ctrl-C stops
+all tasks, a second Ctrl-C kills them. Exit code: 0 if all groups are done; else
+that of the task that failed first (128 + n for signal n), 75 if a task did not
+start in time, 2 for wrong options, 130 or 143 after Ctrl-C or SIGTERM.
 
 example:
   tfdistill-local --num_groups=2 --workers_per_group=2 --workdir=/tmp/run \\
@@ -88,6 +90,13 @@ def _add_supervision(parser: argparse.ArgumentParser) -> None:
         help="time between SIGTERM and SIGKILL; default 5",
     )
     add(
+        "--worker_restarts",
+        type=int,
+        metavar="N",
+        help="with parameter servers: how often each worker is started again "
+        "after its end; default 10",
+    )
+    add(
         "--plain",
         action="store_true",
         help="lines instead of a live table, as when not on a terminal",
@@ -132,6 +141,9 @@ def run(
         display.close()
     for group in result.groups:
         suffix = f": {group.reason}" if group.reason else ""
+        restarted = [f"{n} {name}" for name, n in group.restarts.items() if n]
+        if restarted:
+            suffix += f" (worker restarts: {', '.join(restarted)})"
         print(f"group {group.group} {group.state}{suffix}", flush=True)
     return result.exit_code
 

@@ -64,7 +64,8 @@ class LocalRun:
         self._start_time = time.monotonic()
         self._signals: list[int] = []
         self._failed: group_run.GroupRun | None = None
-        self._recorded = False
+        self._started = 0.0
+        self._recorded: dict[str, int] = {}
         placeholders = range(1, topology.num_ports + 1)
         for tasks in topology.tasks(placeholders):
             for task in tasks:  # Refuse a wrong environment before any start.
@@ -99,6 +100,7 @@ class LocalRun:
             for tasks in topology.tasks(ports)
         ]
         self._start_time = time.monotonic()
+        self._started = time.time()
         for running in self._groups:
             running.start()
         self._say(f"logs: {topology.logs_dir}")
@@ -196,12 +198,13 @@ class LocalRun:
                 group.stop(reason)
 
     def _record(self) -> None:
-        """Writes what was launched, once all process ids are known."""
-        processes = [p for g in self._groups for p in g.processes.values()]
-        if self._recorded or len(self.pids) < len(processes):
+        """Writes what runs, whenever all process ids are known anew."""
+        num_processes = sum(len(group.processes) for group in self._groups)
+        pids = self.pids
+        if pids == self._recorded or len(pids) < num_processes:
             return
-        self._recorded = True
-        run_files.write_record(self._topology, pids=self.pids)
+        self._recorded = pids
+        run_files.write_record(self._topology, started=self._started, pids=pids)
 
     def result(self) -> RunResult:
         """Returns how the run ended, or how far it is."""

@@ -10,6 +10,8 @@ from tfdistill import cluster as cluster_lib
 from tfdistill import distillation_term
 from tfdistill import global_batch
 from tfdistill import multiworker
+from tfdistill import parameter_server_training
+from tfdistill import remote_teaching
 from tfdistill import run_log
 from tfdistill import schedules
 from tfdistill import statistics
@@ -25,6 +27,8 @@ _EXAMPLES = "_examples"
 @keras.saving.register_keras_serializable(package="tfdistill")
 class CodistillModel(
     student_files.StudentFiles,
+    remote_teaching.RemoteTeaching,
+    parameter_server_training.ParameterServerTraining,
     multiworker.MultiWorkerTraining,
     keras.Model,
 ):
@@ -146,7 +150,7 @@ class CodistillModel(
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
         step = tf.convert_to_tensor(self.optimizer.iterations)
-        with batch.scope(), tf.GradientTape() as tape:
+        with batch.scope(), self.gradient_tape() as tape:
             y_pred = self(x, training=True)
             task_loss = self.compute_loss(
                 x, y, y_pred, sample_weight, training=True
@@ -175,8 +179,7 @@ class CodistillModel(
         self.record_loss(loss, batch)
         self.record_loss(task_loss, batch, "task_loss")
         metrics = self.compute_metrics(x, y, y_pred, sample_weight)
-        examples = batch.total * float(self.steps_per_execution)
-        return {**metrics, **logs, _EXAMPLES: examples}
+        return {**metrics, **logs, _EXAMPLES: batch.total}
 
     def test_step(self, data: Any) -> multiworker.Logs:
         """Evaluates the student alone on one replica's part of the batch.
@@ -229,7 +232,9 @@ class CodistillModel(
 
         def train_function(iterator: Any) -> multiworker.Logs:
             logs = execute(iterator)
-            self.examples_of_last_execution = logs.pop(_EXAMPLES)
+            self.examples_of_last_execution = (
+                logs.pop(_EXAMPLES) * self.steps_per_execution
+            )
             return logs
 
         self.train_function = train_function

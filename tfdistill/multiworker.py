@@ -6,7 +6,8 @@ scalar logs over an axis they do not have. `MultiWorkerTraining` replaces
 these two places, and makes the update the same at any number of replicas:
 
 - losses are divided by the global batch (`tfdistill.global_batch`);
-- gradients are summed over the replicas *before* the optimizer clips them;
+- gradients are summed over the replicas *before* the optimizer clips them
+  (`tfdistill.updates`, which also updates the tables of embeddings);
 - logs come from metric states summed over all replicas, in one collective;
 - files are written by the chief only (`tfdistill.chief_only`).
 """
@@ -25,6 +26,7 @@ from tfdistill import global_batch
 from tfdistill import input_sharding
 from tfdistill import keras_internals
 from tfdistill import replica_step
+from tfdistill import updates
 from tfdistill import watchdog
 
 keras_internals.check_keras()
@@ -38,7 +40,7 @@ Logs = replica_step.Logs
 _Base: Any = keras.Model if typing.TYPE_CHECKING else object
 
 
-class MultiWorkerTraining(_Base):
+class MultiWorkerTraining(updates.TableTraining, _Base):
     """Makes a `keras.Model`'s training independent of who shares the work.
 
     With one replica the model trains exactly as Keras does; under
@@ -64,7 +66,7 @@ class MultiWorkerTraining(_Base):
                 default, means no XLA: compiled steps were seven times slower
                 on CPU, and a collective cannot be compiled at all.
         """
-        bound = _bind(super().compile, args, kwargs)
+        bound = bind(super().compile, args, kwargs)
         bound["loss"] = global_batch.over_global_batch(bound.get("loss"))
         if bound.get("jit_compile", "auto") == "auto":
             bound["jit_compile"] = False
@@ -84,7 +86,7 @@ class MultiWorkerTraining(_Base):
         Returns:
             The `History`, equal on all workers.
         """
-        bound = _bind(super().fit, args, kwargs)
+        bound = bind(super().fit, args, kwargs)
         strategy = self.distribute_strategy
         bound["callbacks"] = chief_only.select(
             self.complete_callbacks(bound.get("callbacks")), strategy
@@ -109,7 +111,7 @@ class MultiWorkerTraining(_Base):
 
         Each example counts once; results are equal on all workers.
         """
-        bound = _bind(super().evaluate, args, kwargs)
+        bound = bind(super().evaluate, args, kwargs)
         self._prepare(bound)
         return super().evaluate(**bound)
 
@@ -118,7 +120,7 @@ class MultiWorkerTraining(_Base):
 
         Every worker gets all predictions, in the order of the data.
         """
-        bound = _bind(super().predict, args, kwargs)
+        bound = bind(super().predict, args, kwargs)
         self._prepare(bound)
         predictions = super().predict(**bound)
         if chief_only.num_workers(self.distribute_strategy) == 1:
@@ -163,7 +165,7 @@ class MultiWorkerTraining(_Base):
         """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
-        with batch.scope(), tf.GradientTape() as tape:
+        with batch.scope(), self.gradient_tape() as tape:
             y_pred = self(x, training=True)
             loss = self.compute_loss(x, y, y_pred, sample_weight, training=True)
             scaled = self.optimizer.scale_loss(loss)
@@ -205,20 +207,9 @@ class MultiWorkerTraining(_Base):
         )
         return keras.tree.map_structure(replica_step.gatherable, predictions)
 
-    def apply_summed_gradients(
-        self, tape: tf.GradientTape, loss: tf.Tensor
-    ) -> None:
-        """Sums the gradients over the replicas, then lets the optimizer work.
-
-        Args:
-            tape: The tape that recorded `loss`.
-            loss: This replica's share of the loss, scaled for the optimizer.
-        """
-        variables = self.trainable_weights
-        gradients = tape.gradient(loss, variables)
-        if global_batch.in_replica():
-            gradients = replica_step.sum_over_replicas(gradients)
-        self.optimizer.apply(gradients, variables)
+    def gradient_tape(self) -> Any:
+        """Returns the context of a tape that records one step."""
+        return tf.GradientTape()
 
     def record_loss(
         self,
@@ -245,6 +236,7 @@ class MultiWorkerTraining(_Base):
 
     def make_train_function(self, force: bool = False) -> Any:
         """Builds what `fit` calls for each execution; kept and returned."""
+        self.table_updates()
         if self._num_replicas == 1:
             return super().make_train_function(force)
         if self.train_function is None or force:
@@ -268,7 +260,10 @@ class MultiWorkerTraining(_Base):
         if iterator is not None:
             spec = keras_internals.distributed_element_spec(iterator)
         inputs = keras_internals.build_from_spec(
-            self, spec, scope=self.distribute_strategy.scope
+            self,
+            spec,
+            scope=self.distribute_strategy.scope,
+            optimized=updates.dense_variables,
         )
         # In a function, since Keras replaces the containers that it tracks.
         self._spec_of_inputs = lambda: inputs
@@ -288,10 +283,16 @@ class MultiWorkerTraining(_Base):
         return self._spec_of_inputs()
 
 
-def _bind(
+def bind(
     method: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Names positional arguments by the signature of Keras' own method."""
+    """Returns all arguments by name, from the signature of Keras' own method.
+
+    Args:
+        method: The method, bound to its model.
+        args: Positional arguments.
+        kwargs: The others.
+    """
     bound = inspect.signature(method).bind(*args, **kwargs).arguments
     extra = bound.pop("kwargs", {})
     return {**bound, **extra}

@@ -12,8 +12,11 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
+
+from tfdistill import tcp_probe
 
 _LINE_BYTES = 4096
 _RETRY_SECS = 0.2
@@ -58,6 +61,44 @@ def meet(
         _gather(port, identity, names, deadline, limit_secs, clock)
     else:
         _report(chief_address, identity, name, deadline, limit_secs, clock)
+
+
+def await_servers(
+    servers: Mapping[str, str],
+    *,
+    name: str,
+    limit_secs: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Returns once all servers of a group take connections.
+
+    A coordinator does not meet its servers: one that was started anew comes
+    back in the middle of training, when there is nobody to meet.
+
+    Args:
+        servers: `host:port` of each, by name.
+        name: This task, such as `"chief:0"`.
+        limit_secs: Longest wait in seconds; 0 for no limit.
+        clock: Seconds that never go backwards.
+
+    Raises:
+        MissingWorkersError: A server did not come in time.
+    """
+    deadline = clock() + (limit_secs or float("inf"))
+    while missing := {
+        server: answer
+        for server, address in servers.items()
+        if (answer := tcp_probe.ask(address)) is not tcp_probe.Answer.OPEN
+    }:
+        if clock() > deadline:
+            found = [
+                f"{server} ({servers[server]} {answer.value})"
+                for server, answer in missing.items()
+            ]
+            raise MissingWorkersError(
+                f"{name} waited {limit_secs:.0f} s for {', '.join(found)}."
+            )
+        time.sleep(_RETRY_SECS)
 
 
 def _gather(

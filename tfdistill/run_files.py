@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import shutil
-import time
 from collections.abc import Mapping
 from typing import IO
 
@@ -74,12 +73,21 @@ def _record_path(topology: local_cluster.LocalCluster) -> pathlib.Path:
 
 
 def write_record(
-    topology: local_cluster.LocalCluster, *, pids: Mapping[str, int]
+    topology: local_cluster.LocalCluster,
+    *,
+    started: float,
+    pids: Mapping[str, int],
 ) -> None:
-    """Writes launch.json: what was launched, when, and as which processes."""
+    """Writes launch.json: what was launched, when, and as which processes.
+
+    Args:
+        topology: What was launched.
+        started: When, in seconds since 1970.
+        pids: The process id of each task, by name.
+    """
     record = {
         "format": 1,
-        "started": time.time(),
+        "started": started,
         "topology": dataclasses.asdict(topology),
         "pids": dict(pids),
     }

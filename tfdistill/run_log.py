@@ -56,7 +56,8 @@ class RunLog(step_counter.SteppedCallback):
                 "tfdistill.CodistillModel(model)."
             )
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._first_step = self.step
+        # Step, epoch and batch at which this training begins.
+        self._first: tuple[int, int, int] | None = None
         self._written = (self._clock(), 0.0)
         self._write({"event": "start"})
 
@@ -64,6 +65,12 @@ class RunLog(step_counter.SteppedCallback):
         """Notes the epoch."""
         super().on_epoch_begin(epoch, logs)
         self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Notes where training begins, or goes on."""
+        super().on_train_batch_begin(batch, logs)
+        if self._first is None:
+            self._first = (self.step, self._epoch, batch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes a line when the last one is old enough."""
@@ -103,9 +110,12 @@ class RunLog(step_counter.SteppedCallback):
 
     def _total_steps(self) -> int | None:
         steps, epochs = self.params.get("steps"), self.params.get("epochs")
-        if not steps or not epochs:
+        # Where a training goes on is known with its first batch.
+        first = self._first or ((0, 0, 0) if self.step == 0 else None)
+        if not steps or not epochs or first is None:
             return None
-        return self._first_step + int(steps) * int(epochs)
+        step, epoch, batch = first
+        return step + int(steps) * (int(epochs) - epoch) - batch
 
 
 def _plain(value: Any) -> Any:

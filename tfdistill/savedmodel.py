@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from tfdistill import specs
+from tfdistill import logical_table
+from tfdistill import servable
+from tfdistill import server_bundle
 from tfdistill import student_graph
 
 _KEY = "model_variables/{}/.ATTRIBUTES/VARIABLE_VALUE"
@@ -24,50 +25,8 @@ _VARIABLES = ("variables/variables.index", "variables/variables.data")
 # Floats as narrow as the exchange allows them to travel.
 EXCHANGE_DTYPES = ("bfloat16",)
 
-Snapshot = list[tf.Tensor]
-
-
-class _Servable(tf.Module):
-    """What the SavedModel holds: variables, `serve` and a signature."""
-
-    def __init__(
-        self, graph: student_graph.StudentGraph, values: Sequence[tf.Tensor]
-    ) -> None:
-        super().__init__()
-        with tf.init_scope():
-            self.model_variables = [
-                tf.Variable(value, trainable=False, name=variable.path)
-                for value, variable in zip(values, graph.variables, strict=True)
-            ]
-        # A SavedModel holds a table only where an attribute leads to it.
-        self.tables = list(graph.tables)
-        self._graph = graph
-        self.serve = tf.function(
-            lambda inputs: graph(self.model_variables, inputs),
-            input_signature=[graph.input_spec],
-            autograph=False,
-        )
-
-    def signature(self) -> Any:
-        """`serving_default`, in the flat form that signatures must have."""
-        flat = specs.names(self._graph.input_spec, "inputs")
-
-        @tf.function(autograph=False)
-        def serving_default(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-            inputs = keras.tree.pack_sequence_as(
-                self._graph.input_spec, [tensors[name] for name in flat]
-            )
-            outputs = self.serve(inputs)
-            return specs.named(outputs, "outputs")
-
-        return serving_default.get_concrete_function(
-            **{
-                name: tf.TensorSpec(spec.shape, spec.dtype, name=name)
-                for name, spec in specs.named(
-                    self._graph.input_spec, "inputs"
-                ).items()
-            }
-        )
+# None stands for a table on parameter servers, which is read as it is written.
+Snapshot = list[tf.Tensor | None]
 
 
 class SavedModelWriter:
@@ -126,10 +85,17 @@ class SavedModelWriter:
         writes to a new one. So this takes no time and no copy, and the
         values stay as they are however long a writer holds them.
 
+        Tables on parameter servers are not part of it: their rows are read
+        while they are written, as every step there reads what others have
+        written by then.
+
         Returns:
-            One tensor for each variable.
+            One tensor for each variable, None for a table on servers.
         """
-        return [tf.convert_to_tensor(v.value) for v in self.graph.variables]
+        return [
+            None if _is_on_servers(v) else tf.convert_to_tensor(v.value)
+            for v in self.graph.variables
+        ]
 
     def write(self, directory: str, snapshot: Snapshot) -> None:
         """Writes a whole SavedModel. May run in a background thread.
@@ -141,10 +107,17 @@ class SavedModelWriter:
         Raises:
             ValueError: A value is NaN or infinite.
         """
-        check_finite(snapshot, [v.path for v in self.graph.variables])
+        held = [
+            (variable, value)
+            for variable, value in zip(
+                self.graph.variables, snapshot, strict=True
+            )
+            if value is not None
+        ]
+        check_finite([v for _, v in held], [v.path for v, _ in held])
         with tf.device("CPU:0"):
             values = [
-                tf.cast(value, dtype)
+                None if value is None else tf.cast(value, dtype)
                 for value, dtype in zip(snapshot, self._dtypes, strict=True)
             ]
             if self._files is None:
@@ -155,21 +128,40 @@ class SavedModelWriter:
                 with tf.io.gfile.GFile(path, "wb") as file:
                     file.write(content)
             tf.io.gfile.makedirs(f"{directory}/variables")
+            self._write_values(f"{directory}/variables/variables", values)
+
+    def _write_values(self, prefix: str, values: Snapshot) -> None:
+        keys = list(self.variables)
+        whole = {
+            k: v for k, v in zip(keys, values, strict=True) if v is not None
+        }
+        whole[_OBJECT_GRAPH] = self._object_graph
+        if len(whole) > len(keys):
             tf.raw_ops.SaveV2(
-                prefix=f"{directory}/variables/variables",
-                tensor_names=[*self.variables, _OBJECT_GRAPH],
-                shape_and_slices=[""] * (len(values) + 1),
-                tensors=[*values, self._object_graph],
+                prefix=prefix,
+                tensor_names=list(whole),
+                shape_and_slices=[""] * len(whole),
+                tensors=list(whole.values()),
             )
+            return
+        bundle = server_bundle.BundleWriter(prefix)
+        bundle.add(whole)
+        for key, variable, dtype in zip(
+            keys, self.graph.variables, self._dtypes, strict=True
+        ):
+            if key not in whole:
+                shards = [shard.value for shard in variable.layer.shards]
+                bundle.add_rows(key, shards, dtype=dtype)
+        bundle.finish()
 
     def _write_graph(
         self, values: Snapshot
     ) -> tuple[dict[str, bytes], tf.Tensor]:
         """Lets TensorFlow write one SavedModel and keeps its graph's files."""
-        servable = _Servable(self.graph, values)
+        served = servable.Servable(self.graph, values, dtypes=self._dtypes)
         with tempfile.TemporaryDirectory(prefix="tfdistill-") as directory:
             tf.saved_model.save(
-                servable, directory, signatures=servable.signature()
+                served, directory, signatures=served.signature()
             )
             root = pathlib.Path(directory)
             files = {
@@ -194,6 +186,13 @@ class SavedModelWriter:
             for name, content in files.items()
             if not name.startswith(_VARIABLES)
         }, object_graph
+
+
+def _is_on_servers(variable: Any) -> bool:
+    return (
+        isinstance(variable, logical_table.LogicalTable)
+        and variable.is_on_servers
+    )
 
 
 def check_finite(values: Sequence[Any], names: Sequence[str]) -> None:

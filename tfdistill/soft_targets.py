@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -34,7 +35,12 @@ class TeacherState:
     """
 
     def __init__(
-        self, weights: Sequence[float], *, max_staleness_steps: int | None
+        self,
+        weights: Sequence[float],
+        *,
+        max_staleness_steps: int | None,
+        shared: Callable[..., Any] | None = None,
+        of_replica: Callable[..., Any] | None = None,
     ) -> None:
         """Makes the variables; no teacher is in use.
 
@@ -42,14 +48,29 @@ class TeacherState:
             weights: Each teacher's share in the aggregate, >= 0.
             max_staleness_steps: A peer's version older than this is left
                 out. None for no bound.
+            shared: Makes a variable, from its initial value and a name, that
+                is the same on all replicas. Defaults to the strategy's.
+            of_replica: Makes one that each replica has for itself.
         """
         self._weights = list(weights)
         self._max_staleness = max_staleness_steps
         count = len(self._weights)
-        self._steps = _mirrored(tf.fill([count], tf.constant(-1, tf.int64)))
-        self._in_use = _mirrored(tf.zeros([count], tf.bool))
-        self._bad_batches = _of_replica(count)
-        self._bad_steps = _of_replica(count)
+        shared, of_replica = shared or _mirrored, of_replica or _of_replica
+        zeros = np.zeros([count], np.int64)
+        self._steps = shared(zeros - 1, name="teacher_steps")
+        self._in_use = shared(zeros.astype(bool), name="teachers_in_use")
+        self._bad_batches = of_replica(zeros, name="bad_batches")
+        self._bad_steps = of_replica(zeros, name="bad_steps")
+
+    @property
+    def variables(self) -> list[Any]:
+        """All of them."""
+        return [
+            self._steps,
+            self._in_use,
+            self._bad_batches,
+            self._bad_steps,
+        ]
 
     def assign(self, *, steps: Sequence[int], in_use: Sequence[bool]) -> None:
         """Sets, between steps, which versions are in force.
@@ -116,18 +137,20 @@ class TeacherState:
         return total / tf.reduce_sum(used)
 
 
-def _mirrored(initial: tf.Tensor) -> tf.Variable:
+def _mirrored(initial: np.ndarray, *, name: str) -> tf.Variable:
     return tf.Variable(
         initial,
         trainable=False,
+        name=name,
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
 
 
-def _of_replica(count: int) -> tf.Variable:
+def _of_replica(initial: np.ndarray, *, name: str) -> tf.Variable:
     return tf.Variable(
-        tf.zeros([count], tf.int64),
+        initial,
         trainable=False,
+        name=name,
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.SUM,
     )

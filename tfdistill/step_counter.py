@@ -16,6 +16,7 @@ class StepCounter:
         """Starts at step 0."""
         self.step = 0
         self._next_batch = 0
+        self._is_fresh = True
 
     def read(self, model: keras.Model) -> None:
         """Takes the exact step from the optimizer.
@@ -25,6 +26,17 @@ class StepCounter:
         """
         self.step = int(keras.ops.convert_to_numpy(model.optimizer.iterations))
         self._next_batch = 0
+        self._is_fresh = True
+
+    def begin(self, batch: int) -> None:
+        """Notes the first batch since the step was read.
+
+        Args:
+            batch: Index in the epoch, as `on_train_batch_begin` gets it; not
+                0 in an epoch that was resumed in its middle.
+        """
+        if self._is_fresh:
+            self._next_batch, self._is_fresh = batch, False
 
     def advance(self, last_batch: int, *, num_batches: int | None) -> None:
         """Counts the batches up to and including `last_batch`.
@@ -95,10 +107,16 @@ class SteppedCallback(keras.callbacks.Callback):
         """Reads the exact step: an epoch may have ended early."""
         self._counter.read(self.model)
 
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Notes where an epoch begins or is resumed."""
+        self._counter.begin(batch)
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts the steps of one execution."""
         num_batches = self.params.get("steps")
-        if num_batches is None and self.model.steps_per_execution > 1:
+        if getattr(self.model, "tells_last_batch_done", False):
+            self._counter.advance(batch, num_batches=None)
+        elif num_batches is None and self.model.steps_per_execution > 1:
             self._counter.read(self.model)
         else:
             self._counter.advance(batch, num_batches=num_batches)

@@ -1,8 +1,11 @@
 """The one place that turns a `Cluster` into a `tf.distribute` strategy."""
 
 import atexit
+import faulthandler
+import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +14,10 @@ from tfdistill import cluster as cluster_lib
 from tfdistill import keras_internals
 from tfdistill import rendezvous
 from tfdistill import startup
+from tfdistill import task_server
 from tfdistill import watchdog
+
+_EXIT_LIMIT_SECS = 60.0
 
 
 def make_strategy(
@@ -24,39 +30,42 @@ def make_strategy(
     Call it before any other TensorFlow operation: collectives can only be set
     up at program start. One task trains on its one device or mirrors over its
     devices; several workers train under `MultiWorkerMirroredStrategy`, and
-    this call returns once all of them are there.
+    this call returns once all of them are there. With parameter servers the
+    chief trains under `ParameterServerStrategy`; on a worker or ps this call
+    does not return: it serves the chief and ends the process once that has
+    gone, so that one program does for all tasks.
 
     Args:
         cluster: This task and its group. Defaults to `Cluster.from_env()`.
-        start_timeout_secs: Longest wait for the other workers, after which
+        start_timeout_secs: Longest wait for the other tasks, after which
             the process names those that are missing and exits with 75.
             Defaults to `TFDISTILL_START_TIMEOUT_SECS`, or 300; 0 for no
             limit.
 
     Returns:
-        The default strategy, a `MirroredStrategy` or a
-        `MultiWorkerMirroredStrategy`.
+        The default strategy, a `MirroredStrategy`, a
+        `MultiWorkerMirroredStrategy` or a `ParameterServerStrategy`.
 
     Raises:
-        ValueError: The cluster has parameter servers.
-        RuntimeError: TensorFlow was used before, or the chief refused this
-            task: there is another of its name, or it has another TF_CONFIG.
-        SystemExit: With code 75, if a worker did not come in time.
+        ValueError: A worker has several GPUs and the cluster parameter
+            servers.
+        RuntimeError: TensorFlow was used before; or the chief refused this
+            task: there is another of its name, or it has another TF_CONFIG;
+            or another process listens on this task's address.
+        SystemExit: With code 75, if another task did not come in time.
     """
     cluster = cluster or cluster_lib.Cluster.from_env()
-    if cluster.num_ps:
-        raise ValueError(
-            "make_strategy does not support parameter servers yet; received "
-            f"a cluster with {cluster.num_ps} ps tasks. Start the group with "
-            "workers only."
+    if start_timeout_secs is None:
+        start_timeout_secs = watchdog.limit_from_env(
+            "TFDISTILL_START_TIMEOUT_SECS", 300.0
         )
     keras_internals.pass_batches_on_without_autotune()
     startup.announce_starting()
-    if cluster.num_workers > 1:
-        if start_timeout_secs is None:
-            start_timeout_secs = watchdog.limit_from_env(
-                "TFDISTILL_START_TIMEOUT_SECS", 300.0
-            )
+    if cluster.uses_parameter_servers:
+        if not cluster.is_chief:
+            task_server.serve(cluster, limit_secs=start_timeout_secs)
+        strategy = _parameter_servers(cluster, start_timeout_secs)
+    elif cluster.num_workers > 1:
         _meet(cluster, start_timeout_secs)
         strategy = _multi_worker(cluster)
     else:
@@ -82,14 +91,21 @@ def _meet(cluster: cluster_lib.Cluster, limit_secs: float) -> None:
         for index in range(len(cluster.spec.get(job, ())))
     ]
     jobs = sorted((job, list(hosts)) for job, hosts in cluster.spec.items())
-    try:
-        rendezvous.meet(
+    _or_end(
+        lambda: rendezvous.meet(
             name=cluster.task_name,
             identity=f"group {cluster.group} of {cluster.num_groups}: {jobs}",
             names=names,
             chief_address=cluster.spec[names[0].partition(":")[0]][0],
             limit_secs=limit_secs,
         )
+    )
+
+
+def _or_end(wait: Callable[[], None]) -> None:
+    """Ends this task with the code for a retry if others do not come."""
+    try:
+        wait()
     except rendezvous.MissingWorkersError as error:
         print(
             f"tfdistill: {error} Look at the logs of who is missing; "
@@ -99,15 +115,60 @@ def _meet(cluster: cluster_lib.Cluster, limit_secs: float) -> None:
         raise SystemExit(watchdog.EXIT_CODE) from error
 
 
-def _multi_worker(cluster: cluster_lib.Cluster) -> tf.distribute.Strategy:
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+def _resolver(
+    cluster: cluster_lib.Cluster,
+) -> tf.distribute.cluster_resolver.ClusterResolver:
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({k: list(v) for k, v in cluster.spec.items()}),
         task_type=cluster.task_type,
         task_id=cluster.task_index,
     )
+
+
+def _parameter_servers(
+    cluster: cluster_lib.Cluster, limit_secs: float
+) -> tf.distribute.Strategy:
+    """Makes, on the chief, the strategy that has the other tasks work."""
+    # Without it calls to a task that has died wait for its return.
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+    servers = {
+        f"{job}:{index}": address
+        for job in ("ps", "worker")
+        for index, address in enumerate(cluster.spec[job])
+    }
+    _or_end(
+        lambda: rendezvous.await_servers(
+            servers, name=cluster.task_name, limit_secs=limit_secs
+        )
+    )
+    # TensorFlow waits without a limit for one that has died since, and holds
+    # Python's lock, which this timer does not need.
+    if limit_secs:
+        faulthandler.dump_traceback_later(limit_secs, exit=True)
+    resolver = _resolver(cluster)
+    resolver.rpc_layer = "grpc"
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    faulthandler.cancel_dump_traceback_later()
+    atexit.register(_leave, strategy)
+    return strategy
+
+
+def _leave(strategy: tf.distribute.Strategy) -> None:
+    """Lets the chief end although servers are dead or hang.
+
+    The coordinator ends itself, when it is deleted, under a lock that is held
+    for as long as a worker is dead. So it is kept, by `strategy`, until all
+    ends anyway. What TensorFlow removes from servers then is waited for with
+    Python's lock held.
+    """
+    tf.distribute.coordinator.ClusterCoordinator.__del__ = lambda self: None
+    faulthandler.dump_traceback_later(_EXIT_LIMIT_SECS, exit=True)
+
+
+def _multi_worker(cluster: cluster_lib.Cluster) -> tf.distribute.Strategy:
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
-            cluster_resolver=resolver
+            cluster_resolver=_resolver(cluster)
         )
     except RuntimeError as error:
         if "program startup" not in str(error):

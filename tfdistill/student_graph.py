@@ -13,6 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill import embedding
+from tfdistill import logical_table
 from tfdistill import lookup_tables
 
 
@@ -20,6 +22,8 @@ class StudentGraph:
     """One student's traced inference, `(values, inputs) -> outputs`.
 
     Attributes:
+        variables: The student's variables; the shards of a table count as
+            one `LogicalTable`.
         input_spec: Structure of `tf.TensorSpec`, batch dimension None.
         output_spec: Structure of `tf.TensorSpec`, batch dimension None.
         tables: The student's lookup tables, which go into its exports.
@@ -46,10 +50,10 @@ class StudentGraph:
                 "batch, or give it an Input."
             )
         self._student = student
-        self.variables = list(student.variables)
+        self.variables = logical_table.variables_of(student)
         self.input_spec = keras.tree.map_structure(_batch_spec, input_spec)
         values = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
-        self._function = tf.function(self._infer, autograph=False)
+        self._function = tf.function(self.infer_from, autograph=False)
         self._concrete = self._function.get_concrete_function(
             values, self.input_spec
         )
@@ -63,9 +67,28 @@ class StudentGraph:
         contents = lookup_tables.fingerprint(self.tables)
         self.fingerprint = fingerprint(self._concrete, contents)
 
-    def _infer(self, values: Sequence[tf.Tensor], inputs: Any) -> Any:
-        mapping = zip(self.variables, values, strict=True)
-        with keras.StatelessScope(state_mapping=mapping):
+    def infer_from(self, values: Sequence[Any], inputs: Any) -> Any:
+        """Runs the student's inference untraced, with tables in any shards.
+
+        Args:
+            values: One tensor for each of `variables`; for a table, a tensor
+                or a list of sources as `embedding.rows_from` takes them.
+            inputs: Tensors of the structure of `input_spec`.
+
+        Returns:
+            The outputs, in the student's structure.
+        """
+        mapping, rows = [], {}
+        for variable, value in zip(self.variables, values, strict=True):
+            if isinstance(variable, logical_table.LogicalTable):
+                sources = value if isinstance(value, list) else [value]
+                rows[variable.layer] = sources
+            else:
+                mapping.append((variable, value))
+        with (
+            keras.StatelessScope(state_mapping=mapping),
+            embedding.rows_from(rows),
+        ):
             return self._student(inputs, training=False)
 
     def __call__(self, values: Sequence[Any], inputs: Any) -> Any:

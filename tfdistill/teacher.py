@@ -1,6 +1,5 @@
 """The teachers of one student: frozen, hot-swapped, checked, and untracked."""
 
-import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +10,12 @@ import tensorflow as tf
 from tfdistill import agreement
 from tfdistill import chief_only
 from tfdistill import exchange as exchange_lib
+from tfdistill import parameter_server
 from tfdistill import peer_reader
+from tfdistill import remote_teachers
 from tfdistill import soft_targets
 from tfdistill import student_graph
+from tfdistill import teacher_options
 from tfdistill import teacher_slot
 
 
@@ -68,8 +70,10 @@ class TeacherSet:
         self._max_bad_batches = max_bad_batches
         self._allow_other_graphs = allow_other_graphs
         self._poll_secs = poll_secs
-        self._weights = _checked_weights(weights, self.num_teachers)
-        _check_options(
+        self._weights = teacher_options.checked_weights(
+            weights, self.num_teachers
+        )
+        teacher_options.check(
             self._peers, max_staleness_steps, max_bad_batches, poll_secs
         )
         self._exchange = exchange or exchange_lib.Exchange(None)
@@ -82,6 +86,8 @@ class TeacherSet:
         self._slots: list[teacher_slot.TeacherSlot] = []
         self._poller: peer_reader.Poller | None = None
         self._published: tuple[list[int], list[bool]] = ([], [])
+        # What a parameter-server group does otherwise; None in any other.
+        self.remote: remote_teachers.RemoteTeachers | None = None
         # Counts loaded graphs: the training step is traced anew for each.
         self.generation = 0
 
@@ -123,12 +129,18 @@ class TeacherSet:
             return
         self._graph, self._strategy = graph, strategy
         alone = chief_only.num_workers(strategy) == 1
+        if parameter_server.is_used(strategy):
+            self._make_remote()
+        make_slot = (
+            self.remote.make_slot if self.remote else teacher_slot.TeacherSlot
+        )
         with strategy.scope():
-            self._state = soft_targets.TeacherState(
-                self._weights, max_staleness_steps=self._max_staleness
-            )
+            if not self.remote:
+                self._state = soft_targets.TeacherState(
+                    self._weights, max_staleness_steps=self._max_staleness
+                )
             for group in self._peers:
-                slot = teacher_slot.TeacherSlot(f"group_{group}", graph)
+                slot = make_slot(f"group_{group}", graph)
                 slot.follow(
                     self._exchange,
                     group,
@@ -142,9 +154,33 @@ class TeacherSet:
                 self._slots.append(slot)
         self._publish_state()
         self._decisions = agreement.Decisions(
+            strategy, self._slots, self.remote or self._agreement(strategy)
+        )
+
+    def _make_remote(self) -> None:
+        """Prepares for parameter servers."""
+        if self._saved_models or self._allow_other_graphs:
+            raise ValueError(
+                "Teachers of a parameter-server group must be peers with the "
+                "student's own graph; received "
+                f"saved_models={self._saved_models} and allow_other_graphs="
+                f"{self._allow_other_graphs}. Leave both out, or train "
+                "without parameter servers."
+            )
+        self.remote = remote_teachers.RemoteTeachers(
+            self._weights,
+            max_staleness_steps=self._max_staleness,
+            max_bad_batches=self._max_bad_batches,
+        )
+        self._state = self.remote.state
+
+    def _agreement(
+        self, strategy: tf.distribute.Strategy
+    ) -> agreement.Agreement:
+        return agreement.Agreement(
             strategy,
-            self._slots,
             lambda: self._state.bad_in_a_row() >= self._max_bad_batches,
+            size=3 * len(self._slots),
         )
 
     def predict(
@@ -209,6 +245,8 @@ class TeacherSet:
         ready = self._decisions.load_graphs(ready)
         for slot in ready:
             self.generation += slot.swap()
+        if self.remote and ready:
+            self.remote.swapped()
         self._publish_state()
         if step is not None and self._max_staleness is not None:
             for slot in self._slots:
@@ -216,6 +254,9 @@ class TeacherSet:
         return [slot.name for slot in ready]
 
     def _publish_state(self) -> None:
+        if self.remote:
+            # Travels with each execution.
+            return
         steps = [slot.step for slot in self._slots]
         in_use = [slot.in_use for slot in self._slots]
         if (steps, in_use) != self._published:
@@ -241,48 +282,3 @@ class TeacherSet:
             }
             for slot in self._slots
         ]
-
-
-def _checked_weights(
-    weights: Sequence[float] | None, count: int
-) -> list[float]:
-    if weights is None:
-        return [1.0] * count
-    found = [float(weight) for weight in weights]
-    if len(found) != count or not _are_weights(found):
-        raise ValueError(
-            f"`weights` must hold one finite number >= 0 for each of {count} "
-            f"teachers, not all of them 0; received {list(weights)}."
-        )
-    return found
-
-
-def _are_weights(found: Sequence[float]) -> bool:
-    return all(0 <= w < math.inf for w in found) and (
-        not found or sum(found) > 0
-    )
-
-
-def _check_options(
-    peers: Sequence[int],
-    max_staleness_steps: int | None,
-    max_bad_batches: int,
-    poll_secs: float,
-) -> None:
-    is_index = all(isinstance(g, int) and g >= 0 for g in peers)
-    if not is_index or len(set(peers)) != len(peers):
-        raise ValueError(
-            "`peers` must hold group indices >= 0, each once; received "
-            f"{tuple(peers)}."
-        )
-    if max_staleness_steps is not None and max_staleness_steps < 0:
-        raise ValueError(
-            "`max_staleness_steps` must be >= 0 or None; received "
-            f"{max_staleness_steps}."
-        )
-    if max_bad_batches < 1:
-        raise ValueError(
-            f"`max_bad_batches` must be >= 1; received {max_bad_batches}."
-        )
-    if not poll_secs > 0:
-        raise ValueError(f"`poll_secs` must be > 0; received {poll_secs}.")

@@ -158,10 +158,14 @@ class TeacherSlot:
         if self._next is not None:
             self.function, self._variables = self._next
             self._fingerprint, self._next = staged.fingerprint, None
-        for variable, value in zip(self._variables, staged.values, strict=True):
-            variable.assign(tf.cast(value, variable.dtype))
+        self._install(staged.values)
         self._dropped = False
         return changed
+
+    def _install(self, values: savedmodel.Snapshot) -> None:
+        """Puts in place what `_read_values` returned."""
+        for variable, value in zip(self._variables, values, strict=True):
+            variable.assign(tf.cast(value, variable.dtype))
 
     def note_age(self, age_steps: int, max_staleness_steps: int) -> None:
         """Logs once when the version in use has become too old, or no more.
@@ -208,11 +212,18 @@ class TeacherSlot:
         ):
             _check_spec(what, specs.to_json(ours, what), theirs)
         try:
-            return savedmodel.read_variables(
-                version.path, self._expected_variables(version)
-            )
+            expected = self._expected_variables(version)
+            return self._read_values(version, expected)
         except ValueError as error:
             raise peer_reader.RejectedError(str(error)) from error
+
+    def _read_values(
+        self,
+        version: versions.Version,
+        expected: Mapping[str, Mapping[str, Any]],
+    ) -> savedmodel.Snapshot:
+        """Reads a version's values; those that are not finite are refused."""
+        return savedmodel.read_variables(version.path, expected)
 
     def _expected_variables(
         self, version: versions.Version

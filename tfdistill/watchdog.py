@@ -8,7 +8,6 @@ at a few collectives a step. One thread that looks at the clock does it.
 
 import faulthandler
 import os
-import socket
 import sys
 import threading
 import time
@@ -18,9 +17,11 @@ from typing import Any
 
 import keras
 
+from tfdistill import keras_internals
+from tfdistill import tcp_probe
+
 # Worth a retry: a peer was lost.
 EXIT_CODE = 75
-_CONNECT_SECS = 2.0
 
 
 def limit_from_env(name: str, default: float) -> float:
@@ -143,7 +144,7 @@ def over_steps(strategy: Any) -> StepWatchdog:
         `TFDISTILL_STALL_TIMEOUT_SECS`, by default half an hour.
     """
     limit_secs = limit_from_env("TFDISTILL_STALL_TIMEOUT_SECS", 1800.0)
-    jobs = strategy.cluster_resolver.cluster_spec().as_dict()
+    jobs = keras_internals.jobs_of(strategy)
     addresses = [address for job in jobs.values() for address in job]
 
     def explain() -> str:
@@ -168,12 +169,8 @@ def unreachable(addresses: Iterable[str]) -> list[str]:
     Returns:
         Those that do not take a connection within two seconds.
     """
-    missing = []
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        try:
-            peer = (host.strip("[]"), int(port))
-            socket.create_connection(peer, timeout=_CONNECT_SECS).close()
-        except OSError:
-            missing.append(address)
-    return missing
+    return [
+        address
+        for address in addresses
+        if tcp_probe.ask(address) is not tcp_probe.Answer.OPEN
+    ]

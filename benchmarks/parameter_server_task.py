@@ -1,0 +1,292 @@
+"""One task of the parameter-server benchmark: one side in a fresh cluster.
+
+Workers and parameter servers serve; what follows runs on the chief, or in the
+only process where there is no cluster.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import click_training
+
+RESULT = "result.json"
+# Sides that run in one process, without workers and parameter servers.
+ALONE = ("one_process", "bare_step")
+TF_KERAS = tuple(
+    f"tf_keras_{optimizer}_{partitioner}"
+    for optimizer in ("new", "legacy")
+    for partitioner in ("whole", "halves", "min_size")
+)
+NAMES = ("tfdistill", "every_id", "keras", *ALONE, *TF_KERAS)
+_MIN_SHARD_BYTES = 256 * 1024
+_SIDE = re.compile(r"^(?P<name>.+?)(_x(?P<steps>\d+))?$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """Who trains.
+
+    Attributes:
+        name: Such as `"tfdistill"` or `"tf_keras_legacy_halves"`.
+        steps_per_execution: Steps a call.
+    """
+
+    name: str
+    steps_per_execution: int
+
+    @classmethod
+    def of(cls, text: str) -> "Side":
+        """Reads a side such as `"tfdistill_x10"`."""
+        found = _SIDE.match(text)
+        if found is None or found["name"] not in NAMES:
+            raise ValueError(
+                f"A side must be one of {', '.join(NAMES)}, with a number of "
+                f"steps per execution as in tfdistill_x10; received {text!r}."
+            )
+        return cls(found["name"], int(found["steps"] or 1))
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it runs in one process."""
+        return self.name in ALONE
+
+
+def work(options: argparse.Namespace) -> None:
+    """Trains one side and writes what was measured to the workdir.
+
+    Args:
+        options: The parsed options of `main`.
+    """
+    from tfdistill import cluster
+
+    identity = cluster.Cluster.from_env()
+    side = Side.of(options.task)
+    setting = click_training.SETTINGS[options.setting]
+    result = _train(side, setting, identity, options)
+    path = pathlib.Path(identity.workdir or ".", RESULT)
+    path.write_text(json.dumps(result), "utf-8")
+    # Nothing is left to be saved, and servers may take long to let go.
+    os._exit(0)
+
+
+def _train(
+    side: Side,
+    setting: click_training.Setting,
+    identity: Any,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    strategy = _strategy(side, identity)
+    if side.name == "bare_step":
+        return {"rates": _bare(side, setting, options)}
+    if side.name == "keras":
+        return {"rates": _keras_loop(side, setting, strategy, options)}
+    data: Any = click_training.data_function(setting)
+    if side.name.startswith("tf_keras"):
+        import tf_keras as keras_like
+
+        with strategy.scope():
+            model = click_training.tf_keras_model(
+                setting,
+                optimizer=side.name.split("_")[2],
+                steps_per_execution=side.steps_per_execution,
+            )
+        data = tf_keras_data(data)
+    else:
+        import keras as keras_like
+
+        if side.name == "every_id":
+            _look_up_every_id()
+        with strategy.scope():
+            model = click_training.our_model(
+                setting, steps_per_execution=side.steps_per_execution
+            )
+        data = data() if side.is_alone else data
+    return dict(click_training.fit(keras_like, model, data, options))
+
+
+def _look_up_every_id() -> None:
+    """Makes tfdistill fetch and send a row for every id, repeated or not."""
+    import tensorflow as tf
+
+    from tfdistill import row_lookup
+
+    def look_up(
+        sources: Any,
+        layout: Any,
+        storage_rows: Any,
+        *,
+        dtype: Any,
+        on_devices: bool = False,
+    ) -> Any:
+        del on_devices
+        shards, local_rows = layout.split(storage_rows)
+        count = len(sources)
+        parts = tf.dynamic_partition(local_rows, shards, count)
+        places = tf.range(tf.size(storage_rows))
+        places = tf.dynamic_partition(places, shards, count)
+        found = []
+        for source, part in zip(sources, parts, strict=True):
+            with tf.device(source.device):
+                found.append(tf.gather(source, part))
+        return tf.cast(tf.dynamic_stitch(places, found), dtype)
+
+    row_lookup.look_up = look_up
+
+
+def tf_keras_data(function: Any) -> Any:
+    """Wraps a data set function as tf_keras' `fit` asks for it."""
+    import tf_keras
+
+    return tf_keras.utils.experimental.DatasetCreator(function)
+
+
+def _strategy(side: Side, identity: Any) -> Any:
+    """Makes the strategy; does not return on workers and servers."""
+    import tensorflow as tf
+
+    import tfdistill
+    from tfdistill import startup
+
+    partitioners = tf.distribute.experimental.partitioners
+    partitioned = side.name.startswith("tf_keras") and not (
+        side.name.endswith("_whole")
+    )
+    if not (partitioned and identity.is_chief):
+        return tfdistill.make_strategy(identity)
+    num_servers = len(identity.spec["ps"])
+    made = (
+        partitioners.FixedShardsPartitioner(num_servers)
+        if side.name.endswith("_halves")
+        else partitioners.MinSizePartitioner(
+            _MIN_SHARD_BYTES, max_shards=num_servers
+        )
+    )
+    startup.announce_starting()
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({k: list(v) for k, v in identity.spec.items()}),
+        task_type=identity.task_type,
+        task_id=identity.task_index,
+        rpc_layer="grpc",
+    )
+    strategy = tf.distribute.ParameterServerStrategy(
+        resolver, variable_partitioner=made
+    )
+    startup.announce_ready()
+    return strategy
+
+
+def _timed_epochs(run: Any, options: argparse.Namespace) -> list[float]:
+    """Runs epochs of `run(num_steps)`; leaves the first one out."""
+    setting = click_training.SETTINGS[options.setting]
+    rates = []
+    for _ in range(1 + options.epochs):
+        start = time.perf_counter()
+        run(options.steps)
+        secs = time.perf_counter() - start
+        rates.append(options.steps * setting.batch_size / secs)
+    return rates[1:]
+
+
+def _bare(
+    side: Side, setting: click_training.Setting, options: argparse.Namespace
+) -> list[float]:
+    import tensorflow as tf
+
+    from benchmarks import bare_click_step
+
+    step = bare_click_step.BareStep(setting)
+    data = iter(click_training.data_function(setting)())
+
+    @tf.function(autograph=False)
+    def execute(iterator: Any) -> Any:
+        losses: list[Any] = []
+        for _ in range(side.steps_per_execution):
+            with tf.control_dependencies(losses[-1:]):
+                losses.append(step.run(*iterator.get_next()))
+        return losses[-1]
+
+    def run(num_steps: int) -> None:
+        for _ in range(num_steps // side.steps_per_execution):
+            execute(data).numpy()
+
+    return _timed_epochs(run, options)
+
+
+def _keras_loop(
+    side: Side,
+    setting: click_training.Setting,
+    strategy: Any,
+    options: argparse.Namespace,
+) -> list[float]:
+    """Keras 3's own layers and optimizer, scheduled by hand."""
+    import keras
+    import tensorflow as tf
+
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        table = keras.layers.Embedding(setting.num_rows, setting.dim)
+        offsets = click_training.field_offsets(setting)
+        model = click_training.click_model(
+            keras, setting, lambda ids: table(ids + offsets)
+        )
+        optimizer = keras.optimizers.Adagrad(click_training.LEARNING_RATE)
+        optimizer.build(model.trainable_variables)
+    loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    def step(features: Any, clicks: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(clicks, model(features, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    @tf.function(autograph=False)
+    def execute(iterator: Any) -> Any:
+        for _ in range(side.steps_per_execution):
+            loss = strategy.run(step, args=iterator.get_next())
+        return loss
+
+    data = iter(
+        coordinator.create_per_worker_dataset(
+            click_training.data_function(setting)
+        )
+    )
+
+    def run(num_steps: int) -> None:
+        for _ in range(num_steps // side.steps_per_execution):
+            coordinator.schedule(execute, args=(data,))
+        coordinator.join()
+
+    return _timed_epochs(run, options)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one task of a side.
+
+    Args:
+        argv: Arguments without the program's name. Default `sys.argv[1:]`.
+
+    Returns:
+        The exit code.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--task", required=True)
+    parser.add_argument("--setting", required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--epochs", type=int, required=True)
+    work(parser.parse_args(argv))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

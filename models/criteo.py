@@ -1,0 +1,116 @@
+"""Criteo's display ads: will a shown ad be clicked, and a network for that."""
+
+import os
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from models import criteo_batches
+from models import criteo_binary
+from models import criteo_files
+from models import criteo_model
+from models import criteo_options
+from tfdistill import data as tfdistill_data
+
+__all__ = ["build_model", "make_datasets"]
+
+build_model = criteo_model.build_model
+
+
+def make_datasets(
+    cluster: tfdistill_data.GroupIdentity,
+    *,
+    global_batch_size: int,
+    data: str = "disjoint",
+    seed: int = 0,
+    path: criteo_files.Paths | None = None,
+    field_sizes: int | Sequence[int] = criteo_options.DEFAULT_FIELD_SIZE,
+    min_count: int = 1,
+    split: str = "hash",
+    validation_fraction: float = 1 / 6,
+    split_seed: int = 0,
+    num_train: int | None = None,
+    num_validation: int | None = None,
+    malformed: str = "skip",
+    missing_value: float = 0.0,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+    """Returns a group's training data and the common validation data.
+
+    The text is converted once, into `cache_dir`. An integer v becomes
+    `sign(v) * log(1 + |v|)`. A category becomes a row of its column's table:
+    0 if missing, 1 if rare, else 2 + hash % (size - 2), where the hash is of
+    the column and the text, and the same on all machines.
+
+    Both data sets are the same on every worker of a group; `fit` gives each
+    worker its rows of every batch. They can be sent to processes that see the
+    same `cache_dir`.
+
+    Args:
+        cluster: Says which group this is.
+        global_batch_size: Examples per step of the whole group.
+        data: `"disjoint"` (default): the groups share out the training rows;
+            `"shared"`: all groups get all of them, each in its own order.
+        seed: Chooses the order of the training rows.
+        path: Files, patterns or directories of TAB-separated rows (a label, 13
+            integers, 26 categories), plain or gzip, in the order of time.
+            Default: `criteo` in the data directory, which is the environment
+            variable TFDISTILL_DATA, else `../shared/data` beside the
+            repository.
+        field_sizes: Rows of the table of each category column, or one number
+            for all. Default 10,000.
+        min_count: Categories that come fewer times in the training rows are
+            rare. Default 1: none is.
+        split: `"hash"` (default): which rows validate is drawn; `"time"`: the
+            last ones do.
+        validation_fraction: Share of the rows that validate. Default 1/6.
+        split_seed: Of the draws. Keep it fixed between runs that are to be
+            compared: it is not the seed of a run. Default 0.
+        num_train: Use only so many training rows, over all groups, drawn from
+            all of them. Default None: all.
+        num_validation: Likewise of the validation rows.
+        malformed: Faulty lines are counted and skipped (`"skip"`, the
+            default), or the first is an error (`"refuse"`).
+        missing_value: Stands for missing integers, which by default look like
+            zeros. Default 0.
+        cache_dir: Where the converted rows are kept. Default: `tfdistill` in
+            the user's cache directory.
+
+    Returns:
+        Endless shuffled training batches, all of the full size; and the
+        validation rows in order, whose last batch may be partial. Elements
+        are (`{"integers": float32 [batch, 13], "categories": int32 [batch,
+        26]}`, labels float32 `[batch, 1]`).
+
+    Raises:
+        ValueError: If an argument is out of range; if there are no files; if
+            more than half of the lines are faulty, or one is and those are
+            refused.
+    """
+    options = criteo_options.Options(
+        field_sizes=field_sizes,
+        min_count=min_count,
+        split=split,
+        validation_fraction=validation_fraction,
+        split_seed=split_seed,
+        num_train=num_train,
+        num_validation=num_validation,
+        malformed=malformed,
+    )
+    binary = criteo_binary.open_or_convert(
+        criteo_files.default_path() if path is None else path,
+        options=options,
+        cache_dir=cache_dir,
+    )
+    train = criteo_batches.train_batches(
+        binary,
+        cluster,
+        global_batch_size=global_batch_size,
+        data=data,
+        seed=seed,
+        missing_value=missing_value,
+    )
+    validation = criteo_batches.validation_batches(
+        binary, global_batch_size=global_batch_size, missing_value=missing_value
+    )
+    return train, validation

@@ -1,0 +1,122 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdistill import packed_variables
+
+# Device, shape, dtype: packets mix neither devices nor dtypes.
+_KINDS = (
+    ("CPU:0", [2, 3], "float32"),
+    ("CPU:1", [], "float32"),
+    ("CPU:0", [4], "int64"),
+    ("CPU:1", [3, 2], "float32"),
+    ("CPU:0", [0, 3], "float32"),
+    ("CPU:0", [5], "float32"),
+)
+
+
+def _values(first=0):
+    return [
+        (first + 10 * index + np.arange(np.prod(shape))).reshape(shape)
+        for index, (_, shape, _) in enumerate(_KINDS)
+    ]
+
+
+def _variables():
+    made = []
+    for value, (device, _, dtype) in zip(_values(), _KINDS, strict=True):
+        with tf.device(device):
+            made.append(tf.Variable(tf.constant(value, dtype)))
+    return made
+
+
+def _tensors(first):
+    return [
+        tf.constant(value, dtype)
+        for value, (_, _, dtype) in zip(_values(first), _KINDS, strict=True)
+    ]
+
+
+def _assert_equal(tensors, values):
+    for tensor, value, kind in zip(tensors, values, _KINDS, strict=True):
+        assert tensor.dtype == kind[2]
+        assert tensor.shape == kind[1]
+        np.testing.assert_array_equal(tensor, value)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_it_reads_all_variables_in_their_order(traced):
+    variables = _variables()
+    packed = packed_variables.PackedVariables(variables)
+    assert len(packed) == len(_KINDS)
+    read = tf.function(packed.read) if traced else packed.read
+    _assert_equal(read(), _values())
+    for variable in variables:
+        variable.assign_add(tf.fill(variable.shape, tf.cast(7, variable.dtype)))
+    _assert_equal(read(), _values(7))
+
+
+def _crossings(graph, device, *, leaving):
+    """Names of the tensors that leave a device, or that enter it."""
+    found = set()
+    for operation in graph.get_operations():
+        for tensor in operation.inputs:
+            ends = [
+                device in (tensor.op.device or ""),
+                device in operation.device,
+            ]
+            is_data = tensor.dtype not in (tf.resource, tf.int32)
+            if is_data and ends == [leaving, not leaving]:
+                found.add(tensor.name)
+    return found
+
+
+def test_each_device_and_dtype_is_one_packet_each_way():
+    packed = packed_variables.PackedVariables(_variables())
+    read = tf.function(packed.read).get_concrete_function()
+    assert len(_crossings(read.graph, "CPU:0", leaving=True)) == 2
+    assert len(_crossings(read.graph, "CPU:1", leaving=True)) == 1
+    assign = tf.function(lambda *tensors: packed.assign(tensors))
+    graph = assign.get_concrete_function(*_tensors(1)).graph
+    assert len(_crossings(graph, "CPU:0", leaving=False)) == 2
+    assert len(_crossings(graph, "CPU:1", leaving=False)) == 1
+
+
+def test_it_brings_tensors_to_their_variables():
+    packed = packed_variables.PackedVariables(_variables())
+    found = packed.bring(_tensors(100))
+    _assert_equal(found, _values(100))
+    assert [tensor.device.rpartition("device:")[2] for tensor in found] == [
+        device for device, _, _ in _KINDS
+    ]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("absent", [(), (1, 4), (1, 3), range(len(_KINDS))])
+def test_none_leaves_a_variable_as_it_is(absent, traced):
+    variables = _variables()
+    packed = packed_variables.PackedVariables(variables)
+    given = [None if i in absent else t for i, t in enumerate(_tensors(100))]
+    assert [t is None for t in packed.bring(given)] == [
+        t is None for t in given
+    ]
+
+    def assign():
+        packed.assign(given)
+
+    tf.function(assign)() if traced else assign()
+    expected = [
+        _values()[i] if i in absent else value
+        for i, value in enumerate(_values(100))
+    ]
+    _assert_equal([tf.convert_to_tensor(v) for v in variables], expected)
+
+
+def test_no_variables_are_fine():
+    packed = packed_variables.PackedVariables([])
+    assert packed.read() == packed.bring([]) == []
+    packed.assign([])
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,273 @@
+"""Teachers of a parameter-server group: tables on servers, the rest on workers.
+
+A teacher's tables lie in shards beside the student's, each with room for two
+versions: one in use, one being read. Its dense weights are kept by every
+worker, which fetches them once for each version. Which version and which half
+are in force travels with each execution, so a swap stops nobody, and one
+execution never mixes two versions.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistill import logical_table
+from tfdistill import peer_reader
+from tfdistill import savedmodel
+from tfdistill import server_bundle
+from tfdistill import soft_targets
+from tfdistill import student_graph
+from tfdistill import teacher_slot
+from tfdistill import versions
+from tfdistill import worker_variable
+
+_FREE_TIMEOUT_SECS, _FREE_POLL_SECS = 600.0, 0.02
+# What travels for each teacher: version, whether it is in use, which half.
+_NUM_FIELDS = 3
+
+
+class _HalfOfRows:
+    """One half of a shard that has room for two versions."""
+
+    def __init__(self, rows: tf.Variable, half: tf.Tensor) -> None:
+        self._rows = rows
+        self._start = half * (int(rows.shape[0]) // 2)
+        self.dtype = rows.dtype
+        self.shape = tf.TensorShape([rows.shape[0] // 2, rows.shape[1]])
+
+    def gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        with tf.device(self._rows.device):
+            return tf.gather(self._rows, tf.cast(rows, tf.int64) + self._start)
+
+
+class RemoteSlot(teacher_slot.TeacherSlot):
+    """The place of one teacher of a parameter-server group."""
+
+    def __init__(
+        self,
+        name: str,
+        graph: student_graph.StudentGraph,
+        *,
+        wait_until_free: Any,
+    ) -> None:
+        """Makes an empty place. Call it in the strategy's scope.
+
+        Args:
+            name: Name for logs.
+            graph: The student's traced inference.
+            wait_until_free: Waits until no execution in flight uses the half
+                that was swapped out last.
+        """
+        super().__init__(name, graph)
+        self._wait_until_free = wait_until_free
+        self.half = 0
+        self._tables = {
+            index: [_two_halves(shard.value) for shard in variable.layer.shards]
+            for index, variable in enumerate(graph.variables)
+            if isinstance(variable, logical_table.LogicalTable)
+        }
+        self._masters: dict[int, tf.Variable] = {}
+        self._local: dict[int, worker_variable.WorkerVariable] = {}
+        for index, variable in enumerate(graph.variables):
+            if index in self._tables:
+                continue
+            dtype = tf.as_dtype(variable.dtype)
+            self._masters[index] = tf.Variable(
+                tf.zeros([2, *variable.shape], dtype), trainable=False
+            )
+            self._local[index] = worker_variable.WorkerVariable(
+                np.zeros(variable.shape, dtype.as_numpy_dtype),
+                name=f"{name}_{index}",
+            )
+        self._version = worker_variable.WorkerVariable(
+            np.int64(-1), name=f"{name}_version"
+        )
+        self._half: tf.Tensor | None = None
+
+    # ---- on a worker ----
+
+    @property
+    def worker_variables(self) -> list[worker_variable.WorkerVariable]:
+        """What each worker keeps of this teacher."""
+        return [*self._local.values(), self._version]
+
+    def use(self, arguments: tf.Tensor) -> None:
+        """Takes the version that an execution is to use.
+
+        Args:
+            arguments: int64 `[3]`: version, in use, half.
+        """
+        version, in_use, self._half = tf.unstack(arguments)
+        is_new = (in_use > 0) & tf.not_equal(version, self._version.value())
+
+        def fetch() -> tf.Tensor:
+            for index, master in self._masters.items():
+                with tf.device(master.device):
+                    value = tf.gather(master, self._half)
+                self._local[index].assign(value)
+            self._version.assign(version)
+            return tf.constant(True)
+
+        tf.cond(is_new, fetch, lambda: tf.constant(False))
+
+    def _own_graph(self) -> tuple[Any, list[Any]]:
+        return self._infer, []
+
+    def _infer(self, inputs: Any) -> list[tf.Tensor]:
+        values = [
+            [_HalfOfRows(rows, self._half) for rows in self._tables[index]]
+            if index in self._tables
+            else self._local[index].value()
+            for index in range(len(self._graph.variables))
+        ]
+        return keras.tree.flatten(self._graph.infer_from(values, inputs))
+
+    # ---- in the background, on the coordinator ----
+
+    def _read_values(
+        self, version: versions.Version, expected: Any
+    ) -> savedmodel.Snapshot:
+        """Reads a version into the half that is not in use."""
+        self._wait_until_free()
+        half, prefix = 1 - self.half, f"{version.path}/variables/variables"
+        keys = list(expected)
+        dense = savedmodel.read_variables(
+            version.path,
+            {keys[index]: expected[keys[index]] for index in self._masters},
+        )
+        for master, value in zip(self._masters.values(), dense, strict=True):
+            with tf.device(master.device):
+                tf.raw_ops.ResourceStridedSliceAssign(
+                    ref=master.handle,
+                    begin=[half],
+                    end=[half + 1],
+                    strides=[1],
+                    value=tf.cast(value, master.dtype)[tf.newaxis],
+                )
+        for index, shards in self._tables.items():
+            finite = server_bundle.read_rows(
+                prefix, keys[index], shards, half=half
+            )
+            if not finite:
+                raise peer_reader.RejectedError(
+                    f"{keys[index]} holds NaN or infinite values."
+                )
+        return []
+
+    def _install(self, values: savedmodel.Snapshot) -> None:
+        self.half = 1 - self.half
+
+
+def _two_halves(shard: tf.Variable) -> tf.Variable:
+    strategy = tf.distribute.get_strategy()
+    shape = [2 * int(shard.shape[0]), int(shard.shape[1])]
+    with strategy.extended.colocate_vars_with(shard):
+        return tf.Variable(
+            lambda: tf.zeros(shape, shard.dtype), trainable=False
+        )
+
+
+class RemoteTeachers:
+    """What the executions of a group need to know of its teachers."""
+
+    def __init__(
+        self,
+        weights: Sequence[float],
+        *,
+        max_staleness_steps: int | None,
+        max_bad_batches: int,
+    ) -> None:
+        """Makes no slot yet; see `soft_targets.TeacherState`."""
+        self.state = soft_targets.TeacherState(
+            weights,
+            max_staleness_steps=max_staleness_steps,
+            shared=worker_variable.WorkerVariable,
+            of_replica=worker_variable.WorkerVariable,
+        )
+        self.slots: list[RemoteSlot] = []
+        self._max_bad_batches = max_bad_batches
+        self._bad = np.zeros([len(weights)], bool)
+        self._num_scheduled = self._num_done = 0
+        self._swapped_at = 0
+
+    def make_slot(
+        self, name: str, graph: student_graph.StudentGraph
+    ) -> RemoteSlot:
+        """Makes the place of one more teacher, in the strategy's scope."""
+        slot = RemoteSlot(name, graph, wait_until_free=self._wait_until_free)
+        self.slots.append(slot)
+        return slot
+
+    # ---- on the coordinator ----
+
+    def arguments(self) -> tf.Tensor:
+        """Returns what the next execution is to use, int64 `[teachers, 3]`."""
+        self._num_scheduled += 1
+        return tf.constant(
+            [[s.step, int(s.in_use), s.half] for s in self.slots],
+            tf.int64,
+            shape=[len(self.slots), _NUM_FIELDS],
+        )
+
+    def note(self, report: np.ndarray) -> None:
+        """Takes what an execution reported, in the order of their scheduling.
+
+        Args:
+            report: What `reported` returned on the worker.
+        """
+        self._num_done += 1
+        bad, steps = report.reshape(2, -1)
+        for index, slot in enumerate(self.slots):
+            if int(steps[index]) == slot.step and slot.in_use:
+                self._bad[index] |= bad[index] >= self._max_bad_batches
+
+    def sum(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Answers as `agreement.Agreement` does, for one coordinator."""
+        bad, self._bad = self._bad, np.zeros_like(self._bad)
+        return values, bad
+
+    def swapped(self) -> None:
+        """Notes that executions from now on use other versions."""
+        self._swapped_at = self._num_scheduled
+
+    def _wait_until_free(self) -> None:
+        deadline = time.monotonic() + _FREE_TIMEOUT_SECS
+        while self._num_done < self._swapped_at:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    "An execution that uses the version before has not ended "
+                    f"in {_FREE_TIMEOUT_SECS:g} s."
+                )
+            time.sleep(_FREE_POLL_SECS)
+
+    # ---- on a worker ----
+
+    @contextlib.contextmanager
+    def on_worker(self, arguments: tf.Tensor) -> Iterator[None]:
+        """Puts the versions of an execution in force while it is traced.
+
+        Args:
+            arguments: What `arguments` returned.
+        """
+        variables = [
+            *self.state.variables,
+            *(v for slot in self.slots for v in slot.worker_variables),
+        ]
+        with worker_variable.opened(variables):
+            self.state.assign(steps=arguments[:, 0], in_use=arguments[:, 1] > 0)
+            for index, slot in enumerate(self.slots):
+                slot.use(arguments[index])
+            yield
+
+    def reported(self) -> tf.Tensor:
+        """Returns, at its end, what an execution has to say: float64."""
+        steps = tf.convert_to_tensor(self.state.variables[0])
+        return tf.cast(
+            tf.concat([self.state.bad_in_a_row(), steps], axis=0), tf.float64
+        )
