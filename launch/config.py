@@ -38,6 +38,10 @@ class Config(fields.Section):
         backup_every_steps: Steps between backups of a group with parameter
             servers, which goes on from the last one. Default None: one at
             each evaluation. Without parameter servers there are none.
+        smoothing: Of the labels. Default: none.
+        start_together_secs: Longest time for which a group waits, after its
+            first step, for the first step of the others. Default 0: it does
+            not. For experiments that are short against a start.
     """
 
     PREFIX: ClassVar[str] = ""
@@ -54,6 +58,10 @@ class Config(fields.Section):
     seed: int = 0
     checkpoints: str = "none"
     backup_every_steps: int | None = None
+    smoothing: sections.Smoothing = dataclasses.field(
+        default_factory=sections.Smoothing
+    )
+    start_together_secs: float = 0.0
 
     def __post_init__(self) -> None:
         """Validates the fields, each and together."""
@@ -63,6 +71,7 @@ class Config(fields.Section):
         self.check_range("steps_per_execution", least=1)
         self.check_range("seed", least=0)
         self.check_range("backup_every_steps", least=1)
+        self.check_range("start_together_secs", least=0)
         self.check_choice("dtype_policy", DTYPE_POLICIES)
         self.check_choice("checkpoints", ("none", "best", "all"))
         self._check_divides("evaluate_every_steps", "num_steps")
@@ -74,10 +83,12 @@ class Config(fields.Section):
                 f"{self.data.name!r}. Override model.name and data.name "
                 "together."
             )
-        if self.optimizer.warmup_steps >= self.num_steps:
+        for learns in (False, True):
+            self._check_steps(self.optimizer_of(learns=learns))
+        if self.codistillation.saved_models and not self.codistillation.enabled:
             raise ValueError(
-                "`optimizer.warmup_steps` must be < `num_steps`; received "
-                f"{self.optimizer.warmup_steps} of {self.num_steps}."
+                "`codistillation.saved_models` are teachers; received "
+                "codistillation.enabled=false. Enable it, or leave them out."
             )
         first, *others = self.model.group_arguments or ({},)
         differ = any(arguments != first for arguments in others)
@@ -87,6 +98,39 @@ class Config(fields.Section):
                 "Groups with different `model.group_arguments` run each "
                 "other's graphs; received exchange.allow_other_graphs=false. "
                 "Override exchange.allow_other_graphs=true if you trust them."
+            )
+
+    def optimizer_of(self, *, learns: bool) -> sections.Optimizer:
+        """Returns the optimizer's section of a group.
+
+        Args:
+            learns: Whether the group learns from others, and so by the
+                schedules for that.
+
+        Raises:
+            ValueError: If those do not fit the optimizer.
+        """
+        own = {
+            name: getattr(self.codistillation, name)
+            for name in ("boundaries", "weight_decay_factors")
+            if getattr(self.codistillation, name) is not None
+        }
+        if not learns or not own:
+            return self.optimizer
+        try:
+            return dataclasses.replace(self.optimizer, **own)
+        except ValueError as cause:
+            raise ValueError(
+                f"With {', '.join(f'codistillation.{name}' for name in own)} "
+                f"in place of the optimizer's: {cause}"
+            ) from cause
+
+    def _check_steps(self, optimizer: sections.Optimizer) -> None:
+        last = max((optimizer.warmup_steps, *optimizer.boundaries))
+        if last >= self.num_steps:
+            raise ValueError(
+                "`optimizer.warmup_steps` and boundaries must be < "
+                f"`num_steps`; received {last} of {self.num_steps}."
             )
 
     def _check_divides(self, part: str, whole: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from typing import ClassVar
 
 from launch import config_fields as fields
+from launch import optimizer_section
 
 # The data set that each model is for.
 MODELS = {
@@ -14,21 +15,11 @@ MODELS = {
     "cifar10_small": "cifar10",
     "criteo": "criteo",
     "digits": "digits",
+    "imagenet": "imagenet",
+    "language_model": "language_model",
 }
-OPTIMIZERS = (
-    "adadelta",
-    "adafactor",
-    "adagrad",
-    "adam",
-    "adamax",
-    "adamw",
-    "ftrl",
-    "lion",
-    "nadam",
-    "rmsprop",
-    "sgd",
-)
-LEARNING_RATES = ("constant", "linear", "cosine")
+OPTIMIZERS = optimizer_section.OPTIMIZERS
+Optimizer = optimizer_section.Optimizer
 DISTILLATION_LOSSES = (
     "BinarySoftTargetCrossEntropy",
     "ForwardKL",
@@ -108,60 +99,6 @@ class Data(fields.Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Optimizer(fields.Section):
-    """The optimizer and its learning rate.
-
-    Attributes:
-        name: One of `OPTIMIZERS`, as `keras.optimizers.get` knows them.
-        learning_rate: The highest one; > 0.
-        schedule: `"constant"` (default), or `"linear"` or `"cosine"`: a decay
-            to zero over the whole run.
-        warmup_steps: Steps of a linear rise from 0 before a `"cosine"` decay.
-        clipnorm: Largest norm of each variable's gradient, or None (default).
-        global_clipnorm: Largest norm of all gradients together, or None.
-        clipvalue: Largest absolute value in a gradient, or None.
-        arguments: Further arguments of the optimizer, such as `momentum`.
-    """
-
-    PREFIX: ClassVar[str] = "optimizer."
-    name: str = "adam"
-    learning_rate: float
-    schedule: str = "constant"
-    warmup_steps: int = 0
-    clipnorm: float | None = None
-    global_clipnorm: float | None = None
-    clipvalue: float | None = None
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Validates the fields."""
-        super().__post_init__()
-        self.check_choice("name", OPTIMIZERS)
-        self.check_choice("schedule", LEARNING_RATES)
-        self.check_range("warmup_steps", least=0)
-        clips = ("clipnorm", "global_clipnorm", "clipvalue")
-        for name in ("learning_rate", *clips):
-            self.check_range(name, above=0)
-        if self.warmup_steps and self.schedule != "cosine":
-            raise ValueError(
-                '`optimizer.warmup_steps` needs schedule "cosine"; received '
-                f"{self.warmup_steps} with {self.schedule!r}. Use 0 there."
-            )
-        given = [name for name in clips if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(
-                "At most one way of clipping may be set; received "
-                f"{', '.join(given)}. Set the others to null."
-            )
-        named = {"learning_rate", *clips} & set(self.arguments)
-        if named:
-            raise ValueError(
-                "`optimizer.arguments` must leave out what has a field of its "
-                f"own; received {sorted(named)}."
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Codistillation(fields.Section):
     """How the student learns from the other groups.
 
@@ -176,6 +113,12 @@ class Codistillation(fields.Section):
         ramp_steps: Steps after burn-in in which the weight grows. Default 0:
             it jumps.
         ramp: `"linear"` (default) or `"cosine"`.
+        saved_models: Directories of fixed teachers besides the other groups:
+            ordinary distillation. They are loaded, which runs their code.
+        boundaries: In place of `optimizer.boundaries` where a group learns
+            from others; runs apart keep the optimizer's. Default None: the
+            optimizer's.
+        weight_decay_factors: Likewise, in place of those of the optimizer.
     """
 
     PREFIX: ClassVar[str] = "codistillation."
@@ -187,6 +130,9 @@ class Codistillation(fields.Section):
     burn_in_steps: int = 0
     ramp_steps: int = 0
     ramp: str = "linear"
+    saved_models: tuple[str, ...] = ()
+    boundaries: tuple[int, ...] | None = None
+    weight_decay_factors: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         """Validates the fields."""
@@ -204,6 +150,33 @@ class Codistillation(fields.Section):
                 f"received temperature {self.temperature} and aggregation "
                 f'{self.aggregation!r}. Set codistillation.aggregation="logits"'
                 " and leave the temperature at 1."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Smoothing(fields.Section):
+    """A fixed distribution that labels are drawn towards.
+
+    Attributes:
+        kind: `"none"` (default), `"uniform"`, or `"unigram"`: as often as each
+            label comes in the training data.
+        weight: Share of that distribution in the target, in (0, 1). Default
+            0.1.
+    """
+
+    PREFIX: ClassVar[str] = "smoothing."
+    kind: str = "none"
+    weight: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        super().__post_init__()
+        self.check_choice("kind", ("none", "uniform", "unigram"))
+        self.check_range("weight", above=0)
+        if self.weight >= 1:
+            raise ValueError(
+                f"`smoothing.weight` must be < 1; received {self.weight}. Of "
+                "the labels something must be left."
             )
 
 

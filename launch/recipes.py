@@ -15,6 +15,8 @@ from typing import Any
 from launch import config as config_lib
 from launch import config_fields
 from launch import config_sections as sections
+from launch import imagenet_recipes
+from launch import language_model_recipes
 
 Config = config_lib.Config
 
@@ -160,7 +162,16 @@ def criteo_small() -> Config:
 
 RECIPES: Mapping[str, Callable[[], Config]] = {
     recipe.__name__: recipe
-    for recipe in (cifar10, cifar10_small, criteo, criteo_small, digits)
+    for recipe in (
+        cifar10,
+        cifar10_small,
+        criteo,
+        criteo_small,
+        digits,
+        imagenet_recipes.imagenet,
+        language_model_recipes.language_model,
+        language_model_recipes.language_model_small,
+    )
 }
 
 

@@ -6,6 +6,7 @@ rename. Imports neither TensorFlow nor Keras.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -21,16 +22,15 @@ import numpy as np
 
 import tfdistill
 from launch import config as config_lib
+from launch import predictions
 from launch import recipes
-from tfdistill import metrics
 
 CONFIG = "config.json"
-PREDICTIONS = "predictions.npz"
 RESULTS = "results.json"
 STUDENT = "student.keras"
-_AGREEMENT: Mapping[str, Callable[..., float]] = {
-    "disagreement": metrics.label_churn,
-    "mean_absolute_churn": metrics.mean_absolute_churn,
+_AGREEMENT: Mapping[str, str] = {
+    "disagreement": "label_churn",
+    "mean_absolute_churn": "churn",
 }
 
 
@@ -94,33 +94,24 @@ def write_student(save: Callable[[str], None], directory: pathlib.Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def write_predictions(
-    directory: pathlib.Path, *, probabilities: np.ndarray, labels: np.ndarray
-) -> None:
+def write_predictions(directory: pathlib.Path, predicted: Any) -> None:
     """Writes what a group predicts for the validation data.
 
     Args:
         directory: Of the group.
-        probabilities: Float, `[examples, classes]`, or `[examples]` of a
-            click.
-        labels: Whole numbers, `[examples]`.
+        predicted: One of `launch.predictions`.
 
     Raises:
         RuntimeError: If a prediction is not finite: training has diverged.
     """
-    if not np.isfinite(probabilities).all():
+    arrays = predicted.arrays()
+    if not all(np.isfinite(array).all() for array in arrays.values()):
         raise RuntimeError(
             "The student predicts NaN: its training has diverged. Lower "
             "optimizer.learning_rate or set optimizer.global_clipnorm."
         )
-    with _replacing(directory / PREDICTIONS) as file:
-        np.savez_compressed(file, probabilities=probabilities, labels=labels)
-
-
-def read_predictions(directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a group's probabilities and the labels."""
-    with np.load(directory / PREDICTIONS) as arrays:
-        return arrays["probabilities"], arrays["labels"]
+    with _replacing(directory / predictions.FILE) as file:
+        np.savez_compressed(file, **arrays)
 
 
 def write_results(
@@ -163,10 +154,11 @@ def _agreement(directories: Sequence[pathlib.Path]) -> dict[str, float] | None:
     """How far the groups' predictions are apart; None for one group."""
     if len(directories) < 2:
         return None
-    found = [read_predictions(directory)[0] for directory in directories]
+    found = list(map(predictions.read, directories))
+    pairs = [a.churn(b) for a, b in itertools.combinations(found, 2)]
     return {
-        name: metrics.pairwise_mean(metric, found)
-        for name, metric in _AGREEMENT.items()
+        name: float(np.mean([pair[key] for pair in pairs]))
+        for name, key in _AGREEMENT.items()
     }
 
 

@@ -2,26 +2,41 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
-from typing import Any
 
 import keras
+import numpy as np
 
 import tfdistill
 from launch import config as config_lib
 from launch import config_sections as sections
 from launch import objectives
+from launch import optimizers
 from models import cifar10
 from models import criteo
 from models import digits
+from models import imagenet
+from models import language_model
+from tfdistill import embedding
+from tfdistill import fused_updates
 
 _BUILDERS: Mapping[str, Callable[..., keras.Model]] = {
     "cifar10": cifar10.build_model,
     "cifar10_small": cifar10.build_small_model,
     "criteo": criteo.build_model,
     "digits": digits.build_model,
+    "imagenet": imagenet.build_model,
+    "language_model": language_model.build_model,
 }
 # Arguments that a model takes over from its data.
-_SHARED_ARGUMENTS = frozenset({"field_sizes"})
+_SHARED_ARGUMENTS = frozenset(
+    {
+        "field_sizes",
+        "image_size",
+        "num_classes",
+        "sequence_length",
+        "vocabulary_size",
+    }
+)
 
 
 class OptionsError(ValueError):
@@ -32,8 +47,17 @@ def make_model(
     config: config_lib.Config,
     cluster: tfdistill.Cluster,
     exchange: tfdistill.Exchange,
+    *,
+    label_counts: np.ndarray | None = None,
 ) -> tfdistill.CodistillModel:
     """Returns the compiled model; call it in the strategy's scope.
+
+    Args:
+        config: The run.
+        cluster: This task.
+        exchange: Where peers publish.
+        label_counts: How often each label comes, where the configuration
+            smooths labels by that.
 
     Raises:
         OptionsError: If arguments in the configuration do not fit.
@@ -53,20 +77,35 @@ def make_model(
         teachers=tfdistill.TeacherSet(
             exchange,
             peers_of(config, cluster),
+            saved_models=learn.saved_models,
             max_staleness_steps=config.exchange.max_staleness_steps,
             allow_other_graphs=config.exchange.allow_other_graphs,
             poll_secs=config.exchange.poll_secs,
         ),
     )
     model.compile(
-        _make_optimizer(config),
-        objective.loss(),
+        _make_optimizer(config, cluster, student),
+        _make_task_loss(config, student, label_counts),
         metrics=objective.metrics(),
         distillation_loss=_make_loss(learn),
         distillation_weight=_make_weight(learn),
         steps_per_execution=config.steps_per_execution,
     )
     return model
+
+
+def make_exporter(
+    config: config_lib.Config,
+    cluster: tfdistill.Cluster,
+    exchange: tfdistill.Exchange,
+) -> tfdistill.StudentExporter:
+    """Returns the callback that publishes the group's student."""
+    return tfdistill.StudentExporter(
+        exchange,
+        every_steps=config.exchange.every_steps,
+        group=cluster.group,
+        variables_dtype=config.exchange.variables_dtype,
+    )
 
 
 def peers_of(
@@ -81,35 +120,45 @@ def peers_of(
     return cluster.peers if topology == "all" else cluster.ring_peers()
 
 
-def _make_optimizer(config: config_lib.Config) -> keras.optimizers.Optimizer:
-    options, num_steps = config.optimizer, config.num_steps
-    schedules = keras.optimizers.schedules
-    rate: Any = options.learning_rate
-    if options.schedule == "linear":
-        rate = schedules.PolynomialDecay(rate, num_steps, 0.0)
-    elif options.schedule == "cosine" and options.warmup_steps:
-        rate = schedules.CosineDecay(
-            0.0,
-            num_steps - options.warmup_steps,
-            warmup_target=rate,
-            warmup_steps=options.warmup_steps,
-        )
-    elif options.schedule == "cosine":
-        rate = schedules.CosineDecay(rate, num_steps)
-    settings = {
-        **options.arguments,
-        "learning_rate": rate,
-        "clipnorm": options.clipnorm,
-        "global_clipnorm": options.global_clipnorm,
-        "clipvalue": options.clipvalue,
-    }
-    kind = type(keras.optimizers.get(options.name))
+def learns(config: config_lib.Config, cluster: tfdistill.Cluster) -> bool:
+    """Whether a group has teachers: other groups, or fixed ones."""
+    learn = config.codistillation
+    fixed = learn.enabled and bool(learn.saved_models)
+    return fixed or bool(peers_of(config, cluster))
+
+
+def _make_optimizer(
+    config: config_lib.Config,
+    cluster: tfdistill.Cluster,
+    student: keras.Model,
+) -> keras.optimizers.Optimizer:
+    options = config.optimizer_of(learns=learns(config, cluster))
     try:
-        return kind(**settings)
-    except (TypeError, ValueError) as cause:
-        raise OptionsError(
-            f"`optimizer.arguments` do not fit {options.name}: {cause}"
-        ) from cause
+        optimizer = optimizers.make(options, num_steps=config.num_steps)
+        if cluster.uses_parameter_servers or embedding.layers_of(student):
+            # Refuses those without a fused form, before the data are read.
+            fused_updates.rule_for(optimizer)
+    except ValueError as cause:
+        raise OptionsError(str(cause)) from cause
+    notice = optimizers.constant_decay_notice(options)
+    if notice and learns(config, cluster) and cluster.is_chief:
+        print(notice, flush=True)
+    return optimizer
+
+
+def _make_task_loss(
+    config: config_lib.Config,
+    student: keras.Model,
+    label_counts: np.ndarray | None,
+) -> keras.losses.Loss:
+    objective = objectives.of(config.data.name)
+    if config.smoothing.kind == "none":
+        return objective.loss()
+    return objective.smoothed_loss(
+        config.smoothing.weight,
+        counts=label_counts,
+        num_outputs=int(student.output_shape[-1]),
+    )
 
 
 def _make_loss(

@@ -2,7 +2,6 @@
 
 import importlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -12,9 +11,15 @@ import tensorflow as tf
 import tfdistill
 from launch import config as config_lib
 from launch import objectives
+from launch import predictions
 from launch import run_outputs
+from launch import smoothing
+from launch import start_together
 from launch import students
 from tfdistill import input_sharding
+
+# Predictions that are held at a time: 256 MB of float64.
+_LOGITS_AT_ONCE = 2**25
 
 
 class DataError(ValueError):
@@ -53,62 +58,107 @@ def run(
     exchange = tfdistill.Exchange(
         str(cluster.exchange), max_to_keep=config.exchange.max_to_keep
     )
+    counts = None
+    if config.smoothing.kind == "unigram":
+        counts = smoothing.label_counts(train)
     with strategy.scope():
-        model = students.make_model(config, cluster, exchange)
-    pace = _Pace(config.data.global_batch_size)
-    model.fit(
-        train,
-        validation_data=validation,
-        steps_per_epoch=config.evaluate_every_steps,
-        epochs=config.num_steps // config.evaluate_every_steps,
-        callbacks=[pace, *_callbacks(config, cluster, exchange)],
-        verbose=2 if verbose else 0,
+        model = students.make_model(
+            config, cluster, exchange, label_counts=counts
+        )
+    measured = _fit(
+        model, train, validation, config, cluster, exchange, verbose
     )
     # A collective: every worker takes part, and gets all of them.
-    objective = objectives.of(config.data.name)
-    logits = np.asarray(model.predict(validation, verbose=0), np.float64)
-    result = _summary(config, cluster, model, pace)
+    predicted = _predict(model, validation, config)
+    result = {**_summary(config, cluster, model), **measured}
     if cluster.is_chief:
-        labels = np.concatenate(list(_labels(validation)))
-        probabilities = objective.probabilities(logits)
-        _write(model, cluster, probabilities=probabilities, labels=labels)
-        result["metrics"] = objective.figures(labels, probabilities)
+        directory = run_outputs.group_dir(workdir, cluster.group)
+        run_outputs.write_predictions(directory, predicted)
+        run_outputs.write_student(model.save, directory)
+        result["metrics"] = predicted.figures()
         run_outputs.write_results(
             result, workdir=workdir, num_groups=cluster.num_groups
         )
     return result
 
 
+def _fit(
+    model: tfdistill.CodistillModel,
+    train: tf.data.Dataset,
+    validation: tf.data.Dataset,
+    config: config_lib.Config,
+    cluster: tfdistill.Cluster,
+    exchange: tfdistill.Exchange,
+    verbose: bool,
+) -> dict[str, Any]:
+    """Trains, and returns what was measured meanwhile."""
+    pace = _Pace(config.data.global_batch_size)
+    exporter = students.make_exporter(config, cluster, exchange)
+    together = start_together.StartTogether(
+        cluster, limit_secs=config.start_together_secs
+    )
+    model.fit(
+        train,
+        validation_data=validation,
+        steps_per_epoch=config.evaluate_every_steps,
+        epochs=config.num_steps // config.evaluate_every_steps,
+        callbacks=[
+            *([together] if config.start_together_secs else []),
+            *[pace, exporter, *_callbacks(config, cluster)],
+        ],
+        verbose=2 if verbose else 0,
+    )
+    return {
+        "examples_per_second": pace.examples_per_second,
+        "seconds": pace.seconds,
+        "process_seconds": pace.process_seconds,
+        "waited_seconds": together.waited_secs,
+        "exports": exporter.totals,
+    }
+
+
+def _predict(
+    model: tfdistill.CodistillModel,
+    validation: tf.data.Dataset,
+    config: config_lib.Config,
+) -> Any:
+    """Predicts the validation data, a part at a time if logits are many."""
+    objective = objectives.of(config.data.name)
+    num_batches = int(validation.cardinality())  # Negative if not known.
+    outputs = int(np.prod(model.student.output_shape[1:]))
+    step = max(1, _LOGITS_AT_ONCE // (outputs * config.data.global_batch_size))
+    parts = [
+        validation.skip(first).take(step)
+        for first in range(0, num_batches, step)
+    ]
+    if len(parts) < 2:
+        parts = [validation]
+    predicted = []
+    for part in parts:
+        logits = np.asarray(model.predict(part, verbose=0), np.float64)
+        labels = np.concatenate([np.asarray(label) for _, label in part])
+        predicted.append(objective.predictions(logits, labels))
+    return predictions.concatenate(predicted)
+
+
 def _summary(
     config: config_lib.Config,
     cluster: tfdistill.Cluster,
     model: tfdistill.CodistillModel,
-    pace: "_Pace",
 ) -> dict[str, Any]:
+    steps = int(model.optimizer.iterations.numpy())
     return {
         "group": cluster.group,
         "recipe": config.recipe,
-        "steps": int(model.optimizer.iterations.numpy()),
+        "steps": steps,
+        "examples": steps * config.data.global_batch_size,
         "workers": cluster.num_workers,
-        "examples_per_second": pace.examples_per_second,
-        "seconds": pace.seconds,
+        "parameter_bytes": sum(
+            int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size
+            for v in model.student.trainable_variables
+        ),
         "teachers": model.teachers.status(),
     }
-
-
-def _write(
-    model: tfdistill.CodistillModel,
-    cluster: tfdistill.Cluster,
-    *,
-    probabilities: np.ndarray,
-    labels: np.ndarray,
-) -> None:
-    """Writes predictions and student."""
-    directory = run_outputs.group_dir(str(cluster.workdir), cluster.group)
-    run_outputs.write_predictions(
-        directory, probabilities=probabilities, labels=labels
-    )
-    run_outputs.write_student(model.save, directory)
 
 
 def seed_of(seed: int, group: int) -> int:
@@ -139,19 +189,11 @@ def _make_datasets(
 
 
 def _callbacks(
-    config: config_lib.Config,
-    cluster: tfdistill.Cluster,
-    exchange: tfdistill.Exchange,
+    config: config_lib.Config, cluster: tfdistill.Cluster
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks; `fit` runs those that write on the chief only."""
     directory = run_outputs.group_dir(str(cluster.workdir), cluster.group)
     callbacks: list[keras.callbacks.Callback] = [
-        tfdistill.StudentExporter(
-            exchange,
-            every_steps=config.exchange.every_steps,
-            group=cluster.group,
-            variables_dtype=config.exchange.variables_dtype,
-        ),
         tfdistill.RunLog(str(directory)),
         keras.callbacks.TensorBoard(
             str(directory / "tensorboard"), write_graph=False
@@ -183,14 +225,16 @@ class _Pace(keras.callbacks.Callback):
         super().__init__()
         self._global_batch_size = global_batch_size
         self._epochs: list[float] = []
-        self._epoch_start = self._start = 0.0
-        self.seconds = 0.0
+        self._epoch_start = self._start = self._process_start = 0.0
+        self.seconds = self.process_seconds = 0.0
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._start = time.perf_counter()
+        self._process_start = time.process_time()
 
     def on_train_end(self, logs: Any = None) -> None:
         self.seconds = time.perf_counter() - self._start
+        self.process_seconds = time.process_time() - self._process_start
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch_start = time.perf_counter()
@@ -205,8 +249,3 @@ class _Pace(keras.callbacks.Callback):
         epochs = self._epochs[1:] or self._epochs
         steps = self.params["steps"] * len(epochs)
         return steps * self._global_batch_size / sum(epochs)
-
-
-def _labels(dataset: tf.data.Dataset) -> Iterator[np.ndarray]:
-    for _, labels in dataset:
-        yield np.asarray(labels).reshape(-1)

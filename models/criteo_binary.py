@@ -14,13 +14,13 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from models import criteo_cache
 from models import criteo_convert
 from models import criteo_files
 from models import criteo_options
 from models import criteo_rows
 from models import criteo_writer
 from models import data_places
+from models import made_once
 
 __all__ = ["Binary", "open_or_convert"]
 
@@ -100,7 +100,7 @@ def open_or_convert(
         header = json.dumps({**wanted, **found}, indent=1, sort_keys=True)
         (aside / _HEADER).write_text(header, "utf-8")
 
-    criteo_cache.made_once(final, make)
+    made_once.made_once(final, make)
     return _open(final)
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from models import criteo_binary
-from models import criteo_cache
 from models import criteo_convert
 from models import criteo_files
 from models import criteo_options
@@ -21,6 +20,7 @@ from models import criteo_rows
 from models import criteo_split
 from models import criteo_writer
 from models import data_places
+from models import made_once
 
 Options = criteo_options.Options
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -351,7 +351,7 @@ def test_one_of_many_makes_it_and_the_others_wait(tmp_path):
         fill(aside)
 
     threads = [
-        threading.Thread(target=criteo_cache.made_once, args=(final, make))
+        threading.Thread(target=made_once.made_once, args=(final, make))
         for _ in range(4)
     ]
     for thread in threads:
@@ -371,21 +371,21 @@ def test_the_first_of_two_machines_wins(tmp_path):
         fill(final, "theirs")
         fill(aside, "ours")
 
-    assert criteo_cache.made_once(final, make) == final
+    assert made_once.made_once(final, make) == final
     assert (final / "file").read_text() == "theirs"
     assert [path.name for path in tmp_path.glob("*")] != []
     assert not list(tmp_path.glob(".tmp-*"))
 
 
 def test_waiting_has_a_bound_and_is_told_of(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(criteo_cache, "_TELL_EVERY_SECS", 0.0)
+    monkeypatch.setattr(made_once, "_TELL_EVERY_SECS", 0.0)
     final = tmp_path / "made"
     with (tmp_path / ".lock-made").open("a+") as held:
         fcntl.flock(held.fileno(), fcntl.LOCK_EX)
         with pytest.raises(RuntimeError, match="has been converting .*lock"):
-            criteo_cache.made_once(final, fill, wait_secs=0.3)
+            made_once.made_once(final, fill, wait_secs=0.3)
     assert "waiting for another process" in capfd.readouterr().err
-    criteo_cache.made_once(final, fill)
+    made_once.made_once(final, fill)
     assert final.is_dir()
 
 
@@ -393,10 +393,10 @@ def test_without_locks_it_is_made_all_the_same(tmp_path, monkeypatch):
     def unsupported(*args):
         raise OSError("no locks")
 
-    monkeypatch.setattr(criteo_cache.fcntl, "flock", unsupported)
-    others = tmp_path / f"{criteo_cache._prefix(tmp_path / 'made')}x"
+    monkeypatch.setattr(made_once.fcntl, "flock", unsupported)
+    others = tmp_path / f"{made_once._prefix(tmp_path / 'made')}x"
     others.mkdir()
-    assert criteo_cache.made_once(tmp_path / "made", fill).is_dir()
+    assert made_once.made_once(tmp_path / "made", fill).is_dir()
     assert others.is_dir()  # Perhaps still being filled.
 
 

@@ -97,6 +97,23 @@ def test_weights_by_position_are_masked_by_example():
     np.testing.assert_allclose(found, values[0].sum() / 10, rtol=1e-5)
 
 
+@pytest.mark.parametrize("length", [5, 2])
+@pytest.mark.parametrize(
+    "reduction", ["sum_over_batch_size", "mean_with_sample_weight", "sum"]
+)
+def test_sequences_are_masked_by_example_without_weights(length, reduction):
+    """Also where there are as many positions as examples."""
+    loss = losses.SoftTargetCrossEntropy(from_logits=True, reduction=reduction)
+    shape = (2, 2, length, 3)
+    teacher, student = _RNG.normal(size=shape).astype("float32")
+    soft = _soft(teacher, weights=[[1.0, 0.0]])
+    values = _cross_entropy(cases.softmax(teacher), student)[0]
+    divisors = {"sum_over_batch_size": 2 * length, "sum": 1}
+    expected = values.sum() / divisors.get(reduction, length)
+    found = float(_term(loss)(soft, student, None))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 # ---- several outputs ----
 
 

@@ -3,6 +3,7 @@
 import inspect
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
@@ -63,6 +64,20 @@ def test_the_sum_is_left_to_us_in_the_inner_optimizer_too():
     pairs = [("gradient", "variable")]
     assert inner._all_reduce_sum_gradients(pairs) == pairs
     assert outer._all_reduce_sum_gradients(pairs) == pairs
+
+
+def test_a_variable_is_found_by_itself_and_by_a_replica_s_copy(two_replicas):
+    with two_replicas.scope():
+        first, second = (keras.Variable(np.zeros(2)) for _ in range(2))
+        optimizer = keras.optimizers.SGD()
+        optimizer.build([first, second])
+    copies = two_replicas.experimental_local_results(second.value)
+    assert len(copies) == 2
+    found = [
+        keras_internals.variable_index(optimizer, variable)
+        for variable in (first, second, *copies)
+    ]
+    assert found == [0, 1, 1, 1]
 
 
 def test_the_optimizer_is_built_on_the_chosen_variables_alone():

@@ -133,6 +133,28 @@ def test_data_without_a_policy_is_sharded_by_element():
     assert policy_of(chosen) == policy.OFF
 
 
+@pytest.mark.parametrize(
+    "jobs, batch_size, is_marked",
+    [
+        ({"worker": ["a:1", "b:1"]}, 8, True),
+        ({"worker": ["a:1", "b:1"]}, 7, False),
+        ({"worker": ["a:1"]}, 8, False),
+        ({"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}, 8, False),
+    ],
+)
+def test_where_workers_take_their_share_is_marked(jobs, batch_size, is_marked):
+    cluster = tfdistill.Cluster(task_type="worker", task_index=0, spec=jobs)
+    dataset = tf.data.Dataset.range(4)
+    marked = input_sharding.at_workers_share(
+        dataset, cluster, global_batch_size=batch_size
+    )
+    assert (marked is not dataset) == is_marked
+    shared = input_sharding.by_element(marked.batch(batch_size))
+    policies = tf.data.experimental.AutoShardPolicy
+    policy = shared.options().experimental_distribute.auto_shard_policy
+    assert policy == (policies.HINT if is_marked else policies.DATA)
+
+
 class _Resolver:
     def __init__(self, task_type, task_id, jobs):
         self.task_type = task_type

@@ -15,6 +15,7 @@ import pytest
 import rich.console
 
 from launch import local
+from launch import predictions
 from launch import quickstart
 from launch import report
 from launch import run_outputs
@@ -45,8 +46,9 @@ def _write_run(workdir, *, num_groups=2, accuracy=0.75):
         (directory / "metrics.jsonl").write_text("".join(lines))
         run_outputs.write_predictions(
             directory,
-            probabilities=np.eye(2)[[0, group]],
-            labels=np.array([0, 1]),
+            predictions.Distributions(
+                probabilities=np.eye(2)[[0, group]], labels=np.array([0, 1])
+            ),
         )
         result = {
             "group": group,
@@ -240,8 +242,9 @@ def _check_run(workdir, *, distilled):
         ] * distilled
         directory = workdir / f"group_{group}"
         assert list((directory / "tensorboard" / "validation").iterdir())
-        probabilities, labels = run_outputs.read_predictions(directory)
-        assert probabilities.shape == (500, 10) and labels.shape == (500,)
+        found = predictions.read(directory)
+        assert found.probabilities.shape == (500, 10)
+        assert found.labels.shape == (500,)
         path = workdir / "exchange" / f"group_{group}" / "40"
         served = tf.saved_model.load(str(path))
         (answer,) = served.signatures["serving_default"](

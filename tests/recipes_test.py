@@ -151,10 +151,6 @@ def test_unknown_choices_name_the_nearest(change, near):
         (("data.name=cifar10",), "Override model.name and data.name together"),
         (("optimizer.warmup_steps=1000",), "must be < `num_steps`"),
         (
-            ("optimizer.schedule=linear", "optimizer.warmup_steps=1"),
-            'needs schedule "cosine"',
-        ),
-        (
             ("optimizer.clipnorm=1", "optimizer.clipvalue=1"),
             "received clipnorm, clipvalue",
         ),

@@ -17,7 +17,7 @@ import tensorflow as tf
 import tfdistill
 from launch import config as config_lib
 from launch import config_sections as sections
-from launch import objectives
+from launch import predictions
 from launch import recipes
 from launch import run_outputs
 from launch import students
@@ -100,13 +100,13 @@ def test_one_group_on_one_machine_leaves_all_files(tmp_path, capsys):
     assert not [p for p in workdir.rglob(".*") if p.is_file()], "drafts left"
 
     _, (images, labels) = digits.load()
-    probabilities, found_labels = run_outputs.read_predictions(directory)
-    np.testing.assert_array_equal(found_labels, labels)
+    found = predictions.read(directory)
+    np.testing.assert_array_equal(found.labels, labels)
     student = keras.models.load_model(directory / "student.keras")
     keras.models.load_model(directory / "best.keras")
     logits = student.predict(images, verbose=0)
     np.testing.assert_allclose(
-        keras.ops.softmax(logits), probabilities, atol=1e-5
+        keras.ops.softmax(logits), found.probabilities, atol=1e-5
     )
     served = tf.saved_model.load(str(workdir / "exchange" / "group_0" / "20"))
     (answer,) = served.signatures["serving_default"](
@@ -152,7 +152,7 @@ def test_groups_learn_from_each_other_and_the_last_one_merges(
     (teacher,) = results["groups"][1]["teachers"]
     assert (teacher["name"], teacher["step"]) == ("group_0", 400)
     first, second = (
-        run_outputs.read_predictions(tmp_path / f"group_{group}")[0]
+        predictions.read(tmp_path / f"group_{group}").probabilities
         for group in (0, 1)
     )
     assert results["agreement"] == {
@@ -176,14 +176,11 @@ def test_groups_learn_from_each_other_and_the_last_one_merges(
 def test_results_are_merged_by_whoever_comes_last(tmp_path, order):
     done = []
     for group in order:
-        probabilities = np.eye(3)[[0, 1, group]]
-        labels = np.array([0, 1, 1])
-        run_outputs.write_predictions(
-            _made(tmp_path / f"group_{group}"),
-            probabilities=probabilities,
-            labels=labels,
+        found = predictions.Distributions(
+            probabilities=np.eye(3)[[0, 1, group]], labels=np.array([0, 1, 1])
         )
-        metrics = objectives.Classes().figures(labels, probabilities)
+        run_outputs.write_predictions(_made(tmp_path / f"group_{group}"), found)
+        metrics = found.figures()
         result = {"group": group, "recipe": "digits", "metrics": metrics}
         done.append(
             run_outputs.write_results(
@@ -226,8 +223,8 @@ def test_a_click_recipe_is_judged_by_the_figures_of_clicks(
         "normalized_entropy",
     ]
     directory = tmp_path / "run" / "group_0"
-    probabilities, labels = run_outputs.read_predictions(directory)
-    assert probabilities.shape == labels.shape == (len(labels),)
+    found = predictions.read(directory)
+    assert found.probabilities.shape == found.labels.shape
     # The tables took over the sizes that the rows were hashed for.
     student = keras.models.load_model(directory / "student.keras")
     assert student.get_layer("embedding").input_dim == [50] * 26
@@ -282,7 +279,10 @@ def _made(path):
 def test_diverged_training_is_an_error_and_leaves_no_predictions(tmp_path):
     with pytest.raises(RuntimeError, match="has diverged. Lower"):
         run_outputs.write_predictions(
-            tmp_path, probabilities=np.full([2, 2], np.nan), labels=[0, 1]
+            tmp_path,
+            predictions.Distributions(
+                probabilities=np.full([2, 2], np.nan), labels=np.array([0, 1])
+            ),
         )
     assert not list(tmp_path.iterdir())
 
@@ -299,34 +299,6 @@ def test_peers_follow_the_topology():
         )
     }
     assert list(peers.values()) == [(0, 2), (0,), (2,), ()]
-
-
-@pytest.mark.parametrize(
-    "changes, rates",
-    [
-        (("optimizer.schedule=constant",), [1.0, 1.0, 1.0]),
-        (("optimizer.schedule=linear",), [1.0, 0.5, 0.0]),
-        ((), [1.0, 0.5, 0.0]),
-        (("optimizer.warmup_steps=50",), [0.0, 1.0, 0.0]),
-    ],
-)
-def test_learning_rates(changes, rates):
-    config = _config("num_steps=100", "optimizer.learning_rate=1", *changes)
-    optimizer = students._make_optimizer(config)
-    found = []
-    for step in (0, 50, 100):
-        optimizer.iterations.assign(step)
-        found.append(float(optimizer.learning_rate))
-    np.testing.assert_allclose(found, rates, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", sections.OPTIMIZERS)
-def test_every_optimizer_is_one_of_keras(name):
-    optimizer = students._make_optimizer(
-        _config(f"optimizer.name={name}", "optimizer.clipnorm=2")
-    )
-    assert type(optimizer).__name__.lower() == name
-    assert optimizer.clipnorm == 2.0
 
 
 @pytest.mark.parametrize("name", sections.DISTILLATION_LOSSES)

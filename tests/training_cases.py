@@ -14,6 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdistill
+from tfdistill import input_sharding
+from tfdistill import weight_decay
 
 Results = dict[str, np.ndarray]
 
@@ -35,6 +37,8 @@ class Case:
     fit: dict = dataclasses.field(default_factory=dict)
     policy: str = "float32"
     tolerance: float = 2e-6
+    # Whether workers read only their share, where there are several.
+    is_shared_early: bool = False
     # Keras' Adam moves all rows of a table, ours those of the batch.
     is_lazy: bool = False
 
@@ -168,6 +172,13 @@ def _own_loss(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.mean(keras.ops.abs(y_true - y_pred) ** 1.5, axis=-1)
 
 
+def falling(start: float) -> Any:
+    """A weight decay that is a tenth from the fourth step on, then none."""
+    return keras.optimizers.schedules.PiecewiseConstantDecay(
+        [2, 5], [start, start / 10, 0.0]
+    )
+
+
 sgd, adam = keras.optimizers.SGD, keras.optimizers.Adam
 PARTIAL = {"data": lambda: regression(27)}
 
@@ -183,6 +194,24 @@ CASES: dict[str, Case] = {
         optimizer=lambda: keras.optimizers.AdamW(0.01, use_ema=True),
         tolerance=2e-5,
     ),
+    "lamb": Case(optimizer=lambda: keras.optimizers.Lamb(0.01), tolerance=2e-5),
+    "lars": Case(
+        optimizer=lambda: tfdistill.LARS(
+            0.1,
+            trust_coefficient=0.1,
+            weight_decay=falling(0.1),
+            nesterov=True,
+        ),
+        tolerance=2e-5,
+        **PARTIAL,
+    ),
+    "coupled_decay": Case(
+        optimizer=lambda: weight_decay.with_kernel_decay(sgd, coupled=True)(
+            0.1, momentum=0.9, clipnorm=0.5, weight_decay=falling(0.1)
+        ),
+        steps_per_execution=3,
+        **PARTIAL,
+    ),
     "clipnorm": Case(optimizer=lambda: sgd(0.3, clipnorm=0.05), **PARTIAL),
     "global_clipnorm": Case(
         optimizer=lambda: sgd(0.3, momentum=0.5, global_clipnorm=0.05),
@@ -195,6 +224,7 @@ CASES: dict[str, Case] = {
         )
     ),
     "partial_batch": Case(**PARTIAL),
+    "shared_early": Case(is_shared_early=True, fit={"steps_per_epoch": 4}),
     "batch_of_one_left": Case(data=lambda: regression(17)),
     "sample_weight": Case(data=weighted, weighted_metrics=["mse"]),
     "mean_with_weights": Case(data=weighted, loss=_mean_with_weights),
@@ -265,6 +295,17 @@ def _dataset(case: Case, data: tuple) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(data).batch(case.batch_size)
 
 
+def _training_data(case: Case, data: tuple) -> tf.data.Dataset:
+    if not case.is_shared_early:
+        return _dataset(case, data)
+    dataset = input_sharding.at_workers_share(
+        tf.data.Dataset.from_tensor_slices(data),
+        tfdistill.Cluster.from_env(),
+        global_batch_size=case.batch_size,
+    )
+    return dataset.repeat().batch(case.batch_size)
+
+
 def run(case: Case, model_class: type, strategy: Any) -> Results:
     """Trains one case and returns all that must be equal."""
     keras.utils.set_random_seed(3)
@@ -286,7 +327,7 @@ def run(case: Case, model_class: type, strategy: Any) -> Results:
     if case.fit.get("shuffle"):
         x = {"x": data[0], "y": data[1], "batch_size": case.batch_size}
     else:
-        x = {"x": _dataset(case, data), "shuffle": False}
+        x = {"x": _training_data(case, data), "shuffle": False}
     history = model.fit(
         **x,
         epochs=case.epochs,

@@ -20,6 +20,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.cluster import Cluster as Cluster
     from tfdistill.embedding import ShardedEmbedding as ShardedEmbedding
     from tfdistill.exchange import Exchange as Exchange
+    from tfdistill.lars import LARS as LARS
     from tfdistill.model import CodistillModel as CodistillModel
     from tfdistill.multiworker import MultiWorkerTraining as MultiWorkerTraining
     from tfdistill.run_log import RunLog as RunLog
@@ -32,6 +33,7 @@ _HOMES = {
     "Cluster": "cluster",
     "CodistillModel": "model",
     "Exchange": "exchange",
+    "LARS": "lars",
     "MultiWorkerTraining": "multiworker",
     "RunLog": "run_log",
     "ShardedEmbedding": "embedding",

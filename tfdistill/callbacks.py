@@ -72,6 +72,17 @@ class StudentExporter(step_counter.SteppedCallback):
         self.num_published = 0
         self.num_skipped = 0
         self.num_failed = 0
+        self.num_bytes = 0
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Exports published, skipped and failed, and the bytes published."""
+        return {
+            "published": self.num_published,
+            "skipped": self.num_skipped,
+            "failed": self.num_failed,
+            "bytes": self.num_bytes,
+        }
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts the writing thread on the chief."""
@@ -121,7 +132,7 @@ class StudentExporter(step_counter.SteppedCallback):
             raise RuntimeError("published before the writer was made.")
         graph = writer.graph
         try:
-            self._exchange.publish(
+            version = self._exchange.publish(
                 lambda directory: writer.write(directory, snapshot),
                 group=self._group,
                 step=step,
@@ -131,6 +142,7 @@ class StudentExporter(step_counter.SteppedCallback):
                 variables=writer.variables,
             )
             self.num_published += 1
+            self.num_bytes += version.num_bytes
         except exchange_lib.VersionExistsError:
             _log.info("Version %d was published before.", step)
         except exchange_lib.ExportError as error:

@@ -69,7 +69,8 @@ class DistillationTerm:
             if loss is None:
                 continue
             target = loss.inner.aggregate(outputs, soft.weights)
-            share = loss(target, student, _masked(weight, has_teacher))
+            mask = _masked(weight, has_teacher, student)
+            share = loss(target, student, mask)
             total += tf.cast(share, tf.float32)
         return total
 
@@ -192,10 +193,15 @@ def _by_output(sample_weight: Any, count: int) -> list[Any]:
     return keras.tree.flatten(sample_weight)
 
 
-def _masked(weight: Any, has_teacher: tf.Tensor) -> tf.Tensor:
-    """Gives examples without a teacher the weight 0."""
+def _masked(
+    weight: Any, has_teacher: tf.Tensor, student: tf.Tensor
+) -> tf.Tensor:
+    """Gives examples without a teacher the weight 0, at all positions."""
     if weight is None:
-        return has_teacher
+        # As many as the loss has values: one for each position of a sequence.
+        rank = max(len(student.shape) - 1, 1)
+        mask = tf.reshape(has_teacher, [-1, *[1] * (rank - 1)])
+        return tf.broadcast_to(mask, tf.shape(student)[:rank])
     weight = tf.cast(weight, tf.float32)
     extra = weight.shape.rank - 1
     return weight * tf.reshape(has_teacher, [-1, *[1] * extra])

@@ -36,6 +36,7 @@ def check_keras() -> None:
             (tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build"),
             (tf_trainer.TensorFlowTrainer, "_symbolic_build"),
             (tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients"),
+            (tf_optimizer.TFOptimizer, "_get_variable_index"),
             (keras.Layer, "_flatten_layers"),
             (stateless_scope, "in_stateless_scope"),
         )
@@ -84,6 +85,19 @@ def leave_reduction_to_caller(optimizer: keras.Optimizer) -> None:
                 "batch on more replicas, or train on one device."
             )
         instance._all_reduce_sum_gradients = list
+
+
+def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
+    """Returns the place of a variable among those of a built optimizer.
+
+    Keras' own guide to writing optimizers finds slots this way; there is no
+    public name for it.
+
+    Args:
+        optimizer: A built optimizer.
+        variable: A Keras variable, or one replica's copy of its value.
+    """
+    return int(optimizer._get_variable_index(variable))
 
 
 def build_from_spec(

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tfdistill import probabilities
+
 __all__ = [
     "accuracy",
     "disagreement",
@@ -19,10 +21,9 @@ __all__ = [
     "log_loss",
     "mean_absolute_churn",
     "pairwise_mean",
+    "prediction_difference",
+    "relative_prediction_difference",
 ]
-
-# Softmax in bfloat16 gives rows that miss one by some thousandths.
-_ROW_SUM_TOLERANCE = 1e-2
 
 
 def accuracy(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> float:
@@ -43,8 +44,8 @@ def accuracy(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> float:
         >>> accuracy([0, 1], [[0.9, 0.1], [0.8, 0.2]])
         0.5
     """
-    checked = _checked_predictions(predictions, "predictions")
-    truth = _checked_labels(labels, checked)
+    checked = probabilities.checked(predictions, "predictions")
+    truth = probabilities.checked_labels(labels, checked)
     return float(np.mean(truth == _predicted_labels(checked)))
 
 
@@ -72,8 +73,8 @@ def log_loss(
         >>> round(log_loss([1, 0], [0.5, 0.5]), 4)
         0.6931
     """
-    checked = _checked_predictions(predictions, "predictions")
-    truth = _checked_labels(labels, checked)
+    checked = probabilities.checked(predictions, "predictions")
+    truth = probabilities.checked_labels(labels, checked)
     if checked.ndim == 1:
         chosen = np.where(truth == 1, checked, 1.0 - checked)
     else:
@@ -104,7 +105,7 @@ def mean_absolute_churn(
         >>> round(mean_absolute_churn([0.2, 0.9], [0.3, 0.9]), 4)
         0.05
     """
-    first, second = _checked_pair(predictions, other_predictions)
+    first, second = probabilities.checked_pair(predictions, other_predictions)
     difference = np.abs(first - second)
     if first.ndim > 1:
         difference = 0.5 * difference.sum(axis=-1)
@@ -130,7 +131,7 @@ def label_churn(
         >>> label_churn([0.2, 0.9], [0.3, 0.4])
         0.5
     """
-    first, second = _checked_pair(predictions, other_predictions)
+    first, second = probabilities.checked_pair(predictions, other_predictions)
     return float(np.mean(_predicted_labels(first) != _predicted_labels(second)))
 
 
@@ -178,72 +179,80 @@ def disagreement(predictions: Sequence[npt.ArrayLike]) -> float:
     return pairwise_mean(label_churn, predictions)
 
 
+def prediction_difference(predictions: Sequence[npt.ArrayLike]) -> float:
+    """Returns how far several retrains are from their mean, on average.
+
+    The mean over examples and over the M models of `|p_m - mean p|`; with
+    several classes the total variation distance stands for the difference, as
+    in `mean_absolute_churn`.
+
+    Args:
+        predictions: One array of probabilities per model (a retrain).
+
+    Raises:
+        ValueError: If there are fewer than two models, or they do not fit.
+
+    Example:
+        >>> round(prediction_difference([[0.1, 0.4], [0.3, 0.4]]), 4)
+        0.05
+    """
+    stacked = _stacked(predictions)
+    return float(np.mean(_distances_to_mean(stacked)))
+
+
+def relative_prediction_difference(
+    predictions: Sequence[npt.ArrayLike],
+    labels: npt.ArrayLike | None = None,
+) -> float:
+    """Returns `prediction_difference` per unit of the predicted probability.
+
+    The mean over examples of `mean_m |p_m - mean p| / mean p`. With several
+    classes p is the probability of the example's label.
+
+    Args:
+        predictions: One array of probabilities per model (a retrain).
+        labels: Whole numbers, `[...]` for predictions `[..., classes]`; not
+            needed for a binary model.
+
+    Raises:
+        ValueError: If there are fewer than two models, or shapes do not fit.
+
+    Example:
+        >>> round(relative_prediction_difference([[0.1, 0.4], [0.3, 0.4]]), 4)
+        0.25
+    """
+    stacked = _stacked(predictions)
+    if stacked.ndim > 2:
+        truth = probabilities.checked_labels(
+            [] if labels is None else labels, stacked[0]
+        )
+        chosen = np.broadcast_to(truth, stacked.shape[:-1])[..., np.newaxis]
+        stacked = np.take_along_axis(stacked, chosen, axis=-1)[..., 0]
+    mean = np.maximum(stacked.mean(axis=0), np.finfo(np.float64).tiny)
+    return float(np.mean(_distances_to_mean(stacked) / mean))
+
+
+def _stacked(predictions: Sequence[npt.ArrayLike]) -> np.ndarray:
+    if len(predictions) < 2:
+        raise ValueError(
+            "A comparison needs the predictions of at least two models; "
+            f"received {len(predictions)}. Pass a list with one array each."
+        )
+    first = predictions[0]
+    return np.stack(
+        [probabilities.checked_pair(other, first)[0] for other in predictions]
+    )
+
+
+def _distances_to_mean(stacked: np.ndarray) -> np.ndarray:
+    """Mean over models of the distance to their mean, for each example."""
+    differences = np.abs(stacked - stacked.mean(axis=0))
+    if stacked.ndim > 2:
+        differences = 0.5 * differences.sum(axis=-1)
+    return differences.mean(axis=0)
+
+
 def _predicted_labels(predictions: np.ndarray) -> np.ndarray:
     if predictions.ndim == 1:
         return (predictions > 0.5).astype(np.int64)
     return np.argmax(predictions, axis=-1)
-
-
-def _checked_pair(
-    first: npt.ArrayLike, second: npt.ArrayLike
-) -> tuple[np.ndarray, np.ndarray]:
-    one = _checked_predictions(first, "predictions")
-    other = _checked_predictions(second, "other_predictions")
-    if one.shape != other.shape:
-        raise ValueError(
-            "Both models must predict the same examples and classes; received "
-            f"shapes {one.shape} and {other.shape}."
-        )
-    return one, other
-
-
-def _checked_predictions(predictions: npt.ArrayLike, name: str) -> np.ndarray:
-    """Returns float64 `[examples]` (binary) or `[..., classes]`."""
-    array = np.asarray(predictions).astype(np.float64)
-    if array.ndim == 0 or array.size == 0:
-        raise ValueError(
-            f"`{name}` must hold at least one example; received shape "
-            f"{array.shape}."
-        )
-    if array.ndim == 2 and array.shape[-1] == 1:
-        array = array[:, 0]
-    remedy = "Apply softmax or sigmoid first if the model gives logits."
-    in_range = (array >= 0) & (array <= 1 + 1e-6)  # Rounding of a softmax.
-    if not in_range.all():
-        where = np.unravel_index(int(np.argmin(in_range)), array.shape)
-        place = tuple(int(index) for index in where)
-        raise ValueError(
-            f"`{name}` must be probabilities in [0, 1]; received "
-            f"{array[where]} at {place}. {remedy}"
-        )
-    if array.ndim > 1:
-        worst = float(np.max(np.abs(array.sum(axis=-1) - 1.0)))
-        if worst > _ROW_SUM_TOLERANCE:
-            raise ValueError(
-                f"The rows of `{name}` must sum to one; received rows that "
-                f"are off by up to {worst:.3g}. {remedy}"
-            )
-    return array
-
-
-def _checked_labels(
-    labels: npt.ArrayLike, predictions: np.ndarray
-) -> np.ndarray:
-    array = np.asarray(labels)
-    expected = predictions.shape[: max(1, predictions.ndim - 1)]
-    num_classes = predictions.shape[-1] if predictions.ndim > 1 else 2
-    if array.shape == (*expected, 1):
-        array = array[..., 0]
-    if array.shape != expected:
-        raise ValueError(
-            f"`labels` must have shape {expected} to fit the predictions; "
-            f"received {array.shape}. One-hot labels: pass their argmax."
-        )
-    with np.errstate(invalid="ignore"):
-        whole = array.astype(np.int64)
-    if not ((whole == array) & (whole >= 0) & (whole < num_classes)).all():
-        raise ValueError(
-            f"`labels` must be whole numbers from 0 to {num_classes - 1}; "
-            f"received values from {array.min()} to {array.max()}."
-        )
-    return whole

@@ -268,14 +268,17 @@ class TeacherSet:
 
         Returns:
             For each teacher its name, the step of the version in use (-1 for
-            none), whether that is too old, and the quarantined versions with
-            their reasons.
+            none), whether that is too old, the number of versions put in
+            place and their bytes, and the quarantined versions with their
+            reasons.
         """
         return [
             {
                 "name": slot.name,
                 "step": slot.step if slot.in_use else -1,
                 "too_stale": slot.too_stale,
+                "swaps": slot.num_swaps,
+                "bytes": slot.num_bytes,
                 "quarantined": dict(slot.reader.rejected)
                 if slot.reader
                 else {},

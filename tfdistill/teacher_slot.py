@@ -29,6 +29,8 @@ class TeacherSlot:
         reader: Follows the peer; None for a fixed teacher.
         function: From the student's inputs to the flat list of outputs.
         too_stale: Whether the version in use was too old at the last refresh.
+        num_swaps: Versions put in place so far.
+        num_bytes: Of their files, as their manifests have it.
     """
 
     def __init__(self, name: str, graph: student_graph.StudentGraph) -> None:
@@ -42,6 +44,7 @@ class TeacherSlot:
         self.reader: peer_reader.PeerReader | None = None
         self.function: _Function | None = None
         self.too_stale = False
+        self.num_swaps = self.num_bytes = 0
         self._graph = graph
         self._variables: list[Any] = []
         self._fingerprint = ""
@@ -160,6 +163,8 @@ class TeacherSlot:
             self._fingerprint, self._next = staged.fingerprint, None
         self._install(staged.values)
         self._dropped = False
+        self.num_swaps += 1
+        self.num_bytes += staged.version.num_bytes
         return changed
 
     def _install(self, values: savedmodel.Snapshot) -> None:

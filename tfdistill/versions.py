@@ -33,6 +33,11 @@ class Version:
     path: str
     manifest: manifest_lib.Manifest = dataclasses.field(hash=False, repr=False)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files but the manifest."""
+        return sum(entry.size for entry in self.manifest.files.values())
+
 
 def check_listing(file_system: filesystem.FileSystem, version: Version) -> None:
     """Compares names, kinds and sizes of a version's files with its manifest.

@@ -109,7 +109,7 @@ def _wait(descriptor: int, path: pathlib.Path, wait_secs: float) -> bool:
         if now - told >= _TELL_EVERY_SECS:
             told = now
             print(
-                f"Criteo: waiting for another process to convert the data "
+                f"Data: waiting for another process to convert them "
                 f"({now - start:.0f} s so far; {path}) ...",
                 file=sys.stderr,
                 flush=True,

@@ -1,0 +1,1 @@
+"""The experiment: methods, their runs, and what the runs show."""

@@ -1,0 +1,217 @@
+"""Reads what finished runs have left behind, a trial at a time.
+
+Imports neither TensorFlow nor Keras.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from launch import predictions
+from launch import run_outputs
+from launch.comparison import curves
+from launch.comparison import plan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finished:
+    """One trial with what it came to.
+
+    Attributes:
+        seed: Of the trial.
+        directories: Of its runs, below the workdir.
+        predictions: One for each copy of the model that the method makes.
+        figures: Name to value, of the mean over those copies.
+        copies: Name to value, for each of those copies.
+        curve: None for an ensemble, which is not trained as one.
+    """
+
+    seed: int
+    directories: tuple[str, ...]
+    predictions: tuple[Any, ...]
+    figures: dict[str, float]
+    copies: tuple[dict[str, float], ...]
+    curve: curves.Curve | None
+
+
+def collect(
+    trial: plan.Trial,
+    *,
+    seed: int,
+    workdir: pathlib.Path,
+    directory: Callable[[plan.Run], pathlib.Path],
+) -> Finished:
+    """Reads one trial, all of whose runs are done.
+
+    Args:
+        trial: What was run.
+        seed: Its seed.
+        workdir: Of the comparison.
+        directory: Finds the directory of a run.
+    """
+    groups = [
+        run_outputs.group_dir(directory(run), group)
+        for run in trial.students
+        for group in range(run.num_groups)
+    ]
+    found = [predictions.read(path) for path in groups]
+    if trial.averaged:
+        found = [type(found[0]).mean(found)]
+    copies = [one.figures() for one in found]
+    means = {
+        name: float(np.mean([copy[name] for copy in copies]))
+        for name in copies[0]
+    }
+    curve = None if trial.averaged else curves.read(groups)
+    if curve is not None:
+        means[f"best_{curves.METRIC}"] = min(curve.values)
+    return Finished(
+        seed=seed,
+        directories=tuple(
+            directory(run).relative_to(workdir).as_posix() for run in trial.runs
+        ),
+        predictions=tuple(found),
+        figures={
+            **means,
+            **_cost(trial, directory),
+            **_exchanged(trial, groups),
+        }
+        | _agreement(found),
+        copies=tuple(copies),
+        curve=curve,
+    )
+
+
+def churn_matrices(trials: Sequence[Finished]) -> dict[str, np.ndarray]:
+    """Returns how far each pair of retrains is apart, by measure.
+
+    With several copies, each is compared with the same one of the other
+    trial, and the mean taken.
+
+    Args:
+        trials: Of one method.
+
+    Returns:
+        Name to a symmetric `[trials, trials]`; none for a single trial.
+    """
+    size, found = len(trials), dict[str, np.ndarray]()
+    for row in range(size):
+        for column in range(row):
+            pairs = zip(
+                trials[row].predictions,
+                trials[column].predictions,
+                strict=True,
+            )
+            churns = [one.churn(other) for one, other in pairs]
+            for name in churns[0]:
+                value = float(np.mean([churn[name] for churn in churns]))
+                matrix = found.setdefault(name, np.zeros([size, size]))
+                matrix[row, column] = matrix[column, row] = value
+    return found
+
+
+def spread(trials: Sequence[Finished]) -> dict[str, float]:
+    """Returns how far retrains are from their mean, by measure."""
+    if len(trials) < 2:
+        return {}
+    copies = zip(*(trial.predictions for trial in trials), strict=True)
+    found = [type(copy[0]).spread(copy) for copy in copies]
+    return {
+        name: float(np.mean([one[name] for one in found])) for name in found[0]
+    }
+
+
+def _cost(
+    trial: plan.Trial, directory: Callable[[plan.Run], pathlib.Path]
+) -> dict[str, float]:
+    """What a trial took: of training alone, the first trace included."""
+    groups = [
+        group
+        for run in trial.runs
+        for group in _read_json(directory(run))["groups"]
+    ]
+    students = [
+        group
+        for run in trial.students
+        for group in _read_json(directory(run))["groups"]
+    ]
+    rates = [
+        group["examples_per_second"] * group["steps"] / group["examples"]
+        for group in students
+    ]
+    return {
+        "total_steps": trial.num_steps,
+        "total_examples": trial.num_examples,
+        "student_examples": sum(run.num_examples for run in trial.students),
+        "seconds": max(
+            group["seconds"] - group["waited_seconds"] for group in students
+        ),
+        "process_seconds": sum(group["process_seconds"] for group in groups),
+        "seconds_per_step": float(1 / np.mean(rates)),
+    }
+
+
+def _read_json(directory: pathlib.Path) -> dict[str, Any]:
+    return json.loads((directory / run_outputs.RESULTS).read_bytes())
+
+
+def _exchanged(
+    trial: plan.Trial, groups: Sequence[pathlib.Path]
+) -> dict[str, float]:
+    """What groups that teach each other sent, and what else they might have.
+
+    The formulas are per group: an all-reduce moves about the size P of the
+    parameters at every step; exports every T steps to n - 1 peers move
+    (n - 1) P / T.
+    """
+    (run, *others) = trial.students
+    learns = run.config.codistillation.enabled and run.num_groups > 1
+    if others or not learns:
+        return {}
+    results = list(map(curves.results, groups))
+    steps, size = run.config.num_steps, results[0]["parameter_bytes"]
+    peers = sum(len(result["teachers"]) for result in results) / len(results)
+    found = {
+        "bytes_written": _mean(r["exports"]["bytes"] for r in results),
+        "bytes_read": _mean(
+            sum(t["bytes"] for t in r["teachers"]) for r in results
+        ),
+        "versions_written": _mean(r["exports"]["published"] for r in results),
+        "versions_read": _mean(
+            sum(t["swaps"] for t in r["teachers"]) for r in results
+        ),
+        "exchange_formula_bytes": peers
+        * size
+        * steps
+        / run.config.exchange.every_steps,
+        "all_reduce_formula_bytes": float(size * steps),
+    }
+    stale = [
+        record["teacher_staleness"]
+        for path in groups
+        for record in curves.records(path)
+        if record.get("teacher_staleness") is not None
+    ]
+    return {**found, "teacher_staleness": _mean(stale)} if stale else found
+
+
+def _agreement(found: Sequence[Any]) -> dict[str, float]:
+    """How far the copies of one trial are apart."""
+    pairs = [
+        found[row].churn(found[column])
+        for row in range(len(found))
+        for column in range(row)
+    ]
+    return {
+        f"between_groups_{name}": _mean(pair[name] for pair in pairs)
+        for name in (pairs[0] if pairs else ())
+    }
+
+
+def _mean(values: Any) -> float:
+    return float(np.mean(list(values)))

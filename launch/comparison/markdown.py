@@ -1,0 +1,184 @@
+"""report.md: the report for people.
+
+Imports neither TensorFlow nor Keras.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+# Name of a figure to its heading and format, in the order of the tables.
+_QUALITY = {
+    "log_loss": ("final log loss", ".4f"),
+    "best_log_loss": ("best log loss", ".4f"),
+    "accuracy": ("accuracy", ".4f"),
+    "auc": ("AUC", ".4f"),
+    "normalized_entropy": ("normalized entropy", ".4f"),
+    "calibration": ("calibration", ".3f"),
+    "perplexity": ("perplexity", ".2f"),
+}
+_TARGET = {
+    "steps_to_target": ("steps of a group", ",.0f"),
+    "examples_to_target": ("examples, all groups", ",.0f"),
+    "seconds_to_target": ("seconds", ",.1f"),
+}
+_CHURN = {
+    "churn": ("churn", ".4f"),
+    "label_churn": ("label churn", ".4f"),
+}
+_SPREAD = {
+    "prediction_difference": ("PD", ".4f"),
+    "relative_prediction_difference": ("relative PD", ".4f"),
+}
+_GROUPS = {
+    "between_groups_churn": ("churn between groups", ".4f"),
+    "between_groups_label_churn": ("label churn between groups", ".4f"),
+    "teacher_staleness": ("teacher staleness, steps", ",.0f"),
+    "bytes_written": ("bytes written", ",.0f"),
+    "bytes_read": ("bytes read", ",.0f"),
+    "exchange_formula_bytes": ("(n - 1) P / T, bytes", ",.0f"),
+    "all_reduce_formula_bytes": ("all-reduce, P a step, bytes", ",.0f"),
+}
+_COST = {
+    "total_steps": ("steps, all groups", ",.0f"),
+    "total_examples": ("examples, all groups", ",.0f"),
+    "seconds": ("seconds, slowest group", ",.1f"),
+    "process_seconds": ("processor seconds of chiefs", ",.1f"),
+    "seconds_per_step": ("seconds per step", ".4f"),
+}
+
+
+def render(report: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
+    """Returns the report as Markdown.
+
+    Args:
+        report: As `report.make` returns it.
+        plots: Files to show, beside the report.
+    """
+    methods = report["methods"]
+    target = report["target"]
+    verdicts = [m["verdict"] for m in methods.values() if "verdict" in m]
+    blocks = [
+        f"# {report['recipe']}: {len(methods)} methods",
+        "\n".join(f"- {line}" for line in verdicts),
+        f"Mean +- standard error over trials, and in brackets a bootstrap "
+        f"interval of {100 * report['confidence']:.0f}%. "
+        + _setup(report["setup"]),
+        _table("Quality", methods, _QUALITY, "figures"),
+    ]
+    if target:
+        blocks.append(_to_target(methods, target))
+    blocks += [
+        _table("Churn between retrains", methods, _CHURN, "churn", _SPREAD),
+        _table("Groups of one run", methods, _GROUPS, "figures"),
+        _table("Cost", methods, _COST, "figures"),
+        "\n".join(f"![{name}]({name})" for name in plots),
+        _lines("Notes", report["notes"]),
+        _lines(
+            "Failed runs",
+            [f"{key}: {why}" for key, why in report["failures"].items()],
+        ),
+        _lines(
+            "Methods", [f"{n}: {m['describe']}" for n, m in methods.items()]
+        ),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _setup(setup: Mapping[str, Any]) -> str:
+    return (
+        f"Codistilled runs have {setup['num_groups']} groups of "
+        f"{setup['workers_per_group']} workers and {setup['ps_per_group']} "
+        f"parameter servers; budget {setup['budget']}."
+    )
+
+
+def _to_target(methods: Mapping[str, Any], target: Mapping[str, Any]) -> str:
+    kinds = {
+        "final": "the mean final validation loss of independent",
+        "best": "the mean best validation loss of independent",
+        "given": "the loss that was asked for",
+    }
+    reached = {n: m for n, m in methods.items() if "reached" in m}
+    title = (
+        f"To {target['value']:.4f} nats, {kinds[target['kind']]} (trials that "
+        "reached it)"
+    )
+    table = _table(title, reached, _TARGET, None)
+    counts = ", ".join(
+        f"{name} {m['reached']} of {m['num_trials']}"
+        for name, m in reached.items()
+    )
+    ratios = [
+        f"{name} {found['ratio']:.3f}{_interval(found, '.3f')}"
+        for name, m in reached.items()
+        if (found := m.get("versus_independent", {}).get("steps_to_target"))
+    ]
+    lines = [table, f"Reached: {counts}."]
+    if ratios:
+        lines.append(
+            f"Steps as a multiple of independent's: {'; '.join(ratios)}."
+        )
+    return "\n\n".join(line for line in lines if line)
+
+
+def _table(
+    title: str,
+    methods: Mapping[str, Any],
+    columns: Mapping[str, tuple[str, str]],
+    part: str | None,
+    plain: Mapping[str, tuple[str, str]] | None = None,
+) -> str:
+    """Returns one table, of the columns that some method has."""
+    cells = {
+        name: {
+            **{
+                key: _estimate(found[key], columns[key][1])
+                for found in [method if part is None else method[part]]
+                for key in columns
+                if key in found
+            },
+            **{
+                key: format(method["spread"][key], shape)
+                for key, (_, shape) in (plain or {}).items()
+                if key in method["spread"]
+            },
+        }
+        for name, method in methods.items()
+    }
+    headings = {**columns, **(plain or {})}
+    used = [key for key in headings if any(key in c for c in cells.values())]
+    if not used:
+        return ""
+    head = " | ".join(["method", *(headings[key][0] for key in used)])
+    rows = [
+        " | ".join([name, *(found.get(key, "") for key in used)])
+        for name, found in cells.items()
+        if found
+    ]
+    rule = " | ".join(["---"] * (1 + len(used)))
+    body = "\n".join(f"| {row} |" for row in (head, rule, *rows))
+    return f"## {title}\n\n{body}"
+
+
+def _estimate(found: Mapping[str, Any], shape: str) -> str:
+    text = format(found["mean"], shape)
+    if not found["standard_error"]:
+        return text
+    return (
+        f"{text} +- {format(found['standard_error'], shape)}"
+        f"{_interval(found, shape)}"
+    )
+
+
+def _interval(found: Mapping[str, Any], shape: str) -> str:
+    if found["interval"] is None:
+        return ""
+    low, high = (format(value, shape) for value in found["interval"])
+    return f" ({low} to {high})"
+
+
+def _lines(title: str, lines: Sequence[str]) -> str:
+    if not lines:
+        return ""
+    return f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines)

@@ -1,0 +1,190 @@
+"""Carries out runs, several at a time, and goes on where it was stopped.
+
+Imports neither TensorFlow nor Keras.
+"""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from launch import config as config_lib
+from launch import run_outputs
+from launch.comparison import plan
+from tfdistill import local_cluster
+from tfdistill import local_run
+
+RUNS = "runs"
+_EXIT_RETRY = 75
+_MAX_TRIES = 3
+
+
+@dataclasses.dataclass
+class _Active:
+    run: plan.Run
+    process: local_run.LocalRun
+    stack: contextlib.ExitStack
+    start: float
+    tries: int
+
+
+class Runner:
+    """Carries out runs below one directory."""
+
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        *,
+        num_at_once: int = 1,
+        say: Callable[[str], None] = print,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            workdir: Of the comparison.
+            num_at_once: Runs at a time. More than one distorts wall times.
+            say: Told of progress, a line at a time.
+            env: Variables to set for each task. Default none.
+        """
+        self._workdir = workdir
+        self._num_at_once = num_at_once
+        self._say = say
+        self._env = dict(env or {})
+        self._active: list[_Active] = []
+        self._seconds: list[float] = []
+
+    def directory(self, run: plan.Run) -> pathlib.Path:
+        """Returns where a run's files are."""
+        return self._workdir / RUNS / run.key
+
+    def is_done(self, run: plan.Run) -> bool:
+        """Whether a run has come to its end, now or earlier."""
+        return (self.directory(run) / run_outputs.RESULTS).exists()
+
+    def run_all(self, runs: Sequence[plan.Run]) -> dict[str, str]:
+        """Carries out the runs that are not done yet.
+
+        Args:
+            runs: In an order in which teachers come before their students.
+
+        Returns:
+            By the key of each run that failed, or that a failed one was to
+            teach: why.
+        """
+        waiting = {run.key: run for run in runs if not self.is_done(run)}
+        total, failures = len(waiting), dict[str, str]()
+        if len(runs) > total:
+            self._say(f"{len(runs) - total} of {len(runs)} runs are done")
+        try:
+            while waiting or self._active:
+                self._start_some(waiting, failures, total)
+                self._poll(failures)
+        finally:
+            for active in self._active:  # Ends their processes.
+                active.stack.close()
+            self._active.clear()
+        return failures
+
+    def _start_some(
+        self,
+        waiting: dict[str, plan.Run],
+        failures: dict[str, str],
+        total: int,
+    ) -> None:
+        for key, run in list(waiting.items()):
+            lost = [t.key for t in run.teachers if t.key in failures]
+            if lost:
+                failures[key] = f"its teacher {lost[0]} failed"
+                del waiting[key]
+                continue
+            ready = all(map(self.is_done, run.teachers))
+            if len(self._active) < self._num_at_once and ready:
+                del waiting[key]
+                number = total - len(waiting)
+                left = self._time_left(total - number + 1)
+                self._say(f"[{number}/{total}] {_describe(run)}{left}")
+                self._start(run, tries=1)
+
+    def _time_left(self, num_left: int) -> str:
+        if not self._seconds:
+            return ""
+        mean = sum(self._seconds) / len(self._seconds)
+        minutes = mean * num_left / self._num_at_once / 60
+        return f"; about {minutes:.0f} min left"
+
+    def _start(self, run: plan.Run, *, tries: int) -> None:
+        directory = self.directory(run)
+        if directory.exists() and not run.ps_per_group:
+            # Cut short. Groups with parameter servers go on from a backup.
+            shutil.rmtree(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        recipe = directory / "recipe.json"
+        recipe.write_text(self._config(run).to_json())
+        command = [sys.executable, "-m", "launch.train"]
+        command += [f"--recipe={recipe}", f"--workdir={directory}"]
+        topology = local_cluster.LocalCluster(
+            command=command,
+            workdir=str(directory),
+            num_groups=run.num_groups,
+            workers_per_group=run.workers_per_group,
+            ps_per_group=run.ps_per_group,
+            env=self._env,
+        )
+        stack = contextlib.ExitStack()
+        process = stack.enter_context(local_run.LocalRun(topology))
+        self._active.append(
+            _Active(run, process, stack, time.monotonic(), tries)
+        )
+
+    def _config(self, run: plan.Run) -> config_lib.Config:
+        if not run.teachers:
+            return run.config
+        paths = tuple(str(self.last_export(t)) for t in run.teachers)
+        learn = dataclasses.replace(
+            run.config.codistillation, saved_models=paths
+        )
+        return dataclasses.replace(run.config, codistillation=learn)
+
+    def last_export(self, run: plan.Run, group: int = 0) -> pathlib.Path:
+        """Returns the last SavedModel of a group of a run that is done."""
+        directory = self.directory(run)
+        results = json.loads((directory / run_outputs.RESULTS).read_bytes())
+        steps = results["groups"][group]["steps"]
+        return directory / "exchange" / f"group_{group}" / str(steps)
+
+    def _poll(self, failures: dict[str, str]) -> None:
+        for active in list(self._active):
+            active.process.poll(0.1)
+            if not active.process.over:
+                continue
+            active.process.poll(0)
+            result = active.process.result()
+            active.stack.close()
+            self._active.remove(active)
+            if result.exit_code == 0 and self.is_done(active.run):
+                self._seconds.append(time.monotonic() - active.start)
+            elif result.exit_code == _EXIT_RETRY and active.tries < _MAX_TRIES:
+                self._say(f"{active.run.key} lost a task; it starts again")
+                self._start(active.run, tries=active.tries + 1)
+            else:
+                reasons = [g.reason for g in result.groups if g.reason]
+                failures[active.run.key] = (
+                    f"exit code {result.exit_code}: {'; '.join(reasons)}; "
+                    f"logs: {self.directory(active.run) / 'logs'}"
+                )
+                self._say(f"{active.run.key}: {failures[active.run.key]}")
+                for group in result.groups:
+                    for line in group.last_lines if group.failed_task else ():
+                        self._say(f"  {line}")
+
+
+def _describe(run: plan.Run) -> str:
+    shape = f"{run.num_groups} x {run.workers_per_group} workers"
+    return f"{run.key}: {shape}, {run.config.num_steps} steps"

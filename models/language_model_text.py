@@ -1,0 +1,176 @@
+"""Reads documents of text from files: plain, gzip or xz, one on each line."""
+
+import collections
+import glob
+import gzip
+import io
+import lzma
+import os
+import pathlib
+import re
+import sys
+import zlib
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+from models import data_places
+
+__all__ = ["TFDS_PREFIX", "Paths", "Source", "default_path", "sources"]
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+TFDS_PREFIX = "tfds:"
+_COMPRESSIONS = ("", ".gz", ".xz")
+_SUFFIXES = tuple(f"{k}{c}" for k in (".txt", ".tsv") for c in _COMPRESSIONS)
+# In reviews of films, and in nothing that one reads.
+_LINE_BREAK = "<br />"
+
+
+class Source:
+    """The documents of one file.
+
+    Attributes:
+        name: What messages call it.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Looks at nothing yet.
+
+        Args:
+            path: An existing file.
+        """
+        self.name = str(path)
+        self._path = path
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what changes whenever the documents do, as JSON has it."""
+        found = self._path.stat()
+        return {
+            "name": self._path.name,
+            "bytes": found.st_size,
+            "modified_nanoseconds": found.st_mtime_ns,
+        }
+
+    def documents(self) -> Iterator[str]:
+        """Yields the documents in order, without blank ones.
+
+        Bytes that are not UTF-8 become U+FFFD; how many documents had such is
+        told on standard error in the end.
+
+        Raises:
+            ValueError: If the file is cut off or not compressed as it says.
+        """
+        num_faulty = 0
+        has_fields = ".tsv" in self._path.suffixes
+        try:
+            with _open(self._path) as lines:
+                for line in lines:
+                    text = line.decode("utf-8", "replace")
+                    num_faulty += "\ufffd" in text
+                    text = _without_fields(text) if has_fields else text
+                    text = text.strip()
+                    if text:
+                        yield text
+        except (
+            EOFError,
+            gzip.BadGzipFile,
+            lzma.LZMAError,
+            zlib.error,
+        ) as cause:
+            raise ValueError(
+                f"{self.name} must be a whole {self._path.suffix} file; "
+                f"received a broken one ({cause}). Copy it again."
+            ) from cause
+        if num_faulty:
+            print(
+                f"Text: {self.name} has {num_faulty} document(s) with bytes "
+                "that are not UTF-8; U+FFFD stands for those.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _open(path: pathlib.Path) -> io.BufferedIOBase:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")
+    if path.suffix == ".xz":
+        return lzma.open(path, "rb")
+    return path.open("rb")
+
+
+def _without_fields(line: str) -> str:
+    # Quotation marks are text: such files are split at tabs alone.
+    return line.rpartition("\t")[2].replace(_LINE_BREAK, " ")
+
+
+def default_path() -> pathlib.Path:
+    """Returns `imdb` in the data directory, which TFDISTILL_DATA names."""
+    return data_places.data_dir() / "imdb"
+
+
+def sources(paths: Paths) -> list[Any]:
+    """Returns where the documents of paths, patterns and directories are.
+
+    Args:
+        paths: A `.txt` or `.tsv` file, also with `.gz` or `.xz`; a pattern; a
+            directory of such files; `tfds:NAME` or `tfds:NAME[SPLIT]`; or
+            several of them.
+
+    Returns:
+        A source for each file: as given, and in natural order (part-9 before
+        part-10) within a pattern or directory.
+
+    Raises:
+        ValueError: If one of them stands for no text, or a file comes twice.
+    """
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    found: list[Any] = []
+    for path in paths:
+        if str(path).startswith(TFDS_PREFIX):
+            # It takes seconds to import, which other texts need not wait for.
+            from models import language_model_tfds
+
+            name = str(path).removeprefix(TFDS_PREFIX)
+            found.append(language_model_tfds.Source(name))
+        else:
+            found += map(Source, _expand(pathlib.Path(path)))
+    if not found:
+        raise ValueError("`path` must name at least one file; received none.")
+    names = collections.Counter(source.name for source in found)
+    twice = [name for name, number in names.items() if number > 1]
+    if twice:
+        raise ValueError(
+            f"`path` must name each file once; received {twice[0]} twice. "
+            "Remove one of the two."
+        )
+    return found
+
+
+def _expand(path: pathlib.Path) -> list[pathlib.Path]:
+    is_dir = path.is_dir()
+    given = (
+        path.iterdir() if is_dir else map(pathlib.Path, glob.glob(str(path)))
+    )
+    files = [one for one in [path] if one.is_file()] or [
+        one for one in given if one.is_file()
+    ]
+    known = [one for one in files if one.name.endswith(_SUFFIXES)]
+    if not known or (len(known) < len(files) and not is_dir):
+        others = [one.name for one in files if one not in known]
+        raise ValueError(
+            f"`path` must stand for files ({', '.join(_SUFFIXES)}); received "
+            f"{str(path)!r}, which stands for "
+            f"{f'{others[0]!r}' if others else 'no file'}. Set `path` to where "
+            "the text is."
+        )
+    return sorted(known, key=_natural)
+
+
+def _natural(path: pathlib.Path) -> list[tuple[int, int, str]]:
+    parts = re.split(r"([0-9]+)", str(path))
+    return [
+        (1, int(part), "") if part.isdecimal() else (0, 0, part)
+        for part in parts
+    ]

@@ -1,0 +1,128 @@
+"""Comparisons with real runs: stopped, gone on with, failed."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+_LIMIT_SECS = 240.0
+_SHORT = (
+    "--override=num_steps=20",
+    "--override=evaluate_every_steps=10",
+    "--override=exchange.every_steps=5",
+    "--override=codistillation.burn_in_steps=5",
+)
+
+
+def _command(workdir, *options):
+    program = [sys.executable, "-m", "launch.compare", "--recipe=digits"]
+    return [*program, f"--workdir={workdir}", *_SHORT, *options]
+
+
+def _times(workdir):
+    return {
+        path.parent.name: path.stat().st_mtime_ns
+        for path in workdir.glob("runs/*/results.json")
+    }
+
+
+def _await_first_result(workdir, process):
+    end = time.monotonic() + _LIMIT_SECS
+    while not _times(workdir):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout_secs(480)
+def test_a_stopped_comparison_goes_on_where_it_was(tmp_path, no_process_left):
+    methods = "independent,offline_distillation,codistill"
+    command = _command(tmp_path / "c", f"--methods={methods}", "--trials=1")
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        _await_first_result(tmp_path / "c", process)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on from here" in said
+    before = _times(tmp_path / "c")
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_LIMIT_SECS
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{len(before)} of 4 runs are done" in done.stderr
+    after = _times(tmp_path / "c")
+    assert len(after) == 4 and before.items() <= after.items()
+    report = json.loads((tmp_path / "c" / "report.json").read_text())
+    _check(report, tmp_path / "c")
+
+
+def _check(report, workdir):
+    assert list(report["methods"]) == [
+        "independent",
+        "offline_distillation",
+        "codistill",
+    ]
+    offline = report["methods"]["offline_distillation"]["trials"][0]
+    teacher, student = (workdir / run for run in offline["runs"])
+    config = json.loads((student / "config.json").read_text())
+    (path,) = config["codistillation"]["saved_models"]
+    assert path == str(teacher / "exchange" / "group_0" / "20")
+    assert offline["figures"]["total_examples"] == 2 * 20 * 64
+    lines = (student / "group_0" / "metrics.jsonl").read_text().splitlines()
+    weights = [json.loads(line).get("distillation_weight") for line in lines]
+    assert weights[-1] == 1.0
+    codistilled = report["methods"]["codistill"]["trials"][0]
+    assert codistilled["figures"]["versions_written"] >= 1
+    curve = codistilled["curve"]
+    assert curve["steps"] == [10, 20]
+    assert np.all(np.isfinite(curve["log_loss"]))
+    (run,) = codistilled["runs"]
+    for group, copy in enumerate(codistilled["copies"]):
+        kept = np.load(workdir / run / f"group_{group}" / "predictions.npz")
+        chosen = kept["probabilities"][np.arange(500), kept["labels"]]
+        assert copy["log_loss"] == pytest.approx(-np.log(chosen).mean())
+    assert copy["log_loss"] == pytest.approx(
+        _last(workdir / run / "group_1" / "metrics.jsonl"), rel=1e-4
+    )
+
+
+def _last(path):
+    records = map(json.loads, path.read_text().splitlines())
+    return [r["val_log_loss"] for r in records if r.get("val_log_loss")][-1]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout_secs(300)
+def test_a_run_that_fails_is_told_and_the_others_are_reported(
+    tmp_path, no_process_left
+):
+    rate = "independent:optimizer.learning_rate=1e30"
+    command = _command(
+        tmp_path / "c",
+        "--methods=independent",
+        "--trials=1",
+        f"--sweep={rate}",
+        "--jobs=2",
+    )
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_LIMIT_SECS
+    )
+    assert done.returncode == 1
+    assert "has diverged. Lower" in done.stderr
+    report = json.loads((tmp_path / "c" / "report.json").read_text())
+    assert list(report["methods"]) == ["independent"]
+    (reason,) = report["failures"].values()
+    assert "exit code 1" in reason
+    text = (tmp_path / "c" / "report.md").read_text()
+    assert "Failed runs" in text and "0 of 1 trials are done" in text
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

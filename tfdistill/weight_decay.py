@@ -1,0 +1,170 @@
+"""Weight decay of kernels alone, which may change from step to step."""
+
+import functools
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill import keras_internals
+
+_Schedule = keras.optimizers.schedules.LearningRateSchedule
+# Names of what normalization layers learn, and biases; those of attention and
+# of recurrent layers have more than one dimension.
+_NOT_KERNELS = ("beta", "bias", "gamma", "scale")
+
+_Base: Any = keras.optimizers.Optimizer if typing.TYPE_CHECKING else object
+
+
+def is_kernel(variable: Any) -> bool:
+    """Whether a variable decays: a kernel or a table of embeddings.
+
+    Args:
+        variable: A Keras variable. Biases and the parameters of
+            normalization layers, by their names, and all variables with
+            fewer than two dimensions are none.
+
+    Example:
+        >>> layer = keras.layers.Dense(2)
+        >>> layer.build((None, 3))
+        >>> [is_kernel(variable) for variable in layer.variables]
+        [True, False]
+    """
+    return len(variable.shape) > 1 and variable.name not in _NOT_KERNELS
+
+
+class KernelDecay(_Base):
+    """Makes an optimizer's weight decay one of kernels, by a schedule.
+
+    A mixin before an optimizer of Keras, in whose way kernels decay: before
+    each update they shrink by learning rate x decay (Loshchilov & Hutter
+    2017, arXiv:1711.05101). `weight_decay` may be a schedule of the step.
+    """
+
+    # Whether the decay is added to the gradient instead.
+    _is_coupled = False
+
+    @property
+    def weight_decay(self) -> Any:
+        """The decay at this step: None, a float or a float scalar."""
+        decay = self._weight_decay
+        return decay(self.iterations) if _is_schedule(decay) else decay
+
+    @weight_decay.setter
+    def weight_decay(self, decay: Any) -> None:
+        # Keras sets and reads this attribute; it knows no schedules here.
+        if decay is not None and not _is_schedule(decay) and not decay >= 0:
+            raise ValueError(
+                "`weight_decay` must be None, a number >= 0 or a schedule; "
+                f"received {decay!r}."
+            )
+        self._weight_decay = decay
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Makes the optimizer's variables, and finds the kernels."""
+        if self.built:
+            return
+        kernels = [is_kernel(variable) for variable in variables]
+        self._kernels = frozenset(
+            i for i, is_one in enumerate(kernels) if is_one
+        )
+        super().exclude_from_weight_decay(
+            var_list=[
+                variable
+                for variable, is_one in zip(variables, kernels, strict=True)
+                if self._is_coupled or not is_one
+            ]
+        )
+        super().build(variables)
+
+    def exclude_from_weight_decay(
+        self, var_list: Any = None, var_names: Any = None
+    ) -> None:
+        """Refuses: which variables decay follows from what they are.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            f"The kernels decay in {type(self).__name__}, all of them and "
+            "nothing else; received variables to exclude. Use an optimizer of "
+            "keras.optimizers to choose others."
+        )
+
+    def is_decayed(self, variable: Any) -> bool:
+        """Whether a variable of this built optimizer is a kernel."""
+        return keras_internals.variable_index(self, variable) in self._kernels
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what makes an equal optimizer; for `from_config`."""
+        decay = self._weight_decay
+        if _is_schedule(decay):
+            decay = keras.optimizers.schedules.serialize(decay)
+        return {**super().get_config(), "weight_decay": decay}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> Any:
+        """Returns the optimizer that `get_config` has described."""
+        config = dict(config)
+        if isinstance(config.get("weight_decay"), dict):
+            config["weight_decay"] = keras.optimizers.schedules.deserialize(
+                config["weight_decay"], custom_objects=custom_objects
+            )
+        return super().from_config(config, custom_objects=custom_objects)
+
+
+class CoupledKernelDecay(KernelDecay):
+    """Adds decay x kernel to the kernel's clipped gradient: an L2 penalty.
+
+    It passes through the momentum, as in Goyal et al. 2017 (arXiv:1706.02677,
+    section 3) and most recipes for SGD: with momentum m, kernels shrink by
+    about 1 / (1 - m) times as much as by the same number in Keras' own way.
+    """
+
+    _is_coupled = True
+
+    def update_step(
+        self, gradient: Any, variable: Any, learning_rate: Any
+    ) -> None:
+        """Updates one variable on one replica."""
+        decay = self.weight_decay
+        if decay is not None and self.is_decayed(variable):
+            # A table's gradient has few rows, but all of its rows decay.
+            gradient = tf.cast(
+                tf.convert_to_tensor(gradient), variable.dtype
+            ) + tf.cast(decay, variable.dtype) * tf.convert_to_tensor(variable)
+        super().update_step(gradient, variable, learning_rate)
+
+
+@functools.cache
+def with_kernel_decay(kind: type, *, coupled: bool) -> type:
+    """Returns an optimizer's class in which the kernels alone decay.
+
+    Args:
+        kind: A class of `keras.optimizers`, such as `SGD`.
+        coupled: Whether the decay is added to the gradient, as
+            `CoupledKernelDecay` does; else as `KernelDecay` does.
+
+    Returns:
+        A class that takes what `kind` takes; `weight_decay` may be a
+        `keras.optimizers.schedules.LearningRateSchedule`. A file with such an
+        optimizer loads after this function was called for its class.
+
+    Example:
+        >>> sgd = with_kernel_decay(keras.optimizers.SGD, coupled=True)
+        >>> schedules = keras.optimizers.schedules
+        >>> decay = schedules.PiecewiseConstantDecay([999], [1e-4, 0.0])
+        >>> optimizer = sgd(0.1, momentum=0.9, weight_decay=decay)
+    """
+    mixin = CoupledKernelDecay if coupled else KernelDecay
+    name = f"{kind.__name__}With{mixin.__name__}"
+    made = type(name, (mixin, kind), {"__module__": __name__})
+    return keras.saving.register_keras_serializable("tfdistill")(made)
+
+
+def _is_schedule(decay: Any) -> bool:
+    return isinstance(decay, _Schedule)
