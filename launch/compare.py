@@ -18,11 +18,13 @@ from typing import Any
 from launch import recipes
 from launch.comparison import experiment
 from launch.comparison import methods as methods_lib
+from launch.comparison import statistics
 from launch.comparison import target
 from launch.comparison import variants
 from launch.comparison.budget import BUDGETS
 
 _PROG = "python -m launch.compare"
+_METHODS = "independent,codistill"
 EXIT_FAILURE, EXIT_OPTIONS, EXIT_INTERRUPTED = 1, 2, 130
 
 
@@ -61,8 +63,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add(
         "--methods",
         metavar="NAME,...",
-        default="independent,codistill",
-        help="default independent,codistill",
+        help=f"default {_METHODS}",
     )
     add(
         "--sweep",
@@ -75,9 +76,10 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add(
         "--trials",
         type=int,
-        default=3,
+        default=statistics.LEAST_TRIALS,
         metavar="N",
-        help="retrains of each method, with other seeds; default 3",
+        help="retrains of each method, with other seeds; default "
+        f"{statistics.LEAST_TRIALS}, the least from which a verdict is made",
     )
     add(
         "--override",
@@ -141,13 +143,12 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
 
 def _setup(options: argparse.Namespace) -> methods_lib.Setup:
     config = recipes.override(recipes.get(options.recipe), options.override)
-    for name in ("trials", "jobs", "num_groups", "workers_per_group"):
+    for name in ("trials", "jobs"):
         if getattr(options, name) < 1:
             raise ValueError(
                 f"--{name} must be >= 1; received {getattr(options, name)}."
             )
-    if options.target not in target.NAMED:
-        float(options.target)  # Raises ValueError, which names the text.
+    target.check(options.target)
     return methods_lib.Setup(
         config=config,
         budget=options.budget,
@@ -156,7 +157,12 @@ def _setup(options: argparse.Namespace) -> methods_lib.Setup:
 
 
 def _variants(options: argparse.Namespace) -> list[variants.Variant]:
-    named = variants.parse_methods(options.methods)
+    named: list[variants.Variant] = []
+    # A report alone adds no method that was not asked for.
+    if options.methods is not None:
+        named = variants.parse_methods(options.methods)
+    elif not options.report_only:
+        named = variants.parse_methods(_METHODS)
     swept = [v for text in options.sweep for v in variants.parse_sweep(text)]
     return variants.unique([*named, *swept])
 
@@ -181,9 +187,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             pathlib.Path(options.workdir).absolute(),
             setup=_setup(options),
             variants=_variants(options),
-            num_trials=options.trials,
+            num_trials=0 if options.report_only else options.trials,
         )
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     failures: dict[str, str] = {}
@@ -195,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say("interrupted; the same command goes on from here")
         return EXIT_INTERRUPTED
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         _say(f"error: {error}")
         return EXIT_FAILURE
     finally:

@@ -69,6 +69,7 @@ class Distributions:
 
     def churn(self, other: "Distributions") -> dict[str, float]:
         """Returns mean absolute churn and label churn."""
+        _check_labels([self, other])
         pair = (self.probabilities, other.probabilities)
         return {
             "churn": metrics.mean_absolute_churn(*pair),
@@ -150,6 +151,7 @@ class LabelProbabilities:
 
         Label churn is left out where one of the two is an ensemble.
         """
+        _check_labels([self, other])
         first, second = self.label_probabilities, other.label_probabilities
         found = {"churn": metrics.mean_absolute_churn(first, second)}
         if self.predicted_labels is None or other.predicted_labels is None:
@@ -215,5 +217,5 @@ def _check_labels(members: Sequence[Any]) -> None:
             raise ValueError(
                 "Models are compared on the same examples in the same order; "
                 "received predictions with different labels. Keep the split "
-                "of the validation data fixed between runs."
+                "and the files of the validation data fixed between runs."
             )

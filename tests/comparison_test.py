@@ -20,12 +20,14 @@ from launch.comparison import curves
 from launch.comparison import experiment
 from launch.comparison import methods
 from launch.comparison import plan
+from launch.comparison import plots
 from launch.comparison import report
 from launch.comparison import runs
 from launch.comparison import statistics
 from launch.comparison import target
 from launch.comparison import variants
 from launch.comparison import verdict
+from tfdistill import metrics
 
 
 def _setup(**changes):
@@ -117,6 +119,34 @@ def test_a_budget_per_group_gives_each_group_the_steps_of_the_recipe():
     assert _trial("ensemble", ensemble_size=3).num_examples == 3 * 64_000
 
 
+@pytest.mark.parametrize("num_groups", [3, 4, 6, 7])
+def test_a_total_budget_is_never_exceeded(num_groups):
+    setup = methods.Setup(
+        config=recipes.criteo_small(), budget="total", num_groups=num_groups
+    )
+    whole = methods.METHODS["independent"].make(setup, 0).num_examples
+    for name in ("codistill", "large_group"):
+        found = methods.METHODS[name].make(setup, 0).num_examples
+        assert 0.6 * whole < found <= whole
+
+
+def test_one_group_of_several_that_differ_is_the_first():
+    config = recipes.override(
+        recipes.digits(),
+        [
+            'model.group_arguments=[{"dropout":0.1},{"dropout":0.2}]',
+            "exchange.allow_other_graphs=true",
+            'codistillation.saved_models=["old"]',
+        ],
+    )
+    setup = methods.Setup(config=config, ps_per_group=1)
+    (run,) = methods.METHODS["large_group"].make(setup, 0).runs
+    assert run.config.model.arguments["dropout"] == 0.1
+    assert run.config.model.group_arguments == ()
+    assert run.config.codistillation.saved_models == ()
+    assert (run.workers_per_group, run.ps_per_group) == (2, 2)
+
+
 def test_a_shorter_run_keeps_the_shape_of_its_schedule():
     config = recipes.override(
         recipes.digits(),
@@ -176,7 +206,18 @@ def test_what_cannot_be_meant_is_refused(parse, text, message):
         (["--trials=0"], "--trials must be >= 1; received 0"),
         (["--methods=codistilled"], "There is no method"),
         (["--sweep=burn=1"], "burn"),
-        (["--target=last"], "last"),
+        (["--target=last"], "--target must be .* received 'last'"),
+        (["--target=nan"], "--target must be .* received 'nan'"),
+        (["--num_groups=1"], "must be|are >= 2; received num_groups=1"),
+        (["--ensemble_size=1"], "--ensemble_size must be >= 2; received 1"),
+        (["--ps_per_group=-1"], "--ps_per_group must be >= 0; received -1"),
+        (["--learning_rate_scale=0"], "--learning_rate_scale must be > 0"),
+        (["--smoothing_weight=1"], "--smoothing_weight must be in"),
+        (["--sweep=num_groups=two"], "whole number; received 'two'"),
+        (["--sweep=num_groups=2.5"], "whole number; received '2.5'"),
+        (["--sweep=independent:burn_in=1"], "learns from nobody"),
+        (["--sweep=weight=1,1.0"], "would train the same"),
+        (["--sweep=independent:num_groups=2,4"], "would train the same"),
         (["--override=exchange.topology=[[1],[2],[0]]"], "3 groups|2 groups"),
     ],
 )
@@ -239,6 +280,48 @@ def test_ratios_and_differences_have_intervals_of_both_sides():
     assert statistics.ratio([1.0], theirs)[1] is None
 
 
+@pytest.mark.parametrize("num_trials", [4, 6])
+def test_a_churn_ratio_of_a_method_to_itself_is_seldom_clear(
+    num_trials, monkeypatch
+):
+    monkeypatch.setattr(statistics, "NUM_RESAMPLES", 500)
+    rng = np.random.default_rng(num_trials)
+
+    def matrix():
+        scales = np.exp(0.15 * rng.normal(size=[num_trials, 1]))
+        found = rng.normal(size=[num_trials, 100]) * scales
+        return np.abs(found[:, None] - found).mean(-1)
+
+    clear = 0
+    for _ in range(200):
+        _, (low, high) = statistics.ratio_of_pairs(matrix(), matrix())
+        clear += not low <= 1 <= high
+    # .32 of them at three trials, which is why those get no verdict.
+    assert clear / 200 <= 0.1
+    assert statistics.LEAST_TRIALS >= 4
+
+
+def test_one_pair_has_no_interval():
+    two = np.array([[0.0, 0.2], [0.2, 0.0]])
+    value, interval = statistics.ratio_of_pairs(two, 2 * two)
+    assert (value, interval) == (0.5, None)
+
+
+def test_a_figure_of_all_trials_has_the_jackknife_s_error():
+    values = np.array([1.0, 2.0, 3.0, 6.0])
+    left_out = [np.delete(values, i).mean() for i in range(4)]
+    found = statistics.jackknifed(values.mean(), left_out)
+    # For a mean the jackknife's error is the plain one.
+    assert found.mean == 3.0
+    assert found.standard_error == pytest.approx(stats.sem(values))
+    assert found.interval == pytest.approx(
+        statistics.over_trials(values).interval
+    )
+    assert found.values == tuple(left_out)
+    few = statistics.jackknifed(0.5, [])
+    assert (few.mean, few.standard_error, few.interval) == (0.5, None, None)
+
+
 # --- targets -----------------------------------------------------------------
 
 
@@ -268,6 +351,20 @@ def test_the_final_loss_takes_independent_all_of_its_steps():
     assert target.compare_steps(aim, slower, independent) is None
 
 
+def test_a_method_equal_to_independent_is_not_said_to_be_faster():
+    # It overfits: the final loss is passed on the way down, by all alike.
+    rng = np.random.default_rng(0)
+
+    def trial():
+        noise = 0.003 * rng.normal() + 0.002 * rng.normal(size=5)
+        return _curve(*(np.array([0.9, 0.6, 0.5, 0.55, 0.6]) + noise).tolist())
+
+    ours, independent = ([trial() for _ in range(6)] for _ in range(2))
+    aim = target.make("final", independent)
+    value, (low, high) = target.compare_steps(aim, ours, independent)
+    assert low <= 1 <= high and value == pytest.approx(1, abs=0.1)
+
+
 def test_best_and_given_targets():
     independent = [_curve(1.0, 0.5, 0.9)] * 2
     best = target.make("best", independent)
@@ -287,6 +384,7 @@ def _figures(**changes):
         "num_trials": 6,
         "reached": 6,
         "versus_independent": {
+            "num_trials": 6,
             "examples": 2.0,
             "steps_to_target": {"ratio": 0.71, "interval": (0.66, 0.77)},
             "churn": {"ratio": 0.69, "interval": (0.65, 0.73)},
@@ -314,8 +412,22 @@ def test_a_verdict_claims_nothing_that_the_intervals_do_not():
     assert "no clear difference in steps" in text
     assert "churn not clearly different (-20%, -40% to +10%)" in text
     assert "final log loss worse (+0.5000" in text
-    few = {**_figures(), "num_trials": 2}
-    assert "too few" in verdict.of("codistill", few, target=4.05)
+    few = {**_figures(), "num_trials": 3}
+    assert "3 trial(s) are too few" in verdict.of("codistill", few, target=4.05)
+    alone = _figures(num_trials=1)
+    text = verdict.of("codistill", alone, target=4.05)
+    assert "1 trial(s) of independent are too few" in text
+    skewed = _figures(churn={"ratio": 0.7, "interval": (0.6, 0.99)})
+    text = verdict.of("codistill", skewed, target=4.05)
+    assert "churn -30% +- 29" in text
+    halved = _figures(examples=1.0, examples_per_step=2.0)
+    text = verdict.of("codistill", halved, target=4.05)
+    assert text.endswith("(2x the training examples at each step)")
+    deaf = {"figures": {"groups_without_teacher": {"mean": 0.5}}}
+    text = verdict.of("codistill", {**_figures(), **deaf}, target=4.05)
+    assert "some of its groups never heard a teacher" in text
+    nothing = _figures(churn={"ratio": None, "interval": None})
+    assert "churn" not in verdict.of("codistill", nothing, target=4.05)
     near = _figures(steps_to_target={"ratio": 0.9, "interval": None})
     text = verdict.of("codistill", near, target=4.05)
     assert "(0.90x the steps, too near to where" in text
@@ -432,7 +544,27 @@ def test_the_report_can_be_recomputed_from_the_predictions(compared, tmp_path):
     assert figures["teacher_staleness"]["mean"] == pytest.approx(20.0)
     assert figures["all_reduce_formula_bytes"]["mean"] == 1000 * 1000
     assert figures["exchange_formula_bytes"]["mean"] == 1000 * 1000 / 25
+    assert figures["versions_read"]["mean"] == 2.0
+    assert figures["versions_due"]["mean"] == 39.0
+    assert figures["groups_without_teacher"]["mean"] == 0.0
     assert figures["seconds"]["mean"] == 8.0
+    for name, measure in (
+        ("prediction_difference", metrics.prediction_difference),
+        (
+            "relative_prediction_difference",
+            lambda found: metrics.relative_prediction_difference(
+                found, copies[0][0]["labels"]
+            ),
+        ),
+    ):
+        spread = codistilled["spread"][name]
+        apart = [
+            measure([trial[group]["probabilities"] for trial in copies])
+            for group in (0, 1)
+        ]
+        assert spread["mean"] == pytest.approx(np.mean(apart))
+        assert spread["interval"][0] < spread["mean"] < spread["interval"][1]
+        assert spread["standard_error"] > 0
     # From 1.2 at step 100 to .9 at 200, against 1.1 at 300.
     assert made["target"]["value"] == pytest.approx(1.1)
     assert codistilled["steps_to_target"]["mean"] == pytest.approx(400 / 3)
@@ -542,10 +674,137 @@ def _finished():
             "log_loss": 0.5,
             "total_examples": 10,
             "student_examples": 10,
+            "teacher_seconds": 0.0,
         },
         copies=({"log_loss": 0.5},),
         curve=_curve(1.0, 0.5),
     )
+
+
+def _made(finished, **context):
+    return report.make(
+        finished,
+        target="final",
+        descriptions=dict.fromkeys(finished, ""),
+        context=context,
+    )
+
+
+def _of_clicks(probabilities, **figures):
+    found = _finished()
+    kept = predictions.Distributions(
+        probabilities=np.array(probabilities), labels=np.array([0, 1, 0])
+    )
+    return dataclasses.replace(
+        found, predictions=(kept,), figures={**found.figures, **figures}
+    )
+
+
+def test_retrains_that_never_predict_a_click_can_be_reported():
+    # Rare clicks: no probability is above one half, and label churn is zero.
+    rng = np.random.default_rng(0)
+    trials = [_of_clicks(rng.uniform(0.01, 0.1, 3)) for _ in range(4)]
+    made = _made({"independent": trials, "codistill": trials[::-1]})
+    text = json.dumps(made, allow_nan=False)
+    versus = json.loads(text)["methods"]["codistill"]["versus_independent"]
+    assert versus["label_churn"] == {"ratio": None, "interval": None}
+    assert versus["churn"]["ratio"] == pytest.approx(1.0)
+
+
+def test_trials_without_a_teacher_are_reported_with_the_others():
+    trials = [
+        _of_clicks([0.2] * 3, teacher_staleness=7.0),
+        _of_clicks([0.3] * 3),
+    ]
+    for order in (trials, trials[::-1]):
+        figures = _made({"codistill": order})["methods"]["codistill"]["figures"]
+        assert figures["teacher_staleness"]["values"] == (7.0,)
+
+
+def test_notes_tell_what_would_mislead():
+    trial = _of_clicks(
+        [0.2] * 3,
+        total_examples=12,
+        versions_read=2.0,
+        versions_due=8.0,
+        groups_without_teacher=1.0,
+    )
+    other = dataclasses.replace(
+        _finished(),
+        went_on=True,
+        predictions=(
+            predictions.Distributions(
+                probabilities=np.full(4, 0.5), labels=np.array([0, 1, 0, 1])
+            ),
+        ),
+    )
+    done = {"independent": [trial], "codistill": [other]}
+    notes = " ".join(_made(done, setup={"budget": "total"})["notes"])
+    assert "shared out in whole executions" in notes
+    assert "With --budget=total" not in notes
+    assert "other validation examples than independent" in notes
+    assert "read 2.0 versions of its teachers, where" in notes
+    assert "1 group(s) of all trials never heard a teacher" in notes
+    assert "by the first evaluation" not in notes
+    assert "Cut short once" in notes and "trial 0 of codistill" in notes
+    notes = " ".join(_made(done, setup={"budget": "per_group"})["notes"])
+    assert "With --budget=total all get the same" in notes
+
+
+def test_a_target_that_was_reached_too_early_is_told():
+    early = dataclasses.replace(_finished(), curve=_curve(0.5, 0.6, 0.5))
+    made = _made({"independent": [_finished()], "codistill": [early]})
+    assert made["target"]["value"] == 0.5
+    (note,) = (n for n in made["notes"] if "by the first evaluation" in n)
+    assert "before: codistill." in note
+
+
+def test_seconds_of_a_student_count_its_teacher_s(tmp_path):
+    trial = _trial("offline_distillation")
+    runner, rng = runs.Runner(tmp_path), np.random.default_rng(0)
+    for run in trial.runs:
+        _write(runner.directory(run), run, rng=rng, shift=0.0)
+    found = collect.collect(
+        trial, seed=0, workdir=tmp_path, directory=runner.directory
+    )
+    assert found.figures["teacher_seconds"] == 8.0
+    assert found.figures["seconds"] == 16.0
+    made = _made({"independent": [found]})["methods"]["independent"]
+    alone = found.curve.reaches(found.curve.values[-1])[1]
+    assert made["seconds_to_target"]["mean"] == pytest.approx(8.0 + alone)
+
+
+def test_a_run_that_went_on_from_a_backup_has_each_step_once(tmp_path):
+    (run,) = _trial("independent").runs
+    _write(tmp_path / "r", run, rng=np.random.default_rng(0), shift=0.0)
+    group = run_outputs.group_dir(tmp_path / "r", 0)
+    assert not curves.went_on(group)
+    before = curves.read([group])
+    again = [
+        {"event": "start", "time": 110.0, "step": 200},
+        {
+            "event": "epoch_end",
+            "time": 111.0,
+            "step": 300,
+            "val_log_loss": 0.1,
+        },
+    ]
+    with (group / "metrics.jsonl").open("a") as file:
+        file.write("\n" + "\n".join(map(json.dumps, again)))
+    after = curves.read([group])
+    assert curves.went_on(group) and after.steps == before.steps
+    assert after.values[-1] == 0.1
+
+
+def test_many_methods_and_sweeps_are_drawn(tmp_path):
+    names = [f"codistill[exchange_interval={n}]" for n in range(40, 0, -1)]
+    trials = [_of_clicks([0.2, 0.3, 0.1]), _of_clicks([0.1, 0.3, 0.3])]
+    made = _made(dict.fromkeys(["independent", *names], trials))
+    drawn = plots.draw(json.loads(json.dumps(made)), tmp_path)
+    assert drawn[-1] == "sweep_codistill_exchange_interval.png"
+    assert all((tmp_path / name).stat().st_size > 1000 for name in drawn)
+    swept = [(str(n), "") for n in (1000, 50, 250)]
+    assert [v for v, _ in plots._in_order(swept)] == ["50", "250", "1000"]
 
 
 def test_a_run_is_named_by_what_it_trains():

@@ -5,6 +5,7 @@ Imports neither TensorFlow nor Keras.
 
 import dataclasses
 import fractions
+import math
 from typing import Any
 
 from launch import config as config_lib
@@ -29,7 +30,7 @@ def scaled(
         share: Of its steps, in (0, 1].
 
     Returns:
-        A run of `share * num_steps` steps, to rounding: a whole number of
+        A run of `share * num_steps` steps, or a few less: a whole number of
         executions between evaluations.
 
     Raises:
@@ -40,13 +41,14 @@ def scaled(
     num_evaluations = config.num_steps // config.evaluate_every_steps
     unit = config.steps_per_execution
     wanted = config.num_steps * share / num_evaluations / unit
-    every = round(wanted) * unit
+    every = math.floor(wanted) * unit  # Never more than its share.
     if not every:
         raise ValueError(
             f"{share} of {config.num_steps} steps leave less than one step "
             f"for each of {num_evaluations} evaluations. Raise num_steps or "
             "evaluate_every_steps, or use --budget=per_group."
         )
+    share = fractions.Fraction(every * num_evaluations, config.num_steps)
     changes: dict[str, Any] = {
         "num_steps": every * num_evaluations,
         "evaluate_every_steps": every,

@@ -16,6 +16,7 @@ from launch import predictions
 from launch import run_outputs
 from launch.comparison import curves
 from launch.comparison import plan
+from launch.comparison import statistics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class Finished:
         figures: Name to value, of the mean over those copies.
         copies: Name to value, for each of those copies.
         curve: None for an ensemble, which is not trained as one.
+        went_on: Whether one of its runs was cut short once, and went on from a
+            backup: its seconds are of the last part alone.
     """
 
     seed: int
@@ -37,6 +40,7 @@ class Finished:
     figures: dict[str, float]
     copies: tuple[dict[str, float], ...]
     curve: curves.Curve | None
+    went_on: bool = False
 
 
 def collect(
@@ -84,6 +88,7 @@ def collect(
         | _agreement(found),
         copies=tuple(copies),
         curve=curve,
+        went_on=any(map(curves.went_on, groups)),
     )
 
 
@@ -115,10 +120,22 @@ def churn_matrices(trials: Sequence[Finished]) -> dict[str, np.ndarray]:
     return found
 
 
-def spread(trials: Sequence[Finished]) -> dict[str, float]:
+def spread(trials: Sequence[Finished]) -> dict[str, statistics.Estimate]:
     """Returns how far retrains are from their mean, by measure."""
     if len(trials) < 2:
         return {}
+    figures = _spread(trials)
+    left_out = [
+        _spread([*trials[:index], *trials[index + 1 :]])
+        for index in range(len(trials) if len(trials) > 2 else 0)
+    ]
+    return {
+        name: statistics.jackknifed(value, [one[name] for one in left_out])
+        for name, value in figures.items()
+    }
+
+
+def _spread(trials: Sequence[Finished]) -> dict[str, float]:
     copies = zip(*(trial.predictions for trial in trials), strict=True)
     found = [type(copy[0]).spread(copy) for copy in copies]
     return {
@@ -130,16 +147,16 @@ def _cost(
     trial: plan.Trial, directory: Callable[[plan.Run], pathlib.Path]
 ) -> dict[str, float]:
     """What a trial took: of training alone, the first trace included."""
-    groups = [
-        group
+    found = {
+        run.key: _read_json(directory(run))["groups"] for run in trial.runs
+    }
+    groups = [group for run in trial.runs for group in found[run.key]]
+    students = [group for run in trial.students for group in found[run.key]]
+    before = sum(
+        _slowest(found[run.key])
         for run in trial.runs
-        for group in _read_json(directory(run))["groups"]
-    ]
-    students = [
-        group
-        for run in trial.students
-        for group in _read_json(directory(run))["groups"]
-    ]
+        if run not in trial.students
+    )
     rates = [
         group["examples_per_second"] * group["steps"] / group["examples"]
         for group in students
@@ -148,12 +165,15 @@ def _cost(
         "total_steps": trial.num_steps,
         "total_examples": trial.num_examples,
         "student_examples": sum(run.num_examples for run in trial.students),
-        "seconds": max(
-            group["seconds"] - group["waited_seconds"] for group in students
-        ),
+        "teacher_seconds": before,
+        "seconds": before + _slowest(students),
         "process_seconds": sum(group["process_seconds"] for group in groups),
         "seconds_per_step": float(1 / np.mean(rates)),
     }
+
+
+def _slowest(groups: Sequence[dict[str, Any]]) -> float:
+    return max(group["seconds"] - group["waited_seconds"] for group in groups)
 
 
 def _read_json(directory: pathlib.Path) -> dict[str, Any]:
@@ -176,14 +196,23 @@ def _exchanged(
     results = list(map(curves.results, groups))
     steps, size = run.config.num_steps, results[0]["parameter_bytes"]
     peers = sum(len(result["teachers"]) for result in results) / len(results)
+    # The version of the last step is for nobody in this run.
+    read = [sum(t["swaps"] for t in r["teachers"]) for r in results]
+    due = peers * ((steps - 1) // run.config.exchange.every_steps)
     found = {
         "bytes_written": _mean(r["exports"]["bytes"] for r in results),
         "bytes_read": _mean(
             sum(t["bytes"] for t in r["teachers"]) for r in results
         ),
         "versions_written": _mean(r["exports"]["published"] for r in results),
-        "versions_read": _mean(
-            sum(t["swaps"] for t in r["teachers"]) for r in results
+        "versions_read": _mean(read),
+        "versions_due": float(due),
+        "groups_without_teacher": float(
+            sum(
+                not n
+                for n, r in zip(read, results, strict=True)
+                if r["teachers"]
+            )
         ),
         "exchange_formula_bytes": peers
         * size

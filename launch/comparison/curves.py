@@ -83,6 +83,11 @@ def records(group: pathlib.Path) -> list[dict[str, Any]]:
     return list(map(json.loads, text.splitlines()))
 
 
+def went_on(group: pathlib.Path) -> bool:
+    """Whether a group was cut short once, and went on from a backup."""
+    return sum(r.get("event") == "start" for r in records(group)) > 1
+
+
 def results(group: pathlib.Path) -> dict[str, Any]:
     """Returns a group's results.json."""
     return json.loads((group / run_outputs.RESULTS).read_bytes())
@@ -92,13 +97,17 @@ def _group_curve(
     records: Sequence[dict[str, Any]], waited_secs: float
 ) -> list[tuple[float, float, float]]:
     start = records[0]["time"] + waited_secs
-    return [
-        (record["step"], value, record["time"] - start)
+    # By step: a run that went on from a backup has some of them twice.
+    found = {
+        # A diverged run has null there: worse than any target.
+        record["step"]: (
+            _number(record.get(f"val_{METRIC}")),
+            record["time"] - start,
+        )
         for record in records
         if record.get("event") == "epoch_end"
-        # A diverged run has null there: worse than any target.
-        for value in [_number(record.get(f"val_{METRIC}"))]
-    ]
+    }
+    return [(step, *found[step]) for step in sorted(found)]
 
 
 def _number(value: float | None) -> float:

@@ -3,16 +3,22 @@
 Imports neither TensorFlow nor Keras.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import pathlib
+import zipfile
+import zlib
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 from launch import config as config_lib
 from launch import recipes
+from launch import run_outputs
 from launch.comparison import collect
 from launch.comparison import markdown
 from launch.comparison import methods
@@ -24,6 +30,9 @@ from launch.comparison import variants as variants_lib
 
 RECORD = "compare.json"
 REPORT, MARKDOWN = "report.json", "report.md"
+LOCK = "compare.lock"
+_RESULTS = run_outputs.RESULTS
+_UNREADABLE = (OSError, TypeError, ValueError, zipfile.BadZipFile, zlib.error)
 
 
 class Experiment:
@@ -60,6 +69,22 @@ class Experiment:
             ]
             for variant in self._variants
         }
+        self._check_sweeps()
+
+    def _check_sweeps(self) -> None:
+        first: dict[Any, str] = {}
+        for variant in self._variants:
+            keys = [r.key for t in self._trials[variant.name] for r in t.runs]
+            if variant.field is None or not keys:
+                continue
+            swept = (variant.method, variant.field, *keys)
+            same = first.setdefault(swept, variant.name)
+            if same != variant.name:
+                raise ValueError(
+                    f"{same} and {variant.name} would train the same: the "
+                    f"values are equal, or {variant.field} is nothing to "
+                    f"{variant.method}. Leave one out, or sweep another method."
+                )
 
     def run(
         self, num_at_once: int, *, say: Callable[[str], None]
@@ -74,9 +99,10 @@ class Experiment:
             By the key of each run that failed: why.
         """
         self.workdir.mkdir(parents=True, exist_ok=True)
-        self._write_record()
-        runner = runs.Runner(self.workdir, num_at_once=num_at_once, say=say)
-        return runner.run_all(self._ordered_runs())
+        with _locked(self.workdir):
+            self._write_record()
+            runner = runs.Runner(self.workdir, num_at_once=num_at_once, say=say)
+            return runner.run_all(self._ordered_runs())
 
     def _ordered_runs(self) -> list[plan.Run]:
         """Each run once; trial by trial, so that a part is a smaller whole."""
@@ -121,10 +147,10 @@ class Experiment:
             },
         )
         text = json.dumps(found, indent=1, allow_nan=False)
-        (self.workdir / REPORT).write_text(text + "\n")
+        self._write(REPORT, text + "\n")
         found = json.loads(text)
         names = plots.draw(found, self.workdir)
-        (self.workdir / MARKDOWN).write_text(markdown.render(found, names))
+        self._write(MARKDOWN, markdown.render(found, names))
         return found
 
     def _notes(self, finished: Mapping[str, Sequence[Any]]) -> list[str]:
@@ -137,15 +163,29 @@ class Experiment:
     def _finished(self, name: str) -> list[collect.Finished]:
         runner = runs.Runner(self.workdir)
         return [
-            collect.collect(
-                trial,
-                seed=seed,
-                workdir=self.workdir,
-                directory=runner.directory,
-            )
+            self._read(name, seed, runner.directory)
             for seed, trial in enumerate(self._trials[name])
             if all(map(runner.is_done, trial.runs))
         ]
+
+    def _read(
+        self,
+        name: str,
+        seed: int,
+        directory: Callable[[plan.Run], pathlib.Path],
+    ) -> collect.Finished:
+        trial = self._trials[name][seed]
+        try:
+            return collect.collect(
+                trial, seed=seed, workdir=self.workdir, directory=directory
+            )
+        except (*_UNREADABLE, ArithmeticError, LookupError) as cause:
+            places = ", ".join(str(directory(run)) for run in trial.runs)
+            raise ValueError(
+                f"Trial {seed} of {name} must be readable; received "
+                f"{type(cause).__name__}: {cause}. Remove what is broken of "
+                f"{places}, and give the same command again."
+            ) from cause
 
     def _described_setup(self) -> dict[str, Any]:
         fields = dataclasses.fields(self._setup)
@@ -159,10 +199,28 @@ class Experiment:
             "variants": [dataclasses.asdict(v) for v in self._variants],
             "num_trials": self._num_trials,
         }
-        text = json.dumps(record, indent=1)
-        draft = self.workdir / f".{RECORD}"
-        draft.write_text(text + "\n")
-        draft.replace(self.workdir / RECORD)
+        self._write(RECORD, json.dumps(record, indent=1) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        """Writes a file that appears whole or not at all."""
+        draft = self.workdir / f".{name}"
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(self.workdir / name)
+
+
+@contextlib.contextmanager
+def _locked(workdir: pathlib.Path) -> Iterator[None]:
+    """Keeps out a second comparison, which would remove what this one runs."""
+    with (workdir / LOCK).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{workdir} must not be in use by another comparison; received "
+                "one that is being run. Wait for it or stop it; --report_only "
+                "reports what is done so far."
+            ) from None
+        yield
 
 
 def _earlier(
@@ -172,7 +230,13 @@ def _earlier(
     path = workdir / RECORD
     if not path.exists():
         return [], 0
-    record = json.loads(path.read_bytes())
+    try:
+        record = json.loads(path.read_bytes())
+    except ValueError as cause:
+        raise ValueError(
+            f"{path} must be JSON that an earlier call has written; received "
+            f"{cause}. Remove it to go on without its methods and checks."
+        ) from cause
     config = config_lib.Config.from_tree(record["config"])
     changed = recipes.changed_fields(config, setup.config)
     changed += [
@@ -180,6 +244,8 @@ def _earlier(
         for name, value in record["setup"].items()
         if getattr(setup, name) != value
     ]
+    if changed and not any((workdir / runs.RUNS).glob(f"*/{_RESULTS}")):
+        return [], 0  # Nothing came of it: a mistake, corrected now.
     if changed:
         raise ValueError(
             f"{workdir} holds a comparison that differs in "

@@ -3,6 +3,8 @@
 Imports neither TensorFlow nor Keras.
 """
 
+import functools
+import operator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -25,8 +27,6 @@ _TARGET = {
 _CHURN = {
     "churn": ("churn", ".4f"),
     "label_churn": ("label churn", ".4f"),
-}
-_SPREAD = {
     "prediction_difference": ("PD", ".4f"),
     "relative_prediction_difference": ("relative PD", ".4f"),
 }
@@ -34,6 +34,8 @@ _GROUPS = {
     "between_groups_churn": ("churn between groups", ".4f"),
     "between_groups_label_churn": ("label churn between groups", ".4f"),
     "teacher_staleness": ("teacher staleness, steps", ",.0f"),
+    "versions_read": ("versions read", ",.1f"),
+    "versions_due": ("versions by the interval", ",.1f"),
     "bytes_written": ("bytes written", ",.0f"),
     "bytes_read": ("bytes read", ",.0f"),
     "exchange_formula_bytes": ("(n - 1) P / T, bytes", ",.0f"),
@@ -42,7 +44,7 @@ _GROUPS = {
 _COST = {
     "total_steps": ("steps, all groups", ",.0f"),
     "total_examples": ("examples, all groups", ",.0f"),
-    "seconds": ("seconds, slowest group", ",.1f"),
+    "seconds": ("seconds, slowest group, after its teacher", ",.1f"),
     "process_seconds": ("processor seconds of chiefs", ",.1f"),
     "seconds_per_step": ("seconds per step", ".4f"),
 }
@@ -64,14 +66,14 @@ def render(report: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
         f"Mean +- standard error over trials, and in brackets a bootstrap "
         f"interval of {100 * report['confidence']:.0f}%. "
         + _setup(report["setup"]),
-        _table("Quality", methods, _QUALITY, "figures"),
+        _table("Quality", methods, _QUALITY),
     ]
     if target:
         blocks.append(_to_target(methods, target))
     blocks += [
-        _table("Churn between retrains", methods, _CHURN, "churn", _SPREAD),
-        _table("Groups of one run", methods, _GROUPS, "figures"),
-        _table("Cost", methods, _COST, "figures"),
+        _table("Churn between retrains", methods, _CHURN),
+        _table("Groups of one run", methods, _GROUPS),
+        _table("Cost", methods, _COST),
         "\n".join(f"![{name}]({name})" for name in plots),
         _lines("Notes", report["notes"]),
         _lines(
@@ -104,7 +106,7 @@ def _to_target(methods: Mapping[str, Any], target: Mapping[str, Any]) -> str:
         f"To {target['value']:.4f} nats, {kinds[target['kind']]} (trials that "
         "reached it)"
     )
-    table = _table(title, reached, _TARGET, None)
+    table = _table(title, reached, _TARGET)
     counts = ", ".join(
         f"{name} {m['reached']} of {m['num_trials']}"
         for name, m in reached.items()
@@ -126,31 +128,21 @@ def _table(
     title: str,
     methods: Mapping[str, Any],
     columns: Mapping[str, tuple[str, str]],
-    part: str | None,
-    plain: Mapping[str, tuple[str, str]] | None = None,
 ) -> str:
     """Returns one table, of the columns that some method has."""
     cells = {
         name: {
-            **{
-                key: _estimate(found[key], columns[key][1])
-                for found in [method if part is None else method[part]]
-                for key in columns
-                if key in found
-            },
-            **{
-                key: format(method["spread"][key], shape)
-                for key, (_, shape) in (plain or {}).items()
-                if key in method["spread"]
-            },
+            key: _estimate(estimates[key], shape)
+            for key, (_, shape) in columns.items()
+            if key in estimates
         }
         for name, method in methods.items()
+        for estimates in [_estimates(method)]
     }
-    headings = {**columns, **(plain or {})}
-    used = [key for key in headings if any(key in c for c in cells.values())]
+    used = [key for key in columns if any(key in c for c in cells.values())]
     if not used:
         return ""
-    head = " | ".join(["method", *(headings[key][0] for key in used)])
+    head = " | ".join(["method", *(columns[key][0] for key in used)])
     rows = [
         " | ".join([name, *(found.get(key, "") for key in used)])
         for name, found in cells.items()
@@ -159,6 +151,12 @@ def _table(
     rule = " | ".join(["---"] * (1 + len(used)))
     body = "\n".join(f"| {row} |" for row in (head, rule, *rows))
     return f"## {title}\n\n{body}"
+
+
+def _estimates(method: Mapping[str, Any]) -> dict[str, Any]:
+    to_target = {key: method[key] for key in _TARGET if key in method}
+    parts = (method[part] for part in ("figures", "churn", "spread"))
+    return functools.reduce(operator.or_, parts, to_target)
 
 
 def _estimate(found: Mapping[str, Any], shape: str) -> str:

@@ -8,6 +8,7 @@ Imports neither TensorFlow nor Keras.
 
 import dataclasses
 import fractions
+import math
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
@@ -41,6 +42,30 @@ class Setup:
     learning_rate_scale: float = 1.0
     smoothing_weight: float = 0.1
 
+    def __post_init__(self) -> None:
+        """Validates what no configuration is made of."""
+        for name, least in (
+            ("num_groups", 1),
+            ("workers_per_group", 1),
+            ("ps_per_group", 0),
+            ("ensemble_size", 2),
+        ):
+            value = getattr(self, name)
+            if value < least:
+                raise ValueError(
+                    f"--{name} must be >= {least}; received {value}."
+                )
+        if not 0 < self.learning_rate_scale < math.inf:
+            raise ValueError(
+                "--learning_rate_scale must be > 0; received "
+                f"{self.learning_rate_scale}."
+            )
+        if not 0 < self.smoothing_weight < 1:
+            raise ValueError(
+                "--smoothing_weight must be in (0, 1); received "
+                f"{self.smoothing_weight}."
+            )
+
     def share(self, parts: int) -> fractions.Fraction:
         """Returns the share of the steps for each of several parts."""
         return fractions.Fraction(1, parts if self.budget == "total" else 1)
@@ -69,12 +94,17 @@ class Setup:
         Args:
             config: What to run.
             name: The part it plays in its trial.
-            workers: Multiple of the workers of a group.
+            workers: Multiple of the tasks of a group.
         """
+        model = config.model
         alone = dataclasses.replace(
             config,
+            # Of groups that differ it is the first.
+            model=dataclasses.replace(
+                model, arguments=model.arguments_of(0), group_arguments=()
+            ),
             codistillation=dataclasses.replace(
-                config.codistillation, enabled=False
+                config.codistillation, enabled=False, saved_models=()
             ),
             # Nobody reads its exports; the last one is always written.
             exchange=dataclasses.replace(
@@ -99,7 +129,7 @@ class Setup:
             config=config,
             num_groups=num_groups,
             workers_per_group=workers * self.workers_per_group,
-            ps_per_group=self.ps_per_group,
+            ps_per_group=workers * self.ps_per_group,
             teachers=teachers,
         )
 
@@ -180,6 +210,12 @@ def _offline_distillation(setup: Setup, seed: int) -> plan.Trial:
 def _codistilled(mode: str) -> Callable[[Setup, int], plan.Trial]:
     def make(setup: Setup, seed: int) -> plan.Trial:
         config = setup.config
+        if setup.num_groups < 2:
+            raise ValueError(
+                "Groups that teach each other are >= 2; received num_groups="
+                f"{setup.num_groups}. One group alone is the method "
+                "independent."
+            )
         config = setup.seeded(
             seed,
             parts=setup.num_groups,

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 
 CURVES, CHURN = "curves.png", "churn.png"
+# More methods than this do not fit into a legend over the curves.
+_FEW = 8
+_LINES = ("-", "--", ":", "-.")
 _VARIANT = re.compile(r"(?P<method>.+)\[(?P<name>[^=]+)=(?P<value>.+)\]")
 
 
@@ -36,40 +39,25 @@ def draw(report: Mapping[str, Any], directory: pathlib.Path) -> list[str]:
     return drawn
 
 
-def _figure(width: float = 8) -> tuple[Any, Any]:
+def _figure(width: float = 8, height: float = 4.5) -> tuple[Any, Any]:
     # Imported here: it takes a second. Never `pyplot`, which may want a screen.
     from matplotlib import figure as figure_lib
 
-    figure = figure_lib.Figure(figsize=(width, 4.5), layout="constrained")
+    figure = figure_lib.Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots()
 
 
 def _curves(methods: Any, target: Any, path: pathlib.Path) -> None:
-    figure, axes = _figure()
-    for name, method in methods.items():
+    many = len(methods) > _FEW
+    figure, axes = _figure(12 if many else 8, 7 if many else 4.5)
+    for place, (name, method) in enumerate(methods.items()):
         curves = [t["curve"] for t in method["trials"] if t["curve"]]
         if not curves:
             continue
-        length = min(len(curve["steps"]) for curve in curves)
-        steps = curves[0]["steps"][:length]
-        values = np.array(
-            [
-                [np.nan if v is None else v for v in c["log_loss"][:length]]
-                for c in curves
-            ]
-        )
-        mean = values.mean(axis=0)
-        (line,) = axes.plot(steps, mean, label=f"{name} ({len(curves)})")
-        if len(curves) > 1:
-            error = values.std(axis=0, ddof=1) / np.sqrt(len(curves))
-            axes.fill_between(
-                steps,
-                mean - error,
-                mean + error,
-                color=line.get_color(),
-                alpha=0.2,
-                linewidth=0,
-            )
+        # Ten colours, then the same ten with another line.
+        line = _LINES[place // 10 % len(_LINES)]
+        label = f"{name} ({len(curves)})"
+        _band(axes, curves, label=label, color=f"C{place % 10}", line=line)
     if target:
         axes.axhline(target["value"], color="0.5", linestyle=":")
     axes.set(
@@ -79,9 +67,37 @@ def _curves(methods: Any, target: Any, path: pathlib.Path) -> None:
     )
     # The first evaluations would flatten what matters.
     _crop(axes, methods)
-    axes.legend(fontsize="small")
+    if many:
+        figure.legend(fontsize="small", loc="outside right upper")
+    else:
+        axes.legend(fontsize="small")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
+
+
+def _band(
+    axes: Any, curves: list[Any], *, label: str, color: str, line: str
+) -> None:
+    length = min(len(curve["steps"]) for curve in curves)
+    steps = curves[0]["steps"][:length]
+    values = np.array(
+        [
+            [np.nan if v is None else v for v in c["log_loss"][:length]]
+            for c in curves
+        ]
+    )
+    mean = values.mean(axis=0)
+    axes.plot(steps, mean, color=color, linestyle=line, label=label)
+    if len(curves) > 1:
+        error = values.std(axis=0, ddof=1) / np.sqrt(len(curves))
+        axes.fill_between(
+            steps,
+            mean - error,
+            mean + error,
+            color=color,
+            alpha=0.2,
+            linewidth=0,
+        )
 
 
 def _crop(axes: Any, methods: Any) -> None:
@@ -101,14 +117,18 @@ def _crop(axes: Any, methods: Any) -> None:
 
 def _churn(methods: Any, path: pathlib.Path) -> None:
     found = {n: m["churn"]["churn"] for n, m in methods.items() if m["churn"]}
-    figure, axes = _figure()
     names = list(found)
+    figure, axes = _figure(height=max(4.5, 1 + 0.4 * len(names)))
     for place, name in enumerate(names):
         estimate = found[name]
         low, high = estimate["interval"] or (estimate["mean"],) * 2
         spread = [[estimate["mean"] - low], [high - estimate["mean"]]]
         drawn = axes.barh(
-            place, estimate["mean"], xerr=np.maximum(spread, 0), capsize=3
+            place,
+            estimate["mean"],
+            xerr=np.maximum(spread, 0),
+            capsize=3,
+            color="C0",
         )
         axes.bar_label(drawn, fmt="%.4f", padding=4, fontsize="small")
     axes.set_yticks(range(len(names)), names)
@@ -129,10 +149,19 @@ def _sweeps(methods: Any) -> dict[tuple[str, str], list[tuple[str, str]]]:
     return found
 
 
+def _in_order(values: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Sorts numbers, which may have been swept in several calls."""
+    try:
+        return sorted(values, key=lambda pair: float(pair[0]))
+    except ValueError:
+        return values
+
+
 def _sweep(
     title: str, values: list[tuple[str, str]], methods: Any, path: pathlib.Path
 ) -> None:
     figure, axes = _figure(6)
+    values = _in_order(values)
     estimates = [
         methods[variant]["figures"]["log_loss"] for _, variant in values
     ]

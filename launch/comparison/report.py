@@ -5,19 +5,19 @@ Imports neither TensorFlow nor Keras.
 
 import math
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from launch.comparison import collect
 from launch.comparison import curves as curves_lib
+from launch.comparison import notes
 from launch.comparison import statistics
 from launch.comparison import target as target_lib
 from launch.comparison import verdict
 
-BASELINE = "independent"
-Trials = Sequence[collect.Finished]
+BASELINE = notes.BASELINE
+Trials = notes.Trials
 
 
 def make(
@@ -53,7 +53,16 @@ def make(
         **context,
         "confidence": statistics.CONFIDENCE,
         "target": aim.to_tree() if aim else None,
-        "notes": [*context.get("notes", ()), *_notes(found, target)],
+        "notes": [
+            *context.get("notes", ()),
+            *notes.of(
+                methods,
+                found,
+                target=target,
+                loss=aim.value if aim else None,
+                budget=context.get("setup", {}).get("budget"),
+            ),
+        ],
         "methods": found,
     }
 
@@ -65,16 +74,20 @@ def _method(
     found: dict[str, Any] = {
         "num_trials": len(trials),
         "figures": {
+            # A short trial may have heard no teacher, and have no staleness.
             name: statistics.over_trials(
-                [trial.figures[name] for trial in trials]
+                [t.figures[name] for t in trials if name in t.figures]
             ).to_tree()
-            for name in trials[0].figures
+            for name in {n: None for t in trials for n in t.figures}
         },
         "churn": {
             name: statistics.over_pairs(matrix).to_tree()
             for name, matrix in matrices.items()
         },
-        "spread": collect.spread(trials),
+        "spread": {
+            name: estimate.to_tree()
+            for name, estimate in collect.spread(trials).items()
+        },
         "trials": [_trial(trial) for trial in trials],
     }
     curves = _curves(trials)
@@ -107,7 +120,12 @@ def _trial(trial: collect.Finished) -> dict[str, Any]:
 
 def _to_target(trials: Trials, loss: float) -> dict[str, Any]:
     reached = [
-        (place, _examples(trial, place[0]))
+        (
+            place[0],
+            _examples(trial, place[0]),
+            # A teacher had to be trained before.
+            place[1] + trial.figures["teacher_seconds"],
+        )
         for trial in trials
         if trial.curve is not None
         for place in [trial.curve.reaches(loss)]
@@ -116,9 +134,9 @@ def _to_target(trials: Trials, loss: float) -> dict[str, Any]:
     found: dict[str, Any] = {"reached": len(reached)}
     if reached:
         columns = {
-            "steps_to_target": [place[0] for place, _ in reached],
-            "examples_to_target": [examples for _, examples in reached],
-            "seconds_to_target": [place[1] for place, _ in reached],
+            "steps_to_target": [step for step, _, _ in reached],
+            "examples_to_target": [examples for _, examples, _ in reached],
+            "seconds_to_target": [seconds for _, _, seconds in reached],
         }
         found |= {
             name: statistics.over_trials(values).to_tree()
@@ -129,19 +147,24 @@ def _to_target(trials: Trials, loss: float) -> dict[str, Any]:
 
 def _examples(trial: collect.Finished, step: float) -> float:
     """Examples of all groups up to a step, and all of a teacher's before."""
-    students = trial.figures["student_examples"]
-    before = trial.figures["total_examples"] - students
-    return before + students * step / trial.curve.steps[-1]  # type: ignore[union-attr]
+    before = trial.figures["total_examples"] - trial.figures["student_examples"]
+    return before + _examples_per_step(trial) * step
+
+
+def _examples_per_step(trial: collect.Finished) -> float:
+    """Of all groups together, while the students are trained."""
+    return trial.figures["student_examples"] / trial.curve.steps[-1]  # type: ignore[union-attr]
 
 
 def _versus(
     trials: Trials, baseline: Trials, aim: target_lib.Target | None
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
+        "num_trials": len(baseline),
         "examples": float(
             np.mean([t.figures["total_examples"] for t in trials])
             / np.mean([t.figures["total_examples"] for t in baseline])
-        )
+        ),
     }
     for name in (curves_lib.METRIC, f"best_{curves_lib.METRIC}"):
         if all(name in t.figures for t in (*trials, *baseline)):
@@ -153,8 +176,18 @@ def _versus(
     ours, theirs = map(collect.churn_matrices, (trials, baseline))
     for name in ours.keys() & theirs.keys():
         value, interval = statistics.ratio_of_pairs(ours[name], theirs[name])
-        found[name] = {"ratio": value, "interval": interval}
+        # Where retrains of independent agree, there is no multiple of that.
+        found[name] = {
+            "ratio": value if math.isfinite(value) else None,
+            "interval": interval,
+        }
     curves = _curves(trials)
+    if curves:
+        ours_per_step, theirs_per_step = (
+            np.mean([_examples_per_step(trial) for trial in side])
+            for side in (trials, baseline)
+        )
+        found["examples_per_step"] = float(ours_per_step / theirs_per_step)
     if aim and curves:
         steps = target_lib.compare_steps(aim, curves, _curves(baseline))
         if steps is not None:
@@ -167,41 +200,3 @@ def _versus(
 
 def _curves(trials: Trials) -> list[curves_lib.Curve]:
     return [trial.curve for trial in trials if trial.curve is not None]
-
-
-def _notes(found: Mapping[str, Any], target: str) -> list[str]:
-    """What a reader must know to read the figures right."""
-    notes = []
-    for name, figures in found.items():
-        values = figures["figures"]
-        best = values.get(f"best_{curves_lib.METRIC}")
-        final = values[curves_lib.METRIC]
-        error = final["standard_error"] or 0.0
-        if best and final["mean"] - best["mean"] > max(2 * error, 1e-3):
-            notes.append(
-                f"{name} is past its best: its final log loss is "
-                f"{final['mean']:.4f}, its best {best['mean']:.4f}. "
-                + (
-                    "Steps to a final loss flatter the others; use "
-                    "--target=best or fewer steps."
-                    if name == BASELINE and target == "final"
-                    else ""
-                )
-            )
-    if BASELINE not in found:
-        notes.append(
-            f"Without the method {BASELINE} nothing is compared with it."
-        )
-    examples = {
-        name: np.mean(figures["figures"]["total_examples"]["mean"])
-        for name, figures in found.items()
-    }
-    if len(set(examples.values())) > 1:
-        shares = ", ".join(
-            f"{name} {value:,.0f}" for name, value in examples.items()
-        )
-        notes.append(
-            "The methods were given different numbers of training examples "
-            f"in all: {shares}. With --budget=total all get the same."
-        )
-    return [note.strip() for note in notes]

@@ -22,6 +22,8 @@ from tfdistill import local_run
 
 RUNS = "runs"
 _EXIT_RETRY = 75
+# Wrong options and wrong data: of these no other run knows better.
+_EXITS_OF_ALL = (2, 65)
 _MAX_TRIES = 3
 
 
@@ -59,6 +61,8 @@ class Runner:
         self._env = dict(env or {})
         self._active: list[_Active] = []
         self._seconds: list[float] = []
+        self._num_done = 0
+        self._refused = False
 
     def directory(self, run: plan.Run) -> pathlib.Path:
         """Returns where a run's files are."""
@@ -80,12 +84,20 @@ class Runner:
         """
         waiting = {run.key: run for run in runs if not self.is_done(run)}
         total, failures = len(waiting), dict[str, str]()
+        self._num_done = len(runs) - total
         if len(runs) > total:
             self._say(f"{len(runs) - total} of {len(runs)} runs are done")
         try:
             while waiting or self._active:
                 self._start_some(waiting, failures, total)
                 self._poll(failures)
+                if self._refused and waiting:
+                    self._say(
+                        "nothing is trained yet, and the first run has wrong "
+                        f"options or data: the other {len(waiting)} are not "
+                        "tried"
+                    )
+                    waiting.clear()
         finally:
             for active in self._active:  # Ends their processes.
                 active.stack.close()
@@ -170,10 +182,14 @@ class Runner:
             self._active.remove(active)
             if result.exit_code == 0 and self.is_done(active.run):
                 self._seconds.append(time.monotonic() - active.start)
+                self._num_done += 1
             elif result.exit_code == _EXIT_RETRY and active.tries < _MAX_TRIES:
                 self._say(f"{active.run.key} lost a task; it starts again")
                 self._start(active.run, tries=active.tries + 1)
             else:
+                self._refused |= (
+                    not self._num_done and result.exit_code in _EXITS_OF_ALL
+                )
                 reasons = [g.reason for g in result.groups if g.reason]
                 failures[active.run.key] = (
                     f"exit code {result.exit_code}: {'; '.join(reasons)}; "

@@ -5,6 +5,7 @@ Imports neither TensorFlow nor Keras.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,8 +23,8 @@ class Target:
 
     Attributes:
         kind: `"final"` or `"best"`: the mean of those losses of the
-            independent trials, which take to it what they took in all, or to
-            their best evaluation; or `"given"`.
+            independent trials, each of which takes to it what it took to its
+            own; or `"given"`.
         value: The loss, in nats.
     """
 
@@ -33,6 +34,25 @@ class Target:
     def to_tree(self) -> dict[str, Any]:
         """Returns what JSON has of it."""
         return {"metric": curves_lib.METRIC, **dataclasses.asdict(self)}
+
+
+def check(text: str) -> None:
+    """Checks what a command line asks for.
+
+    Raises:
+        ValueError: If it is no loss.
+    """
+    if text in NAMED:
+        return
+    try:
+        fits = math.isfinite(float(text))
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"--target must be {', '.join(NAMED)} or a number of nats; "
+            f"received {text!r}."
+        )
 
 
 def make(text: str, independent: Sequence[curves_lib.Curve]) -> Target:
@@ -104,7 +124,10 @@ def _loss(curve: curves_lib.Curve, kind: str) -> float:
 
 
 def _own(curve: curves_lib.Curve, kind: str) -> float:
-    """Steps that an independent trial took to its own final or best loss."""
-    if kind == "best":
-        return float(curve.steps[int(np.argmin(curve.values))])
-    return float(curve.steps[-1])
+    """Steps that an independent trial took to its own final or best loss.
+
+    To the first time, as for everyone else: a curve that has long been flat, or
+    was lower before, did not need all of its steps for its final loss.
+    """
+    found = curve.reaches(_loss(curve, kind))
+    return found[0] if found else float(curve.steps[-1])

@@ -5,7 +5,6 @@ Imports neither TensorFlow nor Keras.
 
 import dataclasses
 import difflib
-import json
 from collections.abc import Mapping
 from collections.abc import Sequence
 
@@ -56,14 +55,26 @@ class Variant:
         Raises:
             ValueError: If the field or its value does not fit.
         """
-        return methods.METHODS[self.method].make(self._setup(setup), seed)
+        trial = methods.METHODS[self.method].make(self._setup(setup), seed)
+        field = ALIASES.get(str(self.field), str(self.field))
+        learns = any(run.config.codistillation.enabled for run in trial.runs)
+        if field.startswith(("codistillation.", "exchange.")) and not learns:
+            raise ValueError(
+                f"{self.method} learns from nobody; received the sweep of "
+                f"{field}, which would change nothing. Sweep another method."
+            )
+        return trial
 
     def _setup(self, setup: methods.Setup) -> methods.Setup:
         if self.field is None:
             return setup
         if self.field == NUM_GROUPS:
-            count = json.loads(str(self.value))
-            return dataclasses.replace(setup, num_groups=int(count))
+            if not str(self.value).isdecimal():
+                raise ValueError(
+                    "num_groups must be a whole number; received "
+                    f"{self.value!r}."
+                )
+            return dataclasses.replace(setup, num_groups=int(str(self.value)))
         field = ALIASES.get(self.field, self.field)
         config = recipes.override(setup.config, [f"{field}={self.value}"])
         exchange = config.exchange

@@ -26,25 +26,43 @@ def of(name: str, figures: Mapping[str, Any], *, target: float) -> str:
     plain = name if "[" in name else name.replace("_", " ")
     shown = _NAMES.get(name, plain)
     versus = figures["versus_independent"]
-    if figures["num_trials"] < statistics.LEAST_TRIALS:
-        return (
-            f"{shown}: {figures['num_trials']} trials are too few to say "
-            f"anything; take {statistics.LEAST_TRIALS} or more."
-        )
+    least = statistics.LEAST_TRIALS
+    for count, whose in (
+        (figures["num_trials"], ""),
+        (versus["num_trials"], " of independent"),
+    ):
+        if count < least:
+            return (
+                f"{shown}: {count} trial(s){whose} are too few "
+                f"to say anything; take {least} or more."
+            )
     parts = [
         _steps(figures, versus.get("steps_to_target"), target),
         _churn(versus.get("churn")),
         _loss(versus[curves.METRIC]),
     ]
     said = "; ".join(part for part in parts if part)
-    return f"{shown} {said}{_budget(versus['examples'])}"
+    return f"{shown} {said}{_budget(versus)}{_deaf(figures)}"
 
 
-def _budget(examples: float) -> str:
-    """What it took in all, where that is not what independent took."""
-    if abs(examples - 1) < 0.005:
+def _deaf(figures: Mapping[str, Any]) -> str:
+    found = figures.get("figures", {}).get("groups_without_teacher")
+    if not found or not found["mean"]:
         return ""
-    return f" (on {examples:.3g}x the training examples in all)"
+    return "; some of its groups never heard a teacher, see the notes"
+
+
+def _budget(versus: Mapping[str, Any]) -> str:
+    """What it took in all, and at each step, where independent took less."""
+    examples = versus["examples"]
+    parts = []
+    if abs(examples - 1) >= 0.005:
+        parts.append(f"on {examples:.3g}x the training examples in all")
+    # With as many steps as independent the first part says it.
+    per_step = versus.get("examples_per_step", examples)
+    if abs(per_step - 1) >= 0.005 and abs(per_step / examples - 1) >= 0.005:
+        parts.append(f"{per_step:.3g}x the training examples at each step")
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _steps(
@@ -81,7 +99,8 @@ def _churn(found: Mapping[str, Any] | None) -> str:
             f"churn not clearly different ({change:+.0f}%, "
             f"{_percent(low):+.0f}% to {_percent(high):+.0f}%)"
         )
-    half = (high - low) / 2 * 100
+    # The farther end: what is said must not end before the interval does.
+    half = max(high - found["ratio"], found["ratio"] - low) * 100
     return f"churn {change:+.0f}% +- {half:.0f}"
 
 
