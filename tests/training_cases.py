@@ -266,6 +266,19 @@ CASES: dict[str, Case] = {
         data=ids,
         optimizer=lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.1),
     ),
+    # Each step has another number of distinct rows on each worker.
+    "sharded_executions": Case(
+        build=sharded_table,
+        optimizer=lambda: keras.optimizers.Adagrad(0.1),
+        data=ids,
+        steps_per_execution=3,
+    ),
+    "embedding_executions": Case(
+        build=embedding,
+        optimizer=lambda: keras.optimizers.Adagrad(0.1),
+        data=ids,
+        steps_per_execution=3,
+    ),
     "sharded_adam": Case(
         build=sharded_table,
         data=ids,

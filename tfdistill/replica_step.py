@@ -6,6 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill import chief_only
+
 Logs = dict[str, Any]
 
 
@@ -35,19 +37,58 @@ def on_replicas(
     def run(data: Any) -> Logs:
         return first_of_replicas(strategy.run(step, args=(data,)))
 
-    @tf.autograph.experimental.do_not_convert
-    def execute(iterator: Any) -> Logs:
-        logs = run(iterator.get_next())
-        if model.steps_per_execution > 1:
-            logs = _repeat(run, logs, iterator, model.steps_per_execution)
+    # Told by the first trace: whether each step is a call of its own.
+    stepwise = False
+
+    def finish(logs: Logs) -> Logs:
         summed = strategy.run(lambda: _summed_results(model))
         return {key: summed.get(key, logs[key]) for key in logs}
 
-    if not model.run_eagerly:
-        execute = tf.function(
-            execute, reduce_retracing=True, jit_compile=model.jit_compile
+    @tf.autograph.experimental.do_not_convert
+    def execute(iterator: Any) -> Logs:
+        nonlocal stepwise
+        logs = run(iterator.get_next())
+        stepwise = _gathers_over_workers(strategy)
+        if model.steps_per_execution > 1 and not stepwise:
+            logs = _repeat(run, logs, iterator, model.steps_per_execution)
+        return finish(logs)
+
+    @tf.autograph.experimental.do_not_convert
+    def go_on(iterator: Any, step: tf.Tensor, logs: Logs) -> Any:
+        step, logs = _step_if_data(
+            run, iterator, step, logs, model.steps_per_execution
         )
-    return lambda iterator: first_of_replicas(execute(iterator))
+        return step, finish(logs)
+
+    if not model.run_eagerly:
+        execute, go_on = (
+            tf.function(f, reduce_retracing=True, jit_compile=model.jit_compile)
+            for f in (execute, go_on)
+        )
+
+    def execute_all(iterator: Any) -> Logs:
+        logs = first_of_replicas(execute(iterator))
+        step = tf.constant(1)
+        while stepwise and step < model.steps_per_execution:
+            step, logs = go_on(iterator, step, logs)
+            logs = first_of_replicas(logs)
+        return logs
+
+    return execute_all
+
+
+def _gathers_over_workers(strategy: tf.distribute.Strategy) -> bool:
+    """Whether the graph being built gathers values of varying size.
+
+    Sparse gradients are gathered, padded to the largest number of rows. A
+    collective keeps the shape of its first run until its function returns
+    (`CollectiveParamResolverLocal` knows it by instance and step id), so that
+    in a loop of steps the second number of rows is an error.
+    """
+    if chief_only.num_workers(strategy) == 1 or tf.executing_eagerly():
+        return False
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    return any(op.type.startswith("CollectiveGather") for op in operations)
 
 
 def sum_over_replicas(values: list[Any]) -> list[Any]:
@@ -96,12 +137,23 @@ def _repeat(
         return step < steps
 
     def body(step: tf.Tensor, logs: Logs) -> tuple[tf.Tensor, Logs]:
-        data = iterator.get_next_as_optional()
-        return tf.cond(
-            data.has_value(),
-            lambda: (step + 1, run(data.get_value())),
-            lambda: (tf.constant(steps), logs),
-        )
+        return _step_if_data(run, iterator, step, logs, steps)
 
     _, logs = tf.while_loop(more, body, (tf.constant(1), logs))
     return logs
+
+
+def _step_if_data(
+    run: Callable[[Any], Logs],
+    iterator: Any,
+    step: tf.Tensor,
+    logs: Logs,
+    steps: int,
+) -> tuple[tf.Tensor, Logs]:
+    """Runs one step and counts it; where the data end, counts all steps."""
+    data = iterator.get_next_as_optional()
+    return tf.cond(
+        data.has_value(),
+        lambda: (step + 1, run(data.get_value())),
+        lambda: (tf.constant(steps), logs),
+    )
