@@ -71,6 +71,11 @@ class LocalRun:
             for task in tasks:  # Refuse a wrong environment before any start.
                 task.environ(os.environ)
         self._lock = run_files.lock(topology)
+        try:
+            run_files.ensure_key(topology, os.environ)
+        except BaseException:
+            self._lock.close()
+            raise
 
     def __enter__(self) -> "LocalRun":
         """Starts a process for each task."""
