@@ -42,6 +42,7 @@ class TeacherSet:
         max_staleness_steps: int | None = None,
         max_bad_batches: int = 3,
         allow_other_graphs: bool = False,
+        trust_saved_models: bool = False,
         poll_secs: float = 1.0,
     ) -> None:
         """Reads nothing yet.
@@ -58,7 +59,10 @@ class TeacherSet:
             max_bad_batches: Batches in a row with NaN or infinite outputs
                 after which a version is quarantined. Default 3.
             allow_other_graphs: Whether to load and run peers' graphs that
-                differ from the student's. Default False.
+                differ from the student's, if they hold nothing but what
+                `graph_ops` lists. Default False.
+            trust_saved_models: Whether to load `saved_models` that hold
+                anything else, with a warning. Default False.
             poll_secs: Seconds between two looks at the exchange. Default 1.
 
         Raises:
@@ -69,6 +73,7 @@ class TeacherSet:
         self._max_staleness = max_staleness_steps
         self._max_bad_batches = max_bad_batches
         self._allow_other_graphs = allow_other_graphs
+        self._trust_saved_models = trust_saved_models
         self._poll_secs = poll_secs
         self._weights = teacher_options.checked_weights(
             weights, self.num_teachers
@@ -150,7 +155,7 @@ class TeacherSet:
                 self._slots.append(slot)
             for path in self._saved_models:
                 slot = teacher_slot.TeacherSlot(path, graph)
-                slot.load(path)
+                slot.load(path, trust=self._trust_saved_models)
                 self._slots.append(slot)
         self._publish_state()
         self._decisions = agreement.Decisions(

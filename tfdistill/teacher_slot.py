@@ -10,8 +10,9 @@ import keras
 import tensorflow as tf
 
 from tfdistill import exchange as exchange_lib
-from tfdistill import frozen_function
+from tfdistill import other_graph
 from tfdistill import peer_reader
+from tfdistill import saved_model_files
 from tfdistill import savedmodel
 from tfdistill import specs
 from tfdistill import student_graph
@@ -49,6 +50,7 @@ class TeacherSlot:
         self._variables: list[Any] = []
         self._fingerprint = ""
         self._allow_other_graphs = False
+        self._exchange: exchange_lib.Exchange | None = None
         self._dropped = False
         # A graph and its variables, loaded for the version to come.
         self._next: tuple[_Function, list[Any]] | None = None
@@ -69,11 +71,16 @@ class TeacherSlot:
             alone: Whether this task decides for itself.
             allow_other_graphs: Whether to load graphs other than our own.
         """
+        self._exchange = exchange
         self._allow_other_graphs = allow_other_graphs
         self.function, self._variables = self._own_graph()
         self._fingerprint = self._graph.fingerprint
         self.reader = peer_reader.PeerReader(
-            exchange, group, read=self._read, alone=alone
+            exchange,
+            group,
+            read=self._read,
+            screen=self._screen,
+            alone=alone,
         )
 
     def _own_graph(self) -> tuple[_Function, list[Any]]:
@@ -87,21 +94,15 @@ class TeacherSlot:
             variables,
         )
 
-    def load(self, path: str) -> None:
+    def load(self, path: str, *, trust: bool = False) -> None:
         """Takes any SavedModel as teacher. Call it in the strategy's scope.
 
         Args:
-            path: A SavedModel that is trusted: loading it runs its code.
+            path: The SavedModel.
+            trust: Whether to load it whatever is in it.
         """
-        function = self._loaded(path)
+        function = other_graph.load(path, self._graph, trust=trust)
         self.function, self._variables = function, function.variables
-
-    def _loaded(self, path: str) -> frozen_function.FrozenFunction:
-        return frozen_function.FrozenFunction(
-            path,
-            input_spec=self._graph.input_spec,
-            output_spec=self._graph.output_spec,
-        )
 
     @property
     def step(self) -> int:
@@ -129,14 +130,16 @@ class TeacherSlot:
             None, or why the version cannot be used.
         """
         staged = self.reader.staged if self.reader else None
-        if staged is None:
+        if staged is None or self._exchange is None:
             return "nothing is staged."
         try:
             with strategy.scope():
                 if staged.fingerprint == self._graph.fingerprint:
                     self._next = self._own_graph()
                 else:
-                    function = self._loaded(staged.version.path)
+                    function = other_graph.load_version(
+                        self._exchange, staged.version, self._graph
+                    )
                     self._next = (function, function.variables)
             _check_values(self._next[1], staged.values)
         except Exception as error:  # Loading raises whatever its code raises.
@@ -207,6 +210,19 @@ class TeacherSlot:
         elif self.in_use:
             _log.warning("Dropped the teacher %s: %s", self.name, reason)
         self._dropped = True
+
+    def _screen(self, version: versions.Version) -> None:
+        """Looks at a version's files, as its manifest lists them."""
+        try:
+            saved_model_files.check_names(version.manifest.files)
+            saved_model_files.check_size(
+                version.num_bytes,
+                self._graph,
+                own_graph=version.manifest.graph_fingerprint
+                == self._graph.fingerprint,
+            )
+        except ValueError as error:
+            raise peer_reader.RejectedError(str(error)) from error
 
     def _read(self, version: versions.Version) -> savedmodel.Snapshot:
         """Checks a version against the student and reads its values."""

@@ -181,6 +181,15 @@ class VersionReader:
                 ) from error
             raise
 
+    def fetch(self, version: versions.Version, directory: str) -> None:
+        """Copies a version's files to an empty local directory, verified.
+
+        Raises:
+          CorruptVersionError: If a file differs from its manifest.
+          OSError: If the storage or the disk fails.
+        """
+        versions.copy_content(self._file_system, version, directory)
+
     def wait(
         self,
         group: int,
