@@ -63,10 +63,11 @@ _SPARSE_AND_RAGGED = """
 """
 _TEXT = """
     AsString DecodeRaw ReduceJoin RegexFullMatch RegexReplace
-    StaticRegexFullMatch StaticRegexReplace StringJoin StringLength StringLower
-    StringNGrams StringSplit StringSplitV2 StringStrip StringToHashBucketFast
-    StringToHashBucketStrong StringToNumber StringUpper Substr UnicodeDecode
-    UnicodeDecodeWithOffsets UnicodeEncode UnicodeTranscode UnsortedSegmentJoin
+    StaticRegexFullMatch StaticRegexReplace StringFormat StringJoin
+    StringLength StringLower StringNGrams StringSplit StringSplitV2
+    StringStrip StringToHashBucketFast StringToHashBucketStrong
+    StringToNumber StringUpper Substr UnicodeDecode UnicodeDecodeWithOffsets
+    UnicodeEncode UnicodeTranscode UnsortedSegmentJoin
 """
 _LISTS = """
     EmptyTensorList TensorListConcatV2 TensorListElementShape

@@ -1,6 +1,7 @@
 """The teachers of one student: frozen, hot-swapped, checked, and untracked."""
 
 import os
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from tfdistill import agreement
 from tfdistill import chief_only
+from tfdistill import data_schema
 from tfdistill import exchange as exchange_lib
 from tfdistill import parameter_server
 from tfdistill import peer_reader
@@ -17,6 +19,7 @@ from tfdistill import soft_targets
 from tfdistill import student_graph
 from tfdistill import teacher_options
 from tfdistill import teacher_slot
+from tfdistill import version_screen
 
 
 class TeacherSet:
@@ -43,6 +46,8 @@ class TeacherSet:
         max_bad_batches: int = 3,
         allow_other_graphs: bool = False,
         trust_saved_models: bool = False,
+        schema: Mapping[str, Any] | None = None,
+        allow_other_schemas: bool = False,
         poll_secs: float = 1.0,
     ) -> None:
         """Reads nothing yet.
@@ -63,6 +68,10 @@ class TeacherSet:
                 `graph_ops` lists. Default False.
             trust_saved_models: Whether to load `saved_models` that hold
                 anything else, with a warning. Default False.
+            schema: What peers' labels, vocabularies and columns must be; see
+                `data_schema.digests`. Default: nothing is compared.
+            allow_other_schemas: Whether to warn of another schema instead of
+                refusing it. Default False.
             poll_secs: Seconds between two looks at the exchange. Default 1.
 
         Raises:
@@ -74,6 +83,7 @@ class TeacherSet:
         self._max_bad_batches = max_bad_batches
         self._allow_other_graphs = allow_other_graphs
         self._trust_saved_models = trust_saved_models
+        self._schema = data_schema.Wanted(schema, allow_other_schemas)
         self._poll_secs = poll_secs
         self._weights = teacher_options.checked_weights(
             weights, self.num_teachers
@@ -139,6 +149,7 @@ class TeacherSet:
         make_slot = (
             self.remote.make_slot if self.remote else teacher_slot.TeacherSlot
         )
+        screen = version_screen.VersionScreen(graph, schema=self._schema)
         with strategy.scope():
             if not self.remote:
                 self._state = soft_targets.TeacherState(
@@ -151,6 +162,7 @@ class TeacherSet:
                     group,
                     alone=alone,
                     allow_other_graphs=self._allow_other_graphs,
+                    screen=screen,
                 )
                 self._slots.append(slot)
             for path in self._saved_models:
@@ -164,14 +176,9 @@ class TeacherSet:
 
     def _make_remote(self) -> None:
         """Prepares for parameter servers."""
-        if self._saved_models or self._allow_other_graphs:
-            raise ValueError(
-                "Teachers of a parameter-server group must be peers with the "
-                "student's own graph; received "
-                f"saved_models={self._saved_models} and allow_other_graphs="
-                f"{self._allow_other_graphs}. Leave both out, or train "
-                "without parameter servers."
-            )
+        teacher_options.check_remote(
+            self._saved_models, self._allow_other_graphs
+        )
         self.remote = remote_teachers.RemoteTeachers(
             self._weights,
             max_staleness_steps=self._max_staleness,

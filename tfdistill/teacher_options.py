@@ -47,3 +47,15 @@ def check(
         )
     if not poll_secs > 0:
         raise ValueError(f"`poll_secs` must be > 0; received {poll_secs}.")
+
+
+def check_remote(saved_models: Sequence[str], allow_other_graphs: bool) -> None:
+    """Checks what a parameter-server group cannot have."""
+    if saved_models or allow_other_graphs:
+        raise ValueError(
+            "Teachers of a parameter-server group must be peers with the "
+            "student's own graph; received "
+            f"saved_models={tuple(saved_models)} and allow_other_graphs="
+            f"{allow_other_graphs}. Leave both out, or train without "
+            "parameter servers."
+        )

@@ -12,10 +12,10 @@ import tensorflow as tf
 from tfdistill import exchange as exchange_lib
 from tfdistill import other_graph
 from tfdistill import peer_reader
-from tfdistill import saved_model_files
 from tfdistill import savedmodel
 from tfdistill import specs
 from tfdistill import student_graph
+from tfdistill import version_screen
 from tfdistill import versions
 
 _log = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ class TeacherSlot:
         *,
         alone: bool,
         allow_other_graphs: bool,
+        screen: version_screen.VersionScreen | None = None,
     ) -> None:
         """Takes a peer as the teacher. Call it in the strategy's scope.
 
@@ -70,6 +71,7 @@ class TeacherSlot:
             group: Index of the peer.
             alone: Whether this task decides for itself.
             allow_other_graphs: Whether to load graphs other than our own.
+            screen: Checks manifests. Default: one that compares no schema.
         """
         self._exchange = exchange
         self._allow_other_graphs = allow_other_graphs
@@ -79,7 +81,7 @@ class TeacherSlot:
             exchange,
             group,
             read=self._read,
-            screen=self._screen,
+            screen=screen or version_screen.VersionScreen(self._graph),
             alone=alone,
         )
 
@@ -210,19 +212,6 @@ class TeacherSlot:
         elif self.in_use:
             _log.warning("Dropped the teacher %s: %s", self.name, reason)
         self._dropped = True
-
-    def _screen(self, version: versions.Version) -> None:
-        """Looks at a version's files, as its manifest lists them."""
-        try:
-            saved_model_files.check_names(version.manifest.files)
-            saved_model_files.check_size(
-                version.num_bytes,
-                self._graph,
-                own_graph=version.manifest.graph_fingerprint
-                == self._graph.fingerprint,
-            )
-        except ValueError as error:
-            raise peer_reader.RejectedError(str(error)) from error
 
     def _read(self, version: versions.Version) -> savedmodel.Snapshot:
         """Checks a version against the student and reads its values."""

@@ -110,6 +110,7 @@ def copy_content(
       OSError: If the storage or the disk fails.
     """
     local = filesystem.LocalFileSystem()
+    check_listing(file_system, version)
     for name, expected in version.manifest.files.items():
         blocks = file_system.blocks(f"{version.path}/{name}")
         local.write(f"{directory}/{name}", _at_most(blocks, expected.size))
