@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-from google.protobuf import message
 from tensorflow.core.protobuf import saved_model_pb2
 
 from tfdistill import graph_functions
@@ -69,7 +68,7 @@ def _parsed(content: bytes) -> Any:
         )
     try:
         parsed = saved_model_pb2.SavedModel.FromString(content)
-    except message.DecodeError as error:
+    except Exception as error:  # protobuf's own kind; it comes by TensorFlow.
         raise GraphError(
             "its saved_model.pb must be one; it is not."
         ) from error
