@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdistill import agreement
+from tfdistill import canary as canary_lib
 from tfdistill import chief_only
 from tfdistill import data_schema
 from tfdistill import exchange as exchange_lib
@@ -26,8 +27,8 @@ class TeacherSet:
     """The frozen teachers of one student.
 
     Peers' exports are followed while training runs; fixed SavedModels, for
-    ordinary (offline) distillation, are loaded once. Nothing of a teacher is
-    tracked by the student: not in its weights, checkpoints or files.
+    offline distillation, are loaded once. The student tracks nothing of a
+    teacher: it is not in its weights, checkpoints or files.
 
     A peer whose graph is the student's own is run on the student's own graph
     with the peer's values; its graph file is never loaded. Another graph
@@ -48,14 +49,14 @@ class TeacherSet:
         trust_saved_models: bool = False,
         schema: Mapping[str, Any] | None = None,
         allow_other_schemas: bool = False,
+        canary: canary_lib.Canary | None = None,
         poll_secs: float = 1.0,
     ) -> None:
         """Reads nothing yet.
 
         Args:
             exchange: Where peers publish. Needed where there are `peers`.
-            peers: Group indices to learn from: `cluster.peers` for all
-                others, `cluster.ring_peers()` for a ring, or any list.
+            peers: Groups to learn from: `cluster.peers`, or any list.
             saved_models: Directories of fixed teachers.
             weights: One weight >= 0 for each of `peers`, then for each of
                 `saved_models`. Defaults to equal weights.
@@ -63,15 +64,14 @@ class TeacherSet:
                 student's steps is not obeyed. Defaults to no bound.
             max_bad_batches: Batches in a row with NaN or infinite outputs
                 after which a version is quarantined. Default 3.
-            allow_other_graphs: Whether to load and run peers' graphs that
-                differ from the student's, if they hold nothing but what
-                `graph_ops` lists. Default False.
-            trust_saved_models: Whether to load `saved_models` that hold
-                anything else, with a warning. Default False.
+            allow_other_graphs: Whether to run peers' graphs that differ from
+                the student's and hold only what `graph_ops` lists.
+            trust_saved_models: Whether to load `saved_models` that hold more,
+                with a warning.
             schema: What peers' labels, vocabularies and columns must be; see
                 `data_schema.digests`. Default: nothing is compared.
-            allow_other_schemas: Whether to warn of another schema instead of
-                refusing it. Default False.
+            allow_other_schemas: Whether to warn only of another schema.
+            canary: A batch that teachers must predict before they are obeyed.
             poll_secs: Seconds between two looks at the exchange. Default 1.
 
         Raises:
@@ -83,6 +83,7 @@ class TeacherSet:
         self._max_bad_batches = max_bad_batches
         self._allow_other_graphs = allow_other_graphs
         self._trust_saved_models = trust_saved_models
+        self._canary = canary
         self._schema = data_schema.Wanted(schema, allow_other_schemas)
         self._poll_secs = poll_secs
         self._weights = teacher_options.checked_weights(
@@ -92,10 +93,7 @@ class TeacherSet:
             self._peers, max_staleness_steps, max_bad_batches, poll_secs
         )
         self._exchange = exchange or exchange_lib.Exchange(None)
-        if self._peers and exchange is None:
-            raise ValueError(
-                f"`peers` {self._peers} need an `exchange`; received None."
-            )
+        teacher_options.check_exchange(self._peers, exchange)
         self._graph: student_graph.StudentGraph | None = None
         self._strategy: Any = None
         self._slots: list[teacher_slot.TeacherSlot] = []
@@ -163,11 +161,14 @@ class TeacherSet:
                     alone=alone,
                     allow_other_graphs=self._allow_other_graphs,
                     screen=screen,
+                    canary=self._canary,
                 )
                 self._slots.append(slot)
             for path in self._saved_models:
                 slot = teacher_slot.TeacherSlot(path, graph)
-                slot.load(path, trust=self._trust_saved_models)
+                slot.load(
+                    path, trust=self._trust_saved_models, canary=self._canary
+                )
                 self._slots.append(slot)
         self._publish_state()
         self._decisions = agreement.Decisions(
@@ -177,7 +178,7 @@ class TeacherSet:
     def _make_remote(self) -> None:
         """Prepares for parameter servers."""
         teacher_options.check_remote(
-            self._saved_models, self._allow_other_graphs
+            self._saved_models, self._allow_other_graphs, self._canary
         )
         self.remote = remote_teachers.RemoteTeachers(
             self._weights,

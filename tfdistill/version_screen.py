@@ -1,10 +1,12 @@
 """What a peer's manifest must say before any other file of it is read."""
 
 import logging
+from typing import Any
 
 from tfdistill import data_schema
 from tfdistill import peer_reader
 from tfdistill import saved_model_files
+from tfdistill import specs
 from tfdistill import student_graph
 from tfdistill import versions
 
@@ -12,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class VersionScreen:
-    """Checks the files, the size and the schema that a version lists."""
+    """Checks the files, the size, the specs and the schema of a version."""
 
     def __init__(
         self,
@@ -45,7 +47,15 @@ class VersionScreen:
             )
         except ValueError as error:
             raise peer_reader.RejectedError(str(error)) from error
-        theirs = found.extras.get(data_schema.FIELD)
+        for what, ours, said in (
+            ("inputs", self._graph.input_spec, found.inputs),
+            ("outputs", self._graph.output_spec, found.outputs),
+        ):
+            _check_spec(what, specs.to_json(ours, what), said)
+        self._check_schema(version)
+
+    def _check_schema(self, version: versions.Version) -> None:
+        theirs = version.manifest.extras.get(data_schema.FIELD)
         difference = data_schema.difference(self._schema.ours, theirs)
         if difference is None:
             return
@@ -62,3 +72,18 @@ class VersionScreen:
                 version.group,
                 difference,
             )
+
+
+def _check_spec(what: str, ours: dict[str, Any], theirs: Any) -> None:
+    def shapes(spec: Any) -> Any:
+        return {name: leaf["shape"] for name, leaf in spec.items()}
+
+    try:
+        same = shapes(ours) == shapes(theirs)
+    except (AttributeError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise peer_reader.RejectedError(
+            f"its {what} must be those of the student, {ours}; received "
+            f"{theirs}."
+        )
