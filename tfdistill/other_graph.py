@@ -37,7 +37,8 @@ def load(
             raise ValueError(
                 f"The SavedModel {directory} is not loaded: {error} If you "
                 "trust whoever made it as you trust a program, set "
-                "TeacherSet(trust_saved_models=True)."
+                "TeacherSet(trust_saved_models=True), in a recipe "
+                "codistillation.trust_saved_models."
             ) from error
         _log.warning("Loading the SavedModel %s, though %s", directory, error)
     return _loaded(directory, graph)

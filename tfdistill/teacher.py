@@ -82,7 +82,7 @@ class TeacherSet:
         self._max_staleness = max_staleness_steps
         self._max_bad_batches = max_bad_batches
         self._allow_other_graphs = allow_other_graphs
-        self._trust_saved_models = trust_saved_models
+        self._trust = trust_saved_models
         self._canary = canary
         self._schema = data_schema.Wanted(schema, allow_other_schemas)
         self._poll_secs = poll_secs
@@ -166,9 +166,7 @@ class TeacherSet:
                 self._slots.append(slot)
             for path in self._saved_models:
                 slot = teacher_slot.TeacherSlot(path, graph)
-                slot.load(
-                    path, trust=self._trust_saved_models, canary=self._canary
-                )
+                slot.load(path, trust=self._trust, canary=self._canary)
                 self._slots.append(slot)
         self._publish_state()
         self._decisions = agreement.Decisions(
