@@ -21,7 +21,8 @@ from tfdistill import manifest
 
 GraphError = graph_functions.GraphError
 
-MAX_GRAPH_BYTES = 64 * 1024 * 1024
+# A message of many empty parts takes far more than its bytes once parsed.
+MAX_GRAPH_BYTES = 16 * 1024 * 1024
 MAX_NODES = 30_000
 MAX_FUNCTIONS = 3_000
 MAX_OBJECTS = 30_000
