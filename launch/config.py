@@ -173,7 +173,7 @@ class Config(fields.Section):
         """
         try:
             tree = json.loads(text)
-        except ValueError as cause:
+        except (ValueError, RecursionError) as cause:
             raise ValueError(f"A configuration must be JSON: {cause}") from None
         return cls.from_tree(tree)
 

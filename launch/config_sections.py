@@ -114,7 +114,9 @@ class Codistillation(fields.Section):
             it jumps.
         ramp: `"linear"` (default) or `"cosine"`.
         saved_models: Directories of fixed teachers besides the other groups:
-            ordinary distillation. They are loaded, which runs their code.
+            ordinary distillation.
+        trust_saved_models: Whether to load those that hold operations which
+            reach beyond the model. Default False.
         boundaries: In place of `optimizer.boundaries` where a group learns
             from others; runs apart keep the optimizer's. Default None: the
             optimizer's.
@@ -131,6 +133,7 @@ class Codistillation(fields.Section):
     ramp_steps: int = 0
     ramp: str = "linear"
     saved_models: tuple[str, ...] = ()
+    trust_saved_models: bool = False
     boundaries: tuple[int, ...] | None = None
     weight_decay_factors: tuple[float, ...] | None = None
 

@@ -229,7 +229,7 @@ def override(config: Config, changes: Sequence[str]) -> Config:
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -78,6 +78,7 @@ def make_model(
             exchange,
             peers_of(config, cluster),
             saved_models=learn.saved_models,
+            trust_saved_models=learn.trust_saved_models,
             max_staleness_steps=config.exchange.max_staleness_steps,
             allow_other_graphs=config.exchange.allow_other_graphs,
             poll_secs=config.exchange.poll_secs,

@@ -241,6 +241,12 @@ def test_known_variables_hold_all_that_the_library_sets():
         Cluster.from_env({name: "7"})
 
 
+def test_a_mistyped_key_is_not_shown():
+    with pytest.raises(ValueError, match="Did you mean") as caught:
+        Cluster.from_env({"TFDISTILL_EXCHANGE_KEYS": "secret"})
+    assert "secret" not in str(caught.value)
+
+
 _paths = st.none() | st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]),
     min_size=1,

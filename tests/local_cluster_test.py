@@ -118,6 +118,10 @@ def test_exchange_may_be_a_url_and_local_paths_become_absolute(
         ({"workdir": ""}, "`workdir` must be a local directory"),
         ({"workdir": "gs://b/x"}, "URL may be given as `exchange`"),
         ({"env": {"TF_CONFIG": ""}}, "`env`.*received TF_CONFIG"),
+        (
+            {"env": {"TFDISTILL_EXCHANGE_KEY": "secret"}},
+            "`env`.*received TFDISTILL_EXCHANGE_KEY. Use",
+        ),
     ],
 )
 def test_wrong_fields(tmp_path, fields, message):

@@ -90,6 +90,48 @@ def _family_pids(tmp_path, num_tasks):
     return [int(pid) for pids in _until(find) for pid in pids]
 
 
+def test_all_tasks_share_a_key_that_is_written_nowhere_else(
+    tmp_path, monkeypatch
+):
+    code = (
+        "from tfdistill import signing\n"
+        "signer = signing.signer_for('environment')\n"
+        "print(len(signer._key), sorted(signing.VARIABLES & set(os.environ)))"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    topology = _topology(tmp_path, code, num_groups=2)
+    for _ in range(2):  # A second run in the directory keeps the key.
+        assert _run(topology).exit_code == 0
+        key = (tmp_path / "run" / "exchange.key").read_text().strip()
+    assert len(key) == 64
+    log = (tmp_path / "run" / "logs" / "group_1_worker_0.log").read_text()
+    assert "64 ['TFDISTILL_EXCHANGE_KEY_FILE']" in log
+    holders = [
+        path.name
+        for path in (tmp_path / "run").rglob("*")
+        if path.is_file() and key.encode() in path.read_bytes()
+    ]
+    assert holders == ["exchange.key"]
+
+
+def test_the_users_own_key_is_passed_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDISTILL_EXCHANGE_KEY", "0123456789abcdef")
+    topology = _topology(
+        tmp_path,
+        "print([n for n in sorted(os.environ) if 'EXCHANGE_KEY' in n])",
+    )
+    assert _run(topology).exit_code == 0
+    log = (tmp_path / "run" / "logs" / "group_0_worker_0.log").read_text()
+    assert log.strip() == "['TFDISTILL_EXCHANGE_KEY']"
+    assert not (tmp_path / "run" / "exchange.key").exists()
+    record = (tmp_path / "run" / "launch.json").read_text()
+    assert "0123456789abcdef" not in record
+    monkeypatch.setenv("TFDISTILL_EXCHANGE_KEY", "short")
+    for _ in range(2):  # The directory is not left locked.
+        with pytest.raises(ValueError, match="16 to 4096 bytes; received 5"):
+            local_run.LocalRun(topology)
+
+
 def test_every_task_runs_with_its_own_identity(tmp_path):
     topology = _topology(
         tmp_path,

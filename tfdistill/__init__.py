@@ -17,6 +17,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.backup import Backup as Backup
     from tfdistill.callbacks import StudentExporter as StudentExporter
     from tfdistill.callbacks import TeacherLoader as TeacherLoader
+    from tfdistill.canary import Canary as Canary
     from tfdistill.cluster import Cluster as Cluster
     from tfdistill.embedding import ShardedEmbedding as ShardedEmbedding
     from tfdistill.exchange import Exchange as Exchange
@@ -30,6 +31,7 @@ if typing.TYPE_CHECKING:
 _MODULES = ("data", "losses", "metrics", "schedules")
 _HOMES = {
     "Backup": "backup",
+    "Canary": "canary",
     "Cluster": "cluster",
     "CodistillModel": "model",
     "Exchange": "exchange",

@@ -43,7 +43,11 @@ class Backup(step_counter.SteppedCallback):
         """
         super().__init__()
         self._backups = exchange_lib.Exchange(
-            directory, max_to_keep=max_to_keep, min_keep_secs=0.0
+            directory,
+            max_to_keep=max_to_keep,
+            min_keep_secs=0.0,
+            # The group's own files outlive the run and its key.
+            key=None,
         )
         self._schedule = (
             None

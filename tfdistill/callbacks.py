@@ -1,6 +1,7 @@
 """What happens between steps: exports of the student, news of teachers."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -8,6 +9,7 @@ import keras
 from tfdistill import background
 from tfdistill import chief_only
 from tfdistill import cluster as cluster_lib
+from tfdistill import data_schema
 from tfdistill import exchange as exchange_lib
 from tfdistill import model as model_lib
 from tfdistill import savedmodel
@@ -43,6 +45,7 @@ class StudentExporter(step_counter.SteppedCallback):
         every_steps: int,
         group: int | None = None,
         variables_dtype: str | None = None,
+        schema: Mapping[str, Any] | None = None,
         finish_timeout_secs: float = 600.0,
     ) -> None:
         """Writes nothing yet.
@@ -54,6 +57,8 @@ class StudentExporter(step_counter.SteppedCallback):
                 (`TFDISTILL_GROUP`), 0 where it has none.
             variables_dtype: `"bfloat16"` halves the bytes that travel.
                 Defaults to the variables' own dtypes.
+            schema: What labels, vocabularies and columns mean, hashed into
+                each version; see `data_schema.digests`. Default: nothing.
             finish_timeout_secs: Longest wait for the last export at the end
                 of training. Default 600.
         """
@@ -64,6 +69,7 @@ class StudentExporter(step_counter.SteppedCallback):
             cluster_lib.Cluster.from_env().group if group is None else group
         )
         self._variables_dtype = variables_dtype
+        self._schema = data_schema.digests(schema or {})
         self._finish_timeout_secs = finish_timeout_secs
         self._writer: savedmodel.SavedModelWriter | None = None
         self._worker: background.OneJobThread | None = None
@@ -140,6 +146,9 @@ class StudentExporter(step_counter.SteppedCallback):
                 inputs=specs.to_json(graph.input_spec, "inputs"),
                 outputs=specs.to_json(graph.output_spec, "outputs"),
                 variables=writer.variables,
+                extras={data_schema.FIELD: self._schema}
+                if self._schema
+                else {},
             )
             self.num_published += 1
             self.num_bytes += version.num_bytes

@@ -15,6 +15,8 @@ KNOWN_VARIABLES = frozenset(
     {
         "TFDISTILL_DATA",
         "TFDISTILL_EXCHANGE",
+        "TFDISTILL_EXCHANGE_KEY",
+        "TFDISTILL_EXCHANGE_KEY_FILE",
         "TFDISTILL_GROUP",
         "TFDISTILL_NUM_GROUPS",
         "TFDISTILL_READY_FILE",
@@ -207,9 +209,11 @@ def _check_names(environ: Mapping[str, str]) -> None:
             continue
         near = difflib.get_close_matches(name, sorted(KNOWN_VARIABLES), n=1)
         hint = f"Did you mean {near[0]}? " if near else ""
+        # A mistyped name of the key must not put the key into a log.
+        value = "a value" if "KEY" in name else repr(environ[name])
         raise ValueError(
             f"{name} is not a variable that tfdistill reads; received "
-            f"{environ[name]!r}. {hint}Unset it or use one of: "
+            f"{value}. {hint}Unset it or use one of: "
             f"{', '.join(sorted(KNOWN_VARIABLES))}."
         )
 

@@ -21,6 +21,7 @@ import tfdistill
 from tfdistill import filesystem
 from tfdistill import manifest
 from tfdistill import retention
+from tfdistill import signing
 from tfdistill import staging
 from tfdistill import version_reader
 from tfdistill import versions
@@ -53,10 +54,11 @@ class Exchange(version_reader.VersionReader):
         *,
         max_to_keep: int = 3,
         min_keep_secs: float = 60.0,
+        key: signing.KeyOption = "environment",
         file_system: filesystem.FileSystem | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Touches no storage.
+        """Touches no storage but the key's file.
 
         Args:
           root: A directory, or a URL of a scheme that `tf.io.gfile` knows. It
@@ -66,11 +68,14 @@ class Exchange(version_reader.VersionReader):
             at least 2.
           min_keep_secs: Seconds that a version stays once it is superseded:
             the time a peer has for reading it.
+          key: Signs what is published; versions that are not signed with it
+            are refused. Default: the environment's, see `signing.signer_for`;
+            without one, nothing is signed or checked. None: no key.
           file_system: Used with `root` as it is. Default: what `root` asks for.
           clock: Seconds of a clock that never goes backwards; ages are
             measured by it. Default: `time.monotonic`.
         """
-        super().__init__(root, file_system=file_system)
+        super().__init__(root, key=key, file_system=file_system)
         self.incarnation = uuid.uuid4().hex
         self._retention = retention.Retention(
             max_to_keep=max_to_keep, min_keep_secs=min_keep_secs, clock=clock
@@ -212,6 +217,8 @@ class Exchange(version_reader.VersionReader):
                     "it left none."
                 )
             checked = dataclasses.replace(draft, files=files)
+            if self._signer is not None:
+                checked = self._signer.sign(checked)
             stage.commit(checked)
         finally:
             stage.discard()

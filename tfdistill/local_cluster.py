@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 
 from tfdistill import cluster as cluster_lib
+from tfdistill import signing
 from tfdistill import startup
 
 HOST = "127.0.0.1"
@@ -75,6 +76,11 @@ class Task:
             # As TensorFlow's guide to parameter servers asks of each server.
             result.setdefault("GRPC_FAIL_FAST", "use_caller")
         result.update(self.env)
+        if signing.has_key(inherited):  # The user's key, not one of our own.
+            result.pop(signing.FILE_VARIABLE, None)
+            result.update(
+                {k: v for k, v in inherited.items() if k in signing.VARIABLES}
+            )
         cluster_lib.Cluster.from_env(result)
         return result
 
@@ -145,11 +151,12 @@ class LocalCluster:
                 f"`on_group_failure` must be one of {_FAILURE_RULES}; received "
                 f"{self.on_group_failure!r}."
             )
-        taken = sorted(IDENTITY_VARIABLES & set(self.env))
+        taken = sorted((IDENTITY_VARIABLES | signing.VARIABLES) & set(self.env))
         if taken:
             raise ValueError(
                 "`env` must leave alone what the launcher sets for each task; "
-                f"received {', '.join(taken)}. Use the options of the launcher."
+                f"received {', '.join(taken)}. Use the launcher's options, and "
+                "its own environment for the exchange's key."
             )
         self._check_command()
         self._set_paths()
@@ -184,6 +191,11 @@ class LocalCluster:
     def logs_dir(self) -> pathlib.Path:
         """Directory of the tasks' logs."""
         return pathlib.Path(self.workdir, "logs")
+
+    @property
+    def key_path(self) -> pathlib.Path:
+        """File of the key that the tasks sign with, unless they inherit one."""
+        return pathlib.Path(self.workdir, "exchange.key")
 
     @property
     def num_ports(self) -> int:
@@ -248,6 +260,7 @@ class LocalCluster:
         env = {
             **self.env,
             **cluster.to_env(),
+            signing.FILE_VARIABLE: str(self.key_path),
             startup.VARIABLE: str(ready_path),
         }
         return Task(

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from tfdistill import group_run
 from tfdistill import live_status
 from tfdistill import local_cluster
+from tfdistill import open_ports
 from tfdistill import run_files
 
 _POLL_SECS = 0.2
@@ -71,6 +72,11 @@ class LocalRun:
             for task in tasks:  # Refuse a wrong environment before any start.
                 task.environ(os.environ)
         self._lock = run_files.lock(topology)
+        try:
+            run_files.ensure_key(topology, os.environ)
+        except BaseException:
+            self._lock.close()
+            raise
 
     def __enter__(self) -> "LocalRun":
         """Starts a process for each task."""
@@ -93,6 +99,8 @@ class LocalRun:
         replaced = sorted(local_cluster.IDENTITY_VARIABLES & set(os.environ))
         if replaced:
             self._say(f"replaced for each task: {', '.join(replaced)}")
+        if warning := open_ports.warning(topology.num_ports):
+            self._say(warning)
         self._holders = local_cluster.reserve_ports(topology.num_ports)
         ports = [holder.getsockname()[1] for holder in self._holders]
         self._groups = [

@@ -48,6 +48,7 @@ class PeerReader:
         *,
         read: Callable[[versions.Version], Any],
         alone: bool,
+        screen: Callable[[versions.Version], None] | None = None,
         max_attempts: int = 5,
     ) -> None:
         """Touches no storage.
@@ -59,6 +60,8 @@ class PeerReader:
                 `RejectedError` for one that must not be used.
             alone: Whether this task decides for itself, without workers
                 beside it.
+            screen: Looks at a version's manifest before any file of it is
+                read; raises `RejectedError`. Default: all may be read.
             max_attempts: How often storage may fail before the version is
                 given up.
         """
@@ -67,6 +70,7 @@ class PeerReader:
         self.rejected: dict[int, str] = {}
         self._exchange = exchange
         self._read = read
+        self._screen = screen
         self._alone = alone
         self._max_attempts = max_attempts
         self._lock = threading.Lock()
@@ -105,6 +109,8 @@ class PeerReader:
         staged, failure = None, None
         try:
             version = self._exchange.open(self.group, step)
+            if self._screen is not None:
+                self._screen(version)
             self._exchange.verify(version)
             staged = Staged(version, self._read(version))
         except (RejectedError, versions.CorruptVersionError) as error:

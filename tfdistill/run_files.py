@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import IO
 
 from tfdistill import local_cluster
+from tfdistill import signing
 
 _NUM_LAST_LINES = 20
 _TAIL_BYTES = 32768
@@ -46,6 +47,24 @@ def lock(topology: local_cluster.LocalCluster) -> IO[bytes]:
             "another directory."
         ) from None
     return file
+
+
+def ensure_key(
+    topology: local_cluster.LocalCluster, environ: Mapping[str, str]
+) -> None:
+    """Makes the key of the run, unless the tasks will inherit one.
+
+    Args:
+        topology: What is launched.
+        environ: The launcher's own environment.
+
+    Raises:
+        ValueError: The key that there is cannot be used.
+    """
+    if signing.has_key(environ):
+        signing.signer_for("environment", environ)
+    else:
+        signing.make_file(topology.key_path)
 
 
 def make_room(topology: local_cluster.LocalCluster) -> list[str]:

@@ -1,6 +1,7 @@
 """The teachers of one student: frozen, hot-swapped, checked, and untracked."""
 
 import os
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,9 @@ import keras
 import tensorflow as tf
 
 from tfdistill import agreement
+from tfdistill import canary as canary_lib
 from tfdistill import chief_only
+from tfdistill import data_schema
 from tfdistill import exchange as exchange_lib
 from tfdistill import parameter_server
 from tfdistill import peer_reader
@@ -17,14 +20,15 @@ from tfdistill import soft_targets
 from tfdistill import student_graph
 from tfdistill import teacher_options
 from tfdistill import teacher_slot
+from tfdistill import version_screen
 
 
 class TeacherSet:
     """The frozen teachers of one student.
 
     Peers' exports are followed while training runs; fixed SavedModels, for
-    ordinary (offline) distillation, are loaded once. Nothing of a teacher is
-    tracked by the student: not in its weights, checkpoints or files.
+    offline distillation, are loaded once. The student tracks nothing of a
+    teacher: it is not in its weights, checkpoints or files.
 
     A peer whose graph is the student's own is run on the student's own graph
     with the peer's values; its graph file is never loaded. Another graph
@@ -42,14 +46,17 @@ class TeacherSet:
         max_staleness_steps: int | None = None,
         max_bad_batches: int = 3,
         allow_other_graphs: bool = False,
+        trust_saved_models: bool = False,
+        schema: Mapping[str, Any] | None = None,
+        allow_other_schemas: bool = False,
+        canary: canary_lib.Canary | None = None,
         poll_secs: float = 1.0,
     ) -> None:
         """Reads nothing yet.
 
         Args:
             exchange: Where peers publish. Needed where there are `peers`.
-            peers: Group indices to learn from: `cluster.peers` for all
-                others, `cluster.ring_peers()` for a ring, or any list.
+            peers: Groups to learn from: `cluster.peers`, or any list.
             saved_models: Directories of fixed teachers.
             weights: One weight >= 0 for each of `peers`, then for each of
                 `saved_models`. Defaults to equal weights.
@@ -57,8 +64,14 @@ class TeacherSet:
                 student's steps is not obeyed. Defaults to no bound.
             max_bad_batches: Batches in a row with NaN or infinite outputs
                 after which a version is quarantined. Default 3.
-            allow_other_graphs: Whether to load and run peers' graphs that
-                differ from the student's. Default False.
+            allow_other_graphs: Whether to run peers' graphs that differ from
+                the student's and hold only what `graph_ops` lists.
+            trust_saved_models: Whether to load `saved_models` that hold more,
+                with a warning.
+            schema: What peers' labels, vocabularies and columns must be; see
+                `data_schema.digests`. Default: nothing is compared.
+            allow_other_schemas: Whether to warn only of another schema.
+            canary: A batch that teachers must predict before they are obeyed.
             poll_secs: Seconds between two looks at the exchange. Default 1.
 
         Raises:
@@ -69,6 +82,9 @@ class TeacherSet:
         self._max_staleness = max_staleness_steps
         self._max_bad_batches = max_bad_batches
         self._allow_other_graphs = allow_other_graphs
+        self._trust = trust_saved_models
+        self._canary = canary
+        self._schema = data_schema.Wanted(schema, allow_other_schemas)
         self._poll_secs = poll_secs
         self._weights = teacher_options.checked_weights(
             weights, self.num_teachers
@@ -77,10 +93,7 @@ class TeacherSet:
             self._peers, max_staleness_steps, max_bad_batches, poll_secs
         )
         self._exchange = exchange or exchange_lib.Exchange(None)
-        if self._peers and exchange is None:
-            raise ValueError(
-                f"`peers` {self._peers} need an `exchange`; received None."
-            )
+        teacher_options.check_exchange(self._peers, exchange)
         self._graph: student_graph.StudentGraph | None = None
         self._strategy: Any = None
         self._slots: list[teacher_slot.TeacherSlot] = []
@@ -134,6 +147,7 @@ class TeacherSet:
         make_slot = (
             self.remote.make_slot if self.remote else teacher_slot.TeacherSlot
         )
+        screen = version_screen.VersionScreen(graph, schema=self._schema)
         with strategy.scope():
             if not self.remote:
                 self._state = soft_targets.TeacherState(
@@ -146,11 +160,13 @@ class TeacherSet:
                     group,
                     alone=alone,
                     allow_other_graphs=self._allow_other_graphs,
+                    screen=screen,
+                    canary=self._canary,
                 )
                 self._slots.append(slot)
             for path in self._saved_models:
                 slot = teacher_slot.TeacherSlot(path, graph)
-                slot.load(path)
+                slot.load(path, trust=self._trust, canary=self._canary)
                 self._slots.append(slot)
         self._publish_state()
         self._decisions = agreement.Decisions(
@@ -159,14 +175,9 @@ class TeacherSet:
 
     def _make_remote(self) -> None:
         """Prepares for parameter servers."""
-        if self._saved_models or self._allow_other_graphs:
-            raise ValueError(
-                "Teachers of a parameter-server group must be peers with the "
-                "student's own graph; received "
-                f"saved_models={self._saved_models} and allow_other_graphs="
-                f"{self._allow_other_graphs}. Leave both out, or train "
-                "without parameter servers."
-            )
+        teacher_options.check_remote(
+            self._saved_models, self._allow_other_graphs, self._canary
+        )
         self.remote = remote_teachers.RemoteTeachers(
             self._weights,
             max_staleness_steps=self._max_staleness,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 
 def checked_weights(weights: Sequence[float] | None, count: int) -> list[float]:
@@ -47,3 +48,25 @@ def check(
         )
     if not poll_secs > 0:
         raise ValueError(f"`poll_secs` must be > 0; received {poll_secs}.")
+
+
+def check_exchange(peers: Sequence[int], exchange: Any) -> None:
+    """Checks that there is an exchange where there are peers."""
+    if peers and exchange is None:
+        raise ValueError(
+            f"`peers` {tuple(peers)} need an `exchange`; received None."
+        )
+
+
+def check_remote(
+    saved_models: Sequence[str], allow_other_graphs: bool, canary: Any
+) -> None:
+    """Checks what a parameter-server group cannot have."""
+    if saved_models or allow_other_graphs or canary is not None:
+        raise ValueError(
+            "Teachers of a parameter-server group must be peers with the "
+            "student's own graph, and are asked no canary batch; received "
+            f"saved_models={tuple(saved_models)}, allow_other_graphs="
+            f"{allow_other_graphs} and canary={canary}. Leave them out, or "
+            "train without parameter servers."
+        )

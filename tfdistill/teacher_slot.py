@@ -9,12 +9,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill import canary as canary_lib
 from tfdistill import exchange as exchange_lib
-from tfdistill import frozen_function
+from tfdistill import other_graph
 from tfdistill import peer_reader
 from tfdistill import savedmodel
-from tfdistill import specs
 from tfdistill import student_graph
+from tfdistill import version_screen
 from tfdistill import versions
 
 _log = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class TeacherSlot:
         self._variables: list[Any] = []
         self._fingerprint = ""
         self._allow_other_graphs = False
+        self._exchange: exchange_lib.Exchange | None = None
+        self._canary: canary_lib.Canary | None = None
         self._dropped = False
         # A graph and its variables, loaded for the version to come.
         self._next: tuple[_Function, list[Any]] | None = None
@@ -60,6 +63,8 @@ class TeacherSlot:
         *,
         alone: bool,
         allow_other_graphs: bool,
+        screen: version_screen.VersionScreen | None = None,
+        canary: canary_lib.Canary | None = None,
     ) -> None:
         """Takes a peer as the teacher. Call it in the strategy's scope.
 
@@ -68,12 +73,23 @@ class TeacherSlot:
             group: Index of the peer.
             alone: Whether this task decides for itself.
             allow_other_graphs: Whether to load graphs other than our own.
+            screen: Checks manifests. Default: one that compares no schema.
+            canary: What each version must predict. Default: nothing.
         """
+        self._exchange = exchange
         self._allow_other_graphs = allow_other_graphs
         self.function, self._variables = self._own_graph()
+        self._canary = canary
+        if canary is not None:
+            # Traced here: the reading thread must not run the student's code.
+            self._predict(self._variables, canary.inputs)
         self._fingerprint = self._graph.fingerprint
         self.reader = peer_reader.PeerReader(
-            exchange, group, read=self._read, alone=alone
+            exchange,
+            group,
+            read=self._read,
+            screen=screen or version_screen.VersionScreen(self._graph),
+            alone=alone,
         )
 
     def _own_graph(self) -> tuple[_Function, list[Any]]:
@@ -87,21 +103,31 @@ class TeacherSlot:
             variables,
         )
 
-    def load(self, path: str) -> None:
+    def _predict(self, values: Sequence[Any], inputs: Any) -> list[Any]:
+        tensors = [tf.convert_to_tensor(value) for value in values]
+        return keras.tree.flatten(self._graph(tensors, inputs))
+
+    def load(
+        self,
+        path: str,
+        *,
+        trust: bool = False,
+        canary: canary_lib.Canary | None = None,
+    ) -> None:
         """Takes any SavedModel as teacher. Call it in the strategy's scope.
 
         Args:
-            path: A SavedModel that is trusted: loading it runs its code.
-        """
-        function = self._loaded(path)
-        self.function, self._variables = function, function.variables
+            path: The SavedModel.
+            trust: Whether to load it whatever is in it.
+            canary: What it must predict. Default: nothing.
 
-    def _loaded(self, path: str) -> frozen_function.FrozenFunction:
-        return frozen_function.FrozenFunction(
-            path,
-            input_spec=self._graph.input_spec,
-            output_spec=self._graph.output_spec,
-        )
+        Raises:
+            ValueError: It cannot be used.
+        """
+        function = other_graph.load(path, self._graph, trust=trust)
+        if canary is not None:
+            canary.check(function, self._graph.output_spec)
+        self.function, self._variables = function, function.variables
 
     @property
     def step(self) -> int:
@@ -129,16 +155,20 @@ class TeacherSlot:
             None, or why the version cannot be used.
         """
         staged = self.reader.staged if self.reader else None
-        if staged is None:
+        if staged is None or self._exchange is None:
             return "nothing is staged."
         try:
             with strategy.scope():
                 if staged.fingerprint == self._graph.fingerprint:
                     self._next = self._own_graph()
                 else:
-                    function = self._loaded(staged.version.path)
+                    function = other_graph.load_version(
+                        self._exchange, staged.version, self._graph
+                    )
                     self._next = (function, function.variables)
             _check_values(self._next[1], staged.values)
+            if self._canary is not None:
+                self._canary.check(self._next[0], self._graph.output_spec)
         except Exception as error:  # Loading raises whatever its code raises.
             self._next = None
             return f"its graph cannot be used: {error}"
@@ -209,16 +239,16 @@ class TeacherSlot:
         self._dropped = True
 
     def _read(self, version: versions.Version) -> savedmodel.Snapshot:
-        """Checks a version against the student and reads its values."""
-        found = version.manifest
-        for what, ours, theirs in (
-            ("inputs", self._graph.input_spec, found.inputs),
-            ("outputs", self._graph.output_spec, found.outputs),
-        ):
-            _check_spec(what, specs.to_json(ours, what), theirs)
+        """Reads the values of a version that passed the screen."""
         try:
             expected = self._expected_variables(version)
-            return self._read_values(version, expected)
+            values = self._read_values(version, expected)
+            if self._canary and self._is_own(version):
+                self._canary.check(
+                    lambda inputs: self._predict(values, inputs),
+                    self._graph.output_spec,
+                )
+            return values
         except ValueError as error:
             raise peer_reader.RejectedError(str(error)) from error
 
@@ -230,11 +260,15 @@ class TeacherSlot:
         """Reads a version's values; those that are not finite are refused."""
         return savedmodel.read_variables(version.path, expected)
 
+    def _is_own(self, version: versions.Version) -> bool:
+        ours = self._graph.fingerprint
+        return version.manifest.graph_fingerprint == ours
+
     def _expected_variables(
         self, version: versions.Version
     ) -> Mapping[str, Mapping[str, Any]]:
         found = version.manifest
-        if found.graph_fingerprint == self._graph.fingerprint:
+        if self._is_own(version):
             return savedmodel.SavedModelWriter(self._graph).variables
         if self._allow_other_graphs:
             return savedmodel.in_order(found.variables)
@@ -252,19 +286,4 @@ def _check_values(variables: Sequence[Any], values: Sequence[Any]) -> None:
         raise ValueError(
             f"its graph must have variables of the shapes {theirs}, as its "
             f"manifest says; found {ours}."
-        )
-
-
-def _check_spec(what: str, ours: dict[str, Any], theirs: Any) -> None:
-    def shapes(spec: Any) -> Any:
-        return {name: leaf["shape"] for name, leaf in spec.items()}
-
-    try:
-        same = shapes(ours) == shapes(theirs)
-    except (AttributeError, KeyError, TypeError):
-        same = False
-    if not same:
-        raise peer_reader.RejectedError(
-            f"its {what} must be those of the student, {ours}; received "
-            f"{theirs}."
         )

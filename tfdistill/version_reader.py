@@ -13,6 +13,7 @@ import time
 from tfdistill import filesystem
 from tfdistill import manifest
 from tfdistill import retention
+from tfdistill import signing
 from tfdistill import versions
 
 _log = logging.getLogger(__name__)
@@ -25,14 +26,17 @@ class VersionReader:
         self,
         root: str | os.PathLike[str] | None,
         *,
+        key: signing.KeyOption = "environment",
         file_system: filesystem.FileSystem | None = None,
     ) -> None:
-        """Touches no storage.
+        """Touches no storage but the key's file.
 
         Args:
           root: A directory, or a URL of a scheme that `tf.io.gfile` knows. It
             need not exist. None, as for a single group without a launcher:
             nothing is ever found, and `enabled` is False.
+          key: Versions that are not signed with it are refused; see
+            `Exchange`.
           file_system: Used with `root` as it is. Default: what `root` asks for.
         """
         self.enabled = root is not None
@@ -42,6 +46,8 @@ class VersionReader:
             file_system, root = filesystem.for_root(root)
         self.root = os.fspath(root)
         self._file_system = file_system
+        self._signer = signing.signer_for(key) if self.enabled else None
+        self._told_unchecked = False
         self._newest: dict[int, versions.Version] = {}
         self._passed_over: dict[tuple[int, int], int] = {}
 
@@ -101,6 +107,7 @@ class VersionReader:
                 f"and step {step}; received {len(found.files)} files, group "
                 f"{found.group} and step {found.step}. Was it copied there?"
             )
+        self._check_signature(path, found)
         return versions.Version(found.group, found.step, path, found)
 
     def latest(self, group: int) -> versions.Version | None:
@@ -174,6 +181,15 @@ class VersionReader:
                 ) from error
             raise
 
+    def fetch(self, version: versions.Version, directory: str) -> None:
+        """Copies a version's files to an empty local directory, verified.
+
+        Raises:
+          CorruptVersionError: If a file differs from its manifest.
+          OSError: If the storage or the disk fails.
+        """
+        versions.copy_content(self._file_system, version, directory)
+
     def wait(
         self,
         group: int,
@@ -214,6 +230,23 @@ class VersionReader:
                     "the group runs and uses the same exchange."
                 )
             time.sleep(min(left, poll_secs * random.uniform(0.8, 1.2)))
+
+    def _check_signature(self, path: str, found: manifest.Manifest) -> None:
+        if self._signer is not None:
+            try:
+                self._signer.check(found)
+            except signing.SignatureError as error:
+                raise versions.CorruptVersionError(
+                    f"The manifest of {path} is not to be trusted: {error}"
+                ) from error
+        elif signing.is_signed(found) and not self._told_unchecked:
+            self._told_unchecked = True
+            _log.warning(
+                "Versions in %s are signed, and this process has no key: their "
+                "signatures are not checked. Set %s.",
+                self.root,
+                signing.FILE_VARIABLE,
+            )
 
     def _tell_once(self, group: int, step: int, error: Exception) -> None:
         # The first time it may be about to come, or to go.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 from tfdistill import filesystem
@@ -94,6 +95,37 @@ def check_content(file_system: filesystem.FileSystem, version: Version) -> None:
                 f"{expected.sha256} by its manifest; received "
                 f"{received.size} bytes with {received.sha256}."
             )
+
+
+def copy_content(
+    file_system: filesystem.FileSystem, version: Version, directory: str
+) -> None:
+    """Copies a version's files to a local directory, checking each.
+
+    What is read from the copy is what was checked, whoever writes to the
+    storage meanwhile.
+
+    Raises:
+      CorruptVersionError: If a file differs from its manifest.
+      OSError: If the storage or the disk fails.
+    """
+    local = filesystem.LocalFileSystem()
+    check_listing(file_system, version)
+    for name, expected in version.manifest.files.items():
+        blocks = file_system.blocks(f"{version.path}/{name}")
+        local.write(f"{directory}/{name}", _at_most(blocks, expected.size))
+    copy = dataclasses.replace(version, path=directory)
+    check_listing(local, copy)
+    check_content(local, copy)
+
+
+def _at_most(blocks: Iterator[bytes], num_bytes: int) -> Iterator[bytes]:
+    """Yields blocks up to the first beyond a number of bytes."""
+    for block in blocks:
+        yield block
+        num_bytes -= len(block)
+        if num_bytes < 0:
+            return
 
 
 def _check_entry(version: Version, name: str, found: filesystem.Stat) -> None:

@@ -1,0 +1,125 @@
+import codistillation_cases as cases
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tfdistill import canary
+
+_X, _Y = cases.data()
+_SPEC = tf.TensorSpec([None, 3])
+
+
+def _check(outputs, spec=_SPEC, labels=None, **kwargs):
+    batch = canary.Canary(np.zeros([2, 4]), labels=labels, **kwargs)
+    batch.check(lambda inputs: [outputs], spec)
+
+
+def test_finite_outputs_of_the_shape_pass():
+    _check(np.zeros([2, 3]))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_bad_number_is_enough(bad):
+    outputs = np.zeros([2, 3])
+    outputs[1, 2] = bad
+    with pytest.raises(ValueError, match="must be finite"):
+        _check(outputs)
+
+
+@pytest.mark.parametrize("shape", [[2, 4], [2, 1], [3, 3], [2], [2, 3, 1]])
+def test_another_shape_is_refused(shape):
+    with pytest.raises(ValueError, match=r"shape \(2, 3\); received"):
+        _check(np.zeros(shape))
+
+
+def test_worse_than_uniform_by_a_margin_is_refused():
+    for good in ([[0, 0, 0], [0, 0, 0]], [[5, 0, 0], [0, 5, 0]]):
+        _check(np.array(good, float), labels=[0, 1], margin=0.0)
+    wrong = np.array([[0, 5, 0], [5, 0, 0]], float)
+    expected = np.log(2 + np.exp(5.0))
+    with pytest.raises(ValueError, match=f"1.599.*received {expected:.3f}"):
+        _check(wrong, labels=[0, 1])
+    _check(wrong, labels=[0, 1], margin=5.0)
+
+
+def test_probabilities_and_one_output():
+    probabilities = np.array([[0.01, 0.01, 0.98]] * 2)
+    _check(probabilities, labels=[2, 2], from_logits=False, margin=0.0)
+    with pytest.raises(ValueError, match="cross-entropy"):
+        _check(probabilities, labels=[0, 0], from_logits=False)
+    spec = tf.TensorSpec([None, 1])
+    for outputs, logits in (
+        (np.full([2, 1], 4.0), True),
+        ([[0.98]] * 2, False),
+    ):
+        outputs = np.asarray(outputs)
+        _check(outputs, spec, labels=[1, 1], from_logits=logits, margin=0.0)
+        with pytest.raises(ValueError, match="cross-entropy"):
+            _check(outputs, spec, labels=[0, 0], from_logits=logits)
+
+
+@pytest.mark.parametrize("labels", [[0, 3], [-1, 0]])
+def test_labels_out_of_range(labels):
+    with pytest.raises(ValueError, match="labels must be 2 numbers in 0 to 2"):
+        _check(np.zeros([2, 3]), labels=labels)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kwargs"),
+    [
+        (np.zeros([0, 4]), {}),
+        (np.zeros([2, 4]), {"labels": [1]}),
+        (np.zeros([2, 4]), {"labels": [1.0, 2.0]}),
+        (np.zeros([2, 4]), {"margin": -1.0}),
+        ({"a": np.zeros([2, 4]), "b": np.zeros([3, 4])}, {}),
+    ],
+)
+def test_what_is_no_canary(inputs, kwargs):
+    with pytest.raises(ValueError, match="must .*received"):
+        canary.Canary(inputs, **kwargs)
+
+
+# ---- in a set of teachers ----
+
+
+@pytest.mark.parametrize("build", [cases.linear, cases.deep])
+def test_a_useless_version_is_quarantined_and_a_good_one_obeyed(
+    tmp_path, build
+):
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    good = build(1)
+    labels = np.argmax(good(_X), axis=-1)
+    batch = canary.Canary(_X, labels=labels)
+    model = cases.codistill(
+        cases.linear(0),
+        cases.teacher_set(exchange, canary=batch, allow_other_graphs=True),
+    )
+    cases.prepare(model, _X, _Y)
+    bad = build(1)
+    last = bad.layers[-1]
+    last.set_weights([-20 * w for w in last.get_weights()])
+    cases.publish(exchange, bad, step=10)
+    cases.refresh_until(model, lambda: cases.quarantined(model))
+    assert "cross-entropy on the canary" in cases.quarantined(model)[10]
+    assert model.teachers.status()[0]["step"] == -1
+    cases.publish(exchange, good, step=11)
+    cases.load(model, 11)
+
+
+def test_a_fixed_one_that_is_useless_is_refused(tmp_path):
+    student = cases.deep(1)
+    labels = np.argmin(student(_X), axis=-1)
+    student.export(str(tmp_path / "model"), verbose=False)
+    teachers = cases.teacher_set(
+        peers=(),
+        saved_models=[str(tmp_path / "model")],
+        canary=canary.Canary(_X, labels=labels, margin=0.0),
+    )
+    model = cases.codistill(cases.linear(0), teachers)
+    with pytest.raises(ValueError, match="cross-entropy on the canary"):
+        cases.prepare(model, _X, _Y)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,211 @@
+"""SavedModels that must never be loaded, made when a test asks for one."""
+
+import pathlib
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+_SPEC = tf.TensorSpec([None, 4], tf.float32, name="inputs")
+
+
+class _Module(tf.Module):
+    def __init__(self, body: Callable[[tf.Tensor], Any]) -> None:
+        super().__init__()
+        kernel = tf.Variable(tf.ones([4, 3]), trainable=False)
+        self.model_variables = [kernel]
+
+        @tf.function(input_signature=[_SPEC], autograph=False)
+        def serve(inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+            extra = body(inputs)
+            outputs = inputs @ kernel
+            if isinstance(extra, tf.Tensor):
+                outputs += tf.cast(extra, tf.float32)
+            return {"outputs": outputs}
+
+        self.serve = serve
+
+
+class _Resource(tf.saved_model.experimental.TrackableResource):
+    """A table whose initialiser does something else."""
+
+    def __init__(self, body: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._body = body
+
+    def _create_resource(self) -> Any:
+        return tf.raw_ops.HashTableV2(
+            key_dtype=tf.string, value_dtype=tf.int64, shared_name="hostile"
+        )
+
+    def _initialize(self) -> None:
+        self._body(self.resource_handle)
+
+    def _destroy_resource(self) -> None:
+        pass
+
+
+def save(directory: pathlib.Path, body: Callable[[tf.Tensor], Any]) -> None:
+    """A SavedModel whose signature runs `body` besides a linear layer."""
+    module = _Module(body)
+    tf.saved_model.save(module, str(directory), signatures=module.serve)
+
+
+def edit(directory: pathlib.Path, change: Callable[[Any], None]) -> None:
+    """Changes the graph of a SavedModel in place."""
+    path = directory / "saved_model.pb"
+    model = saved_model_pb2.SavedModel.FromString(path.read_bytes())
+    change(model)
+    path.write_bytes(model.SerializeToString())
+
+
+def functions(model: Any) -> Any:
+    return model.meta_graphs[0].graph_def.library.function
+
+
+def _nested(inner: Callable[[], Any], depth: int = 3) -> Callable[[], Any]:
+    for _ in range(depth):
+        inner = tf.function(inner, autograph=False)
+    return inner
+
+
+def _branch(inner: Callable[[], Any]) -> Callable[[tf.Tensor], Any]:
+    def body(inputs: tf.Tensor) -> Any:
+        return tf.switch_case(
+            tf.size(inputs),
+            [lambda: tf.constant(1.0), inner],
+        )
+
+    return body
+
+
+def bodies(path: str) -> dict[str, Callable[[tf.Tensor], Any]]:
+    """What must not be in a signature, by the operation to be named.
+
+    Args:
+        path: A file that would be made, or read.
+    """
+    raw = tf.raw_ops
+
+    def write() -> tf.Tensor:
+        raw.WriteFile(filename=path, contents="x")
+        return tf.constant(0.0)
+
+    return {
+        "WriteFile": lambda x: write(),
+        "WriteFile nested": lambda x: _nested(write)(),
+        "WriteFile in a branch": _branch(write),
+        "ReadFile": lambda x: tf.strings.length(raw.ReadFile(filename=path)),
+        "PrintV2": lambda x: raw.PrintV2(
+            input=tf.constant("x"), output_stream=f"file://{path}"
+        ),
+        "WholeFileReaderV2": lambda x: [raw.WholeFileReaderV2()] and 0,
+        "MatchingFiles": lambda x: tf.size(raw.MatchingFiles(pattern="/*")),
+        "SaveV2": lambda x: raw.SaveV2(
+            prefix=path,
+            tensor_names=["x"],
+            shape_and_slices=[""],
+            tensors=[x],
+        ),
+        "RestoreV2": lambda x: raw.RestoreV2(
+            prefix=path,
+            tensor_names=["x"],
+            shape_and_slices=[""],
+            dtypes=[tf.float32],
+        )[0],
+        "DebugIdentityV2": lambda x: tf.reduce_sum(
+            raw.DebugIdentityV2(input=x, debug_urls=[f"file://{path}"])
+        ),
+        "EagerPyFunc": lambda x: tf.py_function(
+            lambda: pathlib.Path(path).touch() or 0.0, [], tf.float32
+        ),
+        "VarHandleOp": lambda x: raw.ReadVariableOp(
+            resource=raw.VarHandleOp(
+                dtype=tf.float32, shape=[], shared_name="another"
+            ),
+            dtype=tf.float32,
+        ),
+        "DecodeJpeg": lambda x: tf.size(
+            raw.DecodeJpeg(contents=tf.constant(""))
+        ),
+    }
+
+
+def endless(name: str) -> Callable[[tf.Tensor], Any]:
+    """A loop that need not end, by what is wrong with it."""
+    one, limit = tf.constant(1), tf.constant(10)
+
+    def loop(condition: Any, body: Any, *start: Any) -> Any:
+        return lambda x: tf.while_loop(
+            condition, body, [s() if callable(s) else s for s in start]
+        )[0]
+
+    return {
+        "no counter": loop(lambda i: i > -one, lambda i: [i + 1], 0),
+        "stands still": loop(lambda i: i < limit, lambda i: [i + 0], 0),
+        "counts down": loop(lambda i: i < 10, lambda i: [i - 1], 0),
+        "starts far below": loop(lambda i: i < 10, lambda i: [i + 1], -(2**31)),
+        "a far limit": loop(lambda i: i < 2**30, lambda i: [i + 1], 0),
+        "a moving limit": loop(
+            lambda i, n: i < n, lambda i, n: [i + 1, n + 1], 0, 5
+        ),
+        "either": loop(
+            lambda i: tf.logical_or(i < 10, i > -1), lambda i: [i + 1], 0
+        ),
+        "a limit from the input": lambda x: tf.while_loop(
+            lambda i, n: i < n,
+            lambda i, n: [i + 1, n],
+            [0, tf.cast(tf.reduce_max(x), tf.int32)],
+        )[0],
+        "a product of sizes": lambda x: tf.while_loop(
+            lambda i, n: i < n,
+            lambda i, n: [i + 1, n],
+            [0, tf.size(x) * 1_000_000],
+        )[0],
+        "within another": lambda x: tf.while_loop(
+            lambda i: i < 10,
+            lambda i: [
+                i
+                + 1
+                + 0 * tf.while_loop(lambda j: j < 10, lambda j: [j + 1], [0])[0]
+            ],
+            [0],
+        )[0],
+    }[name]
+
+
+ENDLESS = (
+    "no counter",
+    "stands still",
+    "counts down",
+    "starts far below",
+    "a far limit",
+    "a moving limit",
+    "either",
+    "a limit from the input",
+    "a product of sizes",
+    "within another",
+)
+
+
+def with_resource(directory: pathlib.Path, body: Callable[[Any], Any]) -> None:
+    """A SavedModel with a table that `body` initialises from its handle."""
+    module = _Module(lambda inputs: None)
+    module.table = _Resource(body)
+    tf.saved_model.save(module, str(directory), signatures=module.serve)
+
+
+def with_unused_function(directory: pathlib.Path, path: str) -> None:
+    """A SavedModel with one more function, which nothing calls."""
+    module = _Module(lambda inputs: None)
+    module.other = tf.function(
+        lambda: [tf.io.write_file(path, "x")] and 0, input_signature=[]
+    )
+    tf.saved_model.save(module, str(directory), signatures=module.serve)
+
+
+def copy_from(source: pathlib.Path) -> Callable[[str], None]:
+    """What `Exchange.publish` calls to publish a directory as it is."""
+    return lambda to: shutil.copytree(source, to, dirs_exist_ok=True) and None

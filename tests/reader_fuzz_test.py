@@ -1,0 +1,183 @@
+"""Readers of what others write: any input gives a result or a plain error.
+
+manifest_test.py and cluster_test.py do the same for manifests and TF_CONFIG.
+"""
+
+import functools
+import json
+import pathlib
+import tempfile
+
+import codistillation_cases as cases
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from launch import config as config_lib
+from launch import recipes
+from tfdistill import cluster as cluster_lib
+from tfdistill import data_schema
+from tfdistill import graph_check
+from tfdistill import saved_model_files
+from tfdistill import savedmodel
+from tfdistill import signing
+from tfdistill import student_graph
+
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([-1, 0, 1e400, "nan", "digits", "all"])
+    | st.text(max_size=5),
+    lambda part: (
+        st.lists(part, max_size=3)
+        | st.dictionaries(st.text(max_size=3), part, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def _fields(tree, prefix=()):
+    """The place of each field of a configuration."""
+    for name, value in tree.items():
+        yield (*prefix, name)
+        if isinstance(value, dict):
+            yield from _fields(value, (*prefix, name))
+
+
+_TREE = json.loads(recipes.get("digits").to_json())
+
+
+@functools.cache
+def _graph():
+    graph = student_graph.StudentGraph(cases.deep(0), cases.input_spec())
+    with tempfile.TemporaryDirectory() as directory:
+        writer = savedmodel.SavedModelWriter(graph)
+        writer.write(directory, writer.snapshot())
+        return pathlib.Path(directory, "saved_model.pb").read_bytes()
+
+
+# ---- configurations ----
+
+
+def _read_config(text):
+    try:
+        config = config_lib.Config.from_json(text)
+    except ValueError:
+        return
+    assert config_lib.Config.from_json(config.to_json()) == config
+
+
+@hypothesis.settings(deadline=None, max_examples=100)
+@hypothesis.given(st.text() | st.binary() | _JSON.map(json.dumps))
+def test_any_text_is_a_configuration_or_a_value_error(text):
+    _read_config(text)
+
+
+def test_text_nested_too_deeply_is_a_value_error():
+    for text in ("[" * 100_000, '{"a":' * 100_000):
+        with pytest.raises(ValueError, match="must be JSON"):
+            config_lib.Config.from_json(text)
+        with pytest.raises(ValueError, match="`seed` must be"):
+            recipes.override(recipes.get("digits"), [f"seed={text}"])
+
+
+@hypothesis.settings(deadline=None, max_examples=150)
+@hypothesis.given(st.sampled_from(sorted(_fields(_TREE))), _JSON)
+def test_any_value_of_any_field_is_taken_or_a_value_error(place, value):
+    tree = json.loads(json.dumps(_TREE))
+    parent = tree
+    for name in place[:-1]:
+        parent = parent[name]
+    parent[place[-1]] = value
+    _read_config(json.dumps(tree))
+
+
+@hypothesis.settings(deadline=None, max_examples=200)
+@hypothesis.given(
+    st.text(max_size=30)
+    | st.builds(
+        lambda place, value: f"{'.'.join(place)}={value}",
+        st.sampled_from(sorted(_fields(_TREE))),
+        st.text(max_size=10) | _JSON.map(json.dumps),
+    )
+)
+def test_any_override_is_taken_or_a_value_error(change):
+    try:
+        recipes.override(recipes.get("digits"), [change])
+    except ValueError as error:
+        assert str(error)
+
+
+# ---- the environment ----
+
+# What the message says whatever the key is.
+_HARMLESS = (
+    "The key of an exchange must have 16 to 4096 bytes; received 0123456789. "
+    "Make one with: openssl rand -hex 32"
+)
+_TEXT = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"])
+)
+
+
+@hypothesis.given(
+    st.dictionaries(
+        st.sampled_from(sorted(cluster_lib.KNOWN_VARIABLES))
+        | _TEXT.map("TFDISTILL_{}".format),
+        _TEXT,
+        max_size=4,
+    )
+)
+def test_any_environment_is_a_cluster_or_a_value_error(environ):
+    try:
+        cluster_lib.Cluster.from_env(environ)
+    except ValueError as error:
+        assert "TF" in str(error)
+
+
+@hypothesis.given(_TEXT)
+def test_any_text_is_a_key_or_a_value_error_that_hides_it(text):
+    hypothesis.assume(len(text) > 3)
+    try:
+        signing.signer_for("environment", {signing.KEY_VARIABLE: text})
+    except ValueError as error:
+        assert text not in str(error) or text in _HARMLESS
+
+
+# ---- what peers publish ----
+
+
+@hypothesis.settings(deadline=None, max_examples=150)
+@hypothesis.given(st.data())
+def test_a_graph_with_other_bytes_passes_or_is_refused(data):
+    content = bytearray(_graph())
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content))) :]
+    try:
+        graph_check.check(bytes(content))
+    except graph_check.GraphError as error:
+        assert "its" in str(error) or "it must" in str(error)
+
+
+@hypothesis.given(st.lists(_TEXT | st.just("saved_model.pb"), max_size=4))
+def test_any_file_names_pass_or_are_refused(names):
+    try:
+        saved_model_files.check_names(names)
+    except graph_check.GraphError:
+        return
+    assert set(names) == {"saved_model.pb"}
+
+
+@hypothesis.given(_JSON)
+def test_any_schema_of_a_peer_differs(theirs):
+    ours = data_schema.digests({"labels": ["a"]})
+    assert data_schema.difference(ours, theirs)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,89 @@
+"""What a peer's manifest must say before any other file of it is read."""
+
+import logging
+from typing import Any
+
+from tfdistill import data_schema
+from tfdistill import peer_reader
+from tfdistill import saved_model_files
+from tfdistill import specs
+from tfdistill import student_graph
+from tfdistill import versions
+
+_log = logging.getLogger(__name__)
+
+
+class VersionScreen:
+    """Checks the files, the size, the specs and the schema of a version."""
+
+    def __init__(
+        self,
+        graph: student_graph.StudentGraph,
+        *,
+        schema: data_schema.Wanted | None = None,
+    ) -> None:
+        """Reads nothing.
+
+        Args:
+            graph: The student's traced inference.
+            schema: What peers must have. Default: nothing is compared.
+        """
+        self._graph = graph
+        self._schema = schema or data_schema.Wanted(None, False)
+        self._told: set[str] = set()
+
+    def __call__(self, version: versions.Version) -> None:
+        """Checks one version.
+
+        Raises:
+            RejectedError: It must not be read.
+        """
+        found = version.manifest
+        own_graph = found.graph_fingerprint == self._graph.fingerprint
+        try:
+            saved_model_files.check_names(found.files)
+            saved_model_files.check_size(
+                version.num_bytes, self._graph, own_graph=own_graph
+            )
+        except ValueError as error:
+            raise peer_reader.RejectedError(str(error)) from error
+        for what, ours, said in (
+            ("inputs", self._graph.input_spec, found.inputs),
+            ("outputs", self._graph.output_spec, found.outputs),
+        ):
+            _check_spec(what, specs.to_json(ours, what), said)
+        self._check_schema(version)
+
+    def _check_schema(self, version: versions.Version) -> None:
+        theirs = version.manifest.extras.get(data_schema.FIELD)
+        difference = data_schema.difference(self._schema.ours, theirs)
+        if difference is None:
+            return
+        if not self._schema.only_warn:
+            raise peer_reader.RejectedError(
+                f"{difference} Give every group's StudentExporter and "
+                "TeacherSet the same `schema`, or set "
+                "TeacherSet(allow_other_schemas=True)."
+            )
+        if difference not in self._told:
+            self._told.add(difference)
+            _log.warning(
+                "Obeying the teacher of group %d, though %s",
+                version.group,
+                difference,
+            )
+
+
+def _check_spec(what: str, ours: dict[str, Any], theirs: Any) -> None:
+    def shapes(spec: Any) -> Any:
+        return {name: leaf["shape"] for name, leaf in spec.items()}
+
+    try:
+        same = shapes(ours) == shapes(theirs)
+    except (AttributeError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise peer_reader.RejectedError(
+            f"its {what} must be those of the student, {ours}; received "
+            f"{theirs}."
+        )
