@@ -57,25 +57,6 @@ def kind_of(name: str) -> Any:
     return kinds[name]
 
 
-def constant_decay_notice(
-    options: optimizer_section.Optimizer,
-) -> str | None:
-    """Returns what to tell of codistillation with these options, or None."""
-    if not options.decay or options.weight_decay_factors:
-        return None
-    steps = (
-        "" if options.schedule == "steps" else 'optimizer.schedule="steps", '
-    )
-    return (
-        f"Codistillation with the constant weight decay {options.decay}: each "
-        "of them regularizes, and both together may do it too much. Sodhani "
-        "et al. 2020 (arXiv:2010.02838) lost about 2% of ImageNet's accuracy "
-        "this way; they got it back with a weight decay that falls with the "
-        f"learning rate and with later drops. Consider {steps}"
-        "codistillation.weight_decay_factors and codistillation.boundaries."
-    )
-
-
 def _learning_rate(options: optimizer_section.Optimizer, num_steps: int) -> Any:
     schedules = keras.optimizers.schedules
     rate, warmup_steps = options.learning_rate, options.warmup_steps

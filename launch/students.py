@@ -10,6 +10,7 @@ import tfdistill
 from launch import config as config_lib
 from launch import config_sections as sections
 from launch import objectives
+from launch import optimizer_section
 from launch import optimizers
 from models import cifar10
 from models import criteo
@@ -141,7 +142,7 @@ def _make_optimizer(
             fused_updates.rule_for(optimizer)
     except ValueError as cause:
         raise OptionsError(str(cause)) from cause
-    notice = optimizers.constant_decay_notice(options)
+    notice = optimizer_section.constant_decay_notice(options)
     if notice and learns(config, cluster) and cluster.is_chief:
         print(notice, flush=True)
     return optimizer

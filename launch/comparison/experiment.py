@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launch import config as config_lib
+from launch import optimizer_section
 from launch import recipes
 from launch import run_outputs
 from launch.comparison import collect
@@ -154,6 +155,19 @@ class Experiment:
         return found
 
     def _notes(self, finished: Mapping[str, Sequence[Any]]) -> list[str]:
+        learning = [
+            run.config.optimizer_of(learns=True)
+            for trials in self._trials.values()
+            for run in trials[0].runs
+            if run.config.codistillation.enabled
+        ]
+        notices = map(optimizer_section.constant_decay_notice, learning)
+        return [
+            *dict.fromkeys(notice for notice in notices if notice),
+            *self._undone(finished),
+        ]
+
+    def _undone(self, finished: Mapping[str, Sequence[Any]]) -> list[str]:
         return [
             f"{name}: {len(trials)} of {self._num_trials} trials are done."
             for name, trials in finished.items()
