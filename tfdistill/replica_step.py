@@ -6,8 +6,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistill import chief_only
-
 Logs = dict[str, Any]
 
 
@@ -26,58 +24,68 @@ def on_replicas(
         taken from states summed over all replicas, the rest from the first
         replica.
     """
-    strategy = model.distribute_strategy
+    return _Execution(model, step)
 
-    def first_of_replicas(logs: Logs) -> Logs:
+
+class _Execution:
+    """Several steps in one call: in one function, or one function each."""
+
+    def __init__(self, model: keras.Model, step: Callable[[Any], Logs]) -> None:
+        self._model, self._step = model, step
+        self._strategy = model.distribute_strategy
+        # Told by the first trace: whether each step is a function's call.
+        self._stepwise = False
+        self._begin, self._go_on = (
+            function
+            if model.run_eagerly
+            else tf.function(
+                function, reduce_retracing=True, jit_compile=model.jit_compile
+            )
+            for function in map(
+                tf.autograph.experimental.do_not_convert,
+                (self._first_steps, self._next_step),
+            )
+        )
+
+    def __call__(self, iterator: Any) -> Logs:
+        logs = self._of_first_replica(self._begin(iterator))
+        step = tf.constant(1)
+        while self._stepwise and step < self._model.steps_per_execution:
+            step, logs = self._go_on(iterator, step, logs)
+            logs = self._of_first_replica(logs)
+        return logs
+
+    def _first_steps(self, iterator: Any) -> Logs:
+        steps = self._model.steps_per_execution
+        logs = self._run(iterator.get_next())
+        self._stepwise = _gathers_in_graph()
+        if steps > 1 and not self._stepwise:
+            logs = _repeat(self._run, logs, iterator, steps)
+        return self._finish(logs)
+
+    def _next_step(self, iterator: Any, step: tf.Tensor, logs: Logs) -> Any:
+        step, logs = _step_if_data(
+            self._run, iterator, step, logs, self._model.steps_per_execution
+        )
+        return step, self._finish(logs)
+
+    def _run(self, data: Any) -> Logs:
+        return self._of_first_replica(
+            self._strategy.run(self._step, args=(data,))
+        )
+
+    def _finish(self, logs: Logs) -> Logs:
+        summed = self._strategy.run(lambda: _summed_results(self._model))
+        return {key: summed.get(key, logs[key]) for key in logs}
+
+    def _of_first_replica(self, logs: Logs) -> Logs:
         return {
-            key: strategy.experimental_local_results(value)[0]
+            key: self._strategy.experimental_local_results(value)[0]
             for key, value in logs.items()
         }
 
-    def run(data: Any) -> Logs:
-        return first_of_replicas(strategy.run(step, args=(data,)))
 
-    # Told by the first trace: whether each step is a call of its own.
-    stepwise = False
-
-    def finish(logs: Logs) -> Logs:
-        summed = strategy.run(lambda: _summed_results(model))
-        return {key: summed.get(key, logs[key]) for key in logs}
-
-    @tf.autograph.experimental.do_not_convert
-    def execute(iterator: Any) -> Logs:
-        nonlocal stepwise
-        logs = run(iterator.get_next())
-        stepwise = _gathers_over_workers(strategy)
-        if model.steps_per_execution > 1 and not stepwise:
-            logs = _repeat(run, logs, iterator, model.steps_per_execution)
-        return finish(logs)
-
-    @tf.autograph.experimental.do_not_convert
-    def go_on(iterator: Any, step: tf.Tensor, logs: Logs) -> Any:
-        step, logs = _step_if_data(
-            run, iterator, step, logs, model.steps_per_execution
-        )
-        return step, finish(logs)
-
-    if not model.run_eagerly:
-        execute, go_on = (
-            tf.function(f, reduce_retracing=True, jit_compile=model.jit_compile)
-            for f in (execute, go_on)
-        )
-
-    def execute_all(iterator: Any) -> Logs:
-        logs = first_of_replicas(execute(iterator))
-        step = tf.constant(1)
-        while stepwise and step < model.steps_per_execution:
-            step, logs = go_on(iterator, step, logs)
-            logs = first_of_replicas(logs)
-        return logs
-
-    return execute_all
-
-
-def _gathers_over_workers(strategy: tf.distribute.Strategy) -> bool:
+def _gathers_in_graph() -> bool:
     """Whether the graph being built gathers values of varying size.
 
     Sparse gradients are gathered, padded to the largest number of rows. A
@@ -85,7 +93,7 @@ def _gathers_over_workers(strategy: tf.distribute.Strategy) -> bool:
     (`CollectiveParamResolverLocal` knows it by instance and step id), so that
     in a loop of steps the second number of rows is an error.
     """
-    if chief_only.num_workers(strategy) == 1 or tf.executing_eagerly():
+    if tf.executing_eagerly():
         return False
     operations = tf.compat.v1.get_default_graph().get_operations()
     return any(op.type.startswith("CollectiveGather") for op in operations)
