@@ -83,7 +83,7 @@ class Notes(keras.callbacks.Callback):
 def main(directory: pathlib.Path, num_steps: int) -> None:
     """Runs this task."""
     strategy = tfdistill.make_strategy()
-    exchange = tfdistill.Exchange(directory / "exchange")
+    exchange = tfdistill.Exchange(directory / "exchange", key=None)
     learns = (directory / "exchange" / "group_1").exists()
     teachers = tfdistill.TeacherSet(exchange, [1], poll_secs=0.1)
     with strategy.scope():
