@@ -195,8 +195,10 @@ def _callbacks(
     directory = run_outputs.group_dir(str(cluster.workdir), cluster.group)
     callbacks: list[keras.callbacks.Callback] = [
         tfdistill.RunLog(str(directory)),
-        keras.callbacks.TensorBoard(
-            str(directory / "tensorboard"), write_graph=False
+        tfdistill.BestEffort(
+            keras.callbacks.TensorBoard(
+                str(directory / "tensorboard"), write_graph=False
+            )
         ),
     ]
     if cluster.uses_parameter_servers:
@@ -210,11 +212,10 @@ def _callbacks(
     if config.checkpoints != "none":
         best = config.checkpoints == "best"
         name = "best.keras" if best else "checkpoints/{epoch:05d}.keras"
-        callbacks.append(
-            keras.callbacks.ModelCheckpoint(
-                str(directory / name), monitor="val_loss", save_best_only=best
-            )
+        checkpoint = keras.callbacks.ModelCheckpoint(
+            str(directory / name), monitor="val_loss", save_best_only=best
         )
+        callbacks.append(tfdistill.BestEffort(checkpoint))
     return callbacks
 
 

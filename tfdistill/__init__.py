@@ -15,6 +15,7 @@ if typing.TYPE_CHECKING:
     from tfdistill import metrics as metrics
     from tfdistill import schedules as schedules
     from tfdistill.backup import Backup as Backup
+    from tfdistill.best_effort import BestEffort as BestEffort
     from tfdistill.callbacks import StudentExporter as StudentExporter
     from tfdistill.callbacks import TeacherLoader as TeacherLoader
     from tfdistill.canary import Canary as Canary
@@ -31,6 +32,7 @@ if typing.TYPE_CHECKING:
 _MODULES = ("data", "losses", "metrics", "schedules")
 _HOMES = {
     "Backup": "backup",
+    "BestEffort": "best_effort",
     "Canary": "canary",
     "Cluster": "cluster",
     "CodistillModel": "model",

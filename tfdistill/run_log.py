@@ -1,6 +1,7 @@
 """The run's progress as JSON lines, for people, plots and the launcher."""
 
 import json
+import logging
 import math
 import pathlib
 import time
@@ -10,6 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistill import step_counter
+
+_log = logging.getLogger(__name__)
 
 
 class RunLog(step_counter.SteppedCallback):
@@ -44,6 +47,7 @@ class RunLog(step_counter.SteppedCallback):
         self._epoch = 0
         self._num_examples = 0.0
         self._written = (0.0, 0.0)
+        self._failed = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Makes the directory and notes the start."""
@@ -105,8 +109,23 @@ class RunLog(step_counter.SteppedCallback):
                 now - then
             )
         self._written = (now, self._num_examples)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        self._append(json.dumps(line) + "\n")
+
+    def _append(self, text: str) -> None:
+        """Writes a line; where that fails it is lost, and training goes on."""
+        try:
+            # After a failure a part of a line may stand there.
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("\n" * self._failed + text)
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                _log.warning(
+                    "%s lacks lines from now on, training goes on: %s",
+                    self._path,
+                    error,
+                )
+            self._failed = True
 
     def _total_steps(self) -> int | None:
         steps, epochs = self.params.get("steps"), self.params.get("epochs")
