@@ -1,0 +1,1 @@
+"""Injects faults into a run on this machine, and watches what must hold."""

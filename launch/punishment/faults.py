@@ -1,0 +1,256 @@
+"""The faults that can be injected, each undone or outlived by the run."""
+
+import dataclasses
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+
+from launch.punishment import processes
+from launch.punishment import run_view
+from launch.punishment import schedule
+from tfdistill import signing
+
+# A frozen task is the launcher's to find; one it has not found by then is
+# woken up, and told of.
+FROZEN_LIMIT_SECS = 60.0
+# TensorFlow alone takes seconds to import, many more on a busy machine.
+DUPLICATE_LIMIT_SECS = 150.0
+TERM_LIMIT_SECS = 15.0
+_DISK_FULL_SECS = 8.0
+# Shorter than the time after which the launcher takes a task for frozen.
+_LATE_SECS = 2.0
+_RESTART_LIMIT_SECS = 60.0
+
+
+@dataclasses.dataclass(kw_only=True)
+class Outcome:
+    """What an injection did.
+
+    Attributes:
+        target: The task, or the file, that was hit; empty if none was there.
+        ends_group: Whether the group must stop and come back.
+        violation: What should not have happened; empty if nothing.
+        damaged: The version whose files were damaged: group and step.
+    """
+
+    target: str = ""
+    ends_group: bool = False
+    violation: str = ""
+    damaged: tuple[int, int] | None = None
+
+
+_Inject = Callable[[run_view.RunView, schedule.Injection], Outcome]
+
+
+def _pick(
+    view: run_view.RunView, injection: schedule.Injection
+) -> run_view.Task | None:
+    tasks = sorted(view.tasks(injection.group), key=lambda task: task.name)
+    return tasks[int(injection.draw * len(tasks))] if tasks else None
+
+
+def _signalled(
+    view: run_view.RunView,
+    injection: schedule.Injection,
+    number: signal.Signals,
+) -> tuple[Outcome, processes.Process | None]:
+    task = _pick(view, injection)
+    if task is None or not task.process.send(number):
+        return Outcome(), None
+    return Outcome(target=task.name, ends_group=True), task.process
+
+
+def _kill(view: run_view.RunView, injection: schedule.Injection) -> Outcome:
+    return _signalled(view, injection, signal.SIGKILL)[0]
+
+
+def _stop(view: run_view.RunView, injection: schedule.Injection) -> Outcome:
+    outcome, process = _signalled(view, injection, signal.SIGSTOP)
+    if process and not _ends(process, FROZEN_LIMIT_SECS):
+        outcome.violation = (
+            f"{outcome.target} was frozen for {FROZEN_LIMIT_SECS:g} s and "
+            "nobody ended it"
+        )
+        process.send(signal.SIGCONT)
+    return outcome
+
+
+def _term(view: run_view.RunView, injection: schedule.Injection) -> Outcome:
+    outcome, process = _signalled(view, injection, signal.SIGTERM)
+    if process and not _ends(process, TERM_LIMIT_SECS):
+        outcome.violation = (
+            f"{outcome.target} did not end within {TERM_LIMIT_SECS:g} s of "
+            "SIGTERM"
+        )
+    return outcome
+
+
+def _late(view: run_view.RunView, injection: schedule.Injection) -> Outcome:
+    """Kills a task and holds up the one that comes in its place."""
+    outcome, process = _signalled(view, injection, signal.SIGKILL)
+    deadline = time.monotonic() + _RESTART_LIMIT_SECS
+    while process and time.monotonic() < deadline:
+        for task in view.tasks(injection.group):
+            if task.name == outcome.target and task.process != process:
+                task.process.send(signal.SIGSTOP)
+                time.sleep(_LATE_SECS)
+                task.process.send(signal.SIGCONT)
+                return outcome
+        time.sleep(0.05)
+    if process:
+        outcome.violation = (
+            f"{outcome.target} was not started again within "
+            f"{_RESTART_LIMIT_SECS:g} s"
+        )
+    return outcome
+
+
+def _disk_full(
+    view: run_view.RunView, injection: schedule.Injection
+) -> Outcome:
+    """Lets a chief write no file beyond its first bytes for a while."""
+    task = view.chief(injection.group)
+    if task is None:
+        return Outcome()
+    pid = task.process.pid
+    try:
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, before[1]))
+        time.sleep(_DISK_FULL_SECS)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+    except ProcessLookupError:
+        return Outcome(
+            target=task.name,
+            ends_group=True,
+            violation=f"{task.name} ended while its disk was full",
+        )
+    return Outcome(target=task.name)
+
+
+def _corrupt(view: run_view.RunView, injection: schedule.Injection) -> Outcome:
+    """Damages one file of the newest version of a group."""
+    directory = pathlib.Path(view.exchange, f"group_{injection.group}")
+    steps = [p for p in directory.glob("*") if p.name.isdigit()]
+    if not steps:
+        return Outcome()
+    version = max(steps, key=lambda path: int(path.name))
+    # Peers must notice by the manifest's sums; a broken manifest is a version
+    # that is not there.
+    files = sorted(path for path in version.rglob("*") if path.is_file())
+    if not files:
+        return Outcome()
+    kinds = (_cut, _flip, _zero, _remove, _add)
+    path = files[int(injection.draw * len(files))]
+    kind = kinds[int(injection.draw * len(files) * len(kinds)) % len(kinds)]
+    try:
+        kind(path, injection.draw)
+    except FileNotFoundError:  # Pruned meanwhile.
+        return Outcome()
+    name = (
+        path.relative_to(view.workdir) if view.workdir in path.parents else path
+    )
+    return Outcome(
+        target=f"{kind.__name__.strip('_')} {name}",
+        damaged=(injection.group, int(version.name)),
+    )
+
+
+def _cut(path: pathlib.Path, draw: float) -> None:
+    os.truncate(path, int(draw * path.stat().st_size))
+
+
+def _flip(path: pathlib.Path, draw: float) -> None:
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        place = file.seek(int(draw * size))
+        (byte,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ 1 << int(draw * 8)]))
+
+
+def _zero(path: pathlib.Path, draw: float) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def _remove(path: pathlib.Path, draw: float) -> None:
+    path.unlink()
+
+
+def _add(path: pathlib.Path, draw: float) -> None:
+    (path.parent / f"foreign-{draw:.6f}").write_bytes(b"nobody's")
+
+
+def _duplicate(
+    view: run_view.RunView, injection: schedule.Injection
+) -> Outcome:
+    """Starts the group a second time, as one task, beside the first."""
+    if view.chief(injection.group) is None:
+        return Outcome()
+    topology = view.topology
+    log = view.workdir / "punish" / f"duplicate_{injection.number}.log"
+    with log.open("wb") as output:
+        second = subprocess.Popen(
+            topology["command"],
+            env=_duplicate_environment(view, injection.group),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    outcome = Outcome(target=f"a second group {injection.group}")
+    try:
+        code = second.wait(timeout=DUPLICATE_LIMIT_SECS)
+    except subprocess.TimeoutExpired:
+        outcome.violation = (
+            f"{outcome.target} ran for {DUPLICATE_LIMIT_SECS:g} s beside the "
+            f"first, see {log}"
+        )
+        os.killpg(second.pid, signal.SIGKILL)
+        second.wait()
+        return outcome
+    if code == 0:
+        outcome.violation = f"{outcome.target} ended as if all were well"
+    return outcome
+
+
+def _duplicate_environment(
+    view: run_view.RunView, group: int
+) -> Mapping[str, str]:
+    environment = {
+        name: value for name, value in os.environ.items() if name != "TF_CONFIG"
+    }
+    environment |= view.topology["env"]
+    environment |= {
+        "TFDISTILL_EXCHANGE": view.exchange,
+        "TFDISTILL_GROUP": str(group),
+        "TFDISTILL_NUM_GROUPS": str(view.num_groups),
+        "TFDISTILL_WORKDIR": str(view.workdir),
+    }
+    if not signing.has_key(environment):
+        environment[signing.FILE_VARIABLE] = str(view.workdir / "exchange.key")
+    return environment
+
+
+def _ends(process: processes.Process, within_secs: float) -> bool:
+    deadline = time.monotonic() + within_secs
+    while process.alive:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+FAULTS: Mapping[str, tuple[_Inject, str]] = {
+    "kill": (_kill, "SIGKILL to any task"),
+    "stop": (_stop, "SIGSTOP to any task, which the launcher must find"),
+    "term": (_term, "SIGTERM to any task, as a preemption"),
+    "late": (_late, "SIGKILL, and the task in its place comes late"),
+    "disk_full": (_disk_full, "a chief can write no file for a while"),
+    "corrupt": (_corrupt, "a file of a group's newest version is damaged"),
+    "duplicate": (_duplicate, "the group is started a second time"),
+}

@@ -1,0 +1,136 @@
+"""A run of the launcher as seen from outside: its files and its processes."""
+
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from launch.punishment import processes
+from tfdistill import live_status
+
+_RECORD = "launch.json"
+
+
+class NoRunError(ValueError):
+    """There is no run at work in the directory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One task of the run as it is now.
+
+    Attributes:
+        name: Such as `group_0_worker_1`.
+        group: Index of its group.
+        process: What it runs as.
+    """
+
+    name: str
+    group: int
+    process: processes.Process
+
+
+class RunView:
+    """Reads launch.json and what the groups write, over and over."""
+
+    def __init__(self, workdir: str) -> None:
+        """Reads the record of the run.
+
+        Args:
+            workdir: The run's.
+
+        Raises:
+            NoRunError: If no run is at work there.
+        """
+        self.workdir = pathlib.Path(workdir).resolve()
+        self._path = self.workdir / _RECORD
+        try:
+            record = json.loads(self._path.read_bytes())
+            self.topology: dict[str, Any] = record["topology"]
+            self._pids: Mapping[str, int] = record["pids"]
+        except (OSError, ValueError, KeyError) as cause:
+            raise NoRunError(
+                f"`--workdir` must be of a run of launch.local; {self._path} "
+                f"cannot be read: {cause}. Start the run first."
+            ) from cause
+        self.num_groups = int(self.topology["num_groups"])
+        self._metrics = [
+            live_status.MetricsTail(self.group_dir(g) / "metrics.jsonl")
+            for g in range(self.num_groups)
+        ]
+        self._events = live_status.MetricsTail(
+            self.workdir / "logs" / "events.jsonl"
+        )
+        # Every process that was a task of the run since this view was made.
+        self.seen: dict[processes.Process, str] = {}
+        if not self.tasks():
+            raise NoRunError(
+                f"`--workdir` must be of a run at work; none of the "
+                f"{len(self._pids)} processes in {self._path} is alive. Start "
+                "the run first."
+            )
+
+    @property
+    def exchange(self) -> str:
+        """The run's exchange."""
+        given = self.topology["exchange"]
+        return given or str(self.workdir / "exchange")
+
+    def group_dir(self, group: int) -> pathlib.Path:
+        """Returns the directory of a group's files."""
+        return self.workdir / f"group_{group}"
+
+    def tasks(self, group: int | None = None) -> list[Task]:
+        """Returns the tasks that are alive now.
+
+        Args:
+            group: Of this group only. Default: of all.
+        """
+        found = []
+        try:
+            self._pids = json.loads(self._path.read_bytes())["pids"]
+        except (OSError, ValueError, KeyError):
+            pass  # What was read before is still good.
+        for name, pid in self._pids.items():
+            process = processes.find(pid)
+            if process is None or not process.alive:
+                continue
+            task = Task(name, int(name.split("_")[1]), process)
+            self.seen.setdefault(process, name)
+            if group is None or task.group == group:
+                found.append(task)
+        return found
+
+    def chief(self, group: int) -> Task | None:
+        """Returns a group's chief, if it is alive."""
+        kind = "chief" if self.topology["ps_per_group"] else "worker"
+        name = f"group_{group}_{kind}_0"
+        return next((t for t in self.tasks(group) if t.name == name), None)
+
+    def metrics(self, group: int) -> list[dict[str, Any]]:
+        """Returns what a group has logged since the last call."""
+        return self._metrics[group].read()
+
+    def events(self) -> list[dict[str, Any]]:
+        """Returns what the launcher has logged since the last call."""
+        return self._events.read()
+
+    def left_behind(self, within_secs: float) -> dict[str, int]:
+        """Returns the replaced tasks that are still alive after a time.
+
+        Args:
+            within_secs: How long they may take to end.
+        """
+        deadline = time.monotonic() + within_secs
+        while True:
+            current = {task.process for task in self.tasks()}
+            left = {
+                name: process.pid
+                for process, name in self.seen.items()
+                if process not in current and process.alive
+            }
+            if not left or time.monotonic() >= deadline:
+                return left
+            time.sleep(0.1)
