@@ -64,6 +64,8 @@ class Round:
         self._say = say
         self._watch = watch_lib.Watch(view)
         self._lines = [timeline.Timeline() for _ in range(view.num_groups)]
+        # Finer than the groups' logs, but no step numbers.
+        self._beats = [timeline.Timeline(line.spans) for line in self._lines]
         self._events: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -109,6 +111,10 @@ class Round:
                 if isinstance(record.get("step"), int):
                     with self._lock:
                         self._lines[group].see(record["step"], now=now)
+            for group, line in enumerate(self._beats):
+                beat = self._view.beat(group)
+                if beat is not None:
+                    line.see(beat, now=now)
             self._events += self._view.events()
             if now - scanned >= _SCAN_SECS:
                 scanned = now
@@ -234,7 +240,7 @@ class Round:
             "calm_steps_per_second": paces,
             "steps_of_groups_without_fault": done / due if due else None,
             "longest_step_gap_secs": max(
-                line.longest_gap(start, end) for line in self._lines
+                line.longest_gap(start, end) for line in self._beats
             ),
             "detection_secs": _median(recovered, "detection_secs"),
             "recovery_secs": _median(recovered, "recovery_secs"),

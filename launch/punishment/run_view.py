@@ -9,6 +9,7 @@ from typing import Any
 
 from launch.punishment import processes
 from tfdistill import live_status
+from tfdistill import progress
 
 _RECORD = "launch.json"
 
@@ -108,6 +109,13 @@ class RunView:
         kind = "chief" if self.topology["ps_per_group"] else "worker"
         name = f"group_{group}_{kind}_0"
         return next((t for t in self.tasks(group) if t.name == name), None)
+
+    def beat(self, group: int) -> int | None:
+        """Returns how often a group's chief has got on; None if unknown."""
+        kind = "chief" if self.topology["ps_per_group"] else "worker"
+        ready = self.workdir / "logs" / "ready" / f"{group}_{kind}_0"
+        line = progress.read(ready)
+        return line.count if line else None
 
     def metrics(self, group: int) -> list[dict[str, Any]]:
         """Returns what a group has logged since the last call."""

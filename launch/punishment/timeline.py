@@ -23,10 +23,14 @@ class Span:
 class Timeline:
     """The steps of one group, as they were seen, and its faults."""
 
-    def __init__(self) -> None:
-        """Has seen nothing."""
+    def __init__(self, spans: list[Span] | None = None) -> None:
+        """Has seen nothing.
+
+        Args:
+            spans: The group's faults, where another timeline has them too.
+        """
         self._samples: list[tuple[float, int]] = []
-        self.spans: list[Span] = []
+        self.spans: list[Span] = [] if spans is None else spans
 
     @property
     def step(self) -> int:
