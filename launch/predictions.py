@@ -4,6 +4,7 @@ Every figure of a report can be made again from these files. Imports neither
 TensorFlow nor Keras.
 """
 
+import itertools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -198,6 +199,24 @@ def read(directory: str | os.PathLike[str]) -> Any:
         return Distributions(**found)
     found.setdefault("predicted_labels", None)
     return LabelProbabilities(**found)
+
+
+def between(found: Sequence[Any]) -> dict[str, float]:
+    """Returns how far several models are apart: the mean over their pairs.
+
+    Args:
+        found: Predictions for the same examples.
+
+    Returns:
+        Name of each measure to its mean; none for a single model.
+    """
+    pairs = [
+        one.churn(other) for one, other in itertools.combinations(found, 2)
+    ]
+    return {
+        name: float(np.mean([pair[name] for pair in pairs]))
+        for name in (pairs[0] if pairs else ())
+    }
 
 
 def concatenate(parts: Sequence[Any]) -> Any:

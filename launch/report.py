@@ -1,7 +1,6 @@
 """Sets runs of a recipe side by side: a table and a plot."""
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Mapping
@@ -44,14 +43,14 @@ class Run:
         Raises:
             ValueError: If it has none.
         """
-        path = pathlib.Path(workdir, run_outputs.RESULTS)
         try:
-            results = json.loads(path.read_bytes())
-        except FileNotFoundError:
+            results = run_outputs.read_results(workdir)
+        except FileNotFoundError as error:
             raise ValueError(
-                f"`workdir` must hold a finished run; there is no {path}."
+                "`workdir` must hold a finished run; there is no "
+                f"{error.filename}."
             ) from None
-        return cls(name=name, workdir=path.parent, results=results)
+        return cls(name=name, workdir=pathlib.Path(workdir), results=results)
 
     @property
     def num_groups(self) -> int:
@@ -65,11 +64,10 @@ class Run:
 
     def curve(self, group: int, name: str) -> tuple[list[int], list[float]]:
         """Returns the steps of a group's evaluations and a log's values."""
-        path = run_outputs.group_dir(self.workdir, group) / "metrics.jsonl"
-        records = map(json.loads, path.read_text().splitlines())
+        directory = run_outputs.group_dir(self.workdir, group)
         points = [
             (record["step"], record[name])
-            for record in records
+            for record in run_outputs.read_records(directory)
             if record.get("event") == "epoch_end"
             and record.get(name) is not None
         ]

@@ -6,7 +6,6 @@ rename. Imports neither TensorFlow nor Keras.
 """
 
 import contextlib
-import itertools
 import json
 import os
 import pathlib
@@ -26,6 +25,7 @@ from launch import predictions
 from launch import recipes
 
 CONFIG = "config.json"
+RECORDS = "metrics.jsonl"
 RESULTS = "results.json"
 STUDENT = "student.keras"
 _AGREEMENT: Mapping[str, str] = {
@@ -59,7 +59,7 @@ def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
             )
     if cluster.uses_parameter_servers:
         return
-    for name in ("metrics.jsonl", RESULTS):
+    for name in (RECORDS, RESULTS):
         earlier = group_dir(workdir, cluster.group) / name
         if earlier.exists():
             raise ValueError(
@@ -70,7 +70,7 @@ def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
 
 def write_config(config: config_lib.Config, workdir: str) -> None:
     """Writes the configuration from which the run can be repeated."""
-    with _replacing(pathlib.Path(workdir, CONFIG)) as file:
+    with replacing(pathlib.Path(workdir, CONFIG)) as file:
         file.write(config.to_json().encode())
 
 
@@ -110,7 +110,7 @@ def write_predictions(directory: pathlib.Path, predicted: Any) -> None:
             "The student predicts NaN: its training has diverged. Lower "
             "optimizer.learning_rate or set optimizer.global_clipnorm."
         )
-    with _replacing(directory / predictions.FILE) as file:
+    with replacing(directory / predictions.FILE) as file:
         np.savez_compressed(file, **arrays)
 
 
@@ -135,8 +135,8 @@ def write_results(
     paths = [group_dir(workdir, g) / RESULTS for g in range(num_groups)]
     if not all(path.exists() for path in paths):
         return False
-    groups = [json.loads(path.read_bytes()) for path in paths]
     directories = [path.parent for path in paths]
+    groups = list(map(read_results, directories))
     run = {
         "recipe": result["recipe"],
         "groups": groups,
@@ -150,26 +150,46 @@ def write_results(
     return True
 
 
+def read_results(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the results of a run or, from its directory, of a group.
+
+    Raises:
+        OSError: If there are none.
+    """
+    return json.loads(pathlib.Path(directory, RESULTS).read_bytes())
+
+
+def read_records(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Returns what a group has told of its progress, line by line.
+
+    Raises:
+        OSError: If there is no such file.
+    """
+    text = pathlib.Path(directory, RECORDS).read_text(encoding="utf-8")
+    return list(map(json.loads, text.splitlines()))
+
+
 def _agreement(directories: Sequence[pathlib.Path]) -> dict[str, float] | None:
     """How far the groups' predictions are apart; None for one group."""
     if len(directories) < 2:
         return None
-    found = list(map(predictions.read, directories))
-    pairs = [a.churn(b) for a, b in itertools.combinations(found, 2)]
-    return {
-        name: float(np.mean([pair[key] for pair in pairs]))
-        for name, key in _AGREEMENT.items()
-    }
+    found = predictions.between(list(map(predictions.read, directories)))
+    return {name: found[key] for name, key in _AGREEMENT.items()}
 
 
 def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    with _replacing(path) as file:
+    with replacing(path) as file:
         file.write(text.encode())
 
 
 @contextlib.contextmanager
-def _replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
+def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
+    """Opens a file to write that appears whole, in place of an older, or not.
+
+    Args:
+        path: Of the file; its directory is made if there is none.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{uuid.uuid4().hex}-{path.name}")
     try:

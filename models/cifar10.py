@@ -7,6 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from models import cifar10_files
+from models import group_batches
+from models import residual
 from tfdistill import data as tfdistill_data
 
 __all__ = ["build_model", "build_small_model", "load", "make_datasets"]
@@ -19,7 +21,6 @@ load = cifar10_files.load
 _MEAN = (0.4913, 0.4821, 0.4465)
 _VARIANCE = (0.0601, 0.0589, 0.0679)
 _PADDING = 4
-_NORM_GROUPS = 8
 
 
 def make_datasets(
@@ -65,16 +66,13 @@ def make_datasets(
     train = _first(train, num_train, "num_train")
     test = _first(test, num_test, "num_test")
     train = tfdistill_data.shard_arrays(train, cluster, mode=data)
-    num_images = len(train[1])
-    if not 1 <= global_batch_size <= num_images:
-        raise ValueError(
-            "`global_batch_size` must be from 1 to the group's "
-            f"{num_images} training images; received {global_batch_size}."
-        )
-    indices = tfdistill_data.shuffled_indices(
-        num_images, seed=seed, group=cluster.group
+    batches = group_batches.shuffled_indices(
+        len(train[1]),
+        cluster,
+        global_batch_size=global_batch_size,
+        seed=seed,
+        examples="images",
     )
-    batches = indices.batch(global_batch_size, drop_remainder=True)
     train_batches = _augmented(batches, train, seed=seed, group=cluster.group)
     validation = tf.data.Dataset.from_tensor_slices(test)
     validation = validation.batch(global_batch_size).map(_to_float)
@@ -183,17 +181,10 @@ def build_model(
             "`depth` must be 6 n + 2 with n >= 1 (8, 14, 20, 32, ...); "
             f"received {depth}."
         )
-    if width < _NORM_GROUPS or width % _NORM_GROUPS:
-        raise ValueError(
-            f"`width` must be a multiple of {_NORM_GROUPS}; received {width}."
-        )
-    if norm not in ("group", "batch"):
-        raise ValueError(
-            f'`norm` must be "group" or "batch"; received {norm!r}.'
-        )
+    residual.check(width=width, norm=norm)
     inputs = keras.Input(INPUT_SHAPE, name="image")
     x = keras.layers.Normalization(mean=_MEAN, variance=_VARIANCE)(inputs)
-    x = keras.layers.ReLU()(_convolve(x, width, norm=norm))
+    x = keras.layers.ReLU()(residual.convolve(x, width, size=3, norm=norm))
     for stage in range(3):
         for block in range(blocks):
             strides = 2 if stage and not block else 1
@@ -216,28 +207,10 @@ def _block(
 ) -> keras.KerasTensor:
     shortcut = x
     if strides > 1 or x.shape[-1] != filters:
-        shortcut = _convolve(x, filters, size=1, strides=strides, norm=norm)
-    x = _convolve(x, filters, strides=strides, norm=norm)
-    x = _convolve(keras.layers.ReLU()(x), filters, norm=norm)
+        shortcut = residual.convolve(
+            x, filters, size=1, strides=strides, norm=norm
+        )
+    x = residual.convolve(x, filters, size=3, strides=strides, norm=norm)
+    x = keras.layers.ReLU()(x)
+    x = residual.convolve(x, filters, size=3, norm=norm)
     return keras.layers.ReLU()(keras.layers.Add()([x, shortcut]))
-
-
-def _convolve(
-    x: keras.KerasTensor,
-    filters: int,
-    *,
-    size: int = 3,
-    strides: int = 1,
-    norm: str,
-) -> keras.KerasTensor:
-    x = keras.layers.Conv2D(
-        filters,
-        size,
-        strides=strides,
-        padding="same",
-        use_bias=False,
-        kernel_initializer="he_normal",
-    )(x)
-    if norm == "batch":
-        return keras.layers.BatchNormalization()(x)
-    return keras.layers.GroupNormalization(groups=_NORM_GROUPS)(x)

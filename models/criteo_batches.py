@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from models import criteo_binary
 from models import criteo_rows
+from models import group_batches
 from tfdistill import data as tfdistill_data
 
 __all__ = ["Batch", "train_batches", "validation_batches"]
@@ -56,11 +57,9 @@ def train_batches(
         ValueError: If the batch size or `data` is out of range.
     """
     own_rows = _share(binary.num_rows["train"], cluster, data)
-    if not 1 <= global_batch_size <= len(own_rows):
-        raise ValueError(
-            "`global_batch_size` must be from 1 to the group's "
-            f"{len(own_rows)} training rows; received {global_batch_size}."
-        )
+    group_batches.check_size(
+        global_batch_size, num_examples=len(own_rows), examples="rows"
+    )
     names = [str(path) for path in binary.parts("train")]
 
     def epoch_windows(epoch: tf.Tensor) -> tf.data.Dataset:

@@ -4,7 +4,6 @@ import collections
 import glob
 import os
 import pathlib
-import re
 import sys
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -58,14 +57,7 @@ def expand(paths: Paths) -> list[pathlib.Path]:
     found: list[pathlib.Path] = []
     for path in paths:
         found += _expand_one(pathlib.Path(path))
-    if not found:
-        raise ValueError("`path` must name at least one file; received none.")
-    twice = [p for p, n in collections.Counter(found).items() if n > 1]
-    if twice:
-        raise ValueError(
-            f"`path` must name each file once; received {twice[0]} twice. "
-            "Remove one of the two."
-        )
+    data_places.check_names(found)
     return found
 
 
@@ -78,21 +70,15 @@ def _expand_one(path: pathlib.Path) -> list[pathlib.Path]:
     else:
         matches = {pathlib.Path(m) for m in glob.glob(str(path))}
         wanted = "an existing file, pattern or directory"
-    files = sorted((m for m in matches if m.is_file()), key=_natural)
+    files = sorted(
+        (m for m in matches if m.is_file()), key=data_places.natural_order
+    )
     if not files:
         raise ValueError(
             f"`path` must be {wanted}; received {str(path)!r}, which stands "
             "for no file. Set `path` to where the click log is."
         )
     return files
-
-
-def _natural(path: pathlib.Path) -> list[tuple[int, int, str]]:
-    parts = re.split(r"([0-9]+)", str(path))
-    return [
-        (1, int(part), "") if part.isdecimal() else (0, 0, part)
-        for part in parts
-    ]
 
 
 class Reader:

@@ -1,9 +1,13 @@
 """Where data sets are looked for, and where their converted forms are kept."""
 
+import collections
 import os
 import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
 
-__all__ = ["cache_dir", "data_dir"]
+__all__ = ["cache_dir", "check_names", "data_dir", "natural_order"]
 
 Path = str | os.PathLike[str]
 
@@ -24,3 +28,33 @@ def cache_dir(given: Path | None = None) -> pathlib.Path:
         return pathlib.Path(given)
     home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     return pathlib.Path(home) / "tfdistill"
+
+
+def natural_order(path: pathlib.Path) -> list[tuple[int, int, str]]:
+    """Returns a key to sort by: day_9 comes before day_10."""
+    parts = re.split(r"([0-9]+)", str(path))
+    return [
+        (1, int(part), "") if part.isdecimal() else (0, 0, part)
+        for part in parts
+    ]
+
+
+def check_names(names: Sequence[Any]) -> None:
+    """Checks the files that a user's `path` stands for.
+
+    Args:
+        names: One for each file.
+
+    Raises:
+        ValueError: If there is none, or one comes twice.
+    """
+    if not names:
+        raise ValueError("`path` must name at least one file; received none.")
+    twice = [
+        n for n, number in collections.Counter(names).items() if number > 1
+    ]
+    if twice:
+        raise ValueError(
+            f"`path` must name each file once; received {twice[0]} twice. "
+            "Remove one of the two."
+        )

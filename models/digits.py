@@ -8,6 +8,7 @@ import tensorflow as tf
 from sklearn import datasets
 from sklearn import model_selection
 
+from models import group_batches
 from tfdistill import data as tfdistill_data
 
 __all__ = ["build_model", "load", "make_datasets"]
@@ -83,21 +84,18 @@ def make_datasets(
     """
     train, test = load()
     images, labels = tfdistill_data.shard_arrays(train, cluster, mode=data)
-    if not 1 <= global_batch_size <= len(labels):
-        raise ValueError(
-            "`global_batch_size` must be from 1 to the group's "
-            f"{len(labels)} training images; received {global_batch_size}."
-        )
-
+    batches = group_batches.shuffled_indices(
+        len(labels),
+        cluster,
+        global_batch_size=global_batch_size,
+        seed=seed,
+        examples="images",
+    )
     images, labels = tf.constant(images), tf.constant(labels)
 
     def gather(indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.gather(images, indices), tf.gather(labels, indices)
 
-    indices = tfdistill_data.shuffled_indices(
-        len(labels), seed=seed, group=cluster.group
-    )
-    batches = indices.batch(global_batch_size, drop_remainder=True)
     train_batches = batches.map(gather).prefetch(tf.data.AUTOTUNE)
     validation = tf.data.Dataset.from_tensor_slices(test)
     return train_batches, validation.batch(global_batch_size)

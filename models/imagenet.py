@@ -7,8 +7,10 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
+from models import group_batches
 from models import imagenet_files
 from models import imagenet_images
+from models import residual
 from tfdistill import data as tfdistill_data
 from tfdistill import input_sharding
 
@@ -24,7 +26,9 @@ _BLOCKS = {
     152: (3, 8, 36, 3),
 }
 _EXPANSION = 4
-_NORM_GROUPS = 8
+_convolve = functools.partial(
+    residual.convolve, batch_norm={"momentum": 0.9, "epsilon": 1e-5}
+)
 
 
 def make_datasets(
@@ -86,11 +90,9 @@ def make_datasets(
     encoded, num_images = source.train(
         cluster, mode=data, seed=seed, share=share
     )
-    if not 1 <= global_batch_size <= num_images:
-        raise ValueError(
-            "`global_batch_size` must be from 1 to the group's "
-            f"{num_images} training images; received {global_batch_size}."
-        )
+    group_batches.check_size(
+        global_batch_size, num_examples=num_images, examples="images"
+    )
     auto = tf.data.AUTOTUNE
     crop = _random_crop(image_size, seed=seed, group=cluster.group)
     train = encoded.map(crop, num_parallel_calls=auto)
@@ -163,14 +165,7 @@ def build_model(
             f"`depth` must be one of {', '.join(map(str, _BLOCKS))}; "
             f"received {depth}."
         )
-    if width < _NORM_GROUPS or width % _NORM_GROUPS:
-        raise ValueError(
-            f"`width` must be a multiple of {_NORM_GROUPS}; received {width}."
-        )
-    if norm not in ("group", "batch"):
-        raise ValueError(
-            f'`norm` must be "group" or "batch"; received {norm!r}.'
-        )
+    residual.check(width=width, norm=norm)
     inputs = keras.Input((image_size, image_size, 3), name="image")
     x = keras.layers.Normalization(mean=_MEAN, variance=_VARIANCE)(inputs)
     x = keras.layers.ReLU()(_convolve(x, width, size=7, strides=2, norm=norm))
@@ -201,29 +196,3 @@ def _block(
     x = keras.layers.ReLU()(x)
     x = _convolve(x, wide, size=1, norm=norm, gamma="zeros")
     return keras.layers.ReLU()(keras.layers.Add()([x, shortcut]))
-
-
-def _convolve(
-    x: keras.KerasTensor,
-    filters: int,
-    *,
-    size: int,
-    strides: int = 1,
-    norm: str,
-    gamma: str = "ones",
-) -> keras.KerasTensor:
-    x = keras.layers.Conv2D(
-        filters,
-        size,
-        strides=strides,
-        padding="same",
-        use_bias=False,
-        kernel_initializer="he_normal",
-    )(x)
-    if norm == "group":
-        return keras.layers.GroupNormalization(
-            groups=_NORM_GROUPS, gamma_initializer=gamma
-        )(x)
-    return keras.layers.BatchNormalization(
-        momentum=0.9, epsilon=1e-5, gamma_initializer=gamma
-    )(x)

@@ -7,6 +7,7 @@ from the file, which TensorFlow maps into memory.
 import numpy as np
 import tensorflow as tf
 
+from models import group_batches
 from models import language_model_tokens
 from tfdistill import data as tfdistill_data
 
@@ -45,15 +46,13 @@ def train_batches(
     """
     first, last = share(tokens, cluster, data=data)
     num_windows = _num_windows(last - first, sequence_length, "train")
-    if not 1 <= global_batch_size <= num_windows:
-        raise ValueError(
-            "`global_batch_size` must be from 1 to the group's "
-            f"{num_windows} training windows; received {global_batch_size}."
-        )
-    indices = tfdistill_data.shuffled_indices(
-        num_windows, seed=seed, group=cluster.group
+    batches = group_batches.shuffled_indices(
+        num_windows,
+        cluster,
+        global_batch_size=global_batch_size,
+        seed=seed,
+        examples="windows",
     )
-    batches = indices.batch(global_batch_size, drop_remainder=True)
     return _windows(batches, tokens, "train", first, sequence_length)
 
 

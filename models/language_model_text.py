@@ -1,13 +1,11 @@
 """Reads documents of text from files: plain, gzip or xz, one on each line."""
 
-import collections
 import glob
 import gzip
 import io
 import lzma
 import os
 import pathlib
-import re
 import sys
 import zlib
 from collections.abc import Iterator
@@ -136,15 +134,7 @@ def sources(paths: Paths) -> list[Any]:
             found.append(language_model_tfds.Source(name))
         else:
             found += map(Source, _expand(pathlib.Path(path)))
-    if not found:
-        raise ValueError("`path` must name at least one file; received none.")
-    names = collections.Counter(source.name for source in found)
-    twice = [name for name, number in names.items() if number > 1]
-    if twice:
-        raise ValueError(
-            f"`path` must name each file once; received {twice[0]} twice. "
-            "Remove one of the two."
-        )
+    data_places.check_names([source.name for source in found])
     return found
 
 
@@ -165,12 +155,4 @@ def _expand(path: pathlib.Path) -> list[pathlib.Path]:
             f"{f'{others[0]!r}' if others else 'no file'}. Set `path` to where "
             "the text is."
         )
-    return sorted(known, key=_natural)
-
-
-def _natural(path: pathlib.Path) -> list[tuple[int, int, str]]:
-    parts = re.split(r"([0-9]+)", str(path))
-    return [
-        (1, int(part), "") if part.isdecimal() else (0, 0, part)
-        for part in parts
-    ]
+    return sorted(known, key=data_places.natural_order)

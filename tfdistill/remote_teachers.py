@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfdistill import logical_table
 from tfdistill import peer_reader
+from tfdistill import row_writes
 from tfdistill import savedmodel
 from tfdistill import server_bundle
 from tfdistill import soft_targets
@@ -143,13 +144,8 @@ class RemoteSlot(teacher_slot.TeacherSlot):
         )
         for master, value in zip(self._masters.values(), dense, strict=True):
             with tf.device(master.device):
-                tf.raw_ops.ResourceStridedSliceAssign(
-                    ref=master.handle,
-                    begin=[half],
-                    end=[half + 1],
-                    strides=[1],
-                    value=tf.cast(value, master.dtype)[tf.newaxis],
-                )
+                row = tf.cast(value, master.dtype)[tf.newaxis]
+                row_writes.write_rows(master, half, row)
         for index, shards in self._tables.items():
             finite = server_bundle.read_rows(
                 prefix, keys[index], shards, half=half

@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistill import row_writes
+
 # As large as a block may be in memory beside its table: 2**22 floats, 16 MB.
 _BLOCK_ELEMENTS = 2**22
 
@@ -142,13 +144,7 @@ def read_rows(
                 )[0]
                 rows = tf.cast(rows, shard.dtype)
                 all_finite = tf.reduce_all(tf.math.is_finite(rows))
-                tf.raw_ops.ResourceStridedSliceAssign(
-                    ref=shard.handle,
-                    begin=[offset + first],
-                    end=[offset + last],
-                    strides=[1],
-                    value=rows,
-                )
+                row_writes.write_rows(shard, offset + first, rows)
             finite = finite and bool(all_finite)
         start += count
     return finite

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdistill import row_layout
+from tfdistill import row_writes
 
 _BLOCK_ELEMENTS = 2**22
 _CONSTANTS = (keras.initializers.Zeros, keras.initializers.Ones)
@@ -82,7 +83,7 @@ class TableValues:
             with tf.device(copies[0].device):
                 values = self._block(block, variable.dtype)[first:last]
             for copy in copies:
-                _write(copy, row, values)
+                row_writes.write_rows(copy, row, values)
 
     def _pieces(self, shard: int) -> list[tuple[int, int, int, int]]:
         """Parts of blocks in a shard: block, first, last, row of the shard."""
@@ -127,18 +128,6 @@ class TableValues:
             return 1.0
         outputs = self._dim if mode == "fan_avg" else 0
         return (num_rows + outputs) / (self._layout.num_rows + outputs)
-
-
-def _write(variable: Any, row: int, values: tf.Tensor) -> None:
-    """Overwrites rows in place, where the variable lives."""
-    with tf.device(variable.device):
-        tf.raw_ops.ResourceStridedSliceAssign(
-            ref=variable.handle,
-            begin=[row],
-            end=[row + int(values.shape[0])],
-            strides=[1],
-            value=values,
-        )
 
 
 def agreed_seed(initializer: Any, seed: int | None) -> int:

@@ -4,7 +4,6 @@ Imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -85,7 +84,10 @@ def collect(
             **_cost(trial, directory),
             **_exchanged(trial, groups),
         }
-        | _agreement(found),
+        | {
+            f"between_groups_{name}": value
+            for name, value in predictions.between(found).items()
+        },
         copies=tuple(copies),
         curve=curve,
         went_on=any(map(curves.went_on, groups)),
@@ -148,7 +150,8 @@ def _cost(
 ) -> dict[str, float]:
     """What a trial took: of training alone, the first trace included."""
     found = {
-        run.key: _read_json(directory(run))["groups"] for run in trial.runs
+        run.key: run_outputs.read_results(directory(run))["groups"]
+        for run in trial.runs
     }
     groups = [group for run in trial.runs for group in found[run.key]]
     students = [group for run in trial.students for group in found[run.key]]
@@ -176,10 +179,6 @@ def _slowest(groups: Sequence[dict[str, Any]]) -> float:
     return max(group["seconds"] - group["waited_seconds"] for group in groups)
 
 
-def _read_json(directory: pathlib.Path) -> dict[str, Any]:
-    return json.loads((directory / run_outputs.RESULTS).read_bytes())
-
-
 def _exchanged(
     trial: plan.Trial, groups: Sequence[pathlib.Path]
 ) -> dict[str, float]:
@@ -193,7 +192,7 @@ def _exchanged(
     learns = run.config.codistillation.enabled and run.num_groups > 1
     if others or not learns:
         return {}
-    results = list(map(curves.results, groups))
+    results = list(map(run_outputs.read_results, groups))
     steps, size = run.config.num_steps, results[0]["parameter_bytes"]
     peers = sum(len(result["teachers"]) for result in results) / len(results)
     # The version of the last step is for nobody in this run.
@@ -223,23 +222,10 @@ def _exchanged(
     stale = [
         record["teacher_staleness"]
         for path in groups
-        for record in curves.records(path)
+        for record in run_outputs.read_records(path)
         if record.get("teacher_staleness") is not None
     ]
     return {**found, "teacher_staleness": _mean(stale)} if stale else found
-
-
-def _agreement(found: Sequence[Any]) -> dict[str, float]:
-    """How far the copies of one trial are apart."""
-    pairs = [
-        found[row].churn(found[column])
-        for row in range(len(found))
-        for column in range(row)
-    ]
-    return {
-        f"between_groups_{name}": _mean(pair[name] for pair in pairs)
-        for name in (pairs[0] if pairs else ())
-    }
 
 
 def _mean(values: Any) -> float:

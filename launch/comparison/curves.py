@@ -4,7 +4,6 @@ Imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Sequence
@@ -63,7 +62,10 @@ class Curve:
 def read(groups: Sequence[pathlib.Path]) -> Curve:
     """Returns the mean curve of several groups, from their directories."""
     found = [
-        _group_curve(records(path), results(path)["waited_seconds"])
+        _group_curve(
+            run_outputs.read_records(path),
+            run_outputs.read_results(path)["waited_seconds"],
+        )
         for path in groups
     ]
     length = min(len(curve) for curve in found)
@@ -77,20 +79,10 @@ def read(groups: Sequence[pathlib.Path]) -> Curve:
     )
 
 
-def records(group: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the lines of a group's metrics.jsonl."""
-    text = (group / "metrics.jsonl").read_text(encoding="utf-8")
-    return list(map(json.loads, text.splitlines()))
-
-
 def went_on(group: pathlib.Path) -> bool:
     """Whether a group was cut short once, and went on from a backup."""
-    return sum(r.get("event") == "start" for r in records(group)) > 1
-
-
-def results(group: pathlib.Path) -> dict[str, Any]:
-    """Returns a group's results.json."""
-    return json.loads((group / run_outputs.RESULTS).read_bytes())
+    records = run_outputs.read_records(group)
+    return sum(record.get("event") == "start" for record in records) > 1
 
 
 def _group_curve(

@@ -217,9 +217,8 @@ class Experiment:
 
     def _write(self, name: str, text: str) -> None:
         """Writes a file that appears whole or not at all."""
-        draft = self.workdir / f".{name}"
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(self.workdir / name)
+        with run_outputs.replacing(self.workdir / name) as file:
+            file.write(text.encode())
 
 
 @contextlib.contextmanager

@@ -39,16 +39,7 @@ def make(
     aim = None
     if baseline or target not in target_lib.NAMED:
         aim = target_lib.make(target, _curves(baseline))
-    found = {
-        name: {
-            "describe": descriptions[name],
-            **_method(trials, baseline if name != BASELINE else (), aim),
-        }
-        for name, trials in methods.items()
-    }
-    for name, figures in found.items():
-        if aim is not None and "versus_independent" in figures:
-            figures["verdict"] = verdict.of(name, figures, target=aim.value)
+    found = _figures(methods, descriptions, aim)
     return {
         **context,
         "confidence": statistics.CONFIDENCE,
@@ -67,10 +58,38 @@ def make(
     }
 
 
+def _figures(
+    methods: Mapping[str, Trials],
+    descriptions: Mapping[str, str],
+    aim: target_lib.Target | None,
+) -> dict[str, dict[str, Any]]:
+    # Between all pairs of trials: the dearest figure, made once a method.
+    churn = {
+        name: collect.churn_matrices(trials) for name, trials in methods.items()
+    }
+    baseline = methods.get(BASELINE, ())
+    found: dict[str, dict[str, Any]] = {}
+    for name, trials in methods.items():
+        figures = {
+            "describe": descriptions[name],
+            **_method(trials, churn[name], aim),
+        }
+        if baseline and name != BASELINE:
+            figures["versus_independent"] = {
+                **_versus(trials, baseline, aim),
+                **_versus_churn(churn[name], churn[BASELINE]),
+            }
+            if aim is not None:
+                figures["verdict"] = verdict.of(name, figures, target=aim.value)
+        found[name] = figures
+    return found
+
+
 def _method(
-    trials: Trials, baseline: Trials, aim: target_lib.Target | None
+    trials: Trials,
+    churn: Mapping[str, np.ndarray],
+    aim: target_lib.Target | None,
 ) -> dict[str, Any]:
-    matrices = collect.churn_matrices(trials)
     found: dict[str, Any] = {
         "num_trials": len(trials),
         "figures": {
@@ -82,7 +101,7 @@ def _method(
         },
         "churn": {
             name: statistics.over_pairs(matrix).to_tree()
-            for name, matrix in matrices.items()
+            for name, matrix in churn.items()
         },
         "spread": {
             name: estimate.to_tree()
@@ -93,8 +112,6 @@ def _method(
     curves = _curves(trials)
     if aim and curves:
         found |= _to_target(trials, aim.value)
-    if baseline:
-        found["versus_independent"] = _versus(trials, baseline, aim)
     return found
 
 
@@ -173,14 +190,6 @@ def _versus(
                 [trial.figures[name] for trial in baseline],
             )
             found[name] = {"difference": value, "interval": interval}
-    ours, theirs = map(collect.churn_matrices, (trials, baseline))
-    for name in ours.keys() & theirs.keys():
-        value, interval = statistics.ratio_of_pairs(ours[name], theirs[name])
-        # Where retrains of independent agree, there is no multiple of that.
-        found[name] = {
-            "ratio": value if math.isfinite(value) else None,
-            "interval": interval,
-        }
     curves = _curves(trials)
     if curves:
         ours_per_step, theirs_per_step = (
@@ -195,6 +204,20 @@ def _versus(
                 "ratio": steps[0],
                 "interval": steps[1],
             }
+    return found
+
+
+def _versus_churn(
+    ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in ours.keys() & theirs.keys():
+        value, interval = statistics.ratio_of_pairs(ours[name], theirs[name])
+        # Where retrains of independent agree, there is no multiple of that.
+        found[name] = {
+            "ratio": value if math.isfinite(value) else None,
+            "interval": interval,
+        }
     return found
 
 

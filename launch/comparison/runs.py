@@ -5,7 +5,6 @@ Imports neither TensorFlow nor Keras.
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 import shutil
 import sys
@@ -167,8 +166,8 @@ class Runner:
     def last_export(self, run: plan.Run, group: int = 0) -> pathlib.Path:
         """Returns the last SavedModel of a group of a run that is done."""
         directory = self.directory(run)
-        results = json.loads((directory / run_outputs.RESULTS).read_bytes())
-        steps = results["groups"][group]["steps"]
+        groups = run_outputs.read_results(directory)["groups"]
+        steps = groups[group]["steps"]
         return directory / "exchange" / f"group_{group}" / str(steps)
 
     def _poll(self, failures: dict[str, str]) -> None:

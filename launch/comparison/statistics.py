@@ -120,26 +120,14 @@ def ratio(
         numerator: One value for each trial of a method.
         denominator: Likewise of what it is compared with.
     """
-    return _compared(
-        _bootstrap_means(numerator, 1),
-        _bootstrap_means(denominator, 2),
-        (float(np.mean(numerator)), float(np.mean(denominator))),
-        np.divide,
-        min(len(numerator), len(denominator)),
-    )
+    return _of_means(numerator, denominator, np.divide)
 
 
 def difference(
     values: Sequence[float], others: Sequence[float]
 ) -> tuple[float, tuple[float, float] | None]:
     """Returns the difference of two methods' means, and its interval."""
-    return _compared(
-        _bootstrap_means(values, 1),
-        _bootstrap_means(others, 2),
-        (float(np.mean(values)), float(np.mean(others))),
-        np.subtract,
-        min(len(values), len(others)),
-    )
+    return _of_means(values, others, np.subtract)
 
 
 def ratio_of_pairs(
@@ -176,6 +164,20 @@ def of_resamples(
     if not np.isfinite(drawn).all():
         return None
     return _interval(drawn, min(size, other))
+
+
+def _of_means(
+    values: Sequence[float],
+    others: Sequence[float],
+    combine: Callable[..., Any],
+) -> tuple[float, tuple[float, float] | None]:
+    return _compared(
+        _bootstrap_means(values, 1),
+        _bootstrap_means(others, 2),
+        (float(np.mean(values)), float(np.mean(others))),
+        combine,
+        min(len(values), len(others)),
+    )
 
 
 def _compared(

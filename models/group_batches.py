@@ -1,0 +1,57 @@
+"""Batches of a group's own share of the training examples."""
+
+import tensorflow as tf
+
+from tfdistill import data as tfdistill_data
+
+__all__ = ["check_size", "shuffled_indices"]
+
+
+def check_size(
+    global_batch_size: int, *, num_examples: int, examples: str
+) -> None:
+    """Checks that a group's share fills at least one batch.
+
+    Args:
+        global_batch_size: Examples per step of the whole group.
+        num_examples: Examples in the group's share.
+        examples: What messages call them.
+
+    Raises:
+        ValueError: If it does not, or the size is not positive.
+    """
+    if not 1 <= global_batch_size <= num_examples:
+        raise ValueError(
+            "`global_batch_size` must be from 1 to the group's "
+            f"{num_examples} training {examples}; received {global_batch_size}."
+        )
+
+
+def shuffled_indices(
+    num_examples: int,
+    cluster: tfdistill_data.GroupIdentity,
+    *,
+    global_batch_size: int,
+    seed: int,
+    examples: str,
+) -> tf.data.Dataset:
+    """Returns endless full batches of indices of a group's examples.
+
+    Args:
+        num_examples: Examples in the group's share.
+        cluster: Says which group this is.
+        global_batch_size: Examples per step of the whole group.
+        seed: Chooses the order, together with the group.
+        examples: What messages call them.
+
+    Returns:
+        Batches int64 `[global_batch_size]`.
+
+    Raises:
+        ValueError: If the share does not fill a batch.
+    """
+    check_size(global_batch_size, num_examples=num_examples, examples=examples)
+    indices = tfdistill_data.shuffled_indices(
+        num_examples, seed=seed, group=cluster.group
+    )
+    return indices.batch(global_batch_size, drop_remainder=True)
