@@ -13,6 +13,7 @@ import tfdistill
 from tfdistill import agreement
 from tfdistill import remote_teachers
 from tfdistill import student_graph
+from tfdistill import teacher_options
 
 SPEC = {
     "features": tf.TensorSpec([None, cases.NUM_FEATURES], tf.float32),
@@ -33,12 +34,9 @@ class _Group:
     def __init__(self, directory, **kwargs):
         self.exchange = tfdistill.Exchange(directory)
         self.remote = remote_teachers.RemoteTeachers(
-            [1.0],
-            **{
-                "max_staleness_steps": None,
-                "max_bad_batches": MAX_BAD_BATCHES,
-                **kwargs,
-            },
+            teacher_options.TeacherOptions(
+                peers=(1,), max_bad_batches=MAX_BAD_BATCHES, **kwargs
+            )
         )
         self.x, _ = cases.data()
         graph = student_graph.StudentGraph(cases.student(), SPEC)
@@ -282,6 +280,29 @@ def test_a_group_learns_from_its_teacher_as_one_process_does(
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-4)
     cases.assert_same(cases.weights(model), cases.weights(plain), rtol=1e-4)
+
+
+def test_a_group_goes_on_with_the_version_that_it_had(tmp_path, monkeypatch):
+    cases.pretend(monkeypatch)
+    model = _codistill(tmp_path, keras.optimizers.Adagrad(0.1))
+    model.build_for(cases.batches().element_spec)
+    model.prepare_executions()
+    peer = _peer(3)
+    for step, student in ((10, peer), (11, _peer(4))):
+        codistillation_cases.publish(
+            tfdistill.Exchange(tmp_path), student, step=step, spec=SPEC
+        )
+    assert model.teachers.load_versions({1: 10}) == {1: 10}
+    arguments = model.teachers.remote.arguments()
+    np.testing.assert_array_equal(arguments[:, :2], [[10, 1]])
+    slot = model.teachers.remote.slots[0]
+
+    @tf.function
+    def ask():
+        with model.teachers.remote.on_worker(arguments):
+            return slot.function(cases.data()[0])[0]
+
+    np.testing.assert_allclose(ask(), peer(cases.data()[0]), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """What the workers of a group decide on their teachers, all alike."""
 
+import logging
+import time
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +13,11 @@ import tensorflow as tf
 from tfdistill import chief_only
 from tfdistill import peer_reader
 from tfdistill import teacher_slot
+
+_log = logging.getLogger(__name__)
+# How long storage that fails is tried for a version that was asked for, and the
+# time between two tries.
+_READ_TIMEOUT_SECS, _RETRY_SECS = 60.0, 0.2
 
 
 class Agreement:
@@ -154,3 +162,59 @@ class Decisions:
                     slot.reader.announced, reasons.get(slot.name)
                 )
         return usable
+
+    def read(self, wanted: Mapping[str, int]) -> list[teacher_slot.TeacherSlot]:
+        """Has every worker read the versions that the chief asks for.
+
+        It waits for the reads, so it is for the time before training.
+
+        Args:
+            wanted: Versions by the names of teachers; what the chief says
+                counts.
+
+        Returns:
+            The teachers whose version every worker has read.
+        """
+        news = np.zeros([3, len(self._slots)], np.int64)
+        for index, slot in enumerate(self._slots):
+            if self._proposes:
+                news[0, index] = wanted.get(slot.name, -1) + 1
+        proposals, _ = self._agreement.sum(news.reshape(-1))
+        news = np.zeros_like(news)
+        for index, slot in enumerate(self._slots):
+            if slot.reader and proposals[index] > 0:
+                slot.reader.announce(int(proposals[index]) - 1)
+                state = _read_now(slot.reader)
+                news[1, index] = state == peer_reader.READY
+                news[2, index] = state == peer_reader.FAILED
+        summed, _ = self._agreement.sum(news.reshape(-1))
+        _, ready, failed = summed.reshape(3, -1)
+        usable = []
+        for index, slot in enumerate(self._slots):
+            if not slot.reader or proposals[index] <= 0:
+                continue
+            if ready[index] == self._num_workers:
+                usable.append(slot)
+                continue
+            _log.warning(
+                "The version %d of the teacher %s, which was in use before, "
+                "is left out: %d of %d workers could read it.",
+                slot.reader.announced,
+                slot.name,
+                ready[index],
+                self._num_workers,
+            )
+            if failed[index]:
+                slot.reader.reject(slot.reader.announced)
+            slot.reader.announce(-1)
+        return self.load_graphs(usable)
+
+
+def _read_now(reader: peer_reader.PeerReader) -> int:
+    """Reads what was announced, here and now; returns the reader's state."""
+    deadline = time.monotonic() + _READ_TIMEOUT_SECS
+    while True:
+        reader.stage()
+        if reader.state != peer_reader.PENDING or time.monotonic() > deadline:
+            return reader.state
+        time.sleep(_RETRY_SECS)

@@ -10,7 +10,6 @@ execution never mixes two versions.
 import contextlib
 import time
 from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -23,6 +22,7 @@ from tfdistill import savedmodel
 from tfdistill import server_bundle
 from tfdistill import soft_targets
 from tfdistill import student_graph
+from tfdistill import teacher_options
 from tfdistill import teacher_slot
 from tfdistill import versions
 from tfdistill import worker_variable
@@ -176,23 +176,20 @@ def _two_halves(shard: tf.Variable) -> tf.Variable:
 class RemoteTeachers:
     """What the executions of a group need to know of its teachers."""
 
-    def __init__(
-        self,
-        weights: Sequence[float],
-        *,
-        max_staleness_steps: int | None,
-        max_bad_batches: int,
-    ) -> None:
-        """Makes no slot yet; see `soft_targets.TeacherState`."""
-        self.state = soft_targets.TeacherState(
-            weights,
-            max_staleness_steps=max_staleness_steps,
+    def __init__(self, options: teacher_options.TeacherOptions) -> None:
+        """Makes no slot yet.
+
+        Args:
+            options: Of the teachers.
+        """
+        self.state = soft_targets.TeacherState.of(
+            options,
             shared=worker_variable.WorkerVariable,
             of_replica=worker_variable.WorkerVariable,
         )
         self.slots: list[RemoteSlot] = []
-        self._max_bad_batches = max_bad_batches
-        self._bad = np.zeros([len(weights)], bool)
+        self._max_bad_batches = options.max_bad_batches
+        self._bad = np.zeros([options.num_teachers], bool)
         self._num_scheduled = self._num_done = 0
         self._swapped_at = 0
 

@@ -4,9 +4,12 @@ import dataclasses
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import Self
 
 import numpy as np
 import tensorflow as tf
+
+from tfdistill import teacher_options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,15 @@ class TeacherState:
         self._in_use = shared(zeros.astype(bool), name="teachers_in_use")
         self._bad_batches = of_replica(zeros, name="bad_batches")
         self._bad_steps = of_replica(zeros, name="bad_steps")
+
+    @classmethod
+    def of(cls, options: teacher_options.TeacherOptions, **kwargs: Any) -> Self:
+        """Makes the state for a set's options; `kwargs` as in `__init__`."""
+        return cls(
+            options.weights or [],
+            max_staleness_steps=options.max_staleness_steps,
+            **kwargs,
+        )
 
     @property
     def variables(self) -> list[Any]:

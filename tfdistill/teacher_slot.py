@@ -1,6 +1,7 @@
 """One teacher: how it is run, read, checked and replaced."""
 
 import logging
+import threading
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -53,6 +54,7 @@ class TeacherSlot:
         self._exchange: exchange_lib.Exchange | None = None
         self._canary: canary_lib.Canary | None = None
         self._dropped = False
+        self._reading = threading.Lock()
         # A graph and its variables, loaded for the version to come.
         self._next: tuple[_Function, list[Any]] | None = None
 
@@ -242,7 +244,9 @@ class TeacherSlot:
         """Reads the values of a version that passed the screen."""
         try:
             expected = self._expected_variables(version)
-            values = self._read_values(version, expected)
+            # A read that was given up may be under way still.
+            with self._reading:
+                values = self._read_values(version, expected)
             if self._canary and self._is_own(version):
                 self._canary.check(
                     lambda inputs: self._predict(values, inputs),
