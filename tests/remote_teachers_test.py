@@ -12,6 +12,7 @@ import tensorflow as tf
 import tfdistill
 from tfdistill import agreement
 from tfdistill import remote_teachers
+from tfdistill import staleness
 from tfdistill import student_graph
 from tfdistill import teacher_options
 
@@ -95,7 +96,7 @@ def group(tmp_path):
 
 def test_before_a_version_arrives_nobody_is_asked(group):
     arguments = group.remote.arguments()
-    np.testing.assert_array_equal(arguments, [[-1, 0, 0]])
+    np.testing.assert_array_equal(arguments, [[-1, 0, 0, 10**6]])
     outputs, weights, report = group.ask(arguments)
     assert not outputs.any() and not weights.any()
     assert report.tolist() == [0, -1]
@@ -105,7 +106,7 @@ def test_a_published_version_predicts_as_the_peer(group):
     peer = _peer(3)
     group.take(peer, 10)
     arguments = group.remote.arguments()
-    np.testing.assert_array_equal(arguments, [[10, 1, 1]])
+    np.testing.assert_array_equal(arguments, [[10, 1, 1, 10**6]])
     outputs, weights, report = group.ask(arguments)
     np.testing.assert_allclose(outputs, peer(group.x), rtol=1e-5)
     assert (weights == 1).all()
@@ -123,7 +124,7 @@ def test_a_version_is_read_beside_the_one_in_use(group):
     np.testing.assert_allclose(group.ask(before)[0], first(group.x), rtol=1e-5)
     assert group.refresh() == [group.slot]
     after = group.remote.arguments()
-    np.testing.assert_array_equal(after, [[20, 1, 0]])
+    np.testing.assert_array_equal(after, [[20, 1, 0, 10**6]])
     for arguments, peer in ((after, second), (before, first), (after, second)):
         outputs = group.ask(arguments)[0]
         np.testing.assert_allclose(outputs, peer(group.x), rtol=1e-5)
@@ -229,7 +230,7 @@ def test_a_version_with_nan_is_refused(group, what, monkeypatch):
 
 
 def test_a_version_that_is_too_old_is_not_obeyed(tmp_path):
-    group = _Group(tmp_path, max_staleness_steps=50)
+    group = _Group(tmp_path, bounds=staleness.Bounds(max_steps=50))
     group.take(_peer(3), 10)
     arguments = group.remote.arguments()
     assert group.ask(arguments, step=60)[1].all()

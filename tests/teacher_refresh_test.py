@@ -138,7 +138,7 @@ class _Sums:
                     outer._given = []
                     outer.sizes.append(len(total))
                 outer._barrier.wait()
-                return total, np.zeros([len(total) // 3], np.int64)
+                return total, np.zeros([len(total) // 4], np.int64)
 
         return OfWorker()
 
@@ -193,7 +193,7 @@ def test_workers_take_the_versions_of_the_chief_that_all_can_read(
     for thread in threads:
         thread.join(60)
     assert found == {0: [[], ["group_2"]], 1: [[], ["group_2"]]}
-    assert sums.sizes == [6] * 4
+    assert sums.sizes == [8] * 4
 
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ from tfdistill import versions
 from tfdistill import worker_variable
 
 _FREE_TIMEOUT_SECS, _FREE_POLL_SECS = 600.0, 0.02
-# What travels for each teacher: version, whether it is in use, which half.
-_NUM_FIELDS = 3
+# What travels for each teacher: version, whether it is in use, which half, and
+# what it counts by its age in seconds, in millionths.
+_NUM_FIELDS, _SHARE_UNIT = 4, 1_000_000
 
 
 class _HalfOfRows:
@@ -101,9 +102,9 @@ class RemoteSlot(teacher_slot.TeacherSlot):
         """Takes the version that an execution is to use.
 
         Args:
-            arguments: int64 `[3]`: version, in use, half.
+            arguments: int64 `[4]`: version, in use, half, share.
         """
-        version, in_use, self._half = tf.unstack(arguments)
+        version, in_use, self._half, _ = tf.unstack(arguments)
         is_new = (in_use > 0) & tf.not_equal(version, self._version.value())
 
         def fetch() -> tf.Tensor:
@@ -204,10 +205,18 @@ class RemoteTeachers:
     # ---- on the coordinator ----
 
     def arguments(self) -> tf.Tensor:
-        """Returns what the next execution is to use, int64 `[teachers, 3]`."""
+        """Returns what the next execution is to use, int64 `[teachers, 4]`."""
         self._num_scheduled += 1
         return tf.constant(
-            [[s.step, int(s.in_use), s.half] for s in self.slots],
+            [
+                [
+                    slot.step,
+                    int(slot.in_use),
+                    slot.half,
+                    round(slot.health.share_by_secs * _SHARE_UNIT),
+                ]
+                for slot in self.slots
+            ],
             tf.int64,
             shape=[len(self.slots), _NUM_FIELDS],
         )
@@ -257,7 +266,11 @@ class RemoteTeachers:
             *(v for slot in self.slots for v in slot.worker_variables),
         ]
         with worker_variable.opened(variables):
-            self.state.assign(steps=arguments[:, 0], in_use=arguments[:, 1] > 0)
+            self.state.assign(
+                steps=arguments[:, 0],
+                in_use=arguments[:, 1] > 0,
+                shares=arguments[:, 3] / _SHARE_UNIT,
+            )
             for index, slot in enumerate(self.slots):
                 slot.use(arguments[index])
             yield

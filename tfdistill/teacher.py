@@ -15,6 +15,7 @@ from tfdistill import exchange as exchange_lib
 from tfdistill import parameter_server
 from tfdistill import remote_teachers
 from tfdistill import soft_targets
+from tfdistill import staleness
 from tfdistill import student_graph
 from tfdistill import teacher_options
 from tfdistill import teacher_places
@@ -43,6 +44,9 @@ class TeacherSet:
         saved_models: Sequence[str | os.PathLike[str]] = (),
         weights: Sequence[float] | None = None,
         max_staleness_steps: int | None = None,
+        max_staleness_secs: float | None = None,
+        staleness_ramp_steps: int = 0,
+        staleness_ramp_secs: float = 0.0,
         max_bad_batches: int = 3,
         allow_other_graphs: bool = False,
         trust_saved_models: bool = False,
@@ -61,6 +65,11 @@ class TeacherSet:
                 `saved_models`. Defaults to equal weights.
             max_staleness_steps: A version older than this many of the
                 student's steps is not obeyed. Defaults to no bound.
+            max_staleness_secs: Likewise, seconds since this group first saw
+                it. Defaults to no bound.
+            staleness_ramp_steps: Steps after `max_staleness_steps` in which a
+                version's weight falls to 0. Default 0: at once.
+            staleness_ramp_secs: Likewise, after `max_staleness_secs`.
             max_bad_batches: Batches in a row with NaN or infinite outputs
                 after which a version is quarantined. Default 3.
             allow_other_graphs: Whether to run peers' graphs that differ from
@@ -80,7 +89,12 @@ class TeacherSet:
             peers=tuple(peers),
             saved_models=tuple(os.fspath(path) for path in saved_models),
             weights=weights,
-            max_staleness_steps=max_staleness_steps,
+            bounds=staleness.Bounds(
+                max_steps=max_staleness_steps,
+                max_secs=max_staleness_secs,
+                ramp_steps=staleness_ramp_steps,
+                ramp_secs=staleness_ramp_secs,
+            ),
             max_bad_batches=max_bad_batches,
             allow_other_graphs=allow_other_graphs,
             trust_saved_models=trust_saved_models,
@@ -259,21 +273,12 @@ class TeacherSet:
         """Describes each teacher, for logs.
 
         Returns:
-            For each teacher its name, the step of the version in use (-1 for
-            none), whether that is too old, the number of versions put in
-            place and their bytes, and the quarantined versions with their
-            reasons.
+            For each teacher its `name`, the `step` of the version in use (-1
+            for none), its `health` ("absent", "good", "fading", "too_stale"
+            or "dropped") with the `reason`, the `share` that its age leaves
+            it, its `age_steps` and `age_secs` at the last refresh (None
+            without a version), how many versions were put in place (`swaps`)
+            and their `bytes`, `num_dropped`, `num_quarantined`, and the
+            newest `quarantined` versions with their reasons.
         """
-        return [
-            {
-                "name": slot.name,
-                "step": slot.step if slot.in_use else -1,
-                "too_stale": slot.too_stale,
-                "swaps": slot.num_swaps,
-                "bytes": slot.num_bytes,
-                "quarantined": dict(slot.reader.rejected)
-                if slot.reader
-                else {},
-            }
-            for slot in self._slots
-        ]
+        return [slot.status for slot in self._slots]

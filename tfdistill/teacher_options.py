@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdistill import data_schema
+from tfdistill import staleness
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,7 +16,7 @@ class TeacherOptions:
     peers: tuple[int, ...] = ()
     saved_models: tuple[str, ...] = ()
     weights: Sequence[float] | None = None
-    max_staleness_steps: int | None = None
+    bounds: staleness.Bounds = staleness.Bounds()
     max_bad_batches: int = 3
     allow_other_graphs: bool = False
     trust_saved_models: bool = False
@@ -30,13 +31,6 @@ class TeacherOptions:
         object.__setattr__(
             self, "weights", _checked_weights(self.weights, self.num_teachers)
         )
-        if self.max_staleness_steps is not None and (
-            self.max_staleness_steps < 0
-        ):
-            raise ValueError(
-                "`max_staleness_steps` must be >= 0 or None; received "
-                f"{self.max_staleness_steps}."
-            )
         if self.max_bad_batches < 1:
             raise ValueError(
                 "`max_bad_batches` must be >= 1; received "

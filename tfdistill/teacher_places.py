@@ -44,6 +44,7 @@ def make(
             allow_other_graphs=options.allow_other_graphs,
             screen=screen,
             canary=options.canary,
+            bounds=options.bounds,
         )
         slots.append(slot)
     for path in options.saved_models:

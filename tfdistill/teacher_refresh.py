@@ -63,7 +63,7 @@ class TeacherRefresh:
         return agreement.Agreement(
             self._strategy,
             lambda: self._state.bad_in_a_row() >= most,
-            size=3 * len(self._slots),
+            size=agreement.NUM_FIELDS * len(self._slots),
         )
 
     def start(self) -> None:
@@ -84,16 +84,17 @@ class TeacherRefresh:
 
     def refresh(self, step: int | None) -> list[str]:
         """See `TeacherSet.refresh`."""
+        for slot in self._slots:
+            slot.note_news()
         ready = self._decisions.drop_bad(
             "its outputs were NaN or infinite in "
             f"{self._options.max_bad_batches} batches in a row."
         )
         ready = self._decisions.load_graphs(ready)
         self._swap(ready)
-        oldest = self._options.max_staleness_steps
-        if step is not None and oldest is not None:
+        if step is not None:
             for slot in self._slots:
-                slot.note_age(step - slot.step, oldest)
+                slot.health.note_step(step)
         return [slot.name for slot in ready]
 
     def versions(self) -> dict[int, int]:
@@ -134,6 +135,7 @@ class TeacherRefresh:
             return
         steps = [slot.step for slot in self._slots]
         in_use = [slot.in_use for slot in self._slots]
-        if (steps, in_use) != self._published:
-            self._state.assign(steps=steps, in_use=in_use)
-            self._published = (steps, in_use)
+        shares = [slot.health.share_by_secs for slot in self._slots]
+        if (steps, in_use, shares) != self._published:
+            self._state.assign(steps=steps, in_use=in_use, shares=shares)
+            self._published = (steps, in_use, shares)
