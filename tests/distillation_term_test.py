@@ -10,7 +10,7 @@ from tfdistill import losses
 from tfdistill import soft_targets
 
 
-def _soft(*outputs, weights=None):
+def _soft(*outputs, weights=None, shares=None):
     """One output; by teacher. `weights` by teacher and example."""
     outputs = [tf.constant(value, tf.float32) for value in outputs]
     batch = outputs[0].shape[0]
@@ -20,6 +20,7 @@ def _soft(*outputs, weights=None):
             [[1.0] * batch] * len(outputs) if weights is None else weights,
             tf.float32,
         ),
+        shares=tf.constant(shares or [1.0] * len(outputs), tf.float32),
         staleness=tf.constant(0.0),
     )
 
@@ -73,8 +74,32 @@ def test_without_any_teacher_it_is_zero():
         value = term(nobody, student, None)
     assert float(value) == 0.0
     np.testing.assert_array_equal(tape.gradient(value, student), 0 * _STUDENT)
-    assert float(distillation_term.any_teacher(nobody, tf.float32)) == 0.0
-    assert float(distillation_term.any_teacher(_soft(_A), tf.float32)) == 1.0
+    assert float(distillation_term.strength(nobody, tf.float32)) == 0.0
+    assert float(distillation_term.strength(_soft(_A), tf.float32)) == 1.0
+
+
+def test_a_fading_teacher_leaves_each_example_what_it_counts():
+    """The first has grown old and the second speaks of two examples only."""
+    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
+    weights = [[0.25] * 4, [1, 1, 0, 0]]
+    soft = _soft(_A, _B, weights=weights, shares=[0.25, 1.0])
+    assert float(distillation_term.strength(soft, tf.float32)) == 1.0
+    a, b = cases.softmax(_A), cases.softmax(_B)
+    target = np.concatenate([(a[:2] + 4 * b[:2]) / 5, a[2:]])
+    counts = np.array([1.0, 1.0, 0.25, 0.25])
+    expected = (_cross_entropy(target, _STUDENT) * counts).mean()
+    np.testing.assert_allclose(
+        float(term(soft, _STUDENT, None)), expected, rtol=1e-5
+    )
+
+
+def test_a_single_teacher_that_fades_says_what_it_said():
+    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
+    fading = _soft(_A, shares=[1e-6])
+    assert float(distillation_term.strength(fading, tf.float64)) < 2e-6
+    assert float(term(fading, _STUDENT, None)) == float(
+        term(_soft(_A), _STUDENT, None)
+    )
 
 
 def test_sample_weights_are_those_of_the_task():
@@ -121,6 +146,7 @@ def _two_outputs():
     soft = soft_targets.SoftTargets(
         outputs=[[tf.constant(_A)], [tf.constant(_B)]],
         weights=tf.ones([1, 4]),
+        shares=tf.ones([1]),
         staleness=tf.constant(0.0),
     )
     first = _cross_entropy(cases.softmax(_A), _STUDENT).mean()
@@ -234,6 +260,7 @@ def test_each_output_follows_its_own_task_loss():
     soft = soft_targets.SoftTargets(
         outputs=[[tf.constant(_A)], [tf.constant(cases.softmax(_B))]],
         weights=tf.ones([1, 4]),
+        shares=tf.ones([1]),
         staleness=tf.constant(0.0),
     )
     _, first, second = _two_outputs()

@@ -12,7 +12,9 @@ import tensorflow as tf
 import tfdistill
 from tfdistill import agreement
 from tfdistill import remote_teachers
+from tfdistill import staleness
 from tfdistill import student_graph
+from tfdistill import teacher_options
 
 SPEC = {
     "features": tf.TensorSpec([None, cases.NUM_FEATURES], tf.float32),
@@ -33,12 +35,9 @@ class _Group:
     def __init__(self, directory, **kwargs):
         self.exchange = tfdistill.Exchange(directory)
         self.remote = remote_teachers.RemoteTeachers(
-            [1.0],
-            **{
-                "max_staleness_steps": None,
-                "max_bad_batches": MAX_BAD_BATCHES,
-                **kwargs,
-            },
+            teacher_options.TeacherOptions(
+                peers=(1,), max_bad_batches=MAX_BAD_BATCHES, **kwargs
+            )
         )
         self.x, _ = cases.data()
         graph = student_graph.StudentGraph(cases.student(), SPEC)
@@ -97,7 +96,7 @@ def group(tmp_path):
 
 def test_before_a_version_arrives_nobody_is_asked(group):
     arguments = group.remote.arguments()
-    np.testing.assert_array_equal(arguments, [[-1, 0, 0]])
+    np.testing.assert_array_equal(arguments, [[-1, 0, 0, 10**6]])
     outputs, weights, report = group.ask(arguments)
     assert not outputs.any() and not weights.any()
     assert report.tolist() == [0, -1]
@@ -107,7 +106,7 @@ def test_a_published_version_predicts_as_the_peer(group):
     peer = _peer(3)
     group.take(peer, 10)
     arguments = group.remote.arguments()
-    np.testing.assert_array_equal(arguments, [[10, 1, 1]])
+    np.testing.assert_array_equal(arguments, [[10, 1, 1, 10**6]])
     outputs, weights, report = group.ask(arguments)
     np.testing.assert_allclose(outputs, peer(group.x), rtol=1e-5)
     assert (weights == 1).all()
@@ -125,7 +124,7 @@ def test_a_version_is_read_beside_the_one_in_use(group):
     np.testing.assert_allclose(group.ask(before)[0], first(group.x), rtol=1e-5)
     assert group.refresh() == [group.slot]
     after = group.remote.arguments()
-    np.testing.assert_array_equal(after, [[20, 1, 0]])
+    np.testing.assert_array_equal(after, [[20, 1, 0, 10**6]])
     for arguments, peer in ((after, second), (before, first), (after, second)):
         outputs = group.ask(arguments)[0]
         np.testing.assert_allclose(outputs, peer(group.x), rtol=1e-5)
@@ -231,7 +230,7 @@ def test_a_version_with_nan_is_refused(group, what, monkeypatch):
 
 
 def test_a_version_that_is_too_old_is_not_obeyed(tmp_path):
-    group = _Group(tmp_path, max_staleness_steps=50)
+    group = _Group(tmp_path, bounds=staleness.Bounds(max_steps=50))
     group.take(_peer(3), 10)
     arguments = group.remote.arguments()
     assert group.ask(arguments, step=60)[1].all()
@@ -282,6 +281,29 @@ def test_a_group_learns_from_its_teacher_as_one_process_does(
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-4)
     cases.assert_same(cases.weights(model), cases.weights(plain), rtol=1e-4)
+
+
+def test_a_group_goes_on_with_the_version_that_it_had(tmp_path, monkeypatch):
+    cases.pretend(monkeypatch)
+    model = _codistill(tmp_path, keras.optimizers.Adagrad(0.1))
+    model.build_for(cases.batches().element_spec)
+    model.prepare_executions()
+    peer = _peer(3)
+    for step, student in ((10, peer), (11, _peer(4))):
+        codistillation_cases.publish(
+            tfdistill.Exchange(tmp_path), student, step=step, spec=SPEC
+        )
+    assert model.teachers.load_versions({1: 10}) == {1: 10}
+    arguments = model.teachers.remote.arguments()
+    np.testing.assert_array_equal(arguments[:, :2], [[10, 1]])
+    slot = model.teachers.remote.slots[0]
+
+    @tf.function
+    def ask():
+        with model.teachers.remote.on_worker(arguments):
+            return slot.function(cases.data()[0])[0]
+
+    np.testing.assert_allclose(ask(), peer(cases.data()[0]), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

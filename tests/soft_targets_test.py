@@ -3,13 +3,14 @@ import pytest
 import tensorflow as tf
 
 from tfdistill import soft_targets
+from tfdistill import staleness
 
 _NAN = float("nan")
 
 
-def _state(count=2, max_staleness_steps=None, weights=None):
+def _state(count=2, weights=None, **bounds):
     return soft_targets.TeacherState(
-        weights or [1.0] * count, max_staleness_steps=max_staleness_steps
+        weights or [1.0] * count, bounds=staleness.Bounds(**bounds)
     )
 
 
@@ -70,14 +71,42 @@ def test_no_teacher_has_no_staleness():
 
 @pytest.mark.parametrize(("step", "used"), [(14, 1), (15, 1), (16, 0)])
 def test_staleness_has_an_exact_bound(step, used):
-    state = _state(1, max_staleness_steps=5)
+    state = _state(1, max_steps=5)
     state.assign(steps=[10], in_use=[True])
     soft = _ask(state, _constant([1.0], [2.0]), step=step)
     np.testing.assert_array_equal(soft.weights, [[used, used]])
 
 
+def test_a_version_fades_by_its_steps_and_by_its_seconds():
+    state = _state(1, max_steps=5, ramp_steps=4)
+    state.assign(steps=[10], in_use=[True])
+    teacher = _constant([1.0], [2.0])
+    for step, share in ((15, 1), (16, 0.75), (18, 0.25), (19, 0), (99, 0)):
+        soft = _ask(state, teacher, step=step)
+        np.testing.assert_array_equal(soft.shares, [share])
+        np.testing.assert_array_equal(soft.weights, [[share > 0] * 2])
+    state.assign(steps=[10], in_use=[True], shares=[0.5])
+    # The lower of the two counts.
+    for step, share in ((10, 0.5), (16, 0.5), (18, 0.25)):
+        soft = _ask(state, teacher, step=step)
+        np.testing.assert_array_equal(soft.shares, [share])
+    # Another version, another age.
+    state.assign(steps=[18], in_use=[True], shares=[1.0])
+    np.testing.assert_array_equal(_ask(state, teacher).shares, [1])
+
+
+def test_a_teacher_that_fades_hands_over_to_the_others():
+    state = _state(max_steps=5, ramp_steps=4, weights=[2.0, 1.0])
+    state.assign(steps=[10, 18], in_use=[True, True])
+    first, second = _constant([1.0], [2.0]), _constant([3.0], [_NAN])
+    soft = _ask(state, first, second, step=18)
+    np.testing.assert_array_equal(soft.shares, [0.25, 1])
+    np.testing.assert_array_equal(soft.weights, [[0.5, 0.5], [1, 0]])
+    np.testing.assert_array_equal(soft.share_of_rows, [1, 0.25])
+
+
 def test_a_fixed_teacher_is_never_too_old():
-    state = _state(1, max_staleness_steps=0)
+    state = _state(1, max_steps=0)
     state.assign(steps=[-1], in_use=[True])
     soft = _ask(state, _constant([1.0], [2.0]), step=10**9)
     np.testing.assert_array_equal(soft.weights, [[1, 1]])

@@ -1,6 +1,9 @@
 """What the workers of a group decide on their teachers, all alike."""
 
+import logging
+import time
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +13,16 @@ import tensorflow as tf
 from tfdistill import chief_only
 from tfdistill import peer_reader
 from tfdistill import teacher_slot
+
+_log = logging.getLogger(__name__)
+# What workers say of each teacher: the version proposed, whether theirs is
+# read, whether it failed, and what the one in use counts by its seconds.
+NUM_FIELDS = 4
+# Sums are of whole numbers.
+_SHARE_UNIT = 1_000_000
+# How long storage that fails is tried for a version that was asked for, and the
+# time between two tries.
+_READ_TIMEOUT_SECS, _RETRY_SECS = 60.0, 0.2
 
 
 class Agreement:
@@ -81,9 +94,9 @@ class Decisions:
         Args:
             strategy: The strategy in use.
             slots: The teachers, in the same order on all workers.
-            agreement: Sums what the workers say, as `Agreement` does: three
-                numbers for each teacher, and for each whether a replica
-                wants to be rid of it.
+            agreement: Sums what the workers say, as `Agreement` does:
+                `NUM_FIELDS` numbers for each teacher, and for each whether a
+                replica wants to be rid of it.
         """
         self._slots = slots
         self._strategy = strategy
@@ -91,8 +104,13 @@ class Decisions:
         self._proposes = chief_only.is_chief(strategy)
         self._agreement = agreement
 
+    def _no_news(self) -> np.ndarray:
+        return np.zeros([NUM_FIELDS, len(self._slots)], np.int64)
+
     def drop_bad(self, reason: str) -> list[teacher_slot.TeacherSlot]:
         """Exchanges news, drops bad teachers, and finds what may be swapped.
+
+        The chief's clock decides what a version counts by its seconds.
 
         Args:
             reason: Why a teacher is dropped, for the log.
@@ -100,21 +118,24 @@ class Decisions:
         Returns:
             The teachers whose next version every worker has read.
         """
-        news = np.zeros([3, len(self._slots)], np.int64)
+        news = self._no_news()
         for index, slot in enumerate(self._slots):
             if slot.reader:
                 state = slot.reader.state
                 if self._proposes:
+                    share = slot.health.measured_share_by_secs()
                     news[0, index] = slot.reader.proposal + 1
+                    news[3, index] = round(share * _SHARE_UNIT)
                 news[1, index] = state == peer_reader.READY
                 news[2, index] = state == peer_reader.FAILED
         summed, bad = self._agreement.sum(news.reshape(-1))
-        proposals, ready, failed = summed.reshape(3, -1)
+        proposals, ready, failed, shares = summed.reshape(NUM_FIELDS, -1)
         for index, slot in enumerate(self._slots):
             if bad[index]:
                 slot.drop(reason)
             if not slot.reader:
                 continue
+            slot.health.share_by_secs = float(shares[index]) / _SHARE_UNIT
             if failed[index]:
                 slot.reader.reject(slot.reader.announced)
             if slot.reader.announced < 0 and proposals[index] > 0:
@@ -138,7 +159,7 @@ class Decisions:
         """
         if not any(slot.needs_graph for slot in slots):
             return list(slots)
-        news = np.zeros([3, len(self._slots)], np.int64)
+        news = self._no_news()
         reasons = {}
         for index, slot in enumerate(self._slots):
             if slot in slots and slot.needs_graph:
@@ -154,3 +175,59 @@ class Decisions:
                     slot.reader.announced, reasons.get(slot.name)
                 )
         return usable
+
+    def read(self, wanted: Mapping[str, int]) -> list[teacher_slot.TeacherSlot]:
+        """Has every worker read the versions that the chief asks for.
+
+        It waits for the reads, so it is for the time before training.
+
+        Args:
+            wanted: Versions by the names of teachers; what the chief says
+                counts.
+
+        Returns:
+            The teachers whose version every worker has read.
+        """
+        news = self._no_news()
+        for index, slot in enumerate(self._slots):
+            if self._proposes:
+                news[0, index] = wanted.get(slot.name, -1) + 1
+        proposals, _ = self._agreement.sum(news.reshape(-1))
+        news = np.zeros_like(news)
+        for index, slot in enumerate(self._slots):
+            if slot.reader and proposals[index] > 0:
+                slot.reader.announce(int(proposals[index]) - 1)
+                state = _read_now(slot.reader)
+                news[1, index] = state == peer_reader.READY
+                news[2, index] = state == peer_reader.FAILED
+        summed, _ = self._agreement.sum(news.reshape(-1))
+        _, ready, failed, _ = summed.reshape(NUM_FIELDS, -1)
+        usable = []
+        for index, slot in enumerate(self._slots):
+            if not slot.reader or proposals[index] <= 0:
+                continue
+            if ready[index] == self._num_workers:
+                usable.append(slot)
+                continue
+            _log.warning(
+                "The version %d of the teacher %s, which was in use before, "
+                "is left out: %d of %d workers could read it.",
+                slot.reader.announced,
+                slot.name,
+                ready[index],
+                self._num_workers,
+            )
+            if failed[index]:
+                slot.reader.reject(slot.reader.announced)
+            slot.reader.announce(-1)
+        return self.load_graphs(usable)
+
+
+def _read_now(reader: peer_reader.PeerReader) -> int:
+    """Reads what was announced, here and now; returns the reader's state."""
+    deadline = time.monotonic() + _READ_TIMEOUT_SECS
+    while True:
+        reader.stage()
+        if reader.state != peer_reader.PENDING or time.monotonic() > deadline:
+            return reader.state
+        time.sleep(_RETRY_SECS)

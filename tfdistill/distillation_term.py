@@ -59,8 +59,9 @@ class DistillationTerm:
         flat_pred = keras.tree.flatten(y_pred)
         losses = self._by_output(y_pred, len(flat_pred))
         weights = _by_output(sample_weight, len(flat_pred))
-        has_teacher = tf.cast(
-            tf.reduce_any(soft.weights > 0, axis=0), tf.float32
+        # The whole term is scaled by the greatest share; see `strength`.
+        of_rows = tf.math.divide_no_nan(
+            soft.share_of_rows, tf.reduce_max(soft.shares)
         )
         total = tf.zeros([])
         for outputs, student, loss, weight in zip(
@@ -69,7 +70,7 @@ class DistillationTerm:
             if loss is None:
                 continue
             target = loss.inner.aggregate(outputs, soft.weights)
-            mask = _masked(weight, has_teacher, student)
+            mask = _masked(weight, of_rows, student)
             share = loss(target, student, mask)
             total += tf.cast(share, tf.float32)
         return total
@@ -109,17 +110,22 @@ class DistillationTerm:
         return [losses.get(name) for name in names]
 
 
-def any_teacher(soft: soft_targets.SoftTargets, dtype: Any) -> tf.Tensor:
-    """1 where any teacher is in use for any example, else 0.
+def strength(soft: soft_targets.SoftTargets, dtype: Any) -> tf.Tensor:
+    """Returns what the whole term counts: the greatest share of a teacher.
+
+    1 while a fresh teacher is in use, less once all have grown old, and 0
+    where none is in use for any example.
 
     Args:
         soft: What the teachers say.
         dtype: Float dtype of the answer.
 
     Returns:
-        Scalar.
+        Scalar in [0, 1].
     """
-    return tf.cast(tf.reduce_any(soft.weights > 0), dtype)
+    speaks = tf.reduce_any(soft.weights > 0)
+    greatest = tf.reduce_max(soft.shares)
+    return tf.cast(tf.where(speaks, greatest, 0.0), dtype)
 
 
 def _map_losses(losses: Any, task_loss: Any) -> Any:
@@ -193,15 +199,13 @@ def _by_output(sample_weight: Any, count: int) -> list[Any]:
     return keras.tree.flatten(sample_weight)
 
 
-def _masked(
-    weight: Any, has_teacher: tf.Tensor, student: tf.Tensor
-) -> tf.Tensor:
-    """Gives examples without a teacher the weight 0, at all positions."""
+def _masked(weight: Any, of_rows: tf.Tensor, student: tf.Tensor) -> tf.Tensor:
+    """Scales examples, at all positions: those without a teacher by 0."""
     if weight is None:
         # As many as the loss has values: one for each position of a sequence.
         rank = max(len(student.shape) - 1, 1)
-        mask = tf.reshape(has_teacher, [-1, *[1] * (rank - 1)])
+        mask = tf.reshape(of_rows, [-1, *[1] * (rank - 1)])
         return tf.broadcast_to(mask, tf.shape(student)[:rank])
     weight = tf.cast(weight, tf.float32)
     extra = weight.shape.rank - 1
-    return weight * tf.reshape(has_teacher, [-1, *[1] * extra])
+    return weight * tf.reshape(of_rows, [-1, *[1] * extra])

@@ -167,7 +167,7 @@ class CodistillModel(
                 distillation_loss = self._untracked.term(
                     soft, y_pred, sample_weight
                 )
-                weight *= distillation_term.any_teacher(soft, weight.dtype)
+                weight *= distillation_term.strength(soft, weight.dtype)
                 loss += weight * tf.cast(distillation_loss, loss.dtype)
                 self.record_loss(distillation_loss, batch, "distillation_loss")
                 logs = {

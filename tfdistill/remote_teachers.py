@@ -10,7 +10,6 @@ execution never mixes two versions.
 import contextlib
 import time
 from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -24,13 +23,15 @@ from tfdistill import savedmodel
 from tfdistill import server_bundle
 from tfdistill import soft_targets
 from tfdistill import student_graph
+from tfdistill import teacher_options
 from tfdistill import teacher_slot
 from tfdistill import versions
 from tfdistill import worker_variable
 
 _FREE_TIMEOUT_SECS, _FREE_POLL_SECS = 600.0, 0.02
-# What travels for each teacher: version, whether it is in use, which half.
-_NUM_FIELDS = 3
+# What travels for each teacher: version, whether it is in use, which half, and
+# what it counts by its age in seconds, in millionths.
+_NUM_FIELDS, _SHARE_UNIT = 4, 1_000_000
 
 
 class _HalfOfRows:
@@ -102,9 +103,9 @@ class RemoteSlot(teacher_slot.TeacherSlot):
         """Takes the version that an execution is to use.
 
         Args:
-            arguments: int64 `[3]`: version, in use, half.
+            arguments: int64 `[4]`: version, in use, half, share.
         """
-        version, in_use, self._half = tf.unstack(arguments)
+        version, in_use, self._half, _ = tf.unstack(arguments)
         is_new = (in_use > 0) & tf.not_equal(version, self._version.value())
 
         def fetch() -> tf.Tensor:
@@ -172,23 +173,20 @@ def _two_halves(shard: tf.Variable) -> tf.Variable:
 class RemoteTeachers:
     """What the executions of a group need to know of its teachers."""
 
-    def __init__(
-        self,
-        weights: Sequence[float],
-        *,
-        max_staleness_steps: int | None,
-        max_bad_batches: int,
-    ) -> None:
-        """Makes no slot yet; see `soft_targets.TeacherState`."""
-        self.state = soft_targets.TeacherState(
-            weights,
-            max_staleness_steps=max_staleness_steps,
+    def __init__(self, options: teacher_options.TeacherOptions) -> None:
+        """Makes no slot yet.
+
+        Args:
+            options: Of the teachers.
+        """
+        self.state = soft_targets.TeacherState.of(
+            options,
             shared=worker_variable.WorkerVariable,
             of_replica=worker_variable.WorkerVariable,
         )
         self.slots: list[RemoteSlot] = []
-        self._max_bad_batches = max_bad_batches
-        self._bad = np.zeros([len(weights)], bool)
+        self._max_bad_batches = options.max_bad_batches
+        self._bad = np.zeros([options.num_teachers], bool)
         self._num_scheduled = self._num_done = 0
         self._swapped_at = 0
 
@@ -203,10 +201,18 @@ class RemoteTeachers:
     # ---- on the coordinator ----
 
     def arguments(self) -> tf.Tensor:
-        """Returns what the next execution is to use, int64 `[teachers, 3]`."""
+        """Returns what the next execution is to use, int64 `[teachers, 4]`."""
         self._num_scheduled += 1
         return tf.constant(
-            [[s.step, int(s.in_use), s.half] for s in self.slots],
+            [
+                [
+                    slot.step,
+                    int(slot.in_use),
+                    slot.half,
+                    round(slot.health.share_by_secs * _SHARE_UNIT),
+                ]
+                for slot in self.slots
+            ],
             tf.int64,
             shape=[len(self.slots), _NUM_FIELDS],
         )
@@ -256,7 +262,11 @@ class RemoteTeachers:
             *(v for slot in self.slots for v in slot.worker_variables),
         ]
         with worker_variable.opened(variables):
-            self.state.assign(steps=arguments[:, 0], in_use=arguments[:, 1] > 0)
+            self.state.assign(
+                steps=arguments[:, 0],
+                in_use=arguments[:, 1] > 0,
+                shares=arguments[:, 3] / _SHARE_UNIT,
+            )
             for index, slot in enumerate(self.slots):
                 slot.use(arguments[index])
             yield

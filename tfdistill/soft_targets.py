@@ -4,9 +4,13 @@ import dataclasses
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import Self
 
 import numpy as np
 import tensorflow as tf
+
+from tfdistill import staleness as staleness_lib
+from tfdistill import teacher_options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,13 +22,25 @@ class SoftTargets:
             float32 tensor `[batch, ...]` for each teacher.
         weights: float32 `[num_teachers, batch]`; 0 where a teacher is absent,
             too stale, or not finite.
+        shares: float32 `[num_teachers]` in [0, 1]: what each teacher counts
+            by the age of its version; 0 where it is not asked.
         staleness: float32 scalar, mean steps since the versions in use; NaN
             where no peer is in use.
     """
 
     outputs: list[list[tf.Tensor]]
     weights: tf.Tensor
+    shares: tf.Tensor
     staleness: tf.Tensor
+
+    @property
+    def share_of_rows(self) -> tf.Tensor:
+        """The greatest share of those who speak of a row, float32 `[batch]`.
+
+        A teacher that fades hands over to the others, not to nobody.
+        """
+        shares = tf.where(self.weights > 0, self.shares[:, tf.newaxis], 0.0)
+        return tf.reduce_max(shares, axis=0)
 
 
 class TeacherState:
@@ -38,7 +54,7 @@ class TeacherState:
         self,
         weights: Sequence[float],
         *,
-        max_staleness_steps: int | None,
+        bounds: staleness_lib.Bounds | None = None,
         shared: Callable[..., Any] | None = None,
         of_replica: Callable[..., Any] | None = None,
     ) -> None:
@@ -46,21 +62,28 @@ class TeacherState:
 
         Args:
             weights: Each teacher's share in the aggregate, >= 0.
-            max_staleness_steps: A peer's version older than this is left
-                out. None for no bound.
+            bounds: How old a peer's version may be. Default: of any age.
             shared: Makes a variable, from its initial value and a name, that
                 is the same on all replicas. Defaults to the strategy's.
             of_replica: Makes one that each replica has for itself.
         """
         self._weights = list(weights)
-        self._max_staleness = max_staleness_steps
+        self._bounds = bounds or staleness_lib.Bounds()
         count = len(self._weights)
         shared, of_replica = shared or _mirrored, of_replica or _of_replica
         zeros = np.zeros([count], np.int64)
         self._steps = shared(zeros - 1, name="teacher_steps")
         self._in_use = shared(zeros.astype(bool), name="teachers_in_use")
+        self._shares = shared(
+            np.ones([count], np.float32), name="teacher_shares"
+        )
         self._bad_batches = of_replica(zeros, name="bad_batches")
         self._bad_steps = of_replica(zeros, name="bad_steps")
+
+    @classmethod
+    def of(cls, options: teacher_options.TeacherOptions, **kwargs: Any) -> Self:
+        """Makes the state for a set's options; `kwargs` as in `__init__`."""
+        return cls(options.weights or [], bounds=options.bounds, **kwargs)
 
     @property
     def variables(self) -> list[Any]:
@@ -68,19 +91,24 @@ class TeacherState:
         return [
             self._steps,
             self._in_use,
+            self._shares,
             self._bad_batches,
             self._bad_steps,
         ]
 
-    def assign(self, *, steps: Sequence[int], in_use: Sequence[bool]) -> None:
+    def assign(self, *, steps: Any, in_use: Any, shares: Any = None) -> None:
         """Sets, between steps, which versions are in force.
 
         Args:
             steps: Each teacher's version; -1 for a fixed one, or none.
             in_use: Whether each is to be asked.
+            shares: What each counts by its age in seconds, in [0, 1].
+                Default: as before.
         """
         self._steps.assign(steps)
         self._in_use.assign(in_use)
+        if shares is not None:
+            self._shares.assign(shares)
 
     def bad_in_a_row(self) -> tf.Tensor:
         """int64 `[num_teachers]`: this replica's last batches without sense."""
@@ -100,19 +128,24 @@ class TeacherState:
         like: list[tf.Tensor],
     ) -> SoftTargets:
         """Asks each teacher in use; see `TeacherSet.predict`."""
-        usable = self._usable(step) & active
+        shares = tf.where(active, self._shares_at(step), 0.0)
+        usable = shares > 0
+        # Only their proportion matters to an aggregate: a single teacher that
+        # fades says what it said, in whatever precision.
+        relative = tf.math.divide_no_nan(shares, tf.reduce_max(shares))
         outputs, weights, bad = [], [], []
         for index, teacher in enumerate(teachers):
             answers = _ask(teacher, inputs, usable[index], like)
             finite = _finite_rows(answers)
             outputs.append(answers)
-            weight = tf.where(usable[index], self._weights[index], 0.0)
+            weight = self._weights[index] * relative[index]
             weights.append(tf.where(finite, weight, 0.0))
             bad.append(usable[index] & ~tf.reduce_all(finite))
         self._count_bad(usable, tf.stack(bad))
         return SoftTargets(
             outputs=[list(column) for column in zip(*outputs, strict=True)],
             weights=tf.stack(weights),
+            shares=shares,
             staleness=self._staleness(step),
         )
 
@@ -122,17 +155,19 @@ class TeacherState:
         self._bad_batches.assign(tf.where(usable, in_a_row, before))
         self._bad_steps.assign(tf.convert_to_tensor(self._steps))
 
-    def _usable(self, step: tf.Tensor) -> tf.Tensor:
-        usable = tf.convert_to_tensor(self._in_use)
-        if self._max_staleness is None:
-            return usable
+    def _shares_at(self, step: tf.Tensor) -> tf.Tensor:
+        """What each teacher counts at a step, float32 `[num_teachers]`."""
+        in_use = tf.convert_to_tensor(self._in_use)
         steps = tf.convert_to_tensor(self._steps)
+        by_steps = self._bounds.share_by_steps(step - steps)
+        by_age = tf.minimum(by_steps, tf.convert_to_tensor(self._shares))
         is_fixed = steps < 0
-        return usable & (is_fixed | (step - steps <= self._max_staleness))
+        return tf.where(in_use, tf.where(is_fixed, 1.0, by_age), 0.0)
 
     def _staleness(self, step: tf.Tensor) -> tf.Tensor:
         steps = tf.convert_to_tensor(self._steps)
-        used = tf.cast(self._usable(step) & (steps >= 0), tf.float32)
+        is_used = (self._shares_at(step) > 0) & (steps >= 0)
+        used = tf.cast(is_used, tf.float32)
         total = tf.reduce_sum(tf.cast(step - steps, tf.float32) * used)
         return total / tf.reduce_sum(used)
 

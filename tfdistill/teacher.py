@@ -8,19 +8,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistill import agreement
 from tfdistill import canary as canary_lib
 from tfdistill import chief_only
 from tfdistill import data_schema
 from tfdistill import exchange as exchange_lib
 from tfdistill import parameter_server
-from tfdistill import peer_reader
 from tfdistill import remote_teachers
 from tfdistill import soft_targets
+from tfdistill import staleness
 from tfdistill import student_graph
 from tfdistill import teacher_options
+from tfdistill import teacher_places
+from tfdistill import teacher_refresh
 from tfdistill import teacher_slot
-from tfdistill import version_screen
 
 
 class TeacherSet:
@@ -44,6 +44,9 @@ class TeacherSet:
         saved_models: Sequence[str | os.PathLike[str]] = (),
         weights: Sequence[float] | None = None,
         max_staleness_steps: int | None = None,
+        max_staleness_secs: float | None = None,
+        staleness_ramp_steps: int = 0,
+        staleness_ramp_secs: float = 0.0,
         max_bad_batches: int = 3,
         allow_other_graphs: bool = False,
         trust_saved_models: bool = False,
@@ -62,6 +65,11 @@ class TeacherSet:
                 `saved_models`. Defaults to equal weights.
             max_staleness_steps: A version older than this many of the
                 student's steps is not obeyed. Defaults to no bound.
+            max_staleness_secs: Likewise, seconds since this group first saw
+                it. Defaults to no bound.
+            staleness_ramp_steps: Steps after `max_staleness_steps` in which a
+                version's weight falls to 0. Default 0: at once.
+            staleness_ramp_secs: Likewise, after `max_staleness_secs`.
             max_bad_batches: Batches in a row with NaN or infinite outputs
                 after which a version is quarantined. Default 3.
             allow_other_graphs: Whether to run peers' graphs that differ from
@@ -77,32 +85,30 @@ class TeacherSet:
         Raises:
             ValueError: An argument is not as above.
         """
-        self._peers = tuple(peers)
-        self._saved_models = tuple(os.fspath(path) for path in saved_models)
-        self._max_staleness = max_staleness_steps
-        self._max_bad_batches = max_bad_batches
-        self._allow_other_graphs = allow_other_graphs
-        self._trust = trust_saved_models
-        self._canary = canary
-        self._schema = data_schema.Wanted(schema, allow_other_schemas)
-        self._poll_secs = poll_secs
-        self._weights = teacher_options.checked_weights(
-            weights, self.num_teachers
+        self._options = teacher_options.TeacherOptions(
+            peers=tuple(peers),
+            saved_models=tuple(os.fspath(path) for path in saved_models),
+            weights=weights,
+            bounds=staleness.Bounds(
+                max_steps=max_staleness_steps,
+                max_secs=max_staleness_secs,
+                ramp_steps=staleness_ramp_steps,
+                ramp_secs=staleness_ramp_secs,
+            ),
+            max_bad_batches=max_bad_batches,
+            allow_other_graphs=allow_other_graphs,
+            trust_saved_models=trust_saved_models,
+            schema=data_schema.Wanted(schema, allow_other_schemas),
+            canary=canary,
+            poll_secs=poll_secs,
         )
-        teacher_options.check(
-            self._peers, max_staleness_steps, max_bad_batches, poll_secs
-        )
+        teacher_options.check_exchange(self._options.peers, exchange)
         self._exchange = exchange or exchange_lib.Exchange(None)
-        teacher_options.check_exchange(self._peers, exchange)
         self._graph: student_graph.StudentGraph | None = None
-        self._strategy: Any = None
         self._slots: list[teacher_slot.TeacherSlot] = []
-        self._poller: peer_reader.Poller | None = None
-        self._published: tuple[list[int], list[bool]] = ([], [])
+        self._refresh: teacher_refresh.TeacherRefresh | None = None
         # What a parameter-server group does otherwise; None in any other.
         self.remote: remote_teachers.RemoteTeachers | None = None
-        # Counts loaded graphs: the training step is traced anew for each.
-        self.generation = 0
 
     def __len__(self) -> int:
         return self.num_teachers
@@ -110,12 +116,12 @@ class TeacherSet:
     @property
     def num_teachers(self) -> int:
         """Number of teachers, whether or not they have appeared."""
-        return len(self._peers) + len(self._saved_models)
+        return self._options.num_teachers
 
     @property
     def follows_peers(self) -> bool:
         """Whether there are peers to follow while training."""
-        return bool(self._peers)
+        return bool(self._options.peers)
 
     # ---- before training ----
 
@@ -140,58 +146,29 @@ class TeacherSet:
                     "to another already. Make a new TeacherSet."
                 )
             return
-        self._graph, self._strategy = graph, strategy
-        alone = chief_only.num_workers(strategy) == 1
+        self._graph = graph
         if parameter_server.is_used(strategy):
-            self._make_remote()
-        make_slot = (
-            self.remote.make_slot if self.remote else teacher_slot.TeacherSlot
-        )
-        screen = version_screen.VersionScreen(graph, schema=self._schema)
+            self._options.check_remote()
+            self.remote = remote_teachers.RemoteTeachers(self._options)
         with strategy.scope():
-            if not self.remote:
-                self._state = soft_targets.TeacherState(
-                    self._weights, max_staleness_steps=self._max_staleness
-                )
-            for group in self._peers:
-                slot = make_slot(f"group_{group}", graph)
-                slot.follow(
-                    self._exchange,
-                    group,
-                    alone=alone,
-                    allow_other_graphs=self._allow_other_graphs,
-                    screen=screen,
-                    canary=self._canary,
-                )
-                self._slots.append(slot)
-            for path in self._saved_models:
-                slot = teacher_slot.TeacherSlot(path, graph)
-                slot.load(path, trust=self._trust, canary=self._canary)
-                self._slots.append(slot)
-        self._publish_state()
-        self._decisions = agreement.Decisions(
-            strategy, self._slots, self.remote or self._agreement(strategy)
-        )
-
-    def _make_remote(self) -> None:
-        """Prepares for parameter servers."""
-        teacher_options.check_remote(
-            self._saved_models, self._allow_other_graphs, self._canary
-        )
-        self.remote = remote_teachers.RemoteTeachers(
-            self._weights,
-            max_staleness_steps=self._max_staleness,
-            max_bad_batches=self._max_bad_batches,
-        )
-        self._state = self.remote.state
-
-    def _agreement(
-        self, strategy: tf.distribute.Strategy
-    ) -> agreement.Agreement:
-        return agreement.Agreement(
+            self._state = (
+                self.remote.state
+                if self.remote
+                else soft_targets.TeacherState.of(self._options)
+            )
+            self._slots = teacher_places.make(
+                self._options,
+                self._exchange,
+                graph,
+                alone=chief_only.num_workers(strategy) == 1,
+                make_slot=self.remote.make_slot if self.remote else None,
+            )
+        self._refresh = teacher_refresh.TeacherRefresh(
+            self._options,
+            self._slots,
             strategy,
-            lambda: self._state.bad_in_a_row() >= self._max_bad_batches,
-            size=3 * len(self._slots),
+            state=self._state,
+            remote=self.remote,
         )
 
     def predict(
@@ -220,21 +197,20 @@ class TeacherSet:
 
     # ---- between steps ----
 
+    @property
+    def generation(self) -> int:
+        """Counts loaded graphs: the step must be traced anew for each."""
+        return self._refresh.generation if self._refresh else 0
+
     def start(self) -> None:
         """Starts to look for versions in the background."""
-        if self._peers and self._poller is None:
-            readers = [s.reader for s in self._slots if s.reader]
-            proposes = chief_only.is_chief(self._strategy)
-            self._poller = peer_reader.Poller(
-                readers, proposes, self._poll_secs
-            )
-            self._poller.start()
+        if self._refresh is not None:
+            self._refresh.start()
 
     def stop(self) -> None:
         """Stops looking; waits for a read in progress, 30 s at most."""
-        if self._poller is not None:
-            self._poller.stop()
-            self._poller = None
+        if self._refresh is not None:
+            self._refresh.stop()
 
     def refresh(self, *, step: int | None = None) -> list[str]:
         """Lets the group agree on versions and swaps in what all have.
@@ -248,51 +224,61 @@ class TeacherSet:
 
         Returns:
             The names of the teachers that were swapped.
-        """
-        ready = self._decisions.drop_bad(
-            "its outputs were NaN or infinite in "
-            f"{self._max_bad_batches} batches in a row."
-        )
-        ready = self._decisions.load_graphs(ready)
-        for slot in ready:
-            self.generation += slot.swap()
-        if self.remote and ready:
-            self.remote.swapped()
-        self._publish_state()
-        if step is not None and self._max_staleness is not None:
-            for slot in self._slots:
-                slot.note_age(step - slot.step, self._max_staleness)
-        return [slot.name for slot in ready]
 
-    def _publish_state(self) -> None:
-        if self.remote:
-            # Travels with each execution.
-            return
-        steps = [slot.step for slot in self._slots]
-        in_use = [slot.in_use for slot in self._slots]
-        if (steps, in_use) != self._published:
-            self._state.assign(steps=steps, in_use=in_use)
-            self._published = (steps, in_use)
+        Raises:
+            RuntimeError: The teachers belong to no student yet.
+        """
+        return self._attached("refresh").refresh(step)
+
+    def versions(self) -> dict[int, int]:
+        """Returns which version of each peer is in use, for a backup.
+
+        Returns:
+            For each peer the step of its version; -1 for none.
+        """
+        if self._refresh is None:
+            return dict.fromkeys(self._options.peers, -1)
+        return self._refresh.versions()
+
+    def load_versions(self, wanted: Mapping[int, int]) -> dict[int, int]:
+        """Puts known versions in place before training, as if just refreshed.
+
+        Every worker calls it at the same point, once `fit` has made the
+        teachers' variables: from `on_train_begin` on. It waits until all
+        workers have read the versions. One that is gone, refused or cannot be
+        read by all is left out, with a warning.
+
+        Args:
+            wanted: For each peer the step of a version, as `versions` had it;
+                -1 for none. On several workers the chief's counts.
+
+        Returns:
+            What is in use now, as `versions` has it.
+
+        Raises:
+            RuntimeError: The teachers belong to no student yet.
+        """
+        return self._attached("load_versions").load_versions(wanted)
+
+    def _attached(self, caller: str) -> teacher_refresh.TeacherRefresh:
+        if self._refresh is None:
+            raise RuntimeError(
+                f"`{caller}` must come after `fit` has made the teachers' "
+                "variables; received a TeacherSet without a student. Call it "
+                "from a callback, in `on_train_begin` or later."
+            )
+        return self._refresh
 
     def status(self) -> list[dict[str, Any]]:
         """Describes each teacher, for logs.
 
         Returns:
-            For each teacher its name, the step of the version in use (-1 for
-            none), whether that is too old, the number of versions put in
-            place and their bytes, and the quarantined versions with their
-            reasons.
+            For each teacher its `name`, the `step` of the version in use (-1
+            for none), its `health` ("absent", "good", "fading", "too_stale"
+            or "dropped") with the `reason`, the `share` that its age leaves
+            it, its `age_steps` and `age_secs` at the last refresh (None
+            without a version), how many versions were put in place (`swaps`)
+            and their `bytes`, `num_dropped`, `num_quarantined`, and the
+            newest `quarantined` versions with their reasons.
         """
-        return [
-            {
-                "name": slot.name,
-                "step": slot.step if slot.in_use else -1,
-                "too_stale": slot.too_stale,
-                "swaps": slot.num_swaps,
-                "bytes": slot.num_bytes,
-                "quarantined": dict(slot.reader.rejected)
-                if slot.reader
-                else {},
-            }
-            for slot in self._slots
-        ]
+        return [slot.status for slot in self._slots]

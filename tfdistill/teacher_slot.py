@@ -1,6 +1,7 @@
 """One teacher: how it is run, read, checked and replaced."""
 
 import logging
+import threading
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -14,7 +15,9 @@ from tfdistill import exchange as exchange_lib
 from tfdistill import other_graph
 from tfdistill import peer_reader
 from tfdistill import savedmodel
+from tfdistill import staleness
 from tfdistill import student_graph
+from tfdistill import teacher_health
 from tfdistill import version_screen
 from tfdistill import versions
 
@@ -29,9 +32,7 @@ class TeacherSlot:
         name: `group_<g>`, or the path of a fixed SavedModel.
         reader: Follows the peer; None for a fixed teacher.
         function: From the student's inputs to the flat list of outputs.
-        too_stale: Whether the version in use was too old at the last refresh.
-        num_swaps: Versions put in place so far.
-        num_bytes: Of their files, as their manifests have it.
+        health: Its record: age, faults and counts.
     """
 
     def __init__(self, name: str, graph: student_graph.StudentGraph) -> None:
@@ -44,15 +45,14 @@ class TeacherSlot:
         self.name = name
         self.reader: peer_reader.PeerReader | None = None
         self.function: _Function | None = None
-        self.too_stale = False
-        self.num_swaps = self.num_bytes = 0
+        self.health = teacher_health.TeacherHealth(name)
         self._graph = graph
         self._variables: list[Any] = []
         self._fingerprint = ""
         self._allow_other_graphs = False
         self._exchange: exchange_lib.Exchange | None = None
         self._canary: canary_lib.Canary | None = None
-        self._dropped = False
+        self._reading = threading.Lock()
         # A graph and its variables, loaded for the version to come.
         self._next: tuple[_Function, list[Any]] | None = None
 
@@ -65,6 +65,7 @@ class TeacherSlot:
         allow_other_graphs: bool,
         screen: version_screen.VersionScreen | None = None,
         canary: canary_lib.Canary | None = None,
+        bounds: staleness.Bounds | None = None,
     ) -> None:
         """Takes a peer as the teacher. Call it in the strategy's scope.
 
@@ -75,7 +76,9 @@ class TeacherSlot:
             allow_other_graphs: Whether to load graphs other than our own.
             screen: Checks manifests. Default: one that compares no schema.
             canary: What each version must predict. Default: nothing.
+            bounds: How old a version may be. Default: of any age.
         """
+        self.health.bounds = bounds or staleness.Bounds()
         self._exchange = exchange
         self._allow_other_graphs = allow_other_graphs
         self.function, self._variables = self._own_graph()
@@ -137,7 +140,20 @@ class TeacherSlot:
     @property
     def in_use(self) -> bool:
         """Whether there is a version to obey."""
-        return not self._dropped and (self.reader is None or self.step >= 0)
+        return not self.health.drop_reason and (
+            self.reader is None or self.step >= 0
+        )
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Describes the teacher, for logs; see `TeacherSet.status`."""
+        rejected = self.reader.rejected if self.reader else {}
+        return self.health.describe(in_use=self.in_use, rejected=rejected)
+
+    def note_news(self) -> None:
+        """Notes which versions the peer has by now."""
+        if self.reader:
+            self.health.see(self.reader.proposal, self.reader.announced)
 
     @property
     def needs_graph(self) -> bool:
@@ -192,9 +208,7 @@ class TeacherSlot:
             self.function, self._variables = self._next
             self._fingerprint, self._next = staged.fingerprint, None
         self._install(staged.values)
-        self._dropped = False
-        self.num_swaps += 1
-        self.num_bytes += staged.version.num_bytes
+        self.health.swapped(staged.version.step, staged.version.num_bytes)
         return changed
 
     def _install(self, values: savedmodel.Snapshot) -> None:
@@ -202,47 +216,27 @@ class TeacherSlot:
         for variable, value in zip(self._variables, values, strict=True):
             variable.assign(tf.cast(value, variable.dtype))
 
-    def note_age(self, age_steps: int, max_staleness_steps: int) -> None:
-        """Logs once when the version in use has become too old, or no more.
-
-        Args:
-            age_steps: Steps since the version.
-            max_staleness_steps: The oldest that is obeyed.
-        """
-        before, self.too_stale = (
-            self.too_stale,
-            self.reader is not None
-            and self.in_use
-            and age_steps > max_staleness_steps,
-        )
-        if self.too_stale and not before:
-            _log.warning(
-                "The teacher %s, version %d, is %d steps old, more than "
-                "max_staleness_steps=%d: it is left out until a newer version "
-                "arrives. Does that group still run?",
-                self.name,
-                self.step,
-                age_steps,
-                max_staleness_steps,
-            )
-
     def drop(self, reason: str) -> None:
         """Stops obeying the version in use.
 
         Args:
             reason: Why, for the log.
         """
-        if self.in_use and self.reader:
+        if not self.in_use:
+            return
+        if self.reader:
             self.reader.reject(self.step, reason)
-        elif self.in_use:
+        else:
             _log.warning("Dropped the teacher %s: %s", self.name, reason)
-        self._dropped = True
+        self.health.dropped(reason)
 
     def _read(self, version: versions.Version) -> savedmodel.Snapshot:
         """Reads the values of a version that passed the screen."""
         try:
             expected = self._expected_variables(version)
-            values = self._read_values(version, expected)
+            # A read that was given up may be under way still.
+            with self._reading:
+                values = self._read_values(version, expected)
             if self._canary and self._is_own(version):
                 self._canary.check(
                     lambda inputs: self._predict(values, inputs),
