@@ -90,6 +90,7 @@ def _train(
 
     from launch import students
     from launch import training
+    from tfdistill import group_claim
 
     lost = (
         tf.errors.AbortedError,
@@ -98,7 +99,7 @@ def _train(
     )
     try:
         result = training.run(config, cluster, verbose=verbose)
-    except students.OptionsError as error:
+    except (students.OptionsError, group_claim.GroupClaimedError) as error:
         return _fail(EXIT_OPTIONS, f"wrong options: {error}")
     except training.DataError as error:
         return _fail(EXIT_DATA, f"wrong data: {error}")

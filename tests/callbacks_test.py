@@ -10,7 +10,10 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from tfdistill import callbacks
 from tfdistill import chief_only
+from tfdistill import claim_record
+from tfdistill import group_claim
 
 _X, _Y = cases.data()
 _WAIT_SECS = 60.0
@@ -179,7 +182,13 @@ def test_weights_that_are_not_finite_are_not_published(exchange, caplog):
     assert "NaN or infinite" in caplog.text
 
 
-def test_a_file_where_the_exchange_should_be(tmp_path, caplog):
+@pytest.fixture
+def long_pause(monkeypatch):
+    for name in ("_FIRST_PAUSE_SECS", "_LONGEST_PAUSE_SECS"):
+        monkeypatch.setattr(callbacks, name, 3600.0)
+
+
+def test_a_file_where_the_exchange_should_be(tmp_path, caplog, long_pause):
     """Works as root too, for whom no directory is read-only."""
     (tmp_path / "file").write_text("")
     exchange = tfdistill.Exchange(tmp_path / "file")
@@ -187,12 +196,15 @@ def test_a_file_where_the_exchange_should_be(tmp_path, caplog):
     exporter = _exporter(exchange)
     with caplog.at_level(logging.WARNING):
         logs = _train(model, exporter)
-    assert exporter.num_failed == 4
+    # The first and, after the pause between, the last.
+    assert (exporter.num_failed, exporter.num_skipped) == (2, 3)
     assert np.isfinite(logs["loss"]).all()
-    assert caplog.text.count("training goes on") == 4
+    assert caplog.text.count("training goes on") == 2
 
 
-def test_a_full_disk_costs_exports_only(exchange, caplog):
+def test_a_full_disk_costs_exports_only(exchange, caplog, monkeypatch):
+    monkeypatch.setattr(callbacks, "_FIRST_PAUSE_SECS", 1e-9)
+    monkeypatch.setattr(callbacks, "_LONGEST_PAUSE_SECS", 1e-9)
     model = cases.codistill(cases.deep(0))
     exporter = _exporter(exchange)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -216,6 +228,50 @@ def test_a_full_disk_costs_exports_only(exchange, caplog):
     assert sorted(n for n in names if not n.startswith(".")) == ["1", "4"]
     for step in (1, 4):
         exchange.verify(exchange.open(0, step))
+
+
+def test_a_group_is_claimed_for_the_time_of_its_training(exchange):
+    model = cases.codistill(cases.linear(0))
+    claims = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            claims.append(exchange.claim(0))
+
+    exporter = _exporter(exchange)
+    for _ in range(2):
+        _train(model, exporter, more=[Look()])
+    assert len(set(claims)) == 2
+    assert all(claim.is_released for claim in claims)
+
+
+def test_a_claim_that_is_lost_ends_training(exchange, caplog):
+    model = cases.codistill(cases.linear(0))
+    exporter = _exporter(exchange)
+
+    class Other(keras.callbacks.Callback):
+        """Claims the group as a second exchange of this process may."""
+
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                self.claim = tfdistill.Exchange(exchange.root).claim(0)
+
+    other = Other()
+    with pytest.raises(group_claim.ClaimLostError):
+        _train(model, exporter, more=[other])
+    other.claim.release()
+    assert exporter.num_failed == 0
+    assert exchange.steps(0)[-1] < 4
+
+
+def test_a_group_that_is_claimed_cannot_be_trained(exchange, monkeypatch):
+    monkeypatch.setattr(
+        claim_record.ClaimRecord, "is_gone", lambda record: False
+    )
+    with tfdistill.Exchange(exchange.root).claim(0):
+        with pytest.raises(ValueError, match="claims it and is alive"):
+            _train(cases.codistill(cases.linear(0)), _exporter(exchange))
+    assert exchange.steps(0) == []
 
 
 def exchange_path(exchange):

@@ -7,15 +7,20 @@ from typing import Any
 import keras
 
 from tfdistill import background
+from tfdistill import backoff
 from tfdistill import chief_only
 from tfdistill import cluster as cluster_lib
 from tfdistill import data_schema
 from tfdistill import exchange as exchange_lib
+from tfdistill import group_claim
 from tfdistill import model as model_lib
 from tfdistill import savedmodel
 from tfdistill import specs
 from tfdistill import step_counter
 
+# Exports that fail cost a snapshot each and may fill the disk's last bytes.
+_FIRST_PAUSE_SECS = 1.0
+_LONGEST_PAUSE_SECS = 30.0
 _log = logging.getLogger(__name__)
 
 
@@ -36,6 +41,12 @@ class StudentExporter(step_counter.SteppedCallback):
     The training thread only takes a snapshot; a thread of its own writes and
     publishes it. While one export is being written, later ones are left out
     rather than waited for; the last one is written at the end of training.
+    After a failure exports pause for a second, then twice as long, up to 30 s.
+
+    During training the chief holds the claim of its group: a second chief of
+    the same group fails at the start of its training with a
+    `GroupClaimedError`, and one that was frozen until another took the group
+    over ends its training with a `ClaimLostError`.
     """
 
     def __init__(
@@ -73,8 +84,12 @@ class StudentExporter(step_counter.SteppedCallback):
         self._finish_timeout_secs = finish_timeout_secs
         self._writer: savedmodel.SavedModelWriter | None = None
         self._worker: background.OneJobThread | None = None
+        self._claim: group_claim.GroupClaim | None = None
+        self._pause = backoff.Backoff(
+            first_secs=_FIRST_PAUSE_SECS, longest_secs=_LONGEST_PAUSE_SECS
+        )
         self._last_step = -1
-        # For logs: how often an export was published, skipped and refused.
+        # For logs: how often an export was published, skipped and failed.
         self.num_published = 0
         self.num_skipped = 0
         self.num_failed = 0
@@ -91,16 +106,20 @@ class StudentExporter(step_counter.SteppedCallback):
         }
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Starts the writing thread on the chief."""
+        """Claims the group and starts the writing thread, on the chief."""
         super().on_train_begin(logs)
         _codistill_model(self)
         self._schedule.start(self.step)
         if chief_only.is_chief(self.model.distribute_strategy):
+            if self._exchange.enabled:
+                self._claim = self._exchange.claim(self._group)
             self._worker = background.OneJobThread("tfdistill-export")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Takes a snapshot when one is due."""
         super().on_train_batch_end(batch, logs)
+        if self._claim is not None:
+            self._claim.check()
         if self._schedule.due(self.step):
             self._export(wait=False)
 
@@ -110,6 +129,10 @@ class StudentExporter(step_counter.SteppedCallback):
         if self._worker is not None:
             self._worker.close(self._finish_timeout_secs)
             self._worker = None
+        if self._claim is not None:
+            self._claim.release()
+            self._claim.check()
+            self._claim = None
 
     def _export(self, *, wait: bool) -> None:
         # A collective, so it comes before anything that workers differ in.
@@ -117,6 +140,9 @@ class StudentExporter(step_counter.SteppedCallback):
         if self._worker is None or not self._exchange.enabled:
             return
         if self.step == self._last_step:
+            return
+        if not wait and not self._pause.is_over:
+            self.num_skipped += 1
             return
         if self._writer is None:
             self._writer = savedmodel.SavedModelWriter(
@@ -150,11 +176,17 @@ class StudentExporter(step_counter.SteppedCallback):
                 if self._schema
                 else {},
             )
+            self._pause.succeeded()
             self.num_published += 1
             self.num_bytes += version.num_bytes
         except exchange_lib.VersionExistsError:
             _log.info("Version %d was published before.", step)
+        except group_claim.ERRORS:
+            pass  # Logged once, and raised in the training thread.
         except exchange_lib.ExportError as error:
+            # Weights that are not finite are no fault of the storage.
+            if not isinstance(error.__cause__, ValueError):
+                self._pause.failed()
             self.num_failed += 1
             _log.warning(
                 "Step %d was not exported, training goes on: %s", step, error

@@ -5,11 +5,8 @@ sight and what a reader must check is written in docs/protocol.md.
 """
 
 import dataclasses
-import importlib.metadata
 import logging
 import os
-import platform
-import sys
 import threading
 import time
 import uuid
@@ -17,8 +14,10 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
-import tfdistill
+from tfdistill import claim_record
 from tfdistill import filesystem
+from tfdistill import group_claim
+from tfdistill import installed_versions
 from tfdistill import manifest
 from tfdistill import retention
 from tfdistill import signing
@@ -28,7 +27,9 @@ from tfdistill import versions
 
 _log = logging.getLogger(__name__)
 
+ClaimLostError = group_claim.ClaimLostError
 CorruptVersionError = versions.CorruptVersionError
+GroupClaimedError = group_claim.GroupClaimedError
 Version = versions.Version
 VersionNotFoundError = versions.VersionNotFoundError
 
@@ -81,6 +82,48 @@ class Exchange(version_reader.VersionReader):
             max_to_keep=max_to_keep, min_keep_secs=min_keep_secs, clock=clock
         )
         self._lock = threading.RLock()
+        self._claims: dict[int, group_claim.GroupClaim] = {}
+
+    def claim(
+        self,
+        group: int,
+        *,
+        lease_secs: float = group_claim.LEASE_SECS,
+        renew_secs: float = group_claim.RENEW_SECS,
+    ) -> group_claim.GroupClaim:
+        """Claims a group, so that no other process publishes for it.
+
+        From then on `publish` looks, right before a version comes into sight,
+        whether the claim still stands. Without a claim it does not.
+
+        Args:
+          group: Index of the group.
+          lease_secs: Seconds without a sign of life after which another
+            process' claim is taken over. Default 10.
+          renew_secs: Seconds between this process' signs of life. Default 1.
+
+        Returns:
+          The claim, to be released in the end; also good for `with`.
+
+        Raises:
+          GroupClaimedError: If another process has the group, and is alive.
+          ExportError: If the exchange has no place.
+        """
+        self._refuse_disabled()
+        claimed = self._claims.get(group)
+        if claimed is None or not claimed.is_active:
+            claimed = group_claim.GroupClaim(
+                self._file_system,
+                self.group_path(group),
+                owner=claim_record.ClaimRecord.of_this_process(
+                    self.incarnation
+                ),
+                lease_secs=lease_secs,
+                renew_secs=renew_secs,
+            )
+            claimed.start()
+            self._claims[group] = claimed
+        return claimed
 
     def publish(
         self,
@@ -114,6 +157,8 @@ class Exchange(version_reader.VersionReader):
           ValueError: If the manifest cannot hold an argument.
           VersionExistsError: If the version is there, and whole. A broken one
             is replaced.
+          ClaimLostError: If the group was claimed, and is another process' by
+            now. Nothing is visible then, and nothing will be.
           ExportError: For any other failure. No part of the version is visible
             then, and earlier versions are untouched.
         """
@@ -128,25 +173,26 @@ class Exchange(version_reader.VersionReader):
             inputs=inputs,
             outputs=outputs,
             variables=variables or {},
-            libraries=_libraries(),
+            libraries=installed_versions.found(),
             extras=extras or {},
         )
         with self._lock:
             try:
                 self._refuse_existing(draft.group, draft.step)
                 version = self._export(write, draft)
-            except ExportError:
+            except (VersionExistsError, *group_claim.ERRORS):
                 raise
             except Exception as error:
+                # A full disk stays full where only exports that succeed prune.
+                self._try_to_prune(draft.group)
+                if isinstance(error, ExportError):
+                    raise
                 path = self.version_path(group, step)
                 raise ExportError(
                     f"Could not publish {path}: {type(error).__name__}: "
                     f"{error}. No part of it is visible to readers."
                 ) from error
-            try:
-                self.prune(draft.group)
-            except OSError as error:
-                _log.warning("Could not prune group %d: %s", group, error)
+            self._try_to_prune(draft.group)
             return version
 
     def prune(self, group: int) -> list[int]:
@@ -178,6 +224,18 @@ class Exchange(version_reader.VersionReader):
                 lease_secs=retention.LEASE_SECS,
             )
         return removed
+
+    def _try_to_prune(self, group: int) -> None:
+        try:
+            self.prune(group)
+        except OSError as error:
+            _log.warning("Could not prune group %d: %s", group, error)
+
+    def _confirm(self, group: int) -> None:
+        claimed = self._claims.get(group)
+        # A claim that was released says nothing; one that was lost does.
+        if claimed is not None and not claimed.is_released:
+            claimed.confirm()
 
     def _refuse_disabled(self) -> None:
         if not self.enabled:
@@ -219,25 +277,9 @@ class Exchange(version_reader.VersionReader):
             checked = dataclasses.replace(draft, files=files)
             if self._signer is not None:
                 checked = self._signer.sign(checked)
-            stage.commit(checked)
+            stage.commit(checked, confirm=lambda: self._confirm(draft.group))
         finally:
             stage.discard()
         # As a reader gets it: tuples of the caller have become lists.
         checked = manifest.Manifest.from_json(checked.to_json())
         return versions.Version(draft.group, draft.step, final, checked)
-
-
-def _libraries() -> dict[str, str]:
-    found = {
-        "python": platform.python_version(),
-        "tfdistill": tfdistill.__version__,
-    }
-    for name in ("keras", "tensorflow"):
-        version = getattr(sys.modules.get(name), "__version__", None)
-        if version is None:
-            try:
-                version = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        found[name] = str(version)
-    return found

@@ -66,7 +66,7 @@ class FileSystem(Protocol):
         """Makes a file's content, or a directory's names, durable."""
 
     def rename(self, source: str, target: str) -> None:
-        """Moves `source` to `target`, which must not exist."""
+        """Moves `source` to `target`: an absent name, or for a file a file."""
 
     def make_dirs(self, path: str) -> None:
         """Makes the directory and its missing parents."""

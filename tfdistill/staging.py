@@ -3,8 +3,10 @@
 import hashlib
 import logging
 import tempfile
+from collections.abc import Callable
 
 from tfdistill import filesystem
+from tfdistill import group_claim
 from tfdistill import manifest
 from tfdistill import retention
 
@@ -69,17 +71,24 @@ class Staging:
             self._sync(directory)
         return entries
 
-    def commit(self, checked: manifest.Manifest) -> None:
+    def commit(
+        self, checked: manifest.Manifest, *, confirm: Callable[[], None]
+    ) -> None:
         """Makes the version visible.
 
         Args:
           checked: The manifest, with the entries that `files` returned.
+          confirm: Called before anything in sight is changed, at last right
+            before the version comes into sight. What it raises ends the
+            publication; after a `ClaimLostError` nothing in sight is touched.
         """
         text = checked.to_json().encode()
+        confirm()
         self._clear()
         if self._source is self._target:
             self._target.write(f"{self.path}/{manifest.FILE_NAME}", [text])
             self._sync(self.path)
+            confirm()
             if retention.move(self._target, self.path, self._final):
                 self._sync_parent()
                 return
@@ -87,7 +96,10 @@ class Staging:
             for name in sorted(checked.files):
                 blocks = self._source.blocks(f"{self.path}/{name}")
                 self._target.write(f"{self._final}/{name}", blocks)
+            confirm()
             self._target.write(f"{self._final}/{manifest.FILE_NAME}", [text])
+        except group_claim.ClaimLostError:
+            raise  # What lies there may be the new owner's by now.
         except BaseException:
             self._take_back()
             raise

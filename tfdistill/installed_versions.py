@@ -1,0 +1,28 @@
+"""What a publisher runs on, for the manifests of what it publishes."""
+
+import importlib.metadata
+import platform
+import sys
+
+import tfdistill
+
+
+def found() -> dict[str, str]:
+    """Returns the versions of Python, tfdistill, Keras and TensorFlow.
+
+    Neither of the last two is imported for it, and one that is not installed
+    is left out.
+    """
+    versions = {
+        "python": platform.python_version(),
+        "tfdistill": tfdistill.__version__,
+    }
+    for name in ("keras", "tensorflow"):
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is None:
+            try:
+                version = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        versions[name] = str(version)
+    return versions
