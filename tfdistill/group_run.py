@@ -36,6 +36,7 @@ class GroupRun:
         exit_code: What the group makes the launcher's exit code; 0 if done.
         failed_task: Name of the task to blame, or None.
         failure_time: When it failed, by `time.monotonic()`; None if not.
+        port_taken: Whether it failed since a task's address was in use.
     """
 
     def __init__(
@@ -82,11 +83,11 @@ class GroupRun:
         self.exit_code = 0
         self.failed_task: str | None = None
         self.failure_time: float | None = None
+        self.port_taken = False
 
     def start(self) -> None:
         """Starts a process for each task."""
-        for name, task in self._tasks.items():
-            run_files.forget_progress(task.ready_path)
+        for name in self._tasks:
             self._start(name)
         self._watch = startup.StartWatch(
             {name: task.ready_path for name, task in self._tasks.items()},
@@ -96,6 +97,7 @@ class GroupRun:
 
     def _start(self, name: str) -> None:
         task = self._tasks[name]
+        run_files.forget_progress(task.ready_path)
         # A task that is started again adds to its log; that of an earlier run
         # has another name by now.
         with task.log_path.open("ab") as log_file:
@@ -115,18 +117,8 @@ class GroupRun:
         """Whether no process of the group is left."""
         return all(process.closed for process in self._processes.values())
 
-    @property
-    def log_paths(self) -> list[pathlib.Path]:
-        """The logs of its tasks."""
-        return [task.log_path for task in self._tasks.values()]
-
-    @property
-    def port_taken(self) -> bool:
-        """Whether a task could not listen on its address."""
-        return any(
-            startup.found_port_taken(task.ready_path)
-            for task in self._tasks.values()
-        )
+    def _lacks_port(self, name: str) -> bool:
+        return startup.found_port_taken(self._tasks[name].ready_path)
 
     def advance(self) -> list[str]:
         """Takes in the news and acts on it; returns what to tell the user."""
@@ -155,7 +147,8 @@ class GroupRun:
         failed = [
             (process.exit_time or now, name, process.exit_code)
             for name, process in self._processes.items()
-            if process.exit_code and name not in self._restarts.made
+            if process.exit_code
+            and (name not in self._restarts.made or self._lacks_port(name))
         ]
         if failed:
             # The peers of a failed task fail too, so the earliest is to blame.
@@ -245,6 +238,7 @@ class GroupRun:
         # A worker may end with 0 and yet be missed.
         self.exit_code = code if code > 0 else 128 - code if code else 1
         self.failure_time = when
+        self.port_taken = self._lacks_port(name)
         return self._fail(name, reason, time.monotonic())
 
     def _fail(self, name: str | None, reason: str, now: float) -> list[str]:

@@ -59,8 +59,12 @@ class SupervisedGroup:
         self.close()
         self._holders = holders
         ports = [holder.getsockname()[1] for holder in holders]
+        tasks = self._topology.group_tasks(self._group, ports)
+        if self.num_starts > 1:
+            for task in tasks:
+                run_files.mark_restart(task.log_path, self.num_starts)
         return group_run.GroupRun(
-            self._topology.group_tasks(self._group, ports),
+            tasks,
             topology=self._topology,
             note=functools.partial(
                 self._events.add,
@@ -149,8 +153,6 @@ class SupervisedGroup:
         self._awaits_restart = False
         self._restarts.note_start(now=now)
         self._run = self._make_run()
-        for path in self._run.log_paths:
-            run_files.mark_restart(path, self.num_starts)
         self._run.start()
 
     def stop(self, reason: str) -> None:

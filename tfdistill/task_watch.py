@@ -69,21 +69,22 @@ class TaskWatch:
             for name, task in tasks.items()
             if topology.ps_per_group and task.cluster.task_type != "chief"
         }
-        stuck_secs = topology.stuck_secs
-        at_most = {n: _SERVER_STUCK_SECS for n in servers}
-        self._progress = {
-            name: progress_watch.ProgressWatch(
-                stuck_secs=min(stuck_secs, at_most.get(name, stuck_secs))
-            )
-            for name in tasks
-        }
         self._trainers = [name for name in tasks if name not in servers]
         self._servers = sorted(servers)
+        self._stuck_secs = topology.stuck_secs
+        self._progress = {name: self._new_watch(name) for name in tasks}
+
+    def _new_watch(self, name: str) -> progress_watch.ProgressWatch:
+        secs = self._stuck_secs
+        if name in self._servers:
+            secs = min(secs, _SERVER_STUCK_SECS)
+        return progress_watch.ProgressWatch(stuck_secs=secs)
 
     def note_end(self, name: str) -> None:
         """Takes in that a worker is gone, and will be started again."""
         self._stopped.pop(name, None)
         self._lost[name] = self._clock.read()
+        self._progress[name] = self._new_watch(name)
 
     def look(
         self, processes: Mapping[str, task_process.TaskProcess]
