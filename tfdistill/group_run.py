@@ -1,53 +1,30 @@
-"""The tasks of one group while they run: what ended them, and what is left.
+"""One attempt to run a group: what ended its tasks, and what is left of them.
 
 A task that fails ends its group, but for the workers of a group with parameter
 servers: what a dead one has left undone, its coordinator gives to the others,
 and once it is started again at its old address it takes part again.
 """
 
-import dataclasses
 import os
 import pathlib
-import signal
 import time
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 
+from tfdistill import group_result
+from tfdistill import launched_task
 from tfdistill import live_status
 from tfdistill import local_cluster
+from tfdistill import process_news
 from tfdistill import run_files
 from tfdistill import startup
 from tfdistill import task_process
+from tfdistill import task_watch
 from tfdistill import worker_restarts
 
 # Worth another try, as for a task that lost its peers.
 EXIT_RETRY = 75
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GroupResult:
-    """How one group ended.
-
-    Attributes:
-        group: Index of the group.
-        state: `"done"`, `"failed"` or, if it was told to end, `"stopped"`.
-        exit_codes: Exit code of each task by name; minus the signal's number
-            for a task that a signal ended.
-        failed_task: Name of the task that failed first, to which the failure
-            of its peers is due; None if none failed by itself.
-        reason: What happened, in words; empty for a group that is done.
-        last_lines: The last lines of the failed task's log.
-        restarts: How often each worker was started again, by name; of a group
-            with parameter servers only.
-    """
-
-    group: int
-    state: str
-    exit_codes: Mapping[str, int | None]
-    failed_task: str | None
-    reason: str
-    last_lines: tuple[str, ...]
-    restarts: Mapping[str, int]
 
 
 class GroupRun:
@@ -59,15 +36,24 @@ class GroupRun:
         exit_code: What the group makes the launcher's exit code; 0 if done.
         failed_task: Name of the task to blame, or None.
         failure_time: When it failed, by `time.monotonic()`; None if not.
+        port_taken: Whether it failed since a task's address was in use.
     """
 
     def __init__(
         self,
-        tasks: Sequence[local_cluster.Task],
+        tasks: Sequence[launched_task.Task],
         *,
         topology: local_cluster.LocalCluster,
+        note: Callable[..., None],
     ) -> None:
-        """Describes the group; `start` starts it."""
+        """Describes the group; `start` starts it.
+
+        Args:
+            tasks: The tasks of the group.
+            topology: What they are a part of.
+            note: Takes an event, its task and details; see `run_events`.
+        """
+        self._note = note
         self._tasks = {task.name: task for task in tasks}
         self._topology = topology
         self._processes: dict[str, task_process.TaskProcess] = {}
@@ -80,6 +66,11 @@ class GroupRun:
             workers, limit=topology.num_worker_restarts
         )
         self._watch: startup.StartWatch | None = None
+        self._task_watch = task_watch.TaskWatch(self._tasks, topology=topology)
+        self._killed_for: dict[str, str] = {}
+        self._news = process_news.ProcessNews(
+            {task.name: task.ready_path for task in tasks}, note=note
+        )
         self._kill_time: float | None = None
         self._end_state: str | None = None
         group = tasks[0].cluster.group
@@ -92,6 +83,7 @@ class GroupRun:
         self.exit_code = 0
         self.failed_task: str | None = None
         self.failure_time: float | None = None
+        self.port_taken = False
 
     def start(self) -> None:
         """Starts a process for each task."""
@@ -105,6 +97,7 @@ class GroupRun:
 
     def _start(self, name: str) -> None:
         task = self._tasks[name]
+        run_files.forget_progress(task.ready_path)
         # A task that is started again adds to its log; that of an earlier run
         # has another name by now.
         with task.log_path.open("ab") as log_file:
@@ -124,10 +117,14 @@ class GroupRun:
         """Whether no process of the group is left."""
         return all(process.closed for process in self._processes.values())
 
+    def _lacks_port(self, name: str) -> bool:
+        return startup.found_port_taken(self._tasks[name].ready_path)
+
     def advance(self) -> list[str]:
         """Takes in the news and acts on it; returns what to tell the user."""
         for process in self._processes.values():
             process.read()
+        self._news.tell(self._processes)
         self.status.update(self._tail.read())
         now = time.monotonic()
         messages = []
@@ -150,25 +147,46 @@ class GroupRun:
         failed = [
             (process.exit_time or now, name, process.exit_code)
             for name, process in self._processes.items()
-            if process.exit_code and name not in self._restarts.made
+            if process.exit_code
+            and (name not in self._restarts.made or self._lacks_port(name))
         ]
         if failed:
             # The peers of a failed task fail too, so the earliest is to blame.
             when, name, code = min(failed)
-            return self._blame(name, code, f"{name} {_describe(code)}", when)
+            return self._blame(name, code, self._describe(name, code), when)
         if self._has_finished():
             self._end_state = "done"
+            self._note("done")
             self._request_stop(now)
             return []
         running = [n for n, p in self._processes.items() if p.exit_code is None]
         late = self._watch and self._watch.late(running, now=now)
         if late:
+            self._note("late", reason=late)
             self.exit_code, self.failure_time = EXIT_RETRY, now
             return self._fail(None, late, now)
-        messages = self._mend(now)
+        messages = self._look(now)
+        if self._end_state is None:
+            messages += self._mend(now)
         warning = self._watch and self._watch.warning(now=now)
         if warning and self._end_state is None:
             messages.append(f"group {self.status.group}: {warning}")
+        return messages
+
+    def _look(self, now: float) -> list[str]:
+        """Kills the tasks that do nothing."""
+        messages: list[str] = []
+        for found in self._task_watch.look(self._processes):
+            self._note(found.event, task=found.task, **found.details)
+            if found.text and found.task is None:
+                self.exit_code, self.failure_time = EXIT_RETRY, now
+                messages += self._fail(None, found.text, now)
+                self.hang_up()
+                break
+            if found.text and found.task is not None:
+                # Its end follows, and is dealt with like any other.
+                self._killed_for[found.task] = found.text
+                self._processes[found.task].hang_up()
         return messages
 
     def _mend(self, now: float) -> list[str]:
@@ -180,7 +198,8 @@ class GroupRun:
                 continue
             limit = self._restarts.limit
             delay = self._restarts.note_end(name, now=now)
-            what = f"{name} {_describe(code)}"
+            what = self._describe(name, code)
+            self._task_watch.note_end(name)
             if self._restarts.none_left:
                 reason = (
                     f"{what}, and no worker is left: one has used up its "
@@ -194,10 +213,12 @@ class GroupRun:
                 )
             else:
                 plan = f"restart {made + 1} of {limit} in {delay:g} s"
+                self._note("worker_restart", task=name, delay_secs=delay)
             messages.append(f"group {self.status.group}: {what}; {plan}")
         for name in self._restarts.due(now=now):
             # Not before its keeper has ended all that it has started.
             if self._processes[name].closed:
+                self._killed_for.pop(name, None)
                 self._start(name)
                 self._restarts.note_restart(name, now=now)
         return messages
@@ -217,18 +238,17 @@ class GroupRun:
         # A worker may end with 0 and yet be missed.
         self.exit_code = code if code > 0 else 128 - code if code else 1
         self.failure_time = when
+        self.port_taken = self._lacks_port(name)
         return self._fail(name, reason, time.monotonic())
 
     def _fail(self, name: str | None, reason: str, now: float) -> list[str]:
         self.failed_task, self.reason = name, reason
         self._end_state = "failed"
+        self._note("failed", task=name, exit_code=self.exit_code, reason=reason)
         self._request_stop(now)
         messages = [f"group {self.status.group} failed: {reason}"]
         if name is not None:
-            path = self._tasks[name].log_path
-            lines = run_files.last_lines(path)
-            messages.append(f"--- last {len(lines)} lines of {path}")
-            messages += [*lines, "---"]
+            messages += run_files.quote(self._tasks[name].log_path)
         return messages
 
     def stop(self, reason: str) -> None:
@@ -239,6 +259,7 @@ class GroupRun:
         """
         if self._end_state is None:
             self._end_state, self.reason = "stopped", reason
+            self._note("stopped", reason=reason)
             self._request_stop(time.monotonic())
 
     def _request_stop(self, now: float) -> None:
@@ -246,19 +267,23 @@ class GroupRun:
         for process in self._processes.values():
             process.request_stop()
 
+    def hang_up(self) -> None:
+        """Has all tasks killed at once; does not wait for their end."""
+        for process in self._processes.values():
+            process.hang_up()
+
     def kill(self) -> None:
         """Kills all tasks at once; returns when they are gone."""
         self._end_state = self._end_state or "stopped"
-        for process in self._processes.values():
-            process.hang_up()
+        self.hang_up()
         for process in self._processes.values():
             process.kill()
 
-    def result(self) -> GroupResult:
+    def result(self) -> group_result.GroupResult:
         """Returns how the group ended."""
         name = self.failed_task
         lines = run_files.last_lines(self._tasks[name].log_path) if name else []
-        return GroupResult(
+        return group_result.GroupResult(
             group=self.status.group,
             state=self._end_state or self.status.state,
             exit_codes={n: p.exit_code for n, p in self._processes.items()},
@@ -268,12 +293,8 @@ class GroupRun:
             restarts=self._restarts.made,
         )
 
-
-def _describe(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = "unknown"
-    return f"was ended by signal {-code} ({name})"
+    def _describe(self, name: str, code: int) -> str:
+        return (
+            self._killed_for.get(name)
+            or f"{name} {group_result.describe(code)}"
+        )

@@ -17,72 +17,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 
 from tfdistill import cluster as cluster_lib
+from tfdistill import launched_task
 from tfdistill import signing
 from tfdistill import startup
 
 HOST = "127.0.0.1"
-# What the launcher says of each task; nobody else may.
-IDENTITY_VARIABLES = frozenset(
-    {
-        "TF_CONFIG",
-        "TFDISTILL_EXCHANGE",
-        "TFDISTILL_GROUP",
-        "TFDISTILL_NUM_GROUPS",
-        "TFDISTILL_READY_FILE",
-        "TFDISTILL_WORKDIR",
-    }
-)
 _FAILURE_RULES = ("stop", "continue")
 _WORKER_RESTARTS = 10
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Task:
-    """One process to be: who it is and where its files go.
-
-    Attributes:
-        cluster: Its place in its group.
-        env: Variables to set on top of the inherited ones.
-        log_path: File for its stdout and stderr.
-        ready_path: File it creates once its group is connected.
-    """
-
-    cluster: cluster_lib.Cluster
-    env: Mapping[str, str]
-    log_path: pathlib.Path
-    ready_path: pathlib.Path
-
-    @property
-    def name(self) -> str:
-        """A name unique in the run, such as `group_0_worker_1`."""
-        return self.log_path.stem
-
-    def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Returns the whole environment of the process.
-
-        Args:
-            inherited: The launcher's own; its identity variables are dropped.
-
-        Raises:
-            ValueError: If a TFDISTILL_ variable of it is unknown.
-        """
-        result = {
-            name: value
-            for name, value in inherited.items()
-            if name not in IDENTITY_VARIABLES
-        }
-        result.setdefault("PYTHONUNBUFFERED", "1")  # Logs are read live.
-        if self.cluster.uses_parameter_servers:
-            # As TensorFlow's guide to parameter servers asks of each server.
-            result.setdefault("GRPC_FAIL_FAST", "use_caller")
-        result.update(self.env)
-        if signing.has_key(inherited):  # The user's key, not one of our own.
-            result.pop(signing.FILE_VARIABLE, None)
-            result.update(
-                {k: v for k, v in inherited.items() if k in signing.VARIABLES}
-            )
-        cluster_lib.Cluster.from_env(result)
-        return result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,6 +49,13 @@ class LocalCluster:
             one has used them up the group goes on with the workers that are
             left, and none is started again. Default None: 10, or 0 without
             parameter servers, where a worker cannot come back to its group.
+        max_restarts: How often each group is started again as a whole after
+            it has failed. Default 0.
+        frozen_secs: A task that has been stopped by a signal for so long is
+            killed. Default 3; 0 for none, as somebody who debugs wants it.
+        stuck_secs: A group whose steps stop coming is given up after so many
+            seconds, or later where its steps are slow: see
+            `progress_watch.ProgressWatch`. Default 8; 0 for never.
 
     Raises:
         ValueError: If a field is out of range.
@@ -124,6 +72,9 @@ class LocalCluster:
     start_timeout_secs: float = 300.0
     grace_secs: float = 5.0
     worker_restarts: int | None = None
+    max_restarts: int = 0
+    frozen_secs: float = 3.0
+    stuck_secs: float = 8.0
 
     def __post_init__(self) -> None:
         """Validates the fields and makes local paths absolute."""
@@ -134,6 +85,9 @@ class LocalCluster:
             ("start_timeout_secs", 0),
             ("grace_secs", 0),
             ("worker_restarts", 0),
+            ("max_restarts", 0),
+            ("frozen_secs", 0),
+            ("stuck_secs", 0),
         ):
             value = getattr(self, name)
             if value is not None and not value >= least:
@@ -151,7 +105,10 @@ class LocalCluster:
                 f"`on_group_failure` must be one of {_FAILURE_RULES}; received "
                 f"{self.on_group_failure!r}."
             )
-        taken = sorted((IDENTITY_VARIABLES | signing.VARIABLES) & set(self.env))
+        taken = sorted(
+            (launched_task.IDENTITY_VARIABLES | signing.VARIABLES)
+            & set(self.env)
+        )
         if taken:
             raise ValueError(
                 "`env` must leave alone what the launcher sets for each task; "
@@ -200,7 +157,12 @@ class LocalCluster:
     @property
     def num_ports(self) -> int:
         """Number of ports that `tasks` needs."""
-        return self.num_groups * sum(self._sizes().values())
+        return self.num_groups * self.ports_per_group
+
+    @property
+    def ports_per_group(self) -> int:
+        """Number of ports that `group_tasks` needs."""
+        return sum(self._sizes().values())
 
     @property
     def num_worker_restarts(self) -> int:
@@ -221,38 +183,50 @@ class LocalCluster:
             return {"worker": self.workers_per_group}
         return {}
 
-    def tasks(self, ports: Sequence[int]) -> tuple[tuple[Task, ...], ...]:
+    def tasks(
+        self, ports: Sequence[int]
+    ) -> tuple[tuple[launched_task.Task, ...], ...]:
         """Returns the tasks of each group.
 
         Args:
             ports: `num_ports` free ports of this machine.
         """
-        free = iter(ports)
-        groups = []
-        for group in range(self.num_groups):
-            spec = {
-                task_type: tuple(f"{HOST}:{next(free)}" for _ in range(size))
-                for task_type, size in self._sizes().items()
-            }
-            names = [
-                (t, i) for t, hosts in spec.items() for i in range(len(hosts))
-            ]
-            clusters = [
-                cluster_lib.Cluster(
-                    task_type=task_type,
-                    task_index=index,
-                    spec=spec,
-                    group=group,
-                    num_groups=self.num_groups,
-                    exchange=self.exchange,
-                    workdir=self.workdir,
-                )
-                for task_type, index in names or [("worker", 0)]
-            ]
-            groups.append(tuple(self._task(cluster) for cluster in clusters))
-        return tuple(groups)
+        size = self.ports_per_group
+        return tuple(
+            self.group_tasks(group, ports[group * size : (group + 1) * size])
+            for group in range(self.num_groups)
+        )
 
-    def _task(self, cluster: cluster_lib.Cluster) -> Task:
+    def group_tasks(
+        self, group: int, ports: Sequence[int]
+    ) -> tuple[launched_task.Task, ...]:
+        """Returns the tasks of one group.
+
+        Args:
+            group: Its index.
+            ports: `ports_per_group` free ports of this machine.
+        """
+        free = iter(ports)
+        spec = {
+            task_type: tuple(f"{HOST}:{next(free)}" for _ in range(size))
+            for task_type, size in self._sizes().items()
+        }
+        names = [(t, i) for t, hosts in spec.items() for i in range(len(hosts))]
+        clusters = [
+            cluster_lib.Cluster(
+                task_type=task_type,
+                task_index=index,
+                spec=spec,
+                group=group,
+                num_groups=self.num_groups,
+                exchange=self.exchange,
+                workdir=self.workdir,
+            )
+            for task_type, index in names or [("worker", 0)]
+        ]
+        return tuple(self._task(cluster) for cluster in clusters)
+
+    def _task(self, cluster: cluster_lib.Cluster) -> launched_task.Task:
         kind = f"{cluster.task_type}_{cluster.task_index}"
         name = f"group_{cluster.group}_{kind}"
         # Shorter than the log's name, as others read it: <group>_<type>_<i>.
@@ -263,7 +237,7 @@ class LocalCluster:
             signing.FILE_VARIABLE: str(self.key_path),
             startup.VARIABLE: str(ready_path),
         }
-        return Task(
+        return launched_task.Task(
             cluster=cluster,
             env=env,
             log_path=self.logs_dir / f"{name}.log",

@@ -13,11 +13,14 @@ _EPILOG = """\
 The command after -- is found through PATH and started once for each task,
 with TF_CONFIG and TFDISTILL_* set; its output goes to DIR/logs. Logs of an
 earlier run in DIR are kept under new names. The first task that fails ends its
-group; with parameter servers a worker is started again instead, and only the
-loss of the chief, of a ps or of the last worker ends the group. Ctrl-C stops
-all tasks, a second Ctrl-C kills them. Exit code: 0 if all groups are done; else
+group, which --max_restarts=N starts again as a whole up to N times; with
+parameter servers a worker is started again instead, and only the loss of the
+chief, of a ps or of the last worker ends the group. Tasks that are frozen or
+stuck are killed. DIR/logs/events.jsonl tells what happened. Ctrl-C stops all
+tasks, a second Ctrl-C kills them. Exit code: 0 if all groups are done; else
 that of the task that failed first (128 + n for signal n), 75 if a task did not
-start in time, 2 for wrong options, 130 or 143 after Ctrl-C or SIGTERM.
+start in time or a group was stuck, 2 for wrong options, 130 or 143 after Ctrl-C
+or SIGTERM.
 
 example:
   tfdistill-local --num_groups=2 --workers_per_group=2 --workdir=/tmp/run \\
@@ -97,6 +100,31 @@ def _add_supervision(parser: argparse.ArgumentParser) -> None:
         "after its end; default 10",
     )
     add(
+        "--max_restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how often each group is started again as a whole after it has "
+        "failed, before --on_group_failure applies; not after exit code 2 or "
+        "65; default 0",
+    )
+    add(
+        "--frozen_secs",
+        type=float,
+        default=3.0,
+        metavar="SECS",
+        help="a task that a signal has stopped for so long is killed; 0 for "
+        "none, as under a debugger; default 3",
+    )
+    add(
+        "--stuck_secs",
+        type=float,
+        default=8.0,
+        metavar="SECS",
+        help="a group whose steps stop coming for so long, or for ten times "
+        "the longest recent step, is killed; 0 for none; default 8",
+    )
+    add(
         "--plain",
         action="store_true",
         help="lines instead of a live table, as when not on a terminal",
@@ -144,6 +172,8 @@ def run(
         restarted = [f"{n} {name}" for name, n in group.restarts.items() if n]
         if restarted:
             suffix += f" (worker restarts: {', '.join(restarted)})"
+        if group.group_restarts:
+            suffix += f" (restarts: {group.group_restarts})"
         print(f"group {group.group} {group.state}{suffix}", flush=True)
     return result.exit_code
 

@@ -5,16 +5,18 @@ import dataclasses
 import os
 import select
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
 
-from tfdistill import group_run
+from tfdistill import group_result
+from tfdistill import launched_task
 from tfdistill import live_status
 from tfdistill import local_cluster
 from tfdistill import open_ports
+from tfdistill import run_events
 from tfdistill import run_files
+from tfdistill import supervised_group
 
 _POLL_SECS = 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -27,11 +29,12 @@ class RunResult:
     Attributes:
         groups: One result for each group, in order.
         exit_code: 0 if all groups are done, else the code of the first task
-            that failed: 128 + n for one ended by signal n, 75 where a task
-            did not start in time, 130 or 143 after Ctrl-C or SIGTERM.
+            whose failure ended its group for good: 128 + n for one ended by
+            signal n, 75 where a task did not start in time or a group was
+            stuck, 130 or 143 after Ctrl-C or SIGTERM.
     """
 
-    groups: tuple[group_run.GroupResult, ...]
+    groups: tuple[group_result.GroupResult, ...]
     exit_code: int
 
 
@@ -60,13 +63,13 @@ class LocalRun:
         """
         self._topology = topology
         self._display = display
-        self._groups: list[group_run.GroupRun] = []
-        self._holders: list[socket.socket] = []
+        self._groups: list[supervised_group.SupervisedGroup] = []
+        self._events: run_events.EventLog | None = None
         self._start_time = time.monotonic()
         self._signals: list[int] = []
-        self._failed: group_run.GroupRun | None = None
+        self._failed: supervised_group.SupervisedGroup | None = None
         self._started = 0.0
-        self._recorded: dict[str, int] = {}
+        self._recorded: tuple[dict[str, int], list[int]] = ({}, [])
         placeholders = range(1, topology.num_ports + 1)
         for tasks in topology.tasks(placeholders):
             for task in tasks:  # Refuse a wrong environment before any start.
@@ -96,17 +99,19 @@ class LocalRun:
         kept = run_files.make_room(topology)
         if kept:
             self._say(f"files of an earlier run kept as {', '.join(kept)}")
-        replaced = sorted(local_cluster.IDENTITY_VARIABLES & set(os.environ))
+        replaced = sorted(launched_task.IDENTITY_VARIABLES & set(os.environ))
         if replaced:
             self._say(f"replaced for each task: {', '.join(replaced)}")
         if warning := open_ports.warning(topology.num_ports):
             self._say(warning)
-        self._holders = local_cluster.reserve_ports(topology.num_ports)
-        ports = [holder.getsockname()[1] for holder in self._holders]
-        self._groups = [
-            group_run.GroupRun(tasks, topology=topology)
-            for tasks in topology.tasks(ports)
-        ]
+        self._events = run_events.EventLog(run_files.events_path(topology))
+        # All ports are reserved before the first task starts.
+        for group in range(topology.num_groups):
+            self._groups.append(
+                supervised_group.SupervisedGroup(
+                    group, topology=topology, events=self._events
+                )
+            )
         self._start_time = time.monotonic()
         self._started = time.time()
         for running in self._groups:
@@ -209,10 +214,17 @@ class LocalRun:
         """Writes what runs, whenever all process ids are known anew."""
         num_processes = sum(len(group.processes) for group in self._groups)
         pids = self.pids
-        if pids == self._recorded or len(pids) < num_processes:
+        attempts = [group.num_starts for group in self._groups]
+        known = (pids, attempts)
+        if known == self._recorded or len(pids) < num_processes:
             return
-        self._recorded = pids
-        run_files.write_record(self._topology, started=self._started, pids=pids)
+        self._recorded = known
+        run_files.write_record(
+            self._topology,
+            started=self._started,
+            pids=pids,
+            attempts=attempts,
+        )
 
     def result(self) -> RunResult:
         """Returns how the run ended, or how far it is."""
@@ -227,8 +239,11 @@ class LocalRun:
         for group in self._groups:
             if not group.over:
                 group.kill()
-        for holder in self._holders:
-            holder.close()
+            group.close()
+        if self._events is not None:
+            self._events.add("end", exit_code=self.result().exit_code)
+            self._events.close()
+            self._events = None
         self._lock.close()
 
     def _say(self, text: str) -> None:

@@ -7,11 +7,16 @@ import os
 import pathlib
 import re
 import shutil
+import time
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import IO
 
 from tfdistill import local_cluster
+from tfdistill import progress
+from tfdistill import run_events
 from tfdistill import signing
+from tfdistill import startup
 
 _NUM_LAST_LINES = 20
 _TAIL_BYTES = 32768
@@ -75,12 +80,40 @@ def make_room(topology: local_cluster.LocalCluster) -> list[str]:
     ready_dir.mkdir()
     logs = topology.logs_dir.glob("group_*_*_*.log")
     old = [path for path in logs if len(path.suffixes) == 1]
-    record = _record_path(topology)
-    old += [record] if record.exists() else []
+    others = [_record_path(topology), events_path(topology)]
+    old += [path for path in others if path.exists()]
     number = 1
     while any(_numbered(path, number).exists() for path in old):
         number += 1
     return [str(path.rename(_numbered(path, number))) for path in sorted(old)]
+
+
+def events_path(topology: local_cluster.LocalCluster) -> pathlib.Path:
+    """Returns the file of the run's events."""
+    return topology.logs_dir / run_events.NAME
+
+
+def forget_progress(ready_path: pathlib.Path) -> None:
+    """Removes what a task of that name has told its launcher before.
+
+    Args:
+        ready_path: The task's ready file.
+    """
+    for suffix in (*startup.SUFFIXES, progress.SUFFIX):
+        path = ready_path.with_name(ready_path.name + suffix)
+        path.unlink(missing_ok=True)
+
+
+def mark_restart(path: pathlib.Path, attempt: int) -> None:
+    """Begins a new part of a log that goes on.
+
+    Args:
+        path: The log.
+        attempt: How often the group has been started by now.
+    """
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"===== {now}: start {attempt} of the group =====\n")
 
 
 def _numbered(path: pathlib.Path, number: int) -> pathlib.Path:
@@ -96,24 +129,34 @@ def write_record(
     *,
     started: float,
     pids: Mapping[str, int],
+    attempts: Sequence[int] = (),
 ) -> None:
     """Writes launch.json: what was launched, when, and as which processes.
 
     Args:
         topology: What was launched.
         started: When, in seconds since 1970.
-        pids: The process id of each task, by name.
+        pids: The process id of each task, by name; of those that run, or ran
+            last.
+        attempts: How often each group has been started, from group 0 on.
     """
     record = {
         "format": 1,
         "started": started,
         "topology": dataclasses.asdict(topology),
         "pids": dict(pids),
+        "attempts": list(attempts),
     }
     path = _record_path(topology)
     draft = path.with_suffix(".json.tmp")
     draft.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     draft.replace(path)
+
+
+def quote(path: pathlib.Path) -> list[str]:
+    """Returns the last lines of a log as a message."""
+    lines = last_lines(path)
+    return [f"--- last {len(lines)} lines of {path}", *lines, "---"]
 
 
 def last_lines(path: pathlib.Path) -> list[str]:

@@ -1,8 +1,9 @@
 """How a task tells its launcher that it has started, and who is missing.
 
 A task creates two files beside its log: one when it begins to wait for the
-other tasks of its group and one when they are all connected. Their names come
-from `TFDISTILL_READY_FILE`; without it (another launcher) nothing is written.
+other tasks of its group and one when they are all connected; and a third if it
+cannot listen on its address. Their names come from `TFDISTILL_READY_FILE`;
+without it (another launcher) nothing is written.
 """
 
 import os
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 
 VARIABLE = "TFDISTILL_READY_FILE"
 _STARTING = ".starting"
+_PORT_TAKEN = ".port_taken"
+SUFFIXES = ("", _STARTING, _PORT_TAKEN)
 
 
 def announce_starting(environ: Mapping[str, str] | None = None) -> None:
@@ -31,6 +34,24 @@ def announce_ready(environ: Mapping[str, str] | None = None) -> None:
     """
     _touch(environ, _STARTING)
     _touch(environ, "")
+
+
+def announce_port_taken(environ: Mapping[str, str] | None = None) -> None:
+    """Says that another process listens on this task's address.
+
+    Args:
+        environ: Variables to read. Default `os.environ`.
+    """
+    _touch(environ, _PORT_TAKEN)
+
+
+def found_port_taken(ready_path: pathlib.Path) -> bool:
+    """Whether a task has said so.
+
+    Args:
+        ready_path: The task's ready file.
+    """
+    return ready_path.with_name(ready_path.name + _PORT_TAKEN).exists()
 
 
 def _touch(environ: Mapping[str, str] | None, suffix: str) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdistill import cluster as cluster_lib
 from tfdistill import keras_internals
+from tfdistill import own_address
 from tfdistill import rendezvous
 from tfdistill import startup
 from tfdistill import task_server
@@ -61,15 +62,16 @@ def make_strategy(
         )
     keras_internals.pass_batches_on_without_autotune()
     startup.announce_starting()
-    if cluster.uses_parameter_servers:
-        if not cluster.is_chief:
-            task_server.serve(cluster, limit_secs=start_timeout_secs)
-        strategy = _parameter_servers(cluster, start_timeout_secs)
-    elif cluster.num_workers > 1:
-        _meet(cluster, start_timeout_secs)
-        strategy = _multi_worker(cluster)
-    else:
-        strategy = _one_task()
+    if cluster.uses_parameter_servers and not cluster.is_chief:
+        task_server.serve(cluster, limit_secs=start_timeout_secs)
+    with own_address.in_use_is_told(cluster):
+        if cluster.uses_parameter_servers:
+            strategy = _parameter_servers(cluster, start_timeout_secs)
+        elif cluster.num_workers > 1:
+            _meet(cluster, start_timeout_secs)
+            strategy = _multi_worker(cluster)
+        else:
+            strategy = _one_task()
     startup.announce_ready()
     return strategy
 

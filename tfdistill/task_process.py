@@ -29,6 +29,7 @@ from typing import IO
 
 # Time that processes left behind by an ended task get to end by themselves.
 _LINGER_SECS = 1.0
+_ON_LINUX = sys.platform == "linux"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -43,6 +44,8 @@ class TaskProcess:
         exit_code: The task's exit code, minus the signal's number if a signal
             ended it; None while it runs.
         exit_time: `time.monotonic()` at that end, taken by the keeper.
+        is_stopped: Whether a signal such as SIGSTOP has stopped the task, and
+            none has let it go on. A debugger's stops do not count.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class TaskProcess:
         self.pid: int | None = None
         self.exit_code: int | None = None
         self.exit_time: float | None = None
+        self.is_stopped = False
         self._buffer = b""
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -103,6 +107,8 @@ class TaskProcess:
             name, value, stamp = line.split()
             if name == b"pid":
                 self.pid = int(value)
+            elif name == b"stopped":
+                self.is_stopped = value == b"1"
             else:
                 self.exit_code, self.exit_time = int(value), float(stamp)
         if not data:
@@ -161,7 +167,7 @@ class _Keeper:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         for number in _FORWARDED:
             signal.signal(number, self._forward)
-        self._libc = ctypes.CDLL(None) if _on_linux() else None
+        self._libc = ctypes.CDLL(None) if _ON_LINUX else None
         if self._libc is not None:
             self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._command = list(command)
@@ -224,14 +230,18 @@ class _Keeper:
         return bool(asked)
 
     def _reap(self) -> None:
+        flags = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, flags)
             except ChildProcessError:
                 return
             if not pid:
                 return
-            if pid == self._task:
+            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                if pid == self._task:
+                    self._report("stopped", int(os.WIFSTOPPED(status)))
+            elif pid == self._task:
                 self._code = os.waitstatus_to_exitcode(status)
                 self._report("exit", self._code)
 
@@ -263,10 +273,6 @@ class _Keeper:
             time.sleep(0.01)
             self._reap()
         self._reap()
-
-
-def _on_linux() -> bool:
-    return sys.platform == "linux"
 
 
 def _descendants(root: int) -> list[int]:

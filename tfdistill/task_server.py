@@ -14,6 +14,8 @@ from typing import NoReturn
 import tensorflow as tf
 
 from tfdistill import cluster as cluster_lib
+from tfdistill import own_address
+from tfdistill import progress
 from tfdistill import startup
 from tfdistill import tcp_probe
 from tfdistill import watchdog
@@ -114,7 +116,9 @@ def serve(cluster: cluster_lib.Cluster, *, limit_secs: float) -> NoReturn:
             print(f"tfdistill: {server.target} serves chief:0", flush=True)
             startup.announce_ready()
             announced = True
-        time.sleep(_PROBE_SECS)
+        for _ in range(2):
+            progress.own().say(progress.SERVING)
+            time.sleep(_PROBE_SECS / 2)
 
 
 def num_intra_op_threads(cluster: cluster_lib.Cluster, num_cores: int) -> int:
@@ -167,7 +171,7 @@ def _start(cluster: cluster_lib.Cluster) -> tf.distribute.Server:
     )
     if cluster.task_type == "ps":
         config.device_count["GPU"] = 0  # Variables live in host memory.
-    try:
+    with own_address.in_use_is_told(cluster):
         return tf.distribute.Server(
             {job: list(hosts) for job, hosts in cluster.spec.items()},
             job_name=cluster.task_type,
@@ -175,13 +179,6 @@ def _start(cluster: cluster_lib.Cluster) -> tf.distribute.Server:
             protocol="grpc",
             config=config,
         )
-    except tf.errors.OpError as error:
-        raise RuntimeError(
-            f"{cluster.task_name} cannot listen on {cluster.address}: "
-            f"{error.message.strip()}. Most likely another process listens "
-            f"there, such as a second {cluster.task_name}: end it, or give "
-            "each task a port of its own in TF_CONFIG."
-        ) from error
 
 
 def _end(code: int, message: str) -> NoReturn:
