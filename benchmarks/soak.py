@@ -1,0 +1,240 @@
+"""Three groups under a fault every half minute: does training hold out?
+
+python -m benchmarks.soak --minutes=30
+
+Starts groups that train at a steady pace, injects faults into them as
+`python -m launch.punish` does, waits for their end, and trains the same without
+faults to know how far apart retrains are. Prints one line of JSON.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import measure
+from benchmarks import soak_task
+from launch.punishment import faults as faults_lib
+from launch.punishment import processes
+from launch.punishment import round as round_lib
+from launch.punishment import run_view
+
+# Of the steps that groups without a fault make where there are no faults.
+_LEAST_STEPS = 0.98
+_LONGEST_GAP_SECS = 1.0
+_MAX_RESTARTS = 1000
+_START_LIMIT_SECS = 300.0
+# Left over when the last fault is past: the groups end one after the other.
+_MARGIN_SECS = 30.0
+_END_LIMIT_SECS = 1200.0
+
+
+def _launch(
+    options: argparse.Namespace,
+    workdir: pathlib.Path,
+    *,
+    seed: int,
+    steps_per_second: float,
+) -> subprocess.Popen:
+    temporary = workdir / "tmp"
+    temporary.mkdir(parents=True)
+    command = [
+        *[sys.executable, "-m", "launch.local", f"--workdir={workdir}"],
+        f"--num_groups={options.num_groups}",
+        f"--workers_per_group={options.workers_per_group}",
+        f"--max_restarts={_MAX_RESTARTS}",
+        *["--on_group_failure=continue", "--plain", "--"],
+        *[sys.executable, "-m", "benchmarks.soak_task"],
+        f"--num_steps={_num_steps(options)}",
+        f"--steps_per_second={steps_per_second}",
+        f"--seed={seed}",
+    ]
+    with (workdir / "launcher.log").open("wb") as log:
+        return subprocess.Popen(
+            command,
+            cwd=pathlib.Path(__file__).resolve().parent.parent,
+            env={**os.environ, "TMPDIR": str(temporary)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _num_steps(options: argparse.Namespace) -> int:
+    secs = options.minutes * 60 + options.calm_secs + _MARGIN_SECS
+    return 100 * max(1, round(secs * options.steps_per_second / 100))
+
+
+def _punish(
+    options: argparse.Namespace, workdir: pathlib.Path
+) -> dict[str, Any]:
+    deadline = time.monotonic() + _START_LIMIT_SECS
+    while True:
+        try:
+            view = run_view.RunView(str(workdir))
+            break
+        except run_view.NoRunError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+    return round_lib.Round(
+        view,
+        round_lib.Options(
+            faults=options.faults.split(","),
+            seed=options.seed,
+            minutes=options.minutes,
+            every_secs=options.every_secs,
+            calm_secs=options.calm_secs,
+        ),
+        measure.log,
+    ).run()
+
+
+def _qualities(
+    options: argparse.Namespace, workdir: pathlib.Path
+) -> list[dict[str, float]]:
+    paths = [
+        workdir / f"group_{group}" / soak_task.QUALITY
+        for group in range(options.num_groups)
+    ]
+    return [json.loads(path.read_bytes()) for path in paths if path.exists()]
+
+
+def _left_over(workdir: pathlib.Path) -> dict[str, list[str]]:
+    """Returns what a run should not leave: processes and unfinished files."""
+    found = processes.with_variable("TFDISTILL_WORKDIR", str(workdir))
+    # What a killed publisher was writing stays for the lease of an hour.
+    drafts = [*workdir.glob("**/.trash-*"), *(workdir / "tmp").glob("tf*")]
+    return {
+        "processes": [str(process.pid) for process in found],
+        "temporary_files": [str(path) for path in drafts],
+    }
+
+
+def _soak(options: argparse.Namespace, root: pathlib.Path) -> dict[str, Any]:
+    workdir = root / "soak"
+    launcher = _launch(
+        options,
+        workdir,
+        seed=options.seed,
+        steps_per_second=options.steps_per_second,
+    )
+    try:
+        report = _punish(options, workdir)
+        exit_code = launcher.wait(timeout=_END_LIMIT_SECS)
+    finally:
+        if launcher.poll() is None:
+            launcher.terminate()
+            launcher.wait(timeout=60)
+    return {
+        **report,
+        "exit_code": exit_code,
+        "left_over": _left_over(workdir),
+        "qualities": _qualities(options, workdir),
+    }
+
+
+def _without_faults(
+    options: argparse.Namespace, root: pathlib.Path
+) -> list[dict[str, float]]:
+    found = []
+    for trial in range(options.trials):
+        measure.log(f"without faults: trial {trial + 1} of {options.trials}")
+        workdir = root / f"calm_{trial}"
+        launcher = _launch(
+            options, workdir, seed=options.seed + trial, steps_per_second=0.0
+        )
+        if launcher.wait(timeout=_END_LIMIT_SECS):
+            raise RuntimeError(f"failed without faults: {workdir}/launcher.log")
+        found += _qualities(options, workdir)
+    return found
+
+
+def _compare(
+    soaked: Sequence[dict[str, float]], calm: Sequence[dict[str, float]]
+) -> dict[str, Any]:
+    """Says whether the quality is within three deviations of retrains."""
+    values = [found["accuracy"] for found in calm]
+    mean, deviation = statistics.mean(values), statistics.pstdev(values)
+    ours = [found["accuracy"] for found in soaked]
+    return {
+        "accuracy": ours,
+        "without_faults": {"mean": mean, "deviation": deviation, "all": values},
+        "within_noise": bool(ours)
+        and abs(statistics.mean(ours) - mean) <= 3 * max(deviation, 0.002),
+    }
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--workdir", help="kept; default: a temporary directory, removed")
+    add("--faults", default=",".join(faults_lib.FAULTS))
+    for name, kind, default in (
+        ("--minutes", float, 30.0),
+        ("--every_secs", float, 30.0),
+        ("--calm_secs", float, 60.0),
+        ("--num_groups", int, 3),
+        ("--workers_per_group", int, 2),
+        ("--steps_per_second", float, 10.0),
+        ("--trials", int, 2),
+        ("--seed", int, 0),
+    ):
+        add(name, type=kind, default=default)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the soak and prints its figures.
+
+    Args:
+        argv: Arguments without the program's name. Default `sys.argv[1:]`.
+
+    Returns:
+        The exit code.
+    """
+    options = _make_parser().parse_args(argv)
+    with contextlib.ExitStack() as stack:
+        record = stack.enter_context(measure.one_json_line())
+        root = pathlib.Path(
+            options.workdir
+            or stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="tfdistill-soak-")
+            )
+        ).resolve()
+        found = _soak(options, root)
+        calm = _without_faults(options, root)
+        quality = _compare(found.pop("qualities"), calm)
+        steps = measure.judge(
+            found["steps_of_groups_without_fault"], at_least=_LEAST_STEPS
+        )
+        clean = not (
+            found["exit_code"]
+            or found["violations"]
+            or any(found["left_over"].values())
+        )
+        record |= {
+            "benchmark": "soak",
+            "steps": steps,
+            "longest_step_gap": measure.judge(
+                found["longest_step_gap_secs"], at_most=_LONGEST_GAP_SECS
+            ),
+            "quality": quality,
+            "clean": clean,
+            "met": steps["met"] and clean and quality["within_noise"],
+            "round": found,
+            "machine": measure.machine(),
+        }
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""One task of the soak: codistils digits at a steady pace, and resumes.
+
+The pace stands for groups on machines of their own: here all groups share one,
+and the restart of one would slow down the others for no reason of ours.
+"""
+
+import argparse
+import json
+import pathlib
+import time
+from typing import Any
+
+import keras
+
+import tfdistill
+from models import digits
+
+QUALITY = "quality.json"
+_BATCH_SIZE = 64
+_STEPS_PER_EPOCH = 100
+
+
+class Pace(keras.callbacks.Callback):
+    """Makes steps take a given time at least."""
+
+    def __init__(self, steps_per_second: float) -> None:
+        """Takes the pace.
+
+        Args:
+            steps_per_second: At most so many; 0 for no limit.
+        """
+        super().__init__()
+        self._secs = 1 / steps_per_second if steps_per_second else 0.0
+        self._next = 0.0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Waits until the step is due; a late one is not made up for."""
+        now = time.monotonic()
+        time.sleep(max(0.0, self._next - now))
+        self._next = max(now, self._next) + self._secs
+
+
+def _train(options: argparse.Namespace) -> None:
+    cluster = tfdistill.Cluster.from_env()
+    strategy = tfdistill.make_strategy(cluster)
+    keras.utils.set_random_seed(options.seed * 100 + cluster.group)
+    exchange = tfdistill.Exchange(cluster.exchange)
+    train, validation = digits.make_datasets(
+        cluster, global_batch_size=_BATCH_SIZE, seed=options.seed
+    )
+    with strategy.scope():
+        model = tfdistill.CodistillModel(
+            digits.build_model(),
+            teachers=tfdistill.TeacherSet(
+                exchange, cluster.peers, poll_secs=0.2
+            ),
+        )
+        model.compile(
+            keras.optimizers.Adam(1e-3),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(),
+            distillation_weight=tfdistill.schedules.BurnIn(steps=200),
+        )
+    directory = pathlib.Path(str(cluster.workdir), f"group_{cluster.group}")
+    every = options.backup_every_steps
+    model.fit(
+        train,
+        steps_per_epoch=_STEPS_PER_EPOCH,
+        epochs=options.num_steps // _STEPS_PER_EPOCH,
+        callbacks=[
+            tfdistill.Backup(directory / "backup", every_steps=every),
+            tfdistill.StudentExporter(exchange, every_steps=50),
+            tfdistill.TeacherLoader(every_steps=5),
+            Pace(options.steps_per_second),
+        ],
+        verbose=0,
+    )
+    found = model.evaluate(validation, return_dict=True, verbose=0)
+    if cluster.is_chief:
+        found["steps"] = int(model.optimizer.iterations.numpy())
+        (directory / QUALITY).write_text(json.dumps(found))
+
+
+def main() -> None:
+    """Trains as the command line says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--num_steps", type=int, required=True)
+    parser.add_argument("--steps_per_second", type=float, default=0.0)
+    parser.add_argument("--backup_every_steps", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    _train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
