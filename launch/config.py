@@ -35,9 +35,9 @@ class Config(fields.Section):
         checkpoints: `"none"` (default), `"best"`: the student of the lowest
             validation loss as `best.keras`; or `"all"`: one at each
             evaluation.
-        backup_every_steps: Steps between backups of a group with parameter
-            servers, which goes on from the last one. Default None: one at
-            each evaluation. Without parameter servers there are none.
+        backup_every_steps: Steps between backups of a group, which goes on
+            from the last one when the same command is run again. Default
+            None: one at each evaluation.
         smoothing: Of the labels. Default: none.
         start_together_secs: Longest time for which a group waits, after its
             first step, for the first step of the others. Default 0: it does

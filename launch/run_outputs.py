@@ -37,35 +37,29 @@ _AGREEMENT: Mapping[str, str] = {
 def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
     """Checks that the workdir can take this run of this group.
 
-    A group with parameter servers goes on from its last backup. Any other
-    cannot be continued: the exchange would show the groups exports of the
-    earlier run from steps that they have yet to reach. Every task checks
-    before it joins its group, so all of them come to the same result.
+    A group goes on from its last backup, or starts anew where there is none
+    yet. Every task checks before it joins its group, so all of them come to
+    the same result.
 
     Raises:
-        ValueError: If the workdir has another configuration, or an earlier
-            run of this group.
+        ValueError: If the workdir has another configuration.
     """
-    workdir = pathlib.Path(cluster.workdir or "")
-    path = workdir / CONFIG
-    remedy = "Choose another workdir, or remove that one."
-    if path.exists():
-        names = recipes.changed_fields(config_lib.Config.read(path), config)
-        if names:
-            raise ValueError(
-                "All groups of a run must have the same configuration; "
-                f"received another one than {path} in {', '.join(names)}. "
-                f"{remedy}"
-            )
-    if cluster.uses_parameter_servers:
+    path = pathlib.Path(cluster.workdir or "") / CONFIG
+    if not path.exists():
         return
-    for name in (RECORDS, RESULTS):
-        earlier = group_dir(workdir, cluster.group) / name
-        if earlier.exists():
-            raise ValueError(
-                f"`workdir` must not hold an earlier run; found {earlier}. "
-                f"{remedy}"
-            )
+    names = recipes.changed_fields(config_lib.Config.read(path), config)
+    if names:
+        raise ValueError(
+            "All groups of a run, and whoever goes on with it, must have the "
+            f"same configuration; received another one than {path} in "
+            f"{', '.join(names)}. Choose another workdir, or remove that one."
+        )
+
+
+def is_complete(cluster: tfdistill.Cluster) -> bool:
+    """Whether this group has written its results, its last file."""
+    directory = group_dir(cluster.workdir or "", cluster.group)
+    return (directory / RESULTS).exists()
 
 
 def write_config(config: config_lib.Config, workdir: str) -> None:

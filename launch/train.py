@@ -3,7 +3,8 @@
 python -m launch.train --recipe=digits --workdir=DIR
 
 A launcher starts one for each task, with TF_CONFIG and TFDISTILL_* set; with
-none of them set it trains one group on this machine.
+none of them set it trains one group on this machine. The same command goes on
+from each group's last backup where a run was stopped.
 """
 
 import argparse
@@ -152,6 +153,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_outputs.check_new(config, cluster)
     except ValueError as error:
         parser.error(str(error))
+    if run_outputs.is_complete(cluster):
+        print(
+            f"group {cluster.group}: complete, nothing to do; its results are "
+            f"in {run_outputs.group_dir(str(cluster.workdir), cluster.group)}",
+            flush=True,
+        )
+        return 0
     learns = config.codistillation.enabled
     if learns and cluster.num_groups == 1:
         print("One group only: it has nobody to learn from.", flush=True)

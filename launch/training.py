@@ -97,6 +97,7 @@ def _fit(
     together = start_together.StartTogether(
         cluster, limit_secs=config.start_together_secs
     )
+    backup = _backup(config, cluster)
     model.fit(
         train,
         validation_data=validation,
@@ -104,7 +105,7 @@ def _fit(
         epochs=config.num_steps // config.evaluate_every_steps,
         callbacks=[
             *([together] if config.start_together_secs else []),
-            *[pace, exporter, *_callbacks(config, cluster)],
+            *[pace, exporter, backup, *_callbacks(config, cluster)],
         ],
         verbose=2 if verbose else 0,
     )
@@ -114,6 +115,7 @@ def _fit(
         "process_seconds": pace.process_seconds,
         "waited_seconds": together.waited_secs,
         "exports": exporter.totals,
+        "resumed_step": backup.resumed_step,
     }
 
 
@@ -188,6 +190,14 @@ def _make_datasets(
         raise DataError(str(cause)) from cause
 
 
+def _backup(
+    config: config_lib.Config, cluster: tfdistill.Cluster
+) -> tfdistill.Backup:
+    directory = run_outputs.group_dir(str(cluster.workdir), cluster.group)
+    every = config.backup_every_steps
+    return tfdistill.Backup(directory / "backup", every_steps=every)
+
+
 def _callbacks(
     config: config_lib.Config, cluster: tfdistill.Cluster
 ) -> list[keras.callbacks.Callback]:
@@ -201,11 +211,6 @@ def _callbacks(
             )
         ),
     ]
-    if cluster.uses_parameter_servers:
-        every_steps = config.backup_every_steps
-        callbacks.append(
-            tfdistill.Backup(directory / "backup", every_steps=every_steps)
-        )
     if students.peers_of(config, cluster):
         every = config.exchange.refresh_every_steps
         callbacks.append(tfdistill.TeacherLoader(every_steps=every))
@@ -225,8 +230,10 @@ class _Pace(keras.callbacks.Callback):
     def __init__(self, global_batch_size: int) -> None:
         super().__init__()
         self._global_batch_size = global_batch_size
-        self._epochs: list[float] = []
+        # Steps and seconds of each epoch of this process.
+        self._epochs: list[tuple[int, float]] = []
         self._epoch_start = self._start = self._process_start = 0.0
+        self._first_batch: int | None = None
         self.seconds = self.process_seconds = 0.0
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -238,15 +245,27 @@ class _Pace(keras.callbacks.Callback):
         self.process_seconds = time.process_time() - self._process_start
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._first_batch = None
         self._epoch_start = time.perf_counter()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        # Not 0 in an epoch that was resumed.
+        if self._first_batch is None:
+            self._first_batch = batch
 
     def on_test_begin(self, logs: Any = None) -> None:
         # Between the last step of an epoch and its evaluation.
-        self._epochs.append(time.perf_counter() - self._epoch_start)
+        steps = self.params["steps"] - (self._first_batch or 0)
+        seconds = time.perf_counter() - self._epoch_start
+        self._epochs.append((steps, seconds))
 
     @property
     def examples_per_second(self) -> float:
-        """Of the whole group; of all epochs but the first, which traces."""
+        """Of the whole group; of all epochs but the first, which traces.
+
+        0 where nothing was left to train.
+        """
         epochs = self._epochs[1:] or self._epochs
-        steps = self.params["steps"] * len(epochs)
-        return steps * self._global_batch_size / sum(epochs)
+        steps = sum(steps for steps, _ in epochs)
+        seconds = sum(seconds for _, seconds in epochs)
+        return steps * self._global_batch_size / seconds if seconds else 0.0

@@ -166,11 +166,17 @@ def test_by_default_it_asks_at_the_end_of_each_epoch(tmp_path, monkeypatch):
     assert not callback.wants_quiet
 
 
-def test_it_is_for_parameter_servers(tmp_path):
-    callback = backup.Backup(tmp_path)
-    callback.set_model(cases.model())
-    with pytest.raises(ValueError, match="works with parameter servers"):
-        callback.on_train_begin()
+def test_it_is_for_codistilled_models(tmp_path):
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="given to the `fit` of a"):
+        model.fit(
+            np.ones([2, 3]),
+            np.ones([2, 1]),
+            callbacks=[backup.Backup(tmp_path)],
+            verbose=0,
+        )
 
 
 def test_the_interval_is_checked(tmp_path):

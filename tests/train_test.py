@@ -120,10 +120,6 @@ def test_a_workdir_holds_one_run_of_one_configuration(tmp_path, capsys):
     run_outputs.write_config(_config(*SHORT), str(workdir))
     message = _refused(capsys, _options(workdir, "seed=1"))
     assert "config.json in seed. Choose another workdir" in message
-    (workdir / "group_0").mkdir()
-    (workdir / "group_0" / "metrics.jsonl").touch()
-    message = _refused(capsys, _options(workdir))
-    assert "must not hold an earlier run" in message
 
 
 def test_groups_learn_from_each_other_and_the_last_one_merges(
@@ -256,24 +252,56 @@ def test_a_data_set_without_files_refuses_a_path(tmp_path, capsys):
     assert "data.path" in capsys.readouterr().err
 
 
-def test_a_group_with_parameter_servers_may_go_on(tmp_path):
-    config = _config(*SHORT)
-    run_outputs.write_config(config, str(tmp_path))
-    _made(tmp_path / "group_0").joinpath("metrics.jsonl").touch()
-    spec = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
-    servers = tfdistill.Cluster(
-        task_type="chief", spec=spec, workdir=str(tmp_path)
-    )
-    run_outputs.check_new(config, servers)
-    with pytest.raises(ValueError, match="in seed"):
-        run_outputs.check_new(_config(*SHORT, "seed=1"), servers)
-    with pytest.raises(ValueError, match="an earlier run"):
-        run_outputs.check_new(config, tfdistill.Cluster(workdir=str(tmp_path)))
-
-
 def _made(path):
     path.mkdir(parents=True)
     return path
+
+
+def _killed_at(step, config, workdir):
+    """Trains until an exception in the middle of an epoch."""
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if int(self.model.optimizer.iterations.numpy()) == step:
+                raise KeyboardInterrupt
+
+    cluster = tfdistill.Cluster(
+        workdir=str(workdir), exchange=str(workdir / "exchange")
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        own = training._callbacks
+        patch.setattr(training, "_callbacks", lambda *a: [*own(*a), Stop()])
+        with pytest.raises(KeyboardInterrupt):
+            training.run(config, cluster)
+
+
+def test_the_same_command_goes_on_and_ends_alike(tmp_path, capsys):
+    changes = (*SHORT, "backup_every_steps=4")
+    for name in ("whole", "stopped"):
+        if name == "stopped":
+            _killed_at(15, _config(*changes), tmp_path / name)
+            log = tmp_path / name / "group_0" / "metrics.jsonl"
+            log.write_text(log.read_text() + '{"step": 15, "lo')
+        assert train.main(_options(tmp_path / name, *changes)) == 0
+    results = [
+        json.loads((tmp_path / name / "results.json").read_bytes())["groups"][0]
+        for name in ("whole", "stopped")
+    ]
+    assert [r["resumed_step"] for r in results] == [None, 12]
+    assert results[0]["metrics"] == results[1]["metrics"]
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "stopped" / "group_0" / "metrics.jsonl")
+        .read_text()
+        .splitlines()
+    ]
+    steps = [line["step"] for line in lines]
+    assert steps == sorted(steps)
+    ends = [line["step"] for line in lines if line.get("event") == "epoch_end"]
+    assert ends == sorted(set(ends))
+    capsys.readouterr()
+    assert train.main(_options(tmp_path / "stopped", *changes)) == 0
+    assert "complete, nothing to do" in capsys.readouterr().out
 
 
 def test_diverged_training_is_an_error_and_leaves_no_predictions(tmp_path):

@@ -11,12 +11,14 @@ _log = logging.getLogger(__name__)
 class OneJobThread:
     """Does a job in the background, if it is not busy with another."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, job: str = "export") -> None:
         """Starts the thread.
 
         Args:
             name: Name of the thread.
+            job: What it writes, for the log.
         """
+        self._job = job
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(1)
         self._idle = threading.Semaphore(1)
         self._thread = threading.Thread(
@@ -31,14 +33,22 @@ class OneJobThread:
         self._jobs.put(job)
         return True
 
+    def wait_idle(self, timeout_secs: float) -> bool:
+        """Waits until no job is in progress; whether that is so in time."""
+        if not self._idle.acquire(timeout=timeout_secs):
+            return False
+        self._idle.release()
+        return True
+
     def close(self, timeout_secs: float) -> None:
         """Waits for the job in progress and ends the thread."""
         self._jobs.put(None)
         self._thread.join(timeout_secs)
         if self._thread.is_alive():
             _log.warning(
-                "The last export was not written within %.0f s; it is given "
-                "up. Is the exchange's storage out of reach?",
+                "The last %s was not written within %.0f s; it is given up. "
+                "Is its storage out of reach?",
+                self._job,
                 timeout_secs,
             )
 
@@ -46,7 +56,7 @@ class OneJobThread:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except Exception:  # Training must not end for an export.
-                _log.exception("An export failed; training goes on.")
+            except Exception:  # Training must not end for a file.
+                _log.exception("The %s failed; training goes on.", self._job)
             finally:
                 self._idle.release()

@@ -1,11 +1,16 @@
-"""Backups of a training on parameter servers, and going on from the last."""
+"""The callback that backs a training up, and lets it go on from there."""
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
+import keras
+
+from tfdistill import backup_store
 from tfdistill import exchange as exchange_lib
 from tfdistill import parameter_server
+from tfdistill import replica_backup
 from tfdistill import step_counter
 from tfdistill import training_state
 
@@ -16,14 +21,17 @@ _PREFIX = "state"
 class Backup(step_counter.SteppedCallback):
     """Backs the training up, and resumes from the newest whole backup.
 
-    A backup is taken between two steps, with none in flight, so it is exact
-    to its step. It is put together out of sight, checksummed, and becomes
-    visible by one rename; the one before is kept, and used where the newest
-    is damaged. `fit` with the same arguments goes on from there: with the
-    step, the epoch and the metrics as they were. The data start anew.
+    `fit` with the same arguments goes on from there, on as many workers as
+    share the directory: with the step, the epoch, the metrics and the place
+    in the data as they were, and to the same weights as if it had never
+    stopped. A backup is exact to its step. It is put together out of sight,
+    checksummed, and becomes visible by one rename; the one before is kept,
+    and used where the newest is damaged. docs/backup.md says what is saved,
+    what is not, and what it costs.
 
-    For parameter servers. Each of them writes its own rows: all tasks of the
-    group must see the directory.
+    Under parameter servers each of them writes its own rows while no step is
+    in flight, so that all tasks must see the directory, and the data start
+    anew. Anywhere else the chief writes, in the background.
     """
 
     def __init__(
@@ -32,6 +40,7 @@ class Backup(step_counter.SteppedCallback):
         *,
         every_steps: int | None = None,
         max_to_keep: int = 2,
+        finish_timeout_secs: float = 600.0,
     ) -> None:
         """Touches no storage.
 
@@ -40,23 +49,156 @@ class Backup(step_counter.SteppedCallback):
             every_steps: Steps between backups, >= 1. Default: one at the end
                 of each epoch.
             max_to_keep: Number of backups to keep, >= 2.
+            finish_timeout_secs: Longest wait for the last backup at the end
+                of training. Default 600.
         """
         super().__init__()
-        self._backups = exchange_lib.Exchange(
-            directory,
-            max_to_keep=max_to_keep,
-            min_keep_secs=0.0,
-            # The group's own files outlive the run and its key.
-            key=None,
+        self._backups = backup_store.BackupStore(
+            directory, max_to_keep=max_to_keep
         )
         self._schedule = (
             None
             if every_steps is None
             else step_counter.EverySteps(every_steps)
         )
+        self._finish_timeout_secs = finish_timeout_secs
+        self._replicas: replica_backup.ReplicaBackup | None = None
+        self._callbacks: Sequence[keras.callbacks.Callback] = ()
+        self._epoch = self._num_done = 0
+        self._is_due = False
+        self._last_step = -1
         # Whether training should let what is in flight end, for `on_quiet`.
         self.wants_quiet = False
         self.num_backups = 0
+        # The step at which this training went on; None if it began anew.
+        self.resumed_step: int | None = None
+
+    # ---- where replicas hold all variables: called by `ResumableTraining` ----
+
+    def begin(
+        self, model: Any, callbacks: Sequence[keras.callbacks.Callback]
+    ) -> training_state.TrainingPoint | None:
+        """Finds where to go on; every worker of the group calls it.
+
+        Args:
+            model: The model that `fit` is about to train.
+            callbacks: Those of `fit`.
+
+        Returns:
+            The point, or None where there is no whole backup.
+        """
+        self._callbacks = callbacks
+        self._replicas = replica_backup.ReplicaBackup(
+            self._backups,
+            model.distribute_strategy,
+            finish_timeout_secs=self._finish_timeout_secs,
+        )
+        point = self._replicas.point
+        self._last_step = point.step if point else -1
+        self.resumed_step = point.step if point else None
+        return point
+
+    def first_callback(self) -> keras.callbacks.Callback:
+        """Returns what reads the backup before other callbacks begin."""
+        return _Restoring(self._begun)
+
+    def end(self) -> None:
+        """Waits for a backup that is being written."""
+        if self._replicas is not None:
+            self._replicas.close()
+            self.num_backups += self._replicas.num_written
+            self._replicas = None
+
+    def backup_now(self) -> None:
+        """Backs up between two steps, and waits until it is written.
+
+        Every worker calls it at the same step, from a callback's
+        `on_train_batch_end`.
+        """
+        self._take(self._epoch, self._num_done, wait=True)
+
+    @property
+    def _begun(self) -> replica_backup.ReplicaBackup:
+        if self._replicas is None:
+            raise ValueError(
+                "tfdistill.Backup must be given to the `fit` of a "
+                "tfdistill.CodistillModel; received "
+                f"{type(self.model).__name__}. Wrap your model: "
+                "tfdistill.CodistillModel(model)."
+            )
+        return self._replicas
+
+    def _take(self, epoch: int, batch: int, *, wait: bool = False) -> None:
+        point = training_state.TrainingPoint(
+            step=self.step,
+            epoch=epoch,
+            batch=batch,
+            data=self.model.data_position(),
+        )
+        self._is_due, self._last_step = False, self.step
+        self._begun.take(self.model, point, self._callbacks, wait=wait)
+
+    @property
+    def _ends_epoch(self) -> bool:
+        """Whether the epoch has had all its steps, as far as is known."""
+        num_steps = self.params.get("steps")
+        return num_steps is not None and self._num_done >= num_steps
+
+    # ---- Keras' hooks ----
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts to count the steps."""
+        super().on_train_begin(logs)
+        if not self._on_servers:
+            self._begun.restore_callbacks(self._callbacks)
+        self.wants_quiet = self._is_due = False
+        if self._schedule:
+            self._schedule.start(self.step)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes the epoch."""
+        super().on_epoch_begin(epoch, logs)
+        self._epoch, self._num_done = epoch, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Takes a backup when one is due, or asks for quiet to do so."""
+        super().on_train_batch_end(batch, logs)
+        self._num_done = batch + 1
+        due = self._schedule is not None and self._schedule.due(self.step)
+        if self._on_servers:
+            self.wants_quiet = self.wants_quiet or due
+            return
+        self._is_due = self._is_due or due
+        # The last batch's backup waits for the end of the epoch, by which
+        # validation is done and callbacks have decided.
+        if self._is_due and not self._ends_epoch:
+            self._take(self._epoch, self._num_done)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Takes the backup of an epoch, or asks for quiet to do so."""
+        if self._on_servers:
+            self.wants_quiet = self.wants_quiet or self._schedule is None
+        elif self._schedule is None or self._is_due:
+            self._take_after_epoch()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Backs up where training ended, so that it is not done again."""
+        if not self._on_servers and self.step != self._last_step:
+            self._take_after_epoch(wait=True)
+
+    def _take_after_epoch(self, *, wait: bool = False) -> None:
+        self._counter.read(self.model)
+        cut_short = self.model.stop_training and not self._ends_epoch
+        if cut_short and self.params.get("steps") is not None:
+            self._take(self._epoch, self._num_done, wait=wait)
+        else:
+            self._take(self._epoch + 1, 0, wait=wait)
+
+    # ---- parameter servers ----
+
+    @property
+    def _on_servers(self) -> bool:
+        return parameter_server.is_used(self.model.distribute_strategy)
 
     def restore(
         self, state: training_state.TrainingState
@@ -72,42 +214,24 @@ class Backup(step_counter.SteppedCallback):
         Raises:
             ValueError: The backup is of another model or optimizer.
         """
-        for step in reversed(self._backups.steps(0)):
-            try:
-                version = self._backups.open(0, step)
-                self._backups.verify(version)
-            except exchange_lib.CorruptVersionError as error:
-                _log.warning("Trying the backup before: %s", error)
-                continue
-            _check_same(version.manifest.variables, state.specs(), version.path)
-            state.read(f"{version.path}/{_PREFIX}")
-            found = version.manifest.extras
-            _log.warning("Resuming from step %d of %s.", step, version.path)
-            return training_state.TrainingPoint(
-                step=step,
-                epoch=found["epoch"],
-                batch=found["batch"],
-                metric_sums=tuple(found["metric_sums"]),
-            )
-        return None
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Starts to count the steps."""
-        super().on_train_begin(logs)
-        if not parameter_server.is_used(self.model.distribute_strategy):
-            raise ValueError(
-                "tfdistill.Backup works with parameter servers; received a "
-                "model without. Use keras.callbacks.ModelCheckpoint there."
-            )
-        self.wants_quiet = False
-        if self._schedule:
-            self._schedule.start(self.step)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Asks for quiet when a backup is due."""
-        super().on_train_batch_end(batch, logs)
-        if self._schedule and self._schedule.due(self.step):
-            self.wants_quiet = True
+        version = self._backups.newest()
+        if version is None:
+            return None
+        backup_store.check_same(
+            version.manifest.variables, state.specs(), version.path
+        )
+        state.read(f"{version.path}/{_PREFIX}")
+        found = version.manifest.extras
+        _log.warning("Resuming from step %d of %s.", version.step, version.path)
+        self.resumed_step = version.step
+        if self.model is not None:
+            self.model.resumed_step = version.step
+        return training_state.TrainingPoint(
+            step=version.step,
+            epoch=found["epoch"],
+            batch=found["batch"],
+            metric_sums=tuple(found["metric_sums"]),
+        )
 
     def on_quiet(
         self,
@@ -144,20 +268,17 @@ class Backup(step_counter.SteppedCallback):
                 error,
             )
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Asks for quiet where there is a backup for each epoch."""
-        self.wants_quiet = self.wants_quiet or self._schedule is None
 
+class _Restoring(keras.callbacks.Callback):
+    """Reads the backup before any other callback looks at the model."""
 
-def _check_same(theirs: Any, ours: Any, path: str) -> None:
-    found = {key: dict(entry) for key, entry in theirs.items()}
-    if found == ours:
-        return
-    keys = sorted(found.keys() ^ ours.keys()) or [
-        key for key in sorted(ours) if found[key] != ours[key]
-    ]
-    raise ValueError(
-        f"The backup {path} must be of this model and optimizer; received one "
-        f"that differs in {keys[:5]}. Give another directory, or the model as "
-        "it was."
-    )
+    def __init__(self, backup: replica_backup.ReplicaBackup) -> None:
+        super().__init__()
+        self._backup = backup
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._backup.restore(self.model)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        # Keras has just reset them.
+        self._backup.restore_metrics()

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistill import keras_internals
+from tfdistill import worker_values
 
 
 def by_element(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -110,7 +111,7 @@ def _agree_on_seed(strategy: tf.distribute.Strategy) -> None:
     own = -1 if seed is None else seed % 2**31
     if own < 0:
         own = int.from_bytes(os.urandom(4), "big") % 2**31
-    seeds = _gather(strategy, own)
+    seeds = worker_values.gathered(strategy, own)
     if len(set(seeds)) == 1 and seed is not None:
         return
     if seed is not None:
@@ -121,15 +122,3 @@ def _agree_on_seed(strategy: tf.distribute.Strategy) -> None:
             stacklevel=5,
         )
     tf.random.set_seed(seeds[0])
-
-
-def _gather(strategy: tf.distribute.Strategy, value: int) -> list[int]:
-    @tf.function
-    def gather() -> tf.Tensor:
-        def in_replica() -> tf.Tensor:
-            context = tf.distribute.get_replica_context()
-            return context.all_gather(tf.constant([value], tf.int64), axis=0)
-
-        return strategy.run(in_replica)
-
-    return strategy.experimental_local_results(gather())[0].numpy().tolist()

@@ -6,6 +6,7 @@ Nothing else in the package touches a private name of Keras or TensorFlow.
 
 import inspect
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -35,6 +36,8 @@ def check_keras() -> None:
         for owner, name in (
             (tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build"),
             (tf_trainer.TensorFlowTrainer, "_symbolic_build"),
+            (tf_trainer.TFEpochIterator, "_enumerate_iterator"),
+            (tf_trainer.TFEpochIterator, "_get_iterator"),
             (tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients"),
             (tf_optimizer.TFOptimizer, "_get_variable_index"),
             (keras.Layer, "_flatten_layers"),
@@ -95,7 +98,7 @@ def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
 
     Args:
         optimizer: A built optimizer.
-        variable: A Keras variable, or one replica's copy of its value.
+        variable: A Keras variable, or a replica's copy.
     """
     return int(optimizer._get_variable_index(variable))
 
@@ -160,9 +163,6 @@ def distributed_element_spec(epoch_iterator: Any) -> Any:
 
     Args:
         epoch_iterator: A `TFEpochIterator`.
-
-    Returns:
-        A structure of tensor specs or `PerReplica` specs.
     """
     return epoch_iterator._distributed_dataset.element_spec
 
@@ -186,16 +186,10 @@ def jobs_of(strategy: tf.distribute.Strategy) -> dict[str, list[str]]:
 
 
 def all_layers(layer: keras.Layer) -> list[keras.Layer]:
-    """Returns a layer and all layers inside it.
+    """Returns a layer and all layers inside it, from the outside in.
 
     `keras.Model.layers` names those of a model, but a layer made of layers
     has no such public attribute.
-
-    Args:
-        layer: A layer or a model.
-
-    Returns:
-        The layers, from the outside to the inside.
     """
     return list(layer._flatten_layers())
 
@@ -238,3 +232,59 @@ def pass_batches_on_without_autotune() -> None:
 
     create.has_no_autotune = True  # type: ignore[attr-defined]
     multi_device_iterator_ops._create_device_dataset = create
+
+
+class EpochData:
+    """Says how far `fit` has read its data, and has it go on from there.
+
+    Keras keeps that in a private iterator over epochs, which always starts
+    at the first batch of an epoch.
+    """
+
+    def __init__(self, epoch_iterator: Any) -> None:
+        """Counts the iterators that a `TFEpochIterator` makes from now on."""
+        self._it = epoch_iterator
+        self._make = epoch_iterator._get_iterator
+        self._num_iterators = 0
+        epoch_iterator._get_iterator = self._counted
+
+    def _counted(self) -> Any:
+        self._num_iterators += 1
+        return self._make()
+
+    def position(self) -> dict[str, Any]:
+        """Returns where reading stands, as JSON has it."""
+        return {
+            "iterators": self._num_iterators,
+            "batches": self._it._steps_seen,
+            "is_kept": self._it._current_iterator is not None,
+            "num_batches": self._it._num_batches,
+        }
+
+    def go_to(self, position: dict[str, Any], *, batch: int) -> None:
+        """Has the first epoch go on at `position`, at its batch `batch`."""
+        self._it._enumerate_iterator = lambda: self._resumed(position, batch)
+
+    def _resumed(self, position: dict[str, Any], batch: int) -> Iterator[Any]:
+        it, current = self._it, None
+        del it._enumerate_iterator
+        # Each iterator moves the seeds of shuffles on, read or not.
+        for _ in range(position["iterators"]):
+            current = iter(it._get_iterator())
+        if batch or position["is_kept"]:
+            for _ in range(position["batches"]):
+                next(current)
+        it._steps_seen = position["batches"]
+        it._num_batches = it._num_batches or position["num_batches"]
+        it._current_iterator = current if position["is_kept"] else None
+        whole = it.steps_per_epoch
+        limit = whole or it._num_batches
+        if batch and limit:
+            # Keras keeps the iterator where it was told a number of steps.
+            it.steps_per_epoch, it._current_iterator = limit - batch, current
+        elif batch:
+            it._get_iterator = lambda: current
+        for begin, end, source in it._enumerate_iterator():
+            it.steps_per_epoch, it._get_iterator = whole, self._counted
+            it._steps_seen += 0 if limit else batch
+            yield begin + batch, end + batch, source

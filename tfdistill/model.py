@@ -12,6 +12,7 @@ from tfdistill import global_batch
 from tfdistill import multiworker
 from tfdistill import parameter_server_training
 from tfdistill import remote_teaching
+from tfdistill import resumable_training
 from tfdistill import run_log
 from tfdistill import schedules
 from tfdistill import statistics
@@ -29,6 +30,7 @@ class CodistillModel(
     student_files.StudentFiles,
     remote_teaching.RemoteTeaching,
     parameter_server_training.ParameterServerTraining,
+    resumable_training.ResumableTraining,
     multiworker.MultiWorkerTraining,
     keras.Model,
 ):
@@ -192,8 +194,6 @@ class CodistillModel(
         """
         logs = super().test_step(data)
         return {k: v for k, v in logs.items() if k not in _TRACKERS}
-
-    # ---- around the steps ----
 
     def complete_callbacks(self, callbacks: Any) -> Any:
         """Adds a `RunLog` in a launched run; warns of teachers not followed.

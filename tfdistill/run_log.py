@@ -1,5 +1,6 @@
 """The run's progress as JSON lines, for people, plots and the launcher."""
 
+import contextlib
 import json
 import logging
 import math
@@ -21,7 +22,8 @@ class RunLog(step_counter.SteppedCallback):
     `CodistillModel.fit` adds one by itself where `TFDISTILL_WORKDIR` is set;
     the launcher's live status reads it. Each line holds the step, the epoch,
     the time (Unix seconds), the logs (null for NaN), `examples_per_second`
-    since the line before, and `total_steps` where it is known.
+    since the line before, and `total_steps` where it is known. In a training
+    that `tfdistill.Backup` resumes, lines of steps that are done again go.
     """
 
     chief_only = True
@@ -60,6 +62,8 @@ class RunLog(step_counter.SteppedCallback):
                 "tfdistill.CodistillModel(model)."
             )
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        if getattr(self.model, "resumed_step", None) == self.step:
+            _forget_after(self._path, self.step)
         # Step, epoch and batch at which this training begins.
         self._first: tuple[int, int, int] | None = None
         self._written = (self._clock(), 0.0)
@@ -135,6 +139,23 @@ class RunLog(step_counter.SteppedCallback):
             return None
         step, epoch, batch = first
         return step + int(steps) * (int(epochs) - epoch) - batch
+
+
+def _forget_after(path: pathlib.Path, step: int) -> None:
+    """Leaves out what a training logged after the step it goes on from.
+
+    A line that a crash has cut short goes, too.
+    """
+    kept = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                found = json.loads(line)
+                if found["step"] <= step and found.get("event") != "end":
+                    kept.append(line)
+    draft = path.with_name(f".{path.name}")
+    draft.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    draft.replace(path)
 
 
 def _plain(value: Any) -> Any:

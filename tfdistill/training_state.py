@@ -1,6 +1,7 @@
 """Everything that training on parameter servers changes, written and read."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -18,13 +19,16 @@ class TrainingPoint:
         step: Number of updates done.
         epoch: Index of the epoch in progress.
         batch: Number of its steps done.
-        metric_sums: What its metrics have added up so far.
+        metric_sums: What its metrics have added up so far, under parameter
+            servers.
+        data: How far the data were read, without them.
     """
 
     step: int
     epoch: int
     batch: int
     metric_sums: tuple[float, ...] = ()
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class TrainingState:

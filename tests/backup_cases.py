@@ -1,0 +1,183 @@
+"""Trainings that are stopped at some step and gone on with, or are not."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdistill
+
+NUM_EXAMPLES, BATCH = 22, 4
+Results = dict[str, np.ndarray]
+
+
+class Stopped(Exception):
+    """A training was stopped on purpose, as a crash would."""
+
+
+class StopAt(keras.callbacks.Callback):
+    """Stops training once a number of its own steps are done."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self._left = after
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._left -= 1
+        if self._left <= 0:
+            raise Stopped
+
+
+class Logs(keras.callbacks.Callback):
+    """Keeps the logs of each step and epoch, by step; NaN equals NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, dict[str, str]] = {}
+
+    def _note(self, kind: str, logs: Any) -> None:
+        step = int(self.model.optimizer.iterations.numpy())
+        self.found[f"{kind}_{step}"] = {
+            key: repr(float(value)) for key, value in logs.items()
+        }
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._note(f"batch_{batch}", logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._note(f"epoch_{epoch}", logs)
+
+
+def numbered(num_examples: int = NUM_EXAMPLES) -> tf.data.Dataset:
+    """Examples whose first feature is their number."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(num_examples, 4)).astype("float32")
+    y = np.abs(x[:, 0] * 3).astype("int64") % 3
+    x[:, 0] = np.arange(num_examples) / num_examples
+    return tf.data.Dataset.from_tensor_slices((x, y))
+
+
+def finite() -> tf.data.Dataset:
+    """Another order in each epoch, and a last batch that is smaller."""
+    return numbered().shuffle(NUM_EXAMPLES).batch(BATCH)
+
+
+def endless() -> tf.data.Dataset:
+    return numbered().shuffle(10).repeat().batch(BATCH).prefetch(2)
+
+
+def unknown() -> tf.data.Dataset:
+    """Ends, but does not say when."""
+    return numbered().shuffle(10).filter(lambda *_: True).batch(BATCH)
+
+
+def student() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(6, activation="tanh"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One training."""
+
+    data: Callable[[], Any] = endless
+    fit: dict = dataclasses.field(
+        default_factory=lambda: {"steps_per_epoch": 5}
+    )
+    epochs: int = 3
+    steps_per_execution: int = 1
+    optimizer: Callable[[], Any] = lambda: keras.optimizers.Adam(0.05)
+    callbacks: Callable[[], list] = list
+
+
+def build(case: Case, strategy: Any = None, teachers: Any = None) -> Any:
+    """A compiled model, as every start of the program makes it."""
+    keras.utils.set_random_seed(5)
+    strategy = strategy or tf.distribute.get_strategy()
+    with strategy.scope():
+        model = tfdistill.CodistillModel(student(), teachers=teachers)
+        model.compile(
+            case.optimizer(),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            steps_per_execution=case.steps_per_execution,
+            distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(),
+        )
+    return model
+
+
+def train(
+    case: Case,
+    directory: Any = None,
+    *,
+    strategy: Any = None,
+    teachers: Any = None,
+    stop_after: int | None = None,
+    every_steps: int | None = 3,
+    callbacks: Any = (),
+) -> tuple[Any, Logs, Any]:
+    """One start of the program; it may be stopped.
+
+    Returns:
+        The model, the logs of this start, and its `Backup`.
+    """
+    model = build(case, strategy, teachers)
+    logs = Logs()
+    backup = tfdistill.Backup(directory, every_steps=every_steps)
+    data = case.data()
+    x = {"x": data} if isinstance(data, tf.data.Dataset) else data
+    try:
+        model.fit(
+            **x,
+            **case.fit,
+            epochs=case.epochs,
+            verbose=0,
+            validation_data=numbered(8).batch(4),
+            callbacks=[
+                *case.callbacks(),
+                *callbacks,
+                logs,
+                *([backup] if directory else []),
+                *([StopAt(stop_after)] if stop_after else []),
+            ],
+        )
+    except Stopped:
+        pass
+    return model, logs, backup
+
+
+def values(model: Any, strategy: Any = None) -> Results:
+    """All that training leaves behind, each replica's own."""
+    strategy = strategy or tf.distribute.get_strategy()
+    return {
+        f"{kind}_{index}_{replica}": np.asarray(copy)
+        for kind, variables in (
+            ("model", model.variables),
+            ("optimizer", model.optimizer.variables),
+        )
+        for index, variable in enumerate(variables)
+        for replica, copy in enumerate(
+            strategy.experimental_local_results(variable.value)
+        )
+    }
+
+
+def assert_same(actual: Results, expected: Results, **kwargs: Any) -> None:
+    assert actual.keys() == expected.keys()
+    for key, value in expected.items():
+        if kwargs:
+            np.testing.assert_allclose(
+                actual[key], value, err_msg=key, **kwargs
+            )
+        else:
+            np.testing.assert_array_equal(actual[key], value, err_msg=key)
