@@ -115,7 +115,11 @@ class Round:
                 beat = self._view.beat(group)
                 if beat is not None:
                     line.see(beat, now=now)
-            self._events += self._view.events()
+            for event in self._view.events():
+                self._events.append(event)
+                if event.get("event") in ("done", "stopped"):
+                    with self._lock:  # No more steps are due from it.
+                        self._lines[event["group"]].begin_fault(now=now)
             if now - scanned >= _SCAN_SECS:
                 scanned = now
                 self._watch.look_at_versions()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import time
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 from launch.punishment import processes
 from tfdistill import live_status
 from tfdistill import progress
+from tfdistill import signing
 
 _RECORD = "launch.json"
 
@@ -78,6 +80,14 @@ class RunView:
         """The run's exchange."""
         given = self.topology["exchange"]
         return given or str(self.workdir / "exchange")
+
+    @property
+    def key(self) -> signing.KeyOption:
+        """What the run's versions are signed with."""
+        path = self.workdir / "exchange.key"
+        if signing.has_key(os.environ) or not path.exists():
+            return "environment"
+        return path.read_bytes().strip()
 
     def group_dir(self, group: int) -> pathlib.Path:
         """Returns the directory of a group's files."""

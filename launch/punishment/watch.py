@@ -44,7 +44,7 @@ class Watch:
             view: The run.
         """
         self._view = view
-        self._exchange = tfdistill.Exchange(view.exchange, key=None)
+        self._exchange = tfdistill.Exchange(view.exchange, key=view.key)
         self._published: dict[tuple[int, int], _Published] = {}
         self._newest = [-1] * view.num_groups
         self._publishers: list[list[str]] = [[] for _ in self._newest]
