@@ -1,6 +1,8 @@
 """Trainings that are stopped at some step and gone on with, or are not."""
 
 import dataclasses
+import pathlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -74,10 +76,48 @@ def unknown() -> tf.data.Dataset:
     return numbered().shuffle(10).filter(lambda *_: True).batch(BATCH)
 
 
+class Seen(keras.layers.Layer):
+    """Counts how often a training has seen each example, by its number."""
+
+    def build(self, shape: Any) -> None:
+        self.counts = self.add_weight(
+            shape=(NUM_EXAMPLES,),
+            dtype="int32",
+            initializer="zeros",
+            trainable=False,
+        )
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            number = tf.cast(tf.round(inputs[:, 0] * NUM_EXAMPLES), tf.int32)
+            seen = tf.reduce_sum(tf.one_hot(number, NUM_EXAMPLES), axis=0)
+            self.counts.assign_add(tf.cast(seen, tf.int32))
+        return inputs
+
+
+def times_seen(model: Any, strategy: Any = None) -> set[int]:
+    """How often the examples were seen, by all of this task's replicas."""
+    strategy = strategy or tf.distribute.get_strategy()
+    counts = model.student.layers[0].counts.value
+    copies = strategy.experimental_local_results(counts)
+    return set(np.sum([np.asarray(copy) for copy in copies], axis=0).tolist())
+
+
+def wait_for_backup(directory: Any, step: int) -> None:
+    """Waits until the backup of a step is written."""
+    path = pathlib.Path(directory, "group_0", str(step), "manifest.json")
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"no {path} within 60 s")
+        time.sleep(0.01)
+
+
 def student() -> keras.Model:
     return keras.Sequential(
         [
             keras.Input((4,)),
+            Seen(),
             keras.layers.Dense(6, activation="tanh"),
             keras.layers.BatchNormalization(),
             keras.layers.Dropout(0.3),

@@ -111,7 +111,7 @@ def _agree_on_seed(strategy: tf.distribute.Strategy) -> None:
     own = -1 if seed is None else seed % 2**31
     if own < 0:
         own = int.from_bytes(os.urandom(4), "big") % 2**31
-    seeds = worker_values.gathered(strategy, own)
+    seeds = worker_values.WorkerValues(strategy).gathered(own)
     if len(set(seeds)) == 1 and seed is not None:
         return
     if seed is not None:

@@ -266,7 +266,7 @@ class EpochData:
         self._it._enumerate_iterator = lambda: self._resumed(position, batch)
 
     def _resumed(self, position: dict[str, Any], batch: int) -> Iterator[Any]:
-        it, current = self._it, None
+        it, current = self._it, iter(())
         del it._enumerate_iterator
         # Each iterator moves the seeds of shuffles on, read or not.
         for _ in range(position["iterators"]):

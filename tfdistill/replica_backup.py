@@ -56,6 +56,7 @@ class ReplicaBackup:
                 chosen.
         """
         self._store, self._strategy = store, strategy
+        self._workers = worker_values.WorkerValues(strategy)
         self._finish_timeout_secs = finish_timeout_secs
         self._worker: background.OneJobThread | None = None
         self._state: replica_state.ReplicaState | None = None
@@ -67,7 +68,8 @@ class ReplicaBackup:
         self._choose()
 
     def _choose(self) -> None:
-        chosen, failure = _NONE, None
+        chosen = _NONE
+        failure: Exception | None = None
         if chief_only.is_chief(self._strategy):
             try:
                 self._version = self._store.newest()
@@ -76,10 +78,9 @@ class ReplicaBackup:
             if self._version is not None:
                 chosen = self._version.step
         self._fail_together(failure)
-        chosen = max(worker_values.gathered(self._strategy, chosen))
+        chosen = max(self._workers.gathered(chosen))
         if chosen == _NONE:
             return
-        failure = None
         try:
             if self._version is None:
                 self._version = self._store.open(0, chosen)
@@ -98,7 +99,7 @@ class ReplicaBackup:
 
     def _fail_together(self, failure: Exception | None) -> None:
         """Raises on all workers if one of them has failed."""
-        failed = worker_values.gathered(self._strategy, failure is not None)
+        failed = self._workers.gathered(failure is not None)
         if failure is not None:
             raise RuntimeError(
                 f"The backups in {self._store.root} must be readable on every "
@@ -131,16 +132,20 @@ class ReplicaBackup:
             )
         if self._version is None or self.point is None:
             return
-        version, failure = self._version, None
+        version, values = self._version, None
+        failure: Exception | None = None
         backup_store.check_same(
             version.manifest.variables, self._state.specs(), version.path
         )
         try:
-            self._values = self._state.read(version.path)
+            values = self._state.read(version.path)
         except (tf.errors.OpError, OSError, ValueError) as error:
             failure = error
         self._fail_together(failure)
-        self._state.assign(self._values)
+        if values is None:
+            raise RuntimeError("went on without a backup.")
+        self._state.assign(values)
+        self._values = values
         if chief_only.num_workers(self._strategy) == 1:
             # Workers may have generators of their own.
             host_state.set_random(self._host["random"])
@@ -288,5 +293,5 @@ class ReplicaBackup:
 
 def _versions(teachers: Any) -> dict[str, int]:
     # TODO(merge): every TeacherSet has it once its branch is in.
-    versions = getattr(teachers, "versions", dict)()
-    return {str(peer): step for peer, step in versions.items()}
+    found: dict[int, int] = getattr(teachers, "versions", dict)()
+    return {str(peer): step for peer, step in found.items()}

@@ -3,28 +3,42 @@
 import tensorflow as tf
 
 
-def gathered(strategy: tf.distribute.Strategy, value: int) -> list[int]:
-    """Gathers a number over the group; all workers call it at one point.
+class WorkerValues:
+    """Gathers numbers over one group; traced once."""
 
-    Args:
-        strategy: The strategy in use.
-        value: This worker's number, as int64 has it.
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        """Traces nothing yet.
 
-    Returns:
-        One number for each replica, in the order of the workers.
-    """
-    if strategy.num_replicas_in_sync == 1:
-        return [value]
+        Args:
+            strategy: The strategy in use.
+        """
+        self._strategy = strategy
 
-    @tf.function
-    def gather() -> tf.Tensor:
-        def in_replica() -> tf.Tensor:
+        def in_replica(value: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
-            return context.all_gather(tf.constant([value], tf.int64), axis=0)
+            # A value of this replica, or nobody knows where it is to go.
+            return context.all_gather(tf.identity(value), axis=0)
 
-        return strategy.run(in_replica)
+        @tf.function(input_signature=[tf.TensorSpec([1], tf.int64)])
+        def gather(value: tf.Tensor) -> tf.Tensor:
+            return strategy.run(in_replica, args=(value,))
 
-    return strategy.experimental_local_results(gather())[0].numpy().tolist()
+        self._gather = gather
+
+    def gathered(self, value: int) -> list[int]:
+        """Gathers a number; all workers call it at the same point.
+
+        Args:
+            value: This worker's number, as int64 has it.
+
+        Returns:
+            One number for each replica, in the order of the workers.
+        """
+        if self._strategy.num_replicas_in_sync == 1:
+            return [value]
+        found = self._gather(tf.constant([value], tf.int64))
+        local = self._strategy.experimental_local_results(found)
+        return local[0].numpy().tolist()
 
 
 def local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
