@@ -24,6 +24,7 @@ from launch import students
 from launch import train
 from launch import training
 from models import digits
+from tfdistill import claim_record
 from tfdistill import local_cluster
 from tfdistill import local_run
 
@@ -250,6 +251,20 @@ def test_a_data_set_without_files_refuses_a_path(tmp_path, capsys):
     argv = _options(tmp_path / "run", "data.path=/tmp/x")
     assert train.main(argv) == train.EXIT_OPTIONS
     assert "data.path" in capsys.readouterr().err
+
+
+def test_a_group_that_another_process_has_is_a_wrong_option(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(
+        claim_record.ClaimRecord, "is_gone", lambda record: False
+    )
+    _as_group(monkeypatch, 0)
+    with tfdistill.Exchange(tmp_path / "run" / "exchange").claim(0):
+        argv = _options(tmp_path / "run", "exchange.every_steps=1")
+        assert train.main(argv) == train.EXIT_OPTIONS
+    said = capsys.readouterr().err
+    assert f"process {os.getpid()} on host" in said
 
 
 def _made(path):

@@ -129,3 +129,30 @@ class ClaimFiles:
 
     def _path(self, number: int) -> str:
         return f"{self._group_dir}/.claim-{number}"
+
+
+class Watch:
+    """Whether another process' claim moves, by this process' own clock.
+
+    Attributes:
+      since: When what was seen last was seen first.
+      num_moves: How often something new was seen.
+    """
+
+    def __init__(self) -> None:
+        """Has seen nothing."""
+        self.since = 0.0
+        self.num_moves = -1
+        self._last: tuple[int, bytes] | None = None
+
+    def see(self, found: Claim, now: float) -> None:
+        """Takes down what was read, and when if it is new.
+
+        Args:
+          found: The newest claim.
+          now: The time, taken after it was read.
+        """
+        seen = (found.number, found.text)
+        if seen != self._last:
+            self._last, self.since = seen, now
+            self.num_moves += 1

@@ -183,6 +183,8 @@ class Exchange(version_reader.VersionReader):
             except (VersionExistsError, *group_claim.ERRORS):
                 raise
             except Exception as error:
+                # It may have failed because a new owner removed its files.
+                self._refuse_lost(draft.group)
                 # A full disk stays full where only exports that succeed prune.
                 self._try_to_prune(draft.group)
                 if isinstance(error, ExportError):
@@ -221,7 +223,8 @@ class Exchange(version_reader.VersionReader):
                 self._file_system,
                 self.group_path(group),
                 incarnation=self.incarnation,
-                lease_secs=retention.LEASE_SECS,
+                # Nobody else is writing there while the claim is held.
+                lease_secs=0.0 if self._holds(group) else retention.LEASE_SECS,
             )
         return removed
 
@@ -230,6 +233,18 @@ class Exchange(version_reader.VersionReader):
             self.prune(group)
         except OSError as error:
             _log.warning("Could not prune group %d: %s", group, error)
+
+    def _refuse_lost(self, group: int) -> None:
+        try:
+            self._confirm(group)
+        except group_claim.ERRORS:
+            raise
+        except (OSError, RuntimeError) as error:
+            _log.debug("The claim of group %d: %s", group, error)
+
+    def _holds(self, group: int) -> bool:
+        claimed = self._claims.get(group)
+        return claimed is not None and claimed.is_held
 
     def _confirm(self, group: int) -> None:
         claimed = self._claims.get(group)

@@ -99,6 +99,11 @@ class GroupClaim:
         """Whether the claim is held, or still being tried for."""
         return self._failure is None and not self._stopping.is_set()
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the claim was taken, and is not known to be lost."""
+        return self._number > 0 and self.is_active
+
     def start(self) -> None:
         """Takes the claim and renews it in the background.
 
@@ -210,7 +215,7 @@ class GroupClaim:
             )
 
     def _acquire(self) -> None:
-        watch = _Watch()
+        watch = claim_files.Watch()
         poll_secs = self._renew_secs / _LOOKS_A_RENEWAL
         while not self._stopping.is_set():
             # Before the look: this process may be frozen right after it.
@@ -227,7 +232,7 @@ class GroupClaim:
             self._stopping.wait(poll_secs)
 
     def _may_follow(
-        self, newest: claim_files.Claim, watch: "_Watch", now: float
+        self, newest: claim_files.Claim, watch: claim_files.Watch, now: float
     ) -> bool:
         record = newest.record
         if record is not None and (
@@ -278,19 +283,3 @@ class GroupClaim:
         _log.log(
             level, "Cannot claim %s, trying on: %s", self._group_dir, error
         )
-
-
-class _Watch:
-    """Whether another process' claim moves, by this process' own clock."""
-
-    def __init__(self) -> None:
-        self.since = 0.0
-        self.num_moves = -1
-        self._last: tuple[int, bytes] | None = None
-
-    def see(self, found: claim_files.Claim, now: float) -> None:
-        """Takes down what was read, and when if it is new."""
-        seen = (found.number, found.text)
-        if seen != self._last:
-            self._last, self.since = seen, now
-            self.num_moves += 1

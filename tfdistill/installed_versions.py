@@ -1,13 +1,17 @@
 """What a publisher runs on, for the manifests of what it publishes."""
 
+import functools
 import importlib.metadata
 import platform
 import sys
+import types
+from collections.abc import Mapping
 
 import tfdistill
 
 
-def found() -> dict[str, str]:
+@functools.cache
+def found() -> Mapping[str, str]:
     """Returns the versions of Python, tfdistill, Keras and TensorFlow.
 
     Neither of the last two is imported for it, and one that is not installed
@@ -25,4 +29,4 @@ def found() -> dict[str, str]:
             except importlib.metadata.PackageNotFoundError:
                 continue
         versions[name] = str(version)
-    return versions
+    return types.MappingProxyType(versions)

@@ -1,0 +1,256 @@
+"""Kills a publisher again and again, and counts what readers see of it.
+
+Usage: python -m benchmarks.exchange_kills [--kills=2000] [--seed=0]
+
+A writer claims its group and publishes small versions as fast as it can, until
+it is killed by SIGKILL at a random moment; the next one goes on. Meanwhile a
+reader verifies the newest version in a loop, and after each kill every version
+in sight is verified. Half of the kills happen where directories are renamed,
+half where they cannot be and the manifest comes last. Writers are forked from a
+warm process, so that a kill costs milliseconds. TensorFlow is not imported.
+"""
+
+import argparse
+import dataclasses
+import errno
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+from tfdistill import exchange as exchange_lib
+from tfdistill import filesystem
+from tfdistill import installed_versions
+
+_FILES = {"saved_model.pb": 3, "variables/index": 1, "variables/data": 20}
+_LONGEST_LIFE_SECS = 0.03
+
+
+class _NoRename(filesystem.LocalFileSystem):
+    """A mount that renames files and no directories."""
+
+    def rename(self, source: str, target: str) -> None:
+        """See `FileSystem`."""
+        if os.path.isdir(source):
+            raise OSError(errno.EXDEV, "Invalid cross-device link", source)
+        super().rename(source, target)
+
+
+@dataclasses.dataclass
+class Counts:
+    """What was done to writers, and what was seen of them.
+
+    Attributes:
+      kills: Writers killed.
+      versions: Versions that were published.
+      interrupted: Kills that left something unfinished behind.
+      reads: Versions that the reader beside the writers verified.
+      bad: Versions in sight that contradicted their manifest, and times at
+        which the newest version was older than before.
+      faults: The first few of these, in words.
+    """
+
+    kills: int = 0
+    versions: int = 0
+    interrupted: int = 0
+    reads: int = 0
+    bad: int = 0
+    faults: list[str] = dataclasses.field(default_factory=list)
+
+    def add_fault(self, fault: str) -> None:
+        """Counts something bad."""
+        self.bad += 1
+        self.faults = [*self.faults, fault][:5]
+
+
+def _fork(work: Callable[[], None]) -> int:
+    """Does the work in a child process, and returns its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        # Nothing here cuts the power, and a busy disk would make kills rarer.
+        os.fsync = lambda descriptor: None  # type: ignore[assignment]
+        work()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _write(root: str, storage: filesystem.FileSystem, ready: int) -> None:
+    hub = exchange_lib.Exchange(
+        root, key=None, file_system=storage, max_to_keep=2, min_keep_secs=0.05
+    )
+    # Where nothing can be renamed, a claim takes two renewals.
+    hub.claim(0, renew_secs=0.01)
+    latest = hub.latest(0)
+    step = latest.step + 1 if latest else 0
+    os.write(ready, b".")
+    while True:
+
+        def write(directory: str, step: int = step) -> None:
+            for name, num_blocks in _FILES.items():
+                path = pathlib.Path(directory, name)
+                path.parent.mkdir(exist_ok=True)
+                with path.open("wb", buffering=0) as file:
+                    for _ in range(num_blocks):
+                        file.write(b"%d" % step * 500)
+
+        hub.publish(write, group=0, step=step)
+        step += 1
+
+
+def _read(root: str, stop: int, result: int) -> None:
+    """Verifies the newest version until the pipe `stop` is closed."""
+    reader = exchange_lib.Exchange(root, key=None)
+    stopped = threading.Event()
+
+    def wait() -> None:
+        os.read(stop, 1)
+        stopped.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    counts, newest = Counts(), -1
+    while not stopped.wait(0.001):
+        found = reader.latest(0)
+        if found is None:
+            continue
+        try:
+            reader.verify(found)
+        except exchange_lib.VersionNotFoundError:
+            continue
+        except exchange_lib.CorruptVersionError as error:
+            counts.add_fault(str(error))
+        if found.step < newest:
+            counts.add_fault(f"step {found.step} after step {newest}")
+        newest = max(newest, found.step)
+        counts.reads += 1
+    os.write(result, json.dumps(dataclasses.asdict(counts)).encode())
+
+
+def _kill_one(
+    root: str, storage: filesystem.FileSystem, rng: random.Random
+) -> None:
+    ready, wrote = os.pipe()
+    pid = _fork(lambda: _write(root, storage, wrote))
+    os.close(wrote)
+    try:
+        began = os.read(ready, 1)  # Ends with the child, too.
+        time.sleep(rng.uniform(0, _LONGEST_LIFE_SECS))
+    finally:
+        os.close(ready)
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    if not began or not os.WIFSIGNALED(status):
+        raise RuntimeError("a writer ended before it was killed.")
+
+
+def _check(root: str, counts: Counts, newest: int) -> int:
+    reader = exchange_lib.Exchange(root, key=None)
+    steps = reader.steps(0)
+    for step in steps:
+        try:
+            reader.verify(reader.open(0, step))
+        except exchange_lib.CorruptVersionError as error:
+            counts.add_fault(str(error))
+    if max(steps, default=-1) < newest:
+        counts.add_fault(f"newest step {steps} after step {newest}")
+    names = set(os.listdir(reader.group_path(0))) - {str(s) for s in steps}
+    counts.interrupted += any(not n.startswith(".claim-") for n in names)
+    return max(steps, default=newest)
+
+
+def run(root: str, *, kills: int, seed: int, renames: bool) -> Counts:
+    """Kills writers of one exchange.
+
+    Args:
+        root: The exchange's directory, to be made.
+        kills: How many writers to kill.
+        seed: Chooses the moments.
+        renames: Whether the storage can rename directories.
+
+    Returns:
+        What was seen.
+    """
+    rng, counts, newest = random.Random(seed), Counts(), -1
+    storage = filesystem.LocalFileSystem() if renames else _NoRename()
+    installed_versions.found()  # Looked up once, for all writers.
+    stop, stopping = os.pipe()
+    result, telling = os.pipe()
+
+    def read() -> None:
+        os.close(stopping)
+        _read(root, stop, telling)
+
+    reader = _fork(read)
+    os.close(telling)
+    try:
+        for _ in range(kills):
+            _kill_one(root, storage, rng)
+            counts.kills += 1
+            newest = _check(root, counts, newest)
+    finally:
+        os.close(stopping)
+        # Its end, or that of a reader that failed.
+        text = os.read(result, 1 << 20)
+        os.waitpid(reader, 0)
+    counts.versions = newest + 1
+    if not text:
+        counts.add_fault("the reader failed")
+        return counts
+    seen = Counts(**json.loads(text))
+    counts.reads, counts.bad = seen.reads, counts.bad + seen.bad
+    counts.faults += seen.faults
+    return counts
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: Arguments without the program's name. Default `sys.argv[1:]`.
+
+    Returns:
+        0 where nothing bad was seen, else 1.
+    """
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(argv)
+    if options.kills < 2:
+        parser.error(f"--kills must be >= 2; received {options.kills}.")
+    record: dict[str, Any] = {"benchmark": "exchange_kills"}
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as directory:
+        for name in ("rename", "manifest_last"):
+            found = run(
+                f"{directory}/{name}",
+                kills=options.kills // 2,
+                seed=options.seed,
+                renames=name == "rename",
+            )
+            record[name] = dataclasses.asdict(found)
+    record["secs"] = round(time.monotonic() - begin, 1)
+    for name in ("kills", "versions", "interrupted", "reads", "bad"):
+        record[name] = sum(
+            record[storage][name] for storage in ("rename", "manifest_last")
+        )
+    # Only now: with NumPy's threads this process could not fork safely.
+    from benchmarks import measure
+
+    record["machine"] = measure.machine()
+    print(json.dumps(record))
+    return 1 if record["bad"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
