@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-
 # Of a mean in float32: the uniform distribution itself is allowed.
 _ROUNDING = 1e-5
 

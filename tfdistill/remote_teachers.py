@@ -10,7 +10,6 @@ execution never mixes two versions.
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
