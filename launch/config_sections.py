@@ -117,6 +117,13 @@ class Codistillation(fields.Section):
             ordinary distillation.
         trust_saved_models: Whether to load those that hold operations which
             reach beyond the model. Default False.
+        canary_examples: Of this group's validation data, how many of the
+            first a teacher must predict before it is obeyed: finite, and not
+            worse than knowing nothing. Default 32; 0 for none.
+        canary_margin: By how much, in nats, its loss on them may exceed that
+            of the uniform distribution. Default 0.5.
+        max_bad_batches: Batches in a row with NaN or infinite outputs after
+            which a version is dropped. Default 3.
         boundaries: In place of `optimizer.boundaries` where a group learns
             from others; runs apart keep the optimizer's. Default None: the
             optimizer's.
@@ -134,6 +141,9 @@ class Codistillation(fields.Section):
     ramp: str = "linear"
     saved_models: tuple[str, ...] = ()
     trust_saved_models: bool = False
+    canary_examples: int = 32
+    canary_margin: float = 0.5
+    max_bad_batches: int = 3
     boundaries: tuple[int, ...] | None = None
     weight_decay_factors: tuple[float, ...] | None = None
 
@@ -144,8 +154,15 @@ class Codistillation(fields.Section):
         self.check_choice("aggregation", ("probabilities", "logits"))
         self.check_choice("ramp", ("linear", "cosine"))
         self.check_range("temperature", above=0)
-        for name in ("weight", "burn_in_steps", "ramp_steps"):
+        for name in (
+            "weight",
+            "burn_in_steps",
+            "ramp_steps",
+            "canary_examples",
+            "canary_margin",
+        ):
             self.check_range(name, least=0)
+        self.check_range("max_bad_batches", least=1)
         fixed = (self.temperature, self.aggregation) == (1.0, "logits")
         if self.loss == "LogitsMeanSquaredError" and not fixed:
             raise ValueError(
@@ -199,8 +216,14 @@ class Exchange(fields.Section):
             predecessor in a `"ring"`, or a list of groups for each group.
         max_staleness_steps: Older teachers are not obeyed. Default None: any
             age is fine.
+        max_staleness_secs: Likewise, seconds since this group first saw them.
+        staleness_ramp_steps: Steps after `max_staleness_steps` in which a
+            teacher's weight falls to 0. Default 0: at once.
+        staleness_ramp_secs: Likewise, after `max_staleness_secs`.
         allow_other_graphs: Whether to run graphs of peers that differ from
             this group's own. Default False.
+        allow_other_schemas: Whether to obey, with a warning, peers whose
+            labels, vocabulary or columns are others. Default False.
     """
 
     PREFIX: ClassVar[str] = "exchange."
@@ -211,7 +234,11 @@ class Exchange(fields.Section):
     variables_dtype: str | None = None
     topology: str | tuple[tuple[int, ...], ...] = "all"
     max_staleness_steps: int | None = None
+    max_staleness_secs: float | None = None
+    staleness_ramp_steps: int = 0
+    staleness_ramp_secs: float = 0.0
     allow_other_graphs: bool = False
+    allow_other_schemas: bool = False
 
     def __post_init__(self) -> None:
         """Validates the fields."""
@@ -220,7 +247,16 @@ class Exchange(fields.Section):
         self.check_range("refresh_every_steps", least=1)
         self.check_range("poll_secs", above=0)
         self.check_range("max_to_keep", least=2)
-        self.check_range("max_staleness_steps", least=0)
+        for unit in ("steps", "secs"):
+            self.check_range(f"max_staleness_{unit}", least=0)
+            self.check_range(f"staleness_ramp_{unit}", least=0)
+            ramp = getattr(self, f"staleness_ramp_{unit}")
+            if ramp and getattr(self, f"max_staleness_{unit}") is None:
+                raise ValueError(
+                    f"`exchange.staleness_ramp_{unit}` must come with an "
+                    f"`exchange.max_staleness_{unit}` at which the ramp "
+                    f"begins; received {ramp} without one."
+                )
         if self.variables_dtype is not None:
             self.check_choice("variables_dtype", VARIABLES_DTYPES)
         if isinstance(self.topology, str):

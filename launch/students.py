@@ -12,11 +12,13 @@ from launch import config_sections as sections
 from launch import objectives
 from launch import optimizer_section
 from launch import optimizers
+from launch import teacher_gates
 from models import cifar10
 from models import criteo
 from models import digits
 from models import imagenet
 from models import language_model
+from tfdistill import canary as canary_lib
 from tfdistill import embedding
 from tfdistill import fused_updates
 
@@ -50,6 +52,7 @@ def make_model(
     exchange: tfdistill.Exchange,
     *,
     label_counts: np.ndarray | None = None,
+    canary: canary_lib.Canary | None = None,
 ) -> tfdistill.CodistillModel:
     """Returns the compiled model; call it in the strategy's scope.
 
@@ -59,6 +62,7 @@ def make_model(
         exchange: Where peers publish.
         label_counts: How often each label comes, where the configuration
             smooths labels by that.
+        canary: What teachers must predict. Default: nothing.
 
     Raises:
         OptionsError: If arguments in the configuration do not fit.
@@ -75,15 +79,7 @@ def make_model(
         raise OptionsError(f"`model.arguments` do not fit: {cause}") from cause
     model = tfdistill.CodistillModel(
         student,
-        teachers=tfdistill.TeacherSet(
-            exchange,
-            peers_of(config, cluster),
-            saved_models=learn.saved_models,
-            trust_saved_models=learn.trust_saved_models,
-            max_staleness_steps=config.exchange.max_staleness_steps,
-            allow_other_graphs=config.exchange.allow_other_graphs,
-            poll_secs=config.exchange.poll_secs,
-        ),
+        teachers=_make_teachers(config, cluster, exchange, canary),
     )
     model.compile(
         _make_optimizer(config, cluster, student),
@@ -94,6 +90,31 @@ def make_model(
         steps_per_execution=config.steps_per_execution,
     )
     return model
+
+
+def _make_teachers(
+    config: config_lib.Config,
+    cluster: tfdistill.Cluster,
+    exchange: tfdistill.Exchange,
+    canary: canary_lib.Canary | None,
+) -> tfdistill.TeacherSet:
+    learn, options = config.codistillation, config.exchange
+    return tfdistill.TeacherSet(
+        exchange,
+        peers_of(config, cluster),
+        saved_models=learn.saved_models,
+        trust_saved_models=learn.trust_saved_models,
+        canary=canary,
+        max_bad_batches=learn.max_bad_batches,
+        max_staleness_steps=options.max_staleness_steps,
+        max_staleness_secs=options.max_staleness_secs,
+        staleness_ramp_steps=options.staleness_ramp_steps,
+        staleness_ramp_secs=options.staleness_ramp_secs,
+        allow_other_graphs=options.allow_other_graphs,
+        schema=teacher_gates.schema(config),
+        allow_other_schemas=options.allow_other_schemas,
+        poll_secs=options.poll_secs,
+    )
 
 
 def make_exporter(
@@ -107,6 +128,7 @@ def make_exporter(
         every_steps=config.exchange.every_steps,
         group=cluster.group,
         variables_dtype=config.exchange.variables_dtype,
+        schema=teacher_gates.schema(config),
     )
 
 

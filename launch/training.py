@@ -16,6 +16,7 @@ from launch import run_outputs
 from launch import smoothing
 from launch import start_together
 from launch import students
+from launch import teacher_gates
 from tfdistill import input_sharding
 
 # Predictions that are held at a time: 256 MB of float64.
@@ -61,9 +62,16 @@ def run(
     counts = None
     if config.smoothing.kind == "unigram":
         counts = smoothing.label_counts(train)
+    canary = None
+    if students.learns(config, cluster):
+        canary = teacher_gates.make_canary(config, validation)
     with strategy.scope():
         model = students.make_model(
-            config, cluster, exchange, label_counts=counts
+            config,
+            cluster,
+            exchange,
+            label_counts=counts,
+            canary=canary,
         )
     measured = _fit(
         model, train, validation, config, cluster, exchange, verbose

@@ -1,6 +1,7 @@
 """CIFAR-10: real photographs in ten classes, and small ResNets for them."""
 
 import os
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,7 +12,13 @@ from models import group_batches
 from models import residual
 from tfdistill import data as tfdistill_data
 
-__all__ = ["build_model", "build_small_model", "load", "make_datasets"]
+__all__ = [
+    "build_model",
+    "build_small_model",
+    "load",
+    "make_datasets",
+    "make_schema",
+]
 
 INPUT_SHAPE = cifar10_files.IMAGE_SHAPE
 NUM_CLASSES = len(cifar10_files.CLASSES)
@@ -146,6 +153,14 @@ def _to_float(
     images: tf.Tensor, labels: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.cast(images, tf.float32) / 255.0, labels
+
+
+def make_schema() -> dict[str, Any]:
+    """Returns what inputs and outputs mean, to compare between groups."""
+    return {
+        "labels": list(cifar10_files.CLASSES),
+        "preprocessing": {"shape": INPUT_SHAPE, "divided_by": 255},
+    }
 
 
 def build_model(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -12,7 +13,7 @@ from models import criteo_model
 from models import criteo_options
 from tfdistill import data as tfdistill_data
 
-__all__ = ["build_model", "make_datasets"]
+__all__ = ["build_model", "make_datasets", "make_schema"]
 
 build_model = criteo_model.build_model
 
@@ -114,3 +115,27 @@ def make_datasets(
         binary, global_batch_size=global_batch_size, missing_value=missing_value
     )
     return train, validation
+
+
+def make_schema(
+    *,
+    field_sizes: int | Sequence[int] = criteo_options.DEFAULT_FIELD_SIZE,
+    min_count: int = 1,
+    missing_value: float = 0.0,
+) -> dict[str, Any]:
+    """Returns what inputs and outputs mean, to compare between groups.
+
+    Args:
+        field_sizes: As for `make_datasets`.
+        min_count: Likewise. Above 1, which categories are rare depends on the
+            text too, and is not compared.
+        missing_value: Likewise.
+    """
+    return {
+        "labels": ["no click", "click"],
+        "features": {
+            "integers": {"missing": missing_value},
+            "field_sizes": criteo_options.checked_field_sizes(field_sizes),
+            "min_count": min_count,
+        },
+    }

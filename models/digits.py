@@ -1,6 +1,7 @@
 """Handwritten digits: 1,797 real images that come with scikit-learn."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,7 +12,7 @@ from sklearn import model_selection
 from models import group_batches
 from tfdistill import data as tfdistill_data
 
-__all__ = ["build_model", "load", "make_datasets"]
+__all__ = ["build_model", "load", "make_datasets", "make_schema"]
 
 INPUT_SHAPE = (8, 8)
 NUM_CLASSES = 10
@@ -99,6 +100,14 @@ def make_datasets(
     train_batches = batches.map(gather).prefetch(tf.data.AUTOTUNE)
     validation = tf.data.Dataset.from_tensor_slices(test)
     return train_batches, validation.batch(global_batch_size)
+
+
+def make_schema() -> dict[str, Any]:
+    """Returns what inputs and outputs mean, to compare between groups."""
+    return {
+        "labels": list(range(NUM_CLASSES)),
+        "preprocessing": {"shape": INPUT_SHAPE, "divided_by": _BRIGHTEST},
+    }
 
 
 def build_model(

@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,7 +15,7 @@ from models import residual
 from tfdistill import data as tfdistill_data
 from tfdistill import input_sharding
 
-__all__ = ["build_model", "make_datasets"]
+__all__ = ["build_model", "make_datasets", "make_schema"]
 
 # Of the training images in [0, 1], per colour channel.
 _MEAN = (0.485, 0.456, 0.406)
@@ -106,6 +107,25 @@ def make_datasets(
     )
     validation = validation.batch(global_batch_size)
     return train.prefetch(auto), validation.prefetch(auto)
+
+
+def make_schema(
+    *,
+    path: str | os.PathLike[str] | None = None,
+    image_size: int = 224,
+    data_dir: str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """Returns what inputs and outputs mean, to compare between groups.
+
+    Args:
+        path: As for `make_datasets`.
+        image_size: Likewise.
+        data_dir: Likewise.
+    """
+    return {
+        "labels": imagenet_files.find(path, data_dir).class_names,
+        "preprocessing": {"image_size": image_size, "range": [0, 1]},
+    }
 
 
 def _random_crop(

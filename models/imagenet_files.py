@@ -32,6 +32,7 @@ class Source(Protocol):
     """Encoded images and labels: (string scalar, int64 scalar) elements."""
 
     num_classes: int
+    class_names: list[str]
 
     def train(
         self,
@@ -114,19 +115,19 @@ class Folders:
             ValueError: If a folder or an image is missing.
         """
         root = pathlib.Path(path)
-        self._classes = _folders(root / "train")
-        unknown = set(_folders(root / "val")) - set(self._classes)
+        self.class_names = _folders(root / "train")
+        unknown = set(_folders(root / "val")) - set(self.class_names)
         if unknown:
             raise ValueError(
                 f"The classes in {root / 'val'} must be those in "
                 f"{root / 'train'}; received {sorted(unknown)} besides."
             )
         self._root = root
-        self.num_classes = len(self._classes)
+        self.num_classes = len(self.class_names)
 
     def _files(self, split: str) -> tuple[np.ndarray, np.ndarray]:
         found: list[tuple[str, int]] = []
-        for label, name in enumerate(self._classes):
+        for label, name in enumerate(self.class_names):
             folder = self._root / split / name
             if not folder.is_dir():
                 continue
@@ -206,7 +207,8 @@ class Prepared:
 
         self._tfds = tfds
         self._builder = tfds.builder_from_directory(str(version))
-        self.num_classes = self._builder.info.features["label"].num_classes
+        labels = self._builder.info.features["label"]
+        self.num_classes, self.class_names = labels.num_classes, labels.names
 
     def _read(self, split: Any) -> tf.data.Dataset:
         options = tf.data.Options()

@@ -13,7 +13,7 @@ from models import language_model_text
 from models import language_model_tokens
 from tfdistill import data as tfdistill_data
 
-__all__ = ["build_model", "make_datasets", "open_tokens"]
+__all__ = ["build_model", "make_datasets", "make_schema", "open_tokens"]
 
 
 def make_datasets(
@@ -74,6 +74,34 @@ def make_datasets(
         sequence_length=sequence_length,
     )
     return train, validation
+
+
+def make_schema(
+    *,
+    path: language_model_text.Paths | None = None,
+    validation_path: language_model_text.Paths | None = None,
+    vocabulary_size: int = language_model_options.DEFAULT_VOCABULARY_SIZE,
+    validation_fraction: float | None = None,
+    split_seed: int = 0,
+    num_train_tokens: int | None = None,
+    num_validation_tokens: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """Returns what inputs and outputs mean: the vocabulary; see `open_tokens`.
+
+    Groups whose machines made it from other text have other sub-words.
+    """
+    tokens = open_tokens(
+        path=path,
+        validation_path=validation_path,
+        vocabulary_size=vocabulary_size,
+        validation_fraction=validation_fraction,
+        split_seed=split_seed,
+        num_train_tokens=num_train_tokens,
+        num_validation_tokens=num_validation_tokens,
+        cache_dir=cache_dir,
+    )
+    return {"vocabulary": tokens.vocabulary}
 
 
 def open_tokens(

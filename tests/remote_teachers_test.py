@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfdistill
 from tfdistill import agreement
+from tfdistill import canary
 from tfdistill import remote_teachers
 from tfdistill import staleness
 from tfdistill import student_graph
@@ -32,7 +33,7 @@ def _peer(seed):
 class _Group:
     """A student with one teacher, and the peer that it learns from."""
 
-    def __init__(self, directory, **kwargs):
+    def __init__(self, directory, *, follow=True, **kwargs):
         self.exchange = tfdistill.Exchange(directory)
         self.remote = remote_teachers.RemoteTeachers(
             teacher_options.TeacherOptions(
@@ -42,11 +43,17 @@ class _Group:
         self.x, _ = cases.data()
         graph = student_graph.StudentGraph(cases.student(), SPEC)
         self.slot = self.remote.make_slot("group_1", graph)
-        self.slot.follow(self.exchange, 1, alone=True, allow_other_graphs=False)
+        if follow:
+            self.follow()
         self.decisions = agreement.Decisions(
             tf.distribute.get_strategy(), self.remote.slots, self.remote
         )
         self._ask = tf.function(self._execute, autograph=False)
+
+    def follow(self, **kwargs):
+        self.slot.follow(
+            self.exchange, 1, alone=True, allow_other_graphs=False, **kwargs
+        )
 
     def publish(self, student, step, **kwargs):
         codistillation_cases.publish(
@@ -304,6 +311,25 @@ def test_a_group_goes_on_with_the_version_that_it_had(tmp_path, monkeypatch):
             return slot.function(cases.data()[0])[0]
 
     np.testing.assert_allclose(ask(), peer(cases.data()[0]), rtol=1e-5)
+
+
+def test_a_version_is_tried_before_it_is_obeyed(tmp_path):
+    """Out of the half that is not in use, while the other one is."""
+    group = _Group(tmp_path, follow=False)
+    good, bad = _peer(3), _peer(4)
+    labels = (good(group.x).numpy() > 0).astype("int64")
+    group.follow(canary=canary.Canary(group.x, labels=labels, margin=0.0))
+    group.take(good, 10)
+    kernel = bad.layers[-1].kernel
+    kernel.assign(-1000 * kernel)
+    group.publish(bad, 20)
+    group.remote.note(np.asarray([0, -1.0]))
+    group.stage()
+    assert not group.refresh()
+    assert "cross-entropy on the canary" in group.slot.reader.rejected[20]
+    outputs, _, _ = group.ask(group.remote.arguments())
+    np.testing.assert_allclose(outputs, good(group.x), rtol=1e-5)
+    assert group.slot._on_trial.experimental_get_tracing_count() == 1
 
 
 @pytest.mark.parametrize(

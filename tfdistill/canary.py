@@ -8,6 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+# Of a mean in float32: the uniform distribution itself is allowed.
+_ROUNDING = 1e-5
+
 
 class Canary:
     """A small batch of real inputs, and perhaps their labels.
@@ -90,7 +93,8 @@ class Canary:
                     f"its outputs on the canary batch must have the shape "
                     f"{shape}; received {output.shape}."
                 )
-            if not np.isfinite(_floats(output)).all():
+            finite = tf.math.is_finite(tf.cast(output, tf.float32))
+            if not bool(tf.reduce_all(finite)):
                 raise ValueError(
                     "its outputs on the canary batch must be finite; received "
                     "NaN or infinite ones."
@@ -104,19 +108,10 @@ class Canary:
                 "a canary batch with labels is for students of one output; "
                 f"received {len(outputs)}. Leave the labels out."
             )
-        logits = _floats(outputs[0])
-        if not self._from_logits:
-            logits = np.log(np.clip(logits, 1e-12, 1.0))
-        if logits.shape[-1] == 1:
-            other = (
-                np.zeros_like(logits)
-                if self._from_logits
-                else np.log(np.clip(1 - np.exp(logits), 1e-12, 1.0))
-            )
-            logits = np.concatenate([other, logits], axis=-1)
-        num_classes = logits.shape[-1]
+        logits = self._logits(tf.cast(outputs[0], tf.float32))
+        num_classes = int(logits.shape[-1])
+        logits = tf.reshape(logits, [-1, num_classes])
         labels = np.asarray(self._labels).reshape(-1)
-        logits = logits.reshape(-1, num_classes)
         if (
             len(labels) != len(logits)
             or not ((labels >= 0) & (labels < num_classes)).all()
@@ -126,17 +121,23 @@ class Canary:
                 f"to {num_classes - 1}; received {len(labels)}, up to "
                 f"{labels.max()}."
             )
-        log_sums = np.logaddexp.reduce(logits, axis=-1)
-        chosen = np.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
-        loss = float(np.mean(log_sums - chosen))
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        loss = float(tf.reduce_mean(losses))
         most = math.log(num_classes) + self._margin
-        if loss > most:
+        if not loss <= most + _ROUNDING:
             raise ValueError(
                 "its cross-entropy on the canary batch must be at most "
                 f"{most:.3f}, that of the uniform distribution and a margin; "
                 f"received {loss:.3f}."
             )
 
-
-def _floats(tensor: tf.Tensor) -> np.ndarray:
-    return np.asarray(tf.cast(tensor, tf.float64))
+    def _logits(self, outputs: tf.Tensor) -> tf.Tensor:
+        """Gives outputs a logit for each class; one output is that of 1."""
+        if self._from_logits:
+            logits, other = outputs, tf.zeros_like(outputs)
+        else:
+            logits = tf.math.log(tf.clip_by_value(outputs, 1e-12, 1.0))
+            other = tf.math.log(tf.clip_by_value(1 - outputs, 1e-12, 1.0))
+        if outputs.shape[-1] == 1:
+            logits = tf.concat([other, logits], axis=-1)
+        return logits

@@ -57,13 +57,13 @@ class TeacherOptions:
         Raises:
             ValueError: There is such a thing.
         """
-        if self.saved_models or self.allow_other_graphs or self.canary:
+        if self.saved_models or self.allow_other_graphs:
             raise ValueError(
                 "Teachers of a parameter-server group must be peers with the "
-                "student's own graph, and are asked no canary batch; received "
-                f"saved_models={self.saved_models}, allow_other_graphs="
-                f"{self.allow_other_graphs} and canary={self.canary}. Leave "
-                "them out, or train without parameter servers."
+                "student's own graph; received saved_models="
+                f"{self.saved_models} and allow_other_graphs="
+                f"{self.allow_other_graphs}. Leave them out, or train without "
+                "parameter servers."
             )
 
 

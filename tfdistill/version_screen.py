@@ -3,6 +3,8 @@
 import logging
 from typing import Any
 
+import tensorflow as tf
+
 from tfdistill import data_schema
 from tfdistill import peer_reader
 from tfdistill import saved_model_files
@@ -75,11 +77,14 @@ class VersionScreen:
 
 
 def _check_spec(what: str, ours: dict[str, Any], theirs: Any) -> None:
-    def shapes(spec: Any) -> Any:
-        return {name: leaf["shape"] for name, leaf in spec.items()}
+    def kinds(spec: Any) -> Any:
+        return {
+            name: (leaf["shape"], _kind(leaf["dtype"]))
+            for name, leaf in spec.items()
+        }
 
     try:
-        same = shapes(ours) == shapes(theirs)
+        same = kinds(ours) == kinds(theirs)
     except (AttributeError, KeyError, TypeError):
         same = False
     if not same:
@@ -87,3 +92,11 @@ def _check_spec(what: str, ours: dict[str, Any], theirs: Any) -> None:
             f"its {what} must be those of the student, {ours}; received "
             f"{theirs}."
         )
+
+
+def _kind(name: str) -> str:
+    """What a dtype must have in common: numbers of other widths are cast."""
+    dtype = tf.as_dtype(name)
+    if dtype.is_floating:
+        return "float"
+    return "integer" if dtype.is_integer else dtype.name
