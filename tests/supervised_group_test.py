@@ -321,5 +321,59 @@ while True:
     assert result.groups[0].group_restarts == 1
 
 
+def test_a_task_that_hangs_with_pythons_lock_is_found(tmp_path, capsys):
+    topology = _topology(
+        tmp_path,
+        "connect()\ntrain(100)\nprogress.own().say(progress.IDLE)",
+        num_groups=2,
+        stuck_secs=3.0,
+    )
+    with local_run.LocalRun(topology) as run:
+        _poll_until(run, lambda: len(_times(topology, "group_0_worker_0")) > 20)
+        pathlib.Path(topology.workdir, "group_0_worker_0.hang").touch()
+        result = run.wait(timeout_secs=LIMIT_SECS)
+    assert result.exit_code == 0
+    assert [g.group_restarts for g in result.groups] == [1, 0]
+    (stuck,) = _events(topology, "stuck")
+    assert (stuck["group"], stuck["phase"]) == (0, "step")
+    assert stuck["silent_secs"] >= 3.0
+    (failed,) = _events(topology, "failed")
+    assert failed["exit_code"] == 75
+    assert "group_0_worker_0 " in failed["reason"]
+    killed = [e for e in _events(topology, "exit") if e["exit_code"]]
+    assert [e["task"] for e in killed] == ["group_0_worker_0"]
+    assert _times(topology, "group_0_worker_0")[-1][0] == 100
+
+
+def test_a_stuck_worker_of_a_chief_is_started_again_alone(tmp_path):
+    code = """
+connect()
+if TYPE == "chief":
+    while not (WORKDIR / "back").exists():
+        progress.own().say(progress.STEP)
+        time.sleep(0.1)
+    sys.exit(0)
+hang = WORKDIR / "hang"
+if TYPE == "worker" and hang.exists():
+    (WORKDIR / "back").touch()
+while True:
+    progress.own().say(progress.SERVING)
+    if TYPE == "worker" and hang.exists():
+        ctypes.PyDLL(None).sleep(600)
+    time.sleep(0.1)
+"""
+    topology = _topology(tmp_path, code, ps_per_group=1, stuck_secs=2.0)
+    with local_run.LocalRun(topology) as run:
+        _poll_until(run, lambda: len(_events(topology, "ready")) == 3)
+        pathlib.Path(topology.workdir, "hang").touch()
+        result = run.wait(timeout_secs=LIMIT_SECS)
+    assert result.exit_code == 0
+    (group,) = result.groups
+    assert group.group_restarts == 0
+    assert group.restarts == {"group_0_worker_0": 1}
+    (stuck,) = _events(topology, "stuck")
+    assert stuck["task"] == "group_0_worker_0"
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

@@ -1,9 +1,8 @@
 """Keras 3 fit, evaluate and predict on several replicas and workers.
 
-Keras 3's own `fit` fails under `MultiWorkerMirroredStrategy` (keras#20585):
-it reduces a batch tuple over the workers to build the model, and averages
-scalar logs over an axis they do not have. `MultiWorkerTraining` replaces
-these two places, and makes the update the same at any number of replicas:
+Keras 3's own `fit` fails under `MultiWorkerMirroredStrategy` (keras#20585): it
+reduces a batch tuple over the workers, and averages logs over a missing axis.
+`MultiWorkerTraining` replaces both. Updates are those of one replica:
 
 - losses are divided by the global batch (`tfdistill.global_batch`);
 - gradients are summed over the replicas *before* the optimizer clips them
@@ -25,6 +24,7 @@ from tfdistill import chief_only
 from tfdistill import global_batch
 from tfdistill import input_sharding
 from tfdistill import keras_internals
+from tfdistill import progress_callbacks
 from tfdistill import replica_step
 from tfdistill import updates
 from tfdistill import watchdog
@@ -94,13 +94,13 @@ class MultiWorkerTraining(updates.TableTraining, _Base):
         if chief_only.num_workers(strategy) > 1:
             bound["callbacks"].append(watchdog.over_steps(strategy))
         if isinstance(bound.get("x"), tf.data.Dataset):
-            # Keras warns that it ignores its own default otherwise.
-            bound.setdefault("shuffle", False)
+            bound.setdefault("shuffle", False)  # Keras warns of its default.
         self._prepare(bound)
         validation = bound.get("validation_data")
         if isinstance(validation, tf.data.Dataset):
             bound["validation_data"] = input_sharding.by_element(validation)
-        return super().fit(**bound)
+        with progress_callbacks.reported(bound):
+            return super().fit(**bound)
 
     def complete_callbacks(self, callbacks: Any) -> Any:
         """Returns the callbacks of `fit`; a subclass may add its own."""
@@ -113,7 +113,8 @@ class MultiWorkerTraining(updates.TableTraining, _Base):
         """
         bound = bind(super().evaluate, args, kwargs)
         self._prepare(bound)
-        return super().evaluate(**bound)
+        with progress_callbacks.reported(bound):
+            return super().evaluate(**bound)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts as `keras.Model.predict` does.
@@ -122,7 +123,8 @@ class MultiWorkerTraining(updates.TableTraining, _Base):
         """
         bound = bind(super().predict, args, kwargs)
         self._prepare(bound)
-        predictions = super().predict(**bound)
+        with progress_callbacks.reported(bound):
+            predictions = super().predict(**bound)
         if chief_only.num_workers(self.distribute_strategy) == 1:
             return predictions
         flat = keras.tree.flatten(predictions)

@@ -14,6 +14,7 @@ from tfdistill import fit_options
 from tfdistill import keras_internals
 from tfdistill import multiworker
 from tfdistill import parameter_server
+from tfdistill import progress_callbacks
 from tfdistill import watchdog
 from tfdistill import worker_data
 
@@ -50,17 +51,22 @@ class ParameterServerTraining(_Base):
             *keras.tree.flatten(callbacks or []),
             watchdog.over_steps(self.distribute_strategy),
         ]
-        options = fit_options.FitOptions.of(arguments)
-        return self.parameter_server_trainer.fit(options)
+        with progress_callbacks.reported(arguments):
+            options = fit_options.FitOptions.of(arguments)
+            return self.parameter_server_trainer.fit(options)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the model; see `keras.Model.evaluate`."""
         if not self._on_parameter_servers:
             return super().evaluate(*args, **kwargs)
         arguments = self._bind(keras.Model.evaluate, args, kwargs)
-        found = self.parameter_server_trainer.evaluate(
-            _source(arguments), steps=arguments.get("steps")
-        )
+        told: dict[str, Any] = {}
+        with progress_callbacks.reported(told):
+            found = self.parameter_server_trainer.evaluate(
+                _source(arguments),
+                steps=arguments.get("steps"),
+                callbacks=keras.callbacks.CallbackList(told.get("callbacks")),
+            )
         if arguments.get("return_dict", False):
             return found
         values = list(found.values())

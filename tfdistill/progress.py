@@ -9,9 +9,11 @@ even where it holds Python's lock, or where its threads are all gone.
 Without a launcher (`TFDISTILL_READY_FILE` unset) nothing is written.
 """
 
+import contextlib
 import dataclasses
 import os
 import pathlib
+from collections.abc import Iterator
 from collections.abc import Mapping
 
 from tfdistill import startup
@@ -63,6 +65,21 @@ class Reporter:
         self._path = path + SUFFIX if path else None
         self._fd: int | None = None
         self._count = 0
+        self._phase = IDLE
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody listens."""
+        return self._path is not None
+
+    @contextlib.contextmanager
+    def returning(self) -> Iterator[None]:
+        """Goes back, in the end, to what the task is at now."""
+        phase = self._phase
+        try:
+            yield
+        finally:
+            self.say(phase)
 
     def say(self, phase: str) -> None:
         """Says that the task has got on, and what it is at now.
@@ -73,6 +90,7 @@ class Reporter:
         if self._path is None:
             return
         self._count += 1
+        self._phase = phase
         line = f"{self._count} {phase}".ljust(_LINE_BYTES - 1) + "\n"
         try:
             if self._fd is None:

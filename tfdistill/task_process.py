@@ -268,7 +268,8 @@ class _Keeper:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            if not left:
+            # One with many threads is a zombie before its end can be read.
+            if not left and self._code is not None:
                 break
             time.sleep(0.01)
             self._reap()
