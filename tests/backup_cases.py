@@ -33,6 +33,30 @@ class StopAt(keras.callbacks.Callback):
             raise Stopped
 
 
+class AtStep(keras.callbacks.Callback):
+    """Calls a function with the model once a step is done."""
+
+    def __init__(self, step: int, function: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._step, self._function = step, function
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if int(self.model.optimizer.iterations.numpy()) == self._step:
+            self._function(self.model)
+
+
+class Patient(keras.callbacks.Callback):
+    """Waits for the backup in progress, so that none is left out."""
+
+    def __init__(self, backup: Any) -> None:
+        super().__init__()
+        self._backup = backup
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        writer = self._backup._begun._worker
+        assert writer is None or writer.wait_idle(60.0)
+
+
 class Logs(keras.callbacks.Callback):
     """Keeps the logs of each step and epoch, by step; NaN equals NaN."""
 
@@ -45,6 +69,9 @@ class Logs(keras.callbacks.Callback):
         self.found[f"{kind}_{step}"] = {
             key: repr(float(value)) for key, value in logs.items()
         }
+
+    def batches(self) -> list[dict[str, str]]:
+        return [v for k, v in self.found.items() if k.startswith("batch")]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._note(f"batch_{batch}", logs)
@@ -187,7 +214,7 @@ def train(
                 *case.callbacks(),
                 *callbacks,
                 logs,
-                *([backup] if directory else []),
+                *([Patient(backup), backup] if directory else []),
                 *([StopAt(stop_after)] if stop_after else []),
             ],
         )

@@ -8,6 +8,7 @@ import sys
 import backup_cases as cases
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdistill
 
@@ -29,6 +30,7 @@ class Kill(keras.callbacks.Callback):
 
 
 def main(what: str, directory: pathlib.Path) -> None:
+    tf.config.experimental.enable_op_determinism()
     cluster = tfdistill.Cluster.from_env()
     strategy = tfdistill.make_strategy(cluster)
     backup_dir = directory / "backup"

@@ -1,8 +1,12 @@
 """A training that was stopped and gone on with ends as one that was not."""
 
 import backup_cases as cases
+import codistillation_cases as peers
 import keras
+import numpy as np
 import pytest
+
+import tfdistill
 
 CASES = {
     "endless": cases.Case(),
@@ -70,6 +74,92 @@ def test_it_ends_as_if_it_had_never_stopped(name, stops, tmp_path):
     cases.assert_same(cases.values(model), expected)
     assert logs.found.keys() < expected_logs.keys()
     assert logs.found == {key: expected_logs[key] for key in logs.found}
+    if CASES[name].data is cases.finite:
+        assert cases.times_seen(model) == {CASES[name].epochs}
+
+
+def test_it_does_so_on_two_replicas(tmp_path, two_replicas):
+    case = CASES["finite"]
+    whole, *_ = cases.train(case, strategy=two_replicas)
+    cases.train(case, tmp_path, strategy=two_replicas, stop_after=10)
+    model, _, backup = cases.train(case, tmp_path, strategy=two_replicas)
+    assert backup.resumed_step == 9
+    cases.assert_same(
+        cases.values(model, two_replicas), cases.values(whole, two_replicas)
+    )
+    assert cases.times_seen(model, two_replicas) == {case.epochs}
+    replicas = cases.values(model, two_replicas)
+    assert any(
+        not np.array_equal(value, replicas[f"{key[:-1]}1"])
+        for key, value in replicas.items()
+        if key.endswith("_0")
+    ), "nothing here differs between replicas"
+
+
+def test_another_number_of_replicas_goes_on_from_their_mean(
+    tmp_path, two_replicas, caplog
+):
+    case = CASES["endless"]
+    cases.train(case, tmp_path, strategy=two_replicas, stop_after=8)
+    model, _, backup = cases.train(case, tmp_path)
+    assert backup.resumed_step == 6
+    assert int(model.optimizer.iterations.numpy()) == 15
+    assert "made with 2 replicas, now there are 1" in caplog.text
+
+
+def _taught(exchange, directory=None, **kwargs):
+    def load():
+        return [
+            cases.AtStep(4, lambda model: peers.load(model, 10)),
+            peers.never(),
+        ]
+
+    return cases.train(
+        cases.Case(callbacks=load),
+        directory,
+        teachers=tfdistill.TeacherSet(exchange, [1], poll_secs=0.005),
+        **kwargs,
+    )
+
+
+def test_the_teachers_are_those_of_the_backup(tmp_path, caplog):
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    teacher = cases.student()
+    peers.publish(exchange, teacher, step=10)
+    whole, expected, _ = _taught(exchange)
+    _taught(exchange, tmp_path / "backup", stop_after=8)
+    # The version of then is used, not the newest.
+    peers.randomize(teacher, 9)
+    peers.publish(exchange, teacher, step=20)
+    model, logs, backup = _taught(exchange, tmp_path / "backup")
+    assert backup.resumed_step == 6
+    assert model.teachers.versions() == {1: 10}
+    cases.assert_same(cases.values(model), cases.values(whole))
+    assert logs.found == {key: expected.found[key] for key in logs.found}
+
+
+def test_a_teacher_that_is_gone_is_told_of(tmp_path, caplog):
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    peers.publish(exchange, cases.student(), step=10)
+    _taught(exchange, tmp_path / "backup", stop_after=8)
+    empty = tfdistill.Exchange(tmp_path / "empty")
+    model, logs, _ = _taught(empty, tmp_path / "backup")
+    assert "Version 10 of group 1, the teacher at the backup" in caplog.text
+    assert {line["distillation_weight"] for line in logs.batches()} == {"0.0"}
+    assert int(model.optimizer.iterations.numpy()) == 15
+
+
+def test_a_finished_training_is_not_done_again(tmp_path):
+    whole, *_ = cases.train(CASES["endless"], tmp_path, every_steps=7)
+    model, logs, backup = cases.train(CASES["endless"], tmp_path)
+    assert (backup.resumed_step, logs.found) == (15, {})
+    cases.assert_same(cases.values(model), cases.values(whole))
+
+
+def test_only_one_backup_is_taken_by_a_fit(tmp_path):
+    backups = [tfdistill.Backup(tmp_path) for _ in range(2)]
+    with pytest.raises(ValueError, match="must hold one tfdistill.Backup"):
+        cases.train(CASES["endless"], callbacks=backups)
 
 
 if __name__ == "__main__":

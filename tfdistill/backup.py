@@ -69,7 +69,8 @@ class Backup(step_counter.SteppedCallback):
         self._last_step = -1
         # Whether training should let what is in flight end, for `on_quiet`.
         self.wants_quiet = False
-        self.num_backups = 0
+        # How often one was written, left out and failed, once `fit` is done.
+        self.num_backups = self.num_skipped = self.num_failed = 0
         # The step at which this training went on; None if it began anew.
         self.resumed_step: int | None = None
 
@@ -107,6 +108,8 @@ class Backup(step_counter.SteppedCallback):
         if self._replicas is not None:
             self._replicas.close()
             self.num_backups += self._replicas.num_written
+            self.num_skipped += self._replicas.num_skipped
+            self.num_failed += self._replicas.num_failed
             self._replicas = None
 
     def backup_now(self) -> None:
@@ -251,9 +254,8 @@ class Backup(step_counter.SteppedCallback):
             "metric_sums": list(point.metric_sums),
         }
         try:
-            self._backups.publish(
+            self._backups.save(
                 lambda directory: state.write(f"{directory}/{_PREFIX}"),
-                group=0,
                 step=point.step,
                 variables=state.specs(),
                 extras=extras,

@@ -1,13 +1,18 @@
 """Where the backups of one group lie: whole ones, the newest, the damaged."""
 
+import json
 import logging
 import os
+import pathlib
+from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from tfdistill import exchange as exchange_lib
 from tfdistill import retention
 
 _log = logging.getLogger(__name__)
+_COPY = "backup.json"
 
 
 class BackupStore(exchange_lib.Exchange):
@@ -34,6 +39,37 @@ class BackupStore(exchange_lib.Exchange):
             key=None,
         )
 
+    def save(
+        self,
+        write: Callable[[str], None],
+        *,
+        step: int,
+        variables: Mapping[str, Mapping[str, Any]],
+        extras: Mapping[str, Any],
+    ) -> None:
+        """Writes a backup, then prunes the oldest.
+
+        Args:
+            write: Fills the directory whose path it is given.
+            step: The backup's step.
+            variables: Shape and dtype by key.
+            extras: Anything else to go on from, as JSON has it.
+
+        Raises:
+            VersionExistsError: It is there, and whole.
+            ExportError: For any other failure.
+        """
+
+        def write_both(directory: str) -> None:
+            write(directory)
+            # Checksums guard the files, and nothing the manifest itself.
+            text = json.dumps(_said(step, variables, extras))
+            pathlib.Path(directory, _COPY).write_text(text, encoding="utf-8")
+
+        self.publish(
+            write_both, group=0, step=step, variables=variables, extras=extras
+        )
+
     def newest(self) -> exchange_lib.Version | None:
         """Returns the newest whole backup, all of whose bytes were checked.
 
@@ -43,11 +79,18 @@ class BackupStore(exchange_lib.Exchange):
         Returns:
             The backup, or None where there is no whole one.
         """
-        damaged = []
-        for step in reversed(self.steps(0)):
+        damaged, committed = [], self.steps(0)
+        for step in reversed(self._listed(0)):
+            if step not in committed:
+                _log.warning(
+                    "Trying the backup before: %s has no manifest.",
+                    self.version_path(0, step),
+                )
+                continue
             try:
                 version = self.open(0, step)
                 self.verify(version)
+                self._check_manifest(version)
             except exchange_lib.CorruptVersionError as error:
                 _log.warning("Trying the backup before: %s", error)
                 damaged.append(self.version_path(0, step))
@@ -62,11 +105,31 @@ class BackupStore(exchange_lib.Exchange):
             )
         return None
 
+    def _check_manifest(self, version: exchange_lib.Version) -> None:
+        if _COPY not in version.manifest.files:
+            return  # From before there was one.
+        blocks = self._file_system.blocks(f"{version.path}/{_COPY}")
+        found = version.manifest
+        said = _said(version.step, found.variables, found.extras)
+        if json.loads(b"".join(blocks)) != json.loads(json.dumps(said)):
+            raise exchange_lib.CorruptVersionError(
+                f"The manifest of {version.path} differs from its copy in "
+                f"{_COPY}."
+            )
+
     def _remove(self, path: str) -> None:
         try:
             retention.remove_version(self._file_system, path)
         except OSError as error:
             _log.warning("Could not remove %s: %s", path, error)
+
+
+def _said(step: int, variables: Any, extras: Any) -> dict[str, Any]:
+    return {
+        "step": step,
+        "variables": {key: dict(entry) for key, entry in variables.items()},
+        "extras": dict(extras),
+    }
 
 
 def check_same(theirs: Any, ours: Any, path: str) -> None:

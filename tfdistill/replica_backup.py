@@ -262,9 +262,8 @@ class ReplicaBackup:
             pathlib.Path(directory, _HOST).write_text(json.dumps(host))
 
         try:
-            self._store.publish(
+            self._store.save(
                 write,
-                group=0,
                 step=point.step,
                 variables=state.specs(),
                 extras={
@@ -292,6 +291,4 @@ class ReplicaBackup:
 
 
 def _versions(teachers: Any) -> dict[str, int]:
-    # TODO(merge): every TeacherSet has it once its branch is in.
-    found: dict[int, int] = getattr(teachers, "versions", dict)()
-    return {str(peer): step for peer, step in found.items()}
+    return {str(peer): step for peer, step in teachers.versions().items()}
