@@ -62,9 +62,7 @@ def run(
     counts = None
     if config.smoothing.kind == "unigram":
         counts = smoothing.label_counts(train)
-    canary = None
-    if students.learns(config, cluster):
-        canary = teacher_gates.make_canary(config, validation)
+    canary = _canary(config, cluster, validation)
     with strategy.scope():
         model = students.make_model(
             config,
@@ -88,6 +86,16 @@ def run(
             result, workdir=workdir, num_groups=cluster.num_groups
         )
     return result
+
+
+def _canary(
+    config: config_lib.Config,
+    cluster: tfdistill.Cluster,
+    validation: tf.data.Dataset,
+) -> Any:
+    if not students.learns(config, cluster):
+        return None
+    return teacher_gates.make_canary(config, validation)
 
 
 def _fit(
@@ -219,7 +227,7 @@ def _callbacks(
             )
         ),
     ]
-    if students.peers_of(config, cluster):
+    if students.learns(config, cluster):
         every = config.exchange.refresh_every_steps
         callbacks.append(tfdistill.TeacherLoader(every_steps=every))
     if config.checkpoints != "none":

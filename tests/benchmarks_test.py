@@ -14,6 +14,7 @@ from benchmarks import parameter_server_turn
 from benchmarks import step_cost
 from benchmarks import table_growth
 from benchmarks import teacher_refresh
+from benchmarks import teacher_swaps
 
 
 def _record(capsys, main, *arguments) -> dict:
@@ -33,6 +34,21 @@ def _check_judgement(found: dict, *, larger_is_better: bool = False) -> None:
     better = ratio >= target if larger_is_better else ratio <= target
     # Rounded to five places, so a tie may have been either.
     assert found["met"] == better or math.isclose(ratio, target, abs_tol=2e-5)
+
+
+def test_swaps_of_a_teacher_leave_nothing_behind(capsys) -> None:
+    """Each version of 1 MiB; kept ones would be twice what is allowed."""
+    record = _record(
+        capsys,
+        teacher_swaps.main,
+        "--units=512",
+        "--batch_size=4",
+        "--warm_up_swaps=10",
+        "--num_swaps=40",
+    )
+    assert record["met"] and record["new_traces"] == 0
+    assert record["growth_mib"]["ratio"] < record["growth_mib"]["target"] == 20
+    assert record["model_mib"] * record["num_swaps"] > 40
 
 
 def test_teacher_refresh_measures_both_sides(capsys) -> None:

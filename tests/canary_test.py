@@ -107,6 +107,31 @@ def test_a_useless_version_is_quarantined_and_a_good_one_obeyed(
     cases.load(model, 11)
 
 
+@pytest.mark.parametrize("kind", ["constant", "random"])
+def test_a_teacher_that_knows_nothing_and_is_sure_of_it(tmp_path, kind):
+    """No step obeys it; one that knows the base rates passes."""
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    labels = np.repeat([0, 1, 2, 2], 4)
+    model = cases.codistill(
+        cases.linear(0),
+        cases.teacher_set(exchange, canary=canary.Canary(_X, labels=labels)),
+    )
+    cases.prepare(model, _X, _Y)
+    rng = np.random.default_rng(0)
+    kernel = np.zeros([4, 3]) if kind == "constant" else rng.normal(size=[4, 3])
+    bad, good = cases.linear(1), cases.linear(1)
+    bad.layers[-1].set_weights([9 * kernel, np.array([9.0, 0, 0])])
+    rates = np.log([0.25, 0.25, 0.5])
+    good.layers[-1].set_weights([np.zeros([4, 3]), rates])
+    cases.publish(exchange, bad, step=10)
+    cases.refresh_until(model, lambda: cases.quarantined(model))
+    assert "cross-entropy on the canary" in cases.quarantined(model)[10]
+    assert cases.fit(model, _X, _Y)["distillation_weight"] == [0]
+    cases.publish(exchange, good, step=11)
+    cases.load(model, 11)
+    assert cases.fit(model, _X, _Y)["distillation_weight"] == [1]
+
+
 def test_a_fixed_one_that_is_useless_is_refused(tmp_path):
     student = cases.deep(1)
     labels = np.argmin(student(_X), axis=-1)

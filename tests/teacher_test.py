@@ -475,11 +475,12 @@ def test_a_fixed_teacher_on_two_replicas(tmp_path, two_replicas):
 def test_a_fixed_teacher_that_turns_bad_is_dropped(tmp_path, caplog):
     _overflowing().export(str(tmp_path), verbose=False)
     model = _model(peers=(), saved_models=[tmp_path])
-    cases.fit(model, _FAR, _Y, epochs=3, callbacks=[])
+    loader = tfdistill.TeacherLoader(every_steps=1)
     with caplog.at_level(logging.WARNING):
-        model.teachers.refresh()
-        model.teachers.refresh()
+        cases.fit(model, _FAR, _Y, epochs=5, callbacks=[loader])
     assert caplog.text.count("Dropped the teacher") == 1
+    status = model.teachers.status()[0]
+    assert (status["health"], status["num_dropped"]) == ("dropped", 1)
     np.testing.assert_array_equal(_teacher_outputs(model, _FAR)[1], [[0] * 16])
 
 

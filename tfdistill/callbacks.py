@@ -224,7 +224,8 @@ class TeacherLoader(step_counter.SteppedCallback):
         """Swaps in what all workers have read, when a refresh is due."""
         super().on_train_batch_end(batch, logs)
         teachers = self.model.teachers
-        if not teachers.follows_peers or not self._schedule.due(self.step):
+        # Fixed teachers bring no news, but may have to be dropped.
+        if not len(teachers) or not self._schedule.due(self.step):
             return
         generation = teachers.generation
         self.num_refreshes += len(teachers.refresh(step=self.step))

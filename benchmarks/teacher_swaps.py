@@ -1,0 +1,176 @@
+"""What many swaps of a teacher leave behind: memory, and traces.
+
+Usage: python -m benchmarks.teacher_swaps [--num_swaps=200]
+
+One process publishes its student as group 1 and learns from group 1: each
+version is written, read and checked in the background, tried on a canary
+batch, swapped in and learned from for a step. After a warm-up the resident
+memory may grow by 20 MiB at most, and the step is never traced again.
+"""
+
+import argparse
+import gc
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import tfdistill
+from benchmarks import measure
+from benchmarks import timed_training
+from tfdistill import canary
+from tfdistill import savedmodel
+from tfdistill import specs
+
+_MOST_GROWTH_MIB = 20.0
+_MIB = 2**20
+_NUM_CLASSES = 10
+_WAIT_SECS = 120.0
+# Readings at either end whose medians are compared.
+_NUM_READINGS = 10
+
+
+class _Bench:
+    """A student that is its own teacher."""
+
+    def __init__(self, options: argparse.Namespace, root: str) -> None:
+        keras.utils.set_random_seed(0)
+        x = tf.random.uniform([options.batch_size, options.units])
+        y = tf.zeros([options.batch_size], tf.int64)
+        self.data = tf.data.Dataset.from_tensors((x, y))
+        self.exchange = tfdistill.Exchange(
+            root, max_to_keep=2, min_keep_secs=0.0
+        )
+        student = keras.Sequential(
+            [
+                keras.Input((options.units,)),
+                keras.layers.Dense(options.units, activation="relu"),
+                keras.layers.Dense(_NUM_CLASSES),
+            ]
+        )
+        self.model = timed_training.CountingModel(
+            student,
+            teachers=tfdistill.TeacherSet(
+                self.exchange,
+                [timed_training.GROUP],
+                canary=canary.Canary(x, labels=y.numpy()),
+                poll_secs=0.002,
+            ),
+        )
+        self.model.compile(
+            keras.optimizers.SGD(1e-4),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(),
+        )
+        self._loader = tfdistill.TeacherLoader(every_steps=10**9)
+        self._step(epochs=0)
+        self._writer = savedmodel.SavedModelWriter(self.model.graph)
+
+    def _step(self, epochs: int = 1) -> None:
+        self.model.fit(
+            self.data, epochs=epochs, verbose=0, callbacks=[self._loader]
+        )
+
+    def swap(self, version: int) -> None:
+        """Publishes a version, waits until it is in place, and trains."""
+        graph, snapshot = self.model.graph, self._writer.snapshot()
+        self.exchange.publish(
+            lambda directory: self._writer.write(directory, snapshot),
+            group=timed_training.GROUP,
+            step=version,
+            graph_fingerprint=graph.fingerprint,
+            inputs=specs.to_json(graph.input_spec, "inputs"),
+            outputs=specs.to_json(graph.output_spec, "outputs"),
+            variables=self._writer.variables,
+        )
+        teachers = self.model.teachers
+        deadline = time.monotonic() + _WAIT_SECS
+        teachers.start()
+        while teachers.versions()[timed_training.GROUP] != version:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"Version {version} must be in place in {_WAIT_SECS:g} s; "
+                    f"the teachers are {teachers.status()}."
+                )
+            teachers.refresh(step=version)
+            time.sleep(0.001)
+        teachers.stop()
+        self._step()
+
+
+def _resident_bytes() -> int:
+    pages = pathlib.Path("/proc/self/statm").read_text("utf-8").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def run(options: argparse.Namespace, root: str) -> dict[str, Any]:
+    """Swaps, and reads the memory after each.
+
+    Args:
+        options: Of the command line.
+        root: An empty directory.
+
+    Returns:
+        The growth, judged, and what was counted.
+    """
+    bench = _Bench(options, root)
+    resident, start = [], time.perf_counter()
+    num_traces = 0
+    for version in range(options.warm_up_swaps + options.num_swaps):
+        if version == options.warm_up_swaps:
+            num_traces, start = bench.model.num_traces, time.perf_counter()
+        bench.swap(version)
+        gc.collect()
+        if version >= options.warm_up_swaps:
+            resident.append(_resident_bytes() / _MIB)
+    few = min(_NUM_READINGS, len(resident))
+    first, last = (
+        statistics.median(part) for part in (resident[:few], resident[-few:])
+    )
+    return {
+        "growth_mib": measure.judge(last - first, at_most=_MOST_GROWTH_MIB),
+        "resident_mib": [round(value, 1) for value in resident[:: max(1, few)]],
+        "new_traces": bench.model.num_traces - num_traces,
+        "num_swaps": options.num_swaps,
+        "model_mib": round(
+            sum(v.numpy().nbytes for v in bench.model.student.variables) / _MIB,
+            2,
+        ),
+        "secs_per_swap": (time.perf_counter() - start) / options.num_swaps,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark and prints one JSON object."""
+    parser = argparse.ArgumentParser(
+        description="What many swaps of a teacher leave behind."
+    )
+    parser.add_argument("--num_swaps", type=int, default=200)
+    parser.add_argument("--warm_up_swaps", type=int, default=20)
+    parser.add_argument("--units", type=int, default=1024)
+    parser.add_argument("--batch_size", type=int, default=32)
+    options = parser.parse_args(argv)
+    with (
+        measure.one_json_line() as record,
+        tempfile.TemporaryDirectory(prefix="tfdistill-swaps-") as root,
+    ):
+        found = run(options, root)
+        record.update(
+            benchmark="teacher_swaps",
+            config=vars(options),
+            met=found["growth_mib"]["met"] and not found["new_traces"],
+            **found,
+            machine=measure.machine(),
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
