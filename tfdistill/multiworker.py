@@ -24,6 +24,7 @@ from tfdistill import chief_only
 from tfdistill import global_batch
 from tfdistill import input_sharding
 from tfdistill import keras_internals
+from tfdistill import preemption_stop
 from tfdistill import progress_callbacks
 from tfdistill import replica_step
 from tfdistill import updates
@@ -99,7 +100,8 @@ class MultiWorkerTraining(updates.TableTraining, _Base):
         validation = bound.get("validation_data")
         if isinstance(validation, tf.data.Dataset):
             bound["validation_data"] = input_sharding.by_element(validation)
-        with progress_callbacks.reported(bound):
+        prompt = preemption_stop.prompt(bound, strategy)
+        with prompt, progress_callbacks.reported(bound):
             return super().fit(**bound)
 
     def complete_callbacks(self, callbacks: Any) -> Any:
@@ -227,8 +229,7 @@ class MultiWorkerTraining(updates.TableTraining, _Base):
             name: Name of the `keras.metrics.Mean` to update.
         """
         tracker = next(m for m in self.metrics if m.name == name)
-        # Replicas' totals add up to loss * examples, their counts to
-        # examples, even where a replica holds no example at all.
+        # Summed: loss * examples by examples, though a replica may hold none.
         tracker.update_state(
             share * batch.num_replicas,
             sample_weight=batch.total / batch.num_replicas,
@@ -296,5 +297,4 @@ def bind(
         kwargs: The others.
     """
     bound = inspect.signature(method).bind(*args, **kwargs).arguments
-    extra = bound.pop("kwargs", {})
-    return {**bound, **extra}
+    return bound.pop("kwargs", {}) | bound

@@ -14,6 +14,7 @@ from tfdistill import fit_options
 from tfdistill import keras_internals
 from tfdistill import multiworker
 from tfdistill import parameter_server
+from tfdistill import preemption_stop
 from tfdistill import progress_callbacks
 from tfdistill import watchdog
 from tfdistill import worker_data
@@ -51,7 +52,10 @@ class ParameterServerTraining(_Base):
             *keras.tree.flatten(callbacks or []),
             watchdog.over_steps(self.distribute_strategy),
         ]
-        with progress_callbacks.reported(arguments):
+        with (
+            preemption_stop.prompt(arguments, self.distribute_strategy),
+            progress_callbacks.reported(arguments),
+        ):
             options = fit_options.FitOptions.of(arguments)
             return self.parameter_server_trainer.fit(options)
 

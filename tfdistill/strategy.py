@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdistill import cluster as cluster_lib
 from tfdistill import keras_internals
 from tfdistill import own_address
+from tfdistill import preemption
 from tfdistill import rendezvous
 from tfdistill import startup
 from tfdistill import task_server
@@ -64,6 +65,7 @@ def make_strategy(
     startup.announce_starting()
     if cluster.uses_parameter_servers and not cluster.is_chief:
         task_server.serve(cluster, limit_secs=start_timeout_secs)
+    preemption.install()  # For the wait for the others.
     with own_address.in_use_is_told(cluster):
         if cluster.uses_parameter_servers:
             strategy = _parameter_servers(cluster, start_timeout_secs)
@@ -72,6 +74,7 @@ def make_strategy(
             strategy = _multi_worker(cluster)
         else:
             strategy = _one_task()
+    preemption.install()  # TensorFlow may have put its own handler there.
     startup.announce_ready()
     return strategy
 

@@ -1,0 +1,172 @@
+"""SIGTERM ends a task within seconds, whatever it is at.
+
+TensorFlow swallows the signal where several workers train, and while Python
+waits in C++ no handler of Python's runs. So the signal's number goes into a
+socket, as `signal.set_wakeup_fd` does at once, and a thread that reads there
+ends the process with exit code 75, worth a retry:
+
+- at once, where there is nothing to be saved;
+- within a `deferred()` block as soon as the block says `finish()`, at a step's
+  end, after which the training goes on from a backup of that step; but no later
+  than `GRACE_SECS` after the signal.
+
+Only code that holds Python's lock for as long, such as another library's C,
+defers it; a launcher that sends SIGKILL after SIGTERM ends that, too.
+
+A handler that the program has installed itself is left in charge, and put back
+where TensorFlow has replaced it.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+from typing import NoReturn
+
+EXIT_CODE = 75
+# Less than what launchers give: our own waits 5 s before SIGKILL.
+GRACE_SECS = 4.0
+
+_requested = threading.Event()
+_finished = threading.Event()
+_num_deferring = 0
+_listening: list[socket.socket] = []
+_fork = threading.local()
+
+
+def requested() -> bool:
+    """Whether the task has been asked to end, and is about to.
+
+    True only within `deferred()`: everywhere else it has ended by then.
+    """
+    return _requested.is_set()
+
+
+def install(environ: Mapping[str, str] | None = None) -> bool:
+    """Has SIGTERM end this task, if it is one that a launcher has started.
+
+    Call it again after TensorFlow has set up several workers, which installs a
+    handler in C that Python does not see.
+
+    Args:
+        environ: Variables to read. Default `os.environ`.
+
+    Returns:
+        Whether it does: not outside the main thread, nor where the program
+        has a handler of its own, nor without `TF_CONFIG` or
+        `TFDISTILL_GROUP`, as in a notebook.
+    """
+    environ = os.environ if environ is None else environ
+    if not (environ.get("TF_CONFIG") or environ.get("TFDISTILL_GROUP")):
+        return False
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    found = signal.getsignal(signal.SIGTERM)
+    if found not in (signal.SIG_DFL, None, _do_nothing):
+        signal.signal(signal.SIGTERM, found)
+        return False
+    if not _listening and not _listen():
+        return False
+    signal.signal(signal.SIGTERM, _do_nothing)
+    return True
+
+
+def _before_fork() -> None:
+    # A signal to the child must not reach its parent by the socket they share.
+    if _listening:
+        block = signal.SIG_BLOCK
+        _fork.mask = signal.pthread_sigmask(block, {signal.SIGTERM})
+
+
+def _unblock() -> None:
+    mask = getattr(_fork, "mask", None)
+    if mask is not None:
+        _fork.mask = None
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _leave_child_alone() -> None:
+    """A forked process has no such thread, and ends as ever."""
+    if _listening:
+        signal.set_wakeup_fd(-1)
+        _listening.clear()
+        if signal.getsignal(signal.SIGTERM) is _do_nothing:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _unblock()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_unblock,
+    after_in_child=_leave_child_alone,
+)
+
+
+def _do_nothing(number: int, frame: Any) -> None:
+    """Only with a handler in Python is the signal's number passed on."""
+
+
+def _listen() -> bool:
+    """Starts the thread that hears of the signal; False if another does."""
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    earlier = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    if earlier != -1:  # An event loop's, say.
+        signal.set_wakeup_fd(earlier)
+        reader.close()
+        writer.close()
+        return False
+    _listening.extend([reader, writer])
+    threading.Thread(
+        target=_wait, args=[reader], name="tfdistill-preemption", daemon=True
+    ).start()
+    return True
+
+
+def _wait(reader: socket.socket) -> None:
+    while signal.SIGTERM not in reader.recv(4096):
+        pass
+    # The program may have installed its own handler since.
+    if signal.getsignal(signal.SIGTERM) is not _do_nothing:
+        return
+    _requested.set()
+    if _num_deferring:
+        _finished.wait(GRACE_SECS)
+    _end()
+
+
+def _end() -> NoReturn:
+    done = "at the end of a step" if _finished.is_set() else "at once"
+    print(f"tfdistill: SIGTERM: this task ends {done}.", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    # A normal exit would wait for the other workers of the group.
+    os._exit(EXIT_CODE)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Lets what is in progress come to a good end when SIGTERM arrives.
+
+    The block asks `requested()` now and then, and says `finish()`.
+    """
+    global _num_deferring
+    _num_deferring += 1
+    try:
+        yield
+    finally:
+        _num_deferring -= 1
+        if requested():
+            finish()
+
+
+def finish() -> NoReturn:
+    """Ends this task, as all is saved that can be."""
+    _finished.set()
+    _end()
