@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfdistill
 
-NUM_EXAMPLES, BATCH = 22, 4
+NUM_EXAMPLES, BATCH, SEED = 22, 4, 5
 Results = dict[str, np.ndarray]
 
 
@@ -169,7 +169,7 @@ class Case:
 
 def build(case: Case, strategy: Any = None, teachers: Any = None) -> Any:
     """A compiled model, as every start of the program makes it."""
-    keras.utils.set_random_seed(5)
+    keras.utils.set_random_seed(SEED)
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
         model = tfdistill.CodistillModel(student(), teachers=teachers)

@@ -149,6 +149,44 @@ def test_a_teacher_that_is_gone_is_told_of(tmp_path, caplog):
     assert int(model.optimizer.iterations.numpy()) == 15
 
 
+class _Newest(keras.callbacks.Callback):
+    """Notes the newest version that peers see."""
+
+    def __init__(self, exchange):
+        super().__init__()
+        self._exchange, self.steps = exchange, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        found = self._exchange.latest(0)
+        self.steps.append(found.step if found else -1)
+
+
+def test_versions_never_go_backwards(tmp_path):
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    newest = _Newest(exchange)
+    totals = []
+    for after in (11, None):
+        exporter = tfdistill.StudentExporter(exchange, every_steps=1)
+        cases.train(
+            CASES["endless"],
+            tmp_path / "backup",
+            stop_after=after,
+            every_steps=6,
+            callbacks=[exporter, newest],
+        )
+        totals.append(exporter.totals)
+    assert newest.steps == sorted(newest.steps)
+    assert exchange.latest(0).step == 15
+    assert totals[1]["failed"] == 0
+
+
+def test_another_seed_is_told_of(tmp_path, caplog, monkeypatch):
+    cases.train(CASES["endless"], tmp_path, stop_after=5)
+    monkeypatch.setattr(cases, "SEED", 6)
+    cases.train(CASES["endless"], tmp_path)
+    assert "The random seed was 5 at the backup and is 6 now" in caplog.text
+
+
 def test_a_finished_training_is_not_done_again(tmp_path):
     whole, *_ = cases.train(CASES["endless"], tmp_path, every_steps=7)
     model, logs, backup = cases.train(CASES["endless"], tmp_path)

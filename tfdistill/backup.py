@@ -125,7 +125,7 @@ class Backup(step_counter.SteppedCallback):
         if self._replicas is None:
             raise ValueError(
                 "tfdistill.Backup must be given to the `fit` of a "
-                "tfdistill.CodistillModel; received "
+                "tfdistill.CodistillModel, in a list of callbacks; received "
                 f"{type(self.model).__name__}. Wrap your model: "
                 "tfdistill.CodistillModel(model)."
             )

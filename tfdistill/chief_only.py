@@ -95,8 +95,7 @@ def select(
             raise ValueError(
                 "keras.callbacks.BackupAndRestore does not work on several "
                 "workers: each would overwrite the others' files and only one "
-                "would be restored. Use keras.callbacks.ModelCheckpoint and "
-                "load its weights on every worker before `fit`."
+                "would be restored. Use tfdistill.Backup, which does."
             )
     if is_chief(strategy):
         return list(callbacks)

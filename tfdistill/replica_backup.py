@@ -1,8 +1,6 @@
 """Takes and restores backups where replicas hold all variables themselves.
 
-The chief chooses the backup, and tells the others; the chief alone writes.
-Everything that workers do together is a collective of its own, so that all of
-them go on from the same backup or fail with the same message.
+All workers read the same backup; the chief alone writes, in the background.
 """
 
 import json
@@ -15,24 +13,22 @@ import keras
 import tensorflow as tf
 
 from tfdistill import background
+from tfdistill import backup_choice
 from tfdistill import backup_store
 from tfdistill import chief_only
 from tfdistill import exchange as exchange_lib
 from tfdistill import host_state
+from tfdistill import keras_internals
 from tfdistill import replica_state
 from tfdistill import training_state
-from tfdistill import worker_values
 
 _log = logging.getLogger(__name__)
-_HOST = "host.json"
-_NONE = -1
 
 
 class ReplicaBackup:
     """The backups of one `fit`.
 
     Attributes:
-        point: Where to go on; None for a training that starts anew.
         num_written, num_skipped, num_failed: Backups of this process.
     """
 
@@ -56,62 +52,18 @@ class ReplicaBackup:
                 chosen.
         """
         self._store, self._strategy = store, strategy
-        self._workers = worker_values.WorkerValues(strategy)
         self._finish_timeout_secs = finish_timeout_secs
         self._worker: background.OneJobThread | None = None
         self._state: replica_state.ReplicaState | None = None
-        self._version: exchange_lib.Version | None = None
         self._values: replica_state.Snapshot | None = None
-        self._host: dict[str, Any] = {}
-        self.point: training_state.TrainingPoint | None = None
+        self._choice = backup_choice.BackupChoice(store, strategy)
+        self._chosen = self._choice.choose()
         self.num_written = self.num_skipped = self.num_failed = 0
-        self._choose()
 
-    def _choose(self) -> None:
-        chosen = _NONE
-        failure: Exception | None = None
-        if chief_only.is_chief(self._strategy):
-            try:
-                self._version = self._store.newest()
-            except OSError as error:
-                failure = error
-            if self._version is not None:
-                chosen = self._version.step
-        self._fail_together(failure)
-        chosen = max(self._workers.gathered(chosen))
-        if chosen == _NONE:
-            return
-        try:
-            if self._version is None:
-                self._version = self._store.open(0, chosen)
-            with tf.io.gfile.GFile(f"{self._version.path}/{_HOST}") as file:
-                self._host = json.loads(file.read())
-        except (RuntimeError, OSError, ValueError, tf.errors.OpError) as error:
-            failure = error
-        self._fail_together(failure)
-        found = self._version.manifest.extras if self._version else {}
-        self.point = training_state.TrainingPoint(
-            step=chosen,
-            epoch=found["epoch"],
-            batch=found["batch"],
-            data=dict(found["data"]),
-        )
-
-    def _fail_together(self, failure: Exception | None) -> None:
-        """Raises on all workers if one of them has failed."""
-        failed = self._workers.gathered(failure is not None)
-        if failure is not None:
-            raise RuntimeError(
-                f"The backups in {self._store.root} must be readable on every "
-                f"worker; received {type(failure).__name__}: {failure}. Give "
-                "a directory that all of them see."
-            ) from failure
-        if any(failed):
-            replicas = [i for i, is_bad in enumerate(failed) if is_bad]
-            raise RuntimeError(
-                f"The workers of the replicas {replicas} could not read the "
-                f"backup in {self._store.root}; their logs say why."
-            )
+    @property
+    def point(self) -> training_state.TrainingPoint | None:
+        """Where to go on; None for a training that starts anew."""
+        return self._chosen.point if self._chosen else None
 
     # ---- before the first step ----
 
@@ -130,9 +82,9 @@ class ReplicaBackup:
             self._worker = background.OneJobThread(
                 "tfdistill-backup", job="backup"
             )
-        if self._version is None or self.point is None:
+        if self._chosen is None:
             return
-        version, values = self._version, None
+        version, values = self._chosen.version, None
         failure: Exception | None = None
         backup_store.check_same(
             version.manifest.variables, self._state.specs(), version.path
@@ -141,24 +93,30 @@ class ReplicaBackup:
             values = self._state.read(version.path)
         except (tf.errors.OpError, OSError, ValueError) as error:
             failure = error
-        self._fail_together(failure)
+        self._choice.fail_together(failure)
         if values is None:
             raise RuntimeError("went on without a backup.")
         self._state.assign(values)
         self._values = values
         if chief_only.num_workers(self._strategy) == 1:
             # Workers may have generators of their own.
-            host_state.set_random(self._host["random"])
-        self._check_replicas()
-        self._restore_teachers(model.teachers)
-        _log.warning("Resuming from step %d of %s.", version.step, version.path)
+            host_state.set_random(self._chosen.host["random"])
+        self._check_same_run(self._chosen.host)
+        _restore_teachers(model.teachers, self._chosen.host["teachers"])
+        _log.warning(
+            "Resuming from step %d of %s; reading past %d batches.",
+            version.step,
+            version.path,
+            self._chosen.point.data["batches"],
+        )
 
     def restore_metrics(self) -> None:
         """Gives the metrics the sums of the epoch in progress, once."""
         values, self._values = self._values, None
-        if values is not None and self._state and self.point:
-            if self.point.batch:
-                self._state.assign_metrics(values)
+        if values is None or self._state is None or self.point is None:
+            return
+        if self.point.batch:
+            self._state.assign_metrics(values)
 
     def restore_callbacks(
         self, callbacks: Sequence[keras.callbacks.Callback]
@@ -168,16 +126,27 @@ class ReplicaBackup:
         Args:
             callbacks: Those of `fit`, whose training has begun.
         """
-        if self.point and not host_state.set_callbacks(
-            callbacks, self._host["callbacks"]
+        if self._chosen and not host_state.set_callbacks(
+            callbacks, self._chosen.host["callbacks"]
         ):
             _log.warning(
                 "`fit` has other callbacks than the backup was made with: "
                 "what they count starts anew."
             )
 
-    def _check_replicas(self) -> None:
-        before = self._host["replicas"]
+    def _check_same_run(self, host: dict[str, Any]) -> None:
+        """Warns of what keeps a resumed training from being the same."""
+        seed = keras_internals.global_seed()
+        if seed is None or seed != host["seed"]:
+            _log.warning(
+                "The random seed was %s at the backup and is %s now: data "
+                "that are shuffled without a seed of their own come in another "
+                "order. Call keras.utils.set_random_seed with one seed before "
+                "the data set is made.",
+                host["seed"],
+                seed,
+            )
+        before = host["replicas"]
         now = int(self._strategy.num_replicas_in_sync)
         if before != now:
             _log.warning(
@@ -187,21 +156,6 @@ class ReplicaBackup:
                 before,
                 now,
             )
-
-    def _restore_teachers(self, teachers: Any) -> None:
-        wanted = {int(k): v for k, v in self._host["teachers"].items()}
-        if not any(step >= 0 for step in wanted.values()):
-            return
-        found = teachers.load_versions(wanted)
-        for peer, step in sorted(wanted.items()):
-            if step >= 0 and found.get(peer) != step:
-                _log.warning(
-                    "Version %d of group %d, the teacher at the backup, could "
-                    "not be loaded: the group is no teacher until its next "
-                    "refresh.",
-                    step,
-                    peer,
-                )
 
     # ---- between steps ----
 
@@ -230,6 +184,7 @@ class ReplicaBackup:
         if self._worker is None:
             return
         host = {
+            "seed": keras_internals.global_seed(),
             "random": host_state.of_random(),
             "callbacks": host_state.of_callbacks(callbacks),
             "teachers": _versions(model.teachers),
@@ -259,7 +214,9 @@ class ReplicaBackup:
 
         def write(directory: str) -> None:
             state.write(directory, snapshot)
-            pathlib.Path(directory, _HOST).write_text(json.dumps(host))
+            pathlib.Path(directory, backup_choice.HOST).write_text(
+                json.dumps(host)
+            )
 
         try:
             self._store.save(
@@ -292,3 +249,18 @@ class ReplicaBackup:
 
 def _versions(teachers: Any) -> dict[str, int]:
     return {str(peer): step for peer, step in teachers.versions().items()}
+
+
+def _restore_teachers(teachers: Any, versions: dict[str, int]) -> None:
+    wanted = {int(peer): step for peer, step in versions.items()}
+    if not any(step >= 0 for step in wanted.values()):
+        return
+    found = teachers.load_versions(wanted)
+    for peer, step in sorted(wanted.items()):
+        if step >= 0 and found.get(peer) != step:
+            _log.warning(
+                "Version %d of group %d, the teacher at the backup, could not "
+                "be loaded: the group is no teacher until its next refresh.",
+                step,
+                peer,
+            )
