@@ -270,7 +270,9 @@ def _log(view, group, *records):
     path = view.group_dir(group) / "metrics.jsonl"
     path.parent.mkdir(exist_ok=True)
     with path.open("a") as file:
-        file.writelines(json.dumps(record) + "\n" for record in records)
+        for record in records:
+            line = {"time": time.time(), **record}
+            file.write(json.dumps(line) + "\n")
 
 
 def test_good_versions_and_logs_are_no_violation(run):
@@ -292,6 +294,20 @@ def test_good_versions_and_logs_are_no_violation(run):
     watch.check_teachers()
     assert not watch.violations
     assert watch.num_versions == 2
+
+
+def test_a_log_that_is_rewritten_is_not_read_twice(run):
+    view, _ = run
+    watch = _watched(view)
+    _log(view, 0, {"step": 5}, {"step": 9})
+    assert len(list(watch.look_at_logs())) == 2
+    path = view.group_dir(0) / "metrics.jsonl"
+    first, _ = path.read_text().splitlines()
+    path.with_name("new").write_text(first + "\n")
+    path.with_name("new").replace(path)
+    _log(view, 0, {"step": 5, "event": "start"})
+    assert [r for _, r in watch.look_at_logs()][0]["event"] == "start"
+    assert not watch.violations
 
 
 def test_a_broken_version_that_nobody_damaged_is_told(run):

@@ -49,6 +49,7 @@ class Watch:
         self._newest = [-1] * view.num_groups
         self._publishers: list[list[str]] = [[] for _ in self._newest]
         self._last_steps: list[int | None] = [None] * view.num_groups
+        self._last_times = [0.0] * view.num_groups
         # Group, its peer and the peer's version: known uses, and new ones.
         self._uses: set[tuple[int, int, int]] = set()
         self._to_check: list[tuple[float, tuple[int, int, int]]] = []
@@ -63,7 +64,7 @@ class Watch:
     def damaged(self, group: int, step: int) -> None:
         """Takes in that a version's files were damaged just now."""
         found = self._published.setdefault((group, step), _Published(""))
-        found.damaged_at = time.monotonic()
+        found.damaged_at = time.time()
 
     def tell(self, violation: str) -> None:
         """Adds a violation, once."""
@@ -130,9 +131,14 @@ class Watch:
         """Checks what the groups have logged, and yields it, by group."""
         for group in range(self._view.num_groups):
             for record in self._view.metrics(group):
-                self.num_records += 1
-                self._check_record(group, record)
-                yield group, record
+                # A group that goes on from a backup rewrites its log up to
+                # there: those lines are known.
+                when = record.get("time", 0.0)
+                if when > self._last_times[group]:
+                    self._last_times[group] = when
+                    self.num_records += 1
+                    self._check_record(group, record)
+                    yield group, record
 
     def _check_record(self, group: int, record: dict[str, Any]) -> None:
         step = record.get("step")
@@ -150,16 +156,18 @@ class Watch:
         if loss is None or not math.isfinite(loss):
             self.tell(f"group {group} has the loss {loss} at step {step}")
         for teacher in record.get("teachers", ()):
-            self._note_teacher(group, teacher)
+            self._note_teacher(group, teacher, record["time"])
 
-    def _note_teacher(self, group: int, teacher: dict[str, Any]) -> None:
+    def _note_teacher(
+        self, group: int, teacher: dict[str, Any], when: float
+    ) -> None:
         name, version = str(teacher["name"]), int(teacher["step"])
         if version < 0 or not name.startswith("group_"):
             return
         use = (group, int(name.removeprefix("group_")), version)
         if use not in self._uses:
             self._uses.add(use)
-            self._to_check.append((time.monotonic(), use))
+            self._to_check.append((when, use))
 
     def check_teachers(self) -> None:
         """Checks the versions that groups have begun to learn from.
