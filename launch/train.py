@@ -90,6 +90,7 @@ def _train(
 
     from launch import students
     from launch import training
+    from tfdistill import data_checks
 
     lost = (
         tf.errors.AbortedError,
@@ -100,7 +101,7 @@ def _train(
         result = training.run(config, cluster, verbose=verbose)
     except students.OptionsError as error:
         return _fail(EXIT_OPTIONS, f"wrong options: {error}")
-    except training.DataError as error:
+    except data_checks.DataError as error:
         return _fail(EXIT_DATA, f"wrong data: {error}")
     except lost as error:
         traceback.print_exc()
@@ -145,6 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         cluster = _cluster(options.workdir)
         config.check_num_groups(cluster.num_groups)
+        if not cluster.uses_parameter_servers:
+            config.data.check_num_workers(cluster.num_workers)
         # NumPy takes a moment to import, too.
         from launch import run_outputs
 

@@ -2,8 +2,10 @@
 
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdistill import keras_internals
@@ -110,7 +112,7 @@ def _agree_on_seed(strategy: tf.distribute.Strategy) -> None:
     own = -1 if seed is None else seed % 2**31
     if own < 0:
         own = int.from_bytes(os.urandom(4), "big") % 2**31
-    seeds = _gather(strategy, own)
+    seeds = of_all_workers(strategy, [own])[:, 0].tolist()
     if len(set(seeds)) == 1 and seed is not None:
         return
     if seed is not None:
@@ -123,13 +125,25 @@ def _agree_on_seed(strategy: tf.distribute.Strategy) -> None:
     tf.random.set_seed(seeds[0])
 
 
-def _gather(strategy: tf.distribute.Strategy, value: int) -> list[int]:
+def of_all_workers(
+    strategy: tf.distribute.Strategy, values: Sequence[int]
+) -> np.ndarray:
+    """Returns the values that each worker has passed; a collective.
+
+    Args:
+        strategy: A strategy over several workers, all of which call.
+        values: Equally many on each.
+
+    Returns:
+        int64 `[replicas, values]`.
+    """
+
     @tf.function
     def gather() -> tf.Tensor:
         def in_replica() -> tf.Tensor:
             context = tf.distribute.get_replica_context()
-            return context.all_gather(tf.constant([value], tf.int64), axis=0)
+            return context.all_gather(tf.constant([values], tf.int64), axis=0)
 
         return strategy.run(in_replica)
 
-    return strategy.experimental_local_results(gather())[0].numpy().tolist()
+    return strategy.experimental_local_results(gather())[0].numpy()
