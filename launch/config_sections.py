@@ -97,6 +97,20 @@ class Data(fields.Section):
                 "data.mode, data.seed or data.path."
             )
 
+    def check_num_workers(self, num_workers: int) -> None:
+        """Checks that each of the workers that share a batch gets examples.
+
+        Raises:
+            ValueError: If there are more workers than examples.
+        """
+        if self.global_batch_size < num_workers:
+            raise ValueError(
+                "`data.global_batch_size` must be at least the number of "
+                f"workers of a group, {num_workers}; received "
+                f"{self.global_batch_size}. Batches are global: raise it, or "
+                "use fewer workers."
+            )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Codistillation(fields.Section):

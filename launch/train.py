@@ -91,6 +91,7 @@ def _train(
 
     from launch import students
     from launch import training
+    from tfdistill import data_checks
     from tfdistill import group_claim
 
     lost = (
@@ -102,7 +103,7 @@ def _train(
         result = training.run(config, cluster, verbose=verbose)
     except (students.OptionsError, group_claim.GroupClaimedError) as error:
         return _fail(EXIT_OPTIONS, f"wrong options: {error}")
-    except training.DataError as error:
+    except data_checks.DataError as error:
         return _fail(EXIT_DATA, f"wrong data: {error}")
     except lost as error:
         traceback.print_exc()
@@ -147,6 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         cluster = _cluster(options.workdir)
         config.check_num_groups(cluster.num_groups)
+        if not cluster.uses_parameter_servers:
+            config.data.check_num_workers(cluster.num_workers)
         # NumPy takes a moment to import, too.
         from launch import run_outputs
 

@@ -17,14 +17,11 @@ from launch import smoothing
 from launch import start_together
 from launch import students
 from launch import teacher_gates
+from tfdistill import data_checks
 from tfdistill import input_sharding
 
 # Predictions that are held at a time: 256 MB of float64.
 _LOGITS_AT_ONCE = 2**25
-
-
-class DataError(ValueError):
-    """The data are missing, broken or too few."""
 
 
 def run(
@@ -44,7 +41,7 @@ def run(
         The group's results; its metrics on the chief only.
 
     Raises:
-        DataError: If the data are at fault.
+        data_checks.DataError: If the data are at fault.
         students.OptionsError: If arguments in the configuration are.
     """
     workdir = str(cluster.workdir)
@@ -203,7 +200,7 @@ def _make_datasets(
             f"`data.path` or `data.arguments` do not fit: {cause}."
         ) from cause
     except (OSError, ValueError) as cause:
-        raise DataError(str(cause)) from cause
+        raise data_checks.DataError(str(cause)) from cause
 
 
 def _backup(

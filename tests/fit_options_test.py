@@ -26,7 +26,7 @@ def test_absent_arguments_have_the_defaults_of_keras():
 
 
 def test_given_arguments_are_kept():
-    train, validation = _dataset(), _dataset()
+    train, validation = _dataset().repeat(2), _dataset()
     callback = keras.callbacks.Callback()
     arguments = {
         "epochs": 7,

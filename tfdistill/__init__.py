@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if typing.TYPE_CHECKING:
     from tfdistill import data as data
+    from tfdistill import data_checks as data_checks
     from tfdistill import losses as losses
     from tfdistill import metrics as metrics
     from tfdistill import schedules as schedules
@@ -28,8 +29,9 @@ if typing.TYPE_CHECKING:
     from tfdistill.run_log import RunLog as RunLog
     from tfdistill.strategy import make_strategy as make_strategy
     from tfdistill.teacher import TeacherSet as TeacherSet
+    from tfdistill.training_watch import FiniteLoss as FiniteLoss
 
-_MODULES = ("data", "losses", "metrics", "schedules")
+_MODULES = ("data", "data_checks", "losses", "metrics", "schedules")
 _HOMES = {
     "Backup": "backup",
     "BestEffort": "best_effort",
@@ -37,6 +39,7 @@ _HOMES = {
     "Cluster": "cluster",
     "CodistillModel": "model",
     "Exchange": "exchange",
+    "FiniteLoss": "training_watch",
     "LARS": "lars",
     "MultiWorkerTraining": "multiworker",
     "RunLog": "run_log",

@@ -1,6 +1,7 @@
 """What happens between steps: exports of the student, news of teachers."""
 
 import logging
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -218,7 +219,17 @@ class TeacherLoader(step_counter.SteppedCallback):
         """Starts the reading thread."""
         super().on_train_begin(logs)
         self._schedule.start(self.step)
-        _codistill_model(self).teachers.start()
+        teachers = _codistill_model(self).teachers
+        num_peers = len(cluster_lib.Cluster.from_env().peers)
+        if num_peers and not teachers.follows_peers:
+            warnings.warn(
+                f"`fit` got a TeacherLoader among {num_peers + 1} groups, but "
+                "the model follows none of the others. Pass "
+                "teachers=tfdistill.TeacherSet(exchange, cluster.peers) to "
+                "CodistillModel, or leave the loader out.",
+                stacklevel=2,
+            )
+        teachers.start()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Swaps in what all workers have read, when a refresh is due."""

@@ -13,6 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdistill import data_checks
+
 __all__ = [
     "GroupIdentity",
     "distribute",
@@ -72,7 +74,7 @@ def group_shard(
     _check_mode(mode)
     if mode == "shared" or cluster.num_groups == 1:
         return dataset
-    _check_enough(int(dataset.cardinality()), cluster)
+    data_checks.check_parts(dataset, cluster.num_groups, "group")
     if _is_shuffled(dataset):
         warnings.warn(
             "This data set is shuffled before the groups' parts are taken, so "
@@ -118,7 +120,7 @@ def shard_arrays(
         )
     if mode == "shared" or cluster.num_groups == 1:
         return arrays
-    _check_enough(lengths.pop(), cluster)
+    data_checks.check_parts(lengths.pop(), cluster.num_groups, "group")
     return keras.tree.map_structure(
         lambda array: array[cluster.group :: cluster.num_groups], arrays
     )
@@ -138,7 +140,8 @@ def worker_shard(
         Every `num_workers`-th element, from `index` on.
 
     Raises:
-        ValueError: If the index is not that of a worker.
+        ValueError: If the index is not that of a worker, or a worker would
+            have no element.
 
     Example:
         >>> part = worker_shard(tf.data.Dataset.range(5), (2, 0))
@@ -155,6 +158,7 @@ def worker_shard(
             "A worker must be given as (num_workers, index) with 0 <= index < "
             f"num_workers; received ({num_workers}, {index})."
         )
+    data_checks.check_parts(dataset, num_workers, "worker")
     return dataset.shard(num_workers, index)
 
 
@@ -276,15 +280,6 @@ def shuffled_indices(
 def _check_mode(mode: str) -> None:
     if mode not in _MODES:
         raise ValueError(f"`mode` must be one of {_MODES}; received {mode!r}.")
-
-
-def _check_enough(num_elements: int, cluster: GroupIdentity) -> None:
-    if 0 <= num_elements < cluster.num_groups:
-        raise ValueError(
-            "Disjoint parts need at least one element per group; received "
-            f"{num_elements} elements for {cluster.num_groups} groups. Use "
-            'mode="shared", or shard before batching.'
-        )
 
 
 def _is_shuffled(dataset: tf.data.Dataset) -> bool:

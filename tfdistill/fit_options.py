@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from tfdistill import fit_arguments
 from tfdistill import worker_data
 
 _UNSUPPORTED = ("validation_split", "class_weight")
@@ -56,12 +57,7 @@ class FitOptions:
                     "the data set."
                 )
         verbose = arguments.get("verbose", "auto")
-        steps = arguments.get("steps_per_epoch")
-        if steps is not None and steps < 1:
-            raise ValueError(
-                f"`steps_per_epoch` must be >= 1 or None; received {steps}."
-            )
-        return cls(
+        found = cls(
             source=worker_data.source_of(
                 arguments.get("x"),
                 arguments.get("y"),
@@ -71,13 +67,16 @@ class FitOptions:
             ),
             epochs=arguments.get("epochs", 1),
             initial_epoch=arguments.get("initial_epoch", 0),
-            steps_per_epoch=steps,
+            steps_per_epoch=arguments.get("steps_per_epoch"),
             verbose=1 if verbose == "auto" else int(verbose),
             callbacks=list(arguments.get("callbacks") or []),
             validation=_validation(arguments),
             validation_steps=arguments.get("validation_steps"),
             validation_freq=arguments.get("validation_freq", 1),
         )
+        # Here each epoch reads the data from their start.
+        fit_arguments.check(arguments, starts_over=True)
+        return found
 
 
 def _validation(arguments: Mapping[str, Any]) -> worker_data.Source | None:

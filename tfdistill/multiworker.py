@@ -11,22 +11,23 @@ reduces a batch tuple over the workers, and averages logs over a missing axis.
 - files are written by the chief only (`tfdistill.chief_only`).
 """
 
-import inspect
+import contextlib
 import typing
-from collections.abc import Callable
-from collections.abc import Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdistill import chief_only
+from tfdistill import data_checks
+from tfdistill import fit_arguments
 from tfdistill import global_batch
 from tfdistill import input_sharding
 from tfdistill import keras_internals
 from tfdistill import preemption_stop
 from tfdistill import progress_callbacks
 from tfdistill import replica_step
+from tfdistill import training_watch
 from tfdistill import updates
 from tfdistill import watchdog
 
@@ -67,7 +68,7 @@ class MultiWorkerTraining(updates.TableTraining, _Base):
                 default, means no XLA: compiled steps were seven times slower
                 on CPU, and a collective cannot be compiled at all.
         """
-        bound = bind(super().compile, args, kwargs)
+        bound = fit_arguments.bind(super().compile, args, kwargs)
         bound["loss"] = global_batch.over_global_batch(bound.get("loss"))
         if bound.get("jit_compile", "auto") == "auto":
             bound["jit_compile"] = False
@@ -86,22 +87,35 @@ class MultiWorkerTraining(updates.TableTraining, _Base):
 
         Returns:
             The `History`, equal on all workers.
+
+        Raises:
+            ValueError: Arguments are out of range or contradict each other.
+            data_checks.DataError: The data are empty, faulty or too few.
+            RuntimeError: The loss is not finite; see `FiniteLoss`.
         """
-        bound = bind(super().fit, args, kwargs)
+        bound = fit_arguments.bind(super().fit, args, kwargs)
+        fit_arguments.check(bound, self)
         strategy = self.distribute_strategy
-        bound["callbacks"] = chief_only.select(
-            self.complete_callbacks(bound.get("callbacks")), strategy
+        callbacks = self.complete_callbacks(bound.get("callbacks"))
+        bound["callbacks"] = training_watch.added_to(
+            chief_only.select(callbacks, strategy)
         )
-        if chief_only.num_workers(strategy) > 1:
-            bound["callbacks"].append(watchdog.over_steps(strategy))
         if isinstance(bound.get("x"), tf.data.Dataset):
             bound.setdefault("shuffle", False)  # Keras warns of its default.
         self._prepare(bound)
         validation = bound.get("validation_data")
         if isinstance(validation, tf.data.Dataset):
             bound["validation_data"] = input_sharding.by_element(validation)
-        prompt = preemption_stop.prompt(bound, strategy)
-        with prompt, progress_callbacks.reported(bound):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(data_checks.told())
+            if chief_only.num_workers(strategy) > 1:
+                fit_arguments.check_alike(bound, strategy)
+                watch = watchdog.over_steps(strategy)
+                bound["callbacks"].append(watch)
+                # Also where `fit` ends with an error.
+                stack.callback(watch.on_train_end)
+            stack.enter_context(preemption_stop.prompt(bound, strategy))
+            stack.enter_context(progress_callbacks.reported(bound))
             return super().fit(**bound)
 
     def complete_callbacks(self, callbacks: Any) -> Any:
@@ -113,7 +127,7 @@ class MultiWorkerTraining(updates.TableTraining, _Base):
 
         Each example counts once; results are equal on all workers.
         """
-        bound = bind(super().evaluate, args, kwargs)
+        bound = fit_arguments.bind(super().evaluate, args, kwargs)
         self._prepare(bound)
         with progress_callbacks.reported(bound):
             return super().evaluate(**bound)
@@ -123,7 +137,7 @@ class MultiWorkerTraining(updates.TableTraining, _Base):
 
         Every worker gets all predictions, in the order of the data.
         """
-        bound = bind(super().predict, args, kwargs)
+        bound = fit_arguments.bind(super().predict, args, kwargs)
         self._prepare(bound)
         with progress_callbacks.reported(bound):
             predictions = super().predict(**bound)
@@ -140,6 +154,7 @@ class MultiWorkerTraining(updates.TableTraining, _Base):
 
     def _prepare(self, arguments: dict[str, Any]) -> None:
         """Adjusts the arguments of fit, evaluate and predict in place."""
+        fit_arguments.check_data("x", arguments.get("x"))
         strategy = self.distribute_strategy
         if strategy.num_replicas_in_sync == 1:
             return
@@ -284,17 +299,3 @@ class MultiWorkerTraining(updates.TableTraining, _Base):
                 "inputs is unknown. Call `fit` first."
             )
         return self._spec_of_inputs()
-
-
-def bind(
-    method: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Returns all arguments by name, from the signature of Keras' own method.
-
-    Args:
-        method: The method, bound to its model.
-        args: Positional arguments.
-        kwargs: The others.
-    """
-    bound = inspect.signature(method).bind(*args, **kwargs).arguments
-    return bound.pop("kwargs", {}) | bound

@@ -10,12 +10,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill import data_checks
+from tfdistill import fit_arguments
 from tfdistill import fit_options
 from tfdistill import keras_internals
-from tfdistill import multiworker
 from tfdistill import parameter_server
 from tfdistill import preemption_stop
 from tfdistill import progress_callbacks
+from tfdistill import training_watch
 from tfdistill import watchdog
 from tfdistill import worker_data
 
@@ -48,15 +50,17 @@ class ParameterServerTraining(_Base):
             return super().fit(*args, **kwargs)
         arguments = self._bind(keras.Model.fit, args, kwargs)
         callbacks = self.complete_callbacks(arguments.get("callbacks"))
-        arguments["callbacks"] = [
-            *keras.tree.flatten(callbacks or []),
-            watchdog.over_steps(self.distribute_strategy),
-        ]
-        with (
-            preemption_stop.prompt(arguments, self.distribute_strategy),
-            progress_callbacks.reported(arguments),
-        ):
-            options = fit_options.FitOptions.of(arguments)
+        watch = watchdog.over_steps(self.distribute_strategy)
+        arguments["callbacks"] = [*training_watch.added_to(callbacks), watch]
+        options = fit_options.FitOptions.of(arguments)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(data_checks.told())
+            # Also where `fit` ends with an error.
+            stack.callback(watch.on_train_end)
+            stack.enter_context(
+                preemption_stop.prompt(arguments, self.distribute_strategy)
+            )
+            stack.enter_context(progress_callbacks.reported(arguments))
             return self.parameter_server_trainer.fit(options)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,7 +90,8 @@ class ParameterServerTraining(_Base):
         )
 
     def _bind(self, method: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-        return multiworker.bind(types.MethodType(method, self), args, kwargs)
+        bound = types.MethodType(method, self)
+        return fit_arguments.bind(bound, args, kwargs)
 
     @property
     def _on_parameter_servers(self) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 
 from tfdistill import backup
+from tfdistill import fit_arguments
 from tfdistill import keras_internals
-from tfdistill import multiworker
 from tfdistill import training_state
 
 # See `tfdistill.multiworker`: a mixin must not be a `keras.Model`.
@@ -38,7 +38,7 @@ class ResumableTraining(_Base):
             ValueError: There are several backups, or a model of another
                 kind is to be resumed.
         """
-        arguments = multiworker.bind(
+        arguments = fit_arguments.bind(
             types.MethodType(keras.Model.fit, self), args, kwargs
         )
         self.resumed_step = None

@@ -61,7 +61,8 @@ def source_of(
     parts = [part for part in (x, y, sample_weight) if part is not None]
     dataset = tf.data.Dataset.from_tensor_slices(tuple(parts))
     if shuffle:
-        dataset = dataset.shuffle(dataset.cardinality())
+        # Of no rows, too: that is told of elsewhere.
+        dataset = dataset.shuffle(tf.maximum(dataset.cardinality(), 1))
     return dataset.batch(batch_size or 32)
 
 

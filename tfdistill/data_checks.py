@@ -1,0 +1,210 @@
+"""Refuses examples that no model can learn from, and says which they are.
+
+TensorFlow trains on without a word when a feature is NaN, and every weight is
+NaN from then on. A label beyond the number of classes is an error on a CPU,
+and a loss of NaN elsewhere.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+__all__ = ["DataError", "check_parts", "checked", "told"]
+
+# Around a message, to find it in what TensorFlow makes of an error.
+_MARKED = re.compile(r"<data>(.*?)</data>", re.DOTALL)
+_SPARSE_LABEL = re.compile(
+    r"Received a label value of (-?\d+) which is outside the valid range of "
+    r"\[0, (\d+)\)"
+)
+_REMEDY = "Mend or leave out the example"
+
+
+class DataError(ValueError):
+    """The data are missing, broken, or fewer than what is asked of them."""
+
+
+def checked(
+    dataset: tf.data.Dataset,
+    *,
+    num_classes: int | Mapping[str, int] | None = None,
+) -> tf.data.Dataset:
+    """Returns the same data set, which fails at the first faulty batch.
+
+    Features, targets and weights of a floating dtype must be finite, and class
+    indices within their range. The check runs where the data are read, beside
+    the training and not within its steps. `fit` ends with a `DataError`.
+
+    Args:
+        dataset: Elements `x`, `(x, y)` or `(x, y, sample_weight)`, batched or
+            not. What is behind it in the pipeline is not checked.
+        num_classes: Classes that integer targets are indices of: for all of
+            them, or by name for targets in a dict. Default None: not checked.
+
+    Returns:
+        The same elements.
+
+    Raises:
+        ValueError: If `num_classes` is not positive, or names no target.
+
+    Example:
+        >>> import numpy as np
+        >>> rows = np.float32([[1.0], [np.nan]])
+        >>> dataset = checked(tf.data.Dataset.from_tensor_slices(rows).batch(2))
+        >>> try:
+        ...     with told():
+        ...         next(iter(dataset))
+        ... except DataError as error:
+        ...     print(str(error).split(".")[0])
+        x must be finite; received nan at [1 0] of batch 0
+    """
+    classes = _classes_by_name(dataset.element_spec, num_classes)
+
+    def check(number: tf.Tensor, element: Any) -> Any:
+        faults = [
+            fault
+            for name, value in _named(element)
+            for fault in _faults(name, value, classes.get(name))
+        ]
+        checks = [_refuse(number, *fault) for fault in faults]
+        with tf.control_dependencies(checks):
+            return tf.nest.map_structure(
+                tf.identity, element, expand_composites=True
+            )
+
+    return dataset.enumerate().map(check, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Turns TensorFlow's error over faulty data into a `DataError`.
+
+    Raises:
+        DataError: Instead of an `InvalidArgumentError` that `checked` has
+            caused, or a label that a loss refuses.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        marked = _MARKED.search(error.message)
+        if marked:
+            raise DataError(marked[1]) from error
+        label = _SPARSE_LABEL.search(error.message)
+        if label:
+            raise DataError(
+                f"Labels must be from 0 to {int(label[2]) - 1}, one for each "
+                f"output; received {label[1]}. {_REMEDY}, give the model more "
+                "outputs, or find the batch by "
+                "tfdistill.data_checks.checked(dataset, num_classes=...)."
+            ) from error
+        raise
+
+
+def check_parts(
+    data: tf.data.Dataset | int, num_parts: int, taker: str
+) -> None:
+    """Checks that data can be shared out so that nobody is left with nothing.
+
+    Args:
+        data: A data set, or the number of its elements.
+        num_parts: How many share it.
+        taker: What each of them is: `"group"` or `"worker"`.
+
+    Raises:
+        DataError: There are too few elements, as far as that can be told.
+    """
+    number: int | None = data if isinstance(data, int) else None
+    if isinstance(data, tf.data.Dataset):
+        # Not known while a function for workers is traced.
+        number = tf.get_static_value(data.cardinality())
+    if number is not None and 0 <= number < num_parts:
+        remedy = 'mode="shared"' if taker == "group" else f"fewer {taker}s"
+        raise DataError(
+            f"Disjoint parts need at least one element per {taker}; received "
+            f"{number} elements for {num_parts} {taker}s. Use {remedy}, or "
+            "shard before batching."
+        )
+
+
+def _classes_by_name(
+    spec: Any, num_classes: int | Mapping[str, int] | None
+) -> dict[str, int]:
+    targets = [
+        name
+        for name, value in _named(spec)
+        if name.startswith("y") and value.dtype.is_integer
+    ]
+    if num_classes is None:
+        return {}
+    if not isinstance(num_classes, Mapping):
+        found = {name: num_classes for name in targets}
+    else:
+        found = {f"y[{n}]": number for n, number in num_classes.items()}
+    if not found or not found.keys() <= set(targets):
+        raise ValueError(
+            "`num_classes` must be for integer targets of the data set; "
+            f"received {num_classes!r} for {targets or 'none'}."
+        )
+    if min(found.values()) < 1:
+        raise ValueError(f"`num_classes` must be >= 1; received {num_classes}.")
+    return found
+
+
+def _named(element: Any) -> list[tuple[str, Any]]:
+    """Leaves of an element, each with the name that messages give it."""
+    parts = keras.utils.unpack_x_y_sample_weight(element)
+    return [
+        (name + "".join(f"[{key}]" for key in path), leaf)
+        for name, part in zip(("x", "y", "sample_weight"), parts, strict=True)
+        if part is not None
+        for path, leaf in _leaves(part, ())
+    ]
+
+
+def _leaves(part: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
+    if isinstance(part, Mapping):
+        keys: Any = part.keys()
+    elif isinstance(part, list | tuple):
+        keys = range(len(part))
+    else:
+        yield path, part
+        return
+    for key in keys:
+        yield from _leaves(part[key], (*path, key))
+
+
+def _faults(name: str, value: Any, num_classes: int | None) -> Any:
+    """Yields what must hold, and a mask of where it does not."""
+    if isinstance(value, tf.RaggedTensor):
+        value = value.flat_values
+    if isinstance(value, tf.SparseTensor):
+        value = value.values
+    if value.dtype.is_floating:
+        yield f"{name} must be finite", value, ~tf.math.is_finite(value)
+    if num_classes is not None:
+        yield (
+            f"{name} must be from 0 to {num_classes - 1}",
+            value,
+            (value < 0) | (value >= tf.cast(num_classes, value.dtype)),
+        )
+
+
+def _refuse(
+    number: tf.Tensor, wanted: str, value: tf.Tensor, faulty: tf.Tensor
+) -> tf.Operation:
+    def fail() -> tf.Tensor:
+        where = tf.where(faulty)[0]
+        message = tf.strings.format(
+            f"<data>{wanted}; received {{}} at {{}} of batch {{}}. {_REMEDY}."
+            "</data>",
+            (tf.gather_nd(value, where), where, number),
+        )
+        with tf.control_dependencies([tf.debugging.Assert(False, [message])]):
+            return tf.constant(False)
+
+    return tf.cond(tf.reduce_any(faulty), fail, lambda: tf.constant(True)).op
