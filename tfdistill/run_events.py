@@ -83,3 +83,14 @@ class EventLog:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def read(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns all events in a file so far.
+
+    Args:
+        path: File of a run, which may be in progress.
+    """
+    # What follows the last line break is still being written.
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [json.loads(line) for line in lines]
