@@ -28,7 +28,7 @@ class Snapshot:
 
     Attributes:
         shared: What all replicas hold alike, by key.
-        own: What each replica has for itself, `[num_replicas, ...]`, by key.
+        own: What each replica has for itself, one value each, by key.
     """
 
     shared: dict[str, Any]
@@ -101,7 +101,7 @@ class ReplicaState:
             return {}
         if self._num_replicas == 1:
             return {
-                key: tf.convert_to_tensor(self._copies(variable)[0])[None]
+                key: [tf.convert_to_tensor(self._copies(variable)[0])]
                 for key, variable in self._own.items()
             }
         found = self._strategy.experimental_local_results(self._gather())
@@ -141,8 +141,9 @@ class ReplicaState:
             list(weights.values()),
             [getattr(v, "path", key) for key, v in self._trainable.items()],
         )
-        values = {**snapshot.shared, **snapshot.own}
         with tf.device("CPU:0"):
+            own = {key: tf.stack(each) for key, each in snapshot.own.items()}
+            values = {**snapshot.shared, **own}
             tf.raw_ops.SaveV2(
                 prefix=f"{directory}/{_PREFIX}",
                 tensor_names=list(values),
