@@ -112,8 +112,7 @@ class MultiWorkerTraining(updates.TableTraining, _Base):
                 fit_arguments.check_alike(bound, strategy)
                 watch = watchdog.over_steps(strategy)
                 bound["callbacks"].append(watch)
-                # Also where `fit` ends with an error.
-                stack.callback(watch.on_train_end)
+                stack.callback(watch.on_train_end)  # Also after an error.
             stack.enter_context(preemption_stop.prompt(bound, strategy))
             stack.enter_context(progress_callbacks.reported(bound))
             return super().fit(**bound)
