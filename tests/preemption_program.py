@@ -22,11 +22,15 @@ class Slow(keras.layers.Layer):
 
     def __init__(self):
         super().__init__()
-        self.is_slow = self.add_weight(shape=(), trainable=False)
+        self.is_slow = self.add_weight(
+            shape=(), initializer="zeros", trainable=False
+        )
 
     def call(self, x):
         def wait():
-            return tf.numpy_function(_sleep, [], tf.float32)
+            return tf.ensure_shape(
+                tf.numpy_function(_sleep, [], tf.float32), []
+            )
 
         added = tf.cond(self.is_slow > 0, wait, lambda: 0.0)
         return x + tf.stop_gradient(added)
