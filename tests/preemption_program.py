@@ -18,22 +18,27 @@ BATCH_SIZE = 4
 
 
 class Slow(keras.layers.Layer):
-    """Computes for ever, in a graph, once it is told to."""
+    """Has TensorFlow wait for ever in an operation, once it is told to."""
 
     def __init__(self):
         super().__init__()
-        self.is_slow = self.add_weight(shape=(), trainable=False)
+        self.is_slow = self.add_weight(
+            shape=(), initializer="zeros", trainable=False
+        )
 
     def call(self, x):
-        turns = tf.where(self.is_slow > 0, 10**9, 0)
+        def wait():
+            return tf.ensure_shape(
+                tf.numpy_function(_sleep, [], tf.float32), []
+            )
 
-        def turn(index, y):
-            return index + 1, tf.linalg.matmul(y, tf.eye(64))
+        added = tf.cond(self.is_slow > 0, wait, lambda: 0.0)
+        return x + tf.stop_gradient(added)
 
-        _, y = tf.while_loop(
-            lambda index, _: index < turns, turn, [0, tf.eye(64)]
-        )
-        return x + tf.stop_gradient(y[0, 0] - 1.0)
+
+def _sleep():
+    time.sleep(600)
+    return np.float32(0.0)
 
 
 class Hangs(keras.layers.Layer):

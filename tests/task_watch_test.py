@@ -135,7 +135,8 @@ def _servers(tmp_path):
 def test_a_stuck_server_is_found_before_its_chief_is_blamed(tmp_path):
     group, serving = _servers(tmp_path)
     del serving["worker_1"]
-    found = group.go_on(6, **serving)
+    assert not group.go_on(7.5, **serving)
+    found = group.go_on(2, **serving)
     assert {(f.event, f.task) for f in found} == {("stuck", "worker_1")}
     # It is killed, and comes back after a while; its chief waits.
     group.processes["worker_1"].exit_code = -9

@@ -44,6 +44,13 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     )
     _add_topology(parser)
     _add_supervision(parser)
+    _add_restarts(parser)
+    _add_limits(parser)
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="lines instead of a live table, as when not on a terminal",
+    )
     return parser
 
 
@@ -92,6 +99,10 @@ def _add_supervision(parser: argparse.ArgumentParser) -> None:
         metavar="SECS",
         help="time between SIGTERM and SIGKILL; default 5",
     )
+
+
+def _add_restarts(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--worker_restarts",
         type=int,
@@ -108,6 +119,10 @@ def _add_supervision(parser: argparse.ArgumentParser) -> None:
         "failed, before --on_group_failure applies; not after exit code 2 or "
         "65; default 0",
     )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--frozen_secs",
         type=float,
@@ -123,11 +138,6 @@ def _add_supervision(parser: argparse.ArgumentParser) -> None:
         metavar="SECS",
         help="a group whose steps stop coming for so long, or for ten times "
         "the longest recent step, is killed; 0 for none; default 8",
-    )
-    add(
-        "--plain",
-        action="store_true",
-        help="lines instead of a live table, as when not on a terminal",
     )
 
 

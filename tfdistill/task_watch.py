@@ -17,8 +17,9 @@ from tfdistill import progress
 from tfdistill import progress_watch
 from tfdistill import task_process
 
-# A server's loop says something twice a second, whatever the model.
-_SERVER_STUCK_SECS = 5.0
+# A server says something twice a second, whatever the model. While one does
+# not, its chief is not blamed for what may be the server's fault.
+_SUSPICIOUS_SECS = 2.0
 # The steps of a group stand still while a worker that was lost comes back.
 _RETURN_SECS = 60.0
 # Phases in which others may have to wait for a task for good reasons.
@@ -72,19 +73,16 @@ class TaskWatch:
         self._trainers = [name for name in tasks if name not in servers]
         self._servers = sorted(servers)
         self._stuck_secs = topology.stuck_secs
-        self._progress = {name: self._new_watch(name) for name in tasks}
+        self._progress = {name: self._new_watch() for name in tasks}
 
-    def _new_watch(self, name: str) -> progress_watch.ProgressWatch:
-        secs = self._stuck_secs
-        if name in self._servers:
-            secs = min(secs, _SERVER_STUCK_SECS)
-        return progress_watch.ProgressWatch(stuck_secs=secs)
+    def _new_watch(self) -> progress_watch.ProgressWatch:
+        return progress_watch.ProgressWatch(stuck_secs=self._stuck_secs)
 
     def note_end(self, name: str) -> None:
         """Takes in that a worker is gone, and will be started again."""
         self._stopped.pop(name, None)
         self._lost[name] = self._clock.read()
-        self._progress[name] = self._new_watch(name)
+        self._progress[name] = self._new_watch()
 
     def look(
         self, processes: Mapping[str, task_process.TaskProcess]
@@ -101,12 +99,18 @@ class TaskWatch:
             line = progress.read(self._tasks[name].ready_path)
             self._progress[name].note(line, now=now)
         self._excuse(running, now)
+        servers = [name for name in self._servers if name in running]
         stuck = [
             self._stuck(name, now)
-            for name in self._servers
-            if name in running and self._progress[name].is_stuck(now=now)
+            for name in servers
+            if self._progress[name].is_stuck(now=now)
         ]
-        if not stuck and any(
+        suspicious = any(
+            self._progress[name].phase == progress.SERVING
+            and self._progress[name].silent_secs(now=now) > _SUSPICIOUS_SECS
+            for name in servers
+        )
+        if not suspicious and any(
             self._progress[name].is_stuck(now=now)
             for name in self._trainers
             if name in running

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdistill import executions
 from tfdistill import metric_totals
+from tfdistill import progress
 from tfdistill import remote_step
 from tfdistill import train_function
 from tfdistill import training_state
@@ -155,9 +156,12 @@ class TrainingEpochs:
             batch=done,
             metric_sums=tuple(self._totals.sums.tolist()) if done else (),
         )
-        for backup in self._backups:
-            if backup.wants_quiet:
-                backup.on_quiet(point, self._state)
+        # Storage may be slow; no step is late meanwhile.
+        with progress.own().returning():
+            progress.own().say(progress.CALLBACKS)
+            for backup in self._backups:
+                if backup.wants_quiet:
+                    backup.on_quiet(point, self._state)
 
     def _num_steps(self, scheduled: int) -> int:
         """Steps of the next execution: fewer at the end of the epoch."""
