@@ -33,8 +33,8 @@ _MOST_GROWTH_MIB = 20.0
 _MIB = 2**20
 _NUM_CLASSES = 10
 _WAIT_SECS = 120.0
-# Readings at either end whose medians are compared.
-_NUM_READINGS = 10
+# Readings of the memory, and how many at either end are compared.
+_NUM_READINGS, _NUM_COMPARED = 20, 3
 
 
 class _Bench:
@@ -111,7 +111,7 @@ def _resident_bytes() -> int:
 
 
 def run(options: argparse.Namespace, root: str) -> dict[str, Any]:
-    """Swaps, and reads the memory after each.
+    """Swaps, and reads the memory now and then.
 
     Args:
         options: Of the command line.
@@ -121,22 +121,25 @@ def run(options: argparse.Namespace, root: str) -> dict[str, Any]:
         The growth, judged, and what was counted.
     """
     bench = _Bench(options, root)
-    resident, start = [], time.perf_counter()
-    num_traces = 0
-    for version in range(options.warm_up_swaps + options.num_swaps):
-        if version == options.warm_up_swaps:
-            num_traces, start = bench.model.num_traces, time.perf_counter()
+    for version in range(options.warm_up_swaps):
         bench.swap(version)
-        gc.collect()
-        if version >= options.warm_up_swaps:
+    resident, num_traces = [], bench.model.num_traces
+    every, start = (
+        max(1, options.num_swaps // _NUM_READINGS),
+        time.perf_counter(),
+    )
+    for number in range(options.num_swaps):
+        bench.swap(options.warm_up_swaps + number)
+        if number % every == 0:
+            gc.collect()
             resident.append(_resident_bytes() / _MIB)
-    few = min(_NUM_READINGS, len(resident))
     first, last = (
-        statistics.median(part) for part in (resident[:few], resident[-few:])
+        statistics.median(part)
+        for part in (resident[:_NUM_COMPARED], resident[-_NUM_COMPARED:])
     )
     return {
         "growth_mib": measure.judge(last - first, at_most=_MOST_GROWTH_MIB),
-        "resident_mib": [round(value, 1) for value in resident[:: max(1, few)]],
+        "resident_mib": [round(value, 1) for value in resident],
         "new_traces": bench.model.num_traces - num_traces,
         "num_swaps": options.num_swaps,
         "model_mib": round(

@@ -242,6 +242,12 @@ def test_a_version_that_is_too_old_is_not_obeyed(tmp_path):
     arguments = group.remote.arguments()
     assert group.ask(arguments, step=60)[1].all()
     assert not group.ask(arguments, step=61)[1].any()
+    # Age in seconds travels along: the coordinator has the clock.
+    for share in (0.5, 0.0):
+        group.slot.health.share_by_secs = share
+        arguments = group.remote.arguments()
+        assert int(arguments[0, 3]) == share * 10**6
+        assert group.ask(arguments, step=60)[1].any() == (share > 0)
 
 
 # ---- the whole of it, on a pretended group ----

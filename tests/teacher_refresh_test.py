@@ -13,6 +13,8 @@ import tensorflow as tf
 import tfdistill
 from tfdistill import agreement
 from tfdistill import peer_reader
+from tfdistill import staleness
+from tfdistill import teacher_health
 
 _X, _Y = cases.data()
 
@@ -148,6 +150,7 @@ class _Slot:
 
     def __init__(self, exchange, name, group, readable):
         self.name, self.needs_graph = name, False
+        self.health = teacher_health.TeacherHealth(name)
 
         def read(version):
             if version.step not in readable:
@@ -157,6 +160,37 @@ class _Slot:
         self.reader = peer_reader.PeerReader(
             exchange, group, read=read, alone=False
         )
+
+
+def _run_both(work, *arguments):
+    threads = [threading.Thread(target=work, args=a) for a in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+
+def test_the_chiefs_clock_says_how_old_a_version_is(exchange, monkeypatch):
+    monkeypatch.setattr("tfdistill.chief_only.num_workers", lambda _: 2)
+    sums, found = _Sums(), {}
+
+    def work(worker, age_secs):
+        slot = _Slot(exchange, "group_1", 1, {})
+        now = [0.0]
+        slot.health.clock = lambda: now[0]
+        slot.health.bounds = staleness.Bounds(max_secs=10, ramp_secs=10)
+        slot.health.swapped(7, num_bytes=1)
+        now[0] = age_secs
+        decisions = agreement.Decisions(
+            tf.distribute.get_strategy(), [slot], sums.of(worker)
+        )
+        decisions._proposes = worker == 0
+        decisions.drop_bad("it made no sense")
+        found[worker] = slot.health.share
+
+    # The second worker was stopped for a while, or started later.
+    _run_both(work, (0, 15.0), (1, 500.0))
+    assert found == {0: 0.5, 1: 0.5}
 
 
 def test_workers_take_the_versions_of_the_chief_that_all_can_read(
@@ -180,18 +214,12 @@ def test_workers_take_the_versions_of_the_chief_that_all_can_read(
         second = decisions.read({"group_2": 8} if worker == 0 else {})
         found[worker] = [[s.name for s in taken] for taken in (first, second)]
 
-    threads = [
-        threading.Thread(target=work, args=arguments)
-        for arguments in (
-            (0, {"group_1": 7, "group_2": 7}, {7, 8}),
-            # It asks for others, and can read but one.
-            (1, {"group_1": 3}, {8}),
-        )
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    _run_both(
+        work,
+        (0, {"group_1": 7, "group_2": 7}, {7, 8}),
+        # It asks for others, and can read but one.
+        (1, {"group_1": 3}, {8}),
+    )
     assert found == {0: [[], ["group_2"]], 1: [[], ["group_2"]]}
     assert sums.sizes == [8] * 4
 

@@ -1,5 +1,6 @@
 """A batch that every teacher must answer sensibly before it is obeyed."""
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+_log = logging.getLogger(__name__)
 # Of a mean in float32: the uniform distribution itself is allowed.
 _ROUNDING = 1e-5
 
@@ -125,10 +127,13 @@ class Canary:
         loss = float(tf.reduce_mean(losses))
         most = math.log(num_classes) + self._margin
         if not loss <= most + _ROUNDING:
+            _log.info("The cross-entropy on the canary batch is %.4f.", loss)
+            # One digit: a reason is told once, and each version of a peer
+            # that has diverged would have another number.
             raise ValueError(
                 "its cross-entropy on the canary batch must be at most "
                 f"{most:.3f}, that of the uniform distribution and a margin; "
-                f"received {loss:.3f}."
+                f"received about {loss:.1g}."
             )
 
     def _logits(self, outputs: tf.Tensor) -> tf.Tensor:
