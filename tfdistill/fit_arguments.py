@@ -147,6 +147,19 @@ def check_data(name: str, data: Any) -> int | None:
     return number if unit == "batches" else None
 
 
+def no_batch(epoch: int) -> data_checks.DataError:
+    """Returns the error over data that have ended before their first batch.
+
+    Args:
+        epoch: Index of the epoch that wanted it.
+    """
+    return data_checks.DataError(
+        "`x` must hold at least one batch; it ended before the first of epoch "
+        f"{epoch + 1}. See what its files, filters and generators leave, and "
+        "repeat what can be read only once."
+    )
+
+
 def _num_rows(data: Any) -> int | None:
     """Examples in arrays, None of anything else."""
     for leaf in keras.tree.flatten(data):

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistill import executions
+from tfdistill import fit_arguments
 from tfdistill import metric_totals
 from tfdistill import progress
 from tfdistill import remote_step
@@ -128,6 +129,8 @@ class TrainingEpochs:
                 done += result.num_steps
                 logs = self._note(result)
                 callbacks.on_train_batch_end(done - 1, logs)
+        if not done and not model.stop_training:
+            raise fit_arguments.no_batch(epoch)
         self._end(done)
         return logs
 

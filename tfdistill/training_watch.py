@@ -100,10 +100,14 @@ class _DataWatch(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self._num_steps = self._num_test_batches = 0
-        self._is_first = True
+        self._is_first, self._has_begun = True, False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._num_steps = 0
+        self._num_steps, self._has_begun = 0, False
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        # Not in an epoch whose steps were all done before a restart.
+        self._has_begun = True
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._num_steps = batch + 1
@@ -121,12 +125,8 @@ class _DataWatch(keras.callbacks.Callback):
             raise ValueError(fit_arguments.too_small_a_batch(size, replicas))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if not self._num_steps and not self.model.stop_training:
-            raise data_checks.DataError(
-                "`x` must hold at least one batch; it ended before the first "
-                f"of epoch {epoch + 1}. See what its files, filters and "
-                "generators leave, and repeat what can be read only once."
-            )
+        if self._has_begun and not self._num_steps:
+            raise fit_arguments.no_batch(epoch)
         wanted = self.params.get("steps")
         if (
             wanted
