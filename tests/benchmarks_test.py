@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from benchmarks import backup
 from benchmarks import click_training
 from benchmarks import measure
 from benchmarks import multiworker
@@ -76,6 +77,17 @@ def test_teacher_refresh_measures_both_sides(capsys) -> None:
     assert refresh["load_and_retrace_teacher_secs"]["count"] == 2
     assert refresh["retraces"] == 0
     assert export["bytes"] > record["bound"]["variable_bytes"] > 0
+
+
+def test_backup_measures_both_sides(capsys) -> None:
+    record = _record(capsys, backup.main, "--model=tiny", "--rounds=2")
+    _check_judgement(record)
+    assert record["target"] == 0.1
+    for side in ("ours", "keras"):
+        assert record["blocked_secs"][side]["count"] == 2
+        assert record["blocked_secs"][side]["min"] > 0
+        assert record["step_after_secs"][side]["min"] > 0
+        assert record["bytes"][side] > 0
 
 
 def test_step_cost_measures_all_sides(capsys) -> None:
