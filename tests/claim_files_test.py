@@ -2,19 +2,11 @@ import errno
 import os
 
 import pytest
+import storage_cases
 
 from tfdistill import claim_files
 from tfdistill import claim_record
 from tfdistill import filesystem
-
-
-class _NoRename(filesystem.LocalFileSystem):
-    """A mount that renames files and no directories."""
-
-    def rename(self, source, target):
-        if os.path.isdir(source):
-            raise OSError(errno.EPERM, "Operation not permitted", source)
-        super().rename(source, target)
 
 
 class _Store(filesystem.LocalFileSystem):
@@ -34,7 +26,11 @@ def _record(incarnation="a", **changes):
 
 
 @pytest.fixture(
-    params=[filesystem.LocalFileSystem, _NoRename, _Store],
+    params=[
+        filesystem.LocalFileSystem,
+        storage_cases.NoDirectoryRename,
+        _Store,
+    ],
     ids=["renames", "no_directories", "store"],
 )
 def files(request, tmp_path):
@@ -76,13 +72,17 @@ def test_a_claim_is_replaced_as_a_whole(files, tmp_path):
 
 def test_it_is_known_whether_one_alone_can_make_a_claim(tmp_path):
     known = {}
-    for kind in (filesystem.LocalFileSystem, _NoRename, _Store):
+    for kind in (
+        filesystem.LocalFileSystem,
+        storage_cases.NoDirectoryRename,
+        _Store,
+    ):
         files = claim_files.ClaimFiles(kind(), f"{tmp_path}/{kind.__name__}")
         files.create(1, _record())
         known[kind] = files.creates_exclusively
     assert known == {
         filesystem.LocalFileSystem: True,
-        _NoRename: False,
+        storage_cases.NoDirectoryRename: False,
         _Store: False,
     }
 

@@ -3,13 +3,14 @@ import hashlib
 import os
 import pathlib
 import random
-import signal
+import resource
 import subprocess
 import sys
 import threading
 import time
 
 import pytest
+import storage_cases
 
 from tfdistill import exchange
 from tfdistill import filesystem
@@ -30,111 +31,6 @@ class Clock:
 
     def __call__(self):
         return self.now
-
-
-class MemoryFileSystem:
-    """An object store: single files appear whole, directories do not exist.
-
-    Every change of a file is also kept in `changes`, for a reader's delayed
-    view of it.
-    """
-
-    renames_atomically = False
-
-    def __init__(self):
-        self.files = {}
-        self.changes = []
-
-    def apply(self, path, content):
-        self.changes.append((path, content))
-        if content is None:
-            del self.files[path]
-        else:
-            self.files[path] = content
-
-    def list_dir(self, path):
-        names = {
-            name[len(path) + 1 :].split("/")[0]
-            for name in self.files
-            if name.startswith(path + "/")
-        }
-        if not names:
-            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
-        return list(names)
-
-    def stat(self, path):
-        if path in self.files:
-            size = len(self.files[path])
-            return filesystem.Stat(False, True, size, 0.0)
-        self.list_dir(path)
-        return filesystem.Stat(True, False, 0, 0.0)
-
-    def blocks(self, path):
-        if path not in self.files:
-            raise FileNotFoundError(errno.ENOENT, "no such file", path)
-        yield self.files[path]
-
-    def write(self, path, blocks):
-        self.apply(path, b"".join(blocks))
-
-    def sync(self, path):
-        raise OSError(errno.ENOTSUP, "nothing to sync", path)
-
-    def rename(self, source, target):
-        raise OSError(errno.ENOTSUP, "no rename", source)
-
-    def make_dirs(self, path):
-        pass
-
-    def remove(self, path):
-        if path not in self.files:
-            raise FileNotFoundError(errno.ENOENT, "no such file", path)
-        self.apply(path, None)
-
-    def remove_tree(self, path):
-        for name in [n for n in self.files if n.startswith(path + "/")]:
-            self.remove(name)
-
-
-class Killed(BaseException):
-    """Stands for the end of the process: nothing catches it."""
-
-
-class Faults:
-    """Passes calls on, and fails the `fail_at`-th one.
-
-    `dead` makes all later calls fail too, as if the process had ended there.
-    `hidden` maps paths to the error that looking at them gives.
-    """
-
-    def __init__(self, inner, *, fail_at=None, error=None, dead=False):
-        self.inner = inner
-        self.renames_atomically = inner.renames_atomically
-        self.fail_at = fail_at
-        self.error = error
-        self.dead = dead
-        self.hidden = {}
-        self.calls = []
-
-    def check(self, name, path):
-        self.calls.append((name, path))
-        for prefix, number in self.hidden.items():
-            if path.startswith(prefix):
-                raise OSError(number, os.strerror(number), path)
-        count = len(self.calls)
-        if self.fail_at and (
-            count == self.fail_at or (self.dead and count > self.fail_at)
-        ):
-            raise self.error
-
-    def __getattr__(self, name):
-        method = getattr(self.inner, name)
-
-        def call(path, *args):
-            self.check(name, path)
-            return method(path, *args)
-
-        return call
 
 
 def writer(files=None, seed=0):
@@ -217,7 +113,7 @@ def test_layout_is_the_documented_one(hub):
 
 
 def test_all_is_durable_before_it_is_visible(tmp_path):
-    faults = Faults(filesystem.LocalFileSystem())
+    faults = storage_cases.Faults(filesystem.LocalFileSystem())
     hub = exchange.Exchange(str(tmp_path), file_system=faults)
     publish(hub, 1)
     group = f"{tmp_path}/group_0"
@@ -409,14 +305,60 @@ def test_argument_that_no_manifest_can_hold_is_refused_before_writing(hub):
         hub.publish(pytest.fail, group=0, step=1, variables={"x": {}})
 
 
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EDQUOT])
+def test_storage_that_takes_nothing_costs_exports_only(tmp_path, number):
+    """By a file system: for root, no directory is read-only."""
+    storage = storage_cases.Refusing()
+    hub = exchange.Exchange(str(tmp_path), file_system=storage)
+    reader = exchange.Exchange(tmp_path)
+    with hub.claim(0, renew_secs=0.05) as claim:
+        old = publish(hub, 1)
+        storage.number = number
+        for step in (2, 3):
+            with pytest.raises(exchange.ExportError) as caught:
+                publish(hub, step)
+            assert caught.value.__cause__.errno == number
+            assert reader.latest(0) == old
+        storage.number = None
+        claim.check()
+        assert publish(hub, 4) == reader.latest(0)
+    assert [n for n in hidden_names(tmp_path) if ".claim" not in n] == []
+
+
+def test_a_full_disk_costs_exports_until_there_is_room(tmp_path):
+    clock = Clock()
+    hub = exchange.Exchange(
+        tmp_path, max_to_keep=2, min_keep_secs=60, clock=clock
+    )
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with hub.claim(0, renew_secs=0.05) as claim:
+        for step in (1, 2, 3):
+            publish(hub, step)
+        assert hub.steps(0) == [1, 2, 3]
+        clock.now += 61
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+            for step in (4, 5, 6):
+                with pytest.raises(exchange.ExportError, match="too large"):
+                    publish(hub, step)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        # What may go makes room although no export succeeds.
+        assert hub.steps(0) == [2, 3]
+        claim.check()
+        hub.verify(publish(hub, 7))
+    assert hub.steps(0) == [3, 7]
+    assert [n for n in hidden_names(tmp_path) if ".claim" not in n] == []
+
+
 def inner_file_system(kind):
     if kind == "local":
         return filesystem.LocalFileSystem()
-    return MemoryFileSystem()
+    return storage_cases.MemoryFileSystem()
 
 
 def count_calls(kind, root):
-    faults = Faults(inner_file_system(kind))
+    faults = storage_cases.Faults(inner_file_system(kind))
     hub = exchange.Exchange(
         root, file_system=faults, max_to_keep=2, min_keep_secs=0
     )
@@ -440,13 +382,17 @@ def test_failure_at_every_call_shows_no_part(kind, dead, tmp_path):
         healthy = exchange.Exchange(root, file_system=inner, **options)
         for step in (1, 2):
             publish(healthy, step)
-        error = Killed() if dead else OSError(errno.EIO, "injected")
-        faults = Faults(inner, fail_at=fail_at, error=error, dead=dead)
+        error = (
+            storage_cases.Killed() if dead else OSError(errno.EIO, "injected")
+        )
+        faults = storage_cases.Faults(
+            inner, fail_at=fail_at, error=error, dead=dead
+        )
         broken = exchange.Exchange(root, file_system=faults, **options)
         try:
             publish(broken, 3)
             outcomes.add("published")
-        except (exchange.ExportError, Killed):
+        except (exchange.ExportError, storage_cases.Killed):
             outcomes.add("failed")
         assert len(faults.calls) >= fail_at
         reader = exchange.Exchange(root, file_system=inner)
@@ -464,10 +410,7 @@ def test_failure_at_every_call_shows_no_part(kind, dead, tmp_path):
 def test_mount_that_cannot_rename_directories_gets_the_manifest_last(tmp_path):
     order = []
 
-    class NoRename(filesystem.LocalFileSystem):
-        def rename(self, source, target):
-            raise OSError(errno.EXDEV, "Invalid cross-device link")
-
+    class NoRename(storage_cases.NoDirectoryRename):
         def write(self, path, blocks):
             order.append(path)
             super().write(path, blocks)
@@ -486,20 +429,9 @@ def test_mount_that_cannot_rename_directories_gets_the_manifest_last(tmp_path):
 # Readers of storage that shows changes late, or fails.
 
 
-def delayed_orders(changes, rng):
-    """Yields the changes in random order; those of one path keep theirs."""
-    by_path = {}
-    for path, content in changes:
-        by_path.setdefault(path, []).append(content)
-    paths = [path for path, _ in changes]
-    rng.shuffle(paths)
-    for path in paths:
-        yield path, by_path[path].pop(0)
-
-
 def recorded_changes():
     """A publisher's life on an object store, and what each step must hold."""
-    store = MemoryFileSystem()
+    store = storage_cases.MemoryFileSystem()
     hub = exchange.Exchange(
         "root", file_system=store, max_to_keep=2, min_keep_secs=0
     )
@@ -512,47 +444,11 @@ def recorded_changes():
     }
 
 
-def moved_changes():
-    """The same through a rename of directories that is not atomic."""
-    changes, contents = recorded_changes()
-    moved = []
-    for path, content in changes:
-        if content is not None:
-            hidden = path.replace("group_0/", "group_0/.tmp-")
-            moved += [(hidden, content), (hidden, None)]
-        moved.append((path, content))
-    return moved, contents
-
-
-@pytest.mark.parametrize("recorded", [recorded_changes, moved_changes])
-def test_reader_sees_a_whole_version_or_none_in_any_order(recorded):
-    changes, contents = recorded()
-    rng = random.Random(5)
-    seen = set()
-    for _ in range(1250):
-        view = MemoryFileSystem()
-        reader = exchange.Exchange("root", file_system=view)
-        for path, content in delayed_orders(changes, rng):
-            view.apply(path, content)
-            version = reader.latest(0)
-            if version is None:
-                continue
-            try:
-                reader.verify(version)
-            except exchange.VersionNotFoundError:
-                continue
-            for name, expected in contents[version.step].items():
-                assert view.files[f"{version.path}/{name}"] == expected
-            seen.add(version.step)
-        assert reader.latest(0).step == 3
-    assert seen == {1, 2, 3}
-
-
 @pytest.mark.parametrize(
     "number", [errno.ESTALE, errno.EIO, errno.EACCES, errno.ETIMEDOUT]
 )
 def test_storage_that_fails_leaves_the_last_answer(tmp_path, number):
-    faults = Faults(filesystem.LocalFileSystem())
+    faults = storage_cases.Faults(filesystem.LocalFileSystem())
     reader = exchange.Exchange(str(tmp_path), file_system=faults)
     hub = exchange.Exchange(tmp_path)
     old = publish(hub, 1)
@@ -582,7 +478,7 @@ def test_each_failing_call_of_a_reader_is_survived(tmp_path):
     old, new = publish(hub, 1), publish(hub, 2)
     for number in (errno.ENOENT, errno.ESTALE, errno.EIO):
         for fail_at in range(1, 20):
-            faults = Faults(
+            faults = storage_cases.Faults(
                 filesystem.LocalFileSystem(),
                 fail_at=fail_at,
                 error=OSError(number, "injected"),
@@ -996,60 +892,6 @@ def test_pruning_that_fails_does_not_fail_the_export(tmp_path, caplog):
     assert hub.steps(0) == [2, 3]
     publish(exchange.Exchange(root), 4)
     assert hidden_names(root) == []
-
-
-# Kills of a real process.
-
-WRITER = """
-import os, pathlib, sys
-from tfdistill import exchange
-os.fsync = lambda descriptor: None
-hub = exchange.Exchange(sys.argv[1], max_to_keep=2, min_keep_secs=0)
-latest = hub.latest(0)
-step = latest.step + 1 if latest else 0
-def write(directory):
-    for name in ("saved_model.pb", "variables/index", "variables/data"):
-        path = pathlib.Path(directory, name)
-        path.parent.mkdir(exist_ok=True)
-        with open(path, "wb") as file:
-            for _ in range(20):
-                file.write(b"%d" % step * 1000)
-                file.flush()
-print("ready", flush=True)
-while True:
-    hub.publish(write, group=0, step=step)
-    step += 1
-"""
-
-
-@pytest.mark.multiprocess
-def test_killed_writers_leave_only_whole_versions(tmp_path):
-    rng = random.Random(11)
-    reader = exchange.Exchange(tmp_path)
-    newest = -1
-    interrupted = 0
-    for _ in range(40):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path)],
-            stdout=subprocess.PIPE,
-        )
-        try:
-            assert process.stdout.readline() == b"ready\n"
-            time.sleep(rng.uniform(0, 0.06))
-            assert process.poll() is None
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait(30)
-            process.stdout.close()
-        for step in reader.steps(0):
-            reader.verify(reader.open(0, step))
-        latest = reader.latest(0)
-        if latest:
-            assert latest.step >= newest
-            newest = latest.step
-        interrupted += bool(hidden_names(tmp_path))
-    assert newest >= 10
-    assert interrupted >= 1
 
 
 # URLs.

@@ -17,6 +17,9 @@ _WAIT_SECS = 30.0
 class _Manifest:
     graph_fingerprint = "f"
 
+    def __init__(self, incarnation):
+        self.incarnation = incarnation
+
 
 class _Exchange:
     """One peer's versions in memory, and what goes wrong with them."""
@@ -25,9 +28,11 @@ class _Exchange:
         self.published = list(steps)
         self.on_latest = lambda: None
         self.errors = {}
+        self.runs = {}
 
     def _version(self, step):
-        return versions.Version(1, step, f"memory/{step}", _Manifest())
+        manifest = _Manifest(self.runs.get(step, "first"))
+        return versions.Version(1, step, f"memory/{step}", manifest)
 
     def latest(self, group):
         found = max(self.published, default=None)
@@ -143,7 +148,7 @@ def test_nothing_staged_cannot_be_taken():
         ({}, peer_reader.RejectedError("9 classes"), "9 classes"),
     ],
 )
-def test_a_bad_version_fails_at_once(errors, read, reason, caplog):
+def test_a_bad_version_fails_for_good(errors, read, reason, caplog):
     exchange = _Exchange(10)
     exchange.errors = errors
 
@@ -152,6 +157,10 @@ def test_a_bad_version_fails_at_once(errors, read, reason, caplog):
 
     reader = _reader(exchange, read=refuse if read else None)
     _round(reader)
+    if errors:
+        # The storage may be about to show the rest of it.
+        assert reader.state == peer_reader.PENDING
+        _round(reader)
     assert reader.state == peer_reader.FAILED
     with caplog.at_level(logging.WARNING):
         reader.reject(10)
@@ -160,6 +169,79 @@ def test_a_bad_version_fails_at_once(errors, read, reason, caplog):
     assert [r.getMessage().count(reason) for r in caplog.records] == [1]
     _round(reader)
     assert reader.announced == -1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        versions.CorruptVersionError("weights are missing"),
+        versions.VersionNotFoundError("not there yet"),
+    ],
+)
+def test_a_version_that_comes_into_sight_by_and_by_is_taken(error):
+    exchange = _Exchange(10)
+    exchange.errors = {("verify", 10): error}
+    reader = _reader(exchange)
+    _round(reader)
+    exchange.errors = {}
+    _round(reader)
+    assert reader.take().version.step == 10
+    assert reader.rejected == {}
+
+
+def test_doubts_are_counted_for_each_version():
+    exchange = _Exchange(10)
+    torn = versions.CorruptVersionError("torn")
+    exchange.errors = {("verify", 10): torn, ("verify", 11): torn}
+    reader = _reader(exchange)
+    _round(reader)
+    reader.reject(10, "for another reason")
+    exchange.published.append(11)
+    _round(reader)
+    assert reader.announced == 11
+    assert reader.state == peer_reader.PENDING
+
+
+def test_a_rejected_step_counts_again_if_another_run_published_it():
+    exchange = _Exchange(10, 20)
+    exchange.errors = {("verify", 20): versions.CorruptVersionError("torn")}
+    reader = _reader(exchange)
+    for _ in range(2):
+        _round(reader)
+    reader.reject(20)
+    _round(reader)
+    assert reader.take().version.step == 10
+    # Mended by the same run, it stays what it was.
+    exchange.errors = {}
+    _round(reader)
+    assert reader.announced == -1
+    exchange.runs = {20: "second"}
+    _round(reader)
+    assert reader.rejected == {}
+    assert reader.take().version.step == 20
+    # It can be rejected again, and then only a third run helps.
+    reader.reject(20, "NaN")
+    _round(reader)
+    assert reader.announced == -1
+    assert reader.rejected == {20: "NaN"}
+
+
+def test_all_workers_forget_a_rejection_with_the_announcement():
+    exchange = _Exchange(20)
+    chief, worker = (_reader(exchange, alone=False) for _ in range(2))
+    chief.look()
+    for reader in (chief, worker):
+        reader.announce(20)
+        reader.stage()
+        reader.reject(20, "bad")
+    exchange.runs = {20: "second"}
+    chief.look()
+    assert chief.proposal == 20
+    for reader in (chief, worker):
+        reader.announce(20)
+        reader.stage()
+        assert reader.take().version.step == 20
+        assert reader.rejected == {}
 
 
 def test_storage_that_fails_is_asked_again():

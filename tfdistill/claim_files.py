@@ -104,14 +104,8 @@ class ClaimFiles:
 
     def write(self, number: int, record: claim_record.ClaimRecord) -> None:
         """Replaces what a claim says."""
-        path = f"{self._path(number)}/{_FILE}"
-        blocks = [record.to_json().encode()]
-        if not self._file_system.renames_atomically:
-            self._file_system.write(path, blocks)
-            return
-        draft = f"{path}.{record.incarnation}"
-        self._file_system.write(draft, blocks)
-        self._file_system.rename(draft, path)
+        text = record.to_json().encode()
+        self._file_system.write(f"{self._path(number)}/{_FILE}", [text])
 
     def remove_below(self, number: int) -> None:
         """Removes all claims that come before this one."""

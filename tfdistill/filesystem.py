@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from typing import Protocol
 
+from tfdistill import whole_file
+
 BLOCK_BYTES = 4 * 1024 * 1024
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://+[^/]")
@@ -60,7 +62,7 @@ class FileSystem(Protocol):
         """Yields the content of a regular file."""
 
     def write(self, path: str, blocks: Iterable[bytes]) -> None:
-        """Writes a file and its missing parents; on return it is durable."""
+        """Writes a file, which appears whole and durable, and its parents."""
 
     def sync(self, path: str) -> None:
         """Makes a file's content, or a directory's names, durable."""
@@ -121,10 +123,7 @@ class LocalFileSystem:
     def write(self, path: str, blocks: Iterable[bytes]) -> None:
         """See `FileSystem`."""
         self.make_dirs(os.path.dirname(path))
-        with open(path, "wb") as file:
-            file.writelines(blocks)
-            file.flush()
-            os.fsync(file.fileno())
+        whole_file.write(path, blocks)
 
     def sync(self, path: str) -> None:
         """See `FileSystem`."""

@@ -19,6 +19,9 @@ from tfdistill import versions
 _log = logging.getLogger(__name__)
 
 PENDING, READY, FAILED = 0, 1, -1
+# Storage may show the files of a version one after the other, or lose sight of
+# one for a moment: what contradicts a version must be seen twice.
+_LOOKS_TO_BE_SURE = 2
 
 
 class RejectedError(ValueError):
@@ -78,27 +81,53 @@ class PeerReader:
         self._announced = -1
         self._staged: Staged | None = None
         self._failure: str | None = None
-        self._attempts = 0
+        self._attempts = self._doubts = 0
+        # By step, which run of the publisher a version came from: the last
+        # one that was seen, and the one that was rejected.
+        self._seen: dict[int, str] = {}
+        self._rejected_runs: dict[int, str | None] = {}
 
     # ---- background thread ----
 
     def look(self) -> None:
-        """Looks for the newest version that is neither in use nor rejected."""
+        """Looks for the newest version that is neither in use nor rejected.
+
+        A rejected step counts again once another run of the publisher has
+        published it anew.
+        """
         newest = self._exchange.latest(self.group)
         candidates = [newest.step] if newest else []
         if newest and newest.step in self.rejected:
             candidates = self._exchange.steps(self.group)
+        anew = {step for step in candidates if self._is_anew(step)}
         with self._lock:
             # Under the lock: a version may have been taken or rejected while
             # the storage was asked.
             usable = [
                 step
                 for step in candidates
-                if step > self.current and step not in self.rejected
+                if step > self.current
+                and (step not in self.rejected or step in anew)
             ]
+            if newest and newest.step in usable:
+                self._seen[newest.step] = newest.manifest.incarnation
             self._proposal = max(usable, default=-1)
             if self._alone and self._announced < 0:
                 self._announce(self._proposal)
+
+    def _is_anew(self, step: int) -> bool:
+        rejected = self._rejected_runs.get(step)
+        if rejected is None or step <= self.current:
+            return False
+        try:
+            found = self._exchange.open(self.group, step)
+        except (
+            OSError,
+            versions.CorruptVersionError,
+            versions.VersionNotFoundError,
+        ):
+            return False
+        return found.manifest.incarnation != rejected
 
     def stage(self) -> None:
         """Reads the announced version, if there is one still to read."""
@@ -109,14 +138,22 @@ class PeerReader:
         staged, failure = None, None
         try:
             version = self._exchange.open(self.group, step)
+            with self._lock:
+                self._seen[step] = version.manifest.incarnation
             if self._screen is not None:
                 self._screen(version)
             self._exchange.verify(version)
             staged = Staged(version, self._read(version))
-        except (RejectedError, versions.CorruptVersionError) as error:
+        except RejectedError as error:
             failure = str(error)
-        except versions.VersionNotFoundError as error:
-            failure = f"it is gone: {error}"
+        except (
+            versions.CorruptVersionError,
+            versions.VersionNotFoundError,
+        ) as error:
+            self._doubts += 1
+            if self._doubts >= _LOOKS_TO_BE_SURE:
+                gone = isinstance(error, versions.VersionNotFoundError)
+                failure = f"it is gone: {error}" if gone else str(error)
         except Exception as error:  # TensorFlow's readers raise many kinds.
             self._attempts += 1
             _log.info("Reading version %d failed: %s", step, error)
@@ -163,7 +200,10 @@ class PeerReader:
     def _announce(self, step: int) -> None:
         self._announced = step
         self._staged = self._failure = None
-        self._attempts = 0
+        self._attempts = self._doubts = 0
+        # The chief may announce a rejected step if it was published anew.
+        self.rejected.pop(step, None)
+        self._rejected_runs.pop(step, None)
 
     def take(self) -> Staged:
         """Returns the staged version and makes it the current one.
@@ -180,12 +220,18 @@ class PeerReader:
             self.current = staged.version.step
             self._proposal = -1
             self._announce(-1)
+            self._seen = {
+                step: run
+                for step, run in self._seen.items()
+                if step >= self.current
+            }
             return staged
 
     def reject(self, step: int, reason: str | None = None) -> None:
         """Quarantines a version: it is never proposed again.
 
-        The log warns of it, but once only for the same reason.
+        Another version of the same step is, if another run of the publisher
+        published it. The log warns, but once only for the same reason.
 
         Args:
             step: The version.
@@ -205,6 +251,7 @@ class PeerReader:
                     reason,
                 )
             self.rejected.setdefault(step, reason)
+            self._rejected_runs.setdefault(step, self._seen.get(step))
             if self._proposal == step:
                 self._proposal = -1
             if self._announced == step:
