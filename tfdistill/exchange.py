@@ -177,25 +177,30 @@ class Exchange(version_reader.VersionReader):
             extras=extras or {},
         )
         with self._lock:
-            try:
-                self._refuse_existing(draft.group, draft.step)
-                version = self._export(write, draft)
-            except (VersionExistsError, *group_claim.ERRORS):
-                raise
-            except Exception as error:
-                # It may have failed because a new owner removed its files.
-                self._refuse_lost(draft.group)
-                # A full disk stays full where only exports that succeed prune.
-                self._try_to_prune(draft.group)
-                if isinstance(error, ExportError):
-                    raise
-                path = self.version_path(group, step)
-                raise ExportError(
-                    f"Could not publish {path}: {type(error).__name__}: "
-                    f"{error}. No part of it is visible to readers."
-                ) from error
+            version = self._publish(write, draft)
             self._try_to_prune(draft.group)
             return version
+
+    def _publish(
+        self, write: Callable[[str], None], draft: manifest.Manifest
+    ) -> Version:
+        try:
+            self._refuse_existing(draft.group, draft.step)
+            return self._export(write, draft)
+        except (VersionExistsError, *group_claim.ERRORS):
+            raise
+        except Exception as error:
+            # It may have failed because a new owner removed its files.
+            self._refuse_lost(draft.group)
+            # A full disk stays full where only exports that succeed prune.
+            self._try_to_prune(draft.group)
+            if isinstance(error, ExportError):
+                raise
+            path = self.version_path(draft.group, draft.step)
+            raise ExportError(
+                f"Could not publish {path}: {type(error).__name__}: "
+                f"{error}. No part of it is visible to readers."
+            ) from error
 
     def prune(self, group: int) -> list[int]:
         """Removes versions that may go, and what crashed publishers left.
