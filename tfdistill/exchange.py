@@ -29,17 +29,11 @@ _log = logging.getLogger(__name__)
 
 ClaimLostError = group_claim.ClaimLostError
 CorruptVersionError = versions.CorruptVersionError
+ExportError = versions.ExportError
 GroupClaimedError = group_claim.GroupClaimedError
 Version = versions.Version
+VersionExistsError = versions.VersionExistsError
 VersionNotFoundError = versions.VersionNotFoundError
-
-
-class ExportError(RuntimeError):
-    """A version could not be published; its `__cause__` says why."""
-
-
-class VersionExistsError(ExportError):
-    """The version to publish is there already, and whole."""
 
 
 class Exchange(version_reader.VersionReader):

@@ -10,6 +10,14 @@ from tfdistill import manifest as manifest_lib
 from tfdistill import staging
 
 
+class ExportError(RuntimeError):
+    """A version could not be published; its `__cause__` says why."""
+
+
+class VersionExistsError(ExportError):
+    """The version to publish is there already, and whole."""
+
+
 class VersionNotFoundError(RuntimeError):
     """There is no such version, or there is none any more."""
 
