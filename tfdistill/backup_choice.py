@@ -75,7 +75,13 @@ class BackupChoice:
         chosen = None
         try:
             chosen = _read(version or self._store.open(0, step))
-        except (RuntimeError, OSError, ValueError, tf.errors.OpError) as error:
+        except (
+            KeyError,
+            OSError,
+            RuntimeError,
+            ValueError,
+            tf.errors.OpError,
+        ) as error:
             failure = error
         self.fail_together(failure)
         return chosen
