@@ -175,8 +175,12 @@ def test_weights_that_are_not_finite_are_not_published(exchange, caplog):
     model = cases.codistill(student, optimizer=keras.optimizers.SGD(0.0))
     student.variables[1].assign([np.nan, 0.0, 0.0])
     exporter = _exporter(exchange)
-    with caplog.at_level(logging.WARNING):
-        _train(model, exporter)
+    going_on = tfdistill.FiniteLoss(action="warn")
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.warns(UserWarning, match="The loss must be finite"),
+    ):
+        _train(model, exporter, more=(going_on,))
     assert exchange.steps(0) == []
     assert (exporter.num_published, exporter.num_failed) == (0, 4)
     assert "NaN or infinite" in caplog.text
