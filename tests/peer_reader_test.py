@@ -9,6 +9,7 @@ import pytest
 from tfdistill import agreement
 from tfdistill import chief_only
 from tfdistill import peer_reader
+from tfdistill import teacher_health
 from tfdistill import versions
 
 _WAIT_SECS = 30.0
@@ -441,6 +442,7 @@ class _Slot:
 
     def __init__(self, reader, cannot_load):
         self.reader = reader
+        self.health = teacher_health.TeacherHealth(self.name)
         self._cannot_load = cannot_load
 
     @property
