@@ -22,6 +22,9 @@ FROZEN_LIMIT_SECS = 60.0
 DUPLICATE_LIMIT_SECS = 150.0
 TERM_LIMIT_SECS = 15.0
 _DISK_FULL_SECS = 8.0
+# Less than any export or backup, and more than a semaphore: Python's are files
+# in memory, to which the limit applies as well, and a full disk does not.
+_DISK_FULL_BYTES = 4096
 # Shorter than the time after which the launcher takes a task for frozen.
 _LATE_SECS = 2.0
 _RESTART_LIMIT_SECS = 60.0
@@ -120,7 +123,8 @@ def _disk_full(
     pid = task.process.pid
     try:
         before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, before[1]))
+        limit = (_DISK_FULL_BYTES, before[1])
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
         time.sleep(_DISK_FULL_SECS)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
     except ProcessLookupError:
