@@ -530,7 +530,8 @@ def test_a_worker_whose_peer_is_killed_ends_with_75(tmp_path, monkeypatch):
     assert group.failed_task == "group_0_worker_1"
     printed = (workdir / "logs" / "group_0_worker_0.log").read_text()
     assert group.exit_codes["group_0_worker_0"] == 75, printed
-    assert "lost another task of the group" in printed
+    # What it noticed first: the loss, or the launcher's end of the group.
+    assert "lost another task" in printed or "SIGTERM" in printed
 
 
 if __name__ == "__main__":
