@@ -16,6 +16,8 @@ from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
+from tfdistill import data_position
+
 TESTED_KERAS = ("3.12", "3.16")
 
 
@@ -272,8 +274,7 @@ class EpochData:
         for _ in range(position["iterators"]):
             current = iter(it._get_iterator())
         if batch or position["is_kept"]:
-            for _ in range(position["batches"]):
-                next(current)
+            data_position.read_past(current, position["batches"])
         it._steps_seen = position["batches"]
         it._num_batches = it._num_batches or position["num_batches"]
         it._current_iterator = current if position["is_kept"] else None
