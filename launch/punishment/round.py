@@ -66,6 +66,8 @@ class Round:
         self._lines = [timeline.Timeline() for _ in range(view.num_groups)]
         # Finer than the groups' logs, but no step numbers.
         self._beats = [timeline.Timeline(line.spans) for line in self._lines]
+        # Of each group, its last step before each of its starts, and the first.
+        self._resumes: list[list[tuple[int, int]]] = [[] for _ in self._lines]
         self._events: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -110,7 +112,7 @@ class Round:
             for group, record in self._watch.look_at_logs():
                 if isinstance(record.get("step"), int):
                     with self._lock:
-                        self._lines[group].see(record["step"], now=now)
+                        self._see(group, record, now)
             for group, line in enumerate(self._beats):
                 beat = self._view.beat(group)
                 if beat is not None:
@@ -124,6 +126,13 @@ class Round:
                 scanned = now
                 self._watch.look_at_versions()
                 self._watch.check_teachers()
+
+    def _see(self, group: int, record: Mapping[str, Any], now: float) -> None:
+        line = self._lines[group]
+        if record.get("event") == "start":
+            # What a group had logged last is what it must get past.
+            self._resumes[group].append((line.step, record["step"]))
+        line.see(record["step"], now=now)
 
     # ---- injection ----
 
@@ -155,7 +164,7 @@ class Round:
         start = time.monotonic()
         with self._lock:
             span = line.begin_fault(now=start)
-            step = line.step
+            step, before = line.step, len(self._resumes[injection.group])
         inject, _ = faults_lib.FAULTS[injection.fault]
         outcome = inject(self._view, injection)
         if outcome.damaged is not None:
@@ -172,7 +181,7 @@ class Round:
             "step": step,
         }
         if outcome.ends_group:
-            entry |= self._wait_for_recovery(injection.group, step, start)
+            entry |= self._wait_for_recovery(injection.group, before, start)
         with self._lock:
             span.end = time.monotonic()
         entry["secs"] = span.end - start
@@ -182,34 +191,29 @@ class Round:
         self._say(_in_words(entry))
 
     def _wait_for_recovery(
-        self, group: int, step: int, start: float
+        self, group: int, num_resumes: int, start: float
     ) -> dict[str, Any]:
-        """Waits until a group is past the step at which a fault hit it."""
-        line = self._lines[group]
-        first, lowest = True, step
+        """Waits until a group is past the step at which it ended."""
         while time.monotonic() - start < RECOVERY_LIMIT_SECS:
             with self._lock:
-                now = line.step
-            if now < step and first:
-                first, lowest = False, now
-            ended = self._first_event(group, start, ("exit", "frozen", "stuck"))
-            if now > step and (not first or self._started(group, start)):
+                step = self._lines[group].step
+                resumes = self._resumes[group][num_resumes:]
+            if resumes and step > max(failed for failed, _ in resumes):
+                failed, resumed = resumes[-1]
+                names = ("exit", "frozen", "stuck")
                 return {
                     "recovery_secs": time.monotonic() - start,
-                    "redone_steps": step - lowest,
-                    "detection_secs": ended,
+                    "redone_steps": max(0, failed - resumed),
+                    "detection_secs": self._first_event(group, start, names),
                 }
             if not self._view.tasks():
                 break
             time.sleep(_LOOK_SECS)
         self._watch.tell(
-            f"group {group} was not past step {step} within "
-            f"{RECOVERY_LIMIT_SECS:g} s of a fault"
+            f"group {group} was not past the step of a fault within "
+            f"{RECOVERY_LIMIT_SECS:g} s"
         )
         return {"recovery_secs": None}
-
-    def _started(self, group: int, since: float) -> bool:
-        return self._first_event(group, since, ("restart",)) is not None
 
     def _first_event(
         self, group: int, since: float, names: Sequence[str]
