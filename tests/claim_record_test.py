@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tfdistill import claim_record
+from tfdistill import process_status
 
 _WAIT_SECS = 60.0
 
@@ -106,7 +107,7 @@ def test_processes_that_are_hidden_count_as_living(monkeypatch):
     """As under /proc with hidepid, for processes of other users."""
     record = dataclasses.replace(_own(), pid=os.getppid(), started=1)
     assert record.is_gone()
-    monkeypatch.setattr(claim_record, "_status", lambda pid: None)
+    monkeypatch.setattr(process_status, "of", lambda pid: None)
     assert not record.is_gone()
 
 

@@ -4,6 +4,20 @@ import time
 from collections.abc import Callable
 
 
+def delay_secs(
+    num_failures: int, *, first_secs: float, longest_secs: float
+) -> float:
+    """Returns the pause after some failures in a row.
+
+    Args:
+        num_failures: Failures before this one.
+        first_secs: The pause after the first; each is twice the one before.
+        longest_secs: What no pause exceeds.
+    """
+    # No float has room for 2 to the power of many thousands.
+    return min(first_secs * 2.0 ** min(num_failures, 64), longest_secs)
+
+
 class Backoff:
     """Doubles the pause with each failure in a row; a success ends it.
 
@@ -41,7 +55,7 @@ class Backoff:
         self._first_secs = first_secs
         self._longest_secs = longest_secs
         self._clock = clock
-        self._secs = 0.0
+        self._num_failures = 0
         self._until: float | None = None
 
     @property
@@ -52,12 +66,14 @@ class Backoff:
 
     def failed(self) -> None:
         """Starts a pause, twice as long as the one before."""
-        self._secs = min(
-            max(2 * self._secs, self._first_secs), self._longest_secs
+        self._until = self._clock() + delay_secs(
+            self._num_failures,
+            first_secs=self._first_secs,
+            longest_secs=self._longest_secs,
         )
-        self._until = self._clock() + self._secs
+        self._num_failures += 1
 
     def succeeded(self) -> None:
         """Ends the pause; the next one is short again."""
-        self._secs = 0.0
+        self._num_failures = 0
         self._until = None

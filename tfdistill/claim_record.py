@@ -7,13 +7,13 @@ as hostile input.
 import dataclasses
 import json
 import os
-import pathlib
 import re
 import socket
 from typing import Any
 
+from tfdistill import process_status
+
 MAX_BYTES = 4096
-_PROC = pathlib.Path("/proc")
 _INCARNATION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NAME = re.compile(r"[!-~]{0,255}")
 
@@ -109,9 +109,13 @@ class ClaimRecord:
 
 def _this_machine() -> str:
     try:
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        boot = (
+            (process_status.PROC / "sys/kernel/random/boot_id")
+            .read_text()
+            .strip()
+        )
         # Containers of one machine count their processes apart.
-        return f"{boot}/{os.readlink(_PROC / 'self/ns/pid')}"
+        return f"{boot}/{os.readlink(process_status.PROC / 'self/ns/pid')}"
     except OSError:
         return ""
 
@@ -123,27 +127,15 @@ def _has_ended(pid: int, started: int) -> bool:
         return True
     except OSError:
         pass  # It is another user's.
-    found = _status(pid)
+    found = process_status.of(pid)
     if found is None:
         return False
-    # A process that only waits to be asked for its exit code is a zombie.
-    return found[0] in "ZX" or found[1] != started
+    return not found.is_alive or found.started != started
 
 
 def _started(pid: int) -> int:
-    found = _status(pid)
-    return found[1] if found else 0
-
-
-def _status(pid: int) -> tuple[str, int] | None:
-    """Returns a process' state and when it started, where that is told."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return None
-    # The second field is the program's name, which may hold anything.
-    fields = text.rpartition(")")[2].split()
-    return (fields[0], int(fields[19])) if len(fields) > 19 else None
+    found = process_status.of(pid)
+    return found.started if found else 0
 
 
 def _matches(pattern: re.Pattern[str], value: Any) -> bool:

@@ -1,5 +1,7 @@
 """Decides whether, and when, a group that has failed is started again."""
 
+from tfdistill import backoff
+
 # The first one nearly at once: most failures are one lost process.
 _FIRST_DELAY_SECS = 0.5
 _LONGEST_DELAY_SECS = 10.0
@@ -68,8 +70,11 @@ class GroupRestarts:
             return None, f"its {self.limit} restarts (--max_restarts) are over"
         if now - self._started >= _HEALTHY_SECS:
             self._in_a_row = 0
-        delay = _FIRST_DELAY_SECS * 2.0 ** min(self._in_a_row, 10)
-        delay = min(delay, _LONGEST_DELAY_SECS)
+        delay = backoff.delay_secs(
+            self._in_a_row,
+            first_secs=_FIRST_DELAY_SECS,
+            longest_secs=_LONGEST_DELAY_SECS,
+        )
         self.made += 1
         self._in_a_row += 1
         self._due = now + delay

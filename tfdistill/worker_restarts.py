@@ -7,6 +7,8 @@ the delays are short, and once one worker is given up no other is started again.
 from collections.abc import Iterable
 from collections.abc import Mapping
 
+from tfdistill import backoff
+
 # So that a worker which cannot start does not use up its restarts at once.
 _FIRST_DELAY_SECS = 1.0
 _LONGEST_DELAY_SECS = 10.0
@@ -66,8 +68,11 @@ class WorkerRestarts:
             return None
         if now - self._started.get(name, now) >= _HEALTHY_SECS:
             self._in_a_row[name] = 0
-        delay = _FIRST_DELAY_SECS * 2.0 ** min(self._in_a_row[name], 10)
-        delay = min(delay, _LONGEST_DELAY_SECS)
+        delay = backoff.delay_secs(
+            self._in_a_row[name],
+            first_secs=_FIRST_DELAY_SECS,
+            longest_secs=_LONGEST_DELAY_SECS,
+        )
         self._due[name] = now + delay
         return delay
 

@@ -6,11 +6,10 @@ Reads /proc, so Linux only.
 import contextlib
 import dataclasses
 import os
-import pathlib
 import signal
 from collections.abc import Iterator
 
-_PROC = pathlib.Path("/proc")
+from tfdistill import process_status
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,18 +27,18 @@ class Process:
     @property
     def alive(self) -> bool:
         """Whether it has not ended; a zombie has."""
-        found = _stat(self.pid)
+        found = process_status.of(self.pid)
         return (
             found is not None
-            and int(found[19]) == self.started
-            and found[0] not in ("Z", "X")
+            and found.started == self.started
+            and found.is_alive
         )
 
     @property
     def stopped(self) -> bool:
         """Whether a signal has stopped it."""
-        found = _stat(self.pid)
-        return self.alive and found is not None and found[0] == "T"
+        found = process_status.of(self.pid)
+        return self.alive and found is not None and found.state == "T"
 
     def send(self, number: signal.Signals) -> bool:
         """Sends a signal; returns False if the process is gone."""
@@ -54,8 +53,8 @@ class Process:
 
 def find(pid: int) -> Process | None:
     """Returns the process with an id, or None if there is none."""
-    found = _stat(pid)
-    return Process(pid, int(found[19])) if found else None
+    found = process_status.of(pid)
+    return Process(pid, found.started) if found else None
 
 
 def with_variable(name: str, value: str) -> Iterator[Process]:
@@ -66,7 +65,7 @@ def with_variable(name: str, value: str) -> Iterator[Process]:
         value: Its whole value.
     """
     wanted = f"{name}={value}".encode()
-    for entry in _PROC.iterdir():
+    for entry in process_status.PROC.iterdir():
         if not entry.name.isdigit():
             continue
         # Processes end while they are looked at; others are not ours to read.
@@ -75,13 +74,3 @@ def with_variable(name: str, value: str) -> Iterator[Process]:
                 process = find(int(entry.name))
                 if process is not None and process.alive:
                     yield process
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Returns the fields of /proc/PID/stat from the state on."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The program's name, in brackets, may itself hold brackets and spaces.
-    return text.rpartition(")")[2].split() or None

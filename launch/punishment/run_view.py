@@ -116,16 +116,18 @@ class RunView:
 
     def chief(self, group: int) -> Task | None:
         """Returns a group's chief, if it is alive."""
-        kind = "chief" if self.topology["ps_per_group"] else "worker"
-        name = f"group_{group}_{kind}_0"
+        name = f"group_{self._chief_of(group)}"
         return next((t for t in self.tasks(group) if t.name == name), None)
 
     def beat(self, group: int) -> int | None:
         """Returns how often a group's chief has got on; None if unknown."""
-        kind = "chief" if self.topology["ps_per_group"] else "worker"
-        ready = self.workdir / "logs" / "ready" / f"{group}_{kind}_0"
+        ready = self.workdir / "logs" / "ready" / self._chief_of(group)
         line = progress.read(ready)
         return line.count if line else None
+
+    def _chief_of(self, group: int) -> str:
+        kind = "chief" if self.topology["ps_per_group"] else "worker"
+        return f"{group}_{kind}_0"
 
     def metrics(self, group: int) -> list[dict[str, Any]]:
         """Returns what a group has logged since the last call."""
