@@ -43,7 +43,7 @@ def test_two_workers_train_as_keras_in_one_process(
     assert result.exit_code == 0, result.groups
     for worker in range(2):
         found = np.load(tmp_path / f"worker_{worker}.npz")
-        for name, case in training_cases.CASES.items():
+        for name, case in training_cases.cases(devices).items():
             actual = {
                 key.removeprefix(f"{name}/"): found[key]
                 for key in found.files
