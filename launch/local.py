@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from tfdistill import local_cluster_cli as cli
+from tfdistill import profile_steps
 
 _PROG = "python -m launch.local"
 
@@ -32,11 +33,19 @@ def _make_parser() -> argparse.ArgumentParser:
         help="change one field of the recipe, such as "
         "optimizer.learning_rate=0.1; may be repeated",
     )
+    parser.add_argument(
+        "--profile_steps",
+        metavar="FIRST:LAST",
+        help="trace these steps of the recipe for TensorBoard's profiler",
+    )
     return parser
 
 
 def _recipe_command(
-    recipe: str, workdir: str, overrides: Sequence[str]
+    recipe: str,
+    workdir: str,
+    overrides: Sequence[str],
+    traced: str | None,
 ) -> list[str]:
     return [
         sys.executable,
@@ -45,6 +54,7 @@ def _recipe_command(
         f"--recipe={recipe}",
         f"--workdir={workdir}",
         *(f"--override={override}" for override in overrides),
+        *([f"--profile_steps={traced}"] if traced else []),
     ]
 
 
@@ -62,16 +72,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     before, command = cli.split_command(arguments)
     options = parser.parse_args(before)
     recipe, overrides = options.recipe, options.override
-    del options.recipe, options.override
+    traced = options.profile_steps
+    del options.recipe, options.override, options.profile_steps
     if (recipe is None) == (not command):
         parser.error("expected either --recipe=NAME or a command after --")
     if overrides and recipe is None:
         parser.error("--override changes a recipe; pass --recipe=NAME too")
+    if traced and recipe is None:
+        parser.error(
+            "--profile_steps traces a recipe; with a command set "
+            f"{profile_steps.VARIABLE}={traced} or pass it to "
+            "tfdistill.Summaries"
+        )
+    if traced:
+        try:
+            profile_steps.parse(traced)
+        except ValueError as error:
+            parser.error(str(error))
     for override in overrides:
         if "=" not in override:
             parser.error(f"--override must be FIELD=VALUE; received {override}")
     if recipe is not None:
-        command = _recipe_command(recipe, options.workdir, overrides)
+        command = _recipe_command(recipe, options.workdir, overrides, traced)
     return cli.run(parser, options, command)
 
 

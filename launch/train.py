@@ -12,27 +12,36 @@ import dataclasses
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 import tfdistill
 from launch import config as config_lib
 from launch import recipes
+from tfdistill import profile_steps
 
 EXIT_FAILURE, EXIT_OPTIONS, EXIT_DATA, EXIT_RETRY = 1, 2, 65, 75
 _PROG = "python -m launch.train"
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _epilog() -> str:
     width = max(map(len, recipes.RECIPES))
     lines = [
         f"  {name:{width}}  {recipes.describe(name)}"
         for name in recipes.RECIPES
     ]
+    return (
+        "recipes:\n" + "\n".join(lines) + "\n\nexit codes: 0 done, 2 "
+        "wrong options, 65 wrong data, 75 a peer was lost, 1 anything else"
+    )
+
+
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_PROG,
         description="Runs one task of one group by a named recipe.",
-        epilog="recipes:\n" + "\n".join(lines) + "\n\nexit codes: 0 done, 2 "
-        "wrong options, 65 wrong data, 75 a peer was lost, 1 anything else",
+        epilog=_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -55,6 +64,11 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar="FIELD=VALUE",
         help="change one field, such as optimizer.learning_rate=0.1; may be "
         "repeated",
+    )
+    add(
+        "--profile_steps",
+        metavar="FIRST:LAST",
+        help="trace these steps, on each chief, for TensorBoard's profiler",
     )
     add("--verbose", action="store_true", help="show Keras' progress")
     add(
@@ -84,7 +98,9 @@ def _cluster(workdir: str | None) -> tfdistill.Cluster:
 
 
 def _train(
-    config: config_lib.Config, cluster: tfdistill.Cluster, verbose: bool
+    config: config_lib.Config,
+    cluster: tfdistill.Cluster,
+    options: argparse.Namespace,
 ) -> int:
     # Only here: wrong options are told before seconds of imports.
     import tensorflow as tf
@@ -100,7 +116,12 @@ def _train(
         tf.errors.UnavailableError,
     )
     try:
-        result = training.run(config, cluster, verbose=verbose)
+        result = training.run(
+            config,
+            cluster,
+            verbose=options.verbose,
+            profile_steps=options.profile_steps,
+        )
     except (students.OptionsError, group_claim.GroupClaimedError) as error:
         return _fail(EXIT_OPTIONS, f"wrong options: {error}")
     except data_checks.DataError as error:
@@ -113,16 +134,20 @@ def _train(
         traceback.print_exc()
         return EXIT_FAILURE
     if cluster.is_chief:
-        figures = ", ".join(
-            f"{name.replace('_', ' ')} {value:.4f}"
-            for name, value in result["metrics"].items()
-        )
-        print(
-            f"group {cluster.group}: {result['steps']} steps, {figures}, "
-            f"{result['examples_per_second']:,.0f} examples/s",
-            flush=True,
-        )
+        _tell(result)
     return 0
+
+
+def _tell(result: Mapping[str, Any]) -> None:
+    figures = ", ".join(
+        f"{name.replace('_', ' ')} {value:.4f}"
+        for name, value in result["metrics"].items()
+    )
+    print(
+        f"group {result['group']}: {result['steps']} steps, {figures}, "
+        f"{result['examples_per_second']:,.0f} examples/s",
+        flush=True,
+    )
 
 
 def _fail(code: int, message: str) -> int:
@@ -148,6 +173,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         cluster = _cluster(options.workdir)
         config.check_num_groups(cluster.num_groups)
+        profiled = options.profile_steps or os.environ.get(
+            profile_steps.VARIABLE
+        )
+        if profiled:
+            profile_steps.parse(profiled)
         if not cluster.uses_parameter_servers:
             config.data.check_num_workers(cluster.num_workers)
         # NumPy takes a moment to import, too.
@@ -166,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     learns = config.codistillation.enabled
     if learns and cluster.num_groups == 1:
         print("One group only: it has nobody to learn from.", flush=True)
-    return _train(config, cluster, options.verbose)
+    return _train(config, cluster, options)
 
 
 if __name__ == "__main__":

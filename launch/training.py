@@ -1,7 +1,9 @@
 """What one task of a group does: data, model, exchange, fit, results."""
 
+import dataclasses
 import importlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -29,6 +31,7 @@ def run(
     cluster: tfdistill.Cluster,
     *,
     verbose: bool = False,
+    profile_steps: str | None = None,
 ) -> dict[str, Any]:
     """Trains this task's student with its group, and writes the results.
 
@@ -36,6 +39,7 @@ def run(
         config: What to run; the same on every task.
         cluster: This task; with a workdir.
         verbose: Whether the chief shows Keras' own progress. Default False.
+        profile_steps: Which steps the chief traces; see `tfdistill.Summaries`.
 
     Returns:
         The group's results; its metrics on the chief only.
@@ -44,10 +48,9 @@ def run(
         data_checks.DataError: If the data are at fault.
         students.OptionsError: If arguments in the configuration are.
     """
-    workdir = str(cluster.workdir)
     strategy = tfdistill.make_strategy(cluster)
     if cluster.is_chief and cluster.group == 0:
-        run_outputs.write_config(config, workdir)
+        run_outputs.write_config(config, str(cluster.workdir))
     keras.config.set_dtype_policy(config.dtype_policy)
     keras.utils.set_random_seed(seed_of(config.seed, cluster.group))
     train, validation = map(
@@ -62,27 +65,35 @@ def run(
     canary = _canary(config, cluster, validation)
     with strategy.scope():
         model = students.make_model(
-            config,
-            cluster,
-            exchange,
-            label_counts=counts,
-            canary=canary,
+            config, cluster, exchange, label_counts=counts, canary=canary
         )
+    callbacks = _callbacks(config, cluster, profile_steps)
     measured = _fit(
-        model, train, validation, config, cluster, exchange, verbose
+        model, train, validation, config, cluster, exchange, callbacks, verbose
     )
     # A collective: every worker takes part, and gets all of them.
     predicted = _predict(model, validation, config)
     result = {**_summary(config, cluster, model), **measured}
     if cluster.is_chief:
-        directory = run_outputs.group_dir(workdir, cluster.group)
-        run_outputs.write_predictions(directory, predicted)
-        run_outputs.write_student(model.save, directory)
-        result["metrics"] = predicted.figures()
-        run_outputs.write_results(
-            result, workdir=workdir, num_groups=cluster.num_groups
-        )
+        _write(result, predicted, model, cluster)
     return result
+
+
+def _write(
+    result: dict[str, Any],
+    predicted: Any,
+    model: tfdistill.CodistillModel,
+    cluster: tfdistill.Cluster,
+) -> None:
+    """Writes the group's results, and puts its metrics into them."""
+    workdir = str(cluster.workdir)
+    directory = run_outputs.group_dir(workdir, cluster.group)
+    run_outputs.write_predictions(directory, predicted)
+    run_outputs.write_student(model.save, directory)
+    result["metrics"] = predicted.figures()
+    run_outputs.write_results(
+        result, workdir=workdir, num_groups=cluster.num_groups
+    )
 
 
 def _canary(
@@ -102,6 +113,7 @@ def _fit(
     config: config_lib.Config,
     cluster: tfdistill.Cluster,
     exchange: tfdistill.Exchange,
+    callbacks: Sequence[keras.callbacks.Callback],
     verbose: bool,
 ) -> dict[str, Any]:
     """Trains, and returns what was measured meanwhile."""
@@ -118,7 +130,7 @@ def _fit(
         epochs=config.num_steps // config.evaluate_every_steps,
         callbacks=[
             *([together] if config.start_together_secs else []),
-            *[pace, exporter, backup, *_callbacks(config, cluster)],
+            *[pace, exporter, backup, *callbacks],
         ],
         verbose=2 if verbose else 0,
     )
@@ -212,16 +224,18 @@ def _backup(
 
 
 def _callbacks(
-    config: config_lib.Config, cluster: tfdistill.Cluster
+    config: config_lib.Config,
+    cluster: tfdistill.Cluster,
+    profile_steps: str | None,
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks; `fit` runs those that write on the chief only."""
     directory = run_outputs.group_dir(str(cluster.workdir), cluster.group)
     callbacks: list[keras.callbacks.Callback] = [
         tfdistill.RunLog(str(directory)),
-        tfdistill.BestEffort(
-            keras.callbacks.TensorBoard(
-                str(directory / "tensorboard"), write_graph=False
-            )
+        tfdistill.Summaries(
+            directory / "tensorboard",
+            profile_steps=profile_steps,
+            configuration=dataclasses.asdict(config),
         ),
     ]
     if students.learns(config, cluster):

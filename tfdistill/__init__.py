@@ -28,6 +28,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.multiworker import MultiWorkerTraining as MultiWorkerTraining
     from tfdistill.run_log import RunLog as RunLog
     from tfdistill.strategy import make_strategy as make_strategy
+    from tfdistill.summaries import Summaries as Summaries
     from tfdistill.teacher import TeacherSet as TeacherSet
     from tfdistill.training_watch import FiniteLoss as FiniteLoss
 
@@ -45,6 +46,7 @@ _HOMES = {
     "RunLog": "run_log",
     "ShardedEmbedding": "embedding",
     "StudentExporter": "callbacks",
+    "Summaries": "summaries",
     "TeacherLoader": "callbacks",
     "TeacherSet": "teacher",
     "make_strategy": "strategy",

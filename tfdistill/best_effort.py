@@ -10,7 +10,7 @@ import tensorflow as tf
 _log = logging.getLogger(__name__)
 # What TensorFlow raises where a file cannot be written: a full disk is
 # OutOfRange to it. A lost peer (Unavailable, Aborted) is none of these.
-_STORAGE = (
+STORAGE_ERRORS = (
     OSError,
     tf.errors.DataLossError,
     tf.errors.FailedPreconditionError,
@@ -76,7 +76,7 @@ class BestEffort(keras.callbacks.Callback):
     def _try(self, hook: str, *args: Any, **kwargs: Any) -> None:
         try:
             getattr(self.callback, hook)(*args, **kwargs)
-        except _STORAGE as error:
+        except STORAGE_ERRORS as error:
             self.num_failures += 1
             _log.log(
                 logging.INFO if self.num_failures > 1 else logging.WARNING,

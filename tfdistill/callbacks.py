@@ -18,6 +18,7 @@ from tfdistill import model as model_lib
 from tfdistill import savedmodel
 from tfdistill import specs
 from tfdistill import step_counter
+from tfdistill import work_times
 
 # Exports that fail cost a snapshot each and may fill the disk's last bytes.
 _FIRST_PAUSE_SECS = 1.0
@@ -49,6 +50,9 @@ class StudentExporter(step_counter.SteppedCallback):
     `GroupClaimedError`, and one that was frozen until another took the group
     over ends its training with a `ClaimLostError`.
     """
+
+    # By which `tfdistill.Summaries` finds it.
+    exports_student = True
 
     def __init__(
         self,
@@ -95,6 +99,10 @@ class StudentExporter(step_counter.SteppedCallback):
         self.num_skipped = 0
         self.num_failed = 0
         self.num_bytes = 0
+        self.last_num_bytes: int | None = None
+        # On the training thread, and on the one that writes.
+        self.blocked = work_times.WorkTimes()
+        self.writes = work_times.WorkTimes()
 
     @property
     def totals(self) -> dict[str, int]:
@@ -122,7 +130,8 @@ class StudentExporter(step_counter.SteppedCallback):
         if self._claim is not None:
             self._claim.check()
         if self._schedule.due(self.step):
-            self._export(wait=False)
+            with self.blocked.measured():
+                self._export(wait=False)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Publishes the last step and waits until it is written."""
@@ -151,13 +160,17 @@ class StudentExporter(step_counter.SteppedCallback):
             )
         snapshot, step = self._writer.snapshot(), self.step
         submitted = self._worker.submit(
-            lambda: self._publish(snapshot, step),
+            lambda: self._write(snapshot, step),
             wait_secs=self._finish_timeout_secs if wait else 0.0,
         )
         if submitted:
             self._last_step = step
         else:
             self.num_skipped += 1
+
+    def _write(self, snapshot: savedmodel.Snapshot, step: int) -> None:
+        with self.writes.measured():
+            self._publish(snapshot, step)
 
     def _publish(self, snapshot: savedmodel.Snapshot, step: int) -> None:
         writer = self._writer
@@ -180,6 +193,7 @@ class StudentExporter(step_counter.SteppedCallback):
             self._pause.succeeded()
             self.num_published += 1
             self.num_bytes += version.num_bytes
+            self.last_num_bytes = version.num_bytes
         except exchange_lib.VersionExistsError:
             _log.info("Version %d was published before.", step)
         except group_claim.ERRORS:
@@ -214,6 +228,7 @@ class TeacherLoader(step_counter.SteppedCallback):
         super().__init__()
         self._schedule = step_counter.EverySteps(every_steps)
         self.num_refreshes = 0
+        self.blocked = work_times.WorkTimes()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts the reading thread."""
@@ -239,9 +254,10 @@ class TeacherLoader(step_counter.SteppedCallback):
         if not len(teachers) or not self._schedule.due(self.step):
             return
         generation = teachers.generation
-        self.num_refreshes += len(teachers.refresh(step=self.step))
-        if teachers.generation != generation:
-            self.model.make_train_function(force=True)
+        with self.blocked.measured():
+            self.num_refreshes += len(teachers.refresh(step=self.step))
+            if teachers.generation != generation:
+                self.model.make_train_function(force=True)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Stops the reading thread."""

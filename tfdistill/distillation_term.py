@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdistill import distillation_loss as loss_lib
 from tfdistill import global_batch
+from tfdistill import prediction_agreement
 from tfdistill import soft_targets
 
 
@@ -74,6 +75,53 @@ class DistillationTerm:
             share = loss(target, student, mask)
             total += tf.cast(share, tf.float32)
         return total
+
+    def compare(
+        self, soft: soft_targets.SoftTargets, y_pred: Any, sample_weight: Any
+    ) -> tuple[str, tf.Tensor]:
+        """Compares each teacher with the student, on this replica's rows.
+
+        Where some distilled outputs have classes, by these alone.
+
+        Args:
+            soft: What the teachers say.
+            y_pred: The student's outputs.
+            sample_weight: As in the data: None, a tensor, or by output.
+
+        Returns:
+            What was measured, `prediction_agreement.AGREEMENT` or
+            `DIFFERENCE`, and float32 `[num_teachers]`: the mean over outputs;
+            NaN for a teacher that was not asked.
+        """
+        flat_pred = keras.tree.flatten(y_pred)
+        found: dict[str, list[tf.Tensor]] = {}
+        for outputs, student, loss, weight in zip(
+            soft.outputs,
+            flat_pred,
+            self._by_output(y_pred, len(flat_pred)),
+            _by_output(sample_weight, len(flat_pred)),
+            strict=True,
+        ):
+            if loss is None:
+                continue
+            counts = [
+                _that_count(row > 0, weight, student)
+                for row in tf.unstack(soft.weights)
+            ]
+            kind = prediction_agreement.kind_of(loss.inner, student)
+            found.setdefault(kind, []).append(
+                prediction_agreement.measure(
+                    loss.inner, outputs, student, counts
+                )
+            )
+        for kind in (
+            prediction_agreement.AGREEMENT,
+            prediction_agreement.DIFFERENCE,
+        ):
+            if kind in found:
+                return kind, tf.reduce_mean(tf.stack(found[kind]), axis=0)
+        nothing = tf.fill([soft.weights.shape[0]], float("nan"))
+        return prediction_agreement.AGREEMENT, nothing
 
     def _by_output(self, y_pred: Any, count: int) -> list[Any]:
         losses = self._losses
@@ -209,3 +257,19 @@ def _masked(weight: Any, of_rows: tf.Tensor, student: tf.Tensor) -> tf.Tensor:
     weight = tf.cast(weight, tf.float32)
     extra = weight.shape.rank - 1
     return weight * tf.reshape(of_rows, [-1, *[1] * extra])
+
+
+def _that_count(rows: tf.Tensor, weight: Any, student: tf.Tensor) -> tf.Tensor:
+    """Which examples, or positions, a comparison counts: float, 0 or 1."""
+    count = _masked(None, tf.cast(rows, tf.float32), student)
+    for other in (weight, getattr(student, "_keras_mask", None)):
+        if other is None:
+            continue
+        other = tf.cast(tf.cast(other, tf.float32) > 0, tf.float32)
+        if other.shape.rank > count.shape.rank:
+            # `[batch, 1]` beside outputs `[batch, 1]`.
+            other = tf.reshape(other, tf.shape(count))
+        extra = count.shape.rank - other.shape.rank
+        shape = tf.concat([tf.shape(other), [1] * extra], axis=0)
+        count *= tf.reshape(other, shape)
+    return count

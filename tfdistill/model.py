@@ -1,33 +1,31 @@
 """CodistillModel: one student, trained with the help of frozen teachers."""
 
-import warnings
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdistill import cluster as cluster_lib
+from tfdistill import added_callbacks
 from tfdistill import distillation_term
 from tfdistill import global_batch
 from tfdistill import multiworker
 from tfdistill import parameter_server_training
 from tfdistill import remote_teaching
 from tfdistill import resumable_training
-from tfdistill import run_log
 from tfdistill import schedules
 from tfdistill import statistics
+from tfdistill import step_details
 from tfdistill import student_files
 from tfdistill import student_graph
 from tfdistill import teacher as teacher_lib
 
 _TRACKERS = ("task_loss", "distillation_loss")
-# Travels with a step's logs as far as `train_function`, for `RunLog`.
-_EXAMPLES = "_examples"
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
 class CodistillModel(
     student_files.StudentFiles,
+    step_details.StepDetails,
     remote_teaching.RemoteTeaching,
     parameter_server_training.ParameterServerTraining,
     resumable_training.ResumableTraining,
@@ -86,8 +84,6 @@ class CodistillModel(
         super().__init__(name=name or f"codistill_{student.name}")
         self.student = student
         self.built = student.built
-        # Examples (float scalar) in the last call of the training function.
-        self.examples_of_last_execution: Any = 0.0
         # In a tuple of a plain object: Keras must not track teachers.
         self._untracked = _Untracked(teachers or teacher_lib.TeacherSet())
 
@@ -134,9 +130,18 @@ class CodistillModel(
             task_loss=self.loss,
             output_names=getattr(self.student, "output_names", None),
         )
+        self._untracked.loss = distillation_loss
         self._untracked.weight = schedules.get(distillation_weight)
         self._task_tracker = keras.metrics.Mean("task_loss")
         self._distillation_tracker = keras.metrics.Mean("distillation_loss")
+
+    @property
+    def distillation(self) -> dict[str, Any]:
+        """The `distillation_loss` and `distillation_weight` compiled with."""
+        return {
+            "distillation_loss": self._untracked.loss,
+            "distillation_weight": self._untracked.weight,
+        }
 
     # ---- one step ----
 
@@ -169,19 +174,24 @@ class CodistillModel(
                 distillation_loss = self._untracked.term(
                     soft, y_pred, sample_weight
                 )
+                with tape.stop_recording():
+                    compared = self._untracked.term.compare(
+                        soft, y_pred, sample_weight
+                    )
                 weight *= distillation_term.strength(soft, weight.dtype)
                 loss += weight * tf.cast(distillation_loss, loss.dtype)
                 self.record_loss(distillation_loss, batch, "distillation_loss")
                 logs = {
                     "distillation_weight": weight,
                     "teacher_staleness": soft.staleness,
+                    **step_details.hidden(*compared),
                 }
             scaled = self.optimizer.scale_loss(loss)
         self.apply_summed_gradients(tape, scaled)
         self.record_loss(loss, batch)
         self.record_loss(task_loss, batch, "task_loss")
         metrics = self.compute_metrics(x, y, y_pred, sample_weight)
-        return {**metrics, **logs, _EXAMPLES: batch.total}
+        return {**metrics, **logs, step_details.EXAMPLES: batch.total}
 
     def test_step(self, data: Any) -> multiworker.Logs:
         """Evaluates the student alone on one replica's part of the batch.
@@ -196,7 +206,7 @@ class CodistillModel(
         return {k: v for k, v in logs.items() if k not in _TRACKERS}
 
     def complete_callbacks(self, callbacks: Any) -> Any:
-        """Adds a `RunLog` in a launched run; warns of teachers not followed.
+        """Adds a `RunLog` and `Summaries` in a launched run.
 
         Args:
             callbacks: What `fit` was given.
@@ -204,22 +214,9 @@ class CodistillModel(
         Returns:
             The callbacks to run.
         """
-        found = keras.tree.flatten(callbacks or [])
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            return callbacks
-        follows = any(getattr(c, "follows_teachers", False) for c in found)
-        if self.teachers.follows_peers and not follows:
-            warnings.warn(
-                "The model has teachers in other groups and `fit` got no "
-                "tfdistill.TeacherLoader, so none will ever arrive. Add "
-                "tfdistill.TeacherLoader(every_steps=...) to `callbacks`.",
-                stacklevel=3,
-            )
-        directory = cluster_lib.Cluster.from_env().group_dir
-        has_log = any(isinstance(c, run_log.RunLog) for c in found)
-        if directory and not has_log:
-            found.append(run_log.RunLog(directory))
-        return found
+        return added_callbacks.completed(
+            callbacks, follows_peers=self.teachers.follows_peers
+        )
 
     def make_train_function(self, force: bool = False) -> Any:
         """Builds what `fit` calls; makes the teachers' variables first."""
@@ -231,9 +228,9 @@ class CodistillModel(
         execute = self.train_function
 
         def train_function(iterator: Any) -> multiworker.Logs:
-            logs = execute(iterator)
+            logs = self.shown_logs(execute(iterator))
             self.examples_of_last_execution = (
-                logs.pop(_EXAMPLES) * self.steps_per_execution
+                logs.pop(step_details.EXAMPLES) * self.steps_per_execution
             )
             return logs
 
@@ -288,6 +285,7 @@ class _Untracked:
     def __init__(self, teachers: teacher_lib.TeacherSet) -> None:
         self.teachers = teachers
         self.term: Any = None
+        self.loss: Any = None
         self.weight: Any = None
         self.graph: student_graph.StudentGraph | None = None
         self.statistics: statistics.BatchStatistics | None = None

@@ -138,6 +138,10 @@ class ParameterServerTraining(_Base):
     def note_report(self, report: Any) -> None:
         """Takes an execution's report, on the coordinator."""
 
+    def shown_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Returns what callbacks see of an execution's logs."""
+        return logs
+
     def build_for(self, element_spec: Any) -> None:
         """Builds model, metrics, loss and optimizer for some data.
 

@@ -3,6 +3,7 @@
 `tfdistill.task_process` reads /proc by itself: it runs without this package.
 """
 
+import os
 import pathlib
 from typing import NamedTuple
 
@@ -38,3 +39,12 @@ def of(pid: int) -> ProcessStatus | None:
     if len(fields) <= 19:
         return None
     return ProcessStatus(fields[0], int(fields[19]))
+
+
+def resident_bytes() -> int | None:
+    """Returns this process' resident memory, or None where none is told."""
+    try:
+        fields = (PROC / "self" / "statm").read_text().split()
+    except OSError:
+        return None
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -278,7 +278,9 @@ class TeacherSet:
             or "dropped") with the `reason`, the `share` that its age leaves
             it, its `age_steps` and `age_secs` at the last refresh (None
             without a version), how many versions were put in place (`swaps`)
-            and their `bytes`, `num_dropped`, `num_quarantined`, and the
-            newest `quarantined` versions with their reasons.
+            and their `bytes`, the `last_bytes` of these, the `read_secs` of
+            the last read (None without one), `num_dropped`,
+            `num_quarantined`, and the newest `quarantined` versions with
+            their reasons.
         """
         return [slot.status for slot in self._slots]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdistill import staleness
+from tfdistill import work_times
 
 _log = logging.getLogger(__name__)
 # Of the quarantined versions, how many of the newest a status tells.
@@ -28,6 +29,8 @@ class TeacherHealth:
         bounds: How old its version may be.
         share_by_secs: What its version counts by its age in seconds, in
             [0, 1], as the group has agreed.
+        reads: Of versions, in the background.
+        last_num_bytes: Of the version put in place last; None before.
         num_swaps: Versions put in place so far.
         num_bytes: Of their files, as their manifests have it.
         num_dropped: Versions in use that were dropped.
@@ -48,6 +51,8 @@ class TeacherHealth:
         self.clock = clock
         self.bounds = staleness.Bounds()
         self.share_by_secs = 1.0
+        self.reads = work_times.WorkTimes()
+        self.last_num_bytes: int | None = None
         self.num_swaps = self.num_bytes = self.num_dropped = 0
         self.drop_reason = ""
         self._first_seen: dict[int, float] = {}
@@ -79,6 +84,7 @@ class TeacherHealth:
         self.drop_reason, self.share_by_secs = "", 1.0
         self.num_swaps += 1
         self.num_bytes += num_bytes
+        self.last_num_bytes = num_bytes
 
     def dropped(self, reason: str) -> None:
         """Notes that the version in place is obeyed no more."""
@@ -162,6 +168,8 @@ class TeacherHealth:
             "too_stale": state == TOO_STALE,
             "swaps": self.num_swaps,
             "bytes": self.num_bytes,
+            "last_bytes": self.last_num_bytes,
+            "read_secs": self.reads.last_secs,
             "num_dropped": self.num_dropped,
             "num_quarantined": len(rejected),
             "quarantined": {step: rejected[step] for step in told},

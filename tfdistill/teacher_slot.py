@@ -235,7 +235,7 @@ class TeacherSlot:
         try:
             expected = self._expected_variables(version)
             # A read that was given up may be under way still.
-            with self._reading:
+            with self._reading, self.health.reads.measured():
                 values = self._read_values(version, expected)
             if self._canary and self._is_own(version):
                 self._canary.check(

@@ -12,10 +12,8 @@ import tensorflow as tf
 
 from tfdistill import metric_totals
 from tfdistill import remote_step
+from tfdistill import step_details
 from tfdistill import worker_data
-
-# What `CodistillModel` and others log of a step's batch for internal use.
-EXAMPLES = "_examples"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +99,7 @@ class TrainFunction:
     ) -> tuple[Any, tf.Tensor, tf.Tensor]:
         """Returns metric states, examples, and the logs as a vector."""
         states, logs = self._step.train(data, step=step, metrics=states)
-        examples = logs.pop(EXAMPLES, None)
+        examples = logs.pop(step_details.EXAMPLES, None)
         if examples is None:
             examples = worker_data.num_rows(data)
         kept = {k: v for k, v in logs.items() if k not in self._metric_names}

@@ -204,7 +204,8 @@ class TrainingEpochs:
         self._totals.add(result.added)
         self._model.note_report(result.report)
         self._model.examples_of_last_execution = result.num_examples
-        return {**self._totals.results(), **result.logs}
+        shown = self._model.shown_logs(result.logs)
+        return {**self._totals.results(), **shown}
 
     def _end(self, done: int) -> None:
         """Leaves the counters as callbacks and users expect to find them."""

@@ -1,0 +1,352 @@
+"""What TensorBoard is given, read back by TensorBoard's own reader."""
+
+import re
+import subprocess
+import sys
+import time
+
+import codistillation_cases as cases
+import event_cases
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tfdistill import summary_tags
+
+_X, _Y = cases.data(64)
+
+
+@pytest.fixture
+def exchange(tmp_path):
+    return tfdistill.Exchange(tmp_path / "exchange")
+
+
+def _fit(model, directory, *more, epochs=1, every_steps=2, **kwargs):
+    summaries = tfdistill.Summaries(directory, every_steps=every_steps)
+    return cases.fit(
+        model,
+        _X,
+        _Y,
+        batch_size=4,
+        epochs=epochs,
+        callbacks=[*more, summaries],
+        **kwargs,
+    )
+
+
+def _taught(exchange, **kwargs):
+    """A model with one teacher in use, and one version in quarantine."""
+    model = cases.codistill(
+        cases.linear(0),
+        cases.teacher_set(exchange),
+        metrics=["accuracy"],
+        **kwargs,
+    )
+    cases.prepare(model, _X, _Y)
+    cases.publish(exchange, cases.linear(1, classes=9), step=9)
+    cases.refresh_until(model, lambda: cases.quarantined(model))
+    cases.publish(exchange, cases.linear(1), step=10)
+    cases.load(model, 10)
+    return model
+
+
+class _Seen(keras.callbacks.Callback):
+    """Computes what the summaries should say, from the model itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.agreement = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        # Before the step's update, as the step sees it.
+        rows = slice(4 * batch, 4 * batch + 4)
+        student = self.model.student(_X[rows]).numpy()
+        teacher = cases.linear(1)(_X[rows]).numpy()
+        agree = np.mean(student.argmax(-1) == teacher.argmax(-1))
+        self.agreement.append(agree)
+
+
+class _Published(keras.callbacks.Callback):
+    """Gives the writing thread its time between two epochs."""
+
+    def __init__(self, exporter):
+        super().__init__()
+        self._exporter = exporter
+
+    def on_epoch_end(self, epoch, logs=None):
+        end = time.monotonic() + cases.WAIT_SECS
+        while self._exporter.writes.last_secs is None:
+            assert time.monotonic() < end, "nothing was published in time"
+            time.sleep(0.01)
+
+
+def test_every_documented_tag_is_written_and_no_other(tmp_path, exchange):
+    model = _taught(exchange)
+    exporter = tfdistill.StudentExporter(exchange, every_steps=1, group=0)
+    loader = tfdistill.TeacherLoader(every_steps=1)
+    _fit(
+        model,
+        tmp_path / "log",
+        *(exporter, loader, _Published(exporter)),
+        epochs=2,
+        validation_data=(_X, _Y),
+    )
+    found = event_cases.tags(tmp_path / "log")
+    patterns = {
+        tag: re.compile(summary_tags.pattern(tag))
+        for tag in (*summary_tags.SCALARS, *summary_tags.TEXTS)
+    }
+    plugins = {
+        "_hparams_/experiment",
+        "_hparams_/session_start_info",
+        "custom_scalars__config__",
+    }
+    strangers = {
+        tag
+        for tag in found - plugins
+        if not any(known.match(tag) for known in patterns.values())
+    }
+    assert not strangers
+    silent = {
+        tag
+        for tag, known in patterns.items()
+        if not any(map(known.match, found))
+    }
+    assert silent == {"teachers/<teacher>/mean_absolute_difference"}
+
+
+def test_points_hold_the_means_of_their_own_steps(tmp_path):
+    model = cases.codistill(cases.linear(0))
+    losses = []
+
+    class Losses(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            rows = slice(4 * batch, 4 * batch + 4)
+            value = keras.losses.sparse_categorical_crossentropy(
+                _Y[rows], self.model.student(_X[rows]), from_logits=True
+            )
+            losses.append(float(np.mean(value)))
+
+    _fit(model, tmp_path, Losses(), epochs=2, every_steps=5)
+    found = event_cases.scalars(tmp_path, "codistillation/task_loss")
+    assert [step for step, _ in found] == [5, 10, 15, 20, 25, 30, 32]
+    # The 16 steps of an epoch begin a new mean.
+    begins = [0, 5, 10, 16, 20, 25, 30]
+    ends = [5, 10, 15, 20, 25, 30, 32]
+    expected = [
+        np.mean(losses[begin:end])
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+    np.testing.assert_allclose([v for _, v in found], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_agreement_is_that_of_the_batches(
+    tmp_path, exchange, steps_per_execution
+):
+    model = _taught(exchange, steps_per_execution=steps_per_execution)
+    seen = _Seen()
+    _fit(model, tmp_path / "log", seen, cases.never(), every_steps=8)
+    found = event_cases.scalars(tmp_path / "log", "teachers/group_1/agreement")
+    if steps_per_execution == 1:
+        expected = [np.mean(seen.agreement[:8]), np.mean(seen.agreement[8:])]
+        np.testing.assert_allclose([v for _, v in found], expected, rtol=1e-5)
+        assert 0 < found[0][1] < 1
+    assert len(found) == 2
+    staleness = event_cases.scalars(
+        tmp_path / "log", "teachers/group_1/staleness_steps"
+    )
+    assert staleness[0] == (8, -2.0)
+
+
+def test_no_teacher_is_no_agreement_and_health_absent(tmp_path, exchange):
+    model = cases.codistill(cases.linear(0), cases.teacher_set(exchange))
+    _fit(model, tmp_path / "log", cases.never())
+    health = event_cases.scalars(tmp_path / "log", "teachers/group_1/health")
+    assert {value for _, value in health} == {0.0}
+    assert "teachers/group_1/agreement" not in event_cases.tags(
+        tmp_path / "log"
+    )
+
+
+def test_quarantines_are_told_with_version_and_reason(tmp_path, exchange):
+    model = _taught(exchange)
+    _fit(model, tmp_path / "log", cases.never())
+    (text,) = event_cases.texts(tmp_path / "log", "teachers/group_1/news")
+    lines = text.splitlines()
+    assert len(lines) == 2
+    assert "version 9 is quarantined: `" in lines[0] and "shape" in lines[0]
+    assert "version 10 is **good**" in lines[1]
+    assert all(line.startswith("- step 2, 2") for line in lines)
+
+
+def test_weights_and_logs_are_those_without_summaries(tmp_path, exchange):
+    results = []
+    for more in ([], [tfdistill.Summaries(tmp_path / "log", every_steps=1)]):
+        model = _taught(exchange)
+        logs = cases.fit(
+            model,
+            _X,
+            _Y,
+            batch_size=4,
+            epochs=2,
+            callbacks=[cases.never(), *more],
+        )
+        results.append((logs, model.get_weights()))
+        exchange = tfdistill.Exchange(tmp_path / f"again_{len(results)}")
+    (logs, weights), (others, same) = results
+    assert logs.keys() == others.keys()
+    assert not [name for name in logs if name.startswith("_")]
+    for value, other in zip(weights, same, strict=True):
+        np.testing.assert_array_equal(value, other)
+
+
+def test_the_configuration_is_told_as_text_and_hyperparameters(tmp_path):
+    model = cases.codistill(cases.linear(0), optimizer="adam")
+    _fit(model, tmp_path)
+    (text,) = event_cases.texts(tmp_path, "run/configuration")
+    assert '"class": "Adam"' in text and '"num_replicas": 1' in text
+    assert all(line.startswith("    ") for line in text.splitlines())
+    found = event_cases.hyperparameters(tmp_path)
+    assert found["optimizer.class"] == "Adam"
+    assert found["group"] == 0.0
+
+
+def test_a_layout_is_ready_made(tmp_path):
+    _fit(cases.codistill(cases.linear(0)), tmp_path)
+    titles = [category.title for category in event_cases.layout(tmp_path)]
+    assert titles == ["Does it pay?", "Teachers", "Exchange", "Host"]
+
+
+def test_charts_show_documented_tags_only():
+    known = {summary_tags.pattern(tag) for tag in summary_tags.SCALARS}
+    known.add("^validation/loss$")
+    charts = [
+        tags
+        for charts in summary_tags._CHARTS.values()
+        for tags in charts.values()
+    ]
+    assert {summary_tags.pattern(t) for tags in charts for t in tags} <= known
+
+
+def test_a_launched_run_gets_one_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
+    monkeypatch.setenv("TFDISTILL_PROFILE_STEPS", "2:3")
+    model = cases.codistill(cases.linear(0))
+    cases.fit(model, _X, _Y, batch_size=4, callbacks=[])
+    run = tmp_path / "group_0" / "tensorboard"
+    assert event_cases.scalars(run, "codistillation/loss")[-1][0] == 16
+    assert list(run.glob("plugins/profile/*/*.xplane.pb"))
+
+
+def test_another_model_is_refused(tmp_path):
+    model = cases.linear(0)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="Wrap your model"):
+        model.fit(_X, _Y, verbose=0, callbacks=[tfdistill.Summaries(tmp_path)])
+
+
+@pytest.mark.parametrize("given", ["100", "5:4", "0:3", "a:b", "1:2:3", "-1:4"])
+def test_steps_to_trace_are_checked(tmp_path, given):
+    with pytest.raises(ValueError, match="FIRST:LAST") as caught:
+        tfdistill.Summaries(tmp_path, profile_steps=given)
+    assert repr(given) in str(caught.value)
+
+
+def test_steps_that_never_came_are_told(tmp_path, caplog):
+    summaries = tfdistill.Summaries(tmp_path, profile_steps="900:901")
+    model = cases.codistill(cases.linear(0))
+    cases.fit(model, _X, _Y, batch_size=4, callbacks=[summaries])
+    assert "900:901 were not traced" in caplog.text
+    assert not (tmp_path / "plugins").exists()
+
+
+def test_a_resumed_training_repeats_no_step(tmp_path):
+    class Crash(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if int(self.model.optimizer.iterations) == 14:
+                raise KeyboardInterrupt
+
+    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).repeat().batch(4)
+    for more in ([Crash()], []):
+        model = cases.codistill(cases.linear(0))
+        callbacks = [
+            tfdistill.Backup(tmp_path / "backup", every_steps=8),
+            tfdistill.Summaries(tmp_path / "log", every_steps=2),
+            *more,
+        ]
+        try:
+            model.fit(
+                data,
+                epochs=2,
+                steps_per_epoch=10,
+                callbacks=callbacks,
+                verbose=0,
+            )
+        except KeyboardInterrupt:
+            pass
+    assert model.resumed_step == 8
+    assert len(list((tmp_path / "log").glob("*tfevents*"))) == 2
+    for tag in ("codistillation/distillation_weight", "host/rss_bytes"):
+        steps = [s for s, _ in event_cases.scalars(tmp_path / "log", tag)]
+        assert steps == list(range(2, 21, 2))
+
+
+def test_replicas_agree_as_one(tmp_path, exchange, two_replicas):
+    with two_replicas.scope():
+        model = _taught(exchange)
+    _fit(model, tmp_path / "log", cases.never(), every_steps=8)
+    found = event_cases.scalars(tmp_path / "log", "teachers/group_1/agreement")
+    assert len(found) == 2 and all(0 <= value <= 1 for _, value in found)
+
+
+_PROGRAM = """
+import resource
+import sys
+
+import codistillation_cases as cases
+import keras
+
+import tfdistill
+
+before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+
+class FullDisk(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+        if epoch == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+model = cases.codistill(cases.linear(0))
+summaries = tfdistill.Summaries(sys.argv[1], every_steps=1)
+x, y = cases.data()
+cases.fit(model, x, y, batch_size=4, epochs=5,
+          callbacks=[FullDisk(), summaries])
+print("steps", int(model.optimizer.iterations))
+"""
+
+
+@pytest.mark.multiprocess
+def test_a_full_disk_delays_points_and_costs_no_step(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(tmp_path)],
+        env=event_cases.environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "steps 20" in done.stdout
+    assert "lacks summaries for now, training goes on" in done.stderr
+    found = event_cases.scalars(tmp_path, "codistillation/distillation_weight")
+    # Those of the full disk waited for its end.
+    assert [step for step, _ in found] == list(range(1, 21))
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,30 @@
+"""Which training steps to trace, as users write it; without TensorFlow."""
+
+import re
+
+# Environment of a task, for scripts that do not say it themselves.
+VARIABLE = "TFDISTILL_PROFILE_STEPS"
+_FORM = re.compile(r"([0-9]{1,18}):([0-9]{1,18})")
+
+
+def parse(text: str) -> tuple[int, int]:
+    """Returns the first and the last step to trace.
+
+    Args:
+        text: As `100:110`.
+
+    Raises:
+        ValueError: It is not of that form.
+
+    Example:
+        >>> parse("100:110")
+        (100, 110)
+    """
+    found = _FORM.fullmatch(text.strip())
+    first, last = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= first <= last:
+        raise ValueError(
+            "The steps to trace must be FIRST:LAST with 1 <= FIRST <= LAST, "
+            f"such as 100:110; received {text!r}."
+        )
+    return first, last

@@ -1,0 +1,70 @@
+"""What a training step tells callbacks besides the logs that `fit` shows.
+
+It travels among the logs as far as the training function's caller: from any
+replica, by any loop, and from the workers of parameter servers.
+"""
+
+import typing
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_Base: Any = keras.Model if typing.TYPE_CHECKING else object
+_PREFIX = "_tfdistill/"
+# Number of examples in the step's batch.
+EXAMPLES = "_examples"
+
+
+def hidden(name: str, values: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns logs that `fit` does not show, one for each value.
+
+    Args:
+        name: What is told.
+        values: `[count]`.
+    """
+    return {
+        f"{_PREFIX}{name}/{index}": value
+        for index, value in enumerate(tf.unstack(values))
+    }
+
+
+class StepDetails(_Base):
+    """Keeps the details of the last execution for callbacks.
+
+    Attributes:
+        examples_of_last_execution: Number of examples, a float scalar.
+    """
+
+    examples_of_last_execution: Any = 0.0
+    # In a function: Keras must not track what it holds.
+    _details: Any = staticmethod(dict)
+
+    def detail(self, name: str) -> list[Any] | None:
+        """Returns float scalars of the last step of the last execution.
+
+        Reading their values waits for the device.
+
+        Args:
+            name: What `hidden` was called with.
+
+        Returns:
+            The values, in order; None where the step does not tell it.
+        """
+        prefix = f"{_PREFIX}{name}/"
+        found = {
+            int(key.removeprefix(prefix)): value
+            for key, value in self._details().items()
+            if key.startswith(prefix)
+        }
+        return [found[index] for index in sorted(found)] or None
+
+    def shown_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Takes the details out of an execution's logs.
+
+        Args:
+            logs: Of the last step.
+        """
+        details = {k: v for k, v in logs.items() if k.startswith(_PREFIX)}
+        self._details = lambda: details
+        return {k: v for k, v in logs.items() if k not in details}

@@ -1,0 +1,269 @@
+"""Shows a group's codistillation in TensorBoard."""
+
+import math
+import os
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorboard.plugins.text import summary_v2 as text_summary
+
+from tfdistill import cluster as cluster_lib
+from tfdistill import event_file
+from tfdistill import interval_means
+from tfdistill import parameter_server
+from tfdistill import prediction_agreement
+from tfdistill import process_status
+from tfdistill import profile_steps as profile_steps_lib
+from tfdistill import run_description
+from tfdistill import step_counter
+from tfdistill import step_profile
+from tfdistill import summary_tags
+from tfdistill import summary_values
+from tfdistill import training_pace
+
+# Of a group, in its directory: `tensorboard --logdir` shows it as the run.
+DIRECTORY = "tensorboard"
+_LOSSES = ("loss", "task_loss", "distillation_loss")
+_IN_STEP = (*_LOSSES, "distillation_weight", "teacher_staleness")
+_COMPARED = (prediction_agreement.AGREEMENT, prediction_agreement.DIFFERENCE)
+
+
+class Summaries(step_counter.SteppedCallback):
+    """Writes what a codistilled training does, for TensorBoard.
+
+    Losses, each teacher's staleness, health and agreement, exports and
+    refreshes, speed and memory, at the student's global step; quarantines and
+    the configuration as text; a custom-scalars layout and hyperparameters.
+    `docs/tensorboard.md` lists the tags. `CodistillModel.fit` adds one by
+    itself where `TFDISTILL_WORKDIR` is set.
+
+    A thread of its own writes, and storage that fails costs points but no
+    step. Where a training goes on from a `tfdistill.Backup`, TensorBoard
+    forgets the points of steps that are done again.
+
+    Example:
+        callbacks = [tfdistill.Summaries("logs", profile_steps="100:110")]
+    """
+
+    chief_only = True
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every_steps: int = 50,
+        profile_steps: str | None = None,
+        configuration: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Writes nothing yet.
+
+        Args:
+            directory: Of the TensorBoard run; a path or a URL.
+            every_steps: Steps between points, >= 1. Default 50.
+            profile_steps: `"FIRST:LAST"`: steps to trace for TensorBoard's
+                profiler, on this task. Defaults to the environment's
+                (`TFDISTILL_PROFILE_STEPS`), else none.
+            configuration: What the run consists of, as JSON has it, for its
+                text and hyperparameters. Defaults to what the compiled model
+                tells.
+
+        Raises:
+            ValueError: An argument is not as above.
+        """
+        super().__init__()
+        self._directory = os.fspath(directory)
+        self._schedule = step_counter.EverySteps(every_steps)
+        traced = profile_steps or os.environ.get(profile_steps_lib.VARIABLE)
+        self._profile = step_profile.StepProfile(
+            directory, profile_steps_lib.parse(traced) if traced else None
+        )
+        self._configuration = configuration
+        self._exporter: Any = None
+        self._loader: Any = None
+        self._file: event_file.EventFile | None = None
+        self._means = interval_means.IntervalMeans(_LOSSES)
+        self._news = summary_values.TeacherNews()
+        self._pace = training_pace.TrainingPace()
+        # What was measured since the last point, a list for each execution.
+        self._compared: list[tuple[str, list[Any]]] = []
+
+    def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Takes note of whom to ask about exports and refreshes.
+
+        `CodistillModel.fit` calls it.
+
+        Args:
+            callbacks: All of the training.
+        """
+        for callback in callbacks:
+            if getattr(callback, "exports_student", False):
+                self._exporter = callback
+            if getattr(callback, "follows_teachers", False):
+                self._loader = callback
+
+    # ---- Keras' hooks ----
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Writes what is known before the first step."""
+        super().on_train_begin(logs)
+        if not hasattr(self.model, "teachers"):
+            raise ValueError(
+                "Summaries must be given to the `fit` of a "
+                "tfdistill.CodistillModel; received "
+                f"{type(self.model).__name__}. Wrap your model: "
+                "tfdistill.CodistillModel(model)."
+            )
+        self._schedule.start(self.step)
+        self._file = event_file.EventFile(self._directory, step=self.step)
+        configuration = self._configuration
+        if configuration is None:
+            configuration = run_description.of_model(self.model)
+        self._hparams = run_description.hyperparameters(configuration)
+        self._knows_metrics = False
+        self._text(
+            {"run/configuration": run_description.markdown(configuration)}
+        )
+        self._add(summary_tags.layout())
+        group = cluster_lib.Cluster.from_env().group
+        self._hparams["group"] = float(group)
+        self._add(run_description.session(self._hparams, f"group_{group}"))
+        self._is_fresh, self._num_done = True, 0
+        self._compared = []
+        self._pace.begin(
+            [c for c in (self._exporter, self._loader) if c is not None]
+        )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes that means begin anew."""
+        super().on_epoch_begin(epoch, logs)
+        self._pace.go_on()
+        self._is_fresh, self._num_done = True, 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Starts a trace that is due."""
+        super().on_train_batch_begin(batch, logs)
+        if self._is_fresh:
+            self._is_fresh = False
+            self._means.begin(batch)
+        self._profile.begin_step(
+            self.step, num_steps=self.model.steps_per_execution
+        )
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Writes a point when one is due."""
+        before = self.step
+        super().on_train_batch_end(batch, logs)
+        self._profile.end_step(self.step)
+        self._num_done = batch + 1
+        self._pace.add(
+            self.step - before, float(self.model.examples_of_last_execution)
+        )
+        for kind in _COMPARED:
+            values = self.model.detail(kind)
+            if values:
+                self._compared.append((kind, values))
+        if self._schedule.due(self.step):
+            self._point(logs or {})
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Stops the clock of training."""
+        self._pace.pause()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Starts the clock of training again."""
+        self._pace.go_on()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Writes the epoch's metrics."""
+        self._pace.pause()
+        self._counter.read(self.model)
+        found: dict[str, Any] = {
+            f"validation/{name.removeprefix('val_')}"
+            if name.startswith("val_")
+            else f"training/{name}": value
+            for name, value in (logs or {}).items()
+            if name not in _IN_STEP
+        }
+        rate = _learning_rate(self.model)
+        if rate is not None:
+            found["training/learning_rate"] = rate
+        self._scalars(found)
+        if not self._knows_metrics:
+            self._knows_metrics = True
+            self._add(run_description.experiment(self._hparams, list(found)))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Writes the last point and closes the file."""
+        self._profile.end()
+        self._counter.read(self.model)
+        if self._pace.num_steps:
+            self._point(logs or {})
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    # ---- one point ----
+
+    def _point(self, logs: Mapping[str, Any]) -> None:
+        status = self.model.teachers.status()
+        means = self._means.take(logs, num_done=self._num_done)
+        weight = logs.get("distillation_weight")
+        self._scalars(
+            {
+                **{f"codistillation/{key}": v for key, v in means.items()},
+                "codistillation/distillation_weight": weight,
+                **summary_values.of_teachers(status, self.step),
+                **self._agreement(status),
+                **summary_values.of_exchange(self._exporter, self._loader),
+                **self._pace.take(),
+                "host/rss_bytes": process_status.resident_bytes(),
+            }
+        )
+        self._text(self._news.of(status, self.step))
+
+    def _agreement(self, status: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Means over the batches since the last point."""
+        found = {}
+        for index, teacher in enumerate(status):
+            name = summary_tags.of_teacher(teacher["name"], index)
+            for kind in _COMPARED:
+                values = [
+                    float(values[index])
+                    for key, values in self._compared
+                    if key == kind
+                ]
+                known = [value for value in values if not math.isnan(value)]
+                if known:
+                    mean = sum(known) / len(known)
+                    found[f"teachers/{name}/{kind}"] = mean
+        self._compared = []
+        return found
+
+    # ---- to the file ----
+
+    def _scalars(self, values: Mapping[str, Any]) -> None:
+        summary = tf.compat.v1.Summary()
+        for tag, value in values.items():
+            if value is not None:
+                summary.value.add(tag=tag, simple_value=float(value))
+        self._add(summary.SerializeToString())
+
+    def _text(self, texts: Mapping[str, str]) -> None:
+        for tag, text in texts.items():
+            self._add(text_summary.text_pb(tag, text).SerializeToString())
+
+    def _add(self, serialized: bytes) -> None:
+        # TensorBoard's own class of the same message is another one.
+        summary = tf.compat.v1.Summary.FromString(serialized)
+        if self._file is not None:
+            self._file.add(summary, step=self.step)
+
+
+def _learning_rate(model: Any) -> float | None:
+    rate = getattr(model.optimizer, "learning_rate", None)
+    if rate is None or parameter_server.is_used(model.distribute_strategy):
+        return None
+    return float(keras.ops.convert_to_numpy(rate))
