@@ -31,6 +31,7 @@ _DISTRIBUTIONS = {
     "PIL": "pillow",
     "absl": "absl_py",
     "google": "protobuf",
+    "kubeflow": "kubeflow_training",
     "sklearn": "scikit_learn",
     "yaml": "pyyaml",
 }

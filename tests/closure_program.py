@@ -18,6 +18,8 @@ LIMIT_SECS = 300.0
 
 def main(directory):
     """Runs this task."""
+    if (directory / "stop").exists():
+        return  # There is nothing left to do, for servers neither.
     strategy = tfdistill.make_strategy()
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():

@@ -142,13 +142,13 @@ def start(tmp_path):
     spec = {"chief": [free[0]], "worker": [free[1]], "ps": [free[2]]}
     started = []
 
-    def act(task_type):
+    def act(task_type, **env):
         config = {"cluster": spec, "task": {"type": task_type, "index": 0}}
         log = tmp_path / f"{len(started)}_{task_type}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [sys.executable, str(PROGRAM), str(tmp_path)],
-                env={**os.environ, "TF_CONFIG": json.dumps(config)},
+                env={**os.environ, "TF_CONFIG": json.dumps(config), **env},
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
@@ -180,6 +180,38 @@ def test_servers_bear_an_impostor_and_follow_their_chief(tmp_path, start):
     for server in (worker, ps):
         assert server.wait(end - time.monotonic()) == 0
         assert ":0 ends: chief:0 at 127.0.0.1:" in server.log.read_text()
+
+
+def test_servers_wait_for_another_start_of_their_chief(tmp_path, start):
+    env = {"TFDISTILL_CHIEF_RETURN_SECS": str(LIMIT_SECS)}
+    chief, worker, ps = (start(t, **env) for t in ("chief", "worker", "ps"))
+    for server in (worker, ps):
+        _until(lambda log=server.log: "serves chief:0" in log.read_text())
+    _until(lambda: _has_worked(tmp_path, worker.pid))
+    chief.kill()
+    anew = "begins anew and waits 150 s for chief:0 at 127.0.0.1:"
+    for server in (worker, ps):
+        _until(lambda log=server.log: anew in log.read_text())
+    num_rounds = len(_rounds(tmp_path))
+    chief = start("chief", **env)
+    # From 0 on: nothing of what the first chief had placed there is left.
+    _until(lambda: len(_rounds(tmp_path)) > num_rounds)
+    assert _rounds(tmp_path)[num_rounds][0] == 8
+    (tmp_path / "stop").touch()
+    # With nothing left to do their program ends by itself.
+    for process in (chief, worker, ps):
+        assert process.wait(LIMIT_SECS) == 0
+
+
+def test_a_chief_that_does_not_return_is_done(start):
+    ps = start(
+        "ps",
+        TFDISTILL_CHIEF_RETURN_SECS="0.5",
+        TFDISTILL_CHIEF_WAS_THERE="1",
+    )
+    assert ps.wait(LIMIT_SECS) == 0
+    said = ps.log.read_text()
+    assert "has not come back within 0.5 s, so that it must be done" in said
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from tfdistill import tf_config
 # this list is refused: it is most likely a typing error.
 KNOWN_VARIABLES = frozenset(
     {
+        "TFDISTILL_CHIEF_RETURN_SECS",
+        "TFDISTILL_CHIEF_WAS_THERE",
         "TFDISTILL_DATA",
         "TFDISTILL_EXCHANGE",
         "TFDISTILL_EXCHANGE_KEY",

@@ -3,8 +3,15 @@
 All computation is sent to such a task by the group's coordinator, its chief.
 TensorFlow's server knows no end of it: it cannot be stopped, nor does it note
 that its coordinator has died. So the task looks for the coordinator itself.
+
+Where nobody starts the servers again together with their coordinator, as on
+Kubernetes, `TFDISTILL_CHIEF_RETURN_SECS` has them wait for another start of it:
+once it is gone the process begins anew, since what a coordinator has placed on
+a server stays there until the process ends, and takes it for done if it is not
+back in time.
 """
 
+import contextlib
 import enum
 import os
 import sys
@@ -25,6 +32,9 @@ _PROBE_SECS = 1.0
 # be back, and a ps that leaves too early costs the steps since the last backup.
 _REFUSED_SECS = 3.0
 _SILENT_SECS = 60.0
+_RETURN_VARIABLE = "TFDISTILL_CHIEF_RETURN_SECS"
+# Set from one life of a server to its next.
+_SEEN_VARIABLE = "TFDISTILL_CHIEF_WAS_THERE"
 
 
 class Presence(enum.Enum):
@@ -85,7 +95,8 @@ def serve(cluster: cluster_lib.Cluster, *, limit_secs: float) -> NoReturn:
     The exit code is 0 after a coordinator that has gone, and 75 if it was not
     seen in time. SIGTERM ends the process at once, as it does by default. A
     coordinator that is back within seconds, at the same address, is served
-    like the one before it.
+    like the one before it; with `TFDISTILL_CHIEF_RETURN_SECS` in the
+    environment also one that is back within that time.
 
     Args:
         cluster: A worker or ps task.
@@ -96,6 +107,10 @@ def serve(cluster: cluster_lib.Cluster, *, limit_secs: float) -> NoReturn:
         RuntimeError: The task cannot listen on its address.
     """
     _check_devices(cluster)
+    return_secs = watchdog.limit_from_env(_RETURN_VARIABLE, 0.0)
+    is_second_life = bool(return_secs and os.environ.get(_SEEN_VARIABLE))
+    if is_second_life:
+        limit_secs = return_secs
     server = _start(cluster)
     address = cluster.spec["chief"][0]
     watch = CoordinatorWatch(limit_secs=limit_secs, now=time.monotonic())
@@ -103,8 +118,19 @@ def serve(cluster: cluster_lib.Cluster, *, limit_secs: float) -> NoReturn:
     while True:
         answer = tcp_probe.ask(address)
         presence = watch.note(answer, now=time.monotonic())
+        if presence is Presence.GONE and return_secs:
+            _begin_anew(
+                f"{cluster.task_name} begins anew and waits {return_secs:g} s "
+                f"for chief:0 at {address}, which is gone."
+            )
         if presence is Presence.GONE:
             _end(0, f"{cluster.task_name} ends: chief:0 at {address} is gone.")
+        if presence is Presence.LATE and is_second_life:
+            _end(
+                0,
+                f"{cluster.task_name} ends: chief:0 at {address} has not come "
+                f"back within {return_secs:g} s, so that it must be done.",
+            )
         if presence is Presence.LATE:
             _end(
                 watchdog.EXIT_CODE,
@@ -179,6 +205,20 @@ def _start(cluster: cluster_lib.Cluster) -> tf.distribute.Server:
             protocol="grpc",
             config=config,
         )
+
+
+def _begin_anew(message: str) -> NoReturn:
+    """Runs this program again in this process, without what it holds."""
+    print(f"tfdistill: {message}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.environ[_SEEN_VARIABLE] = "1"
+    for name in os.listdir("/dev/fd"):
+        if int(name) > 2:
+            # The descriptor that was listed by is closed by now.
+            with contextlib.suppress(OSError):
+                os.set_inheritable(int(name), False)
+    os.execv(sys.executable, sys.orig_argv)
 
 
 def _end(code: int, message: str) -> NoReturn:

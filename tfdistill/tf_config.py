@@ -17,6 +17,10 @@ _EVALUATOR = (
     "TensorFlow waits for an evaluator for ever. Remove it, and run the "
     "evaluation as a program of its own without TF_CONFIG."
 )
+_SPARSE = (
+    "A sparse cluster names only some: set enableDynamicWorker of the TFJob to "
+    "false."
+)
 _SHAPE = (
     'Set it to {"cluster": {"worker": ["host:port", ...]}, '
     '"task": {"type": "worker", "index": 0}}, or unset it to run one task.'
@@ -61,6 +65,9 @@ def parse(text: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
         return {}, {}
     if not isinstance(config, dict):
         raise error("TF_CONFIG", "be a JSON object", config, _SHAPE)
+    if "sparseCluster" in config:
+        must = "name all tasks of the group"
+        raise error("TF_CONFIG", must, config, _SPARSE)
     _check_keys("TF_CONFIG", config, ("cluster", "task"))
     for key in ("cluster", "task"):
         if not isinstance(config.get(key), dict) or not config[key]:

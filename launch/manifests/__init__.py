@@ -1,0 +1,1 @@
+"""Manifests of Kubernetes: what a run is there, object by object."""
