@@ -19,6 +19,7 @@ from tfdistill import statistics
 from tfdistill import student_files
 from tfdistill import student_graph
 from tfdistill import teacher as teacher_lib
+from tfdistill import wrapped_student
 
 _TRACKERS = ("task_loss", "distillation_loss")
 # Travels with a step's logs as far as `train_function`, for `RunLog`.
@@ -28,6 +29,7 @@ _EXAMPLES = "_examples"
 @keras.saving.register_keras_serializable(package="tfdistill")
 class CodistillModel(
     student_files.StudentFiles,
+    wrapped_student.WrappedStudent,
     remote_teaching.RemoteTeaching,
     parameter_server_training.ParameterServerTraining,
     resumable_training.ResumableTraining,
@@ -75,14 +77,10 @@ class CodistillModel(
             name: Name of the model.
 
         Raises:
-            ValueError: `student` is not a `keras.Model`.
+            ValueError: `student` is not a `keras.Model`, or has a training
+                step or loss of its own.
         """
-        if not isinstance(student, keras.Model):
-            raise ValueError(
-                "`student` must be a keras.Model; received "
-                f"{type(student).__name__}. Pass the model itself, not a "
-                "function that builds it."
-            )
+        wrapped_student.check(student)
         super().__init__(name=name or f"codistill_{student.name}")
         self.student = student
         self.built = student.built
