@@ -309,6 +309,15 @@ def test_training_twice_goes_on_with_versions(exchange):
     assert after <= before
 
 
+def test_versions_of_an_earlier_run_are_told_of(exchange, caplog):
+    for said in (0, 1):
+        caplog.clear()
+        _train(cases.codistill(cases.linear()), _exporter(exchange))
+        told = [r for r in caplog.records if "an earlier one" in r.message]
+        assert len(told) == said
+    assert "up to step 4: " in told[0].message
+
+
 def test_a_replicated_student_is_exported(exchange, two_replicas):
     with two_replicas.scope():
         model = cases.codistill(cases.deep(0))

@@ -122,6 +122,7 @@ class StudentExporter(step_counter.SteppedCallback):
         if chief_only.is_chief(self.model.distribute_strategy):
             if self._exchange.enabled:
                 self._claim = self._exchange.claim(self._group)
+                self._tell_of_an_earlier_run()
             self._worker = background.OneJobThread("tfdistill-export")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -143,6 +144,18 @@ class StudentExporter(step_counter.SteppedCallback):
             self._claim.release()
             self._claim.check()
             self._claim = None
+
+    def _tell_of_an_earlier_run(self) -> None:
+        earlier = None if self.step else self._exchange.latest(self._group)
+        if earlier:
+            _log.warning(
+                "This training begins at step 0, and the exchange has versions "
+                "of an earlier one, up to step %d: %s. Until they are passed "
+                "they teach the other groups. Use a new directory for a new "
+                "run; to go on with an earlier one, add a tfdistill.Backup.",
+                earlier.step,
+                self._exchange.group_path(self._group),
+            )
 
     def _export(self, *, wait: bool) -> None:
         # A collective, so it comes before anything that workers differ in.

@@ -186,7 +186,10 @@ class DistillationLoss(keras.losses.Loss):
             raise ValueError(
                 f"`{type(self).__name__}` needs outputs [batch, ..., classes] "
                 f"with two classes or more; received shape {logits.shape}. "
-                "For a sigmoid output use BinarySoftTargetCrossEntropy."
+                "For a sigmoid output use BinarySoftTargetCrossEntropy, for "
+                "a regression LogitsMeanSquaredError(from_logits=True); of "
+                "several outputs name those to distil: "
+                "distillation_loss={output: loss}."
             )
         log_p = tf.nn.log_softmax(logits / self.temperature)
         # A class masked by a logit of -inf: no 0 * inf, no gradient.

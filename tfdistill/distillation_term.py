@@ -220,7 +220,7 @@ def _settled(
         raise ValueError(
             f"{type(loss).__name__} cannot tell from the task loss whether "
             "outputs are logits. Construct it with from_logits=True or "
-            "from_logits=False."
+            "from_logits=False; True also for the values of a regression."
         )
     return loss.with_from_logits(answers.pop())
 

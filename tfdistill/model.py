@@ -18,6 +18,7 @@ from tfdistill import step_details
 from tfdistill import student_files
 from tfdistill import student_graph
 from tfdistill import teacher as teacher_lib
+from tfdistill import wrapped_student
 
 _TRACKERS = ("task_loss", "distillation_loss")
 
@@ -26,6 +27,7 @@ _TRACKERS = ("task_loss", "distillation_loss")
 class CodistillModel(
     student_files.StudentFiles,
     step_details.StepDetails,
+    wrapped_student.WrappedStudent,
     remote_teaching.RemoteTeaching,
     parameter_server_training.ParameterServerTraining,
     resumable_training.ResumableTraining,
@@ -73,14 +75,10 @@ class CodistillModel(
             name: Name of the model.
 
         Raises:
-            ValueError: `student` is not a `keras.Model`.
+            ValueError: `student` is not a `keras.Model`, or has a training
+                step or loss of its own.
         """
-        if not isinstance(student, keras.Model):
-            raise ValueError(
-                "`student` must be a keras.Model; received "
-                f"{type(student).__name__}. Pass the model itself, not a "
-                "function that builds it."
-            )
+        wrapped_student.check(student)
         super().__init__(name=name or f"codistill_{student.name}")
         self.student = student
         self.built = student.built
