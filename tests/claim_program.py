@@ -13,8 +13,8 @@ import pathlib
 import sys
 import time
 
-from tfdistill import claim_record
 from tfdistill import exchange
+from tfdistill import process_status
 
 
 def _tell(event, **fields):
@@ -24,7 +24,7 @@ def _tell(event, **fields):
 
 def main(root, lease_secs, machine=None):
     if machine is not None:
-        claim_record._this_machine = lambda: machine
+        process_status.machine = lambda: machine
     os.fsync = lambda descriptor: None
     hub = exchange.Exchange(root, max_to_keep=100)
     _tell("start", incarnation=hub.incarnation)

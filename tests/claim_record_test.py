@@ -77,7 +77,7 @@ def test_a_living_process_is_not_gone_and_a_dead_one_is():
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE
     ) as child:
         record = dataclasses.replace(
-            _own(), pid=child.pid, started=claim_record._started(child.pid)
+            _own(), pid=child.pid, started=process_status.started(child.pid)
         )
         assert not record.is_gone()
         child.send_signal(signal.SIGSTOP)
@@ -99,7 +99,7 @@ def test_nothing_is_known_of_other_machines(monkeypatch):
     assert not dataclasses.replace(dead, machine="other").is_gone()
     assert dataclasses.replace(dead, machine="other", released=True).is_gone()
     # Where the system does not tell, every process is another machine's.
-    monkeypatch.setattr(claim_record, "_this_machine", lambda: "")
+    monkeypatch.setattr(process_status, "machine", lambda: "")
     assert not dataclasses.replace(dead, machine="").is_gone()
 
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tfdistill import filesystem
+from tfdistill import local_filesystem
 
 
 @pytest.fixture(params=["local", "ram"])
@@ -75,7 +76,7 @@ def test_what_is_absent_is_an_os_error(place):
 
 def test_read_stops_soon_after_the_limit(place, monkeypatch):
     fs, root = place
-    monkeypatch.setattr(filesystem, "BLOCK_BYTES", 4)
+    monkeypatch.setattr(local_filesystem, "BLOCK_BYTES", 4)
     fs.write(f"{root}/x", [b"0123456789" * 10])
     assert filesystem.read(fs, f"{root}/x", max_bytes=100) == b"0123456789" * 10
     assert filesystem.read(fs, f"{root}/x", max_bytes=9) == b"012345678901"

@@ -50,8 +50,8 @@ class ClaimRecord:
             incarnation=incarnation,
             host=name,
             pid=pid,
-            machine=_this_machine(),
-            started=_started(pid),
+            machine=process_status.machine(),
+            started=process_status.started(pid),
         )
 
     def to_json(self) -> str:
@@ -82,9 +82,11 @@ class ClaimRecord:
         """
         if self.released:
             return True
-        if not self.machine or self.machine != _this_machine():
+        if not self.machine or self.machine != process_status.machine():
             return False
-        return self.pid == os.getpid() or _has_ended(self.pid, self.started)
+        return self.pid == os.getpid() or process_status.has_ended(
+            self.pid, started=self.started
+        )
 
     def __str__(self) -> str:
         """Names the process for people."""
@@ -105,37 +107,6 @@ class ClaimRecord:
             and 0 < self.pid < 2**31
             and type(self.released) is bool
         )
-
-
-def _this_machine() -> str:
-    try:
-        boot = (
-            (process_status.PROC / "sys/kernel/random/boot_id")
-            .read_text()
-            .strip()
-        )
-        # Containers of one machine count their processes apart.
-        return f"{boot}/{os.readlink(process_status.PROC / 'self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _has_ended(pid: int, started: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        pass  # It is another user's.
-    found = process_status.of(pid)
-    if found is None:
-        return False
-    return not found.is_alive or found.started != started
-
-
-def _started(pid: int) -> int:
-    found = process_status.of(pid)
-    return found.started if found else 0
 
 
 def _matches(pattern: re.Pattern[str], value: Any) -> bool:

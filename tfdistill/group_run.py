@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 
 from tfdistill import group_result
+from tfdistill import group_status
 from tfdistill import launched_task
 from tfdistill import live_status
 from tfdistill import local_cluster
@@ -74,11 +75,9 @@ class GroupRun:
         self._kill_time: float | None = None
         self._end_state: str | None = None
         group = tasks[0].cluster.group
-        metrics = pathlib.Path(
-            topology.workdir, f"group_{group}", "metrics.jsonl"
-        )
-        self._tail = live_status.MetricsTail(metrics)
-        self.status = live_status.GroupStatus(group)
+        directory = pathlib.Path(topology.workdir, f"group_{group}")
+        self._tail = live_status.MetricsTail(directory / "metrics.jsonl")
+        self.status = group_status.GroupStatus(group)
         self.reason = ""
         self.exit_code = 0
         self.failed_task: str | None = None
@@ -198,7 +197,7 @@ class GroupRun:
                 continue
             limit = self._restarts.limit
             delay = self._restarts.note_end(name, now=now)
-            what = self._describe(name, code)
+            self.status.last_error = what = self._describe(name, code)
             self._task_watch.note_end(name)
             if self._restarts.none_left:
                 reason = (
@@ -221,6 +220,7 @@ class GroupRun:
                 self._killed_for.pop(name, None)
                 self._start(name)
                 self._restarts.note_restart(name, now=now)
+                self.status.num_worker_restarts += 1
         return messages
 
     def _has_finished(self) -> bool:
@@ -294,7 +294,5 @@ class GroupRun:
         )
 
     def _describe(self, name: str, code: int) -> str:
-        return (
-            self._killed_for.get(name)
-            or f"{name} {group_result.describe(code)}"
-        )
+        described = f"{name} {group_result.describe(code)}"
+        return self._killed_for.get(name) or described

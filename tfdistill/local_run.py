@@ -14,8 +14,10 @@ from tfdistill import launched_task
 from tfdistill import live_status
 from tfdistill import local_cluster
 from tfdistill import open_ports
+from tfdistill import published
 from tfdistill import run_events
 from tfdistill import run_files
+from tfdistill import status_table
 from tfdistill import supervised_group
 
 _POLL_SECS = 0.2
@@ -70,6 +72,11 @@ class LocalRun:
         self._failed: supervised_group.SupervisedGroup | None = None
         self._started = 0.0
         self._recorded: tuple[dict[str, int], list[int]] = ({}, [])
+        exchange = topology.exchange or f"{topology.workdir}/exchange"
+        # To look behind a URL takes TensorFlow, which a launcher does without.
+        self._published = (
+            None if "://" in exchange else published.PublishedWatch(exchange)
+        )
         placeholders = range(1, topology.num_ports + 1)
         for tasks in topology.tasks(placeholders):
             for task in tasks:  # Refuse a wrong environment before any start.
@@ -150,6 +157,10 @@ class LocalRun:
         self._record()
         if self._display is not None:
             statuses = [group.status for group in self._groups]
+            if self._published is not None:
+                newest = self._published.look(range(len(statuses)))
+                for status in statuses:
+                    status.newest = newest.get(status.group)
             elapsed = time.monotonic() - self._start_time
             self._display.show(statuses, now=elapsed)
 
@@ -169,7 +180,9 @@ class LocalRun:
         while not self.over:
             if timeout_secs is not None:
                 if time.monotonic() - start > timeout_secs:
-                    running = [g.status.line() for g in self._groups]
+                    running = [
+                        status_table.line(g.status) for g in self._groups
+                    ]
                     raise TimeoutError(
                         f"the run has not ended within {timeout_secs:g} s: "
                         f"{'; '.join(running)}"

@@ -48,3 +48,42 @@ def resident_bytes() -> int | None:
     except OSError:
         return None
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def started(pid: int) -> int:
+    """Returns when a process began, in clock ticks; 0 where none is told."""
+    found = of(pid)
+    return found.started if found else 0
+
+
+def machine() -> str:
+    """Returns what names one boot of this machine, and this pid namespace.
+
+    Process ids mean something to those alone for whom it is the same. Empty
+    where the system does not tell.
+    """
+    try:
+        boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+        # Containers of one machine count their processes apart.
+        return f"{boot}/{os.readlink(PROC / 'self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def has_ended(pid: int, *, started: int) -> bool:
+    """Whether a process of this machine is known to have ended.
+
+    Args:
+        pid: Its id, which may be another process' by now.
+        started: When it began, as `of` tells.
+    """
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass  # It is another user's.
+    found = of(pid)
+    if found is None:
+        return False
+    return not found.is_alive or found.started != started

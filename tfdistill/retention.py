@@ -4,7 +4,6 @@ import contextlib
 import errno
 import logging
 import math
-import re
 import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 
 from tfdistill import filesystem
 from tfdistill import manifest
+from tfdistill import version_names
 
 # What mounts without a rename of directories answer: other devices, gcsfuse.
 NO_RENAME = frozenset(
@@ -19,7 +19,6 @@ NO_RENAME = frozenset(
 )
 LEASE_SECS = 3600.0
 
-_STEP = re.compile(r"0|[1-9][0-9]{0,18}")
 _log = logging.getLogger(__name__)
 
 
@@ -79,12 +78,6 @@ class Retention:
         ]
 
 
-def step_of(name: str) -> int | None:
-    """Returns the step that a directory name stands for, or None."""
-    step = int(name) if _STEP.fullmatch(name) else None
-    return step if step is not None and step <= manifest.MAX_INT else None
-
-
 def remove_version(file_system: filesystem.FileSystem, directory: str) -> None:
     """Removes a version so that no reader ever takes a part for the whole."""
     parent, _, name = directory.rpartition("/")
@@ -142,7 +135,7 @@ def sweep(
             _remove(file_system, path)
         elif name.startswith(".tmp-"):
             unfinished.append(path)
-        elif step_of(name) is not None:
+        elif version_names.step_of(name) is not None:
             written = _manifest_time(file_system, path)
             if written is None:
                 unfinished.append(path)

@@ -5,14 +5,16 @@ import fcntl
 import json
 import os
 import pathlib
-import re
 import shutil
+import socket
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import IO
 
 from tfdistill import local_cluster
+from tfdistill import plain_text
+from tfdistill import process_status
 from tfdistill import progress
 from tfdistill import run_events
 from tfdistill import signing
@@ -20,8 +22,6 @@ from tfdistill import startup
 
 _NUM_LAST_LINES = 20
 _TAIL_BYTES = 32768
-# Colours and cursor movements, and control characters other than tabs.
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def lock(topology: local_cluster.LocalCluster) -> IO[bytes]:
@@ -143,6 +143,17 @@ def write_record(
     record = {
         "format": 1,
         "started": started,
+        # So that others find out whether the process ids mean anything to
+        # them, and still mean the same processes.
+        "host": socket.gethostname(),
+        "machine": process_status.machine(),
+        "launcher": {
+            "pid": os.getpid(),
+            "started": process_status.started(os.getpid()),
+        },
+        "task_starts": {
+            name: process_status.started(pid) for name, pid in pids.items()
+        },
         "topology": dataclasses.asdict(topology),
         "pids": dict(pids),
         "attempts": list(attempts),
@@ -171,4 +182,6 @@ def last_lines(path: pathlib.Path) -> list[str]:
         text = file.read().decode("utf-8", errors="replace")
     lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
     shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
-    return [_CONTROL.sub("", line) for line in shown][-_NUM_LAST_LINES:]
+    return [plain_text.without_control(line) for line in shown][
+        -_NUM_LAST_LINES:
+    ]

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from tfdistill import group_restarts
 from tfdistill import group_result
 from tfdistill import group_run
-from tfdistill import live_status
+from tfdistill import group_status
 from tfdistill import local_cluster
 from tfdistill import run_events
 from tfdistill import run_files
@@ -49,6 +49,7 @@ class SupervisedGroup:
         # Whether a failed attempt is being ended, or was, to be followed by
         # another; and why there will be none, once it was decided so.
         self._awaits_restart = False
+        self._last_error = ""
         self._stop_reason: str | None = None
         self._judged = False
         self._run = self._make_run()
@@ -83,9 +84,13 @@ class SupervisedGroup:
         return self._restarts.num_starts
 
     @property
-    def status(self) -> live_status.GroupStatus:
+    def status(self) -> group_status.GroupStatus:
         """What is shown of the group."""
         status = self._run.status
+        status.num_restarts = self._restarts.made
+        if self._run.exit_code:
+            status.last_error = self._run.reason
+        status.last_error = status.last_error or self._last_error
         if self._awaits_restart:
             stopped = self._stop_reason is not None
             status.state = "stopped" if stopped else "restarting"
@@ -151,6 +156,7 @@ class SupervisedGroup:
 
     def _start_again(self, now: float) -> None:
         self._awaits_restart = False
+        self._last_error = self._run.reason
         self._restarts.note_start(now=now)
         self._run = self._make_run()
         self._run.start()

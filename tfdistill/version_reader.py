@@ -12,8 +12,8 @@ import time
 
 from tfdistill import filesystem
 from tfdistill import manifest
-from tfdistill import retention
 from tfdistill import signing
+from tfdistill import version_names
 from tfdistill import versions
 
 _log = logging.getLogger(__name__)
@@ -262,7 +262,7 @@ class VersionReader:
             names = self._file_system.list_dir(self.group_path(group))
         except (FileNotFoundError, NotADirectoryError):
             return []
-        steps = [retention.step_of(name) for name in names]
+        steps = [version_names.step_of(name) for name in names]
         return sorted(step for step in steps if step is not None)
 
     def _committed(self, group: int, step: int) -> bool:

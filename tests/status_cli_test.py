@@ -1,0 +1,177 @@
+"""Tests of the status command, as people and scripts use it."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+import run_cases as cases
+
+from tfdistill import local_cluster
+from tfdistill import local_run
+from tfdistill import status_cli
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def _run(tmp_path, *teachers, **more):
+    now = time.time()
+    lines = [
+        cases.line(step, now - 20 + step, loss=0.5, teachers=list(teachers))
+        for step in (8, 10)
+    ]
+    cases.metrics(tmp_path, 0, lines[0], lines[1] | more)
+    return tmp_path
+
+
+def _main(capsys, *arguments):
+    code = status_cli.main([str(argument) for argument in arguments])
+    return code, capsys.readouterr().out
+
+
+def test_what_people_see(tmp_path, capsys):
+    reasons = {"5": "its outputs must be finite.", "6": "damaged [it] is."}
+    teacher = cases.teacher(
+        health="fading",
+        share=0.25,
+        reason="older than 10 steps",
+        num_quarantined=2,
+        quarantined=reasons,
+    )
+    _run(tmp_path, teacher)
+    cases.version(tmp_path / "exchange", 0, 8, num_bytes=123_456_789)
+    code, out = _main(capsys, tmp_path)
+    assert code == 0
+    assert "group 0: running, step 10/100, loss 0.5000, newest 8" in out
+    assert "teacher group_1, version 8, health fading, share 0.25" in out
+    assert "step 8, 123.5 MB" in out
+    for reason in reasons.values():
+        assert reason in out
+
+
+def test_the_document_has_the_documented_keys(tmp_path, capsys):
+    teacher = cases.teacher(num_quarantined=1, quarantined={"5": "why"})
+    _run(tmp_path, teacher)
+    cases.version(tmp_path / "exchange", 0, 8)
+    code, out = _main(capsys, tmp_path, "--json")
+    assert code == 0
+    found = json.loads(out)
+    text = (_ROOT / "docs" / "operations.md").read_text("utf-8")
+    (group,) = found["groups"]
+    for part in (found, group, group["newest_version"], group["teachers"][0]):
+        for key in part:
+            assert f"`{key}`" in text, f"docs/operations.md lacks `{key}`"
+    assert group["teachers"][0]["quarantined"] == [{"step": 5, "reason": "why"}]
+    assert (group["step"], group["state"]) == (10, "running")
+    assert group["distillation_loss"] is None
+
+
+def test_numbers_that_are_not_finite_give_valid_json(tmp_path, capsys):
+    _run(tmp_path, loss=float("nan"), total_steps=float("inf"))
+    _, out = _main(capsys, tmp_path, "--json")
+    found = json.loads(out, parse_constant=pytest.fail)
+    assert found["groups"][0]["total_steps"] is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--interval_secs=0"],
+        ["--silent_secs=nan"],
+        ["--json", "--watch"],
+        ["--unknown"],
+    ],
+)
+def test_wrong_options(tmp_path, capsys, arguments):
+    _run(tmp_path)
+    with pytest.raises(SystemExit) as raised:
+        status_cli.main([str(tmp_path), *arguments])
+    assert raised.value.code == 2
+
+
+def test_no_run_there(tmp_path, capsys):
+    with pytest.raises(SystemExit) as raised:
+        status_cli.main([str(tmp_path)])
+    assert raised.value.code == 2
+    assert "There must be a run in" in capsys.readouterr().err
+
+
+def test_check_tells_by_the_exit_code(tmp_path, capsys):
+    _run(tmp_path)
+    assert _main(capsys, tmp_path, "--check")[0] == 0
+    cases.metrics(tmp_path, 1, cases.line(3, 5.0))
+    path = tmp_path / "group_1" / "metrics.jsonl"
+    os.utime(path, (5.0, 5.0))
+    assert _main(capsys, tmp_path)[0] == 0
+    code, out = _main(capsys, tmp_path, "--check")
+    assert code == 1
+    assert "group 1: silent for" in out
+
+
+def test_watch_ends_with_the_run_and_repeats_nothing(tmp_path, capsys):
+    _run(tmp_path, event="end")
+    code, out = _main(capsys, tmp_path, "--watch", "--interval_secs=0.1")
+    assert code == 0
+    assert out.count("group 0: done") == 1
+
+
+def test_text_of_others_cannot_steer_the_terminal(tmp_path, capsys):
+    bad = "\x1b]0;title\x07 [bold]x[/bold] [/nothing]\r\nnext"
+    teacher = cases.teacher(name=bad, health=bad, quarantined={"5": bad})
+    _run(tmp_path, teacher)
+    cases.events(
+        tmp_path,
+        ("start", 0, 9, {}),
+        ("failed", 0, 5, {"task": bad, "reason": bad}),
+    )
+    _, out = _main(capsys, tmp_path)
+    assert "\x1b" not in out and "\x07" not in out and "\r" not in out
+    assert "[bold]x[/bold] [/nothing] next" in out
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout_secs(120)
+@pytest.mark.usefixtures("no_process_left")
+def test_a_real_run_that_failed_and_came_back(tmp_path, capsys):
+    """Without TensorFlow, also as a program of its own."""
+    code = (
+        "import pathlib, sys\n"
+        f"mark = pathlib.Path({str(tmp_path / 'mark')!r})\n"
+        "if not mark.exists():\n"
+        "    mark.touch()\n"
+        "    sys.exit('ValueError: the first try')\n"
+    )
+    topology = local_cluster.LocalCluster(
+        command=[sys.executable, "-c", code],
+        workdir=str(tmp_path / "run"),
+        max_restarts=2,
+    )
+    with local_run.LocalRun(topology) as run:
+        assert run.wait(timeout_secs=60).exit_code == 0
+    program = (
+        "import sys\n"
+        "from tfdistill import status_cli\n"
+        "code = status_cli.main()\n"
+        "assert 'tensorflow' not in sys.modules, 'TensorFlow was imported'\n"
+        "sys.exit(code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(run_dir := tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=_ROOT,
+        check=True,
+    )
+    assert "group 0: done, restarts 1" in done.stdout
+    assert "group_0_worker_0 ended with exit code 1" in done.stdout
+    found = json.loads(_main(capsys, run_dir, "--json")[1])
+    assert (found["over"], found["exit_code"]) == (True, 0)
+    assert found["groups"][0]["restarts"] == 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
