@@ -27,7 +27,10 @@ printf '%s\\n' "$@" > "$FAKE_SLURM/srun_$number"
 for word; do
   case $word in --failure_file=*) failure=${word#*=} ;; esac
 done
-fail() { printf '{"task": "%s", "exit_code": %s}' "$1" "$2" > "$failure"; }
+fail() {
+  printf '{"task": "%s", "exit_code": %s, "told": %s}' \
+    "$1" "$2" "${3:-false}" > "$failure"
+}
 . "$FAKE_SLURM/plan_$number"
 """
 SCONTROL = """#!/bin/sh
@@ -45,7 +48,7 @@ touch "$FAKE_SLURM/terminated"
 UNTIL_TOLD = """
 touch "$FAKE_SLURM/running"
 while [ ! -e "$FAKE_SLURM/terminated" ]; do sleep 0.05; done
-fail group_1_worker_0 75
+fail group_1_worker_0 75 true
 exit 75
 """
 
@@ -192,8 +195,16 @@ def test_near_the_time_limit_the_tasks_end_and_the_job_is_requeued(
     assert "group 1: requeued" in said
 
 
+def test_a_job_that_is_preempted_is_requeued_at_once(fake, capsys):
+    # Only the tasks hear of it at first.
+    assert _group(fake, "fail group_1_worker_1 75 true; exit 75").run() == 75
+    assert (fake / "requeued").read_text() == "40_1\n"
+    assert _starts(fake) == 1
+    assert "SIGTERM: the tasks were told" in capsys.readouterr().out
+
+
 def test_a_group_that_is_done_in_time_is_not_requeued(fake):
-    plan = UNTIL_TOLD.replace("exit 75", "exit 0")
+    plan = UNTIL_TOLD.partition("fail ")[0] + "exit 0"
     assert _told(_group(fake, plan), fake) == 0
     assert not (fake / "requeued").exists()
 

@@ -259,7 +259,7 @@ def test_the_first_failure_of_a_step_counts(tmp_path):
     failure_file = tmp_path / "failed"
     for name, code, first in (("a", 65, True), ("b", 75, False)):
         assert slurm_task.record_failure(failure_file, name, code) == first
-    record = {"task": "a", "exit_code": 65}
+    record = {"task": "a", "exit_code": 65, "told": False}
     assert json.loads(failure_file.read_text()) == record
     assert stat.S_IMODE(failure_file.stat().st_mode) == 0o644
 
@@ -278,7 +278,7 @@ def test_the_first_failure_of_a_step_counts(tmp_path):
     )
     assert done.returncode == 2
     assert "SLURM_STEP_TASKS_PER_NODE must be set" in done.stderr
-    record = {"task": "rank 3", "exit_code": 2}
+    record = {"task": "rank 3", "exit_code": 2, "told": False}
     assert json.loads(failure_file.read_text()) == record
 
 

@@ -110,7 +110,12 @@ class SlurmGroup:
             return code  # Of a node that was lost, say.
         failure_file.unlink(missing_ok=True)
         self._blamed = found["task"]
-        return found["exit_code"] if code else 0
+        if found["told"] and self._told is None:
+            # The job is preempted: Slurm gives the tasks some seconds, and
+            # says nothing to this script before they are over.
+            self._say("SIGTERM: the tasks were told to end")
+            self._told = "SIGTERM"
+        return found["exit_code"]
 
     def _srun(self, failure_file: pathlib.Path) -> list[str]:
         options = self._options

@@ -217,7 +217,7 @@ def _leave_to_command(number: int, frame: Any) -> None:
 
 
 def record_failure(path: pathlib.Path, name: str, exit_code: int) -> bool:
-    """Notes which task of a step has failed first.
+    """Notes which task of a step has failed first, and if it was told to end.
 
     Args:
         path: A file of this step alone, which the first one makes.
@@ -233,7 +233,8 @@ def record_failure(path: pathlib.Path, name: str, exit_code: int) -> bool:
     except FileExistsError:
         return False
     with open(descriptor, "w", encoding="utf-8") as file:
-        json.dump({"task": name, "exit_code": exit_code}, file)
+        told = signal.SIGTERM in _told
+        json.dump({"task": name, "exit_code": exit_code, "told": told}, file)
     return True
 
 
