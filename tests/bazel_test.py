@@ -350,6 +350,7 @@ def test_imports_never_go_backwards(targets, folder, may_not_need):
         ("tfdistill/local_cluster_cli", ("tensorflow", "keras")),
         ("tfdistill/manifest", ("tensorflow", "keras")),
         ("tfdistill/status_cli", ("keras",)),
+        ("tfdistill/slurm_group", ("tensorflow", "keras")),
         ("tfdistill/exchange", ("keras",)),
     ],
 )

@@ -135,7 +135,14 @@ def test_every_public_name_resolves_in_the_installed_package(installed):
 
 
 @pytest.mark.parametrize(
-    "module", ["cluster", "exchange", "local_cluster", "local_cluster_cli"]
+    "module",
+    [
+        "cluster",
+        "exchange",
+        "local_cluster",
+        "local_cluster_cli",
+        "slurm_group",
+    ],
 )
 def test_light_modules_import_no_tensorflow(installed, module):
     program = (

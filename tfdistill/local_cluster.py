@@ -206,9 +206,21 @@ class LocalCluster:
             group: Its index.
             ports: `ports_per_group` free ports of this machine.
         """
-        free = iter(ports)
+        return self.tasks_at(group, [f"{HOST}:{port}" for port in ports])
+
+    def tasks_at(
+        self, group: int, addresses: Sequence[str]
+    ) -> tuple[launched_task.Task, ...]:
+        """Returns the tasks of one group: a chief, the workers, then the ps.
+
+        Args:
+            group: Its index.
+            addresses: `host:port` of each task, as many as `ports_per_group`;
+                of machines that share the workdir.
+        """
+        free = iter(addresses)
         spec = {
-            task_type: tuple(f"{HOST}:{next(free)}" for _ in range(size))
+            task_type: tuple(next(free) for _ in range(size))
             for task_type, size in self._sizes().items()
         }
         names = [(t, i) for t, hosts in spec.items() for i in range(len(hosts))]

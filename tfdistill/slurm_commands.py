@@ -1,0 +1,98 @@
+"""What a job asks of Slurm, by Slurm's own commands.
+
+An element of a job array is named by the array and its index, such as `40_1`.
+Its own number (SLURM_JOB_ID) will not do: one element has that of the array,
+and a command with that number concerns all of them.
+"""
+
+import re
+import subprocess
+
+# Slurm's controller may be restarted meanwhile; its commands wait for it.
+_LIMIT_SECS = 120.0
+_JOB_STATE = re.compile(r"\bJobState=([A-Z_]+)")
+
+
+def hostnames(node_list: str) -> list[str]:
+    """Returns the nodes of a list such as `node[01-03]`, in Slurm's order.
+
+    Args:
+        node_list: As Slurm writes it.
+
+    Raises:
+        RuntimeError: Slurm does not answer.
+    """
+    return _ask("scontrol", "show", "hostnames", node_list).split()
+
+
+def job_state(job: str) -> str:
+    """Returns the state of a job, such as `RUNNING`.
+
+    Args:
+        job: Its name, such as `40_1`.
+
+    Raises:
+        RuntimeError: Slurm does not answer, or knows of no such job.
+    """
+    text = _ask("scontrol", "--oneliner", "show", "job", job)
+    match = _JOB_STATE.search(text)
+    if match is None:
+        raise RuntimeError(
+            f"scontrol must show the state of job {job}; received {text!r}."
+        )
+    return match[1]
+
+
+def requeue(job: str) -> None:
+    """Puts a running job back into the queue, which ends its processes.
+
+    Args:
+        job: Its name, such as `40_1`.
+
+    Raises:
+        RuntimeError: Slurm refuses, or does not answer.
+    """
+    _ask("scontrol", "requeue", job)
+
+
+def terminate_steps(job: str) -> None:
+    """Sends SIGTERM to the tasks of a job, and not to its batch script.
+
+    Args:
+        job: Its name, such as `40_1`.
+
+    Raises:
+        RuntimeError: Slurm refuses, or does not answer.
+    """
+    _ask("scancel", "--signal=TERM", job)
+
+
+def submit(path: str) -> str:
+    """Submits a batch script; returns what identifies the job.
+
+    Args:
+        path: Of the script.
+
+    Raises:
+        RuntimeError: Slurm refuses, or does not answer.
+    """
+    # On a federation the number is followed by ";" and the cluster's name.
+    return _ask("sbatch", "--parsable", path).strip().partition(";")[0]
+
+
+def _ask(*command: str) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_LIMIT_SECS
+        )
+    except (OSError, subprocess.TimeoutExpired) as cause:
+        raise RuntimeError(
+            f"{command[0]} must answer; received {cause}. Run this where "
+            "Slurm's commands work."
+        ) from cause
+    if done.returncode:
+        raise RuntimeError(
+            f"`{' '.join(command)}` must succeed; received exit code "
+            f"{done.returncode}: {done.stderr.strip()}"
+        )
+    return done.stdout
