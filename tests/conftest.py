@@ -94,15 +94,21 @@ def _make_logical_devices() -> None:
         )
 
 
+def _forget_garbage() -> None:
+    """Collects garbage, and never looks through what is left again.
+
+    What was imported, and what TensorFlow keeps of the tests so far, is none.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     # Here no test has run yet, but every test module has been imported: without
     # TensorFlow among them, nothing is worth its import time.
     if session.items and "tensorflow" in sys.modules:
         _make_logical_devices()
-    # `clear_session` collects garbage after every test; what was imported by
-    # now is none, and looking through it took a quarter of a second each time.
-    gc.collect()
-    gc.freeze()
+    _forget_garbage()
 
 
 @pytest.fixture(scope="session")
@@ -116,6 +122,13 @@ def two_replicas() -> Any:
 
     _make_logical_devices()
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_heap() -> Iterator[None]:
+    """Keeps the collector's work for a test from growing with those before."""
+    yield
+    _forget_garbage()
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +149,8 @@ def _fresh_state() -> Iterator[None]:
         keras.config.set_dtype_policy("float32")
         keras.config.set_floatx("float32")
         tf.config.run_functions_eagerly(False)
-        keras.utils.clear_session()
+        # Its full collection took a second and more late in a long run.
+        keras.utils.clear_session(free_memory=False)
 
 
 @pytest.fixture(scope="session")
