@@ -1,6 +1,7 @@
 """The command `tfdistill-doctor`."""
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -105,11 +106,14 @@ def run(
     results: list[check.Result] = []
     ended = True
     told = report.Report(sys.stdout, plain=plain)
-    for result, has_ended in examination.examine(options, more=more):
-        results.append(result)
-        ended = ended and has_ended
-        if not as_json:
-            told.add(result)
+    # What data and libraries print must not break the document.
+    aside = contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout)
+    with aside:
+        for result, has_ended in examination.examine(options, more=more):
+            results.append(result)
+            ended = ended and has_ended
+            if not as_json:
+                told.add(result)
     if as_json:
         print(json.dumps(report.document(results), indent=2), flush=True)
     else:

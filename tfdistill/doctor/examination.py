@@ -67,7 +67,10 @@ def examine(
     yield from made(versions.NAME, lambda: [versions.of_backend()])
     cluster, result = environment.cluster_of()
     yield result, True
-    yield from made(environment.KEY, environment.key)
+    num_groups = cluster.num_groups if cluster else 2
+    yield from made(
+        environment.KEY, lambda: environment.key(num_groups=num_groups)
+    )
     if cluster is None:
         for name in (reach.ADDRESS, reach.REACH, storage.EXCHANGE, TEACHERS):
             yield (

@@ -8,6 +8,7 @@ import errno
 import hashlib
 import time
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 
@@ -180,7 +181,16 @@ def _judge(
             good.append(name)
     if good:
         yield check.ok(REACH, f"{', '.join(good)} answered by their names")
-    for name in sorted(addresses.keys() & answers.keys()):
+    yield from _unheard(cluster, station, good)
+    yield from _keys_and_clocks(station, answers)
+
+
+def _unheard(
+    cluster: cluster_lib.Cluster,
+    station: station_lib.Station,
+    names: Iterable[str],
+) -> Iterator[check.Result]:
+    for name in names:
         if name not in station.heard:
             yield check.warning(
                 REACH,
@@ -188,7 +198,6 @@ def _judge(
                 f"Look at what the doctor says there: {name} may not reach "
                 f"{cluster.address}.",
             )
-    yield from _keys_and_clocks(station, answers)
 
 
 def _keys_and_clocks(
@@ -209,12 +218,11 @@ def _keys_and_clocks(
                 f"export {signing.FILE_VARIABLE} with the same key for every "
                 "task of every group.",
             )
-        difference = answer.time - time.time()
-        if abs(difference) > MAX_CLOCK_SECS:
+        if abs(answer.clock_secs) > MAX_CLOCK_SECS:
             yield check.warning(
                 CLOCK,
                 f"the clock of {name} differs from this one by "
-                f"{difference:+.0f} s",
+                f"{answer.clock_secs:+.0f} s",
                 "Keep the clocks together with NTP (chronyc tracking): logs, "
                 "curves and the status are read by them. No decision is.",
             )

@@ -34,7 +34,7 @@ class Answer(NamedTuple):
         has_key: Whether it has proven that it has our key; None where we have
             none, or it has none.
         keyed: Whether it has a key.
-        time: Its clock, Unix seconds.
+        clock_secs: Its clock less ours, in seconds; 0 where it did not tell.
     """
 
     task: str
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
     station: str
     has_key: bool | None
     keyed: bool
-    time: float
+    clock_secs: float
 
 
 class NoAnswerError(RuntimeError):
@@ -180,7 +180,7 @@ class Station:
             station=str(told.get("station", ""))[:80],
             has_key=has_key,
             keyed=proof is not None,
-            time=time.time() if clock is None else clock,
+            clock_secs=0.0 if clock is None else clock - time.time(),
         )
 
 

@@ -92,7 +92,7 @@ def examine(
         student: What they must agree with; None where nothing is known.
     """
     if not peers:
-        yield check.skipped(NAME, "one group only: it has no peers")
+        yield check.skipped(NAME, "there is no group to learn from")
     for group in peers:
         try:
             yield _of_peer(reader, group, student)
@@ -118,46 +118,47 @@ def _of_peer(
             "first every_steps of StudentExporter",
         )
     step = steps[-1]
-    told = f"group {group}, version {step}:"
     with tempfile.TemporaryDirectory(prefix="tfdistill-doctor-") as directory:
         version = _fetched(reader, group, step, directory)
-        against = "no student to compare it with"
-        if student is not None:
-            _compare(version, student)
-            against = f"inputs and outputs as {student.source}"
-        same = (
-            student is not None
-            and bool(student.fingerprint)
-            and version.manifest.graph_fingerprint == student.fingerprint
+        return _judge(directory, version, student)
+
+
+def _judge(
+    directory: str, version: versions.Version, student: Student | None
+) -> check.Result:
+    against, fingerprint = "no student to compare it with", ""
+    if student is not None:
+        _compare(version, student)
+        against = f"inputs and outputs as {student.source}"
+        fingerprint = student.fingerprint
+    told = f"group {version.group}, version {version.step}: whole, {against}"
+    same = version.manifest.graph_fingerprint == fingerprint != ""
+    try:
+        saved_model_files.check_directory(directory)
+    except graph_check.GraphError as error:
+        if not same:
+            raise _BadTeacherError(
+                f"version {version.step} must not be loaded: {error}",
+                "Look at who can write to the exchange; a peer of another "
+                "architecture must do with TensorFlow's plain operations.",
+            ) from error
+        return check.ok(
+            NAME,
+            f"{told}, the graph is this group's own; it was not run here, as "
+            f"{error}",
         )
-        try:
-            saved_model_files.check_directory(directory)
-        except graph_check.GraphError as error:
-            if not same:
-                raise _BadTeacherError(
-                    f"version {step} must not be loaded: {error}",
-                    "Look at who can write to the exchange; a peer of another "
-                    "architecture must do with TensorFlow's plain operations.",
-                ) from error
-            return check.ok(
-                NAME,
-                f"{told} whole, {against}, the graph is this group's own; it "
-                f"was not run here, as {error}",
-            )
-        _run(directory, version, student)
-    if student is not None and student.fingerprint and not same:
+    _run(directory, version, student)
+    if fingerprint and not same:
         return check.warning(
             NAME,
-            f"{told} whole, {against}, outputs are finite, but its graph is "
-            "another than this group's",
+            f"{told}, outputs are finite, but its graph is another than this "
+            "group's",
             "If groups have different architectures, set allow_other_graphs "
             "(TeacherSet, or exchange.allow_other_graphs); else it will be "
             f"quarantined. {_SAME_STUDENT}",
         )
     graph = ", the same graph" if same else ""
-    return check.ok(
-        NAME, f"{told} whole, {against}{graph}, loads, outputs are finite"
-    )
+    return check.ok(NAME, f"{told}{graph}, loads, outputs are finite")
 
 
 def _fetched(
