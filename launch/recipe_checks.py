@@ -11,7 +11,8 @@ from tfdistill.doctor import examination
 
 _SLOW_DATA = (
     "Look at where the data lie: a mount that hangs, or a shuffle buffer that "
-    "takes long to fill; raise --limit_secs if it is only slow."
+    "takes long to fill. What is prepared once, such as a vocabulary, takes "
+    "minutes the first time: raise --limit_secs."
 )
 
 

@@ -7,9 +7,13 @@ import socket
 import subprocess
 import sys
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from launch import doctor
+from launch import recipe_checks
 from tfdistill.doctor import check
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -102,6 +106,23 @@ def test_data_that_are_not_there(monkeypatch, tmp_path, capsys):
     assert data["status"] == check.FAILED
     assert "no_such" in data["seen"]
     assert "data.arguments" in data["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("examples", "batch", "seen"),
+    [
+        (0, 4, "have no batch for this task"),
+        (4, 4, "not all values are finite"),
+        (4, 3, "the training data: "),
+    ],
+)
+def test_data_that_do_not_fit_the_model(examples, batch, seen):
+    student = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    inputs = np.full((examples, batch), np.nan, np.float32)
+    dataset = tf.data.Dataset.from_tensor_slices((inputs, np.zeros(examples)))
+    found = recipe_checks._first_batch("training", dataset.batch(4), student)
+    assert found.status == check.FAILED
+    assert seen in found.seen
 
 
 @pytest.mark.parametrize(

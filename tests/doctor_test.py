@@ -361,7 +361,7 @@ def test_tasks_that_find_each_other():
     results = _meet(*(_cluster(*spec, index=n) for n in range(3)))
     for found in results:
         assert not _faults(found)
-    assert results[0][0].seen == "worker:1, worker:2 answered by their names"
+    assert results[0][0].seen == "each at its own address: worker:1, worker:2"
 
 
 def test_a_task_with_another_cluster_is_told_by_all():

@@ -180,7 +180,7 @@ def _judge(
         else:
             good.append(name)
     if good:
-        yield check.ok(REACH, f"{', '.join(good)} answered by their names")
+        yield check.ok(REACH, f"each at its own address: {', '.join(good)}")
     yield from _unheard(cluster, station, good)
     yield from _keys_and_clocks(station, answers)
 
