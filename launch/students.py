@@ -69,14 +69,7 @@ def make_model(
     """
     learn = config.codistillation
     objective = objectives.of(config.data.name)
-    arguments = config.model.arguments_of(cluster.group)
-    # The tables must have the sizes that the rows were hashed for.
-    for name in _SHARED_ARGUMENTS & config.data.arguments.keys():
-        arguments[name] = config.data.arguments[name]
-    try:
-        student = _BUILDERS[config.model.name](**arguments)
-    except (TypeError, ValueError) as cause:
-        raise OptionsError(f"`model.arguments` do not fit: {cause}") from cause
+    student = build_student(config, cluster.group)
     model = tfdistill.CodistillModel(
         student,
         teachers=_make_teachers(config, cluster, exchange, canary),
@@ -90,6 +83,26 @@ def make_model(
         steps_per_execution=config.steps_per_execution,
     )
     return model
+
+
+def build_student(config: config_lib.Config, group: int) -> keras.Model:
+    """Returns a group's student, without teachers.
+
+    Args:
+        config: The run.
+        group: Index of the group.
+
+    Raises:
+        OptionsError: If arguments in the configuration do not fit.
+    """
+    arguments = config.model.arguments_of(group)
+    # The tables must have the sizes that the rows were hashed for.
+    for name in _SHARED_ARGUMENTS & config.data.arguments.keys():
+        arguments[name] = config.data.arguments[name]
+    try:
+        return _BUILDERS[config.model.name](**arguments)
+    except (TypeError, ValueError) as cause:
+        raise OptionsError(f"`model.arguments` do not fit: {cause}") from cause
 
 
 def _make_teachers(

@@ -54,7 +54,7 @@ def run(
     keras.config.set_dtype_policy(config.dtype_policy)
     keras.utils.set_random_seed(seed_of(config.seed, cluster.group))
     train, validation = map(
-        input_sharding.without_autotune, _make_datasets(config, cluster)
+        input_sharding.without_autotune, make_datasets(config, cluster)
     )
     exchange = tfdistill.Exchange(
         str(cluster.exchange), max_to_keep=config.exchange.max_to_keep
@@ -193,9 +193,19 @@ def seed_of(seed: int, group: int) -> int:
     return int(np.random.SeedSequence([seed, group]).generate_state(1)[0])
 
 
-def _make_datasets(
+def make_datasets(
     config: config_lib.Config, cluster: tfdistill.Cluster
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+    """Returns this task's training data and its validation data.
+
+    Args:
+        config: The run.
+        cluster: This task.
+
+    Raises:
+        data_checks.DataError: If the data are at fault.
+        students.OptionsError: If arguments in the configuration are.
+    """
     source = importlib.import_module(f"models.{config.data.name}")
     path = config.data.path
     arguments = {**config.data.arguments, **({"path": path} if path else {})}

@@ -14,6 +14,7 @@ import time
 
 import psutil
 import pytest
+import run_cases
 
 from launch import local
 from tfdistill import live_status
@@ -598,6 +599,25 @@ def test_help_names_the_exit_codes(capsys):
     assert error.value.code == 0
     out = capsys.readouterr().out
     assert "75" in out and "example" in out
+
+
+def test_versions_restarts_and_errors_are_shown(tmp_path, capsys):
+    run_cases.version(tmp_path / "run" / "exchange", 0, 5)
+    code = (
+        "mark = WORKDIR / 'mark'\n"
+        "if not mark.exists():\n"
+        "    mark.touch()\n"
+        "    sys.exit(3)\n"
+        "time.sleep(2)\n"
+    )
+    topology = _topology(tmp_path, code, max_restarts=1)
+    display = live_status.Display(plain=True, interval_secs=0.0)
+    with local_run.LocalRun(topology, display=display) as run:
+        assert run.wait(timeout_secs=LIMIT_SECS).exit_code == 0
+        (status,) = (group.status for group in run._groups)
+    out = capsys.readouterr().out
+    assert "group 0: done, newest 5, restarts 1" in out
+    assert status.last_error == "group_0_worker_0 ended with exit code 3"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import run_cases as cases
 from tfdistill import local_cluster
 from tfdistill import observed_run
 from tfdistill import process_status
+from tfdistill import run_events
 from tfdistill import run_files
 
 _NOW = cases.NOW
@@ -84,6 +85,21 @@ def test_the_reason_outlives_what_follows_from_it(tmp_path):
     seen = _look(tmp_path)
     assert seen.groups[0].last_error == "group_0_worker_1 ended"
     assert (seen.over, seen.exit_code) == (True, 3)
+
+
+def test_groups_with_launchers_of_their_own(tmp_path):
+    """As under Slurm, where a group is a job, which may be requeued."""
+    directory = tmp_path / "logs"
+    for group, found in ((0, "failed"), (1, "stopped")):
+        events = [("start", group, 9, {}), (found, group, 5, {"reason": "x"})]
+        path = cases.events(tmp_path, *events)
+        path.rename(run_events.group_path(directory, group))
+    assert _states(_look(tmp_path)) == ["failed", "stopped"]
+    path = cases.events(tmp_path, ("start", 1, 2, {}))
+    with run_events.group_path(directory, 1).open("a") as file:
+        file.write(path.read_text())
+    path.unlink()
+    assert _states(_look(tmp_path)) == ["failed", "starting"]
 
 
 def test_without_a_launcher_the_lines_tell(tmp_path):

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from tfdistill import observed_run
 from tfdistill import slurm_group
 
 pytestmark = [
@@ -170,6 +171,18 @@ def test_restarts_come_to_an_end(fake, capsys):
     assert "its 1 restarts (--max_restarts) are over" in capsys.readouterr().out
     assert _group(fake, *[plan] * 3, max_restarts=0).run() == 1
     assert "(--max_restarts=0)" in capsys.readouterr().out
+
+
+def test_the_status_is_seen_from_elsewhere(fake):
+    plan = "fail group_1_worker_0 1; exit 143"
+    _group(fake, plan, plan, max_restarts=1).run()
+    run = observed_run.ObservedRun(fake.parent / "run")
+    (status,) = run.look().groups
+    assert (status.group, status.state) == (1, "failed")
+    assert status.num_restarts == 1
+    assert status.last_error == "group_1_worker_0 ended with 1"
+    _group(fake, *[plan] * 2, "exit 0").run()
+    assert run.look().groups[0].state == "done"
 
 
 def test_a_port_that_is_taken_costs_no_restart(fake, capsys):

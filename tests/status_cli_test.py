@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -116,6 +117,33 @@ def test_watch_ends_with_the_run_and_repeats_nothing(tmp_path, capsys):
     code, out = _main(capsys, tmp_path, "--watch", "--interval_secs=0.1")
     assert code == 0
     assert out.count("group 0: done") == 1
+
+
+def test_what_a_terminal_shows(tmp_path, capsys, monkeypatch):
+    teacher = cases.teacher(
+        health="too_stale",
+        reason="older than 9 steps",
+        num_quarantined=2,
+        quarantined={"5": "first", "6": "second " * 30},
+    )
+    _run(tmp_path, teacher, event="end")
+    cases.version(tmp_path / "exchange", 0, 8, num_bytes=999)
+    for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COLUMNS", "100")
+    code, out = _main(capsys, tmp_path)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out)
+    assert code == 0
+    assert out != text  # It took itself to be on a terminal.
+    rows = [line.split() for line in text.splitlines() if line.strip()]
+    assert rows[0][:3] == ["group", "state", "step"]
+    assert rows[2][:3] == ["0", "done", "10/100"]
+    assert ["0", "group_1", "8", "too", "stale", "1.00", "2", "2"] in rows
+    assert "step 8, 999 bytes" in text
+    assert "second second" in text and "version 5 quarantined: first" in text
+    code, out = _main(capsys, tmp_path, "--watch", "--interval_secs=0.1")
+    assert code == 0
+    assert "10/100" in out
 
 
 def test_text_of_others_cannot_steer_the_terminal(tmp_path, capsys):

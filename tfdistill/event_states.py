@@ -77,7 +77,7 @@ class EventStates:
         time = teacher_status.number(event.get("time")) or 0.0
         attempt = _whole(event.get("attempt")) or 0
         found.last = max(found.last, time)
-        if name == "start" and attempt > found.attempt:
+        if name == "start" and (attempt > found.attempt or before in ENDED):
             found.attempt, found.since = attempt, time
             found.state, found.num_worker_restarts = "starting", 0
         elif name == "ready" and found.state == "starting":

@@ -94,7 +94,7 @@ class ObservedRun:
         self._record = self._read_record()
         self._tails: dict[int, live_status.MetricsTail] = {}
         self._statuses: dict[int, group_status.GroupStatus] = {}
-        self._events_tail: live_status.MetricsTail | None = None
+        self._event_tails: dict[pathlib.Path, live_status.MetricsTail] = {}
         self._events = event_states.EventStates()
         self._follow_events()
         if not self._groups(()) and self._record is None:
@@ -169,15 +169,15 @@ class ObservedRun:
         return sorted(found)
 
     def _follow_events(self) -> None:
-        path = self._directory.events
-        try:
-            if self._events_tail is None:
-                self._events_tail = live_status.MetricsTail(
-                    path, last_bytes=_EVENTS_BYTES
-                )
-            self._events.take(self._events_tail.read())
-        except OSError as error:
-            self._note(path, error)
+        for path in self._directory.events():
+            try:
+                if path not in self._event_tails:
+                    self._event_tails[path] = live_status.MetricsTail(
+                        path, last_bytes=_EVENTS_BYTES
+                    )
+                self._events.take(self._event_tails[path].read())
+            except OSError as error:
+                self._note(path, error)
 
     def _follow_metrics(self, status: group_status.GroupStatus) -> None:
         path = self._directory.metrics(status.group)

@@ -11,6 +11,7 @@ from tfdistill import run_events
 
 _GROUP = re.compile(r"group_(0|[1-9][0-9]{0,5})")
 _LOG = re.compile(r"group_(0|[1-9][0-9]{0,5})_[a-z]+_[0-9]+\.log")
+_EVENTS = re.compile(r"events_group_(0|[1-9][0-9]{0,5})\.jsonl")
 
 
 class RunDirectory:
@@ -28,10 +29,11 @@ class RunDirectory:
         """
         self.path = pathlib.Path(path)
 
-    @property
-    def events(self) -> pathlib.Path:
-        """The events of its launcher."""
-        return self.path / "logs" / run_events.NAME
+    def events(self) -> list[pathlib.Path]:
+        """Returns the files of its launchers' events, there or not."""
+        logs = self.path / "logs"
+        groups = [run_events.group_path(logs, group) for group in self.groups()]
+        return [logs / run_events.NAME, *groups]
 
     def metrics(self, group: int) -> pathlib.Path:
         """Returns the file of a group's metrics."""
@@ -47,6 +49,7 @@ class RunDirectory:
         for directory, pattern in (
             (self.path, _GROUP),
             (self.path / "logs", _LOG),
+            (self.path / "logs", _EVENTS),
         ):
             matches = (pattern.fullmatch(name) for name in _names(directory))
             found |= {int(match[1]) for match in matches if match}

@@ -30,6 +30,10 @@ and what belongs to the event:
     stopped     the group was told to end                         reason
     end         the whole run has ended                           exit_code
 
+Where each group has a launcher of its own, as under Slurm, each keeps its own
+file, `events_group_<g>.jsonl`, and `start` stands for all of its tasks. Such a
+file goes on when the group does.
+
 `exit_code` is minus the number of the signal for a task that a signal ended.
 Where `failed` names a task, it is the one to blame. `launch.json` beside
 `logs` holds the process ids and attempts of the present moment.
@@ -41,6 +45,16 @@ import time
 from typing import Any
 
 NAME = "events.jsonl"
+
+
+def group_path(logs_dir: pathlib.Path, group: int) -> pathlib.Path:
+    """Returns the file of a group that has a launcher of its own.
+
+    Args:
+        logs_dir: The run's `logs`.
+        group: Index of the group.
+    """
+    return logs_dir / f"events_group_{group}.jsonl"
 
 
 class EventLog:

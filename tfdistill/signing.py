@@ -101,6 +101,16 @@ class Signer:
                 "key."
             )
 
+    def proof(self, question: bytes) -> str:
+        """Returns what only holders of this key can answer to a question.
+
+        Args:
+            question: Random bytes of who asks, never used before.
+        """
+        # Not the text of any manifest: no answer is a signature.
+        text = b"tfdistill proof\0" + question
+        return hmac.new(self._key, text, hashlib.sha256).hexdigest()
+
     def _of(self, unsigned: manifest_lib.Manifest) -> str:
         text = unsigned.to_json().encode()
         return _PREFIX + hmac.new(self._key, text, hashlib.sha256).hexdigest()

@@ -9,6 +9,7 @@ and puts the job back into the queue, to go on from the last backup.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -22,6 +23,7 @@ from typing import Any
 
 from tfdistill import group_restarts
 from tfdistill import local_cluster_cli
+from tfdistill import run_events
 from tfdistill import slurm_commands
 from tfdistill import slurm_place
 from tfdistill import slurm_task
@@ -66,6 +68,9 @@ class SlurmGroup:
         self._nodes = slurm_commands.hostnames(node_list)
         self._ready_dir = topology.logs_dir / "ready"
         self._ready_dir.mkdir(parents=True, exist_ok=True)
+        self._events_path = run_events.group_path(
+            topology.logs_dir, self._group
+        )
         placeholders = range(1, self._num_tasks + 1)
         self._ready_paths = {
             task.name: task.ready_path
@@ -91,6 +96,7 @@ class SlurmGroup:
             code = self._run_step()
             if code == 0:
                 self._say("done")
+                self._note("done")
                 return 0
             if self._told or not self._waits_for_restart(code):
                 break
@@ -101,6 +107,7 @@ class SlurmGroup:
         """Starts all tasks; returns the exit code of the first to fail."""
         name = f"{self._group}.{uuid.uuid4().hex}.failed"
         failure_file = self._ready_dir / name
+        self._note("start")
         process = subprocess.Popen(self._srun(failure_file))
         code = self._wait(process)
         self._blamed = None
@@ -187,8 +194,11 @@ class SlurmGroup:
             f"{self._blamed or 'a task'} ended with {code}; "
             f"{text or 'not started again (--max_restarts=0)'}"
         )
+        reason = f"{self._blamed or 'a task'} ended with {code}"
+        self._note("failed", exit_code=code, reason=reason)
         if delay is None:
             return False
+        self._note("restart", delay_secs=delay, restart=self._restarts.made)
         while not self._restarts.is_due(now=time.monotonic()):
             if self._told:
                 return False
@@ -197,6 +207,7 @@ class SlurmGroup:
 
     def _requeue(self) -> int:
         """Puts the job back into the queue, unless Slurm ends it anyway."""
+        self._note("stopped", reason=f"the job was told to end: {self._told}")
         again = "Submit the script again: the group goes on from its backup."
         if self._num_requeues >= self._options.max_requeues:
             limit = self._options.max_requeues
@@ -216,6 +227,14 @@ class SlurmGroup:
         else:
             self._say("requeued; it goes on from its last backup")
         return EXIT_RETRY
+
+    def _note(self, event: str, **details: Any) -> None:
+        """Adds an event for those who look at the run from elsewhere."""
+        attempt = self._restarts.num_starts
+        with contextlib.suppress(OSError):  # A full disk ends no training.
+            log = run_events.EventLog(self._events_path)
+            with contextlib.closing(log):
+                log.add(event, group=self._group, attempt=attempt, **details)
 
     def _say(self, text: str) -> None:
         now = time.strftime("%Y-%m-%d %H:%M:%S")

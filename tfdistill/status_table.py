@@ -46,12 +46,6 @@ def _number(status: _Status, key: str, form: str) -> str:
     return UNKNOWN if value is None else form.format(value)
 
 
-def _staleness(status: _Status) -> str:
-    value = status.number("teacher_staleness")
-    # Less than 0 stands for no teacher.
-    return UNKNOWN if value is None or value < 0 else f"{value:.0f}"
-
-
 def _newest(status: _Status) -> str:
     return UNKNOWN if status.newest is None else str(status.newest.step)
 
@@ -68,7 +62,8 @@ _CELLS: dict[str, Callable[[_Status], str]] = {
     "loss": lambda status: _number(status, "loss", "{:.4f}"),
     "distill loss": lambda s: _number(s, "distillation_loss", "{:.4f}"),
     "weight": lambda s: _number(s, "distillation_weight", "{:.3g}"),
-    "staleness": _staleness,
+    # Less than 0 where the teacher is ahead of its student.
+    "staleness": lambda s: _number(s, "teacher_staleness", "{:.0f}"),
     "newest": _newest,
     "quarantined": lambda status: str(status.num_quarantined or UNKNOWN),
     "restarts": lambda s: str(

@@ -53,7 +53,7 @@ class VersionScreen:
             ("inputs", self._graph.input_spec, found.inputs),
             ("outputs", self._graph.output_spec, found.outputs),
         ):
-            _check_spec(what, specs.to_json(ours, what), said)
+            check_spec(what, specs.to_json(ours, what), said)
         self._check_schema(version)
 
     def _check_schema(self, version: versions.Version) -> None:
@@ -76,7 +76,18 @@ class VersionScreen:
             )
 
 
-def _check_spec(what: str, ours: dict[str, Any], theirs: Any) -> None:
+def check_spec(what: str, ours: dict[str, Any], theirs: Any) -> None:
+    """Checks a version's inputs or outputs against the student's.
+
+    Args:
+        what: `"inputs"` or `"outputs"`.
+        ours: What `specs.to_json` made of the student's.
+        theirs: What the version's manifest says.
+
+    Raises:
+        RejectedError: They differ in names, shapes or kinds of numbers.
+    """
+
     def kinds(spec: Any) -> Any:
         return {
             name: (leaf["shape"], _kind(leaf["dtype"]))

@@ -1,0 +1,1 @@
+"""Finds out before the first step why a run would fail, and what to do."""

@@ -1,0 +1,120 @@
+"""Do TF_CONFIG and the TFDISTILL_ variables describe a task that can run?"""
+
+import os
+from collections.abc import Iterator
+from collections.abc import Mapping
+
+from tfdistill import cluster as cluster_lib
+from tfdistill import signing
+from tfdistill.doctor import check
+
+NAME = "environment"
+KEY = "key"
+
+
+def cluster_of(
+    environ: Mapping[str, str] | None = None,
+) -> tuple[cluster_lib.Cluster | None, check.Result]:
+    """Reads the environment of this task.
+
+    Args:
+        environ: Variables to read. Default `os.environ`.
+
+    Returns:
+        The cluster, or None if it is not one; and the result.
+    """
+    try:
+        cluster = cluster_lib.Cluster.from_env(environ)
+    except ValueError as error:
+        # "... must ...; received ...": the rest is the remedy.
+        text = str(error)
+        seen, _, remedy = text.partition(". ")
+        return None, check.failed(
+            NAME, seen, remedy or "Correct that variable and start again."
+        )
+    return cluster, check.ok(NAME, _describe(cluster))
+
+
+def _describe(cluster: cluster_lib.Cluster) -> str:
+    sizes = ", ".join(
+        f"{len(hosts)} {name}" for name, hosts in cluster.spec.items()
+    )
+    where = f" at {cluster.address}" if cluster.address else ""
+    peers = ", ".join(map(str, cluster.peers)) or "none"
+    return (
+        f"group {cluster.group} of {cluster.num_groups}, {cluster.task_name}"
+        f"{where}; its tasks: {sizes or 'this one'}; peers: {peers}; exchange: "
+        f"{cluster.exchange or 'none'}"
+    )
+
+
+def peers(
+    cluster: cluster_lib.Cluster, environ: Mapping[str, str] | None = None
+) -> Iterator[check.Result]:
+    """Checks what makes several groups work together.
+
+    Args:
+        cluster: This task.
+        environ: Variables to read. Default `os.environ`.
+    """
+    environ = os.environ if environ is None else environ
+    if cluster.num_groups == 1:
+        told = "TFDISTILL_NUM_GROUPS" in environ
+        if "TFDISTILL_EXCHANGE" in environ and not told:
+            yield check.warning(
+                NAME,
+                "TFDISTILL_EXCHANGE is set and TFDISTILL_NUM_GROUPS is not: "
+                "this is one group, and it learns from nobody",
+                "export TFDISTILL_NUM_GROUPS and TFDISTILL_GROUP for each "
+                "task.",
+            )
+        return
+    if cluster.exchange is None:
+        yield check.failed(
+            NAME,
+            f"{cluster.num_groups} groups have no exchange to meet in",
+            "export TFDISTILL_EXCHANGE, a directory or URL that all groups "
+            "reach, or TFDISTILL_WORKDIR.",
+        )
+    if "TFDISTILL_GROUP" not in environ:
+        yield check.failed(
+            NAME,
+            f"TFDISTILL_GROUP is not set in a run of {cluster.num_groups} "
+            "groups: every group would be group 0",
+            "export TFDISTILL_GROUP, from 0 up, for each task.",
+        )
+
+
+def key(
+    environ: Mapping[str, str] | None = None, *, num_groups: int = 2
+) -> Iterator[check.Result]:
+    """Checks the key that versions are signed with.
+
+    Args:
+        environ: Variables to read. Default `os.environ`.
+        num_groups: Groups in the run: one alone needs no key.
+    """
+    environ = os.environ if environ is None else environ
+    try:
+        signer = signing.signer_for("environment", environ)
+    except ValueError as error:
+        yield check.failed(
+            KEY,
+            str(error),
+            "openssl rand -hex 32 > key; chmod 600 key; then export "
+            f"{signing.FILE_VARIABLE}=/path/to/key for every task of every "
+            "group.",
+        )
+        return
+    if signer is None and num_groups == 1:
+        yield check.skipped(KEY, "one group alone needs no key")
+    elif signer is None:
+        yield check.warning(
+            KEY,
+            "no key is set: versions are neither signed nor checked, and "
+            "whoever can write to the exchange can teach this group",
+            f"export {signing.FILE_VARIABLE} with the same key for every task "
+            "of every group; launch.local makes one by itself.",
+        )
+    else:
+        yield check.ok(KEY, "a key is set: versions are signed and checked")

@@ -1,0 +1,218 @@
+"""Does the exchange take, show and keep what is written to it?"""
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+from typing import NamedTuple
+
+from tfdistill import filesystem
+from tfdistill import published
+from tfdistill import retention
+from tfdistill.doctor import check
+
+EXCHANGE = "exchange"
+WORKDIR = "workdir"
+CLOCK = "clock"
+_CONTENT = b"written by tfdistill-doctor, and may be removed\n"
+# Timestamps are as coarse as a second or two on some mounts.
+_MAX_CLOCK_SECS = 5.0
+# A publisher takes its time between the manifest's and the storage's stamp.
+_MAX_GROUP_SECS = 120.0
+_MIN_FREE_BYTES = 1_000_000_000
+_CLOCK_REMEDY = (
+    "Keep the clocks of hosts and storage together with NTP: logs, curves and "
+    "ages in the status are read by them. No decision is."
+)
+_REMEDIES = {
+    "make a directory": "Make the directory for the user that runs the tasks "
+    "(mkdir -p, chown), or name another by TFDISTILL_EXCHANGE.",
+    "write": "Give the user that runs the tasks the right to write there, and "
+    "look for a full disk or quota (df -h, df -i).",
+    "read back": "The storage does not return what was written to it: remount "
+    "it, or use another.",
+    "list": "The storage does not show what was written to it: mount it "
+    "without caches of names (on NFS lookupcache=positive), or use another.",
+    "rename": "Directories must be renamed by the user that runs the tasks: "
+    "look at its rights there.",
+    "remove": "Give the user that runs the tasks the right to remove what it "
+    "has written, or old versions fill the storage.",
+}
+
+
+class StepError(Exception):
+    """A step of the examination failed."""
+
+    def __init__(self, step: str, why: object) -> None:
+        """Notes the step, one of the remedies, and why it failed."""
+        super().__init__(f"could not {step}: {why}")
+        self.step = step
+
+
+class _Seen(NamedTuple):
+    renamed: bool
+    modified: float
+    written: tuple[float, float]
+
+
+def exchange(
+    root: str,
+    *,
+    name: str = EXCHANGE,
+    file_system: filesystem.FileSystem | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Iterator[check.Result]:
+    """Writes, lists, renames, reads and removes a small directory.
+
+    Args:
+        root: A directory or URL.
+        name: Of the check.
+        file_system: Used with `root` as it is. Default: what `root` asks for.
+        clock: Unix seconds of this host.
+    """
+    try:
+        if file_system is None:
+            file_system, root = filesystem.for_root(root)
+    except (ImportError, ValueError) as error:
+        yield check.failed(
+            name,
+            str(error),
+            "Correct TFDISTILL_EXCHANGE, or install what its scheme needs.",
+        )
+        return
+    path = f"{root}/.doctor-{uuid.uuid4().hex}"
+    try:
+        seen = _use(file_system, path, clock)
+    except StepError as error:
+        _clear(file_system, path)
+        yield check.failed(name, f"{root}: {error}", _REMEDIES[error.step])
+        return
+    how = (
+        "renamed a directory"
+        if seen.renamed
+        else "no rename of directories: versions come file by file, the "
+        "manifest last"
+    )
+    yield check.ok(name, f"{root}: wrote, listed, read back and removed; {how}")
+    before, after = seen.written
+    apart = max(seen.modified - after, before - seen.modified)
+    if seen.modified and apart > _MAX_CLOCK_SECS:
+        yield check.warning(
+            CLOCK,
+            f"the clock of {root} differs from this host's by {apart:.0f} s",
+            _CLOCK_REMEDY,
+        )
+
+
+def _use(
+    storage: filesystem.FileSystem, path: str, clock: Callable[[], float]
+) -> _Seen:
+    _try("make a directory", lambda: storage.make_dirs(f"{path}/a"))
+    before = clock()
+    _try("write", lambda: storage.write(f"{path}/a/file", [_CONTENT]))
+    after = clock()
+    final = f"{path}/a"
+    renamed = storage.renames_atomically
+    if renamed:
+        final = f"{path}/b"
+        try:
+            storage.rename(f"{path}/a", final)
+        except OSError as error:
+            if error.errno not in retention.NO_RENAME:
+                raise StepError("rename", error) from error
+            final, renamed = f"{path}/a", False
+    names = _try("list", lambda: storage.list_dir(final))
+    if names != ["file"]:
+        raise StepError("list", f"it shows {names} where ['file'] was written")
+    found = _try(
+        "read back",
+        lambda: filesystem.read(
+            storage, f"{final}/file", max_bytes=len(_CONTENT)
+        ),
+    )
+    if found != _CONTENT:
+        raise StepError("read back", f"{len(found)} other bytes came back")
+    modified = _try("list", lambda: storage.stat(f"{final}/file")).modified
+    _try("remove", lambda: storage.remove_tree(path))
+    return _Seen(renamed, modified, (before, after))
+
+
+def _try(step: str, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except OSError as error:
+        raise StepError(step, error) from error
+
+
+def _clear(storage: filesystem.FileSystem, path: str) -> None:
+    try:
+        storage.remove_tree(path)
+    except OSError:
+        return  # What failed before has been told.
+
+
+def space(path: str, *, name: str, num_bytes: int = 0) -> check.Result:
+    """Looks whether a local disk has room.
+
+    Args:
+        path: A directory, which need not exist; or a URL.
+        name: Of the check.
+        num_bytes: Of the largest version there is, if there is one.
+    """
+    if "://" in path:
+        return check.skipped(name, f"{path} does not tell how much is free")
+    there = os.path.abspath(path)
+    while not os.path.isdir(there) and there != os.path.dirname(there):
+        there = os.path.dirname(there)
+    try:
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        return check.skipped(name, f"{there} does not tell its room: {error}")
+    # Two versions stay, one is being written, and one is being read.
+    needed = max(_MIN_FREE_BYTES, 5 * num_bytes)
+    seen = f"{free / 1e9:.1f} GB are free on the disk of {path}"
+    if free >= needed:
+        return check.ok(name, seen)
+    remedy = f"Free at least {needed / 1e9:.1f} GB there, or use another disk."
+    if free < max(1_000_000, num_bytes):
+        return check.failed(name, seen, remedy)
+    return check.warning(name, seen, remedy)
+
+
+def clocks(
+    root: str,
+    groups: int,
+    *,
+    file_system: filesystem.FileSystem | None = None,
+) -> Iterator[check.Result]:
+    """Compares each group's clock with the storage's, by its newest version.
+
+    Args:
+        root: The exchange.
+        groups: Number of groups.
+        file_system: Used with `root` as it is. Default: what `root` asks for.
+    """
+    if file_system is None:
+        file_system, root = filesystem.for_root(root)
+    compared = []
+    for group in range(groups):
+        found = published.newest(file_system, root, group)
+        if found is None or not found.modified:
+            continue
+        apart = found.created - found.modified
+        compared.append(f"group {group} {apart:+.0f} s")
+        if abs(apart) > _MAX_GROUP_SECS:
+            yield check.warning(
+                CLOCK,
+                f"group {group} published version {found.step} {apart:+.0f} s "
+                "from when the storage saw it: its clock differs, or it was "
+                "copied there",
+                _CLOCK_REMEDY,
+            )
+    if compared:
+        yield check.ok(CLOCK, f"against the storage: {', '.join(compared)}")
+    else:
+        yield check.skipped(CLOCK, "no version yet to tell a group's clock by")

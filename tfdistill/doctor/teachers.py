@@ -1,0 +1,253 @@
+"""Would the newest version of each peer become a teacher of this group?
+
+A peer's graph is run only after the check that `allow_other_graphs` relies on,
+from a copy that nobody else can change.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistill import frozen_function
+from tfdistill import graph_check
+from tfdistill import peer_reader
+from tfdistill import saved_model_files
+from tfdistill import version_reader
+from tfdistill import version_screen
+from tfdistill import versions
+from tfdistill.doctor import check
+
+NAME = "teachers"
+_NUM_EXAMPLES = 2
+_SAME_STUDENT = (
+    "Give every group the same student and the same inputs (recipe, "
+    "overrides, vocabulary sizes), or clear the exchange of an older run."
+)
+_GOOD_VERSION = (
+    "Remove that directory from the exchange and let the group publish "
+    "again; if it comes back, look at the storage and at that group's log."
+)
+
+
+class _BadTeacherError(Exception):
+    """A version must not become a teacher."""
+
+    def __init__(self, seen: object, remedy: str) -> None:
+        super().__init__(str(seen))
+        self.remedy = remedy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Student:
+    """What teachers must agree with.
+
+    Attributes:
+        source: Where it is from, for people.
+        inputs: Specs by name, as in a manifest.
+        outputs: Specs by name, as in a manifest.
+        fingerprint: Of its graph; empty if not known.
+    """
+
+    source: str
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    fingerprint: str = ""
+
+
+def own_export(
+    reader: version_reader.VersionReader, group: int
+) -> Student | None:
+    """Returns the student as a group's own newest version has it.
+
+    Args:
+        reader: The exchange.
+        group: The group.
+    """
+    found = reader.latest(group)
+    if found is None:
+        return None
+    return Student(
+        source=f"this group's version {found.step}",
+        inputs=found.manifest.inputs,
+        outputs=found.manifest.outputs,
+        fingerprint=found.manifest.graph_fingerprint,
+    )
+
+
+def examine(
+    reader: version_reader.VersionReader,
+    peers: tuple[int, ...],
+    student: Student | None,
+) -> Iterator[check.Result]:
+    """Examines the newest version of each peer.
+
+    Args:
+        reader: The exchange, with the run's key.
+        peers: Indices of the peers.
+        student: What they must agree with; None where nothing is known.
+    """
+    if not peers:
+        yield check.skipped(NAME, "there is no group to learn from")
+    for group in peers:
+        try:
+            yield _of_peer(reader, group, student)
+        except _BadTeacherError as error:
+            yield check.failed(NAME, f"group {group}: {error}", error.remedy)
+        except OSError as error:
+            yield check.failed(
+                NAME,
+                f"group {group}: the exchange cannot be read: {error}",
+                "See the check of the exchange.",
+            )
+
+
+def _of_peer(
+    reader: version_reader.VersionReader, group: int, student: Student | None
+) -> check.Result:
+    steps = reader.steps(group)
+    if not steps:
+        return check.skipped(
+            NAME,
+            f"group {group} has published nothing yet in "
+            f"{reader.group_path(group)}: its first version comes after its "
+            "first every_steps of StudentExporter",
+        )
+    step = steps[-1]
+    with tempfile.TemporaryDirectory(prefix="tfdistill-doctor-") as directory:
+        version = _fetched(reader, group, step, directory)
+        return _judge(directory, version, student)
+
+
+def _judge(
+    directory: str, version: versions.Version, student: Student | None
+) -> check.Result:
+    against, fingerprint = "no student to compare it with", ""
+    if student is not None:
+        _compare(version, student)
+        against = f"inputs and outputs as {student.source}"
+        fingerprint = student.fingerprint
+    told = f"group {version.group}, version {version.step}: whole, {against}"
+    same = version.manifest.graph_fingerprint == fingerprint != ""
+    try:
+        saved_model_files.check_directory(directory)
+    except graph_check.GraphError as error:
+        if not same:
+            raise _BadTeacherError(
+                f"version {version.step} must not be loaded: {error}",
+                "Look at who can write to the exchange; a peer of another "
+                "architecture must do with TensorFlow's plain operations.",
+            ) from error
+        return check.ok(
+            NAME,
+            f"{told}, the graph is this group's own; it was not run here, as "
+            f"{error}",
+        )
+    _run(directory, version, student)
+    if fingerprint and not same:
+        return check.warning(
+            NAME,
+            f"{told}, outputs are finite, but its graph is another than this "
+            "group's",
+            "If groups have different architectures, set allow_other_graphs "
+            "(TeacherSet, or exchange.allow_other_graphs); else it will be "
+            f"quarantined. {_SAME_STUDENT}",
+        )
+    graph = ", the same graph" if same else ""
+    return check.ok(NAME, f"{told}{graph}, loads, outputs are finite")
+
+
+def _fetched(
+    reader: version_reader.VersionReader,
+    group: int,
+    step: int,
+    directory: str,
+) -> versions.Version:
+    try:
+        version = reader.open(group, step)
+        reader.verify(version)
+        reader.fetch(version, directory)
+    except versions.CorruptVersionError as error:
+        remedy = _GOOD_VERSION
+        if "signature" in str(error):
+            remedy = (
+                "Give every group the same TFDISTILL_EXCHANGE_KEY_FILE, or "
+                "clear the exchange of a run with another key."
+            )
+        raise _BadTeacherError(error, remedy) from error
+    except versions.VersionNotFoundError as error:
+        raise _BadTeacherError(
+            error, "It was pruned meanwhile, as newer ones came: run again."
+        ) from error
+    return version
+
+
+def _compare(version: versions.Version, student: Student) -> None:
+    try:
+        for what, ours, theirs in (
+            ("inputs", student.inputs, version.manifest.inputs),
+            ("outputs", student.outputs, version.manifest.outputs),
+        ):
+            version_screen.check_spec(what, dict(ours), theirs)
+    except peer_reader.RejectedError as error:
+        raise _BadTeacherError(
+            f"version {version.step}: {error}", _SAME_STUDENT
+        ) from error
+
+
+def _run(
+    directory: str, version: versions.Version, student: Student | None
+) -> None:
+    """Loads a version and predicts with it once, for zeros."""
+    found = version.manifest
+    inputs = _specs(found.inputs if student is None else student.inputs)
+    outputs = _specs(found.outputs if student is None else student.outputs)
+    try:
+        teacher = frozen_function.FrozenFunction(
+            directory, input_spec=inputs, output_spec=outputs
+        )
+        predicted = teacher(
+            {name: _zeros(spec) for name, spec in inputs.items()}
+        )
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        raise _BadTeacherError(
+            f"version {version.step} does not load or run: {error}",
+            _GOOD_VERSION,
+        ) from error
+    for name, value in zip(outputs, predicted, strict=True):
+        if (
+            value.dtype.is_floating
+            and not np.isfinite(tf.cast(value, tf.float32).numpy()).all()
+        ):
+            raise _BadTeacherError(
+                f"version {version.step}: its output {name} for zeros is not "
+                "finite",
+                "That group has diverged: look at its loss; lower its "
+                "learning rate, or let it go on from its last good backup.",
+            )
+
+
+def _specs(told: Any) -> dict[str, tf.TensorSpec]:
+    try:
+        return {
+            name: tf.TensorSpec(spec["shape"], spec["dtype"], name=name)
+            for name, spec in sorted(told.items())
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _BadTeacherError(
+            f"its manifest says nothing of its inputs and outputs: {error}",
+            "Publish with StudentExporter.",
+        ) from error
+
+
+def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
+    # The first dimension is the batch; others that are not known are short.
+    shape = [1 if size is None else size for size in spec.shape]
+    shape[:1] = [_NUM_EXAMPLES] * min(1, len(shape))
+    if spec.dtype == tf.string:
+        return tf.fill(shape, "")
+    return tf.zeros(shape, spec.dtype)
