@@ -37,7 +37,7 @@ fail() {
 SCONTROL = """#!/bin/sh
 case "$1 $2" in
   "show hostnames") printf 'node01\\nnode02\\n' ;;
-  "--oneliner show") echo "JobId=41 JobState=$(cat "$FAKE_SLURM/state") x=1" ;;
+  "--oneliner show") cat "$FAKE_SLURM/state" ;;
   requeue*) echo "$2" >> "$FAKE_SLURM/requeued" ;;
 esac
 """
@@ -68,7 +68,7 @@ def fake(tmp_path, monkeypatch):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
-    (directory / "state").write_text("RUNNING")
+    (directory / "state").write_text("JobState=RUNNING")
     monkeypatch.setenv("FAKE_SLURM", str(directory))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     for name, value in (
@@ -205,15 +205,17 @@ def test_near_the_time_limit_the_tasks_end_and_the_job_is_requeued(
     assert _starts(fake) == 1
     said = capsys.readouterr().out
     assert "group 1: SIGUSR1: the tasks are told to end" in said
-    assert "group 1: requeued" in said
+    assert "group 1: back to the queue" in said
 
 
-def test_a_job_that_is_preempted_is_requeued_at_once(fake, capsys):
-    # Only the tasks hear of it at first.
+def test_a_job_that_is_preempted_or_lost_a_node_is_requeued_at_once(
+    fake, capsys
+):
+    # The first task to report was told to end, and not by this group.
     assert _group(fake, "fail group_1_worker_1 75 true; exit 75").run() == 75
     assert (fake / "requeued").read_text() == "40_1\n"
     assert _starts(fake) == 1
-    assert "SIGTERM: the tasks were told" in capsys.readouterr().out
+    assert "preempted, or a node was lost" in capsys.readouterr().out
 
 
 def test_a_group_that_is_done_in_time_is_not_requeued(fake):
@@ -224,7 +226,7 @@ def test_a_group_that_is_done_in_time_is_not_requeued(fake):
 
 @pytest.mark.parametrize("state", ["CANCELLED", "COMPLETING", "PENDING"])
 def test_a_job_that_slurm_ends_is_left_to_slurm(fake, capsys, state):
-    (fake / "state").write_text(state)
+    (fake / "state").write_text(f"JobState={state}")
     assert _told(_group(fake, UNTIL_TOLD), fake, signal.SIGTERM) == 75
     assert not (fake / "requeued").exists()
     assert f"the job is {state}" in capsys.readouterr().out

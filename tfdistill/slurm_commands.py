@@ -5,12 +5,14 @@ Its own number (SLURM_JOB_ID) will not do: one element has that of the array,
 and a command with that number concerns all of them.
 """
 
+import contextlib
 import re
+import signal
 import subprocess
+from collections.abc import Iterator
 
 # Slurm's controller may be restarted meanwhile; its commands wait for it.
 _LIMIT_SECS = 120.0
-_JOB_STATE = re.compile(r"\bJobState=([A-Z_]+)")
 
 
 def hostnames(node_list: str) -> list[str]:
@@ -35,7 +37,7 @@ def job_state(job: str) -> str:
         RuntimeError: Slurm does not answer, or knows of no such job.
     """
     text = _ask("scontrol", "--oneliner", "show", "job", job)
-    match = _JOB_STATE.search(text)
+    match = re.search(r"\bJobState=([A-Z_]+)", text)
     if match is None:
         raise RuntimeError(
             f"scontrol must show the state of job {job}; received {text!r}."
@@ -65,6 +67,19 @@ def terminate_steps(job: str) -> None:
         RuntimeError: Slurm refuses, or does not answer.
     """
     _ask("scancel", "--signal=TERM", job)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Lets commands answer while Slurm sends SIGTERM to the job's processes.
+
+    This process does not hear it either.
+    """
+    earlier = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
 
 
 def submit(path: str) -> str:

@@ -101,7 +101,11 @@ class SlurmGroup:
             if self._told or not self._waits_for_restart(code):
                 break
             self._restarts.note_start(now=time.monotonic())
-        return self._requeue() if self._told else code
+        if not self._told:
+            return code
+        with slurm_commands.undisturbed():
+            self._requeue()
+        return EXIT_RETRY
 
     def _run_step(self) -> int:
         """Starts all tasks; returns the exit code of the first to fail."""
@@ -118,9 +122,14 @@ class SlurmGroup:
         failure_file.unlink(missing_ok=True)
         self._blamed = found["task"]
         if found["told"] and self._told is None:
-            # The job is preempted: Slurm gives the tasks some seconds, and
-            # says nothing to this script before they are over.
-            self._say("SIGTERM: the tasks were told to end")
+            # Where the job must make way for another, its tasks get some
+            # seconds, and this process hears nothing before they are over.
+            # Where a node is lost, its tasks report nothing, and the others
+            # are ended in consequence.
+            self._say(
+                "the tasks were told to end: the job is preempted, or a node "
+                "was lost"
+            )
             self._told = "SIGTERM"
         return found["exit_code"]
 
@@ -205,7 +214,7 @@ class SlurmGroup:
             time.sleep(_POLL_SECS)
         return True
 
-    def _requeue(self) -> int:
+    def _requeue(self) -> None:
         """Puts the job back into the queue, unless Slurm ends it anyway."""
         self._note("stopped", reason=f"the job was told to end: {self._told}")
         again = "Submit the script again: the group goes on from its backup."
@@ -214,19 +223,17 @@ class SlurmGroup:
             self._say(
                 f"its {limit} requeues (--max_requeues) are over. {again}"
             )
-            return EXIT_RETRY
+            return
         try:
             state = slurm_commands.job_state(self._job)
             if state != "RUNNING":
                 # Cancelled, or requeued by Slurm itself.
                 self._say(f"the job is {state}, so it is left to Slurm")
-                return EXIT_RETRY
+                return
+            self._say("back to the queue; it goes on from its last backup")
             slurm_commands.requeue(self._job)
         except RuntimeError as error:
             self._say(f"not requeued: {error} {again}")
-        else:
-            self._say("requeued; it goes on from its last backup")
-        return EXIT_RETRY
 
     def _note(self, event: str, **details: Any) -> None:
         """Adds an event for those who look at the run from elsewhere."""
