@@ -103,7 +103,7 @@ def test_every_page_and_program_is_there(site):
     for page in docs_blocks.pages()[2:]:
         name = pathlib.Path(page).relative_to("docs").with_suffix(".html")
         assert (site / name).is_file(), page
-    for program in ("local", "train", "compare", "local_cluster_cli"):
+    for program in ("local", "train", "compare", "tfdistill-local"):
         text = (site / "commands" / f"{program}.html").read_text("utf-8")
         assert "usage: " in text
         assert "--help" in text

@@ -13,8 +13,10 @@ import importlib
 import os
 import pathlib
 import re
+import runpy
 import shutil
 import subprocess
+import sys
 import tomllib
 
 import docs_blocks
@@ -87,10 +89,10 @@ def _check_command(words, block):
     program, arguments = words[0], words[1:]
     if program == ".venv/bin/python":
         program = "python"
-    if program == "tfdistill-local":
-        _check_module("tfdistill.local_cluster_cli", arguments)
+    if program in _project()["scripts"]:
+        _check_program(program, arguments)
     elif program == "python" and arguments[0] == "-m":
-        _check_module(arguments[1], arguments[2:])
+        _check_program(arguments[1], arguments[2:])
     elif program == "python":
         _check_script(arguments[0], block)
     elif program in ("bash", "."):
@@ -106,18 +108,23 @@ def _check_command(words, block):
         )
 
 
-def _check_module(name, arguments):
+def _check_program(name, arguments):
     """Gives a command line to the program's own parser."""
     real = argparse.ArgumentParser.parse_args
 
     def parse_args(self, args=None, namespace=None):
         raise _Parsed(real(self, args, namespace))
 
-    module = importlib.import_module(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+        patch.setattr(sys, "argv", [name, *arguments])
         with pytest.raises(_Parsed) as caught:
-            module.main(arguments)
+            if name in _project()["scripts"]:
+                path, _, function = _project()["scripts"][name].partition(":")
+                getattr(importlib.import_module(path), function)()
+            else:
+                patch.delitem(sys.modules, name, raising=False)
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
     options = caught.value.args[0]
     recipe = getattr(options, "recipe", None)
     if recipe and not recipe.endswith(".json"):
@@ -145,12 +152,16 @@ def _check_shell_script(path):
     assert done.returncode == 0, done.stderr
 
 
-def _check_extras(arguments):
+def _project():
     text = (docs_blocks.ROOT / "pyproject.toml").read_text("utf-8")
-    extras = tomllib.loads(text)["project"]["optional-dependencies"]
+    return tomllib.loads(text)["project"]
+
+
+def _check_extras(arguments):
     assert arguments[0] == "install"
     for names in re.findall(r"\[(.+)\]", " ".join(arguments)):
-        assert set(names.split(",")) <= set(extras)
+        extras = set(_project()["optional-dependencies"])
+        assert set(names.split(",")) <= extras
 
 
 @pytest.mark.parametrize(

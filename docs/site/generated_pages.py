@@ -6,7 +6,10 @@ import inspect
 import io
 import os
 import pathlib
+import runpy
 import sys
+import tomllib
+from collections.abc import Iterator
 from typing import Any
 
 from mkdocs.structure import files as files_lib
@@ -93,41 +96,58 @@ def _api_index() -> str:
 
 
 def _programs() -> list[str]:
-    """Modules that are programs: those of launch/, and the wheel's command."""
+    """The programs: modules of launch/, and the commands that a wheel makes."""
     launch = sorted((_ROOT / "launch").glob("*.py"))
     found = [
         f"launch.{path.stem}"
         for path in launch
         if '__name__ == "__main__"' in path.read_text("utf-8")
     ]
-    return [*found, "tfdistill.local_cluster_cli"]
+    return [*found, *_scripts()]
 
 
-def _command_path(module: str) -> str:
-    return f"commands/{module.rpartition('.')[2]}.md"
+def _scripts() -> dict[str, str]:
+    text = (_ROOT / "pyproject.toml").read_text("utf-8")
+    return dict(tomllib.loads(text)["project"]["scripts"])
 
 
-def _command_page(module: str) -> str:
+def _command_path(name: str) -> str:
+    return f"commands/{name.removeprefix('launch.')}.md"
+
+
+def _command_page(name: str) -> str:
     """What a program says to `--help`."""
     printed = io.StringIO()
-    columns = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "80"
+    with (
+        _settings([name, "--help"]),
+        contextlib.redirect_stdout(printed),
+        contextlib.suppress(SystemExit),
+    ):
+        if name in _scripts():
+            module, _, function = _scripts()[name].partition(":")
+            getattr(importlib.import_module(module), function)()
+        else:
+            sys.modules.pop(name, None)
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+    text = printed.getvalue()
+    if not text.startswith("usage:"):
+        raise ValueError(
+            f"{name} must print its usage for --help; received {text[:80]!r}."
+        )
+    title = name if name in _scripts() else f"python -m {name}"
+    return f"# {title}\n\n```text\n{text}```\n"
+
+
+@contextlib.contextmanager
+def _settings(argv: list[str]) -> Iterator[None]:
+    """Sets the arguments and the width that programs see, for a while."""
+    arguments, columns = sys.argv, os.environ.get("COLUMNS")
+    sys.argv, os.environ["COLUMNS"] = argv, "80"
     try:
-        with (
-            contextlib.redirect_stdout(printed),
-            contextlib.suppress(SystemExit),
-        ):
-            importlib.import_module(module).main(["--help"])
+        yield
     finally:
+        sys.argv = arguments
         if columns is None:
             del os.environ["COLUMNS"]
         else:
             os.environ["COLUMNS"] = columns
-    text = printed.getvalue()
-    if not text.startswith("usage:"):
-        raise ValueError(
-            f"{module} must print its usage for --help; received {text[:80]!r}."
-        )
-    command = text.split()[1:4]
-    title = " ".join(command[: 3 if command[0] == "python" else 1])
-    return f"# {title}\n\n```text\n{text}```\n"
