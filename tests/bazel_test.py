@@ -36,7 +36,14 @@ _DISTRIBUTIONS = {
     "yaml": "pyyaml",
 }
 # These read the checkout itself (git, every source), not Bazel's copy of it.
-_MANUAL = ("tests/bazel_test", "tests/install_test", "tests/packaging_test")
+_MANUAL = (
+    "tests/bazel_test",
+    "tests/docs_site_test",
+    "tests/docs_test",
+    "tests/guide_test",
+    "tests/install_test",
+    "tests/packaging_test",
+)
 _HEADER = '''"""Targets of tfdistill, one for each module and each test.
 
 Made by: python tests/bazel_test.py --print > BUILD

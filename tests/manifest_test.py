@@ -39,6 +39,50 @@ def test_round_trip():
     assert manifest.Manifest.from_json(text).to_json() == text
 
 
+# As the first release wrote it, byte for byte; docs/protocol.md promises that
+# it stays readable.
+_FORMAT_1 = """{
+ "created": 1700000000.5,
+ "extras": {
+  "of a later release": {
+   "x": 1
+  }
+ },
+ "files": {
+  "saved_model.pb": {
+   "sha256": "SHA",
+   "size": 3
+  }
+ },
+ "format": 1,
+ "graph_fingerprint": "abc",
+ "group": 1,
+ "incarnation": "5f0c",
+ "inputs": null,
+ "libraries": {
+  "of a later release": "9.9"
+ },
+ "outputs": null,
+ "step": 20,
+ "variables": {
+  "dense/kernel:0": {
+   "dtype": "float32",
+   "shape": [
+    4
+   ]
+  }
+ }
+}
+""".replace("SHA", SHA)
+
+
+def test_format_1_is_read_and_written_as_ever():
+    found = manifest.Manifest.from_json(_FORMAT_1)
+    assert (found.format, found.group, found.step) == (1, 1, 20)
+    assert found.files == {"saved_model.pb": manifest.FileEntry(3, SHA)}
+    assert found.to_json() == _FORMAT_1
+
+
 def test_text_is_sorted_and_indented():
     lines = make().to_json().splitlines()
     top = [line for line in lines if line.startswith(' "')]

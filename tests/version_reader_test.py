@@ -352,6 +352,19 @@ def test_foreign_files_links_and_pipes_beside_versions_are_ignored(tmp_path):
     assert (tmp_path / "readme").exists()
 
 
+def test_a_version_of_a_later_format_is_passed_over_and_told_of(
+    tmp_path, caplog
+):
+    hub = exchange.Exchange(tmp_path, **_options())
+    for step in (1, 2):
+        _publish(hub, step)
+    path = tmp_path / "group_0" / "2" / "manifest.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    for _ in range(3):
+        assert hub.latest(0).step == 1
+    assert "the only manifest format this release knows" in caplog.text
+
+
 @pytest.mark.parametrize("skew_secs", [-366 * 86400.0, 366 * 86400.0])
 def test_a_clock_that_is_a_year_off_changes_nothing(
     tmp_path, monkeypatch, skew_secs

@@ -36,8 +36,9 @@ class LARS(weight_decay_lib.KernelDecay, keras.optimizers.Optimizer):
         momentum: In [0, 1). Default 0.9.
         nesterov: Whether to look ahead by Nesterov's formula. Default False.
         trust_coefficient: > 0. Default 0.001, the paper's.
-        weight_decay: Float, a schedule of the step, or None (default: none).
-        **kwargs: Clipping and others of `keras.optimizers.Optimizer`.
+        **kwargs: `weight_decay` (a float, a schedule of the step, or None, the
+            default: none), clipping and others of
+            `keras.optimizers.Optimizer`.
 
     Raises:
         ValueError: If a number is out of range.
