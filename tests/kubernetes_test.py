@@ -2,7 +2,9 @@
 
 import copy
 import json
+import pathlib
 import re
+import shlex
 
 import manifest_cases
 import pytest
@@ -330,6 +332,25 @@ def test_a_recipe_is_checked_before_it_is_sent(capsys):
     given[-1] = "--recipe=config.json"
     assert "`recipe` must be one of" in refused()
     assert all(re.fullmatch(r"\w+", name) for name in recipes.RECIPES)
+
+
+def test_the_page_shows_commands_that_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = pathlib.Path(__file__).resolve().parent.parent / "docs"
+    text = (page / "kubernetes.md").read_text("utf-8")
+    head = "python -m launch.kubernetes "
+    lines = [x for x in text.splitlines() if x.startswith(head)]
+    shown = [line.removeprefix(head) for line in lines]
+    assert len(shown) == 2
+    assert program.main(shlex.split(shown[0])) == 0
+    assert (tmp_path / "run1.yaml").exists()
+    # Every option that the page names is one.
+    with pytest.raises(SystemExit):
+        program.main(["--help"])
+    known = set(re.findall(r"--\w+", capsys.readouterr().out))
+    # Of pip, kubectl and openssl.
+    others = {"--no", "--from", "--help"}
+    assert set(re.findall(r"(?<![\w-])--[a-z]\w*", text)) - others <= known
 
 
 # --- Files and options -------------------------------------------------------

@@ -1,6 +1,7 @@
 """The wheel as a user gets it, the lock, the versions and the house rules."""
 
 import ast
+import os
 import pathlib
 import re
 import subprocess
@@ -152,13 +153,23 @@ def test_light_modules_import_no_tensorflow(installed, module):
     assert _import_installed(installed, program).strip() == "none"
 
 
-def test_console_command_starts(installed):
-    program = (
-        "from tfdistill import local_cluster_cli\n"
-        "sys.argv = ['tfdistill-local', '--help']\n"
-        "raise SystemExit(local_cluster_cli.main())\n"
+@pytest.mark.parametrize("name", sorted(_project()["scripts"]))
+def test_console_commands_start(installed, tmp_path, name):
+    done = subprocess.run(
+        [str(installed / "bin" / name), "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        timeout=240,
+        capture_output=True,
+        text=True,
     )
-    assert "--num_groups" in _import_installed(installed, program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
+    assert name in done.stdout
+    module = _project()["scripts"][name].partition(":")[0]
+    program = f"import {module}\nprint({module}.__file__)\n"
+    found = _import_installed(installed, program).strip()
+    assert found.startswith(str(installed))
 
 
 # --- The lock and the versions -----------------------------------------------

@@ -8,11 +8,17 @@ import tensorflow as tf
 
 from tfdistill import keras_internals
 
-_WRITERS = (
-    keras.callbacks.CSVLogger,
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.TensorBoard,
+_NAMES = (
+    "CSVLogger",
+    "ModelCheckpoint",
+    "OrbaxCheckpoint",  # Not in every Keras.
+    "RemoteMonitor",
+    "TensorBoard",
+)
+WRITERS = tuple(
+    getattr(keras.callbacks, name)
+    for name in _NAMES
+    if hasattr(keras.callbacks, name)
 )
 
 
@@ -61,10 +67,10 @@ def select(
 ) -> list[keras.callbacks.Callback]:
     """Keeps the callbacks that this task runs.
 
-    Callbacks that write files (`ModelCheckpoint`, `TensorBoard`, `CSVLogger`,
-    `RemoteMonitor`, their subclasses, and any whose attribute `chief_only` is
-    true) stay on the chief; all others run on every worker, since they may
-    change the training.
+    Callbacks that write files (`ModelCheckpoint`, `OrbaxCheckpoint`,
+    `TensorBoard`, `CSVLogger`, `RemoteMonitor`, their subclasses, and any whose
+    attribute `chief_only` is true) stay on the chief; all others run on every
+    worker, since they may change the training.
 
     Args:
         callbacks: What `fit` was given.
@@ -103,6 +109,6 @@ def select(
 
 
 def _writes_files(callback: keras.callbacks.Callback) -> bool:
-    return isinstance(callback, _WRITERS) or getattr(
+    return isinstance(callback, WRITERS) or getattr(
         callback, "chief_only", False
     )
