@@ -57,14 +57,14 @@ class RecipeChecks:
         # Only here: wrong options are told before seconds of imports.
         import keras
 
+        from launch import datasets as datasets_lib
         from launch import students
-        from launch import training
         from tfdistill import data_checks
 
         name, config = examination.DATA, self._config
         keras.config.set_dtype_policy(config.dtype_policy)
         try:
-            datasets = training.make_datasets(config, cluster)
+            datasets = datasets_lib.make(config, cluster)
             student = students.build_student(config, cluster.group)
         except (data_checks.DataError, students.OptionsError) as error:
             yield check.failed(

@@ -1,7 +1,6 @@
 """What one task of a group does: data, model, exchange, fit, results."""
 
 import dataclasses
-import importlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 import tfdistill
 from launch import config as config_lib
+from launch import datasets
 from launch import objectives
 from launch import predictions
 from launch import run_outputs
@@ -19,7 +19,6 @@ from launch import smoothing
 from launch import start_together
 from launch import students
 from launch import teacher_gates
-from tfdistill import data_checks
 from tfdistill import input_sharding
 
 # Predictions that are held at a time: 256 MB of float64.
@@ -54,7 +53,7 @@ def run(
     keras.config.set_dtype_policy(config.dtype_policy)
     keras.utils.set_random_seed(seed_of(config.seed, cluster.group))
     train, validation = map(
-        input_sharding.without_autotune, make_datasets(config, cluster)
+        input_sharding.without_autotune, datasets.make(config, cluster)
     )
     exchange = tfdistill.Exchange(
         str(cluster.exchange), max_to_keep=config.exchange.max_to_keep
@@ -191,38 +190,6 @@ def _summary(
 def seed_of(seed: int, group: int) -> int:
     """Returns a group's own seed; no two runs and groups share one."""
     return int(np.random.SeedSequence([seed, group]).generate_state(1)[0])
-
-
-def make_datasets(
-    config: config_lib.Config, cluster: tfdistill.Cluster
-) -> tuple[tf.data.Dataset, tf.data.Dataset]:
-    """Returns this task's training data and its validation data.
-
-    Args:
-        config: The run.
-        cluster: This task.
-
-    Raises:
-        data_checks.DataError: If the data are at fault.
-        students.OptionsError: If arguments in the configuration are.
-    """
-    source = importlib.import_module(f"models.{config.data.name}")
-    path = config.data.path
-    arguments = {**config.data.arguments, **({"path": path} if path else {})}
-    try:
-        return source.make_datasets(
-            cluster,
-            global_batch_size=config.data.global_batch_size,
-            data=config.data.mode,
-            seed=config.data.seed,
-            **arguments,
-        )
-    except TypeError as cause:
-        raise students.OptionsError(
-            f"`data.path` or `data.arguments` do not fit: {cause}."
-        ) from cause
-    except (OSError, ValueError) as cause:
-        raise data_checks.DataError(str(cause)) from cause
 
 
 def _backup(
