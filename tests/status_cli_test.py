@@ -70,6 +70,22 @@ def test_the_document_has_the_documented_keys(tmp_path, capsys):
     assert group["distillation_loss"] is None
 
 
+def test_an_exchange_behind_a_url(tmp_path, capsys):
+    tf = pytest.importorskip("tensorflow")
+    _run(tmp_path)
+    manifest = cases.version(tmp_path / "hub", 0, 8).read_bytes()
+    url = f"ram://{tmp_path.name}"
+    tf.io.gfile.makedirs(f"{url}/group_0/8")
+    with tf.io.gfile.GFile(f"{url}/group_0/8/manifest.json", "wb") as file:
+        file.write(manifest)
+    # As a launcher notes it.
+    record = {"topology": {"exchange": url}}
+    (tmp_path / "launch.json").write_text(json.dumps(record))
+    found = json.loads(_main(capsys, tmp_path, "--json")[1])
+    assert found["exchange"] == url
+    assert found["groups"][0]["newest_version"]["step"] == 8
+
+
 def test_numbers_that_are_not_finite_give_valid_json(tmp_path, capsys):
     _run(tmp_path, loss=float("nan"), total_steps=float("inf"))
     _, out = _main(capsys, tmp_path, "--json")

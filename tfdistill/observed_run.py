@@ -62,7 +62,11 @@ class Observation:
 
 
 class ObservedRun:
-    """Looks at a run, as often as it is asked to."""
+    """Looks at a run, as often as it is asked to.
+
+    Attributes:
+        exchange: Where its versions are looked for.
+    """
 
     def __init__(
         self,
@@ -104,9 +108,9 @@ class ObservedRun:
                 "none of these. Give the run's workdir."
             )
         told = self._record.exchange if self._record else None
-        self._exchange = exchange or told or str(self._workdir / "exchange")
+        self.exchange = exchange or told or str(self._workdir / "exchange")
         self._published = published.PublishedWatch(
-            self._exchange,
+            self.exchange,
             interval_secs=1.0,
             open_storage=filesystem.for_root,
         )
@@ -156,7 +160,7 @@ class ObservedRun:
             time=now,
             groups=[self._statuses[group] for group in groups],
             last_lines=last_lines,
-            exchange=self._exchange,
+            exchange=self.exchange,
             exit_code=self._events.exit_code,
             problems=problems,
         )

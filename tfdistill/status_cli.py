@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             seen = _watch(run, options.interval_secs)
         else:
             # A URL has TensorFlow loaded first.
-            limit_secs = 60.0 if "://" in str(options.exchange) else 5.0
+            limit_secs = 60.0 if "://" in run.exchange else 5.0
             seen = run.look(limit_secs=limit_secs)
             _show(seen, workdir=options.workdir, as_json=options.json)
     except KeyboardInterrupt:
