@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensorboard.plugins.hparams import api as hparams
+from tensorboard.plugins.hparams import plugin_data_pb2
 
 from tfdistill import cluster as cluster_lib
 
@@ -100,10 +101,7 @@ def hyperparameters(
         >>> hyperparameters({"optimizer": {"rate": 0.1, "steps": [1, 2]}})
         {'optimizer.rate': 0.1, 'optimizer.steps': '[1, 2]'}
     """
-    found = dict(_leaves((), configuration))
-    # The dashboard shows the first columns.
-    first = [name for name in found if name.startswith(_FIRST)]
-    return {name: found[name] for name in (*first, *found)}
+    return dict(_leaves((), configuration))
 
 
 def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[str, Any]]:
@@ -142,7 +140,14 @@ def experiment(values: Mapping[str, Any], tags: Sequence[str]) -> bytes:
         tags: Of metrics; those of the validation data are preferred.
     """
     shown = [tag for tag in tags if tag.startswith("validation/")] or tags
-    return hparams.hparams_config_pb(
+    summary = hparams.hparams_config_pb(
         hparams=[hparams.HParam(name) for name in values],
         metrics=[hparams.Metric(tag) for tag in shown],
-    ).SerializeToString()
+    )
+    described = summary.value[0].metadata.plugin_data
+    data = plugin_data_pb2.HParamsPluginData.FromString(described.content)
+    for column in data.experiment.hparam_infos:
+        # The dashboard has those first that differ, and shows the first few.
+        column.differs = column.name in _FIRST
+    described.content = data.SerializeToString()
+    return summary.SerializeToString()
