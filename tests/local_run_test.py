@@ -560,6 +560,11 @@ def test_wrong_options(tmp_path, monkeypatch, capsys, main, arguments, message):
         ("--workdir=W --recipe=digits -- true", "either --recipe=NAME or"),
         ("--workdir=W --override=a=1 -- true", "pass --recipe=NAME too"),
         ("--workdir=W --recipe=digits --override=a", "must be FIELD=VALUE"),
+        ("--workdir=W --recipe=digits --profile_steps=5:4", "FIRST:LAST"),
+        (
+            "--workdir=W --profile_steps=1:2 -- true",
+            "set TFDISTILL_PROFILE_STEPS=1:2",
+        ),
     ],
 )
 def test_wrong_recipe_options(capsys, arguments, message):
@@ -580,6 +585,7 @@ def test_recipe_runs_the_training_program(tmp_path, monkeypatch):
     monkeypatch.setattr(local_run.LocalRun, "supervise", supervise)
     arguments = [f"--workdir={tmp_path}", "--recipe=digits", "--num_groups=2"]
     arguments += ["--override=a.b=c", "--override=d=e=f"]
+    arguments += ["--profile_steps=100:110"]
     assert local.main(arguments) == 5
     assert seen[0]._topology.num_groups == 2
     assert seen[0]._topology.command == (
@@ -590,6 +596,7 @@ def test_recipe_runs_the_training_program(tmp_path, monkeypatch):
         f"--workdir={tmp_path}",
         "--override=a.b=c",
         "--override=d=e=f",
+        "--profile_steps=100:110",
     )
 
 

@@ -12,6 +12,8 @@ export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
 export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-}"
 
 bash launch/install.sh || exit 1
+# A browser, schedulers: tests that find none are skipped.
+bash tests/system_packages.sh
 bin="$(cd "${VENV:-.venv}/bin" && pwd)" || exit 1
 
 if [ "$#" -gt 0 ]; then

@@ -20,6 +20,9 @@ _VERSION = "brain.Event:2"
 _MAX_WAITING = 2000
 # Files of one process in one second are told apart, and read in this order.
 _numbers = itertools.count()
+Scalars = dict[str, float]
+# Unix seconds, step, and what to write.
+_Waiting = tuple[float, int, bytes | Scalars]
 
 
 class EventFile:
@@ -49,9 +52,7 @@ class EventFile:
         self._clock = clock
         self._restart_step = step + 1
         self._lock = threading.Lock()
-        self._waiting: collections.deque[tf.compat.v1.Event] = (
-            collections.deque()
-        )
+        self._waiting: collections.deque[_Waiting] = collections.deque()
         self._writer: tf.io.TFRecordWriter | None = None
         self._thread = background.OneJobThread(
             "tfdistill-summaries", job="summary"
@@ -59,21 +60,18 @@ class EventFile:
         # Times that storage failed, and summaries that were lost by it.
         self.num_failures = self.num_lost = 0
 
-    def add(self, summary: tf.compat.v1.Summary, *, step: int) -> None:
+    def add(self, summary: bytes | Scalars, *, step: int) -> None:
         """Hands over a summary; it is written as soon as the thread is free.
 
         Args:
-            summary: What to write.
+            summary: What to write: scalars by tag, or a serialized summary.
             step: The student's global step.
         """
-        event = tf.compat.v1.Event(
-            wall_time=self._clock(), step=step, summary=summary
-        )
         with self._lock:
             if len(self._waiting) >= _MAX_WAITING:
                 self.num_lost += 1
                 return
-            self._waiting.append(event)
+            self._waiting.append((self._clock(), step, summary))
         self.flush()
 
     def flush(self) -> None:
@@ -100,9 +98,10 @@ class EventFile:
 
     def _write(self) -> None:
         with self._lock:
-            events = list(self._waiting)
-        if not events:
+            waiting = list(self._waiting)
+        if not waiting:
             return
+        events = list(map(_event, waiting))
         try:
             writer = self._writer or self._open(events)
             self._writer = writer
@@ -156,3 +155,17 @@ class EventFile:
                 writer.close()
             except best_effort.STORAGE_ERRORS:
                 _log.info("The file that failed could not be closed, either.")
+
+
+def _event(waiting: _Waiting) -> tf.compat.v1.Event:
+    wall_time, step, given = waiting
+    if isinstance(given, bytes):
+        summary = tf.compat.v1.Summary.FromString(given)
+    else:
+        summary = tf.compat.v1.Summary(
+            value=[
+                tf.compat.v1.Summary.Value(tag=tag, simple_value=value)
+                for tag, value in given.items()
+            ]
+        )
+    return tf.compat.v1.Event(wall_time=wall_time, step=step, summary=summary)

@@ -80,12 +80,8 @@ def _flat(values: tf.Tensor) -> tf.Tensor:
 def _mean_where(
     compare: Any, teacher: tf.Tensor, count: tf.Tensor
 ) -> tf.Tensor:
-    def mean() -> tf.Tensor:
-        values = compare(teacher)
-        # NaN of an example that does not count must not spread.
-        kept = tf.where(count > 0, values, tf.zeros_like(values))
-        return tf.reduce_sum(kept) / tf.reduce_sum(count)
-
-    return tf.cond(
-        tf.reduce_any(count > 0), mean, lambda: tf.constant(float("nan"))
-    )
+    values = compare(teacher)
+    # NaN of an example that does not count must not spread. Where none
+    # counts, 0 / 0 is the NaN that says so.
+    kept = tf.where(count > 0, values, tf.zeros_like(values))
+    return tf.reduce_sum(kept) / tf.reduce_sum(count)

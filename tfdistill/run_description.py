@@ -2,14 +2,25 @@
 
 import json
 import math
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 from tensorboard.plugins.hparams import api as hparams
+from tensorboard.plugins.hparams import plugin_data_pb2
 
 from tfdistill import cluster as cluster_lib
+
+# What groups and runs are compared by more often than by anything else.
+_FIRST = (
+    "group",
+    "optimizer.learning_rate",
+    "codistillation.weight",
+    "distillation_weight.weight",
+    "data.global_batch_size",
+    "seed",
+)
 
 
 def of_model(model: Any) -> dict[str, Any]:
@@ -90,26 +101,25 @@ def hyperparameters(
         >>> hyperparameters({"optimizer": {"rate": 0.1, "steps": [1, 2]}})
         {'optimizer.rate': 0.1, 'optimizer.steps': '[1, 2]'}
     """
-    found: dict[str, bool | float | str] = {}
-    for path, value in keras.tree.flatten_with_path(
-        _without_lists(configuration)
-    ):
-        if value is None:
-            continue
-        if isinstance(value, float) and not math.isfinite(value):
-            continue
-        found[".".join(map(str, path))] = value
-    return found
+    return dict(_leaves((), configuration))
 
 
-def _without_lists(value: Any) -> Any:
+def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        return {str(key): _without_lists(part) for key, part in value.items()}
+        for key, part in value.items():
+            yield from _leaves((*path, str(key)), part)
+        return
     if isinstance(value, (list, tuple)):
-        return json.dumps(value, default=str)
-    if isinstance(value, (bool, str)) or value is None:
-        return value
-    return float(value) if isinstance(value, (int, float)) else str(value)
+        value = json.dumps(value, default=str)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = float(value)
+        if not math.isfinite(value):
+            return
+    elif not isinstance(value, (bool, str)):
+        if value is None:
+            return
+        value = str(value)
+    yield ".".join(path), value
 
 
 def session(values: Mapping[str, Any], name: str) -> bytes:
@@ -130,7 +140,14 @@ def experiment(values: Mapping[str, Any], tags: Sequence[str]) -> bytes:
         tags: Of metrics; those of the validation data are preferred.
     """
     shown = [tag for tag in tags if tag.startswith("validation/")] or tags
-    return hparams.hparams_config_pb(
+    summary = hparams.hparams_config_pb(
         hparams=[hparams.HParam(name) for name in values],
         metrics=[hparams.Metric(tag) for tag in shown],
-    ).SerializeToString()
+    )
+    described = summary.value[0].metadata.plugin_data
+    data = plugin_data_pb2.HParamsPluginData.FromString(described.content)
+    for column in data.experiment.hparam_infos:
+        # The dashboard has those first that differ, and shows the first few.
+        column.differs = column.name in _FIRST
+    described.content = data.SerializeToString()
+    return summary.SerializeToString()

@@ -51,13 +51,7 @@ class StepDetails(_Base):
         Returns:
             The values, in order; None where the step does not tell it.
         """
-        prefix = f"{_PREFIX}{name}/"
-        found = {
-            int(key.removeprefix(prefix)): value
-            for key, value in self._details().items()
-            if key.startswith(prefix)
-        }
-        return [found[index] for index in sorted(found)] or None
+        return self._details().get(name)
 
     def shown_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
         """Takes the details out of an execution's logs.
@@ -65,6 +59,21 @@ class StepDetails(_Base):
         Args:
             logs: Of the last step.
         """
-        details = {k: v for k, v in logs.items() if k.startswith(_PREFIX)}
-        self._details = lambda: details
-        return {k: v for k, v in logs.items() if k not in details}
+        shown: dict[str, Any] = {}
+        details: dict[str, list[Any]] = {}
+        for key, value in logs.items():
+            if key.startswith(_PREFIX):
+                name = key.split("/")[1]
+                details.setdefault(name, []).append((key, value))
+            else:
+                shown[key] = value
+        found = {
+            name: [value for _, value in sorted(pairs, key=_index)]
+            for name, pairs in details.items()
+        }
+        self._details = lambda: found
+        return shown
+
+
+def _index(pair: tuple[str, Any]) -> int:
+    return int(pair[0].rpartition("/")[2])

@@ -1,5 +1,6 @@
 """Shows a group's codistillation in TensorBoard."""
 
+import collections
 import math
 import os
 from collections.abc import Mapping
@@ -7,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 from tensorboard.plugins.text import summary_v2 as text_summary
 
 from tfdistill import cluster as cluster_lib
@@ -28,6 +28,9 @@ from tfdistill import training_pace
 DIRECTORY = "tensorboard"
 _LOSSES = ("loss", "task_loss", "distillation_loss")
 _IN_STEP = (*_LOSSES, "distillation_weight", "teacher_staleness")
+# Of the executions before a point, by how many agreement is measured: each
+# costs a read.
+_NUM_COMPARED = 20
 _COMPARED = (prediction_agreement.AGREEMENT, prediction_agreement.DIFFERENCE)
 
 
@@ -87,8 +90,10 @@ class Summaries(step_counter.SteppedCallback):
         self._means = interval_means.IntervalMeans(_LOSSES)
         self._news = summary_values.TeacherNews()
         self._pace = training_pace.TrainingPace()
-        # What was measured since the last point, a list for each execution.
-        self._compared: list[tuple[str, list[Any]]] = []
+        # What the last executions measured, since the last point at most.
+        self._compared: collections.deque[tuple[str, list[Any]]] = (
+            collections.deque(maxlen=_NUM_COMPARED)
+        )
 
     def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Takes note of whom to ask about exports and refreshes.
@@ -121,17 +126,18 @@ class Summaries(step_counter.SteppedCallback):
         configuration = self._configuration
         if configuration is None:
             configuration = run_description.of_model(self.model)
-        self._hparams = run_description.hyperparameters(configuration)
+        group = cluster_lib.Cluster.from_env().group
+        self._hparams = run_description.hyperparameters(
+            {"group": group, **configuration}
+        )
         self._knows_metrics = False
         self._text(
             {"run/configuration": run_description.markdown(configuration)}
         )
         self._add(summary_tags.layout())
-        group = cluster_lib.Cluster.from_env().group
-        self._hparams["group"] = float(group)
         self._add(run_description.session(self._hparams, f"group_{group}"))
         self._is_fresh, self._num_done = True, 0
-        self._compared = []
+        self._compared.clear()
         self._pace.begin(
             [c for c in (self._exporter, self._loader) if c is not None]
         )
@@ -239,25 +245,20 @@ class Summaries(step_counter.SteppedCallback):
                 if known:
                     mean = sum(known) / len(known)
                     found[f"teachers/{name}/{kind}"] = mean
-        self._compared = []
+        self._compared.clear()
         return found
 
     # ---- to the file ----
 
     def _scalars(self, values: Mapping[str, Any]) -> None:
-        summary = tf.compat.v1.Summary()
-        for tag, value in values.items():
-            if value is not None:
-                summary.value.add(tag=tag, simple_value=float(value))
-        self._add(summary.SerializeToString())
+        known = {k: float(v) for k, v in values.items() if v is not None}
+        self._add(known)
 
     def _text(self, texts: Mapping[str, str]) -> None:
         for tag, text in texts.items():
             self._add(text_summary.text_pb(tag, text).SerializeToString())
 
-    def _add(self, serialized: bytes) -> None:
-        # TensorBoard's own class of the same message is another one.
-        summary = tf.compat.v1.Summary.FromString(serialized)
+    def _add(self, summary: bytes | event_file.Scalars) -> None:
         if self._file is not None:
             self._file.add(summary, step=self.step)
 
