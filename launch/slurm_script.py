@@ -199,6 +199,7 @@ class Script:
             f"--max_restarts={self.max_restarts}",
             f"--max_requeues={self.max_requeues}",
             f"--stop_secs={self.stop_secs}",
+            f"--python={self.python}",
             *(f"--srun={option}" for option in self.srun),
         ]
         return [

@@ -7,7 +7,6 @@ slurm_run_test.py runs with the real ones.
 import os
 import pathlib
 import signal
-import sys
 import threading
 import time
 
@@ -108,6 +107,8 @@ def _told(group, fake, number=signal.SIGUSR1):
         while not (fake / "running").exists() and time.monotonic() < end:
             time.sleep(0.02)
         group.tell_to_end(number)
+        if number == signal.SIGTERM:
+            (fake / "terminated").touch()  # Slurm tells the tasks itself.
 
     teller = threading.Thread(target=tell)
     teller.start()
@@ -124,6 +125,7 @@ def test_a_step_has_all_tasks_and_what_they_must_know(fake, capsys):
         ps_per_group=2,
         cpus_per_worker=4,
         srun="--container-image=image",
+        python="python3",
     )
     assert group.run() == 0
     words = (fake / "srun_0").read_text().splitlines()
@@ -131,7 +133,7 @@ def test_a_step_has_all_tasks_and_what_they_must_know(fake, capsys):
     assert "--cpus-per-task=4" in words
     assert "--kill-on-bad-exit=1" in words
     assert not [word for word in words if word.startswith("--gpus-")]
-    first = words.index(sys.executable)
+    first = words.index("python3")
     assert words.index("--container-image=image") < first
     assert words[first + 1 : first + 3] == ["-m", "tfdistill.slurm_task"]
     assert "--nodes=node01,node02" in words[first:]
@@ -204,7 +206,7 @@ def test_near_the_time_limit_the_tasks_end_and_the_job_is_requeued(
     assert (fake / "requeued").read_text() == "40_1\n"
     assert _starts(fake) == 1
     said = capsys.readouterr().out
-    assert "group 1: SIGUSR1: the tasks are told to end" in said
+    assert "group 1: SIGUSR1: the tasks must end" in said
     assert "group 1: back to the queue" in said
 
 
@@ -229,6 +231,7 @@ def test_a_job_that_slurm_ends_is_left_to_slurm(fake, capsys, state):
     (fake / "state").write_text(f"JobState={state}")
     assert _told(_group(fake, UNTIL_TOLD), fake, signal.SIGTERM) == 75
     assert not (fake / "requeued").exists()
+    assert not (fake / "cancelled").exists()
     assert f"the job is {state}" in capsys.readouterr().out
 
 

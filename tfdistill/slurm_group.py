@@ -151,7 +151,7 @@ class SlurmGroup:
             "--kill-on-bad-exit=1",
             "--wait=0",
             *options.srun,
-            sys.executable,
+            options.python,
             "-m",
             "tfdistill.slurm_task",
             *slurm_task.option_list(options),
@@ -173,13 +173,15 @@ class SlurmGroup:
             if self._told is None:
                 continue
             if told is None:
-                self._say(f"{self._told}: the tasks are told to end")
+                self._say(f"{self._told}: the tasks must end")
                 told = now
             waited = now - told - self._options.stop_secs / 2
             if waited > _FORCE_SECS:
                 process.kill()
             elif waited > 0:
                 process.terminate()
+            elif self._told == "SIGTERM":
+                continue  # Slurm ends the whole job, and tells the tasks.
             elif next_try is not None and now >= next_try:
                 next_try = None if self._terminate() else now + _AGAIN_SECS
 
@@ -259,6 +261,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--max_restarts", type=int, default=3)
     add("--max_requeues", type=int, default=100)
     add("--stop_secs", type=int, default=120)
+    add("--python", default=sys.executable)
     add("--srun", action="append", default=[])
     return parser
 
