@@ -177,6 +177,22 @@ def test_text_of_others_cannot_steer_the_terminal(tmp_path, capsys):
 
 
 @pytest.mark.multiprocess
+@pytest.mark.usefixtures("no_process_left")
+def test_a_reader_that_has_seen_enough(tmp_path):
+    teachers = [cases.teacher(f"group_{n}") for n in range(1, 900)]
+    _run(tmp_path, *teachers)
+    with subprocess.Popen(
+        [sys.executable, "-m", "launch.status", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=_ROOT,
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == status_cli.EXIT_PIPE
+
+
+@pytest.mark.multiprocess
 @pytest.mark.timeout_secs(120)
 @pytest.mark.usefixtures("no_process_left")
 def test_a_real_run_that_failed_and_came_back(tmp_path, capsys):

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from tfdistill import observed_run
 from tfdistill import status_document
 from tfdistill import status_view
 
-EXIT_CHECK, EXIT_OPTIONS = 1, 2
+EXIT_CHECK, EXIT_OPTIONS, EXIT_PIPE = 1, 2, 141
 BAD_STATES = ("failed", "lost", "silent")
 _EPILOG = """\
 Only files are read: those of DIR, and the manifests in the exchange. A group is
@@ -30,7 +31,7 @@ Only files are read: those of DIR, and the manifests in the exchange. A group is
 
 Exit code: 0 once the status was shown; 2 for wrong options or no run in DIR;
 with --check 1 if a group has failed, is lost or is silent; 130 after Ctrl-C
-without --watch.
+without --watch; 141 if nobody reads on, as after `| head`.
 
 example:
   tfdistill-status /tmp/run --watch
@@ -160,8 +161,14 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             limit_secs = 60.0 if "://" in run.exchange else 5.0
             seen = run.look(limit_secs=limit_secs)
             _show(seen, workdir=options.workdir, as_json=options.json)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return 0 if options.watch else 130
+    except BrokenPipeError:
+        # Whoever read has seen enough, as `head` has; nor may the flush at the
+        # interpreter's end fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
     bad = any(status.state in BAD_STATES for status in seen.groups)
     return EXIT_CHECK if options.check and bad else 0
 
