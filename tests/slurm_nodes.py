@@ -54,8 +54,10 @@ UnkillableStepTimeout=120
 """
 _NODE = (
     "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
-    "CPUs=16 SocketsPerBoard=1 CoresPerSocket=16\n"
+    "CPUs=16 SocketsPerBoard=1 CoresPerSocket=16"
 )
+# Devices that compute nothing, to see which task gets which.
+_DEVICES = [pathlib.Path(f"/dev/tty{number}") for number in range(4)]
 _PARTITION = "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE\n"
 
 
@@ -68,6 +70,11 @@ def missing() -> str | None:
             "(as root)"
         )
     return None if os.geteuid() == 0 else "Slurm's daemons need root"
+
+
+def has_gpus() -> bool:
+    """Whether each node can pretend to have four GPUs."""
+    return all(path.is_char_device() for path in _DEVICES)
 
 
 def node_names() -> list[str]:
@@ -159,7 +166,12 @@ def _configure(directory: pathlib.Path, names: list[str]) -> None:
     text = _CONFIGURATION.format(host=_host(), port=port, directory=directory)
     for name, node_port in zip(names, node_ports, strict=True):
         text += _NODE.format(name=name, host=_host(), port=node_port)
+        text += f" Gres=gpu:{len(_DEVICES)}\n" if has_gpus() else "\n"
         (directory / f"spool-{name}").mkdir()
+    if has_gpus():
+        text = f"GresTypes=gpu\n{text}"
+        gpus = "Name=gpu File=/dev/tty[0-3]\n"
+        (directory / "gres.conf").write_text(gpus)
     (directory / "slurm.conf").write_text(text + _PARTITION)
     (directory / "state").mkdir()
     key = directory / "munge.key"

@@ -166,6 +166,8 @@ def end(number, frame):
     os._exit(75)
 signal.signal(signal.SIGTERM, end)
 group = os.environ["TFDISTILL_GROUP"]
+print("node", os.environ["SLURMD_NODENAME"])
+print("gpu", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
 open(os.environ["TFDISTILL_READY_FILE"], "w").close()
 if group == "0" and os.environ["SLURM_PROCID"] == "1":
     sys.exit(65)
@@ -173,12 +175,16 @@ time.sleep(600)
 """
 
 
-def test_wrong_data_and_a_cancelled_job_are_final(slurm, tmp_path, capsys):
+def test_gpus_are_shared_out_and_wrong_data_and_cancelling_are_final(
+    slurm, tmp_path, capsys
+):
     workdir = tmp_path / "run"
+    gpus = int(slurm_nodes.has_gpus())
     job = _submit(
         capsys,
         workdir,
         "--workers_per_group=3",
+        f"--gpus_per_worker={gpus}",
         "--",
         *[sys.executable, "-c", TASK],
     )
@@ -187,10 +193,15 @@ def test_wrong_data_and_a_cancelled_job_are_final(slurm, tmp_path, capsys):
     assert slurm.job(f"{job}_0")["ExitCode"] == "65:0"
     said = (workdir / "logs" / "slurm_group_0.log").read_text()
     assert "exit code 65 means wrong data" in said
-    assert "last 1 lines of" in said
+    assert "last 3 lines of" in said
 
     ready = [workdir / "logs" / "ready" / f"1_worker_{i}" for i in range(3)]
     _until(lambda: all(path.exists() for path in ready), "three tasks")
+    logs = [workdir / "logs" / f"group_1_worker_{i}.log" for i in range(3)]
+    lines = [log.read_text().splitlines()[1:] for log in logs]
+    if gpus:
+        assert all(gpu[4:].isdigit() for _, gpu in lines), lines
+        assert len(set(map(tuple, lines))) == 3, "two tasks share a GPU"
     slurm.run("scancel", f"{job}_1")
     slurm.wait(f"{job}_1", "CANCELLED", limit_secs=LIMIT_SECS)
     said = (workdir / "logs" / "slurm_group_1.log").read_text()
