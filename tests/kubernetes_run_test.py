@@ -68,7 +68,7 @@ def test_a_job_trains_and_goes_on_after_the_loss_of_a_pod(
     tmp_path, capsys, start
 ):
     workdir = tmp_path / "run"
-    changes = ("num_steps=600", "backup_every_steps=20")
+    changes = ("num_steps=300", "backup_every_steps=20")
     objects = manifest_cases.write(
         capsys,
         "--form=job",
@@ -98,7 +98,7 @@ def test_a_job_trains_and_goes_on_after_the_loss_of_a_pod(
     for process in again:
         assert process.wait(LIMIT_SECS) == 0, process.log.read_text()[-2000:]
     result = json.loads((workdir / "results.json").read_text())
-    assert result["groups"][0]["steps"] == 600
+    assert result["groups"][0]["steps"] == 300
     lines = (workdir / "group_0" / "metrics.jsonl").read_text().splitlines()
     starts = [x for x in map(json.loads, lines) if x.get("event") == "start"]
     assert starts[-1]["step"] > 0
