@@ -21,7 +21,7 @@ _FILE = re.compile(r"^# ([\w/]+\.py)$")
 _LINK = re.compile(r"(?<!`)!?\[[^\]]*\]\(([^)\s]+)\)")
 SHELL = ("", "bash", "sh")
 # Languages of blocks that are there to be read.
-READ = ("json", "text", "yaml")
+READ = ("dockerfile", "json", "text", "yaml")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

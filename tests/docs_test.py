@@ -32,13 +32,18 @@ from launch import recipes
 _BLOCKS = [
     block for page in docs_blocks.pages() for block in docs_blocks.blocks(page)
 ]
+# Pages whose Python blocks a test of their own runs, at length.
+_RUN_ELSEWHERE = {"docs/interop.md": "interop_docs_test.py"}
 _WITH_PYTHON = sorted(
     {
         block.page
         for block in _BLOCKS
         if block.language == "python" and not block.file_name
     }
+    - set(_RUN_ELSEWHERE)
 )
+# Programs of a cluster: what they are given is only read.
+_FOREIGN = ("kubectl", "sbatch", "scancel")
 
 
 def test_blocks_are_read_as_their_pages_mean_them(tmp_path, monkeypatch):
@@ -77,6 +82,20 @@ def test_every_block_is_run_or_says_why_not(block):
 # --- Commands ----------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        (block, words)
+        for block in _BLOCKS
+        for words in block.commands
+        if words[0] in _FOREIGN and not block.not_run
+    ],
+    ids=lambda given: given[0] if isinstance(given, list) else str(given),
+)
+def test_commands_of_other_programs_are_told_of(block, words):
+    pytest.skip(f"{block}: not run, needs a cluster: {' '.join(words)}")
+
+
 class _Parsed(Exception):
     """Carries a program's options out of it, before it does anything."""
 
@@ -101,7 +120,7 @@ def _check_command(words, block):
         _check_extras(arguments)
     elif program == "tensorboard":
         assert arguments[0].partition("=")[0] == "--logdir"
-    else:
+    elif program not in _FOREIGN:
         assert program in ("mkdocs", "tail") and shutil.which(program), (
             f"{block}: nothing checks the command {program!r}. Add a check "
             "here, or put `<!-- not run: reason -->` before the block."
@@ -236,12 +255,13 @@ def short_fits(monkeypatch, tmp_path):
     """Cuts `fit` to two steps, of one process on one device, in a run."""
     fit = tfdistill.CodistillModel.fit
 
-    def cut(self, x, **arguments):
+    def cut(self, x, *more, **arguments):
         if callable(x):  # Parameter servers call it on each worker.
             x = x(tf.distribute.InputContext())
         return fit(
             self,
             x,
+            *more,
             **{**arguments, "epochs": 1, "steps_per_epoch": 2, "verbose": 0},
         )
 
@@ -249,6 +269,7 @@ def short_fits(monkeypatch, tmp_path):
     monkeypatch.setattr(
         tfdistill, "make_strategy", lambda cluster: tf.distribute.get_strategy()
     )
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
     monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
 
@@ -278,6 +299,12 @@ def _predictions(directory, name):
     directory.mkdir()
     np.savez(directory / "predictions.npz", probabilities=probabilities)
     return directory
+
+
+def test_pages_that_are_run_elsewhere_are():
+    for page, name in _RUN_ELSEWHERE.items():
+        test = docs_blocks.ROOT / "tests" / name
+        assert pathlib.Path(page).name in test.read_text("utf-8")
 
 
 def test_the_home_page_has_the_ten_lines_of_the_readme():

@@ -13,6 +13,8 @@ import sys
 import docs_blocks
 import pytest
 
+# The first test runs the page, about 75 s on two cores of one's own.
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(800)]
 _PAGE = "docs/guide.md"
 _LIMIT_SECS = 300
 # For a part of each command: what it prints.
@@ -66,8 +68,6 @@ def typed(tmp_path_factory):
     return tmp
 
 
-@pytest.mark.multiprocess
-@pytest.mark.timeout_secs(800)
 def test_every_command_of_the_guide_works(typed, no_process_left):
     for name in ("my_run", "towers", "outputs", "clicks", "apart"):
         for group in (0, 1):
@@ -76,7 +76,6 @@ def test_every_command_of_the_guide_works(typed, no_process_left):
             assert last["event"] == "end", path
 
 
-@pytest.mark.multiprocess
 def test_its_groups_learn_from_each_other_and_apart_they_do_not(typed):
     def weights(name):
         lines = []
@@ -89,7 +88,6 @@ def test_its_groups_learn_from_each_other_and_apart_they_do_not(typed):
     assert max(weights("my_run")) == 1.0
 
 
-@pytest.mark.multiprocess
 def test_its_models_are_saved_and_served(typed):
     log = typed / "towers" / "logs" / "group_0_worker_0.log"
     assert re.search("reloaded: <TwoTowers", log.read_text())

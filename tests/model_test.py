@@ -627,6 +627,13 @@ def test_teachers_that_nobody_will_load_are_told(exchange):
         cases.fit(model, _X, _Y, callbacks=[])
 
 
+def test_a_group_that_others_will_never_hear_is_told(exchange, monkeypatch):
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
+    model = cases.codistill(cases.linear(), cases.teacher_set(exchange))
+    with pytest.warns(UserWarning, match="group 0 of 2, .*StudentExporter"):
+        model.complete_callbacks([cases.never()])
+
+
 def test_the_model_is_needed_before_its_graph():
     model = cases.codistill(cases.linear())
     with pytest.raises(RuntimeError, match="not seen any data yet"):

@@ -506,6 +506,7 @@ def test_a_fixed_teacher_that_does_not_fit_is_an_error(tmp_path):
         ({"max_staleness_steps": -1}, "max_staleness_steps.*-1"),
         ({"max_bad_batches": 0}, "max_bad_batches.*>= 1; received 0"),
         ({"poll_secs": 0.0}, "poll_secs"),
+        ({"saved_models": "model/1"}, "list of directories.*'model/1'"),
         ({"poll_secs": float("nan")}, "poll_secs"),
     ],
     ids=str,

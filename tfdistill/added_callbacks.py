@@ -13,7 +13,7 @@ from tfdistill import summaries
 def completed(callbacks: Any, *, follows_peers: bool) -> Any:
     """Adds a `RunLog` and `Summaries` in a launched run.
 
-    Warns of teachers that nobody follows.
+    Warns of teachers that nobody follows, and of a group that nobody hears.
 
     Args:
         callbacks: What `fit` was given.
@@ -33,7 +33,17 @@ def completed(callbacks: Any, *, follows_peers: bool) -> Any:
             "tfdistill.TeacherLoader(every_steps=...) to `callbacks`.",
             stacklevel=4,
         )
-    directory = cluster_lib.Cluster.from_env().group_dir
+    cluster = cluster_lib.Cluster.from_env()
+    exports = any(getattr(c, "exports_student", False) for c in found)
+    if follows_peers and cluster.num_groups > 1 and not exports:
+        warnings.warn(
+            f"This is group {cluster.group} of {cluster.num_groups}, and `fit` "
+            "got no tfdistill.StudentExporter, so the other groups will never "
+            "learn from it. Add tfdistill.StudentExporter(exchange, "
+            "every_steps=...) to `callbacks`.",
+            stacklevel=4,
+        )
+    directory = cluster.group_dir
     if directory and not _has(found, run_log.RunLog):
         found.append(run_log.RunLog(directory))
     if directory and not _has(found, summaries.Summaries):

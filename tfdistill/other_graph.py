@@ -32,6 +32,12 @@ def load(
     """
     try:
         saved_model_files.check_directory(directory)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(
+            "`saved_models` must name directories that hold a saved_model.pb; "
+            f"received {directory!r}. Of a .keras file make one by "
+            "keras.models.load_model(FILE).export(DIR)."
+        ) from error
     except graph_check.GraphError as error:
         if not trust:
             raise ValueError(

@@ -87,7 +87,7 @@ class TeacherSet:
         """
         self._options = teacher_options.TeacherOptions(
             peers=tuple(peers),
-            saved_models=tuple(os.fspath(path) for path in saved_models),
+            saved_models=teacher_options.checked_paths(saved_models),
             weights=weights,
             bounds=staleness.Bounds(
                 max_steps=max_staleness_steps,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,6 +74,20 @@ def check_exchange(peers: Sequence[int], exchange: Any) -> None:
         raise ValueError(
             f"`peers` {tuple(peers)} need an `exchange`; received None."
         )
+
+
+def checked_paths(saved_models: Any) -> tuple[str, ...]:
+    """Returns the directories of fixed teachers.
+
+    Raises:
+        ValueError: A path was given where a list of paths must be.
+    """
+    if isinstance(saved_models, str | bytes | os.PathLike):
+        raise ValueError(
+            "`saved_models` must be a list of directories; received "
+            f"{saved_models!r}. Put it into brackets."
+        )
+    return tuple(os.fspath(path) for path in saved_models)
 
 
 def _check_peers(peers: Sequence[int]) -> None:
