@@ -11,7 +11,7 @@ from tensorboard.plugins.custom_scalar import summary as custom_scalars
 SCALARS: dict[str, tuple[str, str]] = {
     "codistillation/task_loss": (
         "as compiled",
-        "mean of the steps since the point before",
+        "mean of the steps since the point before, or since the epoch began",
     ),
     "codistillation/distillation_loss": (
         "as compiled",
