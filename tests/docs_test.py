@@ -121,7 +121,10 @@ def _check_command(words, block):
     elif program == "tensorboard":
         assert arguments[0].partition("=")[0] == "--logdir"
     elif program not in _FOREIGN:
-        assert program in ("mkdocs", "tail") and shutil.which(program), (
+        places = f"{pathlib.Path(sys.executable).parent}{os.pathsep}"
+        places += os.environ["PATH"]
+        found = shutil.which(program, path=places)
+        assert program in ("mkdocs", "tail") and found, (
             f"{block}: nothing checks the command {program!r}. Add a check "
             "here, or put `<!-- not run: reason -->` before the block."
         )
