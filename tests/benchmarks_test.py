@@ -13,6 +13,7 @@ from benchmarks import parameter_server
 from benchmarks import parameter_server_task
 from benchmarks import parameter_server_turn
 from benchmarks import step_cost
+from benchmarks import summaries
 from benchmarks import table_growth
 from benchmarks import teacher_refresh
 from benchmarks import teacher_swaps
@@ -88,6 +89,14 @@ def test_backup_measures_both_sides(capsys) -> None:
         assert record["blocked_secs"][side]["min"] > 0
         assert record["step_after_secs"][side]["min"] > 0
         assert record["bytes"][side] > 0
+
+
+def test_summaries_measure_all_sides(capsys) -> None:
+    record = _record(capsys, summaries.main, "--rounds=2", "--steps=60")
+    _check_judgement(record)
+    assert record["target"] == 1.02
+    assert set(record["step_secs"]) == {"without", "summaries", "keras"}
+    assert all(found["count"] == 2 for found in record["step_secs"].values())
 
 
 def test_step_cost_measures_all_sides(capsys) -> None:

@@ -1,0 +1,144 @@
+"""What `tfdistill.Summaries` adds to a training step.
+
+Usage: python -m benchmarks.summaries [--rounds=9] [--steps=400]
+
+Three sides take turns, each a `fit` of the same small codistilled model with
+one teacher in use: without any summaries, with `tfdistill.Summaries`, and with
+`keras.callbacks.TensorBoard` told to write as often. A turn is the mean time of
+a step. The step is as short as the digits recipe's, so that what a callback
+costs shows at all; the target is 1.02 of a step without.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import tfdistill
+from benchmarks import measure
+
+_EVERY_STEPS = 50
+_TARGET = 1.02
+_BATCH_SIZE = 64
+
+
+def _build() -> keras.Model:
+    layers = [keras.layers.Dense(128, "relu"), keras.layers.Dense(10)]
+    return keras.Sequential([keras.Input((64,)), *layers])
+
+
+def _data() -> tf.data.Dataset:
+    x = tf.random.uniform((_BATCH_SIZE, 64))
+    y = tf.zeros([_BATCH_SIZE], tf.int64)
+    return tf.data.Dataset.from_tensors((x, y)).repeat().prefetch(2)
+
+
+def _codistilled(directory: str) -> tfdistill.CodistillModel:
+    teacher = f"{directory}/teacher"
+    _build().export(teacher, verbose=False)
+    model = tfdistill.CodistillModel(
+        _build(),
+        teachers=tfdistill.TeacherSet(
+            saved_models=[teacher], trust_saved_models=True
+        ),
+    )
+    model.compile(
+        keras.optimizers.SGD(1e-4),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(),
+        jit_compile=False,
+    )
+    return model
+
+
+def _turn(
+    make_callback: Callable[[str], keras.callbacks.Callback | None],
+    directory: str,
+    num_steps: int,
+) -> Callable[[], float]:
+    """Returns one turn of a side: seconds per step of a `fit`."""
+    model, data = _codistilled(directory), _data()
+    numbers = iter(range(1_000_000))
+
+    def seconds_per_step() -> float:
+        callback = make_callback(f"{directory}/logs/{next(numbers)}")
+        callbacks = [callback] if callback else []
+
+        def fit() -> None:
+            model.fit(
+                data, steps_per_epoch=num_steps, verbose=0, callbacks=callbacks
+            )
+
+        return measure.timed(fit) / num_steps
+
+    return seconds_per_step
+
+
+def _summaries(directory: str) -> keras.callbacks.Callback:
+    return tfdistill.Summaries(directory, every_steps=_EVERY_STEPS)
+
+
+def _keras(directory: str) -> keras.callbacks.Callback:
+    return keras.callbacks.TensorBoard(
+        directory, update_freq=_EVERY_STEPS, write_graph=False
+    )
+
+
+def run(options: argparse.Namespace, record: dict[str, Any]) -> None:
+    """Measures all sides and fills the record.
+
+    Args:
+        options: The parsed options of `main`.
+        record: What will be printed.
+    """
+    sides = {
+        "without": lambda _: None,
+        "summaries": _summaries,
+        "keras": _keras,
+    }
+    with tempfile.TemporaryDirectory(prefix="tfdistill-bench-") as root:
+        turns = {
+            name: _turn(make, f"{root}/{name}", options.steps)
+            for name, make in sides.items()
+        }
+        secs = measure.interleave(turns, rounds=options.rounds)
+    ratios = measure.ratio_of(secs["summaries"], secs["without"])
+    record.update(
+        benchmark="summaries",
+        config={**vars(options), "every_steps": _EVERY_STEPS},
+        **measure.judge(ratios["of_medians"], at_most=_TARGET),
+        ratios=ratios,
+        keras_ratios=measure.ratio_of(secs["keras"], secs["without"]),
+        step_secs={name: measure.summary(v) for name, v in secs.items()},
+        machine=measure.machine(),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark and prints one line of JSON.
+
+    Args:
+        argv: Arguments without the program's name. Default `sys.argv[1:]`.
+
+    Returns:
+        The exit code.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=400, help="a turn")
+    options = parser.parse_args(argv)
+    with measure.one_json_line() as record:
+        run(options, record)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
