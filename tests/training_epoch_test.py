@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from tfdistill import executions
+from tfdistill import step_details
 from tfdistill import train_function
 from tfdistill import training_epoch
 from tfdistill import training_state
@@ -128,6 +129,7 @@ class _Case:
             get_metrics_result=lambda: {"loss": loss.result()},
             execution_arguments=lambda: None,
             note_report=lambda report: self.reports.append(int(report[0])),
+            shown_logs=step_details.StepDetails().shown_logs,
         )
         self.reports, self.data, self.loss = [], _Data(shares), loss
         coordinator = cases.Coordinator(monkeypatch, num_workers=2)

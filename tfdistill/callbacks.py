@@ -94,6 +94,7 @@ class StudentExporter(step_counter.SteppedCallback):
             first_secs=_FIRST_PAUSE_SECS, longest_secs=_LONGEST_PAUSE_SECS
         )
         self._last_step = -1
+        self._looks_for_earlier = False
         # For logs: how often an export was published, skipped and failed.
         self.num_published = 0
         self.num_skipped = 0
@@ -119,10 +120,10 @@ class StudentExporter(step_counter.SteppedCallback):
         super().on_train_begin(logs)
         _codistill_model(self)
         self._schedule.start(self.step)
+        self._looks_for_earlier = self.step == 0
         if chief_only.is_chief(self.model.distribute_strategy):
             if self._exchange.enabled:
                 self._claim = self._exchange.claim(self._group)
-                self._tell_of_an_earlier_run()
             self._worker = background.OneJobThread("tfdistill-export")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -144,18 +145,6 @@ class StudentExporter(step_counter.SteppedCallback):
             self._claim.release()
             self._claim.check()
             self._claim = None
-
-    def _tell_of_an_earlier_run(self) -> None:
-        earlier = None if self.step else self._exchange.latest(self._group)
-        if earlier:
-            _log.warning(
-                "This training begins at step 0, and the exchange has versions "
-                "of an earlier one, up to step %d: %s. Until they are passed "
-                "they teach the other groups. Use a new directory for a new "
-                "run; to go on with an earlier one, add a tfdistill.Backup.",
-                earlier.step,
-                self._exchange.group_path(self._group),
-            )
 
     def _export(self, *, wait: bool) -> None:
         # A collective, so it comes before anything that workers differ in.
@@ -182,8 +171,27 @@ class StudentExporter(step_counter.SteppedCallback):
             self.num_skipped += 1
 
     def _write(self, snapshot: savedmodel.Snapshot, step: int) -> None:
+        # Here, since the training must not wait for it.
+        if self._looks_for_earlier:
+            self._looks_for_earlier = False
+            self._tell_of_an_earlier_run()
         with self.writes.measured():
             self._publish(snapshot, step)
+
+    def _tell_of_an_earlier_run(self) -> None:
+        try:
+            earlier = self._exchange.steps(self._group)
+        except OSError:
+            return  # The export that follows tells it.
+        if earlier:
+            _log.warning(
+                "This training began at step 0, and the exchange has versions "
+                "of an earlier one, up to step %d: %s. Until they are passed "
+                "they teach the other groups. Use a new directory for a new "
+                "run; to go on with an earlier one, add a tfdistill.Backup.",
+                earlier[-1],
+                self._exchange.group_path(self._group),
+            )
 
     def _publish(self, snapshot: savedmodel.Snapshot, step: int) -> None:
         writer = self._writer
