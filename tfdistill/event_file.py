@@ -84,9 +84,12 @@ class EventFile:
         Args:
             timeout_secs: Longest wait for storage. Default 30.
         """
+        deadline = time.monotonic() + timeout_secs
         if self._thread.wait_idle(timeout_secs):
-            self._thread.submit(self._write, wait_secs=0.0)
-        self._thread.close(timeout_secs)
+            self._thread.submit(self._finish, wait_secs=0.0)
+        self._thread.close(max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            self.num_lost += len(self._waiting)
         if self.num_lost:
             _log.warning(
                 "%s lacks %d summaries: its storage was full or too slow.",
@@ -95,6 +98,10 @@ class EventFile:
             )
 
     # ---- on the thread ----
+
+    def _finish(self) -> None:
+        self._write()
+        self._close_writer()
 
     def _write(self) -> None:
         with self._lock:
@@ -149,12 +156,15 @@ class EventFile:
             type(error).__name__,
             error,
         )
+        self._close_writer()
+
+    def _close_writer(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
             try:
                 writer.close()
-            except best_effort.STORAGE_ERRORS:
-                _log.info("The file that failed could not be closed, either.")
+            except best_effort.STORAGE_ERRORS as error:
+                _log.info("%s: not closed: %s", self._directory, error)
 
 
 def _event(waiting: _Waiting) -> tf.compat.v1.Event:
