@@ -391,6 +391,20 @@ def test_keys_of_two_tasks(ours, theirs, seen):
     assert found == ([seen] if seen else [])
 
 
+def test_text_that_has_no_bytes_is_an_answer_like_any_other(monkeypatch):
+    cluster = _cluster(f"localhost:{_free_port()}")
+    signer = signing.Signer(b"a" * 16)
+    understood = station.Station._understood
+
+    def odd(self, told, question):
+        return understood(self, told | {"proof": "\ud800"}, "\ud800")
+
+    monkeypatch.setattr(station.Station, "_understood", odd)
+    with _station(cluster, signer) as (opened, result):
+        assert result.status == check.OK
+        assert opened.ask(cluster.address).has_key is False
+
+
 def test_a_clock_that_differs(monkeypatch):
     spec = _addresses(2)
     understood = station.Station._understood

@@ -3,12 +3,17 @@
 import re
 from typing import Any
 
-# Colours and cursor movements, and control characters other than tabs.
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Colours and cursor movements; control characters other than tabs; what turns
+# the direction of text; and halves of surrogate pairs, which JSON may hold and
+# no stream can write.
+_CONTROL = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f"
+    r"\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def without_control(text: str) -> str:
-    """Returns a line without what would move a terminal's cursor.
+    """Returns a line without what would steer a terminal, or break a stream.
 
     Args:
         text: One line.

@@ -126,7 +126,7 @@ class Station:
                 "proof": None,
             }
             if self._signer is not None:
-                told["proof"] = self._signer.proof(question.encode())
+                told["proof"] = _proof(self._signer, question)
             if _send(connection, told):
                 task = str(asked.get("task", ""))[:80]
                 self._heard[task] = str(asked.get("identity", ""))[:80]
@@ -171,8 +171,8 @@ class Station:
         proof = told.get("proof")
         has_key = None
         if self._signer is not None and isinstance(proof, str):
-            expected = self._signer.proof(question.encode())
-            has_key = hmac.compare_digest(proof.encode(), expected.encode())
+            expected = _bytes(_proof(self._signer, question))
+            has_key = hmac.compare_digest(_bytes(proof), expected)
         clock = teacher_status.number(told.get("time"))
         return Answer(
             task=str(told.get("task", ""))[:80],
@@ -182,6 +182,15 @@ class Station:
             keyed=proof is not None,
             clock_secs=0.0 if clock is None else clock - time.time(),
         )
+
+
+def _proof(signer: signing.Signer, question: str) -> str:
+    return signer.proof(_bytes(question))
+
+
+def _bytes(text: str) -> bytes:
+    # JSON of others may hold what UTF-8 has no bytes for.
+    return text.encode(errors="surrogatepass")
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> bool:
