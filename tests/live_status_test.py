@@ -1,8 +1,7 @@
-"""Tests of the tail of the metrics files and of what is shown of them."""
+"""Tests of what is shown of a run while it runs."""
 
 import io
 import json
-import os
 
 import pytest
 import rich.console
@@ -11,55 +10,6 @@ from tfdistill import group_status
 from tfdistill import live_status
 from tfdistill import published
 from tfdistill import status_table
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "metrics.jsonl"
-
-
-def _append(path, text):
-    with path.open("a") as file:
-        file.write(text)
-
-
-def test_tail_reads_only_what_is_new(path):
-    _append(path, '{"step": 1}\n')
-    tail = live_status.MetricsTail(path)
-    assert tail.read() == []
-    _append(path, '{"step": 2}\n{"step": 3}\n')
-    assert tail.read() == [{"step": 2}, {"step": 3}]
-    assert tail.read() == []
-
-
-def test_tail_waits_for_the_end_of_a_line(path):
-    tail = live_status.MetricsTail(path)
-    assert tail.read() == []  # The file appears late.
-    _append(path, '{"st')
-    assert tail.read() == []
-    _append(path, 'ep": 2')
-    assert tail.read() == []
-    _append(path, '}\n{"step"')
-    assert tail.read() == [{"step": 2}]
-    _append(path, ": 3}\n")
-    assert tail.read() == [{"step": 3}]
-
-
-def test_tail_leaves_out_what_is_no_record(path):
-    tail = live_status.MetricsTail(path)
-    _append(path, '{"step": 1, "lo\n[1]\n\n7\nnull\n\x00\n{"step": 2}\n')
-    assert tail.read() == [{"step": 2}]
-
-
-def test_tail_starts_over_with_a_new_file(path, tmp_path):
-    _append(path, '{"step": 1}\n{"step": 2}\n')
-    tail = live_status.MetricsTail(path)
-    path.write_text('{"step": 3}\n')  # Cut short.
-    assert tail.read() == [{"step": 3}]
-    other = tmp_path / "other"
-    other.write_text('{"step": 4}\n{"step": 5}\n{"step": 6}\n')
-    os.replace(other, path)
-    assert tail.read() == [{"step": 4}, {"step": 5}, {"step": 6}]
 
 
 def _records(*steps, pace_secs=0.5, **more):

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from tfdistill import group_result
 from tfdistill import group_status
+from tfdistill import json_lines
 from tfdistill import launched_task
-from tfdistill import live_status
 from tfdistill import local_cluster
 from tfdistill import process_news
 from tfdistill import run_files
@@ -76,7 +76,7 @@ class GroupRun:
         self._end_state: str | None = None
         group = tasks[0].cluster.group
         directory = pathlib.Path(topology.workdir, f"group_{group}")
-        self._tail = live_status.MetricsTail(directory / "metrics.jsonl")
+        self._tail = json_lines.Tail(directory / "metrics.jsonl")
         self.status = group_status.GroupStatus(group)
         self.reason = ""
         self.exit_code = 0

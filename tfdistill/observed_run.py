@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from tfdistill import event_states
 from tfdistill import filesystem
 from tfdistill import group_status
+from tfdistill import json_lines
 from tfdistill import launch_record
-from tfdistill import live_status
 from tfdistill import log_errors
 from tfdistill import plain_text
 from tfdistill import published
@@ -96,9 +96,9 @@ class ObservedRun:
         self._clock = clock
         self._problems: dict[str, str] = {}
         self._record = self._read_record()
-        self._tails: dict[int, live_status.MetricsTail] = {}
+        self._tails: dict[int, json_lines.Tail] = {}
         self._statuses: dict[int, group_status.GroupStatus] = {}
-        self._event_tails: dict[pathlib.Path, live_status.MetricsTail] = {}
+        self._event_tails: dict[pathlib.Path, json_lines.Tail] = {}
         self._events = event_states.EventStates()
         self._follow_events()
         if not self._groups(()) and self._record is None:
@@ -176,7 +176,7 @@ class ObservedRun:
         for path in self._directory.events():
             try:
                 if path not in self._event_tails:
-                    self._event_tails[path] = live_status.MetricsTail(
+                    self._event_tails[path] = json_lines.Tail(
                         path, last_bytes=_EVENTS_BYTES
                     )
                 self._events.take(self._event_tails[path].read())
@@ -187,7 +187,7 @@ class ObservedRun:
         path = self._directory.metrics(status.group)
         try:
             if status.group not in self._tails:
-                self._tails[status.group] = live_status.MetricsTail(
+                self._tails[status.group] = json_lines.Tail(
                     path, last_bytes=_METRICS_BYTES
                 )
             records = self._tails[status.group].read()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launch.punishment import processes
-from tfdistill import live_status
+from tfdistill import json_lines
 from tfdistill import progress
 from tfdistill import signing
 
@@ -60,12 +60,10 @@ class RunView:
             ) from cause
         self.num_groups = int(self.topology["num_groups"])
         self._metrics = [
-            live_status.MetricsTail(self.group_dir(g) / "metrics.jsonl")
+            json_lines.Tail(self.group_dir(g) / "metrics.jsonl")
             for g in range(self.num_groups)
         ]
-        self._events = live_status.MetricsTail(
-            self.workdir / "logs" / "events.jsonl"
-        )
+        self._events = json_lines.Tail(self.workdir / "logs" / "events.jsonl")
         # Every process that was a task of the run since this view was made.
         self.seen: dict[processes.Process, str] = {}
         if not self.tasks():
