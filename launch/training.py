@@ -20,6 +20,7 @@ from launch import start_together
 from launch import students
 from launch import teacher_gates
 from tfdistill import input_sharding
+from tfdistill import summaries
 
 # Predictions that are held at a time: 256 MB of float64.
 _LOGITS_AT_ONCE = 2**25
@@ -210,7 +211,7 @@ def _callbacks(
     callbacks: list[keras.callbacks.Callback] = [
         tfdistill.RunLog(str(directory)),
         tfdistill.Summaries(
-            directory / "tensorboard",
+            directory / summaries.DIRECTORY,
             profile_steps=profile_steps,
             configuration=dataclasses.asdict(config),
         ),

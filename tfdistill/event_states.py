@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdistill import group_result
+from tfdistill import json_values
 from tfdistill import plain_text
-from tfdistill import teacher_status
 
 ENDED = ("done", "failed", "stopped")
 
@@ -58,12 +58,13 @@ class EventStates:
             events: Lines of events.jsonl; what is not one is left out.
         """
         for event in events:
-            name, group = event.get("event"), event.get("group")
+            name = event.get("event")
+            group = json_values.whole(event.get("group"))
             if name == "end":
-                self.exit_code = _whole(event.get("exit_code"))
+                self.exit_code = json_values.whole(event.get("exit_code"))
             if (
                 isinstance(name, str)
-                and type(group) is int
+                and group is not None
                 and 0 <= group < 10**6
             ):
                 self._take(
@@ -74,8 +75,8 @@ class EventStates:
         self, found: EventState, name: str, event: Mapping[str, Any]
     ) -> None:
         before = found.state
-        time = teacher_status.number(event.get("time")) or 0.0
-        attempt = _whole(event.get("attempt")) or 0
+        time = json_values.number(event.get("time")) or 0.0
+        attempt = json_values.whole(event.get("attempt")) or 0
         found.last = max(found.last, time)
         if name == "start" and (attempt > found.attempt or before in ENDED):
             found.attempt, found.since = attempt, time
@@ -86,7 +87,7 @@ class EventStates:
             found.state = name
         elif name == "restart":
             found.state = "restarting"
-            restart = _whole(event.get("restart"))
+            restart = json_values.whole(event.get("restart"))
             found.num_restarts = restart or found.num_restarts
         elif name == "worker_restart":
             found.num_worker_restarts += 1
@@ -102,14 +103,10 @@ def _error(name: str, event: Mapping[str, Any]) -> str:
     if name in ("failed", "late"):
         return plain_text.one_line(event.get("reason") or name)
     if name in ("frozen", "stuck"):
-        secs = teacher_status.number(event.get("silent_secs")) or 0.0
+        secs = json_values.number(event.get("silent_secs")) or 0.0
         what = "was stopped" if name == "frozen" else "made no progress"
         return f"{task or 'it'} {what} for {secs:.0f} s"
-    code = _whole(event.get("exit_code"))
+    code = json_values.whole(event.get("exit_code"))
     if name == "exit" and code:
         return f"{task} {group_result.describe(code)}"
     return ""
-
-
-def _whole(value: Any) -> int | None:
-    return value if type(value) is int else None

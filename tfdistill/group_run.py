@@ -6,7 +6,6 @@ and once it is started again at its old address it takes part again.
 """
 
 import os
-import pathlib
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from tfdistill import json_lines
 from tfdistill import launched_task
 from tfdistill import local_cluster
 from tfdistill import process_news
+from tfdistill import run_directory
 from tfdistill import run_files
 from tfdistill import startup
 from tfdistill import task_process
@@ -75,8 +75,8 @@ class GroupRun:
         self._kill_time: float | None = None
         self._end_state: str | None = None
         group = tasks[0].cluster.group
-        directory = pathlib.Path(topology.workdir, f"group_{group}")
-        self._tail = json_lines.Tail(directory / "metrics.jsonl")
+        directory = run_directory.RunDirectory(topology.workdir)
+        self._tail = json_lines.Tail(directory.metrics(group))
         self.status = group_status.GroupStatus(group)
         self.reason = ""
         self.exit_code = 0

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill import json_values
 from tfdistill import published
 from tfdistill import teacher_status
 
@@ -45,8 +46,8 @@ class GroupStatus:
         """Takes in newer records, the newest last."""
         for record in records:
             self.record.update(record)
-            step = teacher_status.number(record.get("step"))
-            time = teacher_status.number(record.get("time"))
+            step = json_values.number(record.get("step"))
+            time = json_values.number(record.get("time"))
             if step is None or time is None:
                 continue
             if self._pace and step < self._pace[-1][0]:
@@ -59,7 +60,7 @@ class GroupStatus:
         Args:
             key: Of the metrics.
         """
-        return teacher_status.number(self.record.get(key))
+        return json_values.number(self.record.get(key))
 
     @property
     def teachers(self) -> list[teacher_status.TeacherStatus]:

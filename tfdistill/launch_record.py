@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from tfdistill import json_values
 from tfdistill import process_status
 
 NAME = "launch.json"
@@ -121,6 +122,5 @@ def _text(value: Any) -> str:
 
 def _count(value: Any) -> int | None:
     # Process ids of 0 and below stand for groups of processes.
-    if type(value) is int and 0 < value < 2**62:
-        return value
-    return None
+    found = json_values.whole(value)
+    return found if found is not None and found > 0 else None

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import IO
 
+from tfdistill import launch_record
 from tfdistill import local_cluster
 from tfdistill import plain_text
 from tfdistill import process_status
@@ -121,7 +122,7 @@ def _numbered(path: pathlib.Path, number: int) -> pathlib.Path:
 
 
 def _record_path(topology: local_cluster.LocalCluster) -> pathlib.Path:
-    return pathlib.Path(topology.workdir, "launch.json")
+    return pathlib.Path(topology.workdir, launch_record.NAME)
 
 
 def write_record(

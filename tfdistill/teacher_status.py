@@ -4,12 +4,12 @@ The lines may come from another release, or from nobody who means well: what
 is not of the expected type counts as not said.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
 from typing import NamedTuple
 
+from tfdistill import json_values
 from tfdistill import plain_text
 
 _GROUP = re.compile(r"group_(0|[1-9][0-9]{0,8})")
@@ -73,9 +73,9 @@ def _of_entry(entry: Mapping[str, Any]) -> TeacherStatus:
         step=step,
         health=_text(entry.get("health")),
         reason=_text(entry.get("reason")),
-        share=number(entry.get("share")),
-        age_steps=_whole(entry.get("age_steps")),
-        age_secs=number(entry.get("age_secs")),
+        share=json_values.number(entry.get("share")),
+        age_steps=json_values.whole(entry.get("age_steps")),
+        age_secs=json_values.number(entry.get("age_secs")),
         num_quarantined=len(quarantined) if told is None else told,
         quarantined=quarantined,
     )
@@ -91,32 +91,8 @@ def _quarantined(found: Any) -> dict[int, str]:
     }
 
 
-def number(value: Any) -> float | None:
-    """Returns a finite number as a float, or None for anything else.
-
-    Args:
-        value: What JSON held.
-
-    Example:
-        >>> number(3), number(True), number("3"), number(float("nan"))
-        (3.0, None, None, None)
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        result = float(value)
-    except OverflowError:
-        return None
-    return result if math.isfinite(result) else None
-
-
-def _whole(value: Any) -> int | None:
-    found = number(value)
-    return None if found is None else int(found)
-
-
 def _count(value: Any) -> int | None:
-    found = _whole(value)
+    found = json_values.whole(value)
     return found if found is not None and found >= 0 else None
 
 

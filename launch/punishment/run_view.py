@@ -10,10 +10,9 @@ from typing import Any
 
 from launch.punishment import processes
 from tfdistill import json_lines
+from tfdistill import launch_record
 from tfdistill import progress
 from tfdistill import signing
-
-_RECORD = "launch.json"
 
 
 class NoRunError(ValueError):
@@ -48,7 +47,7 @@ class RunView:
             NoRunError: If no run is at work there.
         """
         self.workdir = pathlib.Path(workdir).resolve()
-        self._path = self.workdir / _RECORD
+        self._path = self.workdir / launch_record.NAME
         try:
             record = json.loads(self._path.read_bytes())
             self.topology: dict[str, Any] = record["topology"]

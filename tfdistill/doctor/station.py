@@ -14,8 +14,8 @@ import time
 from typing import Any
 from typing import NamedTuple
 
+from tfdistill import json_values
 from tfdistill import signing
-from tfdistill import teacher_status
 
 _LINE_BYTES = 4096
 _REPLY_SECS = 5.0
@@ -173,7 +173,7 @@ class Station:
         if self._signer is not None and isinstance(proof, str):
             expected = _bytes(_proof(self._signer, question))
             has_key = hmac.compare_digest(_bytes(proof), expected)
-        clock = teacher_status.number(told.get("time"))
+        clock = json_values.number(told.get("time"))
         return Answer(
             task=str(told.get("task", ""))[:80],
             identity=str(told.get("identity", ""))[:80],
