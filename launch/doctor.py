@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from launch import recipe_checks
-from launch import recipes
+from launch import recipe_options
 from tfdistill.doctor import command
 from tfdistill.doctor import examination
 
@@ -26,31 +26,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     parser = command.make_parser("python -m launch.doctor")
-    parser.add_argument(
-        "--recipe",
-        metavar="NAME",
-        help="a recipe, or the config.json of a run: its data are read, and "
+    recipe_options.add(
+        parser,
+        what="a recipe, or the config.json of a run: its data are read, and "
         "teachers compared with its student",
-    )
-    parser.add_argument(
-        "--override",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="change one field of the recipe; may be repeated",
     )
     parsed = parser.parse_args(argv)
     options = command.examination_options(parser, parsed)
-    if parsed.override and parsed.recipe is None:
-        parser.error("--override changes a recipe; pass --recipe=NAME too")
+    try:
+        config = recipe_options.config(parsed)
+    except ValueError as error:
+        parser.error(str(error))
     more: examination.More | None = None
-    if parsed.recipe is not None:
-        try:
-            config = recipes.override(
-                recipes.get(parsed.recipe), parsed.override
-            )
-        except ValueError as error:
-            parser.error(str(error))
+    if config is not None:
         more = recipe_checks.RecipeChecks(config, limit_secs=options.limit_secs)
     # What TensorFlow says of itself at its start is no finding.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from launch import recipe_options
 from launch import recipes
 from launch.manifests import indexed_jobs
 from launch.manifests import run as run_lib
@@ -78,7 +79,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         text += f"; default {default}"
         add(f"--{name}", type=int, default=default, metavar="N", help=text)
     for name, text in (
-        ("recipe", "run launch.train with this recipe instead of a command"),
         ("workdir", "absolute directory of the run, in the containers"),
         ("exchange", "what the groups share; default exchange in the workdir"),
         ("volume_claim", "PersistentVolumeClaim that holds the workdir"),
@@ -86,13 +86,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         ("output", "file to write, or a directory for a file for each object"),
     ):
         add(f"--{name}", required=name == "workdir", help=text)
-    add(
-        "--override",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="change one field of the recipe; may be repeated",
-    )
+    recipe_options.add(parser)
 
 
 def _add_pods(parser: argparse.ArgumentParser) -> None:
@@ -150,10 +144,9 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _recipe_command(options: Mapping[str, Any]) -> list[str]:
-    """Returns the command of a task, once it is known that it can start."""
-    name, overrides = options["recipe"], options["override"]
-    if name not in recipes.RECIPES:
+def _command(options: argparse.Namespace, given: Sequence[str]) -> list[str]:
+    name = options.recipe
+    if name is not None and name not in recipes.RECIPES:
         raise syntax.error(
             "recipe",
             f"be one of {', '.join(recipes.RECIPES)}",
@@ -161,27 +154,14 @@ def _recipe_command(options: Mapping[str, Any]) -> list[str]:
             "A file is not in the image: run launch.train --recipe=FILE as a "
             "command.",
         )
-    config = recipes.override(recipes.get(name), overrides)
-    config.check_num_groups(options["num_groups"])
-    if not options["ps_per_group"]:
-        config.data.check_num_workers(options["workers_per_group"])
-    return [
-        "python",
-        "-m",
-        "launch.train",
-        f"--recipe={name}",
-        f"--workdir={options['workdir']}",
-        *(f"--override={override}" for override in overrides),
-    ]
+    return recipe_options.command(
+        options, given, python="python", workdir=options.workdir
+    )
 
 
-def _make_run(options: dict[str, Any], command: Sequence[str]) -> run_lib.Run:
-    if (options["recipe"] is None) == (not command):
-        raise ValueError("expected either --recipe=NAME or a command after --")
-    if options["override"] and options["recipe"] is None:
-        raise ValueError("--override changes a recipe; pass --recipe=NAME too")
-    if options["recipe"] is not None:
-        command = _recipe_command(options)
+def _make_run(parsed: argparse.Namespace, given: Sequence[str]) -> run_lib.Run:
+    command = _command(parsed, given)
+    options = vars(parsed)
     fields = {
         name: value
         for name, value in options.items()
@@ -247,10 +227,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = _make_parser()
     before, command = cli.split_command(sys.argv[1:] if argv is None else argv)
-    options = vars(parser.parse_args(before))
+    options = parser.parse_args(before)
     try:
         run = _make_run(options, command)
-        _write(objects(run), options["output"])
+        _write(objects(run), options.output)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     if run.volume_claim is None:

@@ -8,6 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from launch import recipe_options
 from tfdistill import local_cluster_cli as cli
 from tfdistill import profile_steps
 
@@ -20,19 +21,7 @@ def _make_parser() -> argparse.ArgumentParser:
         f"{_PROG} --workdir=DIR [options] -- COMMAND [ARGUMENT ...]\n"
         f"       {_PROG} --workdir=DIR [options] --recipe=NAME"
     )
-    parser.add_argument(
-        "--recipe",
-        metavar="NAME",
-        help="run launch.train with this recipe instead of a command",
-    )
-    parser.add_argument(
-        "--override",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="change one field of the recipe, such as "
-        "optimizer.learning_rate=0.1; may be repeated",
-    )
+    recipe_options.add(parser)
     parser.add_argument(
         "--profile_steps",
         metavar="FIRST:LAST",
@@ -41,21 +30,22 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _recipe_command(
-    recipe: str,
-    workdir: str,
-    overrides: Sequence[str],
-    traced: str | None,
-) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "launch.train",
-        f"--recipe={recipe}",
-        f"--workdir={workdir}",
-        *(f"--override={override}" for override in overrides),
-        *([f"--profile_steps={traced}"] if traced else []),
-    ]
+def _command(options: argparse.Namespace, given: Sequence[str]) -> list[str]:
+    """Returns the command of a task, once it is known that it can start."""
+    command = recipe_options.command(
+        options, given, python=sys.executable, workdir=options.workdir
+    )
+    traced = options.profile_steps
+    if not traced:
+        return command
+    if options.recipe is None:
+        raise ValueError(
+            "--profile_steps traces a recipe; with a command set "
+            f"{profile_steps.VARIABLE}={traced} or pass it to "
+            "tfdistill.Summaries"
+        )
+    profile_steps.parse(traced)
+    return [*command, f"--profile_steps={traced}"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,31 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = _make_parser()
     arguments = sys.argv[1:] if argv is None else argv
-    before, command = cli.split_command(arguments)
+    before, given = cli.split_command(arguments)
     options = parser.parse_args(before)
-    recipe, overrides = options.recipe, options.override
-    traced = options.profile_steps
+    try:
+        command = _command(options, given)
+    except ValueError as error:
+        parser.error(str(error))
+    # What is left describes the groups.
     del options.recipe, options.override, options.profile_steps
-    if (recipe is None) == (not command):
-        parser.error("expected either --recipe=NAME or a command after --")
-    if overrides and recipe is None:
-        parser.error("--override changes a recipe; pass --recipe=NAME too")
-    if traced and recipe is None:
-        parser.error(
-            "--profile_steps traces a recipe; with a command set "
-            f"{profile_steps.VARIABLE}={traced} or pass it to "
-            "tfdistill.Summaries"
-        )
-    if traced:
-        try:
-            profile_steps.parse(traced)
-        except ValueError as error:
-            parser.error(str(error))
-    for override in overrides:
-        if "=" not in override:
-            parser.error(f"--override must be FIELD=VALUE; received {override}")
-    if recipe is not None:
-        command = _recipe_command(recipe, options.workdir, overrides, traced)
     return cli.run(parser, options, command)
 
 

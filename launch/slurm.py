@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from launch import recipes
+from launch import recipe_options
 from launch import slurm_script
 from tfdistill import local_cluster
 from tfdistill import local_cluster_cli as cli
@@ -58,35 +58,8 @@ def _make_parser() -> argparse.ArgumentParser:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--workdir", required=True, metavar="DIR", help="directory of the run")
-    for name, default, text in (
-        ("--num_groups", 1, "groups, each a job of the array"),
-        ("--workers_per_group", 1, "workers in each group"),
-        (
-            "--ps_per_group",
-            0,
-            "parameter servers; with any, a group has a chief too",
-        ),
-    ):
-        text += f"; default {default}"
-        add(name, type=int, default=default, metavar="N", help=text)
-    add(
-        "--exchange",
-        metavar="URL",
-        help="directory or URL the groups share; default DIR/exchange",
-    )
-    add(
-        "--recipe",
-        metavar="NAME",
-        help="run launch.train with this recipe instead of a command",
-    )
-    add(
-        "--override",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="change one field of the recipe; may be repeated",
-    )
+    cli.add_topology(parser)
+    recipe_options.add(parser)
     add("--output", metavar="FILE", help="script to write; default stdout")
     add(
         "--submit",
@@ -184,34 +157,6 @@ def _add_nodes(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _recipe_command(options: argparse.Namespace) -> list[str]:
-    """Returns the command of a task, once it is known that it can start."""
-    config = recipes.override(recipes.get(options.recipe), options.override)
-    config.check_num_groups(options.num_groups)
-    if not options.ps_per_group:
-        config.data.check_num_workers(options.workers_per_group)
-    return [
-        options.python,
-        "-m",
-        "launch.train",
-        f"--recipe={options.recipe}",
-        f"--workdir={os.path.abspath(options.workdir)}",
-        *(f"--override={override}" for override in options.override),
-    ]
-
-
-def _command(
-    options: argparse.Namespace, command: Sequence[str]
-) -> Sequence[str]:
-    if (options.recipe is None) == (not command):
-        raise ValueError("expected either --recipe=NAME or a command after --")
-    if options.recipe is not None:
-        return _recipe_command(options)
-    if options.override:
-        raise ValueError("--override changes a recipe; pass --recipe=NAME too")
-    return command
-
-
 def _make_script(
     options: argparse.Namespace, command: Sequence[str]
 ) -> slurm_script.Script:
@@ -255,7 +200,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(before)
     path = options.output
     try:
-        script = _make_script(options, _command(options, command))
+        script = _make_script(
+            options,
+            recipe_options.command(
+                options,
+                command,
+                python=options.python,
+                workdir=os.path.abspath(options.workdir),
+            ),
+        )
         text = script.text
         _prepare(script.topology)
         if path is None and options.submit:

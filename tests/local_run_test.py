@@ -560,6 +560,10 @@ def test_wrong_options(tmp_path, monkeypatch, capsys, main, arguments, message):
         ("--workdir=W --recipe=digits -- true", "either --recipe=NAME or"),
         ("--workdir=W --override=a=1 -- true", "pass --recipe=NAME too"),
         ("--workdir=W --recipe=digits --override=a", "must be FIELD=VALUE"),
+        # Before any task is started, which would find it out, too.
+        ("--workdir=W --recipe=digts", "Did you mean 'digits'"),
+        ("--workdir=W --recipe=digits --override=num_stps=1", "num_stps"),
+        ("--workdir=W --recipe=digits --workers_per_group=999", "999"),
         ("--workdir=W --recipe=digits --profile_steps=5:4", "FIRST:LAST"),
         (
             "--workdir=W --profile_steps=1:2 -- true",
@@ -584,7 +588,7 @@ def test_recipe_runs_the_training_program(tmp_path, monkeypatch):
 
     monkeypatch.setattr(local_run.LocalRun, "supervise", supervise)
     arguments = [f"--workdir={tmp_path}", "--recipe=digits", "--num_groups=2"]
-    arguments += ["--override=a.b=c", "--override=d=e=f"]
+    arguments += ["--override=data.path=a=b", "--override=seed=7"]
     arguments += ["--profile_steps=100:110"]
     assert local.main(arguments) == 5
     assert seen[0]._topology.num_groups == 2
@@ -594,8 +598,8 @@ def test_recipe_runs_the_training_program(tmp_path, monkeypatch):
         "launch.train",
         "--recipe=digits",
         f"--workdir={tmp_path}",
-        "--override=a.b=c",
-        "--override=d=e=f",
+        "--override=data.path=a=b",
+        "--override=seed=7",
         "--profile_steps=100:110",
     )
 

@@ -42,7 +42,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _add_topology(parser)
+    add_topology(parser)
     _add_supervision(parser)
     _add_restarts(parser)
     _add_limits(parser)
@@ -54,7 +54,12 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_topology(parser: argparse.ArgumentParser) -> None:
+def add_topology(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say which groups there are, and where they meet.
+
+    Args:
+        parser: Of a launcher.
+    """
     add = parser.add_argument
     add("--workdir", required=True, metavar="DIR", help="directory of the run")
     for name, default, text in (
