@@ -543,6 +543,20 @@ def test_room_on_the_disk(tmp_path, monkeypatch, free, status):
     assert storage.space(path, name="exchange").status == status
 
 
+def test_room_for_versions_of_the_size_that_is_there(tmp_path, monkeypatch):
+    cases.version(tmp_path, 1, 7, num_bytes=10**10)
+    for free, status in (
+        (6 * 10**10, check.OK),
+        (4 * 10**10, check.WARNING),
+        (10**9, check.FAILED),
+    ):
+        usage = shutil.disk_usage(tmp_path)._replace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, u=usage: u)
+        found = storage.space(str(tmp_path), name="exchange", num_groups=2)
+        assert found.status == status
+        monkeypatch.undo()
+
+
 # ---- the whole, and what is said of it ----
 
 

@@ -162,7 +162,11 @@ def _storages(cluster: cluster_lib.Cluster, limit_secs: float) -> _Results:
         yield from made(storage.EXCHANGE, lambda: storage.exchange(root))
         yield from made(
             storage.EXCHANGE,
-            lambda: [storage.space(root, name=storage.EXCHANGE)],
+            lambda: [
+                storage.space(
+                    root, name=storage.EXCHANGE, num_groups=cluster.num_groups
+                )
+            ],
         )
         yield from made(
             storage.CLOCK, lambda: storage.clocks(root, cluster.num_groups)

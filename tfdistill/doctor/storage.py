@@ -154,13 +154,14 @@ def _clear(storage: filesystem.FileSystem, path: str) -> None:
         return  # What failed before has been told.
 
 
-def space(path: str, *, name: str, num_bytes: int = 0) -> check.Result:
+def space(path: str, *, name: str, num_groups: int = 0) -> check.Result:
     """Looks whether a local disk has room.
 
     Args:
         path: A directory, which need not exist; or a URL.
         name: Of the check.
-        num_bytes: Of the largest version there is, if there is one.
+        num_groups: Groups that publish there; it must have room for more of
+            their versions.
     """
     if "://" in path:
         return check.skipped(name, f"{path} does not tell how much is free")
@@ -171,6 +172,7 @@ def space(path: str, *, name: str, num_bytes: int = 0) -> check.Result:
         free = shutil.disk_usage(there).free
     except OSError as error:
         return check.skipped(name, f"{there} does not tell its room: {error}")
+    num_bytes = _largest_version(there, num_groups)
     # Two versions stay, one is being written, and one is being read.
     needed = max(_MIN_FREE_BYTES, 5 * num_bytes)
     seen = f"{free / 1e9:.1f} GB are free on the disk of {path}"
@@ -180,6 +182,13 @@ def space(path: str, *, name: str, num_bytes: int = 0) -> check.Result:
     if free < max(1_000_000, num_bytes):
         return check.failed(name, seen, remedy)
     return check.warning(name, seen, remedy)
+
+
+def _largest_version(root: str, num_groups: int) -> int:
+    """Returns the bytes of the largest of the groups' newest versions."""
+    file_system, root = filesystem.for_root(root)
+    found = [published.newest(file_system, root, g) for g in range(num_groups)]
+    return max((version.num_bytes for version in found if version), default=0)
 
 
 def clocks(
