@@ -21,6 +21,8 @@ _OWN = (
     "requeue",
     "signal",
 )
+# The same by one letter, which its value may follow at once.
+_OWN_SHORT = {"a": "array", "n": "ntasks", "o": "output"}
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _MEMORY = re.compile(r"([1-9][0-9]*)([MGT])")
 # Between the lines of one command.
@@ -113,6 +115,8 @@ class Script:
                         f"; received {option!r}."
                     )
                 taken = option.lstrip("-").partition("=")[0]
+                if not option.startswith("--"):
+                    taken = _OWN_SHORT.get(option[1:2], "")
                 if taken in _OWN:
                     raise ValueError(
                         f"`{name}` must leave --{taken} to the script; "

@@ -129,6 +129,8 @@ def test_whatever_stands_in_a_command_arrives_as_it_is(tmp_path):
         ({"sbatch": ["qos=low"]}, "must be an option such as --sbatch=--qos"),
         ({"sbatch": ["--array=0-9"]}, "leave --array to the script"),
         ({"srun": ["--ntasks=9"]}, "leave --ntasks to the script"),
+        ({"sbatch": ["-a0-9"]}, "leave --array to the script"),
+        ({"srun": ["-n9"]}, "leave --ntasks to the script"),
         ({"gpus_per_worker": 1, "ps_per_group": 1}, "0 where `ps_per_group`"),
         ({"partition": 'a"b'}, "no quotes, backslashes or line breaks"),
         ({"account": "a\n#SBATCH --x"}, "no quotes, backslashes or line"),
