@@ -173,11 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         cluster = _cluster(options.workdir)
         config.check_num_groups(cluster.num_groups)
-        profiled = options.profile_steps or os.environ.get(
-            profile_steps.VARIABLE
-        )
-        if profiled:
-            profile_steps.parse(profiled)
+        profile_steps.asked(options.profile_steps)
         if not cluster.uses_parameter_servers:
             config.data.check_num_workers(cluster.num_workers)
         # NumPy takes a moment to import, too.

@@ -1,6 +1,8 @@
 """Which training steps to trace, as users write it; without TensorFlow."""
 
+import os
 import re
+from collections.abc import Mapping
 
 # Environment of a task, for scripts that do not say it themselves.
 VARIABLE = "TFDISTILL_PROFILE_STEPS"
@@ -28,3 +30,23 @@ def parse(text: str) -> tuple[int, int]:
             f"such as 100:110; received {text!r}."
         )
     return first, last
+
+
+def asked(
+    given: str | None, environ: Mapping[str, str] | None = None
+) -> tuple[int, int] | None:
+    """Returns the steps to trace by an option, else by the environment.
+
+    Args:
+        given: The option, as `100:110`; None if it was not given.
+        environ: Variables to read. Default `os.environ`.
+
+    Returns:
+        The first and the last step; None for no trace.
+
+    Raises:
+        ValueError: They are not of that form.
+    """
+    environ = os.environ if environ is None else environ
+    text = given or environ.get(VARIABLE)
+    return parse(text) if text else None

@@ -79,9 +79,8 @@ class Summaries(step_counter.SteppedCallback):
         super().__init__()
         self._directory = os.fspath(directory)
         self._schedule = step_counter.EverySteps(every_steps)
-        traced = profile_steps or os.environ.get(profile_steps_lib.VARIABLE)
         self._profile = step_profile.StepProfile(
-            directory, profile_steps_lib.parse(traced) if traced else None
+            directory, profile_steps_lib.asked(profile_steps)
         )
         self._configuration = configuration
         self._exporter: Any = None
@@ -122,6 +121,8 @@ class Summaries(step_counter.SteppedCallback):
                 "tfdistill.CodistillModel(model)."
             )
         self._schedule.start(self.step)
+        if self._file is not None:
+            self._file.close()  # Of a training that an error has ended.
         self._file = event_file.EventFile(self._directory, step=self.step)
         configuration = self._configuration
         if configuration is None:
