@@ -3,10 +3,10 @@
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
+import free_ports
 import keras
 import numpy as np
 import pytest
@@ -18,14 +18,6 @@ from tfdistill.doctor import check
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LIMIT_SECS = 90.0
-
-
-def _ports(count):
-    holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [holder.getsockname()[1] for holder in holders]
-    for holder in holders:
-        holder.close()
-    return ports
 
 
 def _start(workdir, addresses, index):
@@ -60,7 +52,7 @@ def _results(processes):
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("no_process_left")
 def test_two_tasks_find_each_other_and_swapped_addresses_are_told(tmp_path):
-    one, two = (f"127.0.0.1:{port}" for port in _ports(2))
+    one, two = free_ports.addresses(2)
     right = [_start(tmp_path, [one, two], index) for index in (0, 1)]
     for code, (reach,) in _results(right):
         assert code == 0

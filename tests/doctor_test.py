@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 
+import free_ports
 import pytest
 import run_cases as cases
 import storage_cases
@@ -264,11 +265,6 @@ def _port():
         yield server.getsockname()[1]
 
 
-def _free_port():
-    with _port() as port:
-        return port
-
-
 def _cluster(*addresses, index=0, **more):
     environ = {"TF_CONFIG": _config(index=index, worker=list(addresses))}
     cluster, result = environment.cluster_of(environ | more)
@@ -287,7 +283,7 @@ def _station(cluster, signer=None):
 
 
 def test_a_free_port_of_this_host():
-    with _station(_cluster(f"localhost:{_free_port()}")) as (_, result):
+    with _station(_cluster(*_addresses(1))) as (_, result):
         assert result.status == check.OK
 
 
@@ -310,7 +306,7 @@ def test_an_address_of_another_host(host, seen, monkeypatch):
             station.Station, "ask", lambda self, address: _other_answer()
         )
         seen = "is answered by another process, worker:3"
-    with _station(_cluster(f"{host}:{_free_port()}")) as (_, result):
+    with _station(_cluster(*free_ports.addresses(1, host=host))) as (_, result):
         found = _only([result], check.FAILED, "address")
     assert seen in found.seen
     assert "the host that TF_CONFIG names" in found.remedy
@@ -350,10 +346,7 @@ def _meet(*clusters, signers=(), wait_secs=20.0):
 
 
 def _addresses(count):
-    ports = set()
-    while len(ports) < count:
-        ports.add(_free_port())
-    return [f"localhost:{port}" for port in ports]
+    return free_ports.addresses(count, host="localhost")
 
 
 def test_tasks_that_find_each_other():
@@ -392,7 +385,7 @@ def test_keys_of_two_tasks(ours, theirs, seen):
 
 
 def test_text_that_has_no_bytes_is_an_answer_like_any_other(monkeypatch):
-    cluster = _cluster(f"localhost:{_free_port()}")
+    cluster = _cluster(*_addresses(1))
     signer = signing.Signer(b"a" * 16)
     understood = station.Station._understood
 
@@ -431,7 +424,7 @@ def test_what_is_no_doctor_is_told_apart():
                 connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n\n")
 
         threading.Thread(target=reply, daemon=True).start()
-        cluster = _cluster(f"localhost:{_free_port()}", address)
+        cluster = _cluster(*_addresses(1), address)
         with _station(cluster) as (opened, _):
             with pytest.raises(station.NoAnswerError, match="not the doctor"):
                 opened.ask(address)

@@ -4,11 +4,11 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
 
+import free_ports
 import preemption_program as program
 import pytest
 
@@ -35,10 +35,7 @@ NUM_TASKS = {
 
 def _configs(num_tasks):
     """TF_CONFIG of each of so many workers."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(num_tasks)]
-    hosts = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
-    for server in sockets:
-        server.close()
+    hosts = free_ports.addresses(num_tasks)
     tasks = [{"type": "worker", "index": i} for i in range(num_tasks)]
     return [
         json.dumps({"cluster": {"worker": hosts}, "task": task})

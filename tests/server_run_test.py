@@ -4,12 +4,12 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import closure_program
+import free_ports
 import pytest
 
 from tfdistill import local_cluster
@@ -133,12 +133,7 @@ def test_a_chief_that_fails_ends_with_its_own_code(tmp_path):
 @pytest.fixture
 def start(tmp_path):
     """Starts a task by hand, as on a cluster without our launcher."""
-    with (
-        socket.create_server(("127.0.0.1", 0)) as one,
-        socket.create_server(("127.0.0.1", 0)) as two,
-        socket.create_server(("127.0.0.1", 0)) as three,
-    ):
-        free = [f"127.0.0.1:{s.getsockname()[1]}" for s in (one, two, three)]
+    free = free_ports.addresses(3)
     spec = {"chief": [free[0]], "worker": [free[1]], "ps": [free[2]]}
     started = []
 

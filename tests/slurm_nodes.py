@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from collections.abc import Iterator
 
+import free_ports
+
 PROGRAMS = ("munged", "sbatch", "scontrol", "slurmctld", "slurmd", "srun")
 # Debian keeps the daemons where only root's PATH leads.
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -96,14 +98,6 @@ def _host() -> str:
     return socket.gethostname().partition(".")[0]
 
 
-def _free_ports(num_ports: int) -> list[int]:
-    servers = [socket.create_server(("", 0)) for _ in range(num_ports)]
-    ports = [server.getsockname()[1] for server in servers]
-    for server in servers:
-        server.close()
-    return ports
-
-
 class Slurm:
     """Commands for a Slurm that runs."""
 
@@ -162,7 +156,7 @@ def running() -> Iterator[Slurm]:
 
 
 def _configure(directory: pathlib.Path, names: list[str]) -> None:
-    port, *node_ports = _free_ports(1 + len(names))
+    port, *node_ports = free_ports.find(1 + len(names))
     text = _CONFIGURATION.format(host=_host(), port=port, directory=directory)
     for name, node_port in zip(names, node_ports, strict=True):
         text += _NODE.format(name=name, host=_host(), port=node_port)

@@ -2,10 +2,10 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
+import free_ports
 import pytest
 import tensorflow as tf
 
@@ -55,14 +55,8 @@ def _run(code, env):
 
 
 def _two_workers():
-    with (
-        socket.create_server(("127.0.0.1", 0)) as one,
-        socket.create_server(("127.0.0.1", 0)) as other,
-    ):
-        ports = [s.getsockname()[1] for s in (one, other)]
-    addresses = [f"127.0.0.1:{port}" for port in ports]
     config = {
-        "cluster": {"worker": addresses},
+        "cluster": {"worker": free_ports.addresses(2)},
         "task": {"type": "worker", "index": 0},
     }
     return {"TF_CONFIG": json.dumps(config)}

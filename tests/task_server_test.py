@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 
+import free_ports
 import pytest
 import tensorflow as tf
 
@@ -103,19 +104,11 @@ def _task(ports, task_type):
     )
 
 
-def _free_ports(num_ports):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(num_ports)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 @pytest.mark.multiprocess
 @pytest.mark.timeout_secs(200)
 @pytest.mark.usefixtures("no_process_left")
 def test_a_server_without_a_coordinator_says_so_and_may_be_tried_again():
-    ports = _free_ports(3)
+    ports = free_ports.find(3)
     result = _task(ports, "ps")
     assert result.returncode == 75, result.stderr
     assert (
@@ -129,7 +122,7 @@ def test_a_server_without_a_coordinator_says_so_and_may_be_tried_again():
 @pytest.mark.timeout_secs(200)
 @pytest.mark.usefixtures("no_process_left")
 def test_a_chief_names_the_servers_that_do_not_come():
-    ports = _free_ports(2)
+    ports = free_ports.find(2)
     with socket.create_server(("127.0.0.1", 0)) as there:
         result = _task([ports[0], ports[1], there.getsockname()[1]], "chief")
     assert result.returncode == 75, result.stderr
