@@ -35,7 +35,9 @@ GRACE_SECS = 4.0
 _requested = threading.Event()
 _finished = threading.Event()
 _num_deferring = 0
-_listening: list[socket.socket] = []
+# The descriptor that signals are written to. No socket object, which Python
+# would close, and warn of, while the process ends: until then it must hear.
+_listening: list[int] = []
 _fork = threading.local()
 
 
@@ -94,7 +96,7 @@ def _leave_child_alone() -> None:
     """A forked process has no such thread, and ends as ever."""
     if _listening:
         signal.set_wakeup_fd(-1)
-        _listening.clear()
+        os.close(_listening.pop())
         if signal.getsignal(signal.SIGTERM) is _do_nothing:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _unblock()
@@ -121,7 +123,7 @@ def _listen() -> bool:
         reader.close()
         writer.close()
         return False
-    _listening.extend([reader, writer])
+    _listening.append(writer.detach())
     threading.Thread(
         target=_wait, args=[reader], name="tfdistill-preemption", daemon=True
     ).start()
