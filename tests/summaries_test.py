@@ -1,5 +1,6 @@
 """What TensorBoard is given, read back by TensorBoard's own reader."""
 
+import json
 import re
 import subprocess
 import sys
@@ -140,6 +141,37 @@ def test_points_hold_the_means_of_their_own_steps(tmp_path):
         for begin, end in zip(begins, ends, strict=True)
     ]
     np.testing.assert_allclose([v for _, v in found], expected, rtol=1e-4)
+
+
+def test_metrics_of_several_values_have_a_point_for_each(tmp_path):
+    model = cases.codistill(
+        cases.linear(0), metrics=["accuracy", _CountOfClasses()]
+    )
+    log = tfdistill.RunLog(tmp_path / "log")
+    _fit(model, tmp_path, log)
+    counts = np.bincount(_Y, minlength=3)
+    for index, count in enumerate(counts):
+        points = event_cases.scalars(tmp_path, f"training/counts_{index}")
+        assert points == [(16, count)]
+    last = (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["counts"] == counts.tolist()
+
+
+class _CountOfClasses(keras.metrics.Metric):
+    """A metric whose result is a vector."""
+
+    def __init__(self):
+        super().__init__(name="counts")
+        self.total = self.add_variable((3,), "zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        labels = keras.ops.reshape(y_true, (-1,))
+        self.total.assign_add(
+            keras.ops.sum(keras.ops.one_hot(labels, 3), axis=0)
+        )
+
+    def result(self):
+        return self.total
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2])

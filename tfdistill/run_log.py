@@ -159,8 +159,14 @@ def _forget_after(path: pathlib.Path, step: int) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A log value as JSON has it: numbers, and null for NaN."""
+    """A log value as JSON has it: numbers, lists of them, null for NaN."""
     if isinstance(value, str):
         return value
-    number = float(tf.convert_to_tensor(value))
+    return _finite(tf.convert_to_tensor(value).numpy().tolist())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    number = float(value)
     return number if math.isfinite(number) else None

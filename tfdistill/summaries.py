@@ -187,13 +187,15 @@ class Summaries(step_counter.SteppedCallback):
         """Writes the epoch's metrics."""
         self._pace.pause()
         self._counter.read(self.model)
-        found: dict[str, Any] = {
-            f"validation/{name.removeprefix('val_')}"
-            if name.startswith("val_")
-            else f"training/{name}": value
-            for name, value in (logs or {}).items()
-            if name not in _IN_STEP
-        }
+        found = summary_values.of_logs(
+            {
+                f"validation/{name.removeprefix('val_')}"
+                if name.startswith("val_")
+                else f"training/{name}": value
+                for name, value in (logs or {}).items()
+                if name not in _IN_STEP
+            }
+        )
         rate = _learning_rate(self.model)
         if rate is not None:
             found["training/learning_rate"] = rate

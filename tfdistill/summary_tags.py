@@ -90,7 +90,7 @@ SCALARS: dict[str, tuple[str, str]] = {
     "validation/<metric>": (
         "as compiled",
         "over the validation data, at the end of an epoch; `loss` is the "
-        "task's",
+        "task's; a metric of several values, at most 32, has `_0` and so on",
     ),
 }
 TEXTS: dict[str, str] = {

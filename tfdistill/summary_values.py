@@ -6,9 +6,37 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tfdistill import summary_tags
 
 Scalars = dict[str, Any]
+# Of more values than a curve each is worth, none is shown.
+_MOST_VALUES = 32
+
+
+def of_logs(logs: Mapping[str, Any]) -> Scalars:
+    """Returns logs as scalars; `tag_0`, `tag_1` and so on of a vector.
+
+    What is no number, and vectors of more than 32 values, are left out.
+
+    Args:
+        logs: Logs of an epoch by tag.
+
+    Example:
+        >>> of_logs({"loss": 1.5, "f1": np.array([0.5, 0.25]), "note": "a"})
+        {'loss': 1.5, 'f1_0': 0.5, 'f1_1': 0.25}
+    """
+    found: Scalars = {}
+    for tag, value in logs.items():
+        values = np.asarray(value)
+        if values.dtype.kind not in "biuf" or values.size > _MOST_VALUES:
+            continue
+        if not values.ndim:
+            found[tag] = float(values)
+        for index, number in enumerate(values.flat if values.ndim else ()):
+            found[f"{tag}_{index}"] = float(number)
+    return found
 
 
 def of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> Scalars:
