@@ -540,6 +540,10 @@ def test_command_line_runs_a_command(tmp_path, capsys):
         ("--workdir=W --stuck_secs=-1 -- true", "`stuck_secs` must be >= 0"),
         ("--workdir=W --frozen_secs=nan -- true", "`frozen_secs` must be"),
         ("--workdir=W --num_groups=x -- true", "invalid int value"),
+        (
+            "--workdir=W --num_groups=257 --workers_per_group=2 -- true",
+            "at most 512, each a process; received options for 514",
+        ),
         ("--workdir=W --on_group_failure=x -- true", "invalid choice"),
         ("--workdir=gs://b/w -- true", "`workdir` must be a local"),
         ("--workdir=W -- no-such-program-x", "`command` must begin"),

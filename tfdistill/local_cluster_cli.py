@@ -9,6 +9,9 @@ from tfdistill import local_cluster
 from tfdistill import local_run
 
 EXIT_OPTIONS = 2
+# Each is a process with a port: more is a slip of the finger, and would keep a
+# machine from answering before anybody could stop it.
+_MOST_TASKS = 512
 _EPILOG = """\
 The command after -- is found through PATH and started once for each task,
 with TF_CONFIG and TFDISTILL_* set; its output goes to DIR/logs. Logs of an
@@ -174,6 +177,7 @@ def run(
     display = live_status.Display(plain=plain)
     try:
         topology = local_cluster.LocalCluster(**fields)
+        _check_size(topology)
         started = local_run.LocalRun(topology, display=display)
     except ValueError as cause:
         display.close()
@@ -191,6 +195,18 @@ def run(
             suffix += f" (restarts: {group.group_restarts})"
         print(f"group {group.group} {group.state}{suffix}", flush=True)
     return result.exit_code
+
+
+def _check_size(topology: local_cluster.LocalCluster) -> None:
+    chiefs = 1 if topology.ps_per_group else 0
+    of_group = topology.workers_per_group + topology.ps_per_group + chiefs
+    number = topology.num_groups * of_group
+    if number > _MOST_TASKS:
+        raise ValueError(
+            f"The tasks of one machine must be at most {_MOST_TASKS}, each a "
+            f"process; received options for {number:,}. Use fewer groups or "
+            "workers, or a cluster's own scheduler."
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
