@@ -200,8 +200,8 @@ def test_a_right_environment_is_told():
     )
     assert cluster.peers == (0, 2)
     assert result.seen == (
-        "group 1 of 3, worker:1 at b:2; its tasks: 2 worker; peers: 0, 2; "
-        "exchange: /hub"
+        "group 1 of 3, worker:1 at b:2; its tasks: 2 worker; peers: group 0, "
+        "group 2; exchange: /hub"
     )
 
 

@@ -204,6 +204,13 @@ def test_what_is_no_run_is_refused(tmp_path):
         observed_run.ObservedRun(tmp_path / "file")
 
 
+def test_an_exchange_that_was_named_must_be_there(tmp_path):
+    cases.metrics(tmp_path, 0, cases.line(5, _JUST))
+    assert not _look(tmp_path).problems  # Its own comes with a version.
+    (problem,) = _look(tmp_path, exchange=str(tmp_path / "hub")).problems
+    assert "hub" in problem and "No such file" in problem
+
+
 def _record(tmp_path, pid):
     topology = local_cluster.LocalCluster(
         command=[sys.executable], workdir=str(tmp_path)

@@ -48,6 +48,7 @@ def test_what_people_see(tmp_path, capsys):
     assert code == 0
     assert "group 0: running, step 10/100, loss 0.5000, newest 8" in out
     assert "teacher group_1, version 8, health fading, share 0.25" in out
+    assert "share 0.25, steps old 2, secs old" in out
     assert "step 8, 123.5 MB" in out
     for reason in reasons.values():
         assert reason in out

@@ -113,6 +113,8 @@ class ObservedRun:
             self.exchange,
             interval_secs=1.0,
             open_storage=filesystem.for_root,
+            # One that was named is there, or the name is wrong.
+            must_be_there=exchange is not None,
         )
 
     def _read_record(self) -> launch_record.LaunchRecord | None:

@@ -136,6 +136,7 @@ class PublishedWatch:
         interval_secs: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
         open_storage: OpenStorage = local_storage,
+        must_be_there: bool = False,
     ) -> None:
         """Touches no storage yet.
 
@@ -145,12 +146,15 @@ class PublishedWatch:
             clock: Seconds of a clock that never goes backwards.
             open_storage: Finds the storage of a root. Default: of a local one;
                 `filesystem.for_root` knows URLs, too.
+            must_be_there: Whether it is a `problem` that there is no such
+                directory. Default False: the first version makes it.
         """
         self.problem = ""
         self._root = root
         self._interval_secs = interval_secs
         self._clock = clock
         self._open_storage = open_storage
+        self._must_be_there = must_be_there
         self._thread: threading.Thread | None = None
         self._began = -float("inf")
         self._found: Mapping[int, Published] = {}
@@ -191,7 +195,9 @@ class PublishedWatch:
     def _look(self, wanted: Collection[int]) -> None:
         try:
             storage, root = self._open_storage(self._root)
-            there = _groups_there(storage, root)
+            there = _groups_there(
+                storage, root, must_be_there=self._must_be_there
+            )
             found = {}
             for group in sorted({*wanted, *there}):
                 version = newest(storage, root, group)
@@ -203,10 +209,14 @@ class PublishedWatch:
         self._groups, self._found, self.problem = there, found, ""
 
 
-def _groups_there(storage: Storage, root: str) -> list[int]:
+def _groups_there(
+    storage: Storage, root: str, *, must_be_there: bool
+) -> list[int]:
     try:
         names = storage.list_dir(root)
     except (FileNotFoundError, NotADirectoryError):
+        if must_be_there:
+            raise
         return []
     matches = (_GROUP_DIR.fullmatch(name) for name in names)
     return sorted(int(match[1]) for match in matches if match)

@@ -10,7 +10,15 @@ from tfdistill import observed_run
 from tfdistill import status_table
 from tfdistill import teacher_status
 
-_COLUMNS = ("group", "teacher", "version", "health", "share", "steps", "secs")
+_COLUMNS = (
+    "group",
+    "teacher",
+    "version",
+    "health",
+    "share",
+    "steps old",
+    "secs old",
+)
 
 
 def view(
@@ -56,8 +64,7 @@ def lines(seen: observed_run.Observation) -> list[str]:
 def _teachers(seen: observed_run.Observation) -> rich.table.Table:
     result = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=0)
     for name in _COLUMNS:
-        header = f"{name} old" if name in ("steps", "secs") else name
-        result.add_column(header, no_wrap=True)
+        result.add_column(name, no_wrap=True)
     for status in seen.groups:
         for teacher in status.teachers:
             cells = (str(status.group), *_cells(teacher))

@@ -40,7 +40,7 @@ def _describe(cluster: cluster_lib.Cluster) -> str:
         f"{len(hosts)} {name}" for name, hosts in cluster.spec.items()
     )
     where = f" at {cluster.address}" if cluster.address else ""
-    peers = ", ".join(map(str, cluster.peers)) or "none"
+    peers = ", ".join(f"group {peer}" for peer in cluster.peers) or "none"
     return (
         f"group {cluster.group} of {cluster.num_groups}, {cluster.task_name}"
         f"{where}; its tasks: {sizes or 'this one'}; peers: {peers}; exchange: "
