@@ -413,7 +413,12 @@ def test_a_clock_that_differs(monkeypatch):
     )
 
 
-def test_what_is_no_doctor_is_told_apart():
+@pytest.mark.parametrize(
+    "answer",
+    [b"HTTP/1.1 400 Bad Request\r\n\r\n\n", b"[" * 4095 + b"\n"],
+    ids=["http", "deep"],
+)
+def test_what_is_no_doctor_is_told_apart(answer):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
 
@@ -421,7 +426,7 @@ def test_what_is_no_doctor_is_told_apart():
             connection, _ = server.accept()
             with connection:
                 connection.recv(1000)
-                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n\n")
+                connection.sendall(answer)
 
         threading.Thread(target=reply, daemon=True).start()
         cluster = _cluster(*_addresses(1), address)

@@ -97,6 +97,32 @@ def test_noise_on_the_address_is_ignored(pool):
         future.result(timeout=20)
 
 
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b"[" * 4095 + b"\n",
+        b'{"":' * 1023 + b"\n",
+        b'{"identity":"one","task":"worker:\xff"}\n',
+        b'{"identity":"one","task":"worker:\\ud800"}\n',
+        b'{"identity":"one","task":' + b"9" * 4000 + b"}\n",
+    ],
+    ids=["lists", "objects", "utf-8", "surrogate", "digits"],
+)
+def test_no_line_of_a_stranger_ends_the_chief(pool, hostile):
+    address = _address()
+    host, _, port = address.rpartition(":")
+    chief = pool.submit(_meet, NAMES[0], address)
+    time.sleep(0.2)
+    with socket.create_connection((host, int(port)), timeout=5) as stranger:
+        stranger.sendall(hostile)
+        # Until the chief has read it, and hung up.
+        while stranger.recv(4096):
+            pass
+    others = [pool.submit(_meet, name, address) for name in NAMES[1:]]
+    for future in (chief, *others):
+        future.result(timeout=20)
+
+
 def test_a_worker_that_died_may_come_again(pool):
     address = _address()
     host, _, port = address.rpartition(":")

@@ -1,8 +1,12 @@
-"""Values of JSON that others wrote, where they are of the expected type."""
+"""JSON that others wrote, read with distrust: lines of sockets, and values."""
 
+import json
 import math
+import socket
+import time
 from typing import Any
 
+_LINE_BYTES = 4096
 # What the programs of other languages, too, take for a whole number.
 _MAX_WHOLE = 2**63
 
@@ -39,3 +43,34 @@ def whole(value: Any) -> int | None:
     if type(value) is int and -_MAX_WHOLE <= value < _MAX_WHOLE:
         return value
     return None
+
+
+def receive(
+    connection: socket.socket, *, limit_secs: float
+) -> dict[str, Any] | None:
+    """Reads one line that holds a JSON object, whoever sent it.
+
+    Args:
+        connection: Where the line comes from.
+        limit_secs: Longest wait for the whole line, in seconds.
+
+    Returns:
+        The object; None for anything else, and if no whole line came in time.
+    """
+    deadline = time.monotonic() + limit_secs
+    received = b""
+    try:
+        while not received.endswith(b"\n") and len(received) < _LINE_BYTES:
+            remaining_secs = deadline - time.monotonic()
+            if remaining_secs <= 0:
+                return None
+            connection.settimeout(remaining_secs)
+            block = connection.recv(_LINE_BYTES)
+            if not block:
+                return None
+            received += block
+        message = json.loads(received)
+    # UTF-8 and the digits of a number raise ValueError; depth, RecursionError.
+    except (OSError, ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None

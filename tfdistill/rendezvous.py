@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill import json_values
 from tfdistill import tcp_probe
 
-_LINE_BYTES = 4096
 _RETRY_SECS = 0.2
 _REPLY_SECS = 5.0
 
@@ -151,7 +151,7 @@ def _judge(
     arrived: dict[str, socket.socket],
 ) -> tuple[str, str]:
     """Returns who is there and why it is refused; both may be empty."""
-    message = _receive(connection, _REPLY_SECS)
+    message = json_values.receive(connection, limit_secs=_REPLY_SECS)
     if message is None or "task" not in message:
         connection.close()  # Not one of ours: a probe, or a scanner.
         return "", ""
@@ -194,7 +194,9 @@ def _report(
             ) as connection:
                 _send(connection, {"identity": identity, "task": name})
                 remaining = min(deadline - clock(), 1e6)
-                answer = _receive(connection, max(remaining, 0.1))
+                answer = json_values.receive(
+                    connection, limit_secs=max(remaining, 0.1)
+                )
         except OSError:
             answer = None
         else:
@@ -217,21 +219,3 @@ def _send(connection: socket.socket, message: dict[str, Any]) -> None:
         connection.sendall(json.dumps(message).encode() + b"\n")
     except OSError:
         return  # The other side is gone; it will come again, or be missed.
-
-
-def _receive(
-    connection: socket.socket, limit_secs: float
-) -> dict[str, Any] | None:
-    """Reads one JSON object, or None for anything else."""
-    connection.settimeout(limit_secs)
-    received = b""
-    try:
-        while not received.endswith(b"\n") and len(received) < _LINE_BYTES:
-            block = connection.recv(_LINE_BYTES)
-            if not block:
-                return None
-            received += block
-        message = json.loads(received)
-    except (OSError, ValueError):
-        return None
-    return message if isinstance(message, dict) else None

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from tfdistill import json_values
 from tfdistill import signing
 
-_LINE_BYTES = 4096
 _REPLY_SECS = 5.0
 _POLL_SECS = 0.2
 _FIELD = "tfdistill_doctor"
@@ -204,18 +203,7 @@ def _send(connection: socket.socket, message: dict[str, Any]) -> bool:
 
 def _receive(connection: socket.socket) -> dict[str, Any] | None:
     """Reads one of our messages, or None for anything else."""
-    deadline = time.monotonic() + _REPLY_SECS
-    received = b""
-    try:
-        while not received.endswith(b"\n") and len(received) < _LINE_BYTES:
-            connection.settimeout(max(0.01, deadline - time.monotonic()))
-            block = connection.recv(_LINE_BYTES)
-            if not block:
-                return None
-            received += block
-        message = json.loads(received)
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(message, dict) or message.get(_FIELD) != _FORMAT:
+    message = json_values.receive(connection, limit_secs=_REPLY_SECS)
+    if message is None or message.get(_FIELD) != _FORMAT:
         return None
     return message
