@@ -102,7 +102,7 @@ def test_it_keeps_as_many_as_it_should(tmp_path, max_to_keep):
     assert _steps(tmp_path) == list(range(1, 6))[-max_to_keep:]
 
 
-def test_a_failure_to_write_is_logged_and_leaves_what_is_there(
+def test_a_failure_to_write_is_counted_and_leaves_what_is_there(
     tmp_path, caplog, monkeypatch
 ):
     state, _ = _state()
@@ -118,9 +118,11 @@ def test_a_failure_to_write_is_logged_and_leaves_what_is_there(
         callback.on_quiet(_point(10), state)
     assert "Step 10 was not backed up" in caplog.text
     assert "the disk is full" in caplog.text
-    assert (_steps(tmp_path), callback.num_backups) == ([5], 1)
+    assert (callback.num_failed, callback.num_backups) == (1, 1)
+    assert _steps(tmp_path) == [5]
     assert not list(tmp_path.rglob("*.half"))
     callback.on_quiet(_point(10), state)
+    assert (callback.num_failed, callback.num_backups) == (1, 2)
     assert _steps(tmp_path) == [5, 10]
 
 
@@ -130,7 +132,7 @@ def test_a_step_is_backed_up_once(tmp_path, caplog):
     callback = backup.Backup(tmp_path)
     for _ in range(2):
         callback.on_quiet(_point(5), state)
-    assert callback.num_backups == 1
+    assert (callback.num_failed, callback.num_backups) == (0, 1)
     assert "Step 5 was backed up before" in caplog.text
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 
 from tfdistill import backup_store
-from tfdistill import exchange as exchange_lib
 from tfdistill import parameter_server
 from tfdistill import replica_backup
 from tfdistill import step_counter
@@ -69,10 +68,20 @@ class Backup(step_counter.SteppedCallback):
         self._last_step = -1
         # Whether training should let what is in flight end, for `on_quiet`.
         self.wants_quiet = False
-        # How often one was written, left out and failed, once `fit` is done.
-        self.num_backups = self.num_skipped = self.num_failed = 0
+        # Backups left out while one was being written, once `fit` is done.
+        self.num_skipped = 0
         # The step at which this training went on; None if it began anew.
         self.resumed_step: int | None = None
+
+    @property
+    def num_backups(self) -> int:
+        """Number of backups that this process wrote."""
+        return self._backups.num_written
+
+    @property
+    def num_failed(self) -> int:
+        """Number of backups that could not be written."""
+        return self._backups.num_failed
 
     # ---- where replicas hold all variables: called by `ResumableTraining` ----
 
@@ -107,9 +116,7 @@ class Backup(step_counter.SteppedCallback):
         """Waits for a backup that is being written."""
         if self._replicas is not None:
             self._replicas.close()
-            self.num_backups += self._replicas.num_written
             self.num_skipped += self._replicas.num_skipped
-            self.num_failed += self._replicas.num_failed
             self._replicas = None
 
     def backup_now(self) -> None:
@@ -253,22 +260,12 @@ class Backup(step_counter.SteppedCallback):
             "batch": point.batch,
             "metric_sums": list(point.metric_sums),
         }
-        try:
-            self._backups.save(
-                lambda directory: state.write(f"{directory}/{_PREFIX}"),
-                step=point.step,
-                variables=state.specs(),
-                extras=extras,
-            )
-            self.num_backups += 1
-        except exchange_lib.VersionExistsError:
-            _log.info("Step %d was backed up before.", point.step)
-        except exchange_lib.ExportError as error:
-            _log.warning(
-                "Step %d was not backed up, training goes on: %s",
-                point.step,
-                error,
-            )
+        self._backups.save(
+            lambda directory: state.write(f"{directory}/{_PREFIX}"),
+            step=point.step,
+            variables=state.specs(),
+            extras=extras,
+        )
 
 
 class _Restoring(keras.callbacks.Callback):

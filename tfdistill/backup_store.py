@@ -20,6 +20,9 @@ class BackupStore(exchange_lib.Exchange):
 
     A backup is put together out of sight, checksummed, and becomes visible by
     one rename.
+
+    Attributes:
+        num_written, num_failed: Backups that `save` wrote, and could not write.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class BackupStore(exchange_lib.Exchange):
             # The group's own files outlive the run and its key.
             key=None,
         )
+        self.num_written = self.num_failed = 0
 
     def save(
         self,
@@ -47,17 +51,13 @@ class BackupStore(exchange_lib.Exchange):
         variables: Mapping[str, Mapping[str, Any]],
         extras: Mapping[str, Any],
     ) -> None:
-        """Writes a backup, then prunes the oldest.
+        """Writes a backup, then prunes the oldest; counts and logs a failure.
 
         Args:
             write: Fills the directory whose path it is given.
             step: The backup's step.
             variables: Shape and dtype by key.
             extras: Anything else to go on from, as JSON has it.
-
-        Raises:
-            VersionExistsError: It is there, and whole.
-            ExportError: For any other failure.
         """
 
         def write_both(directory: str) -> None:
@@ -66,9 +66,22 @@ class BackupStore(exchange_lib.Exchange):
             text = json.dumps(_said(step, variables, extras))
             pathlib.Path(directory, _COPY).write_text(text, encoding="utf-8")
 
-        self.publish(
-            write_both, group=0, step=step, variables=variables, extras=extras
-        )
+        try:
+            self.publish(
+                write_both,
+                group=0,
+                step=step,
+                variables=variables,
+                extras=extras,
+            )
+            self.num_written += 1
+        except exchange_lib.VersionExistsError:
+            _log.info("Step %d was backed up before.", step)
+        except exchange_lib.ExportError as error:
+            self.num_failed += 1
+            _log.warning(
+                "Step %d was not backed up, training goes on: %s", step, error
+            )
 
     def newest(self) -> exchange_lib.Version | None:
         """Returns the newest whole backup, all of whose bytes were checked.

@@ -16,7 +16,6 @@ from tfdistill import background
 from tfdistill import backup_choice
 from tfdistill import backup_store
 from tfdistill import chief_only
-from tfdistill import exchange as exchange_lib
 from tfdistill import host_state
 from tfdistill import keras_internals
 from tfdistill import replica_state
@@ -29,7 +28,7 @@ class ReplicaBackup:
     """The backups of one `fit`.
 
     Attributes:
-        num_written, num_skipped, num_failed: Backups of this process.
+        num_skipped: Backups left out while one was being written.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class ReplicaBackup:
         self._values: replica_state.Snapshot | None = None
         self._choice = backup_choice.BackupChoice(store, strategy)
         self._chosen = self._choice.choose()
-        self.num_written = self.num_skipped = self.num_failed = 0
+        self.num_skipped = 0
 
     @property
     def point(self) -> training_state.TrainingPoint | None:
@@ -218,27 +217,16 @@ class ReplicaBackup:
                 json.dumps(host)
             )
 
-        try:
-            self._store.save(
-                write,
-                step=point.step,
-                variables=state.specs(),
-                extras={
-                    "epoch": point.epoch,
-                    "batch": point.batch,
-                    "data": dict(point.data),
-                },
-            )
-            self.num_written += 1
-        except exchange_lib.VersionExistsError:
-            _log.info("Step %d was backed up before.", point.step)
-        except exchange_lib.ExportError as error:
-            self.num_failed += 1
-            _log.warning(
-                "Step %d was not backed up, training goes on: %s",
-                point.step,
-                error,
-            )
+        self._store.save(
+            write,
+            step=point.step,
+            variables=state.specs(),
+            extras={
+                "epoch": point.epoch,
+                "batch": point.batch,
+                "data": dict(point.data),
+            },
+        )
 
     def close(self) -> None:
         """Waits for a backup that is being written; ends the thread."""
