@@ -26,9 +26,9 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
-from tfdistill import exchange as exchange_lib
-from tfdistill import filesystem
-from tfdistill import installed_versions
+from tfdistill.exchange import filesystem
+from tfdistill.exchange import manifest
+from tfdistill.exchange import publisher
 
 _FILES = {"saved_model.pb": 3, "variables/index": 1, "variables/data": 20}
 _LONGEST_LIFE_SECS = 0.03
@@ -87,7 +87,7 @@ def _fork(work: Callable[[], None]) -> int:
 
 
 def _write(root: str, storage: filesystem.FileSystem, ready: int) -> None:
-    hub = exchange_lib.Exchange(
+    hub = publisher.Exchange(
         root, key=None, file_system=storage, max_to_keep=2, min_keep_secs=0.05
     )
     # Where nothing can be renamed, a claim takes two renewals.
@@ -111,7 +111,7 @@ def _write(root: str, storage: filesystem.FileSystem, ready: int) -> None:
 
 def _read(root: str, stop: int, result: int) -> None:
     """Verifies the newest version until the pipe `stop` is closed."""
-    reader = exchange_lib.Exchange(root, key=None)
+    reader = publisher.Exchange(root, key=None)
     stopped = threading.Event()
 
     def wait() -> None:
@@ -126,9 +126,9 @@ def _read(root: str, stop: int, result: int) -> None:
             continue
         try:
             reader.verify(found)
-        except exchange_lib.VersionNotFoundError:
+        except publisher.VersionNotFoundError:
             continue
-        except exchange_lib.CorruptVersionError as error:
+        except publisher.CorruptVersionError as error:
             counts.add_fault(str(error))
         if found.step < newest:
             counts.add_fault(f"step {found.step} after step {newest}")
@@ -155,12 +155,12 @@ def _kill_one(
 
 
 def _check(root: str, counts: Counts, newest: int) -> int:
-    reader = exchange_lib.Exchange(root, key=None)
+    reader = publisher.Exchange(root, key=None)
     steps = reader.steps(0)
     for step in steps:
         try:
             reader.verify(reader.open(0, step))
-        except exchange_lib.CorruptVersionError as error:
+        except publisher.CorruptVersionError as error:
             counts.add_fault(str(error))
     if max(steps, default=-1) < newest:
         counts.add_fault(f"newest step {steps} after step {newest}")
@@ -183,7 +183,7 @@ def run(root: str, *, kills: int, seed: int, renames: bool) -> Counts:
     """
     rng, counts, newest = random.Random(seed), Counts(), -1
     storage = filesystem.LocalFileSystem() if renames else _NoRename()
-    installed_versions.found()  # Looked up once, for all writers.
+    manifest.installed_versions()  # Looked up once, for all writers.
     stop, stopping = os.pipe()
     result, telling = os.pipe()
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks import measure
 from benchmarks import multiworker_task
-from tfdistill import local_cluster
-from tfdistill import local_run
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
 
 _NUM_WORKERS = 2
 

@@ -156,10 +156,10 @@ class Worker:
             options: The parsed options of `benchmarks.multiworker`.
         """
         import tfdistill
-        from tfdistill import cluster
+        from tfdistill.cluster import identity
 
         self._options = options
-        self._cluster = cluster.Cluster.from_env()
+        self._cluster = identity.Cluster.from_env()
         self._strategy = tfdistill.make_strategy(self._cluster)
         self._workdir = pathlib.Path(self._cluster.workdir or ".")
         self.results: dict[str, dict[str, Any]] = {}

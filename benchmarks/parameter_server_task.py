@@ -65,9 +65,9 @@ def work(options: argparse.Namespace) -> None:
     Args:
         options: The parsed options of `main`.
     """
-    from tfdistill import cluster
+    from tfdistill.cluster import identity as identity_lib
 
-    identity = cluster.Cluster.from_env()
+    identity = identity_lib.Cluster.from_env()
     side = Side.of(options.task)
     setting = click_training.SETTINGS[options.setting]
     result = _train(side, setting, identity, options)
@@ -116,7 +116,7 @@ def _look_up_every_id() -> None:
     """Makes tfdistill fetch and send a row for every id, repeated or not."""
     import tensorflow as tf
 
-    from tfdistill import row_lookup
+    from tfdistill.embedding import rows
 
     def look_up(
         sources: Any,
@@ -138,7 +138,7 @@ def _look_up_every_id() -> None:
                 found.append(tf.gather(source, part))
         return tf.cast(tf.dynamic_stitch(places, found), dtype)
 
-    row_lookup.look_up = look_up
+    rows.look_up = look_up
 
 
 def tf_keras_data(function: Any) -> Any:
@@ -153,7 +153,7 @@ def _strategy(side: Side, identity: Any) -> Any:
     import tensorflow as tf
 
     import tfdistill
-    from tfdistill import startup
+    from tfdistill.cluster import signs
 
     partitioners = tf.distribute.experimental.partitioners
     partitioned = side.name.startswith("tf_keras") and not (
@@ -169,7 +169,7 @@ def _strategy(side: Side, identity: Any) -> Any:
             _MIN_SHARD_BYTES, max_shards=num_servers
         )
     )
-    startup.announce_starting()
+    signs.announce_starting()
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({k: list(v) for k, v in identity.spec.items()}),
         task_type=identity.task_type,
@@ -179,7 +179,7 @@ def _strategy(side: Side, identity: Any) -> Any:
     strategy = tf.distribute.ParameterServerStrategy(
         resolver, variable_partitioner=made
     )
-    startup.announce_ready()
+    signs.announce_ready()
     return strategy
 
 

@@ -12,8 +12,8 @@ import time
 from typing import Any
 
 from benchmarks import parameter_server_task
-from tfdistill import local_cluster
-from tfdistill import local_run
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
 
 _NUM_WORKERS = 2
 _NUM_SERVERS = 2

@@ -22,10 +22,10 @@ from typing import Any
 
 from benchmarks import measure
 from benchmarks import recovery_task
-from tfdistill import local_cluster
-from tfdistill import local_run
-from tfdistill import run_events
-from tfdistill import run_files
+from tfdistill.launcher import files
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+from tfdistill.status import run_events
 
 _LIMIT_SECS = 300.0
 _STEPS_BETWEEN = 60
@@ -96,7 +96,7 @@ class BrokenRun:
         }
 
     def _told(self, kind: str, since: float) -> float | None:
-        path = run_files.events_path(self._topology)
+        path = files.events_path(self._topology)
         for event in run_events.read(path):
             late = event["monotonic"] > since
             if event["event"] == _EVENTS[kind] and late:

@@ -14,15 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 import tfdistill
-from tfdistill import chief_only
-from tfdistill import step_counter
+from tfdistill.cluster import replicas
+from tfdistill.training import steps
 
 BACKUP_STEPS = 20
 _STEP_SECS = 0.03
 _NUM_STEPS = 10**6
 
 
-class Steps(step_counter.SteppedCallback):
+class Steps(steps.SteppedCallback):
     """Notes the steps, slowly, and hangs when told to."""
 
     def __init__(self, workdir: pathlib.Path, cluster: Any) -> None:
@@ -43,7 +43,7 @@ class Steps(step_counter.SteppedCallback):
         """Notes a step."""
         super().on_train_batch_end(batch, logs)
         time.sleep(_STEP_SECS)
-        if chief_only.is_chief(self.model.distribute_strategy):
+        if replicas.is_chief(self.model.distribute_strategy):
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"{self.step} {time.monotonic()}\n")
 

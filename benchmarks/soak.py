@@ -3,8 +3,8 @@
 python -m benchmarks.soak --minutes=30
 
 Starts groups that train at a steady pace, injects faults into them as
-`python -m launch.punish` does, waits for their end, and trains the same without
-faults to know how far apart retrains are. Prints one line of JSON.
+`python -m benchmarks.punish` does, waits for their end, and trains the same
+without faults to know how far apart retrains are. Prints one line of JSON.
 """
 
 import argparse
@@ -22,10 +22,9 @@ from typing import Any
 
 from benchmarks import measure
 from benchmarks import soak_task
-from launch.punishment import faults as faults_lib
-from launch.punishment import processes
-from launch.punishment import round as round_lib
-from launch.punishment import run_view
+from benchmarks.punish import faults
+from benchmarks.punish import round as round_lib
+from benchmarks.punish import run_view
 
 # Of the steps that groups without a fault make where there are no faults.
 _LEAST_STEPS = 0.98
@@ -109,7 +108,7 @@ def _qualities(
 
 def _left_over(workdir: pathlib.Path) -> dict[str, list[str]]:
     """Returns what a run should not leave: processes and unfinished files."""
-    found = processes.with_variable("TFDISTILL_WORKDIR", str(workdir))
+    found = run_view.with_variable("TFDISTILL_WORKDIR", str(workdir))
     # What a killed publisher was writing stays for the lease of an hour.
     drafts = [*workdir.glob("**/.trash-*"), *(workdir / "tmp").glob("tf*")]
     return {
@@ -176,7 +175,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--workdir", help="kept; default: a temporary directory, removed")
-    add("--faults", default=",".join(faults_lib.FAULTS))
+    add("--faults", default=",".join(faults.FAULTS))
     for name, kind, default in (
         ("--minutes", float, 30.0),
         ("--every_secs", float, 30.0),

@@ -24,7 +24,7 @@ import tensorflow as tf
 import tfdistill
 from benchmarks import measure
 from benchmarks import timed_training
-from tfdistill import savedmodel
+from tfdistill.exports import saved_model
 
 _TARGET = 1 / 30
 _NUM_CLASSES = 100
@@ -111,8 +111,8 @@ class _Bench:
 
         def read() -> None:
             self.exchange.verify(version)
-            savedmodel.read_variables(
-                version.path, savedmodel.in_order(version.manifest.variables)
+            saved_model.read_variables(
+                version.path, saved_model.in_order(version.manifest.variables)
             )
 
         return measure.timed(read)

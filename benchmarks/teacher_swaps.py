@@ -25,9 +25,9 @@ import tensorflow as tf
 import tfdistill
 from benchmarks import measure
 from benchmarks import timed_training
-from tfdistill import canary
-from tfdistill import savedmodel
-from tfdistill import specs
+from tfdistill.exports import saved_model
+from tfdistill.exports import student_graph
+from tfdistill.teachers import gates
 
 _MOST_GROWTH_MIB = 20.0
 _MIB = 2**20
@@ -60,7 +60,7 @@ class _Bench:
             teachers=tfdistill.TeacherSet(
                 self.exchange,
                 [timed_training.GROUP],
-                canary=canary.Canary(x, labels=y.numpy()),
+                canary=gates.Canary(x, labels=y.numpy()),
                 poll_secs=0.002,
             ),
         )
@@ -71,7 +71,7 @@ class _Bench:
         )
         self._loader = tfdistill.TeacherLoader(every_steps=10**9)
         self._step(epochs=0)
-        self._writer = savedmodel.SavedModelWriter(self.model.graph)
+        self._writer = saved_model.SavedModelWriter(self.model.graph)
 
     def _step(self, epochs: int = 1) -> None:
         self.model.fit(
@@ -86,8 +86,8 @@ class _Bench:
             group=timed_training.GROUP,
             step=version,
             graph_fingerprint=graph.fingerprint,
-            inputs=specs.to_json(graph.input_spec, "inputs"),
-            outputs=specs.to_json(graph.output_spec, "outputs"),
+            inputs=student_graph.to_json(graph.input_spec, "inputs"),
+            outputs=student_graph.to_json(graph.output_spec, "outputs"),
             variables=self._writer.variables,
         )
         teachers = self.model.teachers

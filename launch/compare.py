@@ -16,12 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from launch import recipes
+from launch.comparison import collect
 from launch.comparison import experiment
-from launch.comparison import methods as methods_lib
+from launch.comparison import methods
 from launch.comparison import statistics
-from launch.comparison import target
-from launch.comparison import variants
-from launch.comparison.budget import BUDGETS
 
 _PROG = "python -m launch.compare"
 _METHODS = "independent,codistill"
@@ -29,12 +27,12 @@ EXIT_FAILURE, EXIT_OPTIONS, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    width = max(map(len, methods_lib.METHODS))
+    width = max(map(len, methods.METHODS))
     lines = [
         f"  {name:{width}}  {method.describe}"
-        for name, method in methods_lib.METHODS.items()
+        for name, method in methods.METHODS.items()
     ]
-    swept = ", ".join([*variants.ALIASES, variants.NUM_GROUPS])
+    swept = ", ".join([*methods.ALIASES, methods.NUM_GROUPS])
     parser = argparse.ArgumentParser(
         prog=_PROG,
         description="Trains a recipe by several methods, each several times "
@@ -111,7 +109,7 @@ _SETUP = {
 def _add_how(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     for name, text in _SETUP.items():
-        value = getattr(methods_lib.Setup, name)
+        value = getattr(methods.Setup, name)
         add(
             f"--{name}",
             type=type(value),
@@ -121,7 +119,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         )
     add(
         "--budget",
-        choices=BUDGETS,
+        choices=methods.BUDGETS,
         default="per_group",
         help="per_group (default): each group takes the recipe's steps, so "
         "methods of several groups train on more examples in all; total: all "
@@ -141,30 +139,30 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _setup(options: argparse.Namespace) -> methods_lib.Setup:
+def _setup(options: argparse.Namespace) -> methods.Setup:
     config = recipes.override(recipes.get(options.recipe), options.override)
     for name in ("trials", "jobs"):
         if getattr(options, name) < 1:
             raise ValueError(
                 f"--{name} must be >= 1; received {getattr(options, name)}."
             )
-    target.check(options.target)
-    return methods_lib.Setup(
+    collect.check(options.target)
+    return methods.Setup(
         config=config,
         budget=options.budget,
         **{name: getattr(options, name) for name in _SETUP},
     )
 
 
-def _variants(options: argparse.Namespace) -> list[variants.Variant]:
-    named: list[variants.Variant] = []
+def _variants(options: argparse.Namespace) -> list[methods.Variant]:
+    named: list[methods.Variant] = []
     # A report alone adds no method that was not asked for.
     if options.methods is not None:
-        named = variants.parse_methods(options.methods)
+        named = methods.parse_methods(options.methods)
     elif not options.report_only:
-        named = variants.parse_methods(_METHODS)
-    swept = [v for text in options.sweep for v in variants.parse_sweep(text)]
-    return variants.unique([*named, *swept])
+        named = methods.parse_methods(_METHODS)
+    swept = [v for text in options.sweep for v in methods.parse_sweep(text)]
+    return methods.unique([*named, *swept])
 
 
 def _interrupt(number: int, frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""Finds out before the first step why a run would fail, and what to do.
+"""Finds out before the first step why a recipe would fail.
 
 python -m launch.doctor
 python -m launch.doctor --recipe=NAME [--override=FIELD=VALUE]...
@@ -8,12 +8,153 @@ Run as each task will be run, with TF_CONFIG and TFDISTILL_* set.
 
 import os
 import sys
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
+from typing import Any
 
-from launch import recipe_checks
+import tfdistill
 from launch import recipe_options
+from launch.config import config
+from tfdistill.doctor import check
 from tfdistill.doctor import command
 from tfdistill.doctor import examination
+
+_SLOW_DATA = (
+    "Look at where the data lie: a mount that hangs, or a shuffle buffer that "
+    "takes long to fill. What is prepared once, such as a vocabulary, takes "
+    "minutes the first time: raise --limit_secs."
+)
+
+
+class RecipeChecks:
+    """Makes the checks of one recipe; they share its data and its student."""
+
+    def __init__(
+        self, config: config.Config, *, limit_secs: float = 60.0
+    ) -> None:
+        """Loads nothing yet.
+
+        Args:
+            config: The run.
+            limit_secs: Longest time of each check.
+        """
+        self._config = config
+        self._limit_secs = limit_secs
+        self._student: Any = None
+        self._spec: Any = None
+
+    def __call__(self, cluster: tfdistill.Cluster) -> Iterable[check.Check]:
+        """Returns the checks.
+
+        Args:
+            cluster: This task.
+        """
+        yield check.Check(
+            name=examination.DATA,
+            limit_secs=self._limit_secs,
+            make=lambda: self._data(cluster),
+            remedy=_SLOW_DATA,
+        )
+        yield examination.teachers_check(
+            cluster,
+            self._limit_secs,
+            peers=lambda: _peers(self._config, cluster),
+            student=self._described,
+        )
+
+    def _data(self, cluster: tfdistill.Cluster) -> Iterator[check.Result]:
+        """Reads one batch of each data set, and predicts with the student."""
+        # Only here: wrong options are told before seconds of imports.
+        import keras
+
+        from launch.task import students
+        from launch.task import training
+        from tfdistill import data_checks
+
+        name, config = examination.DATA, self._config
+        keras.config.set_dtype_policy(config.dtype_policy)
+        try:
+            datasets = training.make(config, cluster)
+            student = students.build_student(config, cluster.group)
+        except (data_checks.DataError, students.OptionsError) as error:
+            yield check.failed(
+                name,
+                str(error),
+                "Correct data.path, data.arguments or model.arguments "
+                "(--override=data.path=...); the files must be the same on "
+                "every task's host.",
+            )
+            return
+        for kind, dataset in zip(
+            ("training", "validation"), datasets, strict=True
+        ):
+            result = _first_batch(kind, dataset, student)
+            yield result
+            if result.status == check.FAILED:
+                return
+        self._student, self._spec = student, datasets[0].element_spec[0]
+
+    def _described(self) -> Any:
+        """Returns the student, as teachers must agree with it."""
+        if self._student is None:
+            return None  # The data were at fault: its own export must do.
+        from tfdistill.doctor import teachers
+        from tfdistill.exports import student_graph
+
+        graph = student_graph.StudentGraph(self._student, self._spec)
+        return teachers.Student(
+            source="the recipe's student",
+            inputs=student_graph.to_json(graph.input_spec, "inputs"),
+            outputs=student_graph.to_json(graph.output_spec, "outputs"),
+            fingerprint=graph.fingerprint,
+        )
+
+
+def _peers(
+    config: config.Config, cluster: tfdistill.Cluster
+) -> tuple[int, ...]:
+    from launch.task import students
+
+    return tuple(students.peers_of(config, cluster))
+
+
+def _first_batch(kind: str, dataset: Any, student: Any) -> check.Result:
+    """Reads a batch, and has the student predict it."""
+    import numpy as np
+    import tensorflow as tf
+
+    name = examination.DATA
+    remedy = (
+        "Give the data and the model the same sizes (data.arguments, "
+        "model.arguments), and look at the first rows of the files."
+    )
+    try:
+        batch = next(iter(dataset))
+        inputs, labels = batch[0], batch[1]
+        outputs = student(inputs, training=False)
+    except StopIteration:
+        return check.failed(
+            name,
+            f"the {kind} data have no batch for this task",
+            "Lower data.global_batch_size or the number of groups and "
+            "workers, or give it more data.",
+        )
+    except (OSError, TypeError, ValueError, tf.errors.OpError) as error:
+        return check.failed(name, f"the {kind} data: {error}", remedy)
+    shapes = tf.nest.map_structure(lambda t: tuple(t.shape), inputs)
+    seen = (
+        f"{kind}: the first batch has inputs {shapes}, labels "
+        f"{tuple(labels.shape)}; the student predicts {tuple(outputs.shape)}"
+    )
+    floats = [
+        leaf.numpy()
+        for leaf in tf.nest.flatten((inputs, labels, outputs))
+        if leaf.dtype.is_floating
+    ]
+    if not all(np.isfinite(np.asarray(f, np.float64)).all() for f in floats):
+        return check.failed(name, f"{seen}; not all values are finite", remedy)
+    return check.ok(name, seen)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     more: examination.More | None = None
     if config is not None:
-        more = recipe_checks.RecipeChecks(config, limit_secs=options.limit_secs)
+        more = RecipeChecks(config, limit_secs=options.limit_secs)
     # What TensorFlow says of itself at its start is no finding.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     code, ended = command.run(

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from launch import recipe_options
-from tfdistill import local_cluster_cli as cli
-from tfdistill import profile_steps
+from tfdistill.launcher import command as cli
+from tfdistill.observe import profile_steps
 
 _PROG = "python -m launch.local"
 

@@ -7,8 +7,8 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from launch import config as config_lib
 from launch import recipes
+from launch.config import config as config_lib
 
 _WHAT = "run launch.train with this recipe instead of a command"
 

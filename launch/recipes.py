@@ -2,6 +2,10 @@
 
 A recipe is a function without arguments that returns a whole, valid `Config`.
 Imports neither TensorFlow nor Keras.
+
+Imports neither TensorFlow nor Keras.
+
+Imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
@@ -12,13 +16,131 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from launch import config as config_lib
-from launch import config_fields
-from launch import config_sections as sections
-from launch import imagenet_recipes
-from launch import language_model_recipes
+from launch.config import config
+from launch.config import fields
+from launch.config import sections
 
-Config = config_lib.Config
+Config = config.Config
+
+_NUM_IMAGES, _BATCH_SIZE = 1_281_167, 16_384
+
+
+def imagenet() -> Config:
+    """Returns a run of ResNet-50 on ImageNet at batch 16,384, for clusters.
+
+    The large-batch setting of Anil et al. 2018 (arXiv:1804.03235), by the
+    recipe of Goyal et al. 2017 (arXiv:1706.02677): 78 steps are a pass over
+    the 1,281,167 images, and the run has 90 of them; two groups that share
+    the images out see each their half twice as often. The rate rises to
+    0.1 x batch / 256 in 5 passes and drops after 30, 60 and 80. A group that
+    learns from others drops later, and its weight decay falls with the rate,
+    as Sodhani et al. 2020 (arXiv:2010.02838) found needful: 36, 76 and 88
+    passes are their schedule at twice its length. Keras keeps the rate in the
+    momentum and does not correct it at a drop (Goyal et al., remark 2). On
+    hardware for it override dtype_policy=mixed_bfloat16.
+    """
+    pass_steps = _NUM_IMAGES // _BATCH_SIZE
+    return Config(
+        recipe="imagenet",
+        model=sections.Model(name="imagenet"),
+        data=sections.Data(name="imagenet", global_batch_size=_BATCH_SIZE),
+        optimizer=sections.Optimizer(
+            name="sgd",
+            learning_rate=0.1 * _BATCH_SIZE / 256,
+            schedule="steps",
+            boundaries=tuple(pass_steps * drop for drop in (30, 60, 80)),
+            warmup_steps=5 * pass_steps,
+            warmup_from=0.1,
+            weight_decay=1e-4,
+            arguments={"momentum": 0.9, "nesterov": True},
+        ),
+        codistillation=sections.Codistillation(
+            burn_in_steps=3000,
+            boundaries=tuple(pass_steps * drop for drop in (36, 76, 88)),
+            weight_decay_factors=(0.1, 0.0, 0.0),
+        ),
+        exchange=sections.Exchange(every_steps=50, refresh_every_steps=10),
+        num_steps=90 * pass_steps,
+        evaluate_every_steps=5 * pass_steps,
+        checkpoints="best",
+    )
+
+
+def language_model() -> Config:
+    """Returns a run of the paper's language model on reviews, for clusters.
+
+    The sizes of Anil et al. 2018 (arXiv:1804.03235), section 3.1: an embedding
+    of 256, two layer-normalized LSTMs of 1024 units, 24,000 sub-words, Adam,
+    an exchange every 50 steps, and 128 sequences of 32 tokens for each worker:
+    set data.global_batch_size to 128 times the workers of a group. For more
+    text set data.path, to `tfds:c4/en` say, and how much of it by
+    data.arguments.num_train_tokens and num_validation_tokens.
+    """
+    return Config(
+        recipe="language_model",
+        model=sections.Model(name="language_model"),
+        data=sections.Data(
+            name="language_model",
+            global_batch_size=128,
+            arguments={
+                "vocabulary_size": 24_000,
+                "sequence_length": 32,
+                "validation_fraction": 0.01,
+            },
+        ),
+        optimizer=sections.Optimizer(
+            learning_rate=1e-3,
+            schedule="cosine",
+            warmup_steps=500,
+            global_clipnorm=1.0,
+        ),
+        codistillation=sections.Codistillation(
+            burn_in_steps=2000, ramp_steps=1000
+        ),
+        exchange=sections.Exchange(every_steps=50, refresh_every_steps=10),
+        num_steps=20_000,
+        evaluate_every_steps=1000,
+        checkpoints="best",
+    )
+
+
+def language_model_small() -> Config:
+    """Returns a short run on a million tokens of reviews: minutes on a core.
+
+    A group sees its half three times: a constant learning rate, so that runs
+    can be compared at any step. Set data.arguments.num_train_tokens for more
+    or less text.
+    """
+    return Config(
+        recipe="language_model_small",
+        model=sections.Model(
+            name="language_model",
+            arguments={"embedding_dim": 128, "units": 128, "num_layers": 1},
+        ),
+        data=sections.Data(
+            name="language_model",
+            global_batch_size=32,
+            arguments={
+                "vocabulary_size": 2000,
+                "sequence_length": 32,
+                "num_train_tokens": 1_000_000,
+                "num_validation_tokens": 40_000,
+            },
+        ),
+        optimizer=sections.Optimizer(
+            learning_rate=3e-3,
+            global_clipnorm=1.0,
+        ),
+        codistillation=sections.Codistillation(
+            burn_in_steps=300, ramp_steps=150
+        ),
+        exchange=sections.Exchange(
+            every_steps=50, refresh_every_steps=10, poll_secs=0.1
+        ),
+        num_steps=1500,
+        evaluate_every_steps=150,
+        steps_per_execution=5,
+    )
 
 
 def digits() -> Config:
@@ -168,9 +290,9 @@ RECIPES: Mapping[str, Callable[[], Config]] = {
         criteo,
         criteo_small,
         digits,
-        imagenet_recipes.imagenet,
-        language_model_recipes.language_model,
-        language_model_recipes.language_model_small,
+        imagenet,
+        language_model,
+        language_model_small,
     )
 }
 
@@ -238,7 +360,7 @@ def _set(tree: dict[str, Any], field: str, value: Any) -> None:
     prefix, place, is_free = "", tree, False
     for name in path:
         if not is_free:
-            config_fields.check_name(name, tuple(place), prefix=prefix)
+            fields.check_name(name, tuple(place), prefix=prefix)
         elif name not in place:
             place[name] = {}
         is_free = is_free or name == "arguments"
@@ -250,7 +372,7 @@ def _set(tree: dict[str, Any], field: str, value: Any) -> None:
                 f"`{field}`. Override {prefix[:-1]} as a whole."
             )
     if not is_free:
-        config_fields.check_name(last, tuple(place), prefix=prefix)
+        fields.check_name(last, tuple(place), prefix=prefix)
     place[last] = value
 
 

@@ -5,7 +5,7 @@ python -m launch.status DIR [--watch | --json] [--check]
 
 import sys
 
-from tfdistill import status_cli
+from tfdistill.status import command
 
 if __name__ == "__main__":
-    sys.exit(status_cli.main(prog="python -m launch.status"))
+    sys.exit(command.main(prog="python -m launch.status"))

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import tfdistill
-from launch import config as config_lib
 from launch import recipes
-from tfdistill import profile_steps
+from launch.config import config
+from tfdistill.observe import profile_steps
 
 EXIT_FAILURE, EXIT_OPTIONS, EXIT_DATA, EXIT_RETRY = 1, 2, 65, 75
 _PROG = "python -m launch.train"
@@ -98,17 +98,17 @@ def _cluster(workdir: str | None) -> tfdistill.Cluster:
 
 
 def _train(
-    config: config_lib.Config,
+    config: config.Config,
     cluster: tfdistill.Cluster,
     options: argparse.Namespace,
 ) -> int:
     # Only here: wrong options are told before seconds of imports.
     import tensorflow as tf
 
-    from launch import students
-    from launch import training
+    from launch.task import students
+    from launch.task import training
     from tfdistill import data_checks
-    from tfdistill import group_claim
+    from tfdistill.exchange import claim
 
     lost = (
         tf.errors.AbortedError,
@@ -122,7 +122,7 @@ def _train(
             verbose=options.verbose,
             profile_steps=options.profile_steps,
         )
-    except (students.OptionsError, group_claim.GroupClaimedError) as error:
+    except (students.OptionsError, claim.GroupClaimedError) as error:
         return _fail(EXIT_OPTIONS, f"wrong options: {error}")
     except data_checks.DataError as error:
         return _fail(EXIT_DATA, f"wrong data: {error}")
@@ -177,15 +177,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not cluster.uses_parameter_servers:
             config.data.check_num_workers(cluster.num_workers)
         # NumPy takes a moment to import, too.
-        from launch import run_outputs
+        from launch.task import outputs
 
-        run_outputs.check_new(config, cluster)
+        outputs.check_new(config, cluster)
     except ValueError as error:
         parser.error(str(error))
-    if run_outputs.is_complete(cluster):
+    if outputs.is_complete(cluster):
         print(
             f"group {cluster.group}: complete, nothing to do; its results are "
-            f"in {run_outputs.group_dir(str(cluster.workdir), cluster.group)}",
+            f"in {outputs.group_dir(str(cluster.workdir), cluster.group)}",
             flush=True,
         )
         return 0

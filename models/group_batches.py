@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdistill import data as tfdistill_data
+from tfdistill import data
 
 __all__ = ["check_size", "shuffled_indices"]
 
@@ -29,7 +29,7 @@ def check_size(
 
 def shuffled_indices(
     num_examples: int,
-    cluster: tfdistill_data.GroupIdentity,
+    cluster: data.GroupIdentity,
     *,
     global_batch_size: int,
     seed: int,
@@ -51,7 +51,7 @@ def shuffled_indices(
         ValueError: If the share does not fill a batch.
     """
     check_size(global_batch_size, num_examples=num_examples, examples=examples)
-    indices = tfdistill_data.shuffled_indices(
+    indices = data.shuffled_indices(
         num_examples, seed=seed, group=cluster.group
     )
     return indices.batch(global_batch_size, drop_remainder=True)

@@ -1,19 +1,20 @@
+""""""
+
 import csv
 import logging
 import resource
 import threading
 
-import codistillation_cases as cases
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdistill
+from tests.cases import codistillation as cases
 from tfdistill import callbacks
-from tfdistill import chief_only
-from tfdistill import claim_record
-from tfdistill import group_claim
+from tfdistill.exchange import claim
+from tfdistill.training import guards
 
 _X, _Y = cases.data()
 _WAIT_SECS = 60.0
@@ -259,7 +260,7 @@ def test_a_claim_that_is_lost_ends_training(exchange, caplog):
                 self.claim = tfdistill.Exchange(exchange.root).claim(0)
 
     other = Other()
-    with pytest.raises(group_claim.ClaimLostError):
+    with pytest.raises(claim.ClaimLostError):
         _train(model, exporter, more=[other])
     other.claim.release()
     assert exporter.num_failed == 0
@@ -267,9 +268,7 @@ def test_a_claim_that_is_lost_ends_training(exchange, caplog):
 
 
 def test_a_group_that_is_claimed_cannot_be_trained(exchange, monkeypatch):
-    monkeypatch.setattr(
-        claim_record.ClaimRecord, "is_gone", lambda record: False
-    )
+    monkeypatch.setattr(claim.ClaimRecord, "is_gone", lambda record: False)
     with tfdistill.Exchange(exchange.root).claim(0):
         with pytest.raises(ValueError, match="claims it and is alive"):
             _train(cases.codistill(cases.linear(0)), _exporter(exchange))
@@ -455,9 +454,9 @@ class _Strategy:
 def test_backup_and_restore_is_refused_on_several_workers(tmp_path):
     backup = keras.callbacks.BackupAndRestore(str(tmp_path))
     with pytest.raises(ValueError, match="BackupAndRestore.*tfdistill.Backup"):
-        chief_only.select([backup], _Strategy(0))
+        guards.select([backup], _Strategy(0))
     one = tf.distribute.get_strategy()
-    assert chief_only.select([backup], one) == [backup]
+    assert guards.select([backup], one) == [backup]
 
 
 @pytest.mark.parametrize(("task_id", "kept"), [(0, 4), (1, 2)])
@@ -469,7 +468,7 @@ def test_files_are_written_by_the_chief(tmp_path, exchange, task_id, kept):
         _exporter(exchange),
         tfdistill.TeacherLoader(every_steps=1),
     ]
-    found = chief_only.select(given, _Strategy(task_id))
+    found = guards.select(given, _Strategy(task_id))
     assert found == given[4 - kept :]
 
 

@@ -1,3 +1,5 @@
+""""""
+
 import keras
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tests of the optimizers, rates and decays that configurations describe."""
+"""Tests of LARS against the paper's algorithm in NumPy."""
 
 import keras
 import numpy as np
@@ -6,288 +6,345 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
-from launch import config_sections as sections
-from launch import optimizer_section
-from launch import optimizers
-from launch import recipes
-from launch import students
-from models import digits
-from tfdistill import weight_decay
+from tfdistill import optimizers
+from tfdistill.embedding import rules
 
-STEPS = (
-    "optimizer.schedule=steps",
-    "optimizer.boundaries=[30, 60, 80]",
-)
+LARS_DECAYS = (0.5, 0.5, 0.05, 0.05)
 
 
-def _config(*changes):
-    return recipes.override(
-        recipes.digits(),
-        ("num_steps=100", "optimizer.learning_rate=1", *changes),
+def falling_lars_decay():
+    return keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.5, 0.05])
+
+
+def rate_of_step():
+    return keras.optimizers.schedules.PiecewiseConstantDecay([0], [2.0, 4.0])
+
+
+def start():
+    rng = np.random.default_rng(0)
+    return {
+        "kernel": rng.normal(size=[4, 3]),
+        "bias": rng.normal(size=[3]),
+        "gamma": rng.normal(size=[2, 3]),
+        "zero_kernel": np.zeros([2, 2]),
+    }
+
+
+def gradients():
+    rng = np.random.default_rng(1)
+    return [
+        {name: rng.normal(size=value.shape) for name, value in start().items()}
+        for _ in LARS_DECAYS
+    ]
+
+
+def by_numpy(*, trust=0.02, momentum=0.9, nesterov=False):
+    """Algorithm 1 of arXiv:1708.03888, with the rate 1 where it says none."""
+    values = start()
+    velocities = {name: 0.0 for name in values}
+    rates = (2.0, 4.0, 4.0, 4.0)
+    for step, rate, decay in zip(gradients(), rates, LARS_DECAYS, strict=True):
+        for name, gradient in step.items():
+            weights, local = values[name], 1.0
+            if "kernel" in name:
+                size, slope = np.linalg.norm(weights), np.linalg.norm(gradient)
+                if size > 0 and slope > 0:
+                    local = trust * size / (slope + decay * size)
+                gradient = gradient + decay * weights
+            change = rate * local * gradient
+            velocity = momentum * velocities[name] + change
+            velocities[name] = velocity
+            if nesterov:
+                velocity = momentum * velocity + change
+            values[name] = weights - velocity
+    return values
+
+
+def trained_by_lars(optimizer, strategy=None):
+    strategy = strategy or tf.distribute.get_strategy()
+    with strategy.scope():
+        variables = {
+            name: keras.Variable(value.astype("float32"), name=name)
+            for name, value in start().items()
+        }
+        optimizer.build(list(variables.values()))
+
+    @tf.function
+    def step(values):
+        def in_replica():
+            share = 1.0 / strategy.num_replicas_in_sync
+            optimizer.apply(
+                [share * value for value in values], list(variables.values())
+            )
+
+        strategy.run(in_replica)
+
+    for values in gradients():
+        step([tf.constant(v, tf.float32) for v in values.values()])
+    return {name: v.numpy() for name, v in variables.items()}
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_it_is_the_paper_s_algorithm(nesterov, two_replicas):
+    expected = by_numpy(nesterov=nesterov)
+    for strategy in (tf.distribute.get_strategy(), two_replicas):
+        with strategy.scope():
+            optimizer = tfdistill.LARS(
+                rate_of_step(),
+                nesterov=nesterov,
+                trust_coefficient=0.02,
+                weight_decay=falling_lars_decay(),
+            )
+        found = trained_by_lars(optimizer, strategy)
+        for name, value in expected.items():
+            np.testing.assert_allclose(
+                found[name], value, rtol=1e-5, atol=1e-6, err_msg=name
+            )
+
+
+def test_without_decay_and_momentum_the_step_is_a_share_of_the_weights():
+    kernel = keras.Variable(np.full([4, 4], 2.0, "float32"), name="kernel")
+    optimizer = tfdistill.LARS(1.0, momentum=0.0, trust_coefficient=0.01)
+    for scale in (1e-6, 1.0, 1e6):
+        before = kernel.numpy()
+        optimizer.apply([scale * tf.eye(4)], [kernel])
+        change = np.linalg.norm(kernel.numpy() - before)
+        np.testing.assert_allclose(
+            change, 0.01 * np.linalg.norm(before), rtol=1e-4
+        )
+
+
+def test_without_a_gradient_there_is_the_decay_alone():
+    kernel = keras.Variable(np.ones([2, 2], "float32"), name="kernel")
+    optimizer = tfdistill.LARS(0.5, momentum=0.0, weight_decay=0.1)
+    optimizer.apply([tf.zeros([2, 2])], [kernel])
+    np.testing.assert_allclose(kernel.numpy(), 1 - 0.5 * 0.1, rtol=1e-6)
+
+
+def test_bfloat16_weights_get_a_rate_in_float32():
+    # In bfloat16 a sum of 4096 ones ends at 256.
+    kernel = keras.Variable(np.ones([64, 64]), dtype="bfloat16", name="kernel")
+    optimizer = tfdistill.LARS(8.0, momentum=0.0, trust_coefficient=1 / 64)
+    optimizer.apply([tf.fill([64, 64], tf.cast(2.0, tf.bfloat16))], [kernel])
+    np.testing.assert_allclose(
+        np.asarray(kernel.numpy(), "float32"), 1 - 8 / 64, rtol=1e-2
     )
 
 
-def _optimizer(*changes, learns=False):
-    config = _config(*changes)
-    return optimizers.make(
-        config.optimizer_of(learns=learns), num_steps=config.num_steps
-    )
-
-
-def _at(optimizer, steps, attribute="learning_rate"):
-    found = []
-    for step in steps:
-        optimizer.iterations.assign(step)
-        found.append(float(getattr(optimizer, attribute)))
-    return found
-
-
-@pytest.mark.parametrize(
-    "changes, rates",
-    [
-        (("optimizer.schedule=constant",), [1.0, 1.0, 1.0]),
-        (("optimizer.schedule=linear",), [1.0, 0.5, 0.0]),
-        ((), [1.0, 0.5, 0.0]),
-        (("optimizer.warmup_steps=50",), [0.0, 1.0, 0.0]),
-    ],
-)
-def test_learning_rates(changes, rates):
-    found = _at(_optimizer(*changes), (0, 50, 100))
-    np.testing.assert_allclose(found, rates, atol=1e-6)
-
-
-def test_steps_drop_after_so_many_updates():
-    steps = (0, 29, 30, 59, 60, 79, 80, 99)
-    rates = [1, 1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
-    np.testing.assert_allclose(_at(_optimizer(*STEPS), steps), rates)
-    halves = _optimizer(*STEPS, "optimizer.drop_factor=0.5")
-    np.testing.assert_allclose(_at(halves, (30, 60, 80)), [0.5, 0.25, 0.125])
-
-
-@pytest.mark.parametrize(
-    "schedule, rates",
-    [
-        (("optimizer.schedule=constant",), [1.0, 1.0, 1.0]),
-        (("optimizer.schedule=linear",), [1.0, 0.5, 0.0]),
-        (("optimizer.schedule=cosine",), [1.0, 0.5, 0.0]),
-        (
-            ("optimizer.schedule=steps", "optimizer.boundaries=[20, 60]"),
-            [0.1, 0.01, 0.01],
-        ),
-    ],
-)
-def test_every_schedule_warms_up(schedule, rates):
-    optimizer = _optimizer(
-        *schedule, "optimizer.warmup_steps=20", "optimizer.warmup_from=0.2"
-    )
-    found = _at(optimizer, (0, 5, 10, 15, 19))
-    np.testing.assert_allclose(found, [0.2, 0.4, 0.6, 0.8, 0.96], rtol=1e-6)
-    found = _at(optimizer, (20, 60, 100))
-    np.testing.assert_allclose(found, rates, atol=1e-6)
-
-
-@pytest.mark.parametrize("schedule", optimizer_section.LEARNING_RATES)
-def test_an_optimizer_with_a_warm_up_can_be_saved(schedule):
-    optimizer = _optimizer(
-        f"optimizer.schedule={schedule}",
-        f"optimizer.boundaries={[50] if schedule == 'steps' else []}",
-        "optimizer.warmup_steps=20",
-        "optimizer.name=sgd",
-        "optimizer.weight_decay=0.1",
+def test_a_config_gives_back_an_equal_lars():
+    optimizer = tfdistill.LARS(
+        rate_of_step(),
+        momentum=0.8,
+        nesterov=True,
+        trust_coefficient=0.1,
+        weight_decay=falling_lars_decay(),
+        clipnorm=3.0,
     )
     text = keras.saving.serialize_keras_object(optimizer)
     again = keras.saving.deserialize_keras_object(text)
+    assert type(again) is tfdistill.LARS
     assert again.get_config() == optimizer.get_config()
-    steps = (0, 10, 20, 60)
-    np.testing.assert_array_equal(_at(again, steps), _at(optimizer, steps))
+    expected = trained_by_lars(optimizer)
+    for name, value in trained_by_lars(again).items():
+        np.testing.assert_array_equal(value, expected[name])
 
 
-def test_a_rate_in_a_graph_is_the_rate_outside():
-    optimizer = _optimizer(*STEPS, "optimizer.warmup_steps=10")
-    in_graph = tf.function(lambda: optimizer.learning_rate)
-    for step in (0, 5, 10, 30, 99):
-        optimizer.iterations.assign(step)
-        assert float(in_graph()) == float(optimizer.learning_rate)
+def test_a_saved_model_goes_on_with_its_velocities(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    model.compile(tfdistill.LARS(0.5, weight_decay=0.1), "mse")
+    x, y = np.ones([4, 2]), np.ones([4, 3])
+    model.fit(x, y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    for each in (model, again):
+        each.fit(x, y, verbose=0)
+    for one, other in zip(model.weights, again.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
-@pytest.mark.parametrize("name", sections.OPTIMIZERS)
-@pytest.mark.parametrize("decay", ["null", "0.25"])
-def test_every_optimizer_is_made(name, decay):
-    optimizer = _optimizer(
-        f"optimizer.name={name}",
-        "optimizer.clipnorm=2",
-        f"optimizer.weight_decay={decay}",
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"momentum": 1.0}, r"`momentum` must be in \[0, 1\); received 1.0"),
+        ({"trust_coefficient": 0.0}, "must be > 0; received 0.0"),
+        ({"weight_decay": -1.0}, "received -1.0"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        tfdistill.LARS(**options)
+
+
+def test_fused_updates_refuse_lars():
+    with pytest.raises(ValueError, match="for fused updates; received LARS"):
+        rules.rule_for(tfdistill.LARS())
+
+
+SGD = keras.optimizers.SGD
+DECAYS = (0.5, 0.5, 0.05, 0.05, 0.0, 0.0)
+
+
+def falling():
+    return keras.optimizers.schedules.PiecewiseConstantDecay(
+        [1, 3], [0.5, 0.05, 0.0]
     )
-    assert optimizer.clipnorm == 2.0
-    own = optimizers.kind_of(name)
-    assert own.__name__.lower() == name
-    assert isinstance(optimizer, own)
-    if decay == "null" and name != "adamw":
-        assert type(optimizer) is own
-        assert optimizer.weight_decay is None
-        return
-    assert isinstance(optimizer, weight_decay.KernelDecay)
-    coupled = isinstance(optimizer, weight_decay.CoupledKernelDecay)
-    assert coupled == (name == "sgd")
-    default = keras.optimizers.AdamW().weight_decay
-    assert optimizer.weight_decay == (0.25 if decay == "0.25" else default)
 
 
-def test_the_weight_decay_falls_with_the_rate():
-    optimizer = _optimizer(
-        *STEPS,
-        "optimizer.name=sgd",
-        "optimizer.weight_decay=0.5",
-        "optimizer.weight_decay_factors=[0.1, 0.1, 0]",
+def decayed(kind, *, coupled, **kwargs):
+    return optimizers.with_kernel_decay(kind, coupled=coupled)(**kwargs)
+
+
+def trained(optimizer, num_steps=6, strategy=None):
+    """Runs steps of given gradients; returns kernel and bias after each."""
+    strategy = strategy or tf.distribute.get_strategy()
+    gradients = np.random.default_rng(1).normal(size=[num_steps, 3, 2])
+    with strategy.scope():
+        kernel = keras.Variable(np.ones([3, 2], "float32"), name="kernel")
+        bias = keras.Variable(np.ones([2], "float32"), name="bias")
+        optimizer.build([kernel, bias])
+
+    @tf.function
+    def step(gradient):
+        def in_replica():
+            share = 1.0 / strategy.num_replicas_in_sync
+            optimizer.apply(
+                [share * gradient, share * gradient[0]], [kernel, bias]
+            )
+
+        strategy.run(in_replica)
+
+    found = []
+    for gradient in gradients:
+        step(tf.constant(gradient, tf.float32))
+        found.append((kernel.numpy(), bias.numpy()))
+    return gradients, found
+
+
+def by_hand(gradients, decays, *, rate, momentum, coupled, is_kernel=True):
+    """Momentum as Keras has it: the rate is part of the velocity."""
+    value, velocity, found = np.ones_like(gradients[0]), 0.0, []
+    for gradient, decay in zip(gradients, decays, strict=True):
+        decay = decay if is_kernel else 0.0
+        if coupled:
+            gradient = gradient + decay * value
+        else:
+            value = value - rate * decay * value
+        velocity = momentum * velocity - rate * gradient
+        value = value + velocity
+        found.append(value)
+    return found
+
+
+@pytest.mark.parametrize("coupled", [True, False])
+def test_each_step_has_the_decay_of_its_time(coupled, two_replicas):
+    for strategy in (tf.distribute.get_strategy(), two_replicas):
+        with strategy.scope():
+            optimizer = decayed(
+                SGD,
+                coupled=coupled,
+                learning_rate=0.1,
+                momentum=0.9,
+                weight_decay=falling(),
+            )
+        gradients, found = trained(optimizer, strategy=strategy)
+        settings = {"rate": 0.1, "momentum": 0.9, "coupled": coupled}
+        kernels = by_hand(gradients, DECAYS, **settings)
+        biases = by_hand(gradients[:, 0], DECAYS, is_kernel=False, **settings)
+        for (kernel, bias), a, b in zip(found, kernels, biases, strict=True):
+            np.testing.assert_allclose(kernel, a, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(bias, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_constant_decay_is_keras_own_on_kernels():
+    own = keras.optimizers.AdamW(0.1, weight_decay=0.2)
+    own.exclude_from_weight_decay(var_names=["bias"])
+    ours = decayed(
+        keras.optimizers.AdamW,
+        coupled=False,
+        learning_rate=0.1,
+        weight_decay=0.2,
     )
-    found = _at(optimizer, (0, 29, 30, 79, 80, 99), "weight_decay")
-    np.testing.assert_allclose(found, [0.5, 0.5, 0.05, 0.05, 0.0, 0.0])
+    for one, other in zip(trained(own)[1], trained(ours)[1], strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
 
 
-def test_training_has_each_step_s_own_rate_and_decay():
-    optimizer = _optimizer(
-        "optimizer.schedule=steps",
-        "optimizer.boundaries=[3]",
-        "optimizer.warmup_steps=2",
-        "optimizer.name=sgd",
-        "optimizer.weight_decay=0.5",
-        "optimizer.weight_decay_factors=[0.2]",
+def test_the_decay_comes_after_clipping():
+    optimizer = decayed(
+        SGD, coupled=True, learning_rate=1.0, weight_decay=0.5, clipnorm=1e-9
     )
-    # The gradient is the weight decay's alone.
-    layer = keras.layers.Dense(1, kernel_initializer="ones")
-    model = keras.Sequential([keras.Input((1,)), layer])
-    model.compile(optimizer, "mse", steps_per_execution=5)
-    zeros = np.zeros([5, 1])
-    model.fit(zeros, zeros, batch_size=1, shuffle=False, verbose=0)
-    expected = 1.0
-    for rate, decay in zip(
-        (0, 0.5, 1, 0.1, 0.1), (0.5, 0.5, 0.5, 0.1, 0.1), strict=True
+    _, ((kernel, bias),) = trained(optimizer, num_steps=1)
+    np.testing.assert_allclose(kernel, 0.5, atol=1e-6)
+    np.testing.assert_allclose(bias, 1.0, atol=1e-6)
+
+
+def test_rows_without_a_gradient_decay_too():
+    table = keras.Variable(np.ones([3, 2], "float32"), name="embeddings")
+    optimizer = decayed(SGD, coupled=True, learning_rate=1.0, weight_decay=0.5)
+    slices = tf.IndexedSlices(
+        tf.ones([1, 2]), tf.constant([1]), tf.constant([3, 2])
+    )
+    optimizer.apply([slices], [table])
+    np.testing.assert_allclose(table.numpy()[:, 0], [0.5, -0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    "make, expected",
+    [
+        (lambda: keras.layers.Conv2D(2, 3), ["kernel"]),
+        (lambda: keras.layers.SeparableConv1D(2, 3), ["both"]),
+        (lambda: keras.layers.BatchNormalization(), []),
+        (lambda: keras.layers.LayerNormalization(axis=[1, 2]), []),
+        (lambda: keras.layers.GRU(2), ["kernel", "recurrent_kernel"]),
+        (lambda: keras.layers.Embedding(3, 2), ["embeddings"]),
+        (
+            lambda: keras.layers.EinsumDense(
+                "abc,cde->abde", (None, 2, 2), bias_axes="de"
+            ),
+            ["kernel"],
+        ),
+    ],
+)
+def test_kernels_decay_and_nothing_else(make, expected):
+    layer = make()
+    shape = (None, 4) if isinstance(layer, keras.layers.Embedding) else None
+    image = isinstance(layer, keras.layers.Conv2D)
+    layer.build(shape or ((None, 5, 5, 3) if image else (None, 4, 3)))
+    kernels = [
+        v.name for v in layer.trainable_variables if optimizers.is_kernel(v)
+    ]
+    both = ["depthwise_kernel", "pointwise_kernel"]
+    assert kernels == (both if expected == ["both"] else expected)
+
+
+@pytest.mark.parametrize("coupled", [True, False])
+@pytest.mark.parametrize("decay", [None, 0.25, falling])
+def test_a_config_gives_back_an_equal_optimizer(coupled, decay):
+    decay = decay() if callable(decay) else decay
+    optimizer = decayed(SGD, coupled=coupled, weight_decay=decay, momentum=0.5)
+    text = keras.saving.serialize_keras_object(optimizer)
+    again = keras.saving.deserialize_keras_object(text)
+    assert type(again) is type(optimizer)
+    assert again.get_config() == optimizer.get_config()
+    for one, other in zip(
+        trained(optimizer)[1], trained(again)[1], strict=True
     ):
-        expected -= rate * decay * expected
-    np.testing.assert_allclose(layer.kernel.numpy(), [[expected]], rtol=1e-6)
+        np.testing.assert_array_equal(one[0], other[0])
 
 
-@pytest.mark.parametrize(
-    "changes, words",
-    [
-        (("optimizer.schedule=steps",), 'with schedule "steps"'),
-        (("optimizer.boundaries=[3]",), "received [3] with 'cosine'"),
-        ((STEPS[0], "optimizer.boundaries=[30, 30]"), "must increase"),
-        ((STEPS[0], "optimizer.boundaries=[0, 30]"), "from >= 1"),
-        ((*STEPS, "optimizer.warmup_steps=31"), "with 31 warm-up steps"),
-        ((STEPS[0], "optimizer.boundaries=[30, 100]"), "received 100 of 100"),
-        (("optimizer.drop_factor=0.2",), "`optimizer.drop_factor` needs"),
-        (("optimizer.warmup_from=0.2",), "needs optimizer.warmup_steps > 0"),
-        (("optimizer.weight_decay=-1",), "must be >= 0"),
-        (("optimizer.arguments.weight_decay=1",), "['weight_decay']"),
-        (
-            (*STEPS, "optimizer.weight_decay_factors=[1, 1, 0]"),
-            "Set optimizer.weight_decay.",
-        ),
-        (
-            (
-                *STEPS,
-                "optimizer.weight_decay=1",
-                "optimizer.weight_decay_factors=[1, 0]",
-            ),
-            "for each of 3 boundaries [30, 60, 80]; received [1.0, 0.0]",
-        ),
-        (
-            (
-                *STEPS,
-                "optimizer.weight_decay=1",
-                "optimizer.weight_decay_factors=[1, 1, -1]",
-            ),
-            "one number >= 0",
-        ),
-        (
-            ("codistillation.boundaries=[30]",),
-            "With codistillation.boundaries in place of the optimizer's: ",
-        ),
-        (
-            (*STEPS, "codistillation.boundaries=[30, 200]"),
-            "received 200 of 100",
-        ),
-    ],
-)
-def test_fields_that_do_not_fit_together_are_refused(changes, words):
-    with pytest.raises(ValueError) as caught:
-        _config(*changes)
-    assert words in str(caught.value)
+def test_wrong_decays_and_other_choices_are_refused():
+    for decay in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="a number >= 0 or a schedule"):
+            decayed(SGD, coupled=True, weight_decay=decay)
+    optimizer = decayed(SGD, coupled=True, weight_decay=0.1)
+    with pytest.raises(ValueError, match="all of them and nothing else"):
+        optimizer.exclude_from_weight_decay(var_names=["kernel"])
 
 
-def test_arguments_that_an_optimizer_does_not_take_are_refused():
-    with pytest.raises(ValueError, match="do not fit lars: .*moment"):
-        _optimizer("optimizer.name=lars", "optimizer.arguments.moment=1")
-
-
-# ---- runs that learn from others ----
-
-DECAY = (*STEPS, "optimizer.name=sgd", "optimizer.weight_decay=0.5")
-LATER = (
-    "codistillation.boundaries=[36, 76]",
-    "codistillation.weight_decay_factors=[0.1, 0]",
-)
-
-
-def _made(*changes, group=0, num_groups=2, **kwargs):
-    cluster = tfdistill.Cluster(group=group, num_groups=num_groups, **kwargs)
-    student = digits.build_model(hidden_sizes=[2])
-    return students._make_optimizer(_config(*changes), cluster, student)
-
-
-@pytest.mark.parametrize(
-    "changes, num_groups, learns",
-    [
-        ((), 2, True),
-        ((), 1, False),
-        (("codistillation.enabled=false",), 2, False),
-        (("exchange.topology=[[], [0]]",), 2, False),
-        (('codistillation.saved_models=["/teacher"]',), 1, True),
-    ],
-)
-def test_later_drops_are_for_those_who_learn(changes, num_groups, learns):
-    optimizer = _made(*DECAY, *LATER, *changes, num_groups=num_groups)
-    steps = (30, 36, 76, 80)
-    rates = [1, 0.1, 0.01, 0.01] if learns else [0.1, 0.1, 0.01, 0.001]
-    decays = [0.5, 0.05, 0, 0] if learns else [0.5] * 4
-    np.testing.assert_allclose(_at(optimizer, steps), rates)
-    found = _at(optimizer, steps, "weight_decay")
-    np.testing.assert_allclose(found, decays)
-
-
-@pytest.mark.parametrize(
-    "changes, is_told",
-    [
-        (DECAY, True),
-        ((*DECAY, *LATER), False),
-        ((*DECAY, "optimizer.weight_decay=0"), False),
-        ((*DECAY, "codistillation.enabled=false"), False),
-        (("optimizer.name=adamw",), True),
-        ((), False),
-    ],
-)
-def test_a_constant_decay_with_codistillation_is_told_of(
-    capsys, changes, is_told
-):
-    _made(*changes)
-    printed = capsys.readouterr().out
-    assert ("codistillation.weight_decay_factors" in printed) == is_told
-    assert ("Sodhani" in printed) == is_told
-
-
-def test_the_chief_alone_tells_of_it(capsys):
-    spec = {"worker": ["a:1", "b:1"]}
-    for index, count in ((0, 1), (1, 0)):
-        _made(*DECAY, task_type="worker", task_index=index, spec=spec)
-        assert capsys.readouterr().out.count("Sodhani") == count
-
-
-@pytest.mark.parametrize("change", ["name=lars", "weight_decay=0.1"])
-def test_parameter_servers_refuse_what_they_cannot_do(change):
-    spec = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
-    with pytest.raises(students.OptionsError, match="for fused updates"):
-        _made(f"optimizer.{change}", task_type="chief", spec=spec)
+def test_fused_updates_refuse_it():
+    optimizer = decayed(SGD, coupled=True, weight_decay=0.1)
+    with pytest.raises(ValueError, match="received SGDWithCoupledKernelDecay"):
+        rules.rule_for(optimizer)
 
 
 if __name__ == "__main__":

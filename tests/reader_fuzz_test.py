@@ -8,20 +8,19 @@ import json
 import pathlib
 import tempfile
 
-import codistillation_cases as cases
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from launch import config as config_lib
 from launch import recipes
-from tfdistill import cluster as cluster_lib
-from tfdistill import data_schema
-from tfdistill import graph_check
-from tfdistill import saved_model_files
-from tfdistill import savedmodel
-from tfdistill import signing
-from tfdistill import student_graph
+from launch.config import config as config_lib
+from tests.cases import codistillation as cases
+from tfdistill.cluster import identity
+from tfdistill.exchange import signing
+from tfdistill.exports import graph_check
+from tfdistill.exports import saved_model
+from tfdistill.exports import student_graph
+from tfdistill.teachers import gates
 
 _JSON = st.recursive(
     st.none()
@@ -53,7 +52,7 @@ _TREE = json.loads(recipes.get("digits").to_json())
 def _graph():
     graph = student_graph.StudentGraph(cases.deep(0), cases.input_spec())
     with tempfile.TemporaryDirectory() as directory:
-        writer = savedmodel.SavedModelWriter(graph)
+        writer = saved_model.SavedModelWriter(graph)
         writer.write(directory, writer.snapshot())
         return pathlib.Path(directory, "saved_model.pb").read_bytes()
 
@@ -124,7 +123,7 @@ _TEXT = st.text(
 
 @hypothesis.given(
     st.dictionaries(
-        st.sampled_from(sorted(cluster_lib.KNOWN_VARIABLES))
+        st.sampled_from(sorted(identity.KNOWN_VARIABLES))
         | _TEXT.map("TFDISTILL_{}".format),
         _TEXT,
         max_size=4,
@@ -132,7 +131,7 @@ _TEXT = st.text(
 )
 def test_any_environment_is_a_cluster_or_a_value_error(environ):
     try:
-        cluster_lib.Cluster.from_env(environ)
+        identity.Cluster.from_env(environ)
     except ValueError as error:
         assert "TF" in str(error)
 
@@ -167,7 +166,7 @@ def test_a_graph_with_other_bytes_passes_or_is_refused(data):
 @hypothesis.given(st.lists(_TEXT | st.just("saved_model.pb"), max_size=4))
 def test_any_file_names_pass_or_are_refused(names):
     try:
-        saved_model_files.check_names(names)
+        graph_check.check_names(names)
     except graph_check.GraphError:
         return
     assert set(names) == {"saved_model.pb"}
@@ -175,8 +174,8 @@ def test_any_file_names_pass_or_are_refused(names):
 
 @hypothesis.given(_JSON)
 def test_any_schema_of_a_peer_differs(theirs):
-    ours = data_schema.digests({"labels": ["a"]})
-    assert data_schema.difference(ours, theirs)
+    ours = gates.digests({"labels": ["a"]})
+    assert gates.schema_difference(ours, theirs)
 
 
 if __name__ == "__main__":

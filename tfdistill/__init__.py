@@ -7,7 +7,7 @@ imported where TensorFlow is slow to load or not installed at all.
 import importlib
 import typing
 
-__version__ = "0.1.0"
+from tfdistill._version import __version__ as __version__
 
 if typing.TYPE_CHECKING:
     from tfdistill import data as data
@@ -15,41 +15,43 @@ if typing.TYPE_CHECKING:
     from tfdistill import losses as losses
     from tfdistill import metrics as metrics
     from tfdistill import schedules as schedules
-    from tfdistill.backup import Backup as Backup
-    from tfdistill.best_effort import BestEffort as BestEffort
+    from tfdistill.backup.callback import Backup as Backup
     from tfdistill.callbacks import StudentExporter as StudentExporter
     from tfdistill.callbacks import TeacherLoader as TeacherLoader
-    from tfdistill.canary import Canary as Canary
-    from tfdistill.cluster import Cluster as Cluster
-    from tfdistill.embedding import ShardedEmbedding as ShardedEmbedding
-    from tfdistill.exchange import Exchange as Exchange
-    from tfdistill.lars import LARS as LARS
+    from tfdistill.cluster.identity import Cluster as Cluster
+    from tfdistill.cluster.strategy import make_strategy as make_strategy
+    from tfdistill.embedding.layer import ShardedEmbedding as ShardedEmbedding
+    from tfdistill.exchange.publisher import Exchange as Exchange
     from tfdistill.model import CodistillModel as CodistillModel
-    from tfdistill.multiworker import MultiWorkerTraining as MultiWorkerTraining
-    from tfdistill.run_log import RunLog as RunLog
-    from tfdistill.strategy import make_strategy as make_strategy
-    from tfdistill.summaries import Summaries as Summaries
-    from tfdistill.teacher import TeacherSet as TeacherSet
-    from tfdistill.training_watch import FiniteLoss as FiniteLoss
+    from tfdistill.observe.best_effort import BestEffort as BestEffort
+    from tfdistill.observe.run_log import RunLog as RunLog
+    from tfdistill.observe.summaries import Summaries as Summaries
+    from tfdistill.optimizers import LARS as LARS
+    from tfdistill.teachers.gates import Canary as Canary
+    from tfdistill.teachers.teacher_set import TeacherSet as TeacherSet
+    from tfdistill.training.guards import FiniteLoss as FiniteLoss
+    from tfdistill.training.multi_worker import (
+        MultiWorkerTraining as MultiWorkerTraining,
+    )
 
 _MODULES = ("data", "data_checks", "losses", "metrics", "schedules")
 _HOMES = {
-    "Backup": "backup",
-    "BestEffort": "best_effort",
-    "Canary": "canary",
-    "Cluster": "cluster",
+    "Backup": "backup.callback",
+    "BestEffort": "observe.best_effort",
+    "Canary": "teachers.gates",
+    "Cluster": "cluster.identity",
     "CodistillModel": "model",
-    "Exchange": "exchange",
-    "FiniteLoss": "training_watch",
-    "LARS": "lars",
-    "MultiWorkerTraining": "multiworker",
-    "RunLog": "run_log",
-    "ShardedEmbedding": "embedding",
+    "Exchange": "exchange.publisher",
+    "FiniteLoss": "training.guards",
+    "LARS": "optimizers",
+    "MultiWorkerTraining": "training.multi_worker",
+    "RunLog": "observe.run_log",
+    "ShardedEmbedding": "embedding.layer",
     "StudentExporter": "callbacks",
-    "Summaries": "summaries",
+    "Summaries": "observe.summaries",
     "TeacherLoader": "callbacks",
-    "TeacherSet": "teacher",
-    "make_strategy": "strategy",
+    "TeacherSet": "teachers.teacher_set",
+    "make_strategy": "cluster.strategy",
 }
 
 __all__ = sorted([*_MODULES, *_HOMES, "__version__"])  # noqa: PLE0605

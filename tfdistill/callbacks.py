@@ -7,18 +7,16 @@ from typing import Any
 
 import keras
 
-from tfdistill import background
-from tfdistill import backoff
-from tfdistill import chief_only
-from tfdistill import cluster as cluster_lib
-from tfdistill import data_schema
-from tfdistill import exchange as exchange_lib
-from tfdistill import group_claim
-from tfdistill import model as model_lib
-from tfdistill import savedmodel
-from tfdistill import specs
-from tfdistill import step_counter
-from tfdistill import work_times
+from tfdistill import model
+from tfdistill.cluster import identity
+from tfdistill.cluster import replicas
+from tfdistill.exchange import claim
+from tfdistill.exchange import publisher
+from tfdistill.exports import saved_model
+from tfdistill.exports import student_graph
+from tfdistill.system import background
+from tfdistill.teachers import gates
+from tfdistill.training import steps
 
 # Exports that fail cost a snapshot each and may fill the disk's last bytes.
 _FIRST_PAUSE_SECS = 1.0
@@ -27,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def _codistill_model(callback: keras.callbacks.Callback) -> Any:
-    if not isinstance(callback.model, model_lib.CodistillModel):
+    if not isinstance(callback.model, model.CodistillModel):
         raise ValueError(
             f"{type(callback).__name__} must be given to the `fit` of a "
             "tfdistill.CodistillModel; received "
@@ -37,7 +35,7 @@ def _codistill_model(callback: keras.callbacks.Callback) -> Any:
     return callback.model
 
 
-class StudentExporter(step_counter.SteppedCallback):
+class StudentExporter(steps.SteppedCallback):
     """Publishes the student for the other groups every so many steps.
 
     The training thread only takes a snapshot; a thread of its own writes and
@@ -56,7 +54,7 @@ class StudentExporter(step_counter.SteppedCallback):
 
     def __init__(
         self,
-        exchange: exchange_lib.Exchange,
+        exchange: publisher.Exchange,
         *,
         every_steps: int,
         group: int | None = None,
@@ -74,23 +72,23 @@ class StudentExporter(step_counter.SteppedCallback):
             variables_dtype: `"bfloat16"` halves the bytes that travel.
                 Defaults to the variables' own dtypes.
             schema: What labels, vocabularies and columns mean, hashed into
-                each version; see `data_schema.digests`. Default: nothing.
+                each version; see `gates.digests`. Default: nothing.
             finish_timeout_secs: Longest wait for the last export at the end
                 of training. Default 600.
         """
         super().__init__()
         self._exchange = exchange
-        self._schedule = step_counter.EverySteps(every_steps)
+        self._schedule = steps.EverySteps(every_steps)
         self._group = (
-            cluster_lib.Cluster.from_env().group if group is None else group
+            identity.Cluster.from_env().group if group is None else group
         )
         self._variables_dtype = variables_dtype
-        self._schema = data_schema.digests(schema or {})
+        self._schema = gates.digests(schema or {})
         self._finish_timeout_secs = finish_timeout_secs
-        self._writer: savedmodel.SavedModelWriter | None = None
+        self._writer: saved_model.SavedModelWriter | None = None
         self._worker: background.OneJobThread | None = None
-        self._claim: group_claim.GroupClaim | None = None
-        self._pause = backoff.Backoff(
+        self._claim: claim.GroupClaim | None = None
+        self._pause = background.Backoff(
             first_secs=_FIRST_PAUSE_SECS, longest_secs=_LONGEST_PAUSE_SECS
         )
         self._last_step = -1
@@ -102,8 +100,8 @@ class StudentExporter(step_counter.SteppedCallback):
         self.num_bytes = 0
         self.last_num_bytes: int | None = None
         # On the training thread, and on the one that writes.
-        self.blocked = work_times.WorkTimes()
-        self.writes = work_times.WorkTimes()
+        self.blocked = background.WorkTimes()
+        self.writes = background.WorkTimes()
 
     @property
     def totals(self) -> dict[str, int]:
@@ -121,7 +119,7 @@ class StudentExporter(step_counter.SteppedCallback):
         _codistill_model(self)
         self._schedule.start(self.step)
         self._looks_for_earlier = self.step == 0
-        if chief_only.is_chief(self.model.distribute_strategy):
+        if replicas.is_chief(self.model.distribute_strategy):
             if self._exchange.enabled:
                 self._claim = self._exchange.claim(self._group)
             self._worker = background.OneJobThread("tfdistill-export")
@@ -157,7 +155,7 @@ class StudentExporter(step_counter.SteppedCallback):
             self.num_skipped += 1
             return
         if self._writer is None:
-            self._writer = savedmodel.SavedModelWriter(
+            self._writer = saved_model.SavedModelWriter(
                 self.model.graph, variables_dtype=self._variables_dtype
             )
         snapshot, step = self._writer.snapshot(), self.step
@@ -170,7 +168,7 @@ class StudentExporter(step_counter.SteppedCallback):
         else:
             self.num_skipped += 1
 
-    def _write(self, snapshot: savedmodel.Snapshot, step: int) -> None:
+    def _write(self, snapshot: saved_model.Snapshot, step: int) -> None:
         # Here, since the training must not wait for it.
         if self._looks_for_earlier:
             self._looks_for_earlier = False
@@ -193,7 +191,7 @@ class StudentExporter(step_counter.SteppedCallback):
                 self._exchange.group_path(self._group),
             )
 
-    def _publish(self, snapshot: savedmodel.Snapshot, step: int) -> None:
+    def _publish(self, snapshot: saved_model.Snapshot, step: int) -> None:
         writer = self._writer
         if writer is None:
             raise RuntimeError("published before the writer was made.")
@@ -204,10 +202,10 @@ class StudentExporter(step_counter.SteppedCallback):
                 group=self._group,
                 step=step,
                 graph_fingerprint=graph.fingerprint,
-                inputs=specs.to_json(graph.input_spec, "inputs"),
-                outputs=specs.to_json(graph.output_spec, "outputs"),
+                inputs=student_graph.to_json(graph.input_spec, "inputs"),
+                outputs=student_graph.to_json(graph.output_spec, "outputs"),
                 variables=writer.variables,
-                extras={data_schema.FIELD: self._schema}
+                extras={gates.SCHEMA_FIELD: self._schema}
                 if self._schema
                 else {},
             )
@@ -215,11 +213,11 @@ class StudentExporter(step_counter.SteppedCallback):
             self.num_published += 1
             self.num_bytes += version.num_bytes
             self.last_num_bytes = version.num_bytes
-        except exchange_lib.VersionExistsError:
+        except publisher.VersionExistsError:
             _log.info("Version %d was published before.", step)
-        except group_claim.ERRORS:
+        except claim.ERRORS:
             pass  # Logged once, and raised in the training thread.
-        except exchange_lib.ExportError as error:
+        except publisher.ExportError as error:
             # Weights that are not finite are no fault of the storage.
             if not isinstance(error.__cause__, ValueError):
                 self._pause.failed()
@@ -229,7 +227,7 @@ class StudentExporter(step_counter.SteppedCallback):
             )
 
 
-class TeacherLoader(step_counter.SteppedCallback):
+class TeacherLoader(steps.SteppedCallback):
     """Lets the group agree on newer teachers every so many steps.
 
     Looking for versions and reading them happens in a background thread from
@@ -247,16 +245,16 @@ class TeacherLoader(step_counter.SteppedCallback):
             every_steps: Steps between refreshes, >= 1.
         """
         super().__init__()
-        self._schedule = step_counter.EverySteps(every_steps)
+        self._schedule = steps.EverySteps(every_steps)
         self.num_refreshes = 0
-        self.blocked = work_times.WorkTimes()
+        self.blocked = background.WorkTimes()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts the reading thread."""
         super().on_train_begin(logs)
         self._schedule.start(self.step)
         teachers = _codistill_model(self).teachers
-        num_peers = len(cluster_lib.Cluster.from_env().peers)
+        num_peers = len(identity.Cluster.from_env().peers)
         if num_peers and not teachers.follows_peers:
             warnings.warn(
                 f"`fit` got a TeacherLoader among {num_peers + 1} groups, but "

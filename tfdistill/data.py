@@ -290,3 +290,76 @@ def _is_shuffled(dataset: tf.data.Dataset) -> bool:
     return reshuffles is not False or any(
         _is_shuffled(source) for source in getattr(dataset, "_inputs", list)()
     )
+
+
+def by_element(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Shards a data set by element wherever its user chose no policy.
+
+    TensorFlow's automatic choice is by file where it can, which gives the
+    workers other examples than one process would have in the same batch, and
+    a warning where it cannot.
+
+    Args:
+        dataset: Batched by the global batch size.
+
+    Returns:
+        The data set with `AutoShardPolicy.DATA`, or as it was.
+    """
+    policy = tf.data.experimental.AutoShardPolicy
+    options = tf.data.Options()
+    if dataset.options().experimental_distribute.auto_shard_policy not in (
+        None,
+        policy.AUTO,
+    ):
+        return dataset
+    options.experimental_distribute.auto_shard_policy = policy.DATA
+    return dataset.with_options(options)
+
+
+def at_workers_share(
+    dataset: tf.data.Dataset, cluster: Any, *, global_batch_size: int
+) -> tf.data.Dataset:
+    """Marks where in a pipeline each worker is to drop the others' elements.
+
+    Otherwise they are dropped behind the last transformation, so that every
+    worker decodes whole global batches. Of each of those a worker gets every
+    n-th element, not one run of them: as a set the batch stays the same.
+    Where one process reads all, there is nothing to mark.
+
+    Args:
+        dataset: Endless, not yet batched; by `fit` alone it can be read.
+            (Where a marked one ends, workers get an empty batch.)
+        cluster: The task; a `tfdistill.Cluster`, or only a `GroupIdentity`,
+            which means one worker.
+        global_batch_size: What the elements are batched by afterwards. The
+            mark is left out where the workers cannot share it evenly.
+
+    Returns:
+        The data set, marked or as it was.
+    """
+    num_workers = getattr(cluster, "num_workers", 1)
+    has_servers = getattr(cluster, "uses_parameter_servers", False)
+    if num_workers == 1 or has_servers or global_batch_size % num_workers:
+        return dataset
+    hint, options = tf.data.experimental.SHARD_HINT, tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.HINT
+    )
+    return dataset.shard(hint, hint).with_options(options)
+
+
+def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Switches tf.data's autotuning off, for an end of `fit` without a stall.
+
+    See `keras_internals.pass_batches_on_without_autotune`. What asks for
+    `tf.data.AUTOTUNE` gets TensorFlow's default parallelism.
+
+    Args:
+        dataset: Any data set.
+
+    Returns:
+        The same elements.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)

@@ -3,6 +3,8 @@
 Plain NumPy on whole arrays of predictions. Predictions are probabilities,
 either `[..., classes]` with rows that sum to one, or the probability of "yes"
 of a binary model: `[examples]` or `[examples, 1]`.
+
+Plain NumPy on whole arrays.
 """
 
 import itertools
@@ -12,7 +14,100 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tfdistill import probabilities
+# Softmax in bfloat16 gives rows that miss one by some thousandths.
+_ROW_SUM_TOLERANCE = 1e-2
+
+
+def checked_pair(
+    first: npt.ArrayLike, second: npt.ArrayLike
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns two models' probabilities, for the same examples and classes.
+
+    Raises:
+        ValueError: If shapes differ or values are not probabilities.
+    """
+    one = checked_probabilities(first, "predictions")
+    other = checked_probabilities(second, "other_predictions")
+    if one.shape != other.shape:
+        raise ValueError(
+            "Both models must predict the same examples and classes; received "
+            f"shapes {one.shape} and {other.shape}."
+        )
+    return one, other
+
+
+def checked_probabilities(predictions: npt.ArrayLike, name: str) -> np.ndarray:
+    """Returns probabilities in one form.
+
+    Args:
+        predictions: Probabilities `[..., classes]`, or of "yes" `[examples]`
+            or `[examples, 1]`.
+        name: What a message calls them.
+
+    Returns:
+        float64 `[examples]` (binary) or `[..., classes]`.
+
+    Raises:
+        ValueError: If values are not probabilities, or there are none.
+    """
+    array = np.asarray(predictions).astype(np.float64)
+    if array.ndim == 0 or array.size == 0:
+        raise ValueError(
+            f"`{name}` must hold at least one example; received shape "
+            f"{array.shape}."
+        )
+    if array.ndim == 2 and array.shape[-1] == 1:
+        array = array[:, 0]
+    remedy = "Apply softmax or sigmoid first if the model gives logits."
+    in_range = (array >= 0) & (array <= 1 + 1e-6)  # Rounding of a softmax.
+    if not in_range.all():
+        where = np.unravel_index(int(np.argmin(in_range)), array.shape)
+        place = tuple(int(index) for index in where)
+        raise ValueError(
+            f"`{name}` must be probabilities in [0, 1]; received "
+            f"{array[where]} at {place}. {remedy}"
+        )
+    if array.ndim > 1:
+        worst = float(np.max(np.abs(array.sum(axis=-1) - 1.0)))
+        if worst > _ROW_SUM_TOLERANCE:
+            raise ValueError(
+                f"The rows of `{name}` must sum to one; received rows that "
+                f"are off by up to {worst:.3g}. {remedy}"
+            )
+    return array
+
+
+def checked_labels(
+    labels: npt.ArrayLike, predictions: np.ndarray
+) -> np.ndarray:
+    """Returns labels as int64 that fit checked predictions.
+
+    Args:
+        labels: Whole numbers, one for each row of the predictions.
+        predictions: What `checked` has returned.
+
+    Raises:
+        ValueError: If shapes do not fit, or a label is no class.
+    """
+    array = np.asarray(labels)
+    expected = predictions.shape[: max(1, predictions.ndim - 1)]
+    num_classes = predictions.shape[-1] if predictions.ndim > 1 else 2
+    if array.shape == (*expected, 1):
+        array = array[..., 0]
+    if array.shape != expected:
+        raise ValueError(
+            f"`labels` must have shape {expected} to fit the predictions; "
+            f"received {array.shape}. One-hot labels: pass their argmax."
+        )
+    with np.errstate(invalid="ignore"):
+        whole = array.astype(np.int64)
+    if not ((whole == array) & (whole >= 0) & (whole < num_classes)).all():
+        raise ValueError(
+            f"`labels` must be whole numbers from 0 to {num_classes - 1}; "
+            f"received values from {array.min()} to {array.max()}."
+        )
+    return whole
+
 
 __all__ = [
     "accuracy",
@@ -44,8 +139,8 @@ def accuracy(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> float:
         >>> accuracy([0, 1], [[0.9, 0.1], [0.8, 0.2]])
         0.5
     """
-    checked = probabilities.checked(predictions, "predictions")
-    truth = probabilities.checked_labels(labels, checked)
+    checked = checked_probabilities(predictions, "predictions")
+    truth = checked_labels(labels, checked)
     return float(np.mean(truth == _predicted_labels(checked)))
 
 
@@ -73,8 +168,8 @@ def log_loss(
         >>> round(log_loss([1, 0], [0.5, 0.5]), 4)
         0.6931
     """
-    checked = probabilities.checked(predictions, "predictions")
-    truth = probabilities.checked_labels(labels, checked)
+    checked = checked_probabilities(predictions, "predictions")
+    truth = checked_labels(labels, checked)
     if checked.ndim == 1:
         chosen = np.where(truth == 1, checked, 1.0 - checked)
     else:
@@ -105,7 +200,7 @@ def mean_absolute_churn(
         >>> round(mean_absolute_churn([0.2, 0.9], [0.3, 0.9]), 4)
         0.05
     """
-    first, second = probabilities.checked_pair(predictions, other_predictions)
+    first, second = checked_pair(predictions, other_predictions)
     difference = np.abs(first - second)
     if first.ndim > 1:
         difference = 0.5 * difference.sum(axis=-1)
@@ -131,7 +226,7 @@ def label_churn(
         >>> label_churn([0.2, 0.9], [0.3, 0.4])
         0.5
     """
-    first, second = probabilities.checked_pair(predictions, other_predictions)
+    first, second = checked_pair(predictions, other_predictions)
     return float(np.mean(_predicted_labels(first) != _predicted_labels(second)))
 
 
@@ -223,9 +318,7 @@ def relative_prediction_difference(
     """
     stacked = _stacked(predictions)
     if stacked.ndim > 2:
-        truth = probabilities.checked_labels(
-            [] if labels is None else labels, stacked[0]
-        )
+        truth = checked_labels([] if labels is None else labels, stacked[0])
         chosen = np.broadcast_to(truth, stacked.shape[:-1])[..., np.newaxis]
         stacked = np.take_along_axis(stacked, chosen, axis=-1)[..., 0]
     mean = np.maximum(stacked.mean(axis=0), np.finfo(np.float64).tiny)
@@ -239,9 +332,7 @@ def _stacked(predictions: Sequence[npt.ArrayLike]) -> np.ndarray:
             f"received {len(predictions)}. Pass a list with one array each."
         )
     first = predictions[0]
-    return np.stack(
-        [probabilities.checked_pair(other, first)[0] for other in predictions]
-    )
+    return np.stack([checked_pair(other, first)[0] for other in predictions])
 
 
 def _distances_to_mean(stacked: np.ndarray) -> np.ndarray:

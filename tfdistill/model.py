@@ -1,37 +1,180 @@
-"""CodistillModel: one student, trained with the help of frozen teachers."""
+"""CodistillModel: the Keras face of a student, its teachers and its trainer."""
 
+import os
+import warnings
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdistill import added_callbacks
-from tfdistill import distillation_term
-from tfdistill import global_batch
-from tfdistill import multiworker
-from tfdistill import parameter_server_training
-from tfdistill import remote_teaching
-from tfdistill import resumable_training
 from tfdistill import schedules
-from tfdistill import statistics
-from tfdistill import step_details
-from tfdistill import student_files
-from tfdistill import student_graph
-from tfdistill import teacher as teacher_lib
-from tfdistill import wrapped_student
+from tfdistill.backup import callback as callback_lib
+from tfdistill.cluster import identity
+from tfdistill.exports import student_graph
+from tfdistill.observe import run_log
+from tfdistill.observe import summaries
+from tfdistill.parameter_server import trainer
+from tfdistill.teachers import on_servers
+from tfdistill.teachers import teacher_set
+from tfdistill.teachers import term
+from tfdistill.training import global_batch
+from tfdistill.training import multi_worker
+from tfdistill.training import steps
+from tfdistill.training import trainer as replica_trainer
+
+# A wrapper calls its student as a layer; these would never be run.
+_STEPS = (
+    "train_step",
+    "compute_loss",
+    "compute_metrics",
+    "test_step",
+    "predict_step",
+)
+
+
+class WrappedStudent:
+    """Answers for `self.student` where Keras asks the model itself."""
+
+    student: keras.Model
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the student's outputs, if its outputs have names.
+
+        `compile` looks for them, so that a dict of losses, metrics or targets
+        finds the outputs of a functional model that returns a list.
+        """
+        return self.student.output_names
+
+
+def check_student(student: Any) -> None:
+    """Checks that wrapping a student loses nothing of it.
+
+    Args:
+        student: What was given as the student.
+
+    Raises:
+        ValueError: It is no `keras.Model`, or has a training step, a loss or
+            metrics of its own, which would never be run.
+    """
+    if not isinstance(student, keras.Model):
+        raise ValueError(
+            "`student` must be a keras.Model; received "
+            f"{type(student).__name__}. Pass the model itself, not a "
+            "function that builds it."
+        )
+    own = [name for name in _STEPS if _is_own(type(student), name)]
+    if own:
+        raise ValueError(
+            "`student` must leave training to the model that wraps it; "
+            f"received {type(student).__name__} with its own "
+            f"{', '.join(own)}, which would never be run. Give the loss and "
+            "the metrics to `compile`, a further term to `self.add_loss` in "
+            "`call` or a layer; or wrap a model of the same layers without "
+            "these methods."
+        )
+
+
+def _is_own(kind: type, name: str) -> bool:
+    """Whether somebody else than Keras or this package wrote a method."""
+    home = next(base for base in kind.__mro__ if name in vars(base))
+    return home.__module__.partition(".")[0] not in ("keras", "tfdistill")
+
+
+class StudentFiles:
+    """Saves and loads `self.student` for the model that wraps it."""
+
+    student: keras.Model
+
+    def save(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Saves the student as a `.keras` file; see `keras.Model.save`."""
+        self.student.save(filepath, **kwargs)
+
+    def save_weights(
+        self, filepath: str | os.PathLike[str], **kwargs: Any
+    ) -> None:
+        """Saves the student's weights; see `keras.Model.save_weights`."""
+        self.student.save_weights(filepath, **kwargs)
+
+    def load_weights(
+        self, filepath: str | os.PathLike[str], **kwargs: Any
+    ) -> None:
+        """Loads the student's weights; see `keras.Model.load_weights`."""
+        self.student.load_weights(filepath, **kwargs)
+
+    def export(self, filepath: str | os.PathLike[str], **kwargs: Any) -> Any:
+        """Exports the student as a SavedModel; see `keras.Model.export`."""
+        return self.student.export(filepath, **kwargs)
+
+    def get_compile_config(self) -> None:
+        """Returns nothing: `compile` is called anew, with the teachers' part.
+
+        Otherwise Keras would save the task's half of it alone.
+        """
+        return None
+
+
+def add_launched_callbacks(callbacks: Any, *, follows_peers: bool) -> Any:
+    """Adds a `RunLog` and `Summaries` in a launched run.
+
+    Warns of teachers that nobody follows, and of a group that nobody hears.
+
+    Args:
+        callbacks: What `fit` was given.
+        follows_peers: Whether the model has teachers in other groups.
+
+    Returns:
+        The callbacks to run.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    found = keras.tree.flatten(callbacks or [])
+    follows = any(getattr(c, "follows_teachers", False) for c in found)
+    if follows_peers and not follows:
+        warnings.warn(
+            "The model has teachers in other groups and `fit` got no "
+            "tfdistill.TeacherLoader, so none will ever arrive. Add "
+            "tfdistill.TeacherLoader(every_steps=...) to `callbacks`.",
+            stacklevel=4,
+        )
+    cluster = identity.Cluster.from_env()
+    exports = any(getattr(c, "exports_student", False) for c in found)
+    if follows_peers and cluster.num_groups > 1 and not exports:
+        warnings.warn(
+            f"This is group {cluster.group} of {cluster.num_groups}, and `fit` "
+            "got no tfdistill.StudentExporter, so the other groups will never "
+            "learn from it. Add tfdistill.StudentExporter(exchange, "
+            "every_steps=...) to `callbacks`.",
+            stacklevel=4,
+        )
+    directory = cluster.group_dir
+    if directory and not _has(found, run_log.RunLog):
+        found.append(run_log.RunLog(directory))
+    if directory and not _has(found, summaries.Summaries):
+        path = f"{directory}/{summaries.DIRECTORY}"
+        found.append(summaries.Summaries(path))
+    for callback in found:
+        if isinstance(callback, summaries.Summaries):
+            callback.observe(found)
+    return found
+
+
+def _has(callbacks: list[keras.callbacks.Callback], kind: type) -> bool:
+    return any(isinstance(callback, kind) for callback in callbacks)
+
 
 _TRACKERS = ("task_loss", "distillation_loss")
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
 class CodistillModel(
-    student_files.StudentFiles,
-    step_details.StepDetails,
-    wrapped_student.WrappedStudent,
-    remote_teaching.RemoteTeaching,
-    parameter_server_training.ParameterServerTraining,
-    resumable_training.ResumableTraining,
-    multiworker.MultiWorkerTraining,
+    StudentFiles,
+    steps.StepDetails,
+    WrappedStudent,
+    on_servers.RemoteTeaching,
+    trainer.ParameterServerTraining,
+    callback_lib.ResumableTraining,
+    multi_worker.MultiWorkerTraining,
     keras.Model,
 ):
     """Trains a student on its task and on what its teachers predict.
@@ -64,7 +207,7 @@ class CodistillModel(
         self,
         student: keras.Model,
         *,
-        teachers: teacher_lib.TeacherSet | None = None,
+        teachers: teacher_set.TeacherSet | None = None,
         name: str | None = None,
     ) -> None:
         """Wraps a student. Make both inside the strategy's scope.
@@ -78,15 +221,15 @@ class CodistillModel(
             ValueError: `student` is not a `keras.Model`, or has a training
                 step or loss of its own.
         """
-        wrapped_student.check(student)
+        check_student(student)
         super().__init__(name=name or f"codistill_{student.name}")
         self.student = student
         self.built = student.built
         # In a tuple of a plain object: Keras must not track teachers.
-        self._untracked = _Untracked(teachers or teacher_lib.TeacherSet())
+        self._untracked = _Untracked(teachers or teacher_set.TeacherSet())
 
     @property
-    def teachers(self) -> teacher_lib.TeacherSet:
+    def teachers(self) -> teacher_set.TeacherSet:
         """Whom the student learns from."""
         return self._untracked.teachers
 
@@ -123,7 +266,7 @@ class CodistillModel(
                 "For classes: tfdistill.losses.SoftTargetCrossEntropy()."
             )
         super().compile(*args, **kwargs)
-        self._untracked.term = distillation_term.DistillationTerm(
+        self._untracked.term = term.DistillationTerm(
             distillation_loss,
             task_loss=self.loss,
             output_names=getattr(self.student, "output_names", None),
@@ -143,7 +286,7 @@ class CodistillModel(
 
     # ---- one step ----
 
-    def train_step(self, data: Any) -> multiworker.Logs:
+    def train_step(self, data: Any) -> multi_worker.Logs:
         """Runs one codistilled update on one replica's part of the batch.
 
         Args:
@@ -176,22 +319,22 @@ class CodistillModel(
                     compared = self._untracked.term.compare(
                         soft, y_pred, sample_weight
                     )
-                weight *= distillation_term.strength(soft, weight.dtype)
+                weight *= term.strength(soft, weight.dtype)
                 loss += weight * tf.cast(distillation_loss, loss.dtype)
                 self.record_loss(distillation_loss, batch, "distillation_loss")
                 logs = {
                     "distillation_weight": weight,
                     "teacher_staleness": soft.staleness,
-                    **step_details.hidden(*compared),
+                    **steps.hidden(*compared),
                 }
             scaled = self.optimizer.scale_loss(loss)
         self.apply_summed_gradients(tape, scaled)
         self.record_loss(loss, batch)
         self.record_loss(task_loss, batch, "task_loss")
         metrics = self.compute_metrics(x, y, y_pred, sample_weight)
-        return {**metrics, **logs, step_details.EXAMPLES: batch.total}
+        return {**metrics, **logs, steps.EXAMPLES: batch.total}
 
-    def test_step(self, data: Any) -> multiworker.Logs:
+    def test_step(self, data: Any) -> multi_worker.Logs:
         """Evaluates the student alone on one replica's part of the batch.
 
         Args:
@@ -212,7 +355,7 @@ class CodistillModel(
         Returns:
             The callbacks to run.
         """
-        return added_callbacks.completed(
+        return add_launched_callbacks(
             callbacks, follows_peers=self.teachers.follows_peers
         )
 
@@ -225,10 +368,10 @@ class CodistillModel(
         super().make_train_function(force)
         execute = self.train_function
 
-        def train_function(iterator: Any) -> multiworker.Logs:
+        def train_function(iterator: Any) -> multi_worker.Logs:
             logs = self.shown_logs(execute(iterator))
             self.examples_of_last_execution = (
-                logs.pop(step_details.EXAMPLES) * self.steps_per_execution
+                logs.pop(steps.EXAMPLES) * self.steps_per_execution
             )
             return logs
 
@@ -242,10 +385,10 @@ class CodistillModel(
         return super().evaluate(*args, **kwargs)
 
     @property
-    def batch_statistics(self) -> statistics.BatchStatistics:
+    def batch_statistics(self) -> replica_trainer.BatchStatistics:
         """The student's batch statistics, which replicas keep apart."""
         if self._untracked.statistics is None:
-            self._untracked.statistics = statistics.BatchStatistics(
+            self._untracked.statistics = replica_trainer.BatchStatistics(
                 self.student, self.distribute_strategy
             )
         return self._untracked.statistics
@@ -280,16 +423,16 @@ class CodistillModel(
 class _Untracked:
     """Holds what is no part of the model, out of reach of Keras' tracking."""
 
-    def __init__(self, teachers: teacher_lib.TeacherSet) -> None:
+    def __init__(self, teachers: teacher_set.TeacherSet) -> None:
         self.teachers = teachers
         self.term: Any = None
         self.loss: Any = None
         self.weight: Any = None
         self.graph: student_graph.StudentGraph | None = None
-        self.statistics: statistics.BatchStatistics | None = None
+        self.statistics: replica_trainer.BatchStatistics | None = None
 
 
-def _no_distillation(dtype: Any) -> multiworker.Logs:
+def _no_distillation(dtype: Any) -> multi_worker.Logs:
     return {
         "distillation_weight": tf.zeros([], dtype),
         "teacher_staleness": tf.constant(float("nan")),

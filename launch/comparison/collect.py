@@ -1,9 +1,15 @@
 """Reads what finished runs have left behind, a trial at a time.
 
 Imports neither TensorFlow nor Keras.
+
+Imports neither TensorFlow nor Keras.
+
+Imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
+import functools
+import math
 import pathlib
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -11,11 +17,102 @@ from typing import Any
 
 import numpy as np
 
-from launch import predictions
-from launch import run_outputs
-from launch.comparison import curves
-from launch.comparison import plan
+from launch.comparison import runs
 from launch.comparison import statistics
+from launch.task import outputs
+from launch.task import predictions
+
+# The validation figure that curves and targets are about, in nats.
+METRIC = "log_loss"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Validation over training, the mean of a trial's groups.
+
+    Attributes:
+        steps: Of each evaluation.
+        values: Validation log loss, in nats.
+        seconds: Since training began, evaluations included.
+    """
+
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def reaches(self, target: float) -> tuple[float, float] | None:
+        """Returns the step and second at which a target is first reached.
+
+        Between two evaluations both are interpolated linearly.
+
+        Args:
+            target: Validation log loss.
+
+        Returns:
+            None if no evaluation is at or below it.
+        """
+        below = [index for index, v in enumerate(self.values) if v <= target]
+        if not below:
+            return None
+        index = below[0]
+        if not index:
+            return float(self.steps[0]), self.seconds[0]
+        before, after = self.values[index - 1], self.values[index]
+        # From a diverged evaluation there is no way to interpolate.
+        share = (
+            (before - target) / (before - after) if before < math.inf else 1.0
+        )
+        return tuple(  # type: ignore[return-value]
+            known[index - 1] + share * (known[index] - known[index - 1])
+            for known in (self.steps, self.seconds)
+        )
+
+
+def read(groups: Sequence[pathlib.Path]) -> Curve:
+    """Returns the mean curve of several groups, from their directories."""
+    found = [
+        _group_curve(
+            outputs.read_records(path),
+            outputs.read_results(path)["waited_seconds"],
+        )
+        for path in groups
+    ]
+    length = min(len(curve) for curve in found)
+    steps, values, seconds = np.mean(
+        [curve[:length] for curve in found], axis=0
+    ).T
+    return Curve(
+        steps=tuple(int(step) for step in steps),
+        values=tuple(values.tolist()),
+        seconds=tuple(seconds.tolist()),
+    )
+
+
+def went_on(group: pathlib.Path) -> bool:
+    """Whether a group was cut short once, and went on from a backup."""
+    records = outputs.read_records(group)
+    return sum(record.get("event") == "start" for record in records) > 1
+
+
+def _group_curve(
+    records: Sequence[dict[str, Any]], waited_secs: float
+) -> list[tuple[float, float, float]]:
+    start = records[0]["time"] + waited_secs
+    # By step: a run that went on from a backup has some of them twice.
+    found = {
+        # A diverged run has null there: worse than any target.
+        record["step"]: (
+            _number(record.get(f"val_{METRIC}")),
+            record["time"] - start,
+        )
+        for record in records
+        if record.get("event") == "epoch_end"
+    }
+    return [(step, *found[step]) for step in sorted(found)]
+
+
+def _number(value: float | None) -> float:
+    return math.inf if value is None else value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,16 +135,16 @@ class Finished:
     predictions: tuple[Any, ...]
     figures: dict[str, float]
     copies: tuple[dict[str, float], ...]
-    curve: curves.Curve | None
+    curve: Curve | None
     went_on: bool = False
 
 
 def collect(
-    trial: plan.Trial,
+    trial: runs.Trial,
     *,
     seed: int,
     workdir: pathlib.Path,
-    directory: Callable[[plan.Run], pathlib.Path],
+    directory: Callable[[runs.Run], pathlib.Path],
 ) -> Finished:
     """Reads one trial, all of whose runs are done.
 
@@ -58,7 +155,7 @@ def collect(
         directory: Finds the directory of a run.
     """
     groups = [
-        run_outputs.group_dir(directory(run), group)
+        outputs.group_dir(directory(run), group)
         for run in trial.students
         for group in range(run.num_groups)
     ]
@@ -70,9 +167,9 @@ def collect(
         name: float(np.mean([copy[name] for copy in copies]))
         for name in copies[0]
     }
-    curve = None if trial.averaged else curves.read(groups)
+    curve = None if trial.averaged else read(groups)
     if curve is not None:
-        means[f"best_{curves.METRIC}"] = min(curve.values)
+        means[f"best_{METRIC}"] = min(curve.values)
     return Finished(
         seed=seed,
         directories=tuple(
@@ -90,7 +187,7 @@ def collect(
         },
         copies=tuple(copies),
         curve=curve,
-        went_on=any(map(curves.went_on, groups)),
+        went_on=any(map(went_on, groups)),
     )
 
 
@@ -146,11 +243,11 @@ def _spread(trials: Sequence[Finished]) -> dict[str, float]:
 
 
 def _cost(
-    trial: plan.Trial, directory: Callable[[plan.Run], pathlib.Path]
+    trial: runs.Trial, directory: Callable[[runs.Run], pathlib.Path]
 ) -> dict[str, float]:
     """What a trial took: of training alone, the first trace included."""
     found = {
-        run.key: run_outputs.read_results(directory(run))["groups"]
+        run.key: outputs.read_results(directory(run))["groups"]
         for run in trial.runs
     }
     groups = [group for run in trial.runs for group in found[run.key]]
@@ -180,7 +277,7 @@ def _slowest(groups: Sequence[dict[str, Any]]) -> float:
 
 
 def _exchanged(
-    trial: plan.Trial, groups: Sequence[pathlib.Path]
+    trial: runs.Trial, groups: Sequence[pathlib.Path]
 ) -> dict[str, float]:
     """What groups that teach each other sent, and what else they might have.
 
@@ -192,7 +289,7 @@ def _exchanged(
     learns = run.config.codistillation.enabled and run.num_groups > 1
     if others or not learns:
         return {}
-    results = list(map(run_outputs.read_results, groups))
+    results = list(map(outputs.read_results, groups))
     steps, size = run.config.num_steps, results[0]["parameter_bytes"]
     peers = sum(len(result["teachers"]) for result in results) / len(results)
     # The version of the last step is for nobody in this run.
@@ -222,7 +319,7 @@ def _exchanged(
     stale = [
         record["teacher_staleness"]
         for path in groups
-        for record in run_outputs.read_records(path)
+        for record in outputs.read_records(path)
         if record.get("teacher_staleness") is not None
     ]
     return {**found, "teacher_staleness": _mean(stale)} if stale else found
@@ -230,3 +327,122 @@ def _exchanged(
 
 def _mean(values: Any) -> float:
     return float(np.mean(list(values)))
+
+
+NAMED = ("final", "best")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """A loss, and how many steps `independent` takes to it.
+
+    Attributes:
+        kind: `"final"` or `"best"`: the mean of those losses of the
+            independent trials, each of which takes to it what it took to its
+            own; or `"given"`.
+        value: The loss, in nats.
+    """
+
+    kind: str
+    value: float
+
+    def to_tree(self) -> dict[str, Any]:
+        """Returns what JSON has of it."""
+        return {"metric": METRIC, **dataclasses.asdict(self)}
+
+
+def check(text: str) -> None:
+    """Checks what a command line asks for.
+
+    Raises:
+        ValueError: If it is no loss.
+    """
+    if text in NAMED:
+        return
+    try:
+        fits = math.isfinite(float(text))
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"--target must be {', '.join(NAMED)} or a number of nats; "
+            f"received {text!r}."
+        )
+
+
+def make(text: str, independent: Sequence[Curve]) -> Target:
+    """Returns the target that a command line asks for.
+
+    Args:
+        text: `"final"`, `"best"`, or a number.
+        independent: Curves of the independent trials.
+    """
+    if text not in NAMED:
+        return Target(kind="given", value=float(text))
+    losses = [_loss(curve, text) for curve in independent]
+    return Target(kind=text, value=float(np.mean(losses)))
+
+
+def compare_steps(
+    target: Target,
+    curves: Sequence[Curve],
+    independent: Sequence[Curve],
+) -> tuple[float, tuple[float, float] | None] | None:
+    """Returns a method's steps as a multiple of `independent`'s.
+
+    A target that was estimated from the independent trials is estimated anew
+    from each resample of them, so that the interval knows of that too.
+
+    Args:
+        target: The loss.
+        curves: Of the method's trials.
+        independent: Of the independent trials.
+
+    Returns:
+        The ratio and its interval; None if a trial did not reach the target.
+        The interval is None where resamples have targets out of reach.
+    """
+    steps = [_steps(curve, target.value) for curve in curves]
+    if None in steps:
+        return None
+    if target.kind == "given":
+        others = [_steps(curve, target.value) for curve in independent]
+        return None if None in others else statistics.ratio(steps, others)  # type: ignore[arg-type]
+    base = float(np.mean([_own(curve, target.kind) for curve in independent]))
+    value = float(np.mean(steps)) / base  # type: ignore[arg-type]
+
+    losses = np.array([_loss(curve, target.kind) for curve in independent])
+    own = np.array([_own(curve, target.kind) for curve in independent])
+
+    @functools.cache  # Few trials have few different resamples.
+    def steps_to(index: int, loss: float) -> float:
+        found = _steps(curves[index], loss)
+        return np.nan if found is None else found
+
+    def resampled(ours: np.ndarray, theirs: np.ndarray) -> float:
+        loss = float(losses[np.sort(theirs)].mean())
+        found = [steps_to(index, loss) for index in ours.tolist()]
+        return sum(found) / len(found) / float(own[theirs].mean())
+
+    return value, statistics.of_resamples(
+        resampled, len(curves), len(independent)
+    )
+
+
+def _steps(curve: Curve, loss: float) -> float | None:
+    found = curve.reaches(loss)
+    return found[0] if found else None
+
+
+def _loss(curve: Curve, kind: str) -> float:
+    return min(curve.values) if kind == "best" else curve.values[-1]
+
+
+def _own(curve: Curve, kind: str) -> float:
+    """Steps that an independent trial took to its own final or best loss.
+
+    To the first time, as for everyone else: a curve that has long been flat, or
+    was lower before, did not need all of its steps for its final loss.
+    """
+    found = curve.reaches(_loss(curve, kind))
+    return found[0] if found else float(curve.steps[-1])

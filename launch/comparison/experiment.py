@@ -16,23 +16,21 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from launch import config as config_lib
-from launch import optimizer_section
 from launch import recipes
-from launch import run_outputs
 from launch.comparison import collect
 from launch.comparison import markdown
 from launch.comparison import methods
-from launch.comparison import plan
 from launch.comparison import plots
-from launch.comparison import report as report_lib
+from launch.comparison import report
 from launch.comparison import runs
-from launch.comparison import variants as variants_lib
+from launch.config import config as config_lib
+from launch.config import sections
+from launch.task import outputs
 
 RECORD = "compare.json"
 REPORT, MARKDOWN = "report.json", "report.md"
 LOCK = "compare.lock"
-_RESULTS = run_outputs.RESULTS
+_RESULTS = outputs.RESULTS
 _UNREADABLE = (OSError, TypeError, ValueError, zipfile.BadZipFile, zlib.error)
 
 
@@ -44,7 +42,7 @@ class Experiment:
         workdir: pathlib.Path,
         *,
         setup: methods.Setup,
-        variants: Sequence[variants_lib.Variant],
+        variants: Sequence[methods.Variant],
         num_trials: int,
     ) -> None:
         """Plans everything, and trains nothing.
@@ -62,9 +60,9 @@ class Experiment:
         self.workdir = workdir
         self._setup = setup
         earlier, trials = _earlier(workdir, setup)
-        self._variants = variants_lib.unique([*earlier, *variants])
+        self._variants = methods.unique([*earlier, *variants])
         self._num_trials = max(trials, num_trials)
-        self._trials: dict[str, list[plan.Trial]] = {
+        self._trials: dict[str, list[runs.Trial]] = {
             variant.name: [
                 variant.trial(setup, seed) for seed in range(self._num_trials)
             ]
@@ -105,9 +103,9 @@ class Experiment:
             runner = runs.Runner(self.workdir, num_at_once=num_at_once, say=say)
             return runner.run_all(self._ordered_runs())
 
-    def _ordered_runs(self) -> list[plan.Run]:
+    def _ordered_runs(self) -> list[runs.Run]:
         """Each run once; trial by trial, so that a part is a smaller whole."""
-        found: dict[str, plan.Run] = {}
+        found: dict[str, runs.Run] = {}
         for index in range(self._num_trials):
             for trials in self._trials.values():
                 for run in trials[index].runs:
@@ -135,7 +133,7 @@ class Experiment:
         if not done:
             raise ValueError(f"there is no finished trial in {self.workdir}")
         config, setup = self._setup.config, self._described_setup()
-        found = report_lib.make(
+        found = report.make(
             done,
             target=target,
             descriptions={v.name: v.describe for v in self._variants},
@@ -161,7 +159,7 @@ class Experiment:
             for run in trials[0].runs
             if run.config.codistillation.enabled
         ]
-        notices = map(optimizer_section.constant_decay_notice, learning)
+        notices = map(sections.constant_decay_notice, learning)
         return [
             *dict.fromkeys(notice for notice in notices if notice),
             *self._undone(finished),
@@ -186,7 +184,7 @@ class Experiment:
         self,
         name: str,
         seed: int,
-        directory: Callable[[plan.Run], pathlib.Path],
+        directory: Callable[[runs.Run], pathlib.Path],
     ) -> collect.Finished:
         trial = self._trials[name][seed]
         try:
@@ -217,7 +215,7 @@ class Experiment:
 
     def _write(self, name: str, text: str) -> None:
         """Writes a file that appears whole or not at all."""
-        with run_outputs.replacing(self.workdir / name) as file:
+        with outputs.replacing(self.workdir / name) as file:
             file.write(text.encode())
 
 
@@ -238,7 +236,7 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
 
 def _earlier(
     workdir: pathlib.Path, setup: methods.Setup
-) -> tuple[list[variants_lib.Variant], int]:
+) -> tuple[list[methods.Variant], int]:
     """Returns the methods and trials of earlier calls in the directory."""
     path = workdir / RECORD
     if not path.exists():
@@ -265,5 +263,5 @@ def _earlier(
             f"{', '.join(changed)}. Choose another workdir, or give the same "
             "options as before; methods, sweeps and trials may be added."
         )
-    earlier = [variants_lib.Variant(**v) for v in record["variants"]]
+    earlier = [methods.Variant(**v) for v in record["variants"]]
     return earlier, record["num_trials"]

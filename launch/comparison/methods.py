@@ -4,18 +4,88 @@ A method changes the recipe as little as it can: its own fields, the shape of
 the cluster, the seed, and the steps if the budget asks for it.
 
 Imports neither TensorFlow nor Keras.
+
+Imports neither TensorFlow nor Keras.
+
+Imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
+import difflib
 import fractions
 import math
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
-from launch import config as config_lib
-from launch.comparison import budget
-from launch.comparison import plan
+from launch import recipes
+from launch.comparison import runs
+from launch.config import config as config_lib
+
+BUDGETS = ("per_group", "total")
+# Fields that count steps of the whole run; they shrink with it.
+_STEP_FIELDS = {
+    "codistillation": ("burn_in_steps", "ramp_steps", "boundaries"),
+    "optimizer": ("warmup_steps", "boundaries"),
+}
+
+
+def scaled(
+    config: config_lib.Config, share: fractions.Fraction
+) -> config_lib.Config:
+    """Returns the same run in fewer steps, with all of its schedule.
+
+    Evaluations keep their number, and come at the same shares of the run.
+
+    Args:
+        config: The whole run.
+        share: Of its steps, in (0, 1].
+
+    Returns:
+        A run of `share * num_steps` steps, or a few less: a whole number of
+        executions between evaluations.
+
+    Raises:
+        ValueError: If too few steps are left for that.
+    """
+    if share == 1:
+        return config
+    num_evaluations = config.num_steps // config.evaluate_every_steps
+    unit = config.steps_per_execution
+    wanted = config.num_steps * share / num_evaluations / unit
+    every = math.floor(wanted) * unit  # Never more than its share.
+    if not every:
+        raise ValueError(
+            f"{share} of {config.num_steps} steps leave less than one step "
+            f"for each of {num_evaluations} evaluations. Raise num_steps or "
+            "evaluate_every_steps, or use --budget=per_group."
+        )
+    share = fractions.Fraction(every * num_evaluations, config.num_steps)
+    changes: dict[str, Any] = {
+        "num_steps": every * num_evaluations,
+        "evaluate_every_steps": every,
+    }
+    for name, fields in _STEP_FIELDS.items():
+        section = getattr(config, name)
+        known = {field.name for field in dataclasses.fields(section)}
+        changes[name] = dataclasses.replace(
+            section,
+            **{
+                field: _shrunk(getattr(section, field), share)
+                for field in fields
+                if field in known
+            },
+        )
+    return dataclasses.replace(config, **changes)
+
+
+def _shrunk(steps: Any, share: fractions.Fraction) -> Any:
+    if steps is None:
+        return None
+    if isinstance(steps, tuple):
+        return tuple(max(1, round(step * share)) for step in steps)
+    return round(steps * share)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,14 +151,14 @@ class Setup:
             parts: Over how many parts the budget of a trial is shared out.
             **changes: Sections to replace.
         """
-        whole = budget.scaled(self.config, self.share(parts))
+        whole = scaled(self.config, self.share(parts))
         data = changes.pop("data", whole.data)
         changes["data"] = dataclasses.replace(data, seed=whole.data.seed + seed)
         return dataclasses.replace(whole, seed=whole.seed + seed, **changes)
 
     def group(
         self, config: config_lib.Config, *, name: str, workers: int = 1
-    ) -> plan.Run:
+    ) -> runs.Run:
         """Returns the run of one group that learns from nobody.
 
         Args:
@@ -120,11 +190,11 @@ class Setup:
         name: str,
         num_groups: int,
         workers: int = 1,
-        teachers: tuple[plan.Run, ...] = (),
-    ) -> plan.Run:
+        teachers: tuple[runs.Run, ...] = (),
+    ) -> runs.Run:
         """Returns a run with groups of the common shape."""
         config.check_num_groups(num_groups)
-        return plan.Run(
+        return runs.Run(
             part=name,
             config=config,
             num_groups=num_groups,
@@ -140,12 +210,12 @@ _SEEDS_PER_MEMBER = 1000
 _WAIT_SECS = 300.0
 
 
-def _independent(setup: Setup, seed: int) -> plan.Trial:
+def _independent(setup: Setup, seed: int) -> runs.Trial:
     run = setup.group(setup.seeded(seed), name="group")
-    return plan.Trial(runs=(run,), students=(run,))
+    return runs.Trial(runs=(run,), students=(run,))
 
 
-def _large_group(setup: Setup, seed: int) -> plan.Trial:
+def _large_group(setup: Setup, seed: int) -> runs.Trial:
     parts, config = setup.num_groups, setup.config
     scale = setup.learning_rate_scale
     changed = setup.seeded(
@@ -162,21 +232,21 @@ def _large_group(setup: Setup, seed: int) -> plan.Trial:
         optimizer=dataclasses.replace(changed.optimizer, learning_rate=rate),
     )
     run = setup.group(changed, name="group", workers=parts)
-    return plan.Trial(runs=(run,), students=(run,))
+    return runs.Trial(runs=(run,), students=(run,))
 
 
-def _smoothed(kind: str) -> Callable[[Setup, int], plan.Trial]:
-    def make(setup: Setup, seed: int) -> plan.Trial:
+def _smoothed(kind: str) -> Callable[[Setup, int], runs.Trial]:
+    def make(setup: Setup, seed: int) -> runs.Trial:
         smoothing = dataclasses.replace(
             setup.config.smoothing, kind=kind, weight=setup.smoothing_weight
         )
         run = setup.group(setup.seeded(seed, smoothing=smoothing), name="group")
-        return plan.Trial(runs=(run,), students=(run,))
+        return runs.Trial(runs=(run,), students=(run,))
 
     return make
 
 
-def _ensemble(setup: Setup, seed: int) -> plan.Trial:
+def _ensemble(setup: Setup, seed: int) -> runs.Trial:
     size = setup.ensemble_size
     members = tuple(
         setup.group(
@@ -185,10 +255,10 @@ def _ensemble(setup: Setup, seed: int) -> plan.Trial:
         )
         for index in range(size)
     )
-    return plan.Trial(runs=members, students=members, averaged=True)
+    return runs.Trial(runs=members, students=members, averaged=True)
 
 
-def _offline_distillation(setup: Setup, seed: int) -> plan.Trial:
+def _offline_distillation(setup: Setup, seed: int) -> runs.Trial:
     teacher = setup.group(
         setup.seeded(seed + _SEEDS_PER_MEMBER, parts=2), name="teacher"
     )
@@ -204,11 +274,11 @@ def _offline_distillation(setup: Setup, seed: int) -> plan.Trial:
     student = setup.run(
         config, name="student", num_groups=1, teachers=(teacher,)
     )
-    return plan.Trial(runs=(teacher, student), students=(student,))
+    return runs.Trial(runs=(teacher, student), students=(student,))
 
 
-def _codistilled(mode: str) -> Callable[[Setup, int], plan.Trial]:
-    def make(setup: Setup, seed: int) -> plan.Trial:
+def _codistilled(mode: str) -> Callable[[Setup, int], runs.Trial]:
+    def make(setup: Setup, seed: int) -> runs.Trial:
         config = setup.config
         if setup.num_groups < 2:
             raise ValueError(
@@ -229,7 +299,7 @@ def _codistilled(mode: str) -> Callable[[Setup, int], plan.Trial]:
         )
         config = dataclasses.replace(config, start_together_secs=_WAIT_SECS)
         run = setup.run(config, name="groups", num_groups=setup.num_groups)
-        return plan.Trial(runs=(run,), students=(run,))
+        return runs.Trial(runs=(run,), students=(run,))
 
     return make
 
@@ -243,7 +313,7 @@ class Method:
         describe: What it is, in a line.
     """
 
-    make: Callable[[Setup, int], plan.Trial]
+    make: Callable[[Setup, int], runs.Trial]
     describe: str
 
 
@@ -277,3 +347,139 @@ METHODS: Mapping[str, Method] = {
         "groups that teach each other, each on all of the data",
     ),
 }
+
+
+# Short names of what is swept most.
+ALIASES: Mapping[str, str] = {
+    "burn_in": "codistillation.burn_in_steps",
+    "exchange_interval": "exchange.every_steps",
+    "temperature": "codistillation.temperature",
+    "topology": "exchange.topology",
+    "weight": "codistillation.weight",
+}
+NUM_GROUPS = "num_groups"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A method, perhaps with a field of its own.
+
+    Attributes:
+        method: Name in `methods.METHODS`.
+        field: What is swept, as it was named; or None.
+        value: Its value, as it was written.
+    """
+
+    method: str
+    field: str | None = None
+    value: str | None = None
+
+    @property
+    def name(self) -> str:
+        """A name unique in a comparison."""
+        if self.field is None:
+            return self.method
+        return f"{self.method}[{self.field}={self.value}]"
+
+    @property
+    def describe(self) -> str:
+        """What it is, in a line."""
+        return METHODS[self.method].describe
+
+    def trial(self, setup: Setup, seed: int) -> runs.Trial:
+        """Returns what one trial of it takes.
+
+        Raises:
+            ValueError: If the field or its value does not fit.
+        """
+        trial = METHODS[self.method].make(self._setup(setup), seed)
+        field = ALIASES.get(str(self.field), str(self.field))
+        learns = any(run.config.codistillation.enabled for run in trial.runs)
+        if field.startswith(("codistillation.", "exchange.")) and not learns:
+            raise ValueError(
+                f"{self.method} learns from nobody; received the sweep of "
+                f"{field}, which would change nothing. Sweep another method."
+            )
+        return trial
+
+    def _setup(self, setup: Setup) -> Setup:
+        if self.field is None:
+            return setup
+        if self.field == NUM_GROUPS:
+            if not str(self.value).isdecimal():
+                raise ValueError(
+                    "num_groups must be a whole number; received "
+                    f"{self.value!r}."
+                )
+            return dataclasses.replace(setup, num_groups=int(str(self.value)))
+        field = ALIASES.get(self.field, self.field)
+        config = recipes.override(setup.config, [f"{field}={self.value}"])
+        exchange = config.exchange
+        if exchange.refresh_every_steps > exchange.every_steps:
+            # To look less often than there is news would hide the interval.
+            exchange = dataclasses.replace(
+                exchange, refresh_every_steps=exchange.every_steps
+            )
+        return dataclasses.replace(
+            setup, config=dataclasses.replace(config, exchange=exchange)
+        )
+
+
+def parse_methods(text: str) -> list[Variant]:
+    """Returns the methods that a comma-separated list names.
+
+    Raises:
+        ValueError: If there is no such method.
+    """
+    return [Variant(method=_checked(name)) for name in text.split(",")]
+
+
+def parse_sweep(text: str) -> list[Variant]:
+    """Returns the variants of one sweep.
+
+    Args:
+        text: `[METHOD:]FIELD=VALUE,VALUE,...`; the method is codistill by
+            default, and the field one of `ALIASES`, `num_groups`, or any of
+            the recipe.
+
+    Raises:
+        ValueError: If it is not of that form.
+    """
+    before, equals, after = text.partition("=")
+    method, colon, field = before.rpartition(":")
+    values = _split(after)
+    if not equals or not field or not all(values):
+        raise ValueError(
+            "A sweep must be [METHOD:]FIELD=VALUE,VALUE,... such as "
+            f"exchange_interval=50,250,1000; received {text!r}."
+        )
+    name = _checked(method) if colon else "codistill"
+    return [Variant(method=name, field=field, value=v) for v in values]
+
+
+def _split(text: str) -> list[str]:
+    """Splits at the commas outside of brackets."""
+    values, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and not depth:
+            values.append("")
+        else:
+            values[-1] += character
+    return [value.strip() for value in values]
+
+
+def _checked(name: str) -> str:
+    name = name.strip()
+    if name in METHODS:
+        return name
+    near = difflib.get_close_matches(name, METHODS, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"There is no method {name!r}.{hint} Methods: {', '.join(METHODS)}."
+    )
+
+
+def unique(variants: Sequence[Variant]) -> list[Variant]:
+    """Returns each variant once, in the order given."""
+    return list(dict.fromkeys(variants))

@@ -1,23 +1,294 @@
-"""report.json: every figure, with the values that it was made from.
+"""report.json: every figure, what may be said of it, and what to know.
+
+Imports neither TensorFlow nor Keras.
+
+Imports neither TensorFlow nor Keras.
 
 Imports neither TensorFlow nor Keras.
 """
 
 import math
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from launch.comparison import collect
-from launch.comparison import curves as curves_lib
-from launch.comparison import notes
 from launch.comparison import statistics
-from launch.comparison import target as target_lib
-from launch.comparison import verdict
 
-BASELINE = notes.BASELINE
-Trials = notes.Trials
+_NAMES = {
+    "codistill": "codistillation",
+    "codistill_shared": "codistillation on shared data",
+}
+
+
+def verdict_on(name: str, figures: Mapping[str, Any], *, target: float) -> str:
+    """Returns the verdict on a method, compared with `independent`.
+
+    Args:
+        name: Of the method.
+        figures: Its part of the report.
+        target: Validation log loss that steps are counted to.
+    """
+    plain = name if "[" in name else name.replace("_", " ")
+    shown = _NAMES.get(name, plain)
+    versus = figures["versus_independent"]
+    least = statistics.LEAST_TRIALS
+    for count, whose in (
+        (figures["num_trials"], ""),
+        (versus["num_trials"], " of independent"),
+    ):
+        if count < least:
+            return (
+                f"{shown}: {count} trial(s){whose} are too few "
+                f"to say anything; take {least} or more."
+            )
+    parts = [
+        _steps(figures, versus.get("steps_to_target"), target),
+        _churn(versus.get("churn")),
+        _loss(versus[collect.METRIC]),
+    ]
+    said = "; ".join(part for part in parts if part)
+    return f"{shown} {said}{_budget(versus)}{_deaf(figures)}"
+
+
+def _deaf(figures: Mapping[str, Any]) -> str:
+    found = figures.get("figures", {}).get("groups_without_teacher")
+    if not found or not found["mean"]:
+        return ""
+    return "; some of its groups never heard a teacher, see the notes"
+
+
+def _budget(versus: Mapping[str, Any]) -> str:
+    """What it took in all, and at each step, where independent took less."""
+    examples = versus["examples"]
+    parts = []
+    if abs(examples - 1) >= 0.005:
+        parts.append(f"on {examples:.3g}x the training examples in all")
+    # With as many steps as independent the first part says it.
+    per_step = versus.get("examples_per_step", examples)
+    if abs(per_step - 1) >= 0.005 and abs(per_step / examples - 1) >= 0.005:
+        parts.append(f"{per_step:.3g}x the training examples at each step")
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _steps(
+    figures: Mapping[str, Any], found: Mapping[str, Any] | None, target: float
+) -> str:
+    if "reached" not in figures:
+        return ""
+    reached, trials = figures["reached"], figures["num_trials"]
+    if reached < trials:
+        return f"reached {target:.4g} nats in {reached} of {trials} trials"
+    if found is None:
+        return f"reached {target:.4g} nats; independent did not in all trials"
+    if found["interval"] is None:
+        return (
+            f"reached {target:.4g} nats ({found['ratio']:.2f}x the steps, too "
+            "near to where its trials ended for an interval)"
+        )
+    value, (low, high) = found["ratio"], found["interval"]
+    steps = f"{value:.2f}x the steps"
+    if low <= 1 <= high:
+        return (
+            f"shows no clear difference in steps to {target:.4g} nats "
+            f"({value:.2f}x, {low:.2f} to {high:.2f})"
+        )
+    return f"reached {target:.4g} nats in {steps} ({low:.2f} to {high:.2f})"
+
+
+def _churn(found: Mapping[str, Any] | None) -> str:
+    if found is None or found["interval"] is None:
+        return ""
+    change, (low, high) = _percent(found["ratio"]), found["interval"]
+    if low <= 1 <= high:
+        return (
+            f"churn not clearly different ({change:+.0f}%, "
+            f"{_percent(low):+.0f}% to {_percent(high):+.0f}%)"
+        )
+    # The farther end: what is said must not end before the interval does.
+    half = max(high - found["ratio"], found["ratio"] - low) * 100
+    return f"churn {change:+.0f}% +- {half:.0f}"
+
+
+def _loss(found: Mapping[str, Any]) -> str:
+    change = found["difference"]
+    if found["interval"] is None:
+        return ""
+    low, high = found["interval"]
+    if low <= 0 <= high:
+        return (
+            f"final log loss not clearly different ({change:+.4f}, "
+            f"{low:+.4f} to {high:+.4f})"
+        )
+    word = "better" if change < 0 else "worse"
+    return f"final log loss {word} ({change:+.4f}, {low:+.4f} to {high:+.4f})"
+
+
+def _percent(ratio: float) -> float:
+    return 100 * (ratio - 1)
+
+
+BASELINE = "independent"
+Trials = Sequence[collect.Finished]
+
+
+def notes_on(
+    methods: Mapping[str, Trials],
+    found: Mapping[str, Any],
+    *,
+    target: str,
+    loss: float | None,
+    budget: str | None,
+) -> list[str]:
+    """Returns the notes, each a sentence or more.
+
+    Args:
+        methods: Name of each method to its finished trials, one or more.
+        found: Name of each method to its part of the report.
+        target: As for `target.make`.
+        loss: What that came to, if anything.
+        budget: One of `budget.BUDGETS`, if known.
+    """
+    return [
+        *_past_best(found, target),
+        *_budgets(found, budget),
+        *_examples_judged(methods),
+        *_too_early(methods, loss),
+        *_went_on(methods),
+        *_exchanges(found),
+    ]
+
+
+def _past_best(found: Mapping[str, Any], target: str) -> list[str]:
+    notes = []
+    for name, figures in found.items():
+        values = figures["figures"]
+        best = values.get(f"best_{collect.METRIC}")
+        final = values[collect.METRIC]
+        error = final["standard_error"] or 0.0
+        if best and final["mean"] - best["mean"] > max(2 * error, 1e-3):
+            notes.append(
+                f"{name} is past its best: its final log loss is "
+                f"{final['mean']:.4f}, its best {best['mean']:.4f}."
+                + (
+                    " Its final loss is easy to reach; --target=best or fewer "
+                    "steps ask for more."
+                    if name == BASELINE and target == "final"
+                    else ""
+                )
+            )
+    if BASELINE not in found:
+        notes.append(
+            f"Without the method {BASELINE} nothing is compared with it."
+        )
+    return notes
+
+
+def _budgets(found: Mapping[str, Any], budget: str | None) -> list[str]:
+    examples = {
+        name: figures["figures"]["total_examples"]["mean"]
+        for name, figures in found.items()
+    }
+    if len(set(examples.values())) < 2:
+        return []
+    shares = ", ".join(
+        f"{name} {value:,.0f}" for name, value in examples.items()
+    )
+    remedy = (
+        "Steps are shared out in whole executions between whole evaluations; "
+        "a num_steps that has more divisors, or fewer evaluations, make it "
+        "exact."
+        if budget == "total"
+        else "With --budget=total all get the same."
+    )
+    return [
+        "The methods were given different numbers of training examples in "
+        f"all: {shares}. {remedy}"
+    ]
+
+
+# Share of the versions that the interval asks for. Less is another interval.
+_FEW_VERSIONS = 0.75
+
+
+def _exchanges(found: Mapping[str, Any]) -> list[str]:
+    """What of the exchange was not as it was set: it depends on the machine."""
+    notes = []
+    for name, method in found.items():
+        figures = method["figures"]
+        if "versions_due" not in figures:
+            continue
+        read, due = (
+            figures[key]["mean"] for key in ("versions_read", "versions_due")
+        )
+        if read < _FEW_VERSIONS * due:
+            notes.append(
+                f"{name}: a group read {read:.1f} versions of its teachers, "
+                f"where its exchange interval asks for {due:.0f}: its steps "
+                "are faster than exports, or the machine is busy. With "
+                "another speed it would come out differently; a larger "
+                "exchange.every_steps, a smaller exchange.poll_secs, or "
+                "longer steps help."
+            )
+        deaf = sum(figures["groups_without_teacher"]["values"])
+        if deaf:
+            notes.append(
+                f"{name}: {deaf:.0f} group(s) of all trials never heard a "
+                "teacher, and trained as if alone."
+            )
+    return notes
+
+
+def _too_early(methods: Mapping[str, Trials], loss: float | None) -> list[str]:
+    """Names the methods whose steps to the target nobody has counted."""
+    found = [
+        name
+        for name, trials in methods.items()
+        for curve in [trial.curve for trial in trials]
+        if loss is not None and curve is not None and curve.values[0] <= loss
+    ]
+    if not found:
+        return []
+    return [
+        "At the target by the first evaluation, and nobody knows how long "
+        f"before: {', '.join(dict.fromkeys(found))}. Lower "
+        "evaluate_every_steps, or take a lower --target."
+    ]
+
+
+def _went_on(methods: Mapping[str, Trials]) -> list[str]:
+    found = [
+        f"trial {trial.seed} of {name}"
+        for name, trials in methods.items()
+        for trial in trials
+        if trial.went_on
+    ]
+    if not found:
+        return []
+    return [
+        "Cut short once and gone on with from a backup, so that seconds and "
+        f"bytes are of the last part alone: {', '.join(found)}."
+    ]
+
+
+def _examples_judged(methods: Mapping[str, Trials]) -> list[str]:
+    """Names the methods that were not judged on the baseline's examples."""
+    if BASELINE not in methods:
+        return []
+    labels = methods[BASELINE][0].predictions[0].labels
+    others = [
+        name
+        for name, trials in methods.items()
+        if not np.array_equal(trials[0].predictions[0].labels, labels)
+    ]
+    if not others:
+        return []
+    return [
+        f"Judged on other validation examples than {BASELINE}, so that losses "
+        f"cannot be compared: {', '.join(others)}."
+    ]
 
 
 def make(
@@ -37,8 +308,8 @@ def make(
     """
     baseline = methods.get(BASELINE, ())
     aim = None
-    if baseline or target not in target_lib.NAMED:
-        aim = target_lib.make(target, _curves(baseline))
+    if baseline or target not in collect.NAMED:
+        aim = collect.make(target, _curves(baseline))
     found = _figures(methods, descriptions, aim)
     return {
         **context,
@@ -46,7 +317,7 @@ def make(
         "target": aim.to_tree() if aim else None,
         "notes": [
             *context.get("notes", ()),
-            *notes.of(
+            *notes_on(
                 methods,
                 found,
                 target=target,
@@ -61,7 +332,7 @@ def make(
 def _figures(
     methods: Mapping[str, Trials],
     descriptions: Mapping[str, str],
-    aim: target_lib.Target | None,
+    aim: collect.Target | None,
 ) -> dict[str, dict[str, Any]]:
     # Between all pairs of trials: the dearest figure, made once a method.
     churn = {
@@ -80,7 +351,7 @@ def _figures(
                 **_versus_churn(churn[name], churn[BASELINE]),
             }
             if aim is not None:
-                figures["verdict"] = verdict.of(name, figures, target=aim.value)
+                figures["verdict"] = verdict_on(name, figures, target=aim.value)
         found[name] = figures
     return found
 
@@ -88,7 +359,7 @@ def _figures(
 def _method(
     trials: Trials,
     churn: Mapping[str, np.ndarray],
-    aim: target_lib.Target | None,
+    aim: collect.Target | None,
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
         "num_trials": len(trials),
@@ -126,7 +397,7 @@ def _trial(trial: collect.Finished) -> dict[str, Any]:
         if curve is None
         else {
             "steps": list(curve.steps),
-            curves_lib.METRIC: [
+            collect.METRIC: [
                 value if math.isfinite(value) else None
                 for value in curve.values
             ],
@@ -174,7 +445,7 @@ def _examples_per_step(trial: collect.Finished) -> float:
 
 
 def _versus(
-    trials: Trials, baseline: Trials, aim: target_lib.Target | None
+    trials: Trials, baseline: Trials, aim: collect.Target | None
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
         "num_trials": len(baseline),
@@ -183,7 +454,7 @@ def _versus(
             / np.mean([t.figures["total_examples"] for t in baseline])
         ),
     }
-    for name in (curves_lib.METRIC, f"best_{curves_lib.METRIC}"):
+    for name in (collect.METRIC, f"best_{collect.METRIC}"):
         if all(name in t.figures for t in (*trials, *baseline)):
             value, interval = statistics.difference(
                 [trial.figures[name] for trial in trials],
@@ -198,7 +469,7 @@ def _versus(
         )
         found["examples_per_step"] = float(ours_per_step / theirs_per_step)
     if aim and curves:
-        steps = target_lib.compare_steps(aim, curves, _curves(baseline))
+        steps = collect.compare_steps(aim, curves, _curves(baseline))
         if steps is not None:
             found["steps_to_target"] = {
                 "ratio": steps[0],
@@ -221,5 +492,5 @@ def _versus_churn(
     return found
 
 
-def _curves(trials: Trials) -> list[curves_lib.Curve]:
+def _curves(trials: Trials) -> list[collect.Curve]:
     return [trial.curve for trial in trials if trial.curve is not None]

@@ -1,10 +1,17 @@
 """Carries out runs, several at a time, and goes on where it was stopped.
 
 Imports neither TensorFlow nor Keras.
+
+Two trials that need the same training share one run: an ensemble's first
+member is the independent group of the same seed.
+
+Imports neither TensorFlow nor Keras.
 """
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import pathlib
 import shutil
 import sys
@@ -12,12 +19,105 @@ import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
-from launch import config as config_lib
-from launch import run_outputs
-from launch.comparison import plan
-from tfdistill import local_cluster
-from tfdistill import local_run
+from launch.config import config as config_lib
+from launch.task import outputs
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training of some groups.
+
+    Attributes:
+        part: The part it plays in its trial; not what it is.
+        config: What each group runs.
+        num_groups: Number of groups.
+        workers_per_group: Workers in each.
+        ps_per_group: Parameter servers in each.
+        teachers: Runs of one group whose last exports are fixed teachers.
+    """
+
+    part: str
+    config: config_lib.Config
+    num_groups: int
+    workers_per_group: int
+    ps_per_group: int = 0
+    teachers: tuple["Run", ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Equal for runs that train the same; the name of its directory."""
+        content = {
+            "config": _essentials(self.config),
+            "shape": [
+                self.num_groups,
+                self.workers_per_group,
+                self.ps_per_group,
+            ],
+            "teachers": [teacher.key for teacher in self.teachers],
+        }
+        text = json.dumps(content, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        return f"seed_{self.config.seed}_{digest}"
+
+    @property
+    def num_steps(self) -> int:
+        """Training steps of all groups together."""
+        return self.num_groups * self.config.num_steps
+
+    @property
+    def num_examples(self) -> int:
+        """Training examples of all groups together, repeats counted."""
+        return self.num_steps * self.config.data.global_batch_size
+
+
+def _essentials(section: Any) -> dict[str, Any]:
+    """A configuration without what is at its default.
+
+    So that runs keep their names when a later release has more fields.
+    """
+    found = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        default = (
+            field.default_factory()
+            if field.default_factory is not dataclasses.MISSING
+            else field.default
+        )
+        if value == default:
+            continue
+        nested = dataclasses.is_dataclass(value)
+        found[field.name] = _essentials(value) if nested else value
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What one method takes for one seed.
+
+    Attributes:
+        runs: All of its runs, in the order in which they must be run.
+        students: Those whose groups predict.
+        averaged: Whether the students are one ensemble.
+    """
+
+    runs: tuple[Run, ...]
+    students: tuple[Run, ...]
+    averaged: bool = False
+
+    @property
+    def num_steps(self) -> int:
+        """Training steps of all groups of all runs."""
+        return sum(run.num_steps for run in self.runs)
+
+    @property
+    def num_examples(self) -> int:
+        """Training examples of all groups of all runs, repeats counted."""
+        return sum(run.num_examples for run in self.runs)
+
 
 RUNS = "runs"
 _EXIT_RETRY = 75
@@ -28,7 +128,7 @@ _MAX_TRIES = 3
 
 @dataclasses.dataclass
 class _Active:
-    run: plan.Run
+    run: Run
     process: local_run.LocalRun
     stack: contextlib.ExitStack
     start: float
@@ -63,15 +163,15 @@ class Runner:
         self._num_done = 0
         self._refused = False
 
-    def directory(self, run: plan.Run) -> pathlib.Path:
+    def directory(self, run: Run) -> pathlib.Path:
         """Returns where a run's files are."""
         return self._workdir / RUNS / run.key
 
-    def is_done(self, run: plan.Run) -> bool:
+    def is_done(self, run: Run) -> bool:
         """Whether a run has come to its end, now or earlier."""
-        return (self.directory(run) / run_outputs.RESULTS).exists()
+        return (self.directory(run) / outputs.RESULTS).exists()
 
-    def run_all(self, runs: Sequence[plan.Run]) -> dict[str, str]:
+    def run_all(self, runs: Sequence[Run]) -> dict[str, str]:
         """Carries out the runs that are not done yet.
 
         Args:
@@ -105,7 +205,7 @@ class Runner:
 
     def _start_some(
         self,
-        waiting: dict[str, plan.Run],
+        waiting: dict[str, Run],
         failures: dict[str, str],
         total: int,
     ) -> None:
@@ -130,7 +230,7 @@ class Runner:
         minutes = mean * num_left / self._num_at_once / 60
         return f"; about {minutes:.0f} min left"
 
-    def _start(self, run: plan.Run, *, tries: int) -> None:
+    def _start(self, run: Run, *, tries: int) -> None:
         directory = self.directory(run)
         if directory.exists() and not run.ps_per_group:
             # Cut short. Groups with parameter servers go on from a backup.
@@ -154,7 +254,7 @@ class Runner:
             _Active(run, process, stack, time.monotonic(), tries)
         )
 
-    def _config(self, run: plan.Run) -> config_lib.Config:
+    def _config(self, run: Run) -> config_lib.Config:
         if not run.teachers:
             return run.config
         paths = tuple(str(self.last_export(t)) for t in run.teachers)
@@ -163,10 +263,10 @@ class Runner:
         )
         return dataclasses.replace(run.config, codistillation=learn)
 
-    def last_export(self, run: plan.Run, group: int = 0) -> pathlib.Path:
+    def last_export(self, run: Run, group: int = 0) -> pathlib.Path:
         """Returns the last SavedModel of a group of a run that is done."""
         directory = self.directory(run)
-        groups = run_outputs.read_results(directory)["groups"]
+        groups = outputs.read_results(directory)["groups"]
         steps = groups[group]["steps"]
         return directory / "exchange" / f"group_{group}" / str(steps)
 
@@ -200,6 +300,6 @@ class Runner:
                         self._say(f"  {line}")
 
 
-def _describe(run: plan.Run) -> str:
+def _describe(run: Run) -> str:
     shape = f"{run.num_groups} x {run.workers_per_group} workers"
     return f"{run.key}: {shape}, {run.config.num_steps} steps"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Iterable
 
-from tfdistill import plain_text
+from tfdistill.system import untrusted
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 
@@ -102,7 +102,7 @@ def run(check: Check) -> tuple[list[Result], bool]:
             found.append(
                 failed(
                     check.name,
-                    plain_text.one_line(f"{type(error).__name__}: {error}"),
+                    untrusted.one_line(f"{type(error).__name__}: {error}"),
                     check.remedy,
                 )
             )

@@ -1,20 +1,32 @@
-"""Do TF_CONFIG and the TFDISTILL_ variables describe a task that can run?"""
+"""Do TF_CONFIG and the TFDISTILL_ variables describe a task that can run?
 
+The ranges stand in pyproject.toml, and in the metadata of the installed
+package; they are read from there, so that no second list can differ.
+"""
+
+import importlib.metadata
+import operator
 import os
+import pathlib
+import platform
+import re
+import tomllib
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 
-from tfdistill import cluster as cluster_lib
-from tfdistill import signing
+from tfdistill import _version
+from tfdistill.cluster import identity
 from tfdistill.doctor import check
+from tfdistill.exchange import signing
 
-NAME = "environment"
+ENVIRONMENT = "environment"
 KEY = "key"
 
 
 def cluster_of(
     environ: Mapping[str, str] | None = None,
-) -> tuple[cluster_lib.Cluster | None, check.Result]:
+) -> tuple[identity.Cluster | None, check.Result]:
     """Reads the environment of this task.
 
     Args:
@@ -24,18 +36,20 @@ def cluster_of(
         The cluster, or None if it is not one; and the result.
     """
     try:
-        cluster = cluster_lib.Cluster.from_env(environ)
+        cluster = identity.Cluster.from_env(environ)
     except ValueError as error:
         # "... must ...; received ...": the rest is the remedy.
         text = str(error)
         seen, _, remedy = text.partition(". ")
         return None, check.failed(
-            NAME, seen, remedy or "Correct that variable and start again."
+            ENVIRONMENT,
+            seen,
+            remedy or "Correct that variable and start again.",
         )
-    return cluster, check.ok(NAME, _describe(cluster))
+    return cluster, check.ok(ENVIRONMENT, _describe(cluster))
 
 
-def _describe(cluster: cluster_lib.Cluster) -> str:
+def _describe(cluster: identity.Cluster) -> str:
     sizes = ", ".join(
         f"{len(hosts)} {name}" for name, hosts in cluster.spec.items()
     )
@@ -49,7 +63,7 @@ def _describe(cluster: cluster_lib.Cluster) -> str:
 
 
 def peers(
-    cluster: cluster_lib.Cluster, environ: Mapping[str, str] | None = None
+    cluster: identity.Cluster, environ: Mapping[str, str] | None = None
 ) -> Iterator[check.Result]:
     """Checks what makes several groups work together.
 
@@ -62,7 +76,7 @@ def peers(
         told = "TFDISTILL_NUM_GROUPS" in environ
         if "TFDISTILL_EXCHANGE" in environ and not told:
             yield check.warning(
-                NAME,
+                ENVIRONMENT,
                 "TFDISTILL_EXCHANGE is set and TFDISTILL_NUM_GROUPS is not: "
                 "this is one group, and it learns from nobody",
                 "export TFDISTILL_NUM_GROUPS and TFDISTILL_GROUP for each "
@@ -71,14 +85,14 @@ def peers(
         return
     if cluster.exchange is None:
         yield check.failed(
-            NAME,
+            ENVIRONMENT,
             f"{cluster.num_groups} groups have no exchange to meet in",
             "export TFDISTILL_EXCHANGE, a directory or URL that all groups "
             "reach, or TFDISTILL_WORKDIR.",
         )
     if "TFDISTILL_GROUP" not in environ:
         yield check.failed(
-            NAME,
+            ENVIRONMENT,
             f"TFDISTILL_GROUP is not set in a run of {cluster.num_groups} "
             "groups: every group would be group 0",
             "export TFDISTILL_GROUP, from 0 up, for each task.",
@@ -118,3 +132,180 @@ def key(
         )
     else:
         yield check.ok(KEY, "a key is set: versions are signed and checked")
+
+
+_PROJECT = pathlib.Path(__file__).parents[2] / "pyproject.toml"
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*(\[[^\]]*\])?\s*\(?([^;)]*)")
+_CLAUSE = re.compile(r"\s*(>=|<=|==|!=|<|>)\s*([0-9.]+)\s*")
+_RULES = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+
+
+def ranges(project: pathlib.Path = _PROJECT) -> Mapping[str, str]:
+    """Returns the range of each requirement by name, Python's as `python`.
+
+    Args:
+        project: pyproject.toml of a checkout, which goes before the metadata
+            of what is installed.
+    """
+    try:
+        found = tomllib.loads(project.read_text("utf-8"))["project"]
+        if found["name"] != "tfdistill":
+            raise KeyError("another project's")
+        python, wanted = found["requires-python"], found["dependencies"]
+    except (OSError, KeyError, tomllib.TOMLDecodeError):
+        try:
+            metadata = importlib.metadata.metadata("tfdistill")
+        except importlib.metadata.PackageNotFoundError:
+            return {}
+        python = metadata["Requires-Python"] or ""
+        wanted = metadata.get_all("Requires-Dist") or []
+    result = {"python": python}
+    for text in wanted:
+        match = _REQUIREMENT.match(text)
+        if match and "extra ==" not in text:
+            result[match[1].lower()] = match[3].strip()
+    return result
+
+
+def fits(version: str, wanted: str) -> bool:
+    """Whether a version is in a range.
+
+    Args:
+        version: Such as `3.12.1`; what follows the numbers is left out.
+        wanted: Such as `>=3.11,<3.14`.
+
+    Example:
+        >>> fits("3.13.2", ">=3.11,<3.14"), fits("3.14.0rc1", ">=3.11,<3.14")
+        (True, False)
+    """
+    clauses = [_CLAUSE.fullmatch(text) for text in wanted.split(",") if text]
+    return all(
+        _RULES[clause[1]](*_comparable(version, clause[2]))
+        for clause in clauses
+        if clause is not None
+    )
+
+
+def _comparable(one: str, other: str) -> tuple[list[int], list[int]]:
+    numbers = [
+        [int(part) for part in re.findall(r"\d+", _release(text))]
+        for text in (one, other)
+    ]
+    length = max(map(len, numbers))
+    first, second = (n + [0] * (length - len(n)) for n in numbers)
+    return first, second
+
+
+def _release(text: str) -> str:
+    match = re.match(r"\d+(\.\d+)*", text)
+    return match[0] if match else "0"
+
+
+VERSIONS = "versions"
+TENSORFLOW = "tensorflow"
+
+
+def _installed(name: str) -> str | None:
+    if name == "python":
+        return platform.python_version()
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def of_packages(
+    wanted: Mapping[str, str] | None = None,
+    *,
+    installed: Callable[[str], str | None] = _installed,
+) -> Iterator[check.Result]:
+    """Compares what is installed with what is supported.
+
+    Args:
+        wanted: Range by name. Default: those of tfdistill.
+        installed: Returns the version of a package, or None.
+    """
+    wanted = ranges() if wanted is None else wanted
+    if not wanted:
+        yield check.warning(
+            VERSIONS,
+            "tfdistill is not installed as a package, and no pyproject.toml "
+            "tells the supported versions",
+            "Install it: pip install tfdistill, or pip install -e . in its "
+            "checkout.",
+        )
+        return
+    good = [f"tfdistill {_version.__version__}"]
+    for name, limits in sorted(wanted.items()):
+        found = installed(name)
+        if found is not None and fits(found, limits):
+            good.append(f"{name} {found}")
+            continue
+        what = "is not installed" if found is None else f"is {found}"
+        how = (
+            "Run it with a Python in this range."
+            if name == "python"
+            else f"pip install '{name}{limits}'"
+        )
+        yield check.failed(
+            VERSIONS, f"{name} {what}, and must be {limits or 'installed'}", how
+        )
+    yield check.ok(VERSIONS, ", ".join(good))
+
+
+def of_backend(environ: Mapping[str, str] | None = None) -> check.Result:
+    """Checks that Keras is told to run on TensorFlow.
+
+    Args:
+        environ: Variables to read. Default `os.environ`.
+    """
+    environ = os.environ if environ is None else environ
+    backend = environ.get("KERAS_BACKEND", "")
+    if backend not in ("", "tensorflow"):
+        return check.failed(
+            VERSIONS,
+            f"KERAS_BACKEND is {backend!r}, and tfdistill needs Keras on "
+            "TensorFlow",
+            "unset KERAS_BACKEND, or export KERAS_BACKEND=tensorflow",
+        )
+    return check.ok(VERSIONS, "Keras is to run on TensorFlow")
+
+
+def of_tensorflow() -> Iterator[check.Result]:
+    """Imports TensorFlow and Keras, and looks at the devices."""
+    import tensorflow as tf
+
+    from tfdistill.system import keras_internals
+
+    try:
+        keras_internals.check_keras()
+    except RuntimeError as error:
+        yield check.failed(
+            TENSORFLOW, str(error), "Install the versions named above."
+        )
+        return
+    gpus = [gpu.name for gpu in tf.config.list_physical_devices("GPU")]
+    cores = os.cpu_count()
+    yield check.ok(
+        TENSORFLOW,
+        f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and {cores} cores",
+    )
+    if not gpus and _has_nvidia():
+        yield check.warning(
+            TENSORFLOW,
+            "this machine has an NVIDIA device, and TensorFlow does not see it",
+            "pip install 'tensorflow[and-cuda]', and look at "
+            "CUDA_VISIBLE_DEVICES and nvidia-smi; or ignore it to train on "
+            "the CPU.",
+        )
+
+
+def _has_nvidia() -> bool:
+    return os.path.exists("/dev/nvidia0")

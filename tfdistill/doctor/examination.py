@@ -8,14 +8,12 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 
-from tfdistill import cluster as cluster_lib
-from tfdistill import signing
+from tfdistill.cluster import identity
 from tfdistill.doctor import check
 from tfdistill.doctor import environment
-from tfdistill.doctor import reach
-from tfdistill.doctor import station as station_lib
+from tfdistill.doctor import network
 from tfdistill.doctor import storage
-from tfdistill.doctor import versions
+from tfdistill.exchange import signing
 
 DATA = "data"
 TEACHERS = "teachers"
@@ -44,7 +42,7 @@ class Options:
 
 
 # Makes the checks of what the library does not know, such as recipes.
-More = Callable[[cluster_lib.Cluster], Iterable[check.Check]]
+More = Callable[[identity.Cluster], Iterable[check.Check]]
 
 
 def examine(
@@ -63,8 +61,8 @@ def examine(
             check.Check(name=name, limit_secs=limit, make=make, remedy=_SLOW)
         )
 
-    yield from made(versions.NAME, versions.of_packages)
-    yield from made(versions.NAME, lambda: [versions.of_backend()])
+    yield from made(environment.VERSIONS, environment.of_packages)
+    yield from made(environment.VERSIONS, lambda: [environment.of_backend()])
     cluster, result = environment.cluster_of()
     yield result, True
     num_groups = cluster.num_groups if cluster else 2
@@ -72,17 +70,22 @@ def examine(
         environment.KEY, lambda: environment.key(num_groups=num_groups)
     )
     if cluster is None:
-        for name in (reach.ADDRESS, reach.REACH, storage.EXCHANGE, TEACHERS):
+        for name in (
+            network.ADDRESS,
+            network.REACH,
+            storage.EXCHANGE,
+            TEACHERS,
+        ):
             yield (
                 check.skipped(name, "the environment must be right first"),
                 True,
             )
         return
-    yield from made(environment.NAME, lambda: environment.peers(cluster))
+    yield from made(environment.ENVIRONMENT, lambda: environment.peers(cluster))
     yield from _network(cluster, options)
     yield from _storages(cluster, limit)
     if options.tensorflow:
-        yield from made(versions.TENSORFLOW, versions.of_tensorflow)
+        yield from made(environment.TENSORFLOW, environment.of_tensorflow)
         yield from _last(cluster, options, more)
 
 
@@ -95,16 +98,19 @@ def _run(asked: check.Check) -> _Results:
         yield result, ended
 
 
-def _network(cluster: cluster_lib.Cluster, options: Options) -> _Results:
+def _network(cluster: identity.Cluster, options: Options) -> _Results:
     if cluster.address is None:
-        yield check.skipped(reach.ADDRESS, "one task, without TF_CONFIG"), True
-        yield check.skipped(reach.REACH, "one task: nobody to reach"), True
+        yield (
+            check.skipped(network.ADDRESS, "one task, without TF_CONFIG"),
+            True,
+        )
+        yield check.skipped(network.REACH, "one task: nobody to reach"), True
         return
-    station, result = reach.open_station(cluster, _signer())
+    station, result = network.open_station(cluster, _signer())
     yield result, True
     if station is None:
         yield (
-            check.skipped(reach.REACH, "its own address comes first"),
+            check.skipped(network.REACH, "its own address comes first"),
             True,
         )
         return
@@ -122,21 +128,21 @@ def _signer() -> signing.Signer | None:
 
 
 def _others(
-    cluster: cluster_lib.Cluster,
-    station: station_lib.Station,
+    cluster: identity.Cluster,
+    station: network.Station,
     options: Options,
 ) -> _Results:
     if sum(map(len, cluster.spec.values())) == 1:
-        yield check.skipped(reach.REACH, "one task: nobody to reach"), True
+        yield check.skipped(network.REACH, "one task: nobody to reach"), True
     elif not options.reach:
-        yield check.skipped(reach.REACH, "not asked for (--no_reach)"), True
+        yield check.skipped(network.REACH, "not asked for (--no_reach)"), True
     else:
         yield from _run(
             check.Check(
-                name=reach.REACH,
+                name=network.REACH,
                 # An address that does not answer takes its time, too.
                 limit_secs=options.wait_secs + 30.0,
-                make=lambda: reach.others(
+                make=lambda: network.others(
                     cluster, station, wait_secs=options.wait_secs
                 ),
                 remedy="Look at the network and at the name service.",
@@ -144,7 +150,7 @@ def _others(
         )
 
 
-def _storages(cluster: cluster_lib.Cluster, limit_secs: float) -> _Results:
+def _storages(cluster: identity.Cluster, limit_secs: float) -> _Results:
     def made(name: str, make: Callable[[], Iterable[check.Result]]) -> _Results:
         return _run(
             check.Check(
@@ -185,7 +191,7 @@ def _storages(cluster: cluster_lib.Cluster, limit_secs: float) -> _Results:
 
 
 def _last(
-    cluster: cluster_lib.Cluster, options: Options, more: More | None
+    cluster: identity.Cluster, options: Options, more: More | None
 ) -> _Results:
     """Makes the checks that take TensorFlow, the recipe's in place of ours."""
     if more is None:
@@ -203,7 +209,7 @@ def _last(
 
 
 def teachers_check(
-    cluster: cluster_lib.Cluster,
+    cluster: identity.Cluster,
     limit_secs: float,
     *,
     peers: Callable[[], tuple[int, ...]] | None = None,
@@ -221,10 +227,10 @@ def teachers_check(
 
     def make() -> Iterator[check.Result]:
         # Only here: they import TensorFlow.
-        from tfdistill import version_reader
         from tfdistill.doctor import teachers
+        from tfdistill.exchange import reader as reader_lib
 
-        reader = version_reader.VersionReader(cluster.exchange)
+        reader = reader_lib.VersionReader(cluster.exchange)
         found = student() if student else None
         if not isinstance(found, teachers.Student):
             found = teachers.own_export(reader, cluster.group)

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
 
-from tfdistill import filesystem
-from tfdistill import published
-from tfdistill import retention
 from tfdistill.doctor import check
+from tfdistill.exchange import filesystem
+from tfdistill.exchange import reader
 
 EXCHANGE = "exchange"
 WORKDIR = "workdir"
@@ -121,7 +120,7 @@ def _use(
         try:
             storage.rename(f"{path}/a", final)
         except OSError as error:
-            if error.errno not in retention.NO_RENAME:
+            if error.errno not in filesystem.NO_RENAME:
                 raise StepError("rename", error) from error
             final, renamed = f"{path}/a", False
     names = _try("list", lambda: storage.list_dir(final))
@@ -187,7 +186,7 @@ def space(path: str, *, name: str, num_groups: int = 0) -> check.Result:
 def _largest_version(root: str, num_groups: int) -> int:
     """Returns the bytes of the largest of the groups' newest versions."""
     file_system, root = filesystem.for_root(root)
-    found = [published.newest(file_system, root, g) for g in range(num_groups)]
+    found = [reader.newest(file_system, root, g) for g in range(num_groups)]
     return max((version.num_bytes for version in found if version), default=0)
 
 
@@ -208,7 +207,7 @@ def clocks(
         file_system, root = filesystem.for_root(root)
     compared = []
     for group in range(groups):
-        found = published.newest(file_system, root, group)
+        found = reader.newest(file_system, root, group)
         if found is None or not found.modified:
             continue
         apart = found.created - found.modified

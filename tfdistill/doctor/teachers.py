@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdistill import frozen_function
-from tfdistill import graph_check
-from tfdistill import peer_reader
-from tfdistill import saved_model_files
-from tfdistill import version_reader
-from tfdistill import version_screen
-from tfdistill import versions
 from tfdistill.doctor import check
+from tfdistill.exchange import reader
+from tfdistill.exchange import versions
+from tfdistill.exports import graph_check
+from tfdistill.exports import other_graphs
+from tfdistill.teachers import gates
+from tfdistill.teachers import peer
 
 NAME = "teachers"
 _NUM_EXAMPLES = 2
@@ -59,9 +58,7 @@ class Student:
     fingerprint: str = ""
 
 
-def own_export(
-    reader: version_reader.VersionReader, group: int
-) -> Student | None:
+def own_export(reader: reader.VersionReader, group: int) -> Student | None:
     """Returns the student as a group's own newest version has it.
 
     Args:
@@ -80,7 +77,7 @@ def own_export(
 
 
 def examine(
-    reader: version_reader.VersionReader,
+    reader: reader.VersionReader,
     peers: tuple[int, ...],
     student: Student | None,
 ) -> Iterator[check.Result]:
@@ -107,7 +104,7 @@ def examine(
 
 
 def _of_peer(
-    reader: version_reader.VersionReader, group: int, student: Student | None
+    reader: reader.VersionReader, group: int, student: Student | None
 ) -> check.Result:
     steps = reader.steps(group)
     if not steps:
@@ -134,7 +131,7 @@ def _judge(
     told = f"group {version.group}, version {version.step}: whole, {against}"
     same = version.manifest.graph_fingerprint == fingerprint != ""
     try:
-        saved_model_files.check_directory(directory)
+        graph_check.check_directory(directory)
     except graph_check.GraphError as error:
         if not same:
             raise _BadTeacherError(
@@ -162,7 +159,7 @@ def _judge(
 
 
 def _fetched(
-    reader: version_reader.VersionReader,
+    reader: reader.VersionReader,
     group: int,
     step: int,
     directory: str,
@@ -192,8 +189,8 @@ def _compare(version: versions.Version, student: Student) -> None:
             ("inputs", student.inputs, version.manifest.inputs),
             ("outputs", student.outputs, version.manifest.outputs),
         ):
-            version_screen.check_spec(what, dict(ours), theirs)
-    except peer_reader.RejectedError as error:
+            gates.check_spec(what, dict(ours), theirs)
+    except peer.RejectedError as error:
         raise _BadTeacherError(
             f"version {version.step}: {error}", _SAME_STUDENT
         ) from error
@@ -207,7 +204,7 @@ def _run(
     inputs = _specs(found.inputs if student is None else student.inputs)
     outputs = _specs(found.outputs if student is None else student.outputs)
     try:
-        teacher = frozen_function.FrozenFunction(
+        teacher = other_graphs.FrozenFunction(
             directory, input_spec=inputs, output_spec=outputs
         )
         predicted = teacher(

@@ -1,0 +1,330 @@
+"""The faults that can be injected, each undone or outlived by the run."""
+
+import dataclasses
+import os
+import pathlib
+import random
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import ClassVar
+from typing import TypeVar
+
+from benchmarks.punish import run_view
+from tfdistill.exchange import signing
+
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Injection:
+    """One fault to come.
+
+    Attributes:
+        number: Its place in the order, from 0.
+        due_secs: When, in seconds from the first moment with faults.
+        fault: Name of the fault.
+        group: Index of the group it hits.
+        draw: Uniform in [0, 1); picks the task, the file and so on, among
+            what there is at that time.
+    """
+
+    SPREAD: ClassVar[float] = 0.2
+    number: int
+    due_secs: float
+    fault: str
+    group: int
+    draw: float
+
+
+def plan(
+    faults: Sequence[str],
+    *,
+    num_groups: int,
+    seed: int,
+    duration_secs: float,
+    every_secs: float,
+) -> list[Injection]:
+    """Draws the faults of a round.
+
+    Each fault comes equally often, in shuffled order, and the groups take
+    turns in shuffled order too: a short round has them all.
+
+    Args:
+        faults: Names to draw from.
+        num_groups: Number of groups in the run.
+        seed: The same seed gives the same round.
+        duration_secs: Length of the round.
+        every_secs: Mean time between two faults; each comes up to
+            `Injection.SPREAD` of it early or late.
+
+    Returns:
+        The faults, by time.
+    """
+    rng = random.Random(seed)
+    count = max(1, int(duration_secs / every_secs))
+    names = _shuffled_rounds(faults, count, rng)
+    groups = _shuffled_rounds(range(num_groups), count, rng)
+    return [
+        Injection(
+            number=number,
+            due_secs=every_secs
+            * (number + rng.uniform(-1, 1) * Injection.SPREAD * (number > 0)),
+            fault=names[number],
+            group=groups[number],
+            draw=rng.random(),
+        )
+        for number in range(count)
+    ]
+
+
+def _shuffled_rounds(
+    values: Sequence[_T], count: int, rng: random.Random
+) -> list[_T]:
+    drawn: list[_T] = []
+    while len(drawn) < count:
+        drawn += rng.sample(values, len(values))
+    return drawn[:count]
+
+
+# A frozen task is the launcher's to find; one it has not found by then is
+# woken up, and told of.
+FROZEN_LIMIT_SECS = 60.0
+# TensorFlow alone takes seconds to import, many more on a busy machine.
+DUPLICATE_LIMIT_SECS = 150.0
+TERM_LIMIT_SECS = 15.0
+_DISK_FULL_SECS = 8.0
+# Less than any export or backup, and more than a semaphore: Python's are files
+# in memory, to which the limit applies as well, and a full disk does not.
+_DISK_FULL_BYTES = 4096
+# Shorter than the time after which the launcher takes a task for frozen.
+_LATE_SECS = 2.0
+_RESTART_LIMIT_SECS = 60.0
+
+
+@dataclasses.dataclass(kw_only=True)
+class Outcome:
+    """What an injection did.
+
+    Attributes:
+        target: The task, or the file, that was hit; empty if none was there.
+        ends_group: Whether the group must stop and come back.
+        violation: What should not have happened; empty if nothing.
+        damaged: The version whose files were damaged: group and step.
+    """
+
+    target: str = ""
+    ends_group: bool = False
+    violation: str = ""
+    damaged: tuple[int, int] | None = None
+
+
+_Inject = Callable[[run_view.RunView, Injection], Outcome]
+
+
+def _pick(view: run_view.RunView, injection: Injection) -> run_view.Task | None:
+    tasks = sorted(view.tasks(injection.group), key=lambda task: task.name)
+    return tasks[int(injection.draw * len(tasks))] if tasks else None
+
+
+def _signalled(
+    view: run_view.RunView,
+    injection: Injection,
+    number: signal.Signals,
+) -> tuple[Outcome, run_view.Process | None]:
+    task = _pick(view, injection)
+    if task is None or not task.process.send(number):
+        return Outcome(), None
+    return Outcome(target=task.name, ends_group=True), task.process
+
+
+def _kill(view: run_view.RunView, injection: Injection) -> Outcome:
+    return _signalled(view, injection, signal.SIGKILL)[0]
+
+
+def _stop(view: run_view.RunView, injection: Injection) -> Outcome:
+    outcome, process = _signalled(view, injection, signal.SIGSTOP)
+    if process and not _ends(process, FROZEN_LIMIT_SECS):
+        outcome.violation = (
+            f"{outcome.target} was frozen for {FROZEN_LIMIT_SECS:g} s and "
+            "nobody ended it"
+        )
+        process.send(signal.SIGCONT)
+    return outcome
+
+
+def _term(view: run_view.RunView, injection: Injection) -> Outcome:
+    outcome, process = _signalled(view, injection, signal.SIGTERM)
+    if process and not _ends(process, TERM_LIMIT_SECS):
+        outcome.violation = (
+            f"{outcome.target} did not end within {TERM_LIMIT_SECS:g} s of "
+            "SIGTERM"
+        )
+    return outcome
+
+
+def _late(view: run_view.RunView, injection: Injection) -> Outcome:
+    """Kills a task and holds up the one that comes in its place."""
+    outcome, process = _signalled(view, injection, signal.SIGKILL)
+    deadline = time.monotonic() + _RESTART_LIMIT_SECS
+    while process and time.monotonic() < deadline:
+        for task in view.tasks(injection.group):
+            if task.name == outcome.target and task.process != process:
+                task.process.send(signal.SIGSTOP)
+                time.sleep(_LATE_SECS)
+                task.process.send(signal.SIGCONT)
+                return outcome
+        time.sleep(0.05)
+    if process:
+        outcome.violation = (
+            f"{outcome.target} was not started again within "
+            f"{_RESTART_LIMIT_SECS:g} s"
+        )
+    return outcome
+
+
+def _disk_full(view: run_view.RunView, injection: Injection) -> Outcome:
+    """Lets a chief write no file beyond its first bytes for a while."""
+    task = view.chief(injection.group)
+    if task is None:
+        return Outcome()
+    pid = task.process.pid
+    try:
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        limit = (_DISK_FULL_BYTES, before[1])
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
+        time.sleep(_DISK_FULL_SECS)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+    except ProcessLookupError:
+        return Outcome(
+            target=task.name,
+            ends_group=True,
+            violation=f"{task.name} ended while its disk was full",
+        )
+    return Outcome(target=task.name)
+
+
+def _corrupt(view: run_view.RunView, injection: Injection) -> Outcome:
+    """Damages one file of the newest version of a group."""
+    directory = pathlib.Path(view.exchange, f"group_{injection.group}")
+    steps = [p for p in directory.glob("*") if p.name.isdigit()]
+    if not steps:
+        return Outcome()
+    version = max(steps, key=lambda path: int(path.name))
+    # Peers must notice by the manifest's sums; a broken manifest is a version
+    # that is not there.
+    files = sorted(path for path in version.rglob("*") if path.is_file())
+    if not files:
+        return Outcome()
+    kinds = (_cut, _flip, _zero, _remove, _add)
+    path = files[int(injection.draw * len(files))]
+    kind = kinds[int(injection.draw * len(files) * len(kinds)) % len(kinds)]
+    try:
+        kind(path, injection.draw)
+    except FileNotFoundError:  # Pruned meanwhile.
+        return Outcome()
+    name = (
+        path.relative_to(view.workdir) if view.workdir in path.parents else path
+    )
+    return Outcome(
+        target=f"{kind.__name__.strip('_')} {name}",
+        damaged=(injection.group, int(version.name)),
+    )
+
+
+def _cut(path: pathlib.Path, draw: float) -> None:
+    os.truncate(path, int(draw * path.stat().st_size))
+
+
+def _flip(path: pathlib.Path, draw: float) -> None:
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        place = file.seek(int(draw * size))
+        (byte,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ 1 << int(draw * 8)]))
+
+
+def _zero(path: pathlib.Path, draw: float) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def _remove(path: pathlib.Path, draw: float) -> None:
+    path.unlink()
+
+
+def _add(path: pathlib.Path, draw: float) -> None:
+    (path.parent / f"foreign-{draw:.6f}").write_bytes(b"nobody's")
+
+
+def _duplicate(view: run_view.RunView, injection: Injection) -> Outcome:
+    """Starts the group a second time, as one task, beside the first."""
+    if view.chief(injection.group) is None:
+        return Outcome()
+    topology = view.topology
+    log = view.workdir / "punish" / f"duplicate_{injection.number}.log"
+    with log.open("wb") as output:
+        second = subprocess.Popen(
+            topology["command"],
+            env=_duplicate_environment(view, injection.group),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    outcome = Outcome(target=f"a second group {injection.group}")
+    try:
+        code = second.wait(timeout=DUPLICATE_LIMIT_SECS)
+    except subprocess.TimeoutExpired:
+        outcome.violation = (
+            f"{outcome.target} ran for {DUPLICATE_LIMIT_SECS:g} s beside the "
+            f"first, see {log}"
+        )
+        os.killpg(second.pid, signal.SIGKILL)
+        second.wait()
+        return outcome
+    if code == 0:
+        outcome.violation = f"{outcome.target} ended as if all were well"
+    return outcome
+
+
+def _duplicate_environment(
+    view: run_view.RunView, group: int
+) -> Mapping[str, str]:
+    environment = {
+        name: value for name, value in os.environ.items() if name != "TF_CONFIG"
+    }
+    environment |= view.topology["env"]
+    environment |= {
+        "TFDISTILL_EXCHANGE": view.exchange,
+        "TFDISTILL_GROUP": str(group),
+        "TFDISTILL_NUM_GROUPS": str(view.num_groups),
+        "TFDISTILL_WORKDIR": str(view.workdir),
+    }
+    if not signing.has_key(environment):
+        environment[signing.FILE_VARIABLE] = str(view.workdir / "exchange.key")
+    return environment
+
+
+def _ends(process: run_view.Process, within_secs: float) -> bool:
+    deadline = time.monotonic() + within_secs
+    while process.alive:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+FAULTS: Mapping[str, tuple[_Inject, str]] = {
+    "kill": (_kill, "SIGKILL to any task"),
+    "stop": (_stop, "SIGSTOP to any task, which the launcher must find"),
+    "term": (_term, "SIGTERM to any task, as a preemption"),
+    "late": (_late, "SIGKILL, and the task in its place comes late"),
+    "disk_full": (_disk_full, "a chief can write no file for a while"),
+    "corrupt": (_corrupt, "a file of a group's newest version is damaged"),
+    "duplicate": (_duplicate, "the group is started a second time"),
+}

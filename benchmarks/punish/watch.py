@@ -1,0 +1,193 @@
+"""Watches, all along a round, what must hold whatever the fault.
+
+Versions are whole and never go backwards, one publisher at a time; teachers
+are versions that were whole; losses are finite; steps never jump ahead; tasks
+that were replaced are gone.
+"""
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import tfdistill
+from benchmarks.punish import run_view
+from tfdistill.exchange import versions
+
+# What was read just before it was damaged may be put in place later.
+_DAMAGE_GRACE_SECS = 10.0
+
+
+@dataclasses.dataclass
+class _Published:
+    """What is known of a version."""
+
+    incarnation: str
+    damaged_at: float | None = None
+
+
+class Watch:
+    """Looks at a run again and again; `violations` says what was wrong.
+
+    Attributes:
+        violations: One line for each thing that should not have been.
+        num_versions: Versions that were read and verified.
+        num_records: Lines of the groups' logs that were checked.
+    """
+
+    def __init__(self, view: run_view.RunView) -> None:
+        """Looks at nothing yet.
+
+        Args:
+            view: The run.
+        """
+        self._view = view
+        self._exchange = tfdistill.Exchange(view.exchange, key=view.key)
+        self._published: dict[tuple[int, int], _Published] = {}
+        self._newest = [-1] * view.num_groups
+        self._publishers: list[list[str]] = [[] for _ in self._newest]
+        self._last_steps: list[int | None] = [None] * view.num_groups
+        self._last_times = [0.0] * view.num_groups
+        # Group, its peer and the peer's version: known uses, and new ones.
+        self._uses: set[tuple[int, int, int]] = set()
+        self._to_check: list[tuple[float, tuple[int, int, int]]] = []
+        self._oldest = [
+            max(self._exchange.steps(group), default=-1)
+            for group in range(view.num_groups)
+        ]
+        self.violations: list[str] = []
+        self.num_versions = 0
+        self.num_records = 0
+
+    def damaged(self, group: int, step: int) -> None:
+        """Takes in that a version's files were damaged just now."""
+        found = self._published.setdefault((group, step), _Published(""))
+        found.damaged_at = time.time()
+
+    def tell(self, violation: str) -> None:
+        """Adds a violation, once."""
+        if violation not in self.violations:
+            self.violations.append(violation)
+
+    def look_at_versions(self) -> None:
+        """Verifies each version that is there for the first time."""
+        for group in range(self._view.num_groups):
+            with contextlib.suppress(OSError):  # Root away for a moment.
+                for step in self._exchange.steps(group):
+                    self._look_at(group, step)
+
+    def _look_at(self, group: int, step: int) -> None:
+        known = self._published.get((group, step))
+        if known is not None and known.damaged_at is None:
+            return
+        try:
+            version = self._exchange.open(group, step)
+            if known and known.incarnation == version.manifest.incarnation:
+                return  # Damaged by us, and still the same.
+            self._exchange.verify(version)
+        except versions.VersionNotFoundError:
+            return
+        except versions.CorruptVersionError as error:
+            if known is None and self._still_broken(group, step):
+                self.tell(f"a broken version is visible: {error}")
+            return
+        self.num_versions += 1
+        incarnation = version.manifest.incarnation
+        self._published[group, step] = _Published(incarnation)
+        if known is None:
+            self._check_order(group, step, incarnation)
+
+    def _still_broken(self, group: int, step: int) -> bool:
+        """Whether a version is broken that nobody is removing just now."""
+        time.sleep(0.5)
+        try:
+            self._exchange.verify(self._exchange.open(group, step))
+        except versions.VersionNotFoundError:
+            return False
+        except versions.CorruptVersionError:
+            # It may have been damaged by us between the two looks.
+            return (group, step) not in self._published
+        return False
+
+    def _check_order(self, group: int, step: int, incarnation: str) -> None:
+        publishers = self._publishers[group]
+        if not publishers or publishers[-1] != incarnation:
+            if incarnation in publishers:
+                self.tell(
+                    f"group {group} has two publishers at a time: version "
+                    f"{step} is from {incarnation} again"
+                )
+            publishers.append(incarnation)
+        if step < self._newest[group]:
+            self.tell(
+                f"version {step} of group {group} appeared after "
+                f"{self._newest[group]}"
+            )
+        self._newest[group] = max(step, self._newest[group])
+
+    def look_at_logs(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Checks what the groups have logged, and yields it, by group."""
+        for group in range(self._view.num_groups):
+            for record in self._view.metrics(group):
+                # A group that goes on from a backup rewrites its log up to
+                # there: those lines are known.
+                when = record.get("time", 0.0)
+                if when > self._last_times[group]:
+                    self._last_times[group] = when
+                    self.num_records += 1
+                    self._check_record(group, record)
+                    yield group, record
+
+    def _check_record(self, group: int, record: dict[str, Any]) -> None:
+        step = record.get("step")
+        if not isinstance(step, int):
+            self.tell(f"group {group} logged no step: {record}")
+            return
+        last = self._last_steps[group]
+        if record.get("event") == "start":
+            # It has no teacher yet; what it takes from now on counts anew.
+            self._uses = {use for use in self._uses if use[0] != group}
+        elif last is not None and step < last:
+            self.tell(f"group {group} logged step {step} after {last}")
+        self._last_steps[group] = step
+        loss = record.get("loss", 0.0)
+        if loss is None or not math.isfinite(loss):
+            self.tell(f"group {group} has the loss {loss} at step {step}")
+        for teacher in record.get("teachers", ()):
+            self._note_teacher(group, teacher, record["time"])
+
+    def _note_teacher(
+        self, group: int, teacher: dict[str, Any], when: float
+    ) -> None:
+        name, version = str(teacher["name"]), int(teacher["step"])
+        if version < 0 or not name.startswith("group_"):
+            return
+        use = (group, int(name.removeprefix("group_")), version)
+        if use not in self._uses:
+            self._uses.add(use)
+            self._to_check.append((when, use))
+
+    def check_teachers(self) -> None:
+        """Checks the versions that groups have begun to learn from.
+
+        Call it after `look_at_versions`, which must have seen them.
+        """
+        for when, (group, peer, version) in self._to_check:
+            known = self._published.get((peer, version))
+            if known is None:
+                if version > self._oldest[peer]:
+                    self.tell(
+                        f"group {group} learns from version {version} of "
+                        f"group {peer}, which nobody has seen published"
+                    )
+            elif known.damaged_at is not None:
+                late_secs = when - known.damaged_at
+                if late_secs > _DAMAGE_GRACE_SECS:
+                    self.tell(
+                        f"group {group} began to learn from version {version} "
+                        f"of group {peer} {late_secs:.0f} s after it was "
+                        "damaged"
+                    )
+        self._to_check.clear()

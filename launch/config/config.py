@@ -1,0 +1,196 @@
+"""What one run of a recipe consists of: checked, immutable, exact in JSON.
+
+Imports neither TensorFlow nor Keras, so that a mistake is told at once.
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import ClassVar
+
+from launch.config import fields
+from launch.config import sections
+
+DTYPE_POLICIES = ("float32", "mixed_bfloat16", "bfloat16", "float64")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(fields.Section):
+    """A whole run, the same for all of its groups.
+
+    Attributes:
+        recipe: Name of the recipe that it began as.
+        model: The student.
+        data: The data.
+        optimizer: The optimizer.
+        codistillation: How groups learn from each other.
+        exchange: How groups see each other.
+        num_steps: Training steps of each group.
+        evaluate_every_steps: Steps between evaluations; divides `num_steps`.
+        steps_per_execution: Steps per call of Keras' training function;
+            divides `evaluate_every_steps`. Default 1.
+        dtype_policy: Of the student. Default `"float32"`.
+        seed: Of initial weights and dropout; each group makes another one of
+            it, and all workers of a group the same.
+        checkpoints: `"none"` (default), `"best"`: the student of the lowest
+            validation loss as `best.keras`; or `"all"`: one at each
+            evaluation.
+        backup_every_steps: Steps between backups of a group, which goes on
+            from the last one when the same command is run again. Default
+            None: one at each evaluation.
+        smoothing: Of the labels. Default: none.
+        start_together_secs: Longest time for which a group waits, after its
+            first step, for the first step of the others. Default 0: it does
+            not. For experiments that are short against a start.
+    """
+
+    PREFIX: ClassVar[str] = ""
+    recipe: str
+    model: sections.Model
+    data: sections.Data
+    optimizer: sections.Optimizer
+    codistillation: sections.Codistillation
+    exchange: sections.Exchange
+    num_steps: int
+    evaluate_every_steps: int
+    steps_per_execution: int = 1
+    dtype_policy: str = "float32"
+    seed: int = 0
+    checkpoints: str = "none"
+    backup_every_steps: int | None = None
+    smoothing: sections.Smoothing = dataclasses.field(
+        default_factory=sections.Smoothing
+    )
+    start_together_secs: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Validates the fields, each and together."""
+        super().__post_init__()
+        self.check_range("num_steps", least=1)
+        self.check_range("evaluate_every_steps", least=1)
+        self.check_range("steps_per_execution", least=1)
+        self.check_range("seed", least=0)
+        self.check_range("backup_every_steps", least=1)
+        self.check_range("start_together_secs", least=0)
+        self.check_choice("dtype_policy", DTYPE_POLICIES)
+        self.check_choice("checkpoints", ("none", "best", "all"))
+        self._check_divides("evaluate_every_steps", "num_steps")
+        self._check_divides("steps_per_execution", "evaluate_every_steps")
+        if sections.MODELS[self.model.name] != self.data.name:
+            raise ValueError(
+                f"The model {self.model.name!r} is for the data "
+                f"{sections.MODELS[self.model.name]!r}; received "
+                f"{self.data.name!r}. Override model.name and data.name "
+                "together."
+            )
+        for learns in (False, True):
+            self._check_steps(self.optimizer_of(learns=learns))
+        if self.codistillation.saved_models and not self.codistillation.enabled:
+            raise ValueError(
+                "`codistillation.saved_models` are teachers; received "
+                "codistillation.enabled=false. Enable it, or leave them out."
+            )
+        first, *others = self.model.group_arguments or ({},)
+        differ = any(arguments != first for arguments in others)
+        learn = self.codistillation.enabled
+        if differ and learn and not self.exchange.allow_other_graphs:
+            raise ValueError(
+                "Groups with different `model.group_arguments` run each "
+                "other's graphs; received exchange.allow_other_graphs=false. "
+                "Override exchange.allow_other_graphs=true if you trust them."
+            )
+
+    def optimizer_of(self, *, learns: bool) -> sections.Optimizer:
+        """Returns the optimizer's section of a group.
+
+        Args:
+            learns: Whether the group learns from others, and so by the
+                schedules for that.
+
+        Raises:
+            ValueError: If those do not fit the optimizer.
+        """
+        own = {
+            name: getattr(self.codistillation, name)
+            for name in ("boundaries", "weight_decay_factors")
+            if getattr(self.codistillation, name) is not None
+        }
+        if not learns or not own:
+            return self.optimizer
+        try:
+            return dataclasses.replace(self.optimizer, **own)
+        except ValueError as cause:
+            raise ValueError(
+                f"With {', '.join(f'codistillation.{name}' for name in own)} "
+                f"in place of the optimizer's: {cause}"
+            ) from cause
+
+    def _check_steps(self, optimizer: sections.Optimizer) -> None:
+        last = max((optimizer.warmup_steps, *optimizer.boundaries))
+        if last >= self.num_steps:
+            raise ValueError(
+                "`optimizer.warmup_steps` and boundaries must be < "
+                f"`num_steps`; received {last} of {self.num_steps}."
+            )
+
+    def _check_divides(self, part: str, whole: str) -> None:
+        if getattr(self, whole) % getattr(self, part):
+            raise ValueError(
+                f"`{part}` must divide `{whole}`; received "
+                f"{getattr(self, part)} and {getattr(self, whole)}. Override "
+                "both."
+            )
+
+    def check_num_groups(self, num_groups: int) -> None:
+        """Checks what depends on the number of groups.
+
+        Raises:
+            ValueError: If a list does not have an entry for each group.
+        """
+        topology = self.exchange.topology
+        for name, entries in (
+            ("exchange.topology", topology),
+            ("model.group_arguments", self.model.group_arguments or None),
+        ):
+            if entries is None or isinstance(entries, str):
+                continue
+            if len(entries) != num_groups:
+                raise ValueError(
+                    f"`{name}` must have one entry for each of {num_groups} "
+                    f"groups; received {len(entries)}."
+                )
+
+    def to_json(self) -> str:
+        """Returns JSON text from which `from_json` makes an equal one."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Config":
+        """Returns the configuration that `to_json` has written.
+
+        Raises:
+            ValueError: If the text is no JSON or no valid configuration.
+        """
+        try:
+            tree = json.loads(text)
+        except (ValueError, RecursionError) as cause:
+            raise ValueError(f"A configuration must be JSON: {cause}") from None
+        return cls.from_tree(tree)
+
+    @classmethod
+    def read(cls, path: str | pathlib.Path) -> "Config":
+        """Returns the configuration in a file, such as a run's config.json.
+
+        Raises:
+            ValueError: If the file cannot be read or holds no valid one.
+        """
+        try:
+            text = pathlib.Path(path).read_bytes()
+        except OSError as cause:
+            raise ValueError(
+                f"The configuration {path} cannot be read: {cause.strerror}."
+            ) from cause
+        try:
+            return cls.from_json(text)
+        except ValueError as cause:
+            raise ValueError(f"{path}: {cause}") from cause

@@ -1,0 +1,369 @@
+"""A run as objects of Kubernetes: pods, services, policies, Jobs, TFJobs.
+
+The operator writes TF_CONFIG, makes a service for each task, and ends what is
+left once the group is done.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from launch.kubernetes import run as run_lib
+from tfdistill.exchange import signing
+
+# A task ends within 5 s of SIGTERM, after a backup where it can make one.
+_GRACE_SECS = 30
+_KEY_DIR = "/etc/tfdistill"
+_KEY_FILE = "exchange.key"
+# The training operator looks for a container of this name.
+CONTAINER = "tensorflow"
+_LABEL = "tfdistill"
+
+
+def labels(run: run_lib.Run, group: int) -> dict[str, str]:
+    """Returns the labels by which the objects of one group are known."""
+    return {
+        "app.kubernetes.io/name": _LABEL,
+        "app.kubernetes.io/instance": run.name,
+        f"{_LABEL}/group": str(group),
+    }
+
+
+def metadata(run: run_lib.Run, group: int, name: str) -> dict[str, Any]:
+    """Returns the metadata of an object of one group."""
+    found: dict[str, Any] = {"name": name, "labels": labels(run, group)}
+    if run.namespace is not None:
+        found["namespace"] = run.namespace
+    return found
+
+
+def template(
+    run: run_lib.Run,
+    group: int,
+    task_type: str,
+    *,
+    extra_env: list[dict[str, Any]] | None = None,
+    **spec: Any,
+) -> dict[str, Any]:
+    """Returns the template of the pods of one type of task.
+
+    Args:
+        run: What to run.
+        group: Index of the group.
+        task_type: `"chief"`, `"worker"` or `"ps"`.
+        extra_env: Variables in front of all others. Default none.
+        **spec: Fields of the pod that differ between the forms.
+    """
+    pod: dict[str, Any] = {
+        **spec,
+        # Then no process of ours is number 1, whose SIGTERM the kernel drops
+        # where it has no handler: in imports, and in servers.
+        "shareProcessNamespace": True,
+        "terminationGracePeriodSeconds": _GRACE_SECS,
+        "enableServiceLinks": False,
+        "containers": [_container(run, group, task_type, extra_env or [])],
+        "volumes": _volumes(run),
+    }
+    if run.service_account is not None:
+        pod["serviceAccountName"] = run.service_account
+    else:
+        # No task talks to Kubernetes.
+        pod["automountServiceAccountToken"] = False
+    if run.run_as_user is not None:
+        user = run.run_as_user
+        pod["securityContext"] = {
+            "runAsNonRoot": True,
+            "runAsUser": user,
+            "runAsGroup": user,
+            "fsGroup": user,
+        }
+    if run.node_selector:
+        pod["nodeSelector"] = dict(run.node_selector)
+    if run.tolerations:
+        pod["tolerations"] = [dict(found) for found in run.tolerations]
+    return {
+        "metadata": {
+            "labels": {
+                **labels(run, group),
+                f"{_LABEL}/task-type": task_type,
+            }
+        },
+        "spec": pod,
+    }
+
+
+def _container(
+    run: run_lib.Run,
+    group: int,
+    task_type: str,
+    extra_env: list[dict[str, Any]],
+) -> dict[str, Any]:
+    values = run.task_env(group)
+    if run.key_secret is not None:
+        values[signing.FILE_VARIABLE] = f"{_KEY_DIR}/{_KEY_FILE}"
+    if task_type != "worker" and run.gpus_per_worker:
+        values["CUDA_VISIBLE_DEVICES"] = "-1"
+    env = [
+        {"name": name, "value": run_lib.literal(value)}
+        for name, value in values.items()
+    ]
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": run.image,
+        "command": [run_lib.literal(part) for part in run.command],
+        "env": extra_env + env,
+        "volumeMounts": _mounts(run),
+        # The last lines of a failed task are then its pod's message.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if run.num_tasks > 1:
+        # The operator would add it itself; elsewhere it tells the reader.
+        container["ports"] = [
+            {"name": "tfjob-port", "containerPort": run_lib.PORT}
+        ]
+    if resources := _resources(run, task_type):
+        container["resources"] = resources
+    return container
+
+
+def _resources(run: run_lib.Run, task_type: str) -> Mapping[str, Any]:
+    cpus, memory = run.cpus_per_worker, run.memory_per_worker
+    if task_type == "ps":
+        cpus = run.cpus_per_ps or cpus
+        memory = run.memory_per_ps or memory
+    requests: dict[str, str] = {}
+    limits: dict[str, str] = {}
+    if cpus is not None:
+        # No limit: throttled tasks are slow without need.
+        requests["cpu"] = cpus
+    if memory is not None:
+        requests["memory"] = limits["memory"] = memory
+    if task_type == "worker" and run.gpus_per_worker:
+        limits["nvidia.com/gpu"] = str(run.gpus_per_worker)
+    found = {"requests": requests, "limits": limits}
+    return {name: amounts for name, amounts in found.items() if amounts}
+
+
+def _volumes(run: run_lib.Run) -> list[dict[str, Any]]:
+    workdir: dict[str, Any] = {"name": "workdir"}
+    if run.volume_claim is not None:
+        workdir["persistentVolumeClaim"] = {"claimName": run.volume_claim}
+    else:
+        workdir["emptyDir"] = {}
+    # What containers get otherwise, 64 MiB, is too little for NCCL.
+    memory = {"medium": "Memory", "sizeLimit": run.shm_size}
+    volumes = [workdir, {"name": "shm", "emptyDir": memory}]
+    if run.key_secret is not None:
+        volumes.append(
+            {
+                "name": "key",
+                "secret": {
+                    "secretName": run.key_secret,
+                    "defaultMode": 0o400,
+                    "items": [{"key": "key", "path": _KEY_FILE}],
+                },
+            }
+        )
+    return volumes
+
+
+def _mounts(run: run_lib.Run) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = [
+        {"name": "workdir", "mountPath": run.mount_path or run.workdir},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+    if run.key_secret is not None:
+        mounts.append({"name": "key", "mountPath": _KEY_DIR, "readOnly": True})
+    return mounts
+
+
+def service(run: run_lib.Run, group: int) -> dict[str, Any]:
+    """Returns the headless service that gives each pod of a group its name."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(run, group, run.group_name(group)),
+        "spec": {
+            "clusterIP": "None",
+            # Tasks look for each other before any of them is ready.
+            "publishNotReadyAddresses": True,
+            "selector": labels(run, group),
+            "ports": [{"name": "grpc", "port": run_lib.PORT}],
+        },
+    }
+
+
+def policy(run: run_lib.Run, group: int) -> dict[str, Any]:
+    """Returns the rule that only a group's own pods may connect to them.
+
+    TensorFlow's servers ask nobody who they are, and run what they are sent.
+    """
+    own = {"matchLabels": labels(run, group)}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(run, group, run.group_name(group)),
+        "spec": {
+            "podSelector": own,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": own}]}],
+        },
+    }
+
+
+_INDEX = "batch.kubernetes.io/job-completion-index"
+# Wrong options, wrong data, a command that cannot be run or does not exist.
+_HOPELESS = [2, 65, 126, 127]
+
+
+def job_objects(run: run_lib.Run) -> list[dict[str, Any]]:
+    """Returns all objects of a run.
+
+    Args:
+        run: Of the form `"job"`.
+    """
+    found = []
+    for group in range(run.num_groups):
+        if run.num_tasks > 1:
+            found.append(service(run, group))
+            found.append(policy(run, group))
+        found += [_job(run, group, task_type) for task_type in run.sizes]
+    return found
+
+
+def _job(run: run_lib.Run, group: int, task_type: str) -> dict[str, Any]:
+    size = run.sizes[task_type]
+    spec: dict[str, Any] = {
+        "completionMode": "Indexed",
+        "completions": size,
+        "parallelism": size,
+        # The others of a group end with the first that is lost, so that one
+        # restart of the group may count for each of them.
+        "backoffLimit": run.max_restarts * run.num_tasks,
+        # A task's successor waits for its end, not only for its SIGTERM. With
+        # a failure policy Kubernetes allows nothing else.
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {"rules": _rules()},
+        "template": template(
+            run,
+            group,
+            task_type,
+            extra_env=_identity(run, group, task_type),
+            restartPolicy="Never",
+            **_subdomain(run, group),
+        ),
+    }
+    if run.keep_secs is not None:
+        spec["ttlSecondsAfterFinished"] = run.keep_secs
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata(run, group, run.job_name(group, task_type)),
+        "spec": spec,
+    }
+
+
+def _rules() -> list[dict[str, Any]]:
+    """What is retried for nothing or not at all; all else is counted."""
+    return [
+        {
+            "action": "FailJob",
+            "onExitCodes": {
+                "containerName": CONTAINER,
+                "operator": "In",
+                "values": _HOPELESS,
+            },
+        },
+        {
+            # Preempted, drained or evicted: no fault of the task.
+            "action": "Ignore",
+            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+        },
+    ]
+
+
+def _subdomain(run: run_lib.Run, group: int) -> dict[str, str]:
+    if run.num_tasks == 1:
+        return {}
+    return {"subdomain": run.group_name(group)}
+
+
+def _identity(
+    run: run_lib.Run, group: int, task_type: str
+) -> list[dict[str, Any]]:
+    """Returns the variables that differ from task to task of one Job.
+
+    The kubelet puts the task's index into the text of TF_CONFIG, so that all
+    pods have one template.
+    """
+    if run.num_tasks == 1:
+        return []
+    spec = {
+        name: [
+            f"{run.host(group, name, index)}.{run.group_name(group)}"
+            f":{run_lib.PORT}"
+            for index in range(size)
+        ]
+        for name, size in run.sizes.items()
+    }
+    text = json.dumps(
+        {"cluster": spec, "task": {"type": task_type, "index": "$(TASK_INDEX)"}}
+    )
+    field = {"fieldPath": f"metadata.annotations['{_INDEX}']"}
+    return [
+        {"name": "TASK_INDEX", "valueFrom": {"fieldRef": field}},
+        # A number, not a text, once the index is in its place.
+        {
+            "name": "TF_CONFIG",
+            "value": text.replace('"$(TASK_INDEX)"', "$(TASK_INDEX)"),
+        },
+    ]
+
+
+_REPLICAS = {"chief": "Chief", "worker": "Worker", "ps": "PS"}
+
+
+def tfjob_objects(run: run_lib.Run) -> list[dict[str, Any]]:
+    """Returns all objects of a run.
+
+    Args:
+        run: Of the form `"tfjob"`.
+    """
+    found = []
+    for group in range(run.num_groups):
+        if run.num_tasks > 1:
+            found.append(policy(run, group))
+        found.append(_tfjob(run, group))
+    return found
+
+
+def _tfjob(run: run_lib.Run, group: int) -> dict[str, Any]:
+    policy: dict[str, Any] = {
+        "cleanPodPolicy": "Running",
+        # Restarts of containers, which the operator adds up.
+        "backoffLimit": run.max_restarts * run.num_tasks,
+    }
+    if run.keep_secs is not None:
+        policy["ttlSecondsAfterFinished"] = run.keep_secs
+    spec: dict[str, Any] = {
+        "runPolicy": policy,
+        "tfReplicaSpecs": {
+            _REPLICAS[task_type]: {
+                "replicas": size,
+                # ExitCode would take our 75, worth a retry, for permanent, as
+                # it does all codes below 128.
+                "restartPolicy": "OnFailure",
+                "template": template(run, group, task_type),
+            }
+            for task_type, size in run.sizes.items()
+        },
+    }
+    if not run.ps_per_group:
+        # Else the first worker's end would be the end of the others.
+        spec["successPolicy"] = "AllWorkers"
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "TFJob",
+        "metadata": metadata(run, group, run.group_name(group)),
+        "spec": spec,
+    }

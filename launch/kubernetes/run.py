@@ -1,0 +1,408 @@
+"""What a run on Kubernetes consists of, as data: groups, tasks and options."""
+
+import dataclasses
+import posixpath
+import re
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from tfdistill.cluster import identity
+from tfdistill.exchange import signing
+from tfdistill.launcher import local_cluster
+
+MAX_LABEL = 63
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(
+    r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+)
+_QUANTITY = re.compile(r"(?=.*[1-9])[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
+_KEY = re.compile(
+    r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?"
+    r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
+_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+
+
+def error(option: str, must: str, received: object, remedy: str) -> ValueError:
+    """Returns the one form that all errors about options take."""
+    return ValueError(
+        f"`{option}` must {must}; received {received!r}. {remedy}"
+    )
+
+
+def check_label(option: str, name: str, longest: str) -> None:
+    """Checks a name from which names of pods and services are made.
+
+    Args:
+        option: Whose value the name is.
+        name: The name.
+        longest: The longest name that is made from it.
+
+    Raises:
+        ValueError: One of them is no DNS label (RFC 1035).
+    """
+    if not _LABEL.fullmatch(name):
+        raise error(
+            option,
+            "be a DNS label: lower-case letters, digits and hyphens, a letter "
+            "first and no hyphen last",
+            name,
+            "Try one like run1.",
+        )
+    if len(longest) > MAX_LABEL:
+        raise error(
+            option,
+            f"leave room for {longest!r}, which has {len(longest)} characters "
+            f"and may have {MAX_LABEL}",
+            name,
+            f"Shorten it by {len(longest) - MAX_LABEL}.",
+        )
+
+
+def check_object(option: str, name: str | None) -> None:
+    """Checks the name of an object that the cluster has already.
+
+    Raises:
+        ValueError: It is no DNS subdomain (RFC 1123).
+    """
+    if name is None or (len(name) <= 253 and _SUBDOMAIN.fullmatch(name)):
+        return
+    must = "be the name of an object: lower-case letters, digits, - and ."
+    raise error(option, must, name, "Look with kubectl get.")
+
+
+def check_quantity(option: str, text: str | None) -> None:
+    """Checks an amount of a resource.
+
+    Raises:
+        ValueError: It is no positive quantity.
+    """
+    if text is not None and not _QUANTITY.fullmatch(text):
+        must = "be a positive quantity of Kubernetes"
+        raise error(option, must, text, "Write it as, say, 2, 500m or 8Gi.")
+
+
+def node_selector(option: str, text: str) -> tuple[str, str]:
+    """Splits `KEY=VALUE` of a node's label.
+
+    Raises:
+        ValueError: It is none.
+    """
+    key, equals, value = text.partition("=")
+    if equals and _KEY.fullmatch(key) and _VALUE.fullmatch(value):
+        return key, value
+    raise error(
+        option, "be KEY=VALUE of a node's label", text, "Say disktype=ssd."
+    )
+
+
+def toleration(option: str, text: str) -> dict[str, str]:
+    """Turns `KEY[=VALUE][:EFFECT]` into a toleration of that taint.
+
+    Without a value any is tolerated, without an effect all are.
+
+    Raises:
+        ValueError: It is none.
+
+    Example:
+        >>> toleration("toleration", "spot=true:NoSchedule")["operator"]
+        'Equal'
+    """
+    taint, colon, effect = text.partition(":")
+    key, equals, value = taint.partition("=")
+    sound = _KEY.fullmatch(key) and _VALUE.fullmatch(value)
+    if not sound or (colon and effect not in _EFFECTS):
+        must = f"be KEY[=VALUE][:EFFECT], the effect one of {_EFFECTS}"
+        raise error(option, must, text, "Say nvidia.com/gpu:NoSchedule.")
+    result = {"key": key, "operator": "Equal" if equals else "Exists"}
+    if equals:
+        result["value"] = value
+    if colon:
+        result["effect"] = effect
+    return result
+
+
+def variable(option: str, text: str) -> tuple[str, str]:
+    """Splits `NAME=VALUE` of an environment variable.
+
+    Raises:
+        ValueError: It is none.
+    """
+    name, equals, value = text.partition("=")
+    if equals and _VARIABLE.fullmatch(name):
+        return name, value
+    remedy = "Say TF_CPP_MIN_LOG_LEVEL=1."
+    raise error(option, "be NAME=VALUE", text, remedy)
+
+
+def literal(text: str) -> str:
+    """Returns text that the kubelet turns back into the one given.
+
+    In commands and values of variables it replaces `$(NAME)`, and `$$` by `$`.
+
+    Example:
+        >>> literal("$(HOME) costs $5")
+        '$$(HOME) costs $$5'
+    """
+    return text.replace("$", "$$")
+
+
+FORMS = ("tfjob", "job")
+PORT = 2222
+_CHIEF_RETURN = "TFDISTILL_CHIEF_RETURN_SECS"
+_START_TIMEOUT = "TFDISTILL_START_TIMEOUT_SECS"
+OWN_VARIABLES = (
+    local_cluster.IDENTITY_VARIABLES
+    | signing.VARIABLES
+    | {_CHIEF_RETURN, _START_TIMEOUT, "TASK_INDEX"}
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A command to be run as groups of pods.
+
+    Attributes:
+        form: `"job"` for Indexed Jobs, which need nothing but Kubernetes, or
+            `"tfjob"` for TFJobs of Kubeflow's training operator.
+        name: From which all names are made.
+        image: Of the containers.
+        command: Program and arguments, the same for each task.
+        workdir: Absolute directory of the run, in the containers.
+        num_groups: Number of groups. Default 1.
+        workers_per_group: Workers in each. Default 1.
+        ps_per_group: Parameter servers in each. Default 0; with any, each
+            group has a chief besides.
+        exchange: Directory or URL that the groups share. Default: `exchange`
+            in the workdir.
+        volume_claim: PersistentVolumeClaim that all pods mount. Default None:
+            a directory that ends with its pod.
+        mount_path: Where; the workdir lies in it. Default: the workdir.
+        namespace: Default None: that of whoever applies the manifests.
+        key_secret: Secret whose entry `key` signs versions. Default none.
+        service_account: Of the pods. Default: that of the namespace.
+        cpus_per_worker: Quantity of cores, also of a chief. Default none.
+        memory_per_worker: Quantity of memory, also of a chief. Default none.
+        cpus_per_ps: Default: as a worker.
+        memory_per_ps: Default: as a worker.
+        gpus_per_worker: Default 0.
+        shm_size: Size of `/dev/shm`, taken from the pod's memory as it is
+            used. Default `"1Gi"`.
+        run_as_user: User and group of the processes. Default: the image's.
+        node_selector: Labels that a node must have.
+        tolerations: Taints that a node may have.
+        env: Variables to set for each task.
+        max_restarts: How often a group may be started again. Default 10.
+        start_timeout_secs: How long tasks wait for each other, and servers
+            for a chief that is started again. Default 1800.
+        keep_secs: Seconds after which a Job that has ended is deleted, with
+            its logs. Default None: never.
+
+    Raises:
+        ValueError: If a field is out of range.
+    """
+
+    form: str
+    name: str
+    image: str
+    command: Sequence[str]
+    workdir: str
+    num_groups: int = 1
+    workers_per_group: int = 1
+    ps_per_group: int = 0
+    exchange: str | None = None
+    volume_claim: str | None = None
+    mount_path: str | None = None
+    namespace: str | None = None
+    key_secret: str | None = None
+    service_account: str | None = None
+    cpus_per_worker: str | None = None
+    memory_per_worker: str | None = None
+    cpus_per_ps: str | None = None
+    memory_per_ps: str | None = None
+    gpus_per_worker: int = 0
+    shm_size: str = "1Gi"
+    run_as_user: int | None = None
+    node_selector: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    tolerations: Sequence[Mapping[str, str]] = ()
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    max_restarts: int = 10
+    start_timeout_secs: int = 1800
+    keep_secs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        self._check_numbers()
+        self._check_names()
+        self._check_paths()
+        self._check_env()
+        if not self.image.strip() or self.image != self.image.strip():
+            remedy = "Say registry.example.com/team/train:1."
+            raise error("image", "name an image", self.image, remedy)
+        if isinstance(self.command, str) or not self.command:
+            must = "be a list of a program and its arguments"
+            remedy = "Put it after --."
+            raise error("command", must, self.command, remedy)
+
+    def _check_numbers(self) -> None:
+        if self.form not in FORMS:
+            must = f"be one of {FORMS}"
+            raise error("form", must, self.form, "job needs no operator.")
+        for name, least in (
+            ("num_groups", 1),
+            ("workers_per_group", 1),
+            ("ps_per_group", 0),
+            ("gpus_per_worker", 0),
+            ("max_restarts", 0),
+            ("start_timeout_secs", 1),
+            ("run_as_user", 1),
+            ("keep_secs", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                must = f"be >= {least}"
+                raise error(name, must, value, "Correct it.")
+        if self.ps_per_group and self.gpus_per_worker > 1:
+            raise error(
+                "gpus_per_worker",
+                "be 0 or 1 where there are parameter servers",
+                self.gpus_per_worker,
+                "Ask for more workers with one GPU each.",
+            )
+        if not self.ps_per_group:
+            for name in ("cpus_per_ps", "memory_per_ps"):
+                if getattr(self, name) is not None:
+                    must = "be left out where ps_per_group is 0"
+                    value = getattr(self, name)
+                    raise error(name, must, value, "Leave it out.")
+
+    def _check_names(self) -> None:
+        longest = max(
+            (
+                self.host(self.num_groups - 1, task_type, size - 1)
+                for task_type, size in self.sizes.items()
+            ),
+            key=len,
+        )
+        check_label("name", self.name, longest)
+        if self.namespace is not None:
+            check_label("namespace", self.namespace, self.namespace)
+        for name in ("volume_claim", "key_secret", "service_account"):
+            check_object(name, getattr(self, name))
+        for name in (
+            "cpus_per_worker",
+            "memory_per_worker",
+            "cpus_per_ps",
+            "memory_per_ps",
+            "shm_size",
+        ):
+            check_quantity(name, getattr(self, name))
+
+    def _check_paths(self) -> None:
+        for name in ("workdir", "mount_path"):
+            path = getattr(self, name)
+            if path is None:
+                continue
+            if path != posixpath.normpath(path) or path[:1] != "/":
+                must = "be an absolute path without //, . and .. in it"
+                raise error(name, must, path, "Say /mnt/run1.")
+            if path == "/" or ":" in path:
+                must = "be a directory other than / and without a colon"
+                raise error(name, must, path, "Say /mnt/run1.")
+        mounted = self.mount_path or self.workdir
+        if posixpath.commonpath([mounted, self.workdir]) != mounted:
+            remedy = "Mount the volume where the workdir can lie in it."
+            must = f"lie in mount_path, {mounted!r}"
+            raise error("workdir", must, self.workdir, remedy)
+        if self.mount_path and not self.volume_claim:
+            must = "be left out without volume_claim"
+            remedy = "Name the claim."
+            raise error("mount_path", must, self.mount_path, remedy)
+        if self.exchange is not None and "://" not in self.exchange:
+            if self.exchange[:1] != "/":
+                must = "be a URL or an absolute path"
+                remedy = "Say gs://bucket/run1/exchange."
+                raise error("exchange", must, self.exchange, remedy)
+        self._check_sharing()
+
+    def _check_sharing(self) -> None:
+        if self.volume_claim:
+            return
+        if self.ps_per_group:
+            raise error(
+                "volume_claim",
+                "name a volume where there are parameter servers, since each "
+                "of them writes its rows to the workdir and the exchange",
+                self.volume_claim,
+                "Make a PersistentVolumeClaim of ReadWriteMany.",
+            )
+        if self.num_groups > 1 and "://" not in (self.exchange or ""):
+            raise error(
+                "exchange",
+                "be a URL where groups share no volume",
+                self.exchange,
+                "Pass --exchange=gs://bucket/run1, or --volume_claim with a "
+                "claim of ReadWriteMany.",
+            )
+
+    def _check_env(self) -> None:
+        for name in self.env:
+            if name in OWN_VARIABLES:
+                raise error(
+                    "env",
+                    "leave alone what the manifests set for each task",
+                    name,
+                    "Use the options; the key comes from --key_secret.",
+                )
+        # Refuses unknown TFDISTILL_ names, and says which one is near.
+        identity.Cluster.from_env(self.env)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of tasks of each type in a group."""
+        if not self.ps_per_group:
+            return {"worker": self.workers_per_group}
+        return {
+            "chief": 1,
+            "worker": self.workers_per_group,
+            "ps": self.ps_per_group,
+        }
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of tasks in a group."""
+        return sum(self.sizes.values())
+
+    def group_name(self, group: int) -> str:
+        """Returns the name of a group's service, or of its TFJob."""
+        return f"{self.name}-g{group}"
+
+    def job_name(self, group: int, task_type: str) -> str:
+        """Returns the name from which hosts of one type of task are made."""
+        return f"{self.group_name(group)}-{task_type}"
+
+    def host(self, group: int, task_type: str, index: int | str) -> str:
+        """Returns the host name of one task."""
+        return f"{self.job_name(group, task_type)}-{index}"
+
+    def task_env(self, group: int) -> dict[str, str]:
+        """Returns what all tasks of a group have in their environment."""
+        cluster = identity.Cluster(
+            group=group,
+            num_groups=self.num_groups,
+            exchange=self.exchange,
+            workdir=self.workdir,
+        )
+        waits = {_START_TIMEOUT: str(self.start_timeout_secs)}
+        if self.ps_per_group:
+            waits[_CHIEF_RETURN] = str(self.start_timeout_secs)
+            # As TensorFlow's guide to parameter servers asks of each server.
+            waits["GRPC_FAIL_FAST"] = "use_caller"
+        return {
+            "PYTHONUNBUFFERED": "1",
+            **waits,
+            **self.env,
+            **cluster.to_env(),
+        }

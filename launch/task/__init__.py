@@ -1,0 +1,1 @@
+"""What one task of one group does when it runs a recipe."""

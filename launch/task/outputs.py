@@ -1,0 +1,194 @@
+"""The files of a run of a recipe: its configuration and its results.
+
+Each group's chief writes its own files; whoever finds those of all groups
+writes the results of the run. Every file appears whole or not at all, by a
+rename. Imports neither TensorFlow nor Keras.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import uuid
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import IO
+from typing import Any
+
+import numpy as np
+
+import tfdistill
+from launch import recipes
+from launch.config import config as config_lib
+from launch.task import predictions
+
+CONFIG = "config.json"
+RECORDS = "metrics.jsonl"
+RESULTS = "results.json"
+STUDENT = "student.keras"
+_AGREEMENT: Mapping[str, str] = {
+    "disagreement": "label_churn",
+    "mean_absolute_churn": "churn",
+}
+
+
+def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
+    """Checks that the workdir can take this run of this group.
+
+    A group goes on from its last backup, or starts anew where there is none
+    yet. Every task checks before it joins its group, so all of them come to
+    the same result.
+
+    Raises:
+        ValueError: If the workdir has another configuration.
+    """
+    path = pathlib.Path(cluster.workdir or "") / CONFIG
+    if not path.exists():
+        return
+    names = recipes.changed_fields(config_lib.Config.read(path), config)
+    if names:
+        raise ValueError(
+            "All groups of a run, and whoever goes on with it, must have the "
+            f"same configuration; received another one than {path} in "
+            f"{', '.join(names)}. Choose another workdir, or remove that one."
+        )
+
+
+def is_complete(cluster: tfdistill.Cluster) -> bool:
+    """Whether this group has written its results, its last file."""
+    directory = group_dir(cluster.workdir or "", cluster.group)
+    return (directory / RESULTS).exists()
+
+
+def write_config(config: config_lib.Config, workdir: str) -> None:
+    """Writes the configuration from which the run can be repeated."""
+    with replacing(pathlib.Path(workdir, CONFIG)) as file:
+        file.write(config.to_json().encode())
+
+
+def group_dir(workdir: str | os.PathLike[str], group: int) -> pathlib.Path:
+    """Returns the directory of one group's files."""
+    return pathlib.Path(workdir, f"group_{group}")
+
+
+def write_student(save: Callable[[str], None], directory: pathlib.Path) -> None:
+    """Has the student saved as `student.keras`.
+
+    Args:
+        save: Saves to a path.
+        directory: Of the group.
+    """
+    draft = directory / f".{uuid.uuid4().hex}-{STUDENT}"
+    try:
+        save(str(draft))
+        draft.replace(directory / STUDENT)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_predictions(directory: pathlib.Path, predicted: Any) -> None:
+    """Writes what a group predicts for the validation data.
+
+    Args:
+        directory: Of the group.
+        predicted: One of `launch.task.predictions`.
+
+    Raises:
+        RuntimeError: If a prediction is not finite: training has diverged.
+    """
+    arrays = predicted.arrays()
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise RuntimeError(
+            "The student predicts NaN: its training has diverged. Lower "
+            "optimizer.learning_rate or set optimizer.global_clipnorm."
+        )
+    with replacing(directory / predictions.FILE) as file:
+        np.savez_compressed(file, **arrays)
+
+
+def write_results(
+    result: Mapping[str, Any], *, workdir: str, num_groups: int
+) -> bool:
+    """Writes a group's results, its last file; then the run's, if it can.
+
+    Of groups that end at the same time at least one finds the files of all;
+    if several do, they write the same.
+
+    Args:
+        result: Of the group, as JSON has it; `"group"` is its index.
+        workdir: Of the run.
+        num_groups: Number of groups in the run.
+
+    Returns:
+        Whether all groups are done, and the run's results written.
+    """
+    directory = group_dir(workdir, result["group"])
+    _write_json(directory / RESULTS, result)
+    paths = [group_dir(workdir, g) / RESULTS for g in range(num_groups)]
+    if not all(path.exists() for path in paths):
+        return False
+    directories = [path.parent for path in paths]
+    groups = list(map(read_results, directories))
+    run = {
+        "recipe": result["recipe"],
+        "groups": groups,
+        "mean": {
+            name: float(np.mean([g["metrics"][name] for g in groups]))
+            for name in groups[0]["metrics"]
+        },
+        "agreement": _agreement(directories),
+    }
+    _write_json(pathlib.Path(workdir, RESULTS), run)
+    return True
+
+
+def read_results(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the results of a run or, from its directory, of a group.
+
+    Raises:
+        OSError: If there are none.
+    """
+    return json.loads(pathlib.Path(directory, RESULTS).read_bytes())
+
+
+def read_records(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Returns what a group has told of its progress, line by line.
+
+    Raises:
+        OSError: If there is no such file.
+    """
+    text = pathlib.Path(directory, RECORDS).read_text(encoding="utf-8")
+    return list(map(json.loads, text.splitlines()))
+
+
+def _agreement(directories: Sequence[pathlib.Path]) -> dict[str, float] | None:
+    """How far the groups' predictions are apart; None for one group."""
+    if len(directories) < 2:
+        return None
+    found = predictions.between(list(map(predictions.read, directories)))
+    return {name: found[key] for name, key in _AGREEMENT.items()}
+
+
+def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
+    """Opens a file to write that appears whole, in place of an older, or not.
+
+    Args:
+        path: Of the file; its directory is made if there is none.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{uuid.uuid4().hex}-{path.name}")
+    try:
+        with draft.open("wb") as file:
+            yield file
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

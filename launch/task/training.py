@@ -1,0 +1,361 @@
+"""What one task of a group does: data, model, exchange, fit, results."""
+
+import dataclasses
+import importlib
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdistill
+from launch.config import config
+from launch.task import objectives
+from launch.task import outputs
+from launch.task import predictions
+from launch.task import students
+from tfdistill import data
+from tfdistill import data_checks
+from tfdistill.cluster import identity
+from tfdistill.observe import summaries
+
+
+def make(
+    config: config.Config, cluster: tfdistill.Cluster
+) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+    """Returns this task's training data and its validation data.
+
+    Args:
+        config: The run.
+        cluster: This task.
+
+    Raises:
+        data_checks.DataError: If the data are at fault.
+        students.OptionsError: If arguments in the configuration are.
+    """
+    source = importlib.import_module(f"models.{config.data.name}")
+    path = config.data.path
+    arguments = {**config.data.arguments, **({"path": path} if path else {})}
+    try:
+        return source.make_datasets(
+            cluster,
+            global_batch_size=config.data.global_batch_size,
+            data=config.data.mode,
+            seed=config.data.seed,
+            **arguments,
+        )
+    except TypeError as cause:
+        raise students.OptionsError(
+            f"`data.path` or `data.arguments` do not fit: {cause}."
+        ) from cause
+    except (OSError, ValueError) as cause:
+        raise data_checks.DataError(str(cause)) from cause
+
+
+_log = logging.getLogger(__name__)
+_MARKER = "started"
+_POLL_SECS = 0.01
+
+
+class StartTogether(keras.callbacks.Callback):
+    """Waits after the first step until every group has taken it.
+
+    Groups never wait for each other in a long training: who starts first has
+    no teacher for a moment. In an experiment of a minute, that moment and the
+    tracing of the first step would be a good part of it.
+    """
+
+    chief_only = True
+
+    def __init__(self, cluster: identity.Cluster, *, limit_secs: float) -> None:
+        """Waits for nothing yet.
+
+        Args:
+            cluster: This task, with a workdir that all groups share.
+            limit_secs: Longest wait; training then goes on alone.
+        """
+        super().__init__()
+        self._cluster = cluster
+        self._limit_secs = limit_secs
+        self._started = False
+        self.waited_secs = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Tells of this group's first step, and waits for the others'."""
+        if self._started:
+            return
+        self._started = True
+        if logs:
+            float(logs["loss"])  # Steps may be running still.
+        start = time.monotonic()
+        markers = [
+            outputs.group_dir(str(self._cluster.workdir), group) / _MARKER
+            for group in range(self._cluster.num_groups)
+        ]
+        own = markers[self._cluster.group]
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.touch()
+        while missing := [path for path in markers if not path.exists()]:
+            self.waited_secs = time.monotonic() - start
+            if self.waited_secs > self._limit_secs:
+                _log.warning(
+                    "Waited %.0f s for the first step of %s; training goes on.",
+                    self.waited_secs,
+                    ", ".join(path.parent.name for path in missing),
+                )
+                return
+            time.sleep(_POLL_SECS)
+        self.waited_secs = time.monotonic() - start
+
+
+# Predictions that are held at a time: 256 MB of float64.
+_LOGITS_AT_ONCE = 2**25
+
+
+def run(
+    config: config.Config,
+    cluster: tfdistill.Cluster,
+    *,
+    verbose: bool = False,
+    profile_steps: str | None = None,
+) -> dict[str, Any]:
+    """Trains this task's student with its group, and writes the results.
+
+    Args:
+        config: What to run; the same on every task.
+        cluster: This task; with a workdir.
+        verbose: Whether the chief shows Keras' own progress. Default False.
+        profile_steps: Which steps the chief traces; see `tfdistill.Summaries`.
+
+    Returns:
+        The group's results; its metrics on the chief only.
+
+    Raises:
+        data_checks.DataError: If the data are at fault.
+        students.OptionsError: If arguments in the configuration are.
+    """
+    strategy = tfdistill.make_strategy(cluster)
+    if cluster.is_chief and cluster.group == 0:
+        outputs.write_config(config, str(cluster.workdir))
+    keras.config.set_dtype_policy(config.dtype_policy)
+    keras.utils.set_random_seed(seed_of(config.seed, cluster.group))
+    train, validation = map(data.without_autotune, make(config, cluster))
+    exchange = tfdistill.Exchange(
+        str(cluster.exchange), max_to_keep=config.exchange.max_to_keep
+    )
+    counts = None
+    if config.smoothing.kind == "unigram":
+        counts = objectives.label_counts(train)
+    canary = _canary(config, cluster, validation)
+    with strategy.scope():
+        model = students.make_model(
+            config, cluster, exchange, label_counts=counts, canary=canary
+        )
+    callbacks = _callbacks(config, cluster, profile_steps)
+    measured = _fit(
+        model, train, validation, config, cluster, exchange, callbacks, verbose
+    )
+    # A collective: every worker takes part, and gets all of them.
+    predicted = _predict(model, validation, config)
+    result = {**_summary(config, cluster, model), **measured}
+    if cluster.is_chief:
+        _write(result, predicted, model, cluster)
+    return result
+
+
+def _write(
+    result: dict[str, Any],
+    predicted: Any,
+    model: tfdistill.CodistillModel,
+    cluster: tfdistill.Cluster,
+) -> None:
+    """Writes the group's results, and puts its metrics into them."""
+    workdir = str(cluster.workdir)
+    directory = outputs.group_dir(workdir, cluster.group)
+    outputs.write_predictions(directory, predicted)
+    outputs.write_student(model.save, directory)
+    result["metrics"] = predicted.figures()
+    outputs.write_results(
+        result, workdir=workdir, num_groups=cluster.num_groups
+    )
+
+
+def _canary(
+    config: config.Config,
+    cluster: tfdistill.Cluster,
+    validation: tf.data.Dataset,
+) -> Any:
+    if not students.learns(config, cluster):
+        return None
+    return students.make_canary(config, validation)
+
+
+def _fit(
+    model: tfdistill.CodistillModel,
+    train: tf.data.Dataset,
+    validation: tf.data.Dataset,
+    config: config.Config,
+    cluster: tfdistill.Cluster,
+    exchange: tfdistill.Exchange,
+    callbacks: Sequence[keras.callbacks.Callback],
+    verbose: bool,
+) -> dict[str, Any]:
+    """Trains, and returns what was measured meanwhile."""
+    pace = _Pace(config.data.global_batch_size)
+    exporter = students.make_exporter(config, cluster, exchange)
+    together = StartTogether(cluster, limit_secs=config.start_together_secs)
+    backup = _backup(config, cluster)
+    model.fit(
+        train,
+        validation_data=validation,
+        steps_per_epoch=config.evaluate_every_steps,
+        epochs=config.num_steps // config.evaluate_every_steps,
+        callbacks=[
+            *([together] if config.start_together_secs else []),
+            *[pace, exporter, backup, *callbacks],
+        ],
+        verbose=2 if verbose else 0,
+    )
+    return {
+        "examples_per_second": pace.examples_per_second,
+        "seconds": pace.seconds,
+        "process_seconds": pace.process_seconds,
+        "waited_seconds": together.waited_secs,
+        "exports": exporter.totals,
+        "resumed_step": backup.resumed_step,
+    }
+
+
+def _predict(
+    model: tfdistill.CodistillModel,
+    validation: tf.data.Dataset,
+    config: config.Config,
+) -> Any:
+    """Predicts the validation data, a part at a time if logits are many."""
+    objective = objectives.of(config.data.name)
+    num_batches = int(validation.cardinality())  # Negative if not known.
+    outputs = int(np.prod(model.student.output_shape[1:]))
+    step = max(1, _LOGITS_AT_ONCE // (outputs * config.data.global_batch_size))
+    parts = [
+        validation.skip(first).take(step)
+        for first in range(0, num_batches, step)
+    ]
+    if len(parts) < 2:
+        parts = [validation]
+    predicted = []
+    for part in parts:
+        logits = np.asarray(model.predict(part, verbose=0), np.float64)
+        labels = np.concatenate([np.asarray(label) for _, label in part])
+        predicted.append(objective.predictions(logits, labels))
+    return predictions.concatenate(predicted)
+
+
+def _summary(
+    config: config.Config,
+    cluster: tfdistill.Cluster,
+    model: tfdistill.CodistillModel,
+) -> dict[str, Any]:
+    steps = int(model.optimizer.iterations.numpy())
+    return {
+        "group": cluster.group,
+        "recipe": config.recipe,
+        "steps": steps,
+        "examples": steps * config.data.global_batch_size,
+        "workers": cluster.num_workers,
+        "parameter_bytes": sum(
+            int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size
+            for v in model.student.trainable_variables
+        ),
+        "teachers": model.teachers.status(),
+    }
+
+
+def seed_of(seed: int, group: int) -> int:
+    """Returns a group's own seed; no two runs and groups share one."""
+    return int(np.random.SeedSequence([seed, group]).generate_state(1)[0])
+
+
+def _backup(
+    config: config.Config, cluster: tfdistill.Cluster
+) -> tfdistill.Backup:
+    directory = outputs.group_dir(str(cluster.workdir), cluster.group)
+    every = config.backup_every_steps
+    return tfdistill.Backup(directory / "backup", every_steps=every)
+
+
+def _callbacks(
+    config: config.Config,
+    cluster: tfdistill.Cluster,
+    profile_steps: str | None,
+) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks; `fit` runs those that write on the chief only."""
+    directory = outputs.group_dir(str(cluster.workdir), cluster.group)
+    callbacks: list[keras.callbacks.Callback] = [
+        tfdistill.RunLog(str(directory)),
+        tfdistill.Summaries(
+            directory / summaries.DIRECTORY,
+            profile_steps=profile_steps,
+            configuration=dataclasses.asdict(config),
+        ),
+    ]
+    if students.learns(config, cluster):
+        every = config.exchange.refresh_every_steps
+        callbacks.append(tfdistill.TeacherLoader(every_steps=every))
+    if config.checkpoints != "none":
+        best = config.checkpoints == "best"
+        name = "best.keras" if best else "checkpoints/{epoch:05d}.keras"
+        checkpoint = keras.callbacks.ModelCheckpoint(
+            str(directory / name), monitor="val_loss", save_best_only=best
+        )
+        callbacks.append(tfdistill.BestEffort(checkpoint))
+    return callbacks
+
+
+class _Pace(keras.callbacks.Callback):
+    """Measures training without tracing and without evaluation."""
+
+    def __init__(self, global_batch_size: int) -> None:
+        super().__init__()
+        self._global_batch_size = global_batch_size
+        # Steps and seconds of each epoch of this process.
+        self._epochs: list[tuple[int, float]] = []
+        self._epoch_start = self._start = self._process_start = 0.0
+        self._first_batch: int | None = None
+        self.seconds = self.process_seconds = 0.0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._start = time.perf_counter()
+        self._process_start = time.process_time()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.seconds = time.perf_counter() - self._start
+        self.process_seconds = time.process_time() - self._process_start
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._first_batch = None
+        self._epoch_start = time.perf_counter()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        # Not 0 in an epoch that was resumed.
+        if self._first_batch is None:
+            self._first_batch = batch
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        # Between the last step of an epoch and its evaluation.
+        steps = self.params["steps"] - (self._first_batch or 0)
+        seconds = time.perf_counter() - self._epoch_start
+        self._epochs.append((steps, seconds))
+
+    @property
+    def examples_per_second(self) -> float:
+        """Of the whole group; of all epochs but the first, which traces.
+
+        0 where nothing was left to train.
+        """
+        epochs = self._epochs[1:] or self._epochs
+        steps = sum(steps for steps, _ in epochs)
+        seconds = sum(seconds for _, seconds in epochs)
+        return steps * self._global_batch_size / seconds if seconds else 0.0

@@ -1,0 +1,232 @@
+"""CIFAR-10: real photographs in ten classes, and small ResNets for them."""
+
+import os
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from models import group_batches
+from models import residual
+from models.cifar10 import files
+from tfdistill import data as tfdistill_data
+
+__all__ = [
+    "build_model",
+    "build_small_model",
+    "load",
+    "make_datasets",
+    "make_schema",
+]
+
+
+INPUT_SHAPE = files.IMAGE_SHAPE
+NUM_CLASSES = len(files.CLASSES)
+load = files.load
+
+# Of the training images in [0, 1], per colour channel.
+_MEAN = (0.4913, 0.4821, 0.4465)
+_VARIANCE = (0.0601, 0.0589, 0.0679)
+_PADDING = 4
+
+
+def make_datasets(
+    cluster: tfdistill_data.GroupIdentity,
+    *,
+    global_batch_size: int,
+    data: str = "disjoint",
+    seed: int = 0,
+    num_train: int | None = None,
+    num_test: int | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+    """Returns a group's training data and the common validation data.
+
+    Both are the same on every worker of a group; `fit` gives each worker its
+    rows of every batch. Training images are padded, cropped at random and
+    flipped at random; which way depends on the seed, the group and the step.
+
+    Args:
+        cluster: Says which group this is.
+        global_batch_size: Examples per step of the whole group.
+        data: `"disjoint"` (default): the groups share out the training
+            images; `"shared"`: all groups get all of them, each in its own
+            order.
+        seed: Chooses the order and the crops of the training images.
+        num_train: Use only so many training images, over all groups. Default
+            None: all.
+        num_test: Use only so many test images. Default None: all.
+        data_dir: As for `load`.
+        cache_dir: As for `load`.
+
+    Returns:
+        Endless shuffled training batches, all of the full size; and the test
+        split in order, whose last batch may be partial. Elements are (images
+        float32 `[batch, 32, 32, 3]` in [0, 1], labels int64 `[batch]`).
+
+    Raises:
+        ValueError: If a number or `data` is out of range, or the images are
+            missing.
+    """
+    train, test = load(data_dir=data_dir, cache_dir=cache_dir)
+    train = _first(train, num_train, "num_train")
+    test = _first(test, num_test, "num_test")
+    train = tfdistill_data.shard_arrays(train, cluster, mode=data)
+    batches = group_batches.shuffled_indices(
+        len(train[1]),
+        cluster,
+        global_batch_size=global_batch_size,
+        seed=seed,
+        examples="images",
+    )
+    train_batches = _augmented(batches, train, seed=seed, group=cluster.group)
+    validation = tf.data.Dataset.from_tensor_slices(test)
+    validation = validation.batch(global_batch_size).map(_to_float)
+    return (
+        train_batches.prefetch(tf.data.AUTOTUNE),
+        validation.prefetch(tf.data.AUTOTUNE),
+    )
+
+
+def _first(
+    arrays: files.Arrays, num_images: int | None, name: str
+) -> files.Arrays:
+    images, labels = arrays
+    if num_images is None:
+        return images, labels
+    if not 1 <= num_images <= len(labels):
+        raise ValueError(
+            f"`{name}` must be from 1 to {len(labels)}; received {num_images}."
+        )
+    return images[:num_images], labels[:num_images]
+
+
+def _augmented(
+    batches: tf.data.Dataset,
+    arrays: files.Arrays,
+    *,
+    seed: int,
+    group: int,
+) -> tf.data.Dataset:
+    # Made once, outside the traced function: not a constant of its graph.
+    images, labels = (tf.constant(np.asarray(array)) for array in arrays)
+    # Another pair of numbers than the one that orders the images.
+    base = tf.constant([seed, -1 - group], tf.int64)
+
+    def read(step: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        fold = tf.random.experimental.stateless_fold_in(base, step)
+        pixels = augment(tf.gather(images, rows), seed=fold)
+        return _to_float(pixels, tf.gather(labels, rows))
+
+    return batches.enumerate().map(read, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def augment(images: tf.Tensor, *, seed: tf.Tensor) -> tf.Tensor:
+    """Returns each image cropped at random from its padding, or mirrored.
+
+    Four black pixels are added on each side, as in He et al. 2015 (section
+    4.2 of arXiv:1512.03385).
+
+    Args:
+        images: `[batch, height, width, channels]`, any dtype.
+        seed: Two int64 numbers that determine the result.
+
+    Returns:
+        Images of the same shape and dtype.
+    """
+    batch_size, height, width = (tf.shape(images)[axis] for axis in range(3))
+    seeds = tf.random.split(seed, 2)
+    offsets = tf.random.stateless_uniform(
+        [2, batch_size, 1], seeds[0], maxval=2 * _PADDING + 1, dtype=tf.int32
+    )
+    border = [_PADDING, _PADDING]
+    padded = tf.pad(images, [[0, 0], border, border, [0, 0]])
+    rows, columns = offsets[0] + tf.range(height), offsets[1] + tf.range(width)
+    mirrored = tf.random.stateless_uniform([batch_size, 1], seeds[1]) < 0.5
+    columns = tf.where(mirrored, columns[:, ::-1], columns)
+    cropped = tf.gather(padded, rows, axis=1, batch_dims=1)
+    return tf.gather(cropped, columns, axis=2, batch_dims=1)
+
+
+def _to_float(
+    images: tf.Tensor, labels: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    return tf.cast(images, tf.float32) / 255.0, labels
+
+
+def make_schema() -> dict[str, Any]:
+    """Returns what inputs and outputs mean, to compare between groups."""
+    return {
+        "labels": list(files.CLASSES),
+        "preprocessing": {"shape": INPUT_SHAPE, "divided_by": 255},
+    }
+
+
+def build_model(
+    *,
+    depth: int = 20,
+    width: int = 16,
+    norm: str = "group",
+    name: str = "cifar10",
+) -> keras.Model:
+    """Returns a residual network for small images.
+
+    Three stages of basic blocks with `width`, `2 * width` and `4 * width`
+    channels (He et al. 2015, section 4.2 of arXiv:1512.03385), with 1x1
+    convolutions where the shape changes. Weights are not decayed here.
+
+    Args:
+        depth: Layers with weights: 6 n + 2 for n blocks a stage. Default 20.
+        width: Channels of the first stage; a multiple of 8. Default 16.
+        norm: `"group"` (default; every worker computes the same) or
+            `"batch"`, whose moving statistics differ between workers.
+        name: Name of the model.
+
+    Returns:
+        A model from images in [0, 1], `[batch, 32, 32, 3]`, to float32 logits
+        `[batch, 10]`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+    blocks, rest = divmod(depth - 2, 6)
+    if blocks < 1 or rest:
+        raise ValueError(
+            "`depth` must be 6 n + 2 with n >= 1 (8, 14, 20, 32, ...); "
+            f"received {depth}."
+        )
+    residual.check(width=width, norm=norm)
+    inputs = keras.Input(INPUT_SHAPE, name="image")
+    x = keras.layers.Normalization(mean=_MEAN, variance=_VARIANCE)(inputs)
+    x = keras.layers.ReLU()(residual.convolve(x, width, size=3, norm=norm))
+    for stage in range(3):
+        for block in range(blocks):
+            strides = 2 if stage and not block else 1
+            x = _block(x, width * 2**stage, strides=strides, norm=norm)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    # float32 even under a mixed policy: losses want exact logits.
+    logits = keras.layers.Dense(NUM_CLASSES, dtype="float32", name="logits")(x)
+    return keras.Model(inputs, logits, name=name)
+
+
+def build_small_model(
+    *, norm: str = "group", name: str = "cifar10_small"
+) -> keras.Model:
+    """Returns `build_model` at depth 8: an epoch in a minute or so of CPU."""
+    return build_model(depth=8, width=16, norm=norm, name=name)
+
+
+def _block(
+    x: keras.KerasTensor, filters: int, *, strides: int, norm: str
+) -> keras.KerasTensor:
+    shortcut = x
+    if strides > 1 or x.shape[-1] != filters:
+        shortcut = residual.convolve(
+            x, filters, size=1, strides=strides, norm=norm
+        )
+    x = residual.convolve(x, filters, size=3, strides=strides, norm=norm)
+    x = keras.layers.ReLU()(x)
+    x = residual.convolve(x, filters, size=3, norm=norm)
+    return keras.layers.ReLU()(keras.layers.Add()([x, shortcut]))

@@ -1,0 +1,192 @@
+"""Criteo's display ads: data sets, schema and network."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import tfdistill
+from models.criteo import batches
+from models.criteo import converted
+from models.criteo import files
+from models.criteo import rows
+from tfdistill import data
+
+__all__ = ["build_model", "make_datasets", "make_schema"]
+
+
+def make_datasets(
+    cluster: data.GroupIdentity,
+    *,
+    global_batch_size: int,
+    data: str = "disjoint",
+    seed: int = 0,
+    path: files.Paths | None = None,
+    field_sizes: int | Sequence[int] = converted.DEFAULT_FIELD_SIZE,
+    min_count: int = 1,
+    split: str = "hash",
+    validation_fraction: float = 1 / 6,
+    split_seed: int = 0,
+    num_train: int | None = None,
+    num_validation: int | None = None,
+    malformed: str = "skip",
+    missing_value: float = 0.0,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+    """Returns a group's training data and the common validation data.
+
+    The text is converted once, into `cache_dir`. An integer v becomes
+    `sign(v) * log(1 + |v|)`. A category becomes a row of its column's table:
+    0 if missing, 1 if rare, else 2 + hash % (size - 2), where the hash is of
+    the column and the text, and the same on all machines.
+
+    Both data sets are the same on every worker of a group; `fit` gives each
+    worker its rows of every batch. They can be sent to processes that see the
+    same `cache_dir`.
+
+    Args:
+        cluster: Says which group this is.
+        global_batch_size: Examples per step of the whole group.
+        data: `"disjoint"` (default): the groups share out the training rows;
+            `"shared"`: all groups get all of them, each in its own order.
+        seed: Chooses the order of the training rows.
+        path: Files, patterns or directories of TAB-separated rows (a label, 13
+            integers, 26 categories), plain or gzip, in the order of time.
+            Default: `criteo` in the data directory, which is the environment
+            variable TFDISTILL_DATA, else `../shared/data` beside the
+            repository.
+        field_sizes: Rows of the table of each category column, or one number
+            for all. Default 10,000.
+        min_count: Categories that come fewer times in the training rows are
+            rare. Default 1: none is.
+        split: `"hash"` (default): which rows validate is drawn; `"time"`: the
+            last ones do.
+        validation_fraction: Share of the rows that validate. Default 1/6.
+        split_seed: Of the draws. Keep it fixed between runs that are to be
+            compared: it is not the seed of a run. Default 0.
+        num_train: Use only so many training rows, over all groups, drawn from
+            all of them. Default None: all.
+        num_validation: Likewise of the validation rows.
+        malformed: Faulty lines are counted and skipped (`"skip"`, the
+            default), or the first is an error (`"refuse"`).
+        missing_value: Stands for missing integers, which by default look like
+            zeros. Default 0.
+        cache_dir: Where the converted rows are kept. Default: `tfdistill` in
+            the user's cache directory.
+
+    Returns:
+        Endless shuffled training batches, all of the full size; and the
+        validation rows in order, whose last batch may be partial. Elements
+        are (`{"integers": float32 [batch, 13], "categories": int32 [batch,
+        26]}`, labels float32 `[batch, 1]`).
+
+    Raises:
+        ValueError: If an argument is out of range; if there are no files; if
+            more than half of the lines are faulty, or one is and those are
+            refused.
+    """
+    options = converted.Options(
+        field_sizes=field_sizes,
+        min_count=min_count,
+        split=split,
+        validation_fraction=validation_fraction,
+        split_seed=split_seed,
+        num_train=num_train,
+        num_validation=num_validation,
+        malformed=malformed,
+    )
+    binary = converted.open_or_convert(
+        files.default_path() if path is None else path,
+        options=options,
+        cache_dir=cache_dir,
+    )
+    train = batches.train_batches(
+        binary,
+        cluster,
+        global_batch_size=global_batch_size,
+        data=data,
+        seed=seed,
+        missing_value=missing_value,
+    )
+    validation = batches.validation_batches(
+        binary, global_batch_size=global_batch_size, missing_value=missing_value
+    )
+    return train, validation
+
+
+def make_schema(
+    *,
+    field_sizes: int | Sequence[int] = converted.DEFAULT_FIELD_SIZE,
+    min_count: int = 1,
+    missing_value: float = 0.0,
+) -> dict[str, Any]:
+    """Returns what inputs and outputs mean, to compare between groups.
+
+    Args:
+        field_sizes: As for `make_datasets`.
+        min_count: Likewise. Above 1, which categories are rare depends on the
+            text too, and is not compared.
+        missing_value: Likewise.
+    """
+    return {
+        "labels": ["no click", "click"],
+        "features": {
+            "integers": {"missing": missing_value},
+            "field_sizes": converted.checked_field_sizes(field_sizes),
+            "min_count": min_count,
+        },
+    }
+
+
+def build_model(
+    *,
+    field_sizes: int | Sequence[int] = converted.DEFAULT_FIELD_SIZE,
+    embedding_dim: int = 16,
+    hidden_units: Sequence[int] = (2560, 1024, 256),
+    name: str = "criteo",
+) -> keras.Model:
+    """Returns a tower over the integers and an embedding of each category.
+
+    The default layers are those of Anil et al. 2018 (arXiv:1804.03235) for
+    this data: 2560, 1024 and 256 ReLU units, and one logit.
+
+    Args:
+        field_sizes: Rows of the table of each category column, or one number
+            for all; as for `make_datasets`. Default 10,000.
+        embedding_dim: Numbers a category is embedded in, >= 1. Default 16.
+        hidden_units: Units of each hidden layer. Default (2560, 1024, 256).
+        name: Name of the model.
+
+    Returns:
+        A model from `{"integers": float32 [batch, 13], "categories": int32
+        [batch, 26]}` to float32 logits `[batch, 1]`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+    sizes = converted.checked_field_sizes(field_sizes)
+    if embedding_dim < 1 or any(units < 1 for units in hidden_units):
+        raise ValueError(
+            "`embedding_dim` and each of `hidden_units` must be >= 1; received "
+            f"{embedding_dim} and {hidden_units}."
+        )
+    integers = keras.Input((rows.NUM_INTEGERS,), name="integers")
+    categories = keras.Input(
+        (rows.NUM_CATEGORIES,), dtype="int32", name="categories"
+    )
+    embedding = tfdistill.ShardedEmbedding(
+        sizes,
+        embedding_dim,
+        oov_index=rows.RARE_ROW,
+        name="embedding",
+    )
+    embedded = keras.layers.Flatten()(embedding(categories))
+    x = keras.layers.Concatenate()([integers, embedded])
+    for units in hidden_units:
+        x = keras.layers.Dense(units, activation="relu")(x)
+    # float32 even under a mixed policy: losses want exact logits.
+    logit = keras.layers.Dense(1, dtype="float32", name="logit")(x)
+    inputs = {"integers": integers, "categories": categories}
+    return keras.Model(inputs, logit, name=name)

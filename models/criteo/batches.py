@@ -1,0 +1,159 @@
+"""Batches from the fast form of a click log, by TensorFlow operations alone.
+
+No Python runs per batch and no array is part of the graph, so that a data set
+can be sent to other processes, which then read the same files.
+"""
+
+import tensorflow as tf
+
+from models import group_batches
+from models.criteo import converted
+from models.criteo import rows
+from tfdistill import data as tfdistill_data
+
+__all__ = ["Batch", "train_batches", "validation_batches"]
+
+
+Batch = tuple[dict[str, tf.Tensor], tf.Tensor]
+
+_WORDS = rows.NUM_COLUMNS
+_FIRST_CATEGORY = 1 + rows.NUM_INTEGERS
+_RECORD_BYTES = 4 * _WORDS
+# Parts that are shuffled into each other: 131,072 rows, 21 MB.
+_WINDOW_PARTS = 16
+_PARALLEL_READS = 2
+
+
+def train_batches(
+    binary: converted.Binary,
+    cluster: tfdistill_data.GroupIdentity,
+    *,
+    global_batch_size: int,
+    data: str = "disjoint",
+    seed: int = 0,
+    missing_value: float = 0.0,
+) -> tf.data.Dataset:
+    """Returns endless shuffled batches of a group's training rows.
+
+    Each epoch reads the part files in a new order and shuffles the rows of 16
+    of them at a time: all rows, up to 131,072. The order depends on the
+    arguments alone, so all workers of a group see the same one, and `skip(n)`
+    continues a run.
+
+    Args:
+        binary: Where the rows are. All groups read all of them, which costs
+            less than keeping a copy for each number of groups.
+        cluster: Says which group this is.
+        global_batch_size: Examples per step of the whole group.
+        data: `"disjoint"` (default): row i is for group `i % num_groups`;
+            `"shared"`: all rows are for all groups.
+        seed: Chooses the order. Default 0.
+        missing_value: Stands for missing integers. Default 0.
+
+    Returns:
+        Full batches: (`{"integers": float32 [batch, 13], "categories": int32
+        [batch, 26]}`, labels float32 `[batch, 1]`).
+
+    Raises:
+        ValueError: If the batch size or `data` is out of range.
+    """
+    own_rows = _share(binary.num_rows["train"], cluster, data)
+    group_batches.check_size(
+        global_batch_size, num_examples=len(own_rows), examples="rows"
+    )
+    names = [str(path) for path in binary.parts("train")]
+
+    def epoch_windows(epoch: tf.Tensor) -> tf.data.Dataset:
+        base = tf.constant([seed, cluster.group], tf.int64)
+        key = tf.random.experimental.stateless_fold_in(base, epoch)
+        order = tf.random.experimental.stateless_shuffle(
+            tf.range(len(names), dtype=tf.int64), seed=key
+        )
+        parts = tf.data.Dataset.from_tensor_slices(order).map(
+            lambda part: (part, tf.io.read_file(tf.gather(names, part))),
+            num_parallel_calls=_PARALLEL_READS,
+            deterministic=True,
+        )
+
+        def mix(window: tf.Tensor, read: tuple[tf.Tensor, tf.Tensor]) -> Batch:
+            fold = tf.random.experimental.stateless_fold_in(key, window)
+            own = _select(own_rows, *read, binary.part_rows)
+            mixed = tf.random.experimental.stateless_shuffle(own, seed=fold)
+            return _features(mixed, missing_value)
+
+        return parts.batch(_WINDOW_PARTS).enumerate().map(mix)
+
+    windows = tf.data.Dataset.range(tf.int64.max).flat_map(epoch_windows)
+    batches = windows.prefetch(1).rebatch(
+        global_batch_size, drop_remainder=True
+    )
+    return batches.prefetch(tf.data.AUTOTUNE)
+
+
+def validation_batches(
+    binary: converted.Binary,
+    *,
+    global_batch_size: int,
+    missing_value: float = 0.0,
+) -> tf.data.Dataset:
+    """Returns the validation rows in the order of the text.
+
+    Args:
+        binary: Where the rows are.
+        global_batch_size: Rows of every batch but the last, which may be
+            partial.
+        missing_value: Stands for missing integers. Default 0.
+
+    Returns:
+        Batches as of `train_batches`.
+    """
+    names = [str(path) for path in binary.parts("validation")]
+    records = tf.data.FixedLengthRecordDataset(names, _RECORD_BYTES)
+    known = tf.data.experimental.assert_cardinality(
+        binary.num_rows["validation"]
+    )
+    batches = records.apply(known).batch(global_batch_size)
+    batches = batches.map(
+        lambda records: _features(_decoded(records), missing_value)
+    )
+    return batches.prefetch(tf.data.AUTOTUNE)
+
+
+def _share(
+    num_rows: int, cluster: tfdistill_data.GroupIdentity, data: str
+) -> range:
+    """Returns the numbers of a group's rows."""
+    # Checks `data` and the number of rows on the way.
+    own = tfdistill_data.group_shard(
+        tf.data.Dataset.range(num_rows), cluster, mode=data
+    )
+    if int(own.cardinality()) == num_rows:
+        return range(num_rows)
+    return range(cluster.group, num_rows, cluster.num_groups)
+
+
+def _decoded(records: tf.Tensor) -> tf.Tensor:
+    words = tf.io.decode_raw(records, tf.int32)
+    return tf.reshape(words, [-1, _WORDS])
+
+
+def _select(
+    own_rows: range, parts: tf.Tensor, contents: tf.Tensor, part_rows: int
+) -> tf.Tensor:
+    """Returns a group's rows of some part files, `[rows, 40]`."""
+    records = _decoded(tf.strings.reduce_join(contents))
+    if own_rows.step == 1:
+        return records
+    lengths = tf.cast(tf.strings.length(contents) // _RECORD_BYTES, tf.int64)
+    # The number of each row in the split, though the parts are in any order.
+    shifts = parts * part_rows - tf.cumsum(lengths, exclusive=True)
+    numbers = tf.range(tf.reduce_sum(lengths)) + tf.repeat(shifts, lengths)
+    return tf.boolean_mask(records, numbers % own_rows.step == own_rows.start)
+
+
+def _features(records: tf.Tensor, missing_value: float) -> Batch:
+    floats = tf.bitcast(records[:, :_FIRST_CATEGORY], tf.float32)
+    integers = floats[:, 1:]
+    known = tf.where(tf.math.is_nan(integers), missing_value, integers)
+    categories = records[:, _FIRST_CATEGORY:]
+    return {"integers": known, "categories": categories}, floats[:, :1]

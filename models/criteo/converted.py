@@ -1,0 +1,526 @@
+"""The fast form of a click log: split, converted, written once, opened.
+
+A row is 40 little-endian 32-bit words: the label and 13 transformed integers
+as float32 (NaN where missing), then 26 rows of embedding tables as int32. A
+split is a sequence of part files of equal length; header.json tells the
+rest, and is written last.
+
+A row is 40 little-endian 32-bit words: the label and 13 transformed integers
+as float32 (NaN where missing), then 26 rows of embedding tables as int32.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from models import places
+from models.criteo import files
+from models.criteo import rows as criteo_rows
+
+__all__ = [
+    "Binary",
+    "DEFAULT_FIELD_SIZE",
+    "Options",
+    "PART_ROWS",
+    "SPLITS",
+    "TRAIN",
+    "UNUSED",
+    "VALIDATION",
+    "Writer",
+    "assign",
+    "checked_field_sizes",
+    "convert",
+    "frequent",
+    "open_or_convert",
+    "part_name",
+    "records_of",
+]
+
+
+# Files of 1.3 MB: large enough to be read at full speed, small enough for a
+# shuffle that takes some of them from anywhere.
+PART_ROWS = 8192
+
+
+def part_name(split: str, number: int) -> str:
+    """Returns the name of a part file."""
+    return f"{split}-{number:06d}.bin"
+
+
+class Writer:
+    """Collects rows of one split, and writes each part once it is full.
+
+    Attributes:
+        split: Name of the split.
+    """
+
+    def __init__(self, directory: pathlib.Path, split: str) -> None:
+        """Writes nothing yet.
+
+        Args:
+            directory: Where the parts go.
+            split: Beginning of their names.
+        """
+        self.split = split
+        self._directory = directory
+        self._rest: list[np.ndarray] = []
+        self._num_rest = 0
+        self._num_parts = 0
+        self._num_rows = 0
+
+    def add(self, records: np.ndarray) -> None:
+        """Adds rows, `[rows, words]`."""
+        self._rest.append(records)
+        self._num_rest += len(records)
+        self._num_rows += len(records)
+        if self._num_rest < PART_ROWS:
+            return
+        joined = np.concatenate(self._rest)
+        whole = len(joined) - len(joined) % PART_ROWS
+        for first in range(0, whole, PART_ROWS):
+            self._write(joined[first : first + PART_ROWS])
+        self._rest, self._num_rest = [joined[whole:]], len(joined) - whole
+
+    def finish(self) -> int:
+        """Writes the last part; returns the number of rows in all."""
+        if self._num_rest:
+            self._write(np.concatenate(self._rest))
+        return self._num_rows
+
+    def _write(self, records: np.ndarray) -> None:
+        path = self._directory / part_name(self.split, self._num_parts)
+        path.write_bytes(np.ascontiguousarray(records, "<i4").data)
+        self._num_parts += 1
+
+
+SPLITS = ("hash", "time")
+# Rows of each table; enough for some hundred thousand rows of text.
+DEFAULT_FIELD_SIZE = 10_000
+_SMALLEST_FIELD = criteo_rows.FIRST_HASHED_ROW + 1
+_LARGEST_FIELD = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to convert a click log.
+
+    Attributes:
+        field_sizes: Rows of the embedding table of each of the 26 columns, or
+            one number for all; at least 3. Row 0 is for missing, row 1 for
+            rare categories.
+        min_count: Categories that come fewer times in the training rows get
+            row 1. Default 1: none does.
+        split: `"hash"` (default): which rows validate is drawn; `"time"`: the
+            last ones do, where rows are in the order of time.
+        validation_fraction: Share of the rows that validate, in (0, 1).
+            Default 1/6.
+        split_seed: Of the draws, >= 0. Default 0.
+        num_train: Keep only so many training rows, drawn from all of them.
+            Default None: all.
+        num_validation: Likewise of the validation rows.
+        malformed: What becomes of a faulty line: `"skip"` (default) or
+            `"refuse"`.
+
+    Raises:
+        ValueError: If one is out of range.
+    """
+
+    field_sizes: int | Sequence[int]
+    min_count: int = 1
+    split: str = "hash"
+    validation_fraction: float = 1 / 6
+    split_seed: int = 0
+    num_train: int | None = None
+    num_validation: int | None = None
+    malformed: str = "skip"
+
+    def __post_init__(self) -> None:
+        sizes = checked_field_sizes(self.field_sizes)
+        object.__setattr__(self, "field_sizes", sizes)
+        _check_one_of("split", self.split, SPLITS)
+        _check_one_of("malformed", self.malformed, files.POLICIES)
+        _check_at_least("min_count", self.min_count, 1)
+        _check_at_least("split_seed", self.split_seed, 0)
+        for name in ("num_train", "num_validation"):
+            if getattr(self, name) is not None:
+                _check_at_least(name, getattr(self, name), 1)
+        if not 0 < self.validation_fraction < 1:
+            raise ValueError(
+                "`validation_fraction` must be in (0, 1); received "
+                f"{self.validation_fraction}."
+            )
+
+
+def _check_one_of(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(
+            f"`{name}` must be one of {known}; received {value!r}."
+        )
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise ValueError(
+            f"`{name}` must be a whole number >= {least}; received {value!r}."
+        )
+
+
+def checked_field_sizes(sizes: int | Sequence[int]) -> tuple[int, ...]:
+    """Returns the size of each column's embedding table.
+
+    Args:
+        sizes: One number for all columns, or 26.
+
+    Raises:
+        ValueError: If there are not 26, or one is out of range.
+
+    Example:
+        >>> checked_field_sizes(1000)[:3]
+        (1000, 1000, 1000)
+    """
+    number = criteo_rows.NUM_CATEGORIES
+    if isinstance(sizes, int):
+        sizes = [sizes] * number
+    valid = len(sizes) == number and all(
+        isinstance(size, int) and _SMALLEST_FIELD <= size <= _LARGEST_FIELD
+        for size in sizes
+    )
+    if not valid:
+        raise ValueError(
+            f"`field_sizes` must be one whole number or {number}, from "
+            f"{_SMALLEST_FIELD} to 2**31 - 1 (rows 0 and 1 are for missing and "
+            f"rare categories); received {sizes}."
+        )
+    return tuple(sizes)
+
+
+TRAIN, VALIDATION, UNUSED = 0, 1, 2
+# Draws for the split itself, and for the rows kept where fewer are wanted.
+_SPLIT_DRAW, _TRAIN_DRAW, _VALIDATION_DRAW = 1, 2, 3
+
+
+def assign(num_rows: int, *, options: Options) -> np.ndarray:
+    """Says of each row what it is for.
+
+    Args:
+        num_rows: Rows in all.
+        options: Name the split, its share, seed and limits.
+
+    Returns:
+        `TRAIN`, `VALIDATION` or `UNUSED`, uint8 `[num_rows]`.
+
+    Raises:
+        ValueError: If a split would have no row, or fewer than its limit.
+    """
+    fraction, seed = options.validation_fraction, options.split_seed
+    num_last = round(num_rows * fraction)
+    if not 1 <= num_last < num_rows:
+        raise ValueError(
+            f"Both splits must have a row; received {num_rows} rows and "
+            f"`validation_fraction`={fraction:.4g}. Use more rows, or another "
+            "fraction."
+        )
+    validates = np.zeros(num_rows, bool)
+    if options.split == "time":
+        validates[-num_last:] = True
+    else:
+        draws = _draws(num_rows, seed, _SPLIT_DRAW)
+        validates[np.argpartition(draws, num_last - 1)[:num_last]] = True
+    kinds = np.where(validates, VALIDATION, TRAIN).astype(np.uint8)
+    _keep(kinds, TRAIN, options.num_train, _draws(num_rows, seed, _TRAIN_DRAW))
+    _keep(
+        kinds,
+        VALIDATION,
+        options.num_validation,
+        _draws(num_rows, seed, _VALIDATION_DRAW),
+    )
+    return kinds
+
+
+def _draws(num_rows: int, seed: int, draw: int) -> np.ndarray:
+    """A number for each row that depends on nothing but the arguments."""
+    key = np.random.SeedSequence([seed, draw]).generate_state(1, np.uint64)
+    return criteo_rows.mix(np.arange(num_rows, dtype=np.uint64) + key)
+
+
+def _keep(
+    kinds: np.ndarray, kind: int, number: int | None, draws: np.ndarray
+) -> None:
+    if number is None:
+        return
+    rows = np.flatnonzero(kinds == kind)
+    name = "num_train" if kind == TRAIN else "num_validation"
+    if not 1 <= number <= len(rows):
+        raise ValueError(
+            f"`{name}` must be from 1 to {len(rows)}; received {number}."
+        )
+    kinds[rows[np.argsort(draws[rows])[number:]]] = UNUSED
+
+
+def frequent(fingerprints: np.ndarray, *, min_count: int) -> np.ndarray:
+    """Returns the sorted fingerprints that come at least so many times.
+
+    Args:
+        fingerprints: Of one column in the training rows, uint32 `[rows]`.
+        min_count: The least number of times.
+
+    Returns:
+        uint32 `[kept]`, without that of missing text.
+    """
+    values, counts = np.unique(fingerprints, return_counts=True)
+    return values[(counts >= min_count) & (values > 0)]
+
+
+_RECORD_WORDS = criteo_rows.NUM_COLUMNS
+_FIRST_CATEGORY = criteo_rows.NUM_COLUMNS - criteo_rows.NUM_CATEGORIES
+# Values of columns counted at once: about half a gigabyte with their order.
+_COUNTED_VALUES = 1 << 26
+_WINDOW_ROWS = 1 << 16
+
+
+def convert(
+    reader: files.Reader,
+    options: Options,
+    directory: pathlib.Path,
+) -> dict[str, Any]:
+    """Fills a directory: one pass over the text, two over numbers.
+
+    Memory is bounded but for some bytes per row, most of them while rare
+    categories are looked for.
+
+    Args:
+        reader: Reads the text.
+        options: What the result depends on besides the text.
+        directory: Empty.
+
+    Returns:
+        Rows of each split, rows read, and malformed lines by reason.
+
+    Raises:
+        ValueError: If the text or an option is at fault.
+    """
+    everything = directory / "everything.tmp"
+    _write_everything(reader, everything)
+    records = np.memmap(everything, "<i4", "r").reshape(-1, _RECORD_WORDS)
+    kinds = assign(len(records), options=options)
+    kept = _frequent(records, kinds, options.min_count)
+    num_rows = _write_splits(records, kinds, kept, options, directory)
+    del records
+    everything.unlink()
+    return {
+        "num_rows": num_rows,
+        "num_rows_read": reader.num_rows,
+        "malformed": dict(reader.counts),
+    }
+
+
+def _write_everything(reader: files.Reader, path: pathlib.Path) -> None:
+    """Writes all rows, still with fingerprints for categories."""
+    total = sum(source.stat().st_size for source in reader.paths)
+    progress = _Progress(total)
+    with path.open("wb") as opened:
+        for rows in reader.rows():
+            records = records_of(rows, rows.fingerprints.view(np.int32))
+            opened.write(records.tobytes())
+            progress.tell(reader.num_bytes, reader.num_rows)
+
+
+def records_of(rows: criteo_rows.Rows, categories: np.ndarray) -> np.ndarray:
+    """Returns int32 `[rows, 40]`, as they stand in the files."""
+    floats = np.empty((len(rows), _FIRST_CATEGORY), "<f4")
+    floats[:, 0] = rows.labels
+    floats[:, 1:] = criteo_rows.log_integers(rows)
+    return np.concatenate([floats.view("<i4"), categories], axis=1)
+
+
+class _Progress:
+    """Tells of a long conversion on standard error, now and then."""
+
+    def __init__(self, total: int, *, every_secs: float = 10.0) -> None:
+        self._total = total
+        self._every_secs = every_secs
+        self._told = time.monotonic()
+
+    def tell(self, num_bytes: int, num_rows: int) -> None:
+        now = time.monotonic()
+        if now - self._told < self._every_secs:
+            return
+        self._told = now
+        print(
+            f"Criteo: converting once: {num_rows} rows, "
+            f"{num_bytes / self._total:.0%} of the files ...",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _frequent(
+    records: np.ndarray, kinds: np.ndarray, min_count: int
+) -> list[np.ndarray] | None:
+    """Returns the kept fingerprints of each column; None: all of them."""
+    if min_count == 1:
+        return None
+    train = np.flatnonzero(kinds == TRAIN)
+    at_once = max(1, _COUNTED_VALUES // len(train))
+    kept: list[np.ndarray] = []
+    for first in range(_FIRST_CATEGORY, _RECORD_WORDS, at_once):
+        columns = records[train, first : first + at_once].view(np.uint32)
+        kept += [frequent(column, min_count=min_count) for column in columns.T]
+    return kept
+
+
+def _write_splits(
+    records: np.ndarray,
+    kinds: np.ndarray,
+    kept: list[np.ndarray] | None,
+    options: Options,
+    directory: pathlib.Path,
+) -> dict[str, int]:
+    sizes = np.array(options.field_sizes, np.uint32)
+    writers = {
+        TRAIN: Writer(directory, "train"),
+        VALIDATION: Writer(directory, "validation"),
+    }
+    for first in range(0, len(records), _WINDOW_ROWS):
+        window = np.array(records[first : first + _WINDOW_ROWS])
+        fingerprints = window[:, _FIRST_CATEGORY:].view(np.uint32)
+        hashed = criteo_rows.hashed_rows(fingerprints, sizes)
+        for column, values in enumerate(kept or []):
+            hashed[_rare(fingerprints[:, column], values), column] = (
+                criteo_rows.RARE_ROW
+            )
+        window[:, _FIRST_CATEGORY:] = hashed
+        for kind, writer in writers.items():
+            writer.add(window[kinds[first : first + _WINDOW_ROWS] == kind])
+    return {writer.split: writer.finish() for writer in writers.values()}
+
+
+def _rare(fingerprints: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Whether each text is present but not kept."""
+    if not len(kept):
+        return fingerprints > 0
+    places = np.searchsorted(kept, fingerprints).clip(max=len(kept) - 1)
+    return (kept[places] != fingerprints) & (fingerprints > 0)
+
+
+# Change it with anything that changes what is written.
+_VERSION = 1
+_HEADER = "header.json"
+_SAMPLE_BYTES = 1 << 16
+
+_RECORD_BYTES = 4 * criteo_rows.NUM_COLUMNS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Binary:
+    """A converted click log.
+
+    Attributes:
+        directory: Holds the part files.
+        num_rows: By split, `"train"` and `"validation"`.
+        part_rows: Rows of each part file but a split's last.
+        header: All that header.json says.
+    """
+
+    directory: pathlib.Path
+    num_rows: Mapping[str, int]
+    part_rows: int
+    header: Mapping[str, Any]
+
+    def parts(self, split: str) -> list[pathlib.Path]:
+        """Returns the part files of a split, in order."""
+        num_parts = -(-self.num_rows[split] // self.part_rows)
+        names = (part_name(split, n) for n in range(num_parts))
+        return [self.directory / name for name in names]
+
+
+def open_or_convert(
+    paths: files.Paths,
+    *,
+    options: Options,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Binary:
+    """Returns the fast form of files, which is made at the first call.
+
+    Args:
+        paths: As for `files.expand`. A change of name, size, time of
+            modification, beginning or end of a file makes for another form.
+        options: What it depends on besides.
+        cache_dir: Where it is kept: as much disk as the text needs, and half
+            as much again while it is made. Default: `tfdistill` in the user's
+            cache directory.
+
+    Returns:
+        The fast form, checked for completeness.
+
+    Raises:
+        ValueError: If the files or options are at fault.
+        RuntimeError: If what was converted before is damaged.
+    """
+    reader = files.Reader(paths, malformed=options.malformed)
+    sources = [_identity(path) for path in reader.paths]
+    wanted = {
+        "version": _VERSION,
+        "part_rows": PART_ROWS,
+        "options": dataclasses.asdict(options),
+        "sources": sources,
+    }
+    text = json.dumps(wanted, sort_keys=True)
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    final = places.cache_dir(cache_dir) / f"criteo-{key}"
+
+    def make(aside: pathlib.Path) -> None:
+        found = convert(reader, options, aside)
+        if [_identity(path) for path in reader.paths] != sources:
+            raise RuntimeError(
+                "Files of the click log changed while they were converted. "
+                "Start again once they are complete."
+            )
+        header = json.dumps({**wanted, **found}, indent=1, sort_keys=True)
+        (aside / _HEADER).write_text(header, "utf-8")
+
+    places.made_once(final, make)
+    return _open(final)
+
+
+def _identity(path: pathlib.Path) -> dict[str, Any]:
+    found = path.stat()
+    with path.open("rb") as opened:
+        sample = opened.read(_SAMPLE_BYTES)
+        opened.seek(max(0, found.st_size - _SAMPLE_BYTES))
+        sample += opened.read(_SAMPLE_BYTES)
+    return {
+        "name": path.name,
+        "bytes": found.st_size,
+        "modified_nanoseconds": found.st_mtime_ns,
+        "sample_sha256": hashlib.sha256(sample).hexdigest(),
+    }
+
+
+def _open(directory: pathlib.Path) -> Binary:
+    header = json.loads((directory / _HEADER).read_text("utf-8"))
+    binary = Binary(
+        directory=directory,
+        num_rows=header["num_rows"],
+        part_rows=header["part_rows"],
+        header=header,
+    )
+    for split, num_rows in binary.num_rows.items():
+        for path in binary.parts(split):
+            expected = min(num_rows, binary.part_rows) * _RECORD_BYTES
+            num_rows -= binary.part_rows
+            if not path.is_file() or path.stat().st_size != expected:
+                raise RuntimeError(
+                    f"{path} must have {expected} bytes; it was damaged after "
+                    f"it was made. Delete {directory}, and start again."
+                )
+    return binary

@@ -1,0 +1,218 @@
+"""ImageNet: 1,281,167 photographs of 1,000 classes, and ResNet-50 for them."""
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models import group_batches
+from models import residual
+from models.imagenet import files
+from models.imagenet import images
+from tfdistill import data as tfdistill_data
+
+__all__ = ["build_model", "make_datasets", "make_schema"]
+
+
+# Of the training images in [0, 1], per colour channel.
+_MEAN = (0.485, 0.456, 0.406)
+_VARIANCE = (0.229**2, 0.224**2, 0.225**2)
+_BLOCKS = {
+    26: (2, 2, 2, 2),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
+_EXPANSION = 4
+_convolve = functools.partial(
+    residual.convolve, batch_norm={"momentum": 0.9, "epsilon": 1e-5}
+)
+
+
+def make_datasets(
+    cluster: tfdistill_data.GroupIdentity,
+    *,
+    global_batch_size: int,
+    data: str = "disjoint",
+    seed: int = 0,
+    path: str | os.PathLike[str] | None = None,
+    image_size: int = 224,
+    num_classes: int = 1000,
+    data_dir: str | os.PathLike[str] | None = None,
+) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+    """Returns a group's training data and the common validation data.
+
+    Both are the same on every worker of a group; `fit` gives each worker its
+    share of every batch. Of the training images workers decode only their own
+    where the batch size is a multiple of their number; such data can be read
+    by `fit` alone. A training image is a random part of a photograph, by
+    chance mirrored; which depends on the seed, the group and the step. Of a
+    validation image it is the middle.
+
+    Args:
+        cluster: Says which group this is.
+        global_batch_size: Examples per step of the whole group.
+        data: `"disjoint"` (default): the groups share out the training
+            images; `"shared"`: all groups get all of them, each in its own
+            order.
+        seed: Chooses the order and the parts of the training images.
+        path: A directory with `train/<class>/<image>` and
+            `val/<class>/<image>` (.jpg, .jpeg or .png). Default None: the
+            prepared TensorFlow Datasets copy.
+        image_size: Height and width of the images. Default 224.
+        num_classes: Number of classes in the data. Default 1000.
+        data_dir: As for `files.find`.
+
+    Returns:
+        Endless shuffled training batches, all of the full size; and the
+        validation split in order, whose last batch may be partial. Elements
+        are (images float32 `[batch, image_size, image_size, 3]` in [0, 1],
+        labels int64 `[batch]`).
+
+    Raises:
+        ValueError: If an argument is out of range, or the images are missing.
+    """
+    if image_size < 1:
+        raise ValueError(f"`image_size` must be >= 1; received {image_size}.")
+    source = files.find(path, data_dir)
+    if source.num_classes != num_classes:
+        raise ValueError(
+            f"`num_classes` must be that of the data, {source.num_classes}; "
+            f"received {num_classes}. Set data.arguments.num_classes."
+        )
+    share = functools.partial(
+        tfdistill_data.at_workers_share,
+        cluster=cluster,
+        global_batch_size=global_batch_size,
+    )
+    encoded, num_images = source.train(
+        cluster, mode=data, seed=seed, share=share
+    )
+    group_batches.check_size(
+        global_batch_size, num_examples=num_images, examples="images"
+    )
+    auto = tf.data.AUTOTUNE
+    crop = _random_crop(image_size, seed=seed, group=cluster.group)
+    train = encoded.map(crop, num_parallel_calls=auto)
+    train = train.batch(global_batch_size, drop_remainder=True)
+    validation = source.validation().map(
+        lambda image, label: (
+            images.central_crop(image, size=image_size),
+            label,
+        ),
+        num_parallel_calls=auto,
+    )
+    validation = validation.batch(global_batch_size)
+    return train.prefetch(auto), validation.prefetch(auto)
+
+
+def make_schema(
+    *,
+    path: str | os.PathLike[str] | None = None,
+    image_size: int = 224,
+    data_dir: str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """Returns what inputs and outputs mean, to compare between groups.
+
+    Args:
+        path: As for `make_datasets`.
+        image_size: Likewise.
+        data_dir: Likewise.
+    """
+    return {
+        "labels": files.find(path, data_dir).class_names,
+        "preprocessing": {"image_size": image_size, "range": [0, 1]},
+    }
+
+
+def _random_crop(
+    size: int, *, seed: int, group: int
+) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+    # Another pair of numbers than the one that orders the images.
+    base = tf.constant([seed, -1 - group], tf.int64)
+
+    def crop(
+        number: tf.Tensor, example: tuple[tf.Tensor, tf.Tensor]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        fold = tf.random.experimental.stateless_fold_in(base, number)
+        image, label = example
+        return images.random_crop(image, size=size, seed=fold), label
+
+    return crop
+
+
+def build_model(
+    *,
+    depth: int = 50,
+    width: int = 64,
+    norm: str = "batch",
+    image_size: int = 224,
+    num_classes: int = 1000,
+    name: str = "imagenet",
+) -> keras.Model:
+    """Returns a residual network of bottleneck blocks.
+
+    ResNet-50 (He et al. 2015, arXiv:1512.03385) as Goyal et al. 2017
+    (arXiv:1706.02677, section 5.1) train it: strides in the 3x3
+    convolutions, the last normalization of each block starts at zero, so that
+    blocks begin as the identity, and the classifier's weights are drawn with
+    standard deviation 0.01. Built of Keras' layers: `keras.applications`
+    has strides elsewhere, biases in the convolutions, and other
+    normalization settings. Weights are not decayed here.
+
+    Args:
+        depth: 26, 50 (default), 101 or 152 layers with weights.
+        width: Channels of the first stage; a multiple of 8. Default 64.
+        norm: `"batch"` (default; over a replica's own rows, with momentum
+            0.9; moving statistics differ between workers) or `"group"`
+            (every worker computes the same).
+        image_size: Height and width of the images. Default 224.
+        num_classes: Number of classes. Default 1000.
+        name: Name of the model.
+
+    Returns:
+        A model from images in [0, 1], `[batch, image_size, image_size, 3]`,
+        to float32 logits `[batch, num_classes]`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+    if depth not in _BLOCKS:
+        raise ValueError(
+            f"`depth` must be one of {', '.join(map(str, _BLOCKS))}; "
+            f"received {depth}."
+        )
+    residual.check(width=width, norm=norm)
+    inputs = keras.Input((image_size, image_size, 3), name="image")
+    x = keras.layers.Normalization(mean=_MEAN, variance=_VARIANCE)(inputs)
+    x = keras.layers.ReLU()(_convolve(x, width, size=7, strides=2, norm=norm))
+    x = keras.layers.MaxPooling2D(3, strides=2, padding="same")(x)
+    for stage, num_blocks in enumerate(_BLOCKS[depth]):
+        for block in range(num_blocks):
+            strides = 2 if stage and not block else 1
+            x = _block(x, width * 2**stage, strides=strides, norm=norm)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    # float32 even under a mixed policy: losses want exact logits.
+    logits = keras.layers.Dense(
+        num_classes,
+        kernel_initializer=keras.initializers.RandomNormal(stddev=0.01),
+        dtype="float32",
+        name="logits",
+    )(x)
+    return keras.Model(inputs, logits, name=name)
+
+
+def _block(
+    x: keras.KerasTensor, filters: int, *, strides: int, norm: str
+) -> keras.KerasTensor:
+    shortcut, wide = x, _EXPANSION * filters
+    if strides > 1 or x.shape[-1] != wide:
+        shortcut = _convolve(x, wide, size=1, strides=strides, norm=norm)
+    x = keras.layers.ReLU()(_convolve(x, filters, size=1, norm=norm))
+    x = _convolve(x, filters, size=3, strides=strides, norm=norm)
+    x = keras.layers.ReLU()(x)
+    x = _convolve(x, wide, size=1, norm=norm, gamma="zeros")
+    return keras.layers.ReLU()(keras.layers.Add()([x, shortcut]))

@@ -1,0 +1,272 @@
+"""ImageNet on disk: folders of images, or a prepared TensorFlow Datasets copy.
+
+Gives encoded images, so that only what is cropped is ever decoded. Nothing is
+downloaded: ImageNet's terms ask each user to get it from image-net.org.
+"""
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from models import places
+from tfdistill import data
+
+__all__ = ["Folders", "Prepared", "Source", "find"]
+
+
+_SUFFIXES = (".jpeg", ".jpg", ".png")
+_NAME = "imagenet2012"
+# Encoded images in memory for shuffling: about 0.9 GB of ImageNet's.
+_SHUFFLED_AT_ONCE = 8192
+_FILES_AT_ONCE = 16
+
+# Leaves out what other workers of the group read.
+Share = Callable[[tf.data.Dataset], tf.data.Dataset]
+
+
+class Source(Protocol):
+    """Encoded images and labels: (string scalar, int64 scalar) elements."""
+
+    num_classes: int
+    class_names: list[str]
+
+    def train(
+        self,
+        cluster: data.GroupIdentity,
+        *,
+        mode: str,
+        seed: int,
+        share: Share,
+    ) -> tuple[tf.data.Dataset, int]:
+        """Returns a group's images, endless and shuffled, and their number.
+
+        Args:
+            cluster: Says which group this is.
+            mode: `"disjoint"` or `"shared"`.
+            seed: Chooses the order.
+            share: Applied to the numbered elements as soon as they are known.
+
+        Returns:
+            Elements (number from 0, (image, label)), and how many images the
+            group has.
+
+        Raises:
+            ValueError: If the mode is unknown.
+        """
+
+    def validation(self) -> tf.data.Dataset:
+        """Returns the validation images in order."""
+
+
+def find(
+    path: str | os.PathLike[str] | None,
+    data_dir: str | os.PathLike[str] | None,
+) -> Source:
+    """Returns where the images are.
+
+    Args:
+        path: A directory with `train/<class>/<image>` and `val/<class>/...`,
+            or None to look for a prepared copy.
+        data_dir: Holds the prepared `imagenet2012/<version>`. Default: the
+            environment variable TFDS_DATA_DIR or `~/tensorflow_datasets`,
+            then the data directory (TFDISTILL_DATA).
+
+    Raises:
+        ValueError: If there is nothing there.
+    """
+    if path is not None:
+        return Folders(path)
+    home = pathlib.Path.home() / "tensorflow_datasets"
+    usual = pathlib.Path(os.environ.get("TFDS_DATA_DIR") or home)
+    given = places.data_dir(data_dir)
+    roots = (given,) if data_dir is not None else (usual, given)
+    prepared = [
+        info.parent
+        for root in roots
+        for info in sorted((root / _NAME).glob("*/dataset_info.json"))
+    ]
+    if prepared:
+        return Prepared(prepared[-1])
+    raise ValueError(
+        f"ImageNet must be prepared by TensorFlow Datasets as {_NAME} in "
+        f"{' or '.join(map(str, roots))}; it was not found there. Get "
+        "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar from "
+        "image-net.org, put them into <data dir>/downloads/manual and run "
+        f"tfds.builder('{_NAME}', data_dir=<data dir>).download_and_prepare();"
+        " or set data.path to a directory with train/<class>/*.jpg and "
+        "val/<class>/*.jpg."
+    )
+
+
+class Folders:
+    """Images in folders named for their classes, in order of those names."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Lists the files.
+
+        Args:
+            path: Holds the folders `train` and `val`.
+
+        Raises:
+            ValueError: If a folder or an image is missing.
+        """
+        root = pathlib.Path(path)
+        self.class_names = _folders(root / "train")
+        unknown = set(_folders(root / "val")) - set(self.class_names)
+        if unknown:
+            raise ValueError(
+                f"The classes in {root / 'val'} must be those in "
+                f"{root / 'train'}; received {sorted(unknown)} besides."
+            )
+        self._root = root
+        self.num_classes = len(self.class_names)
+
+    def _files(self, split: str) -> tuple[np.ndarray, np.ndarray]:
+        found: list[tuple[str, int]] = []
+        for label, name in enumerate(self.class_names):
+            folder = self._root / split / name
+            if not folder.is_dir():
+                continue
+            with os.scandir(folder) as entries:
+                names = sorted(
+                    entry.path
+                    for entry in entries
+                    if entry.name.lower().endswith(_SUFFIXES)
+                )
+            found += [(path, label) for path in names]
+        if not found:
+            raise ValueError(
+                f"{self._root / split}/<class> must hold images "
+                f"({', '.join(_SUFFIXES)}); there are none."
+            )
+        paths, labels = zip(*found, strict=True)
+        return np.array(paths, np.bytes_), np.array(labels, np.int64)
+
+    def train(
+        self,
+        cluster: data.GroupIdentity,
+        *,
+        mode: str,
+        seed: int,
+        share: Share,
+    ) -> tuple[tf.data.Dataset, int]:
+        """Returns a group's images in exactly shuffled epochs."""
+        arrays = data.shard_arrays(self._files("train"), cluster, mode=mode)
+        paths, labels = (tf.constant(array) for array in arrays)
+
+        def read(number: tf.Tensor, index: tf.Tensor) -> tuple[tf.Tensor, Any]:
+            return number, (tf.io.read_file(paths[index]), labels[index])
+
+        indices = data.shuffled_indices(
+            len(arrays[1]), seed=seed, group=cluster.group
+        )
+        own = share(indices.enumerate())
+        images = own.map(read, num_parallel_calls=_FILES_AT_ONCE)
+        return images, len(arrays[1])
+
+    def validation(self) -> tf.data.Dataset:
+        """Returns the images in order of classes and names."""
+        files = tf.data.Dataset.from_tensor_slices(self._files("val"))
+        return files.map(
+            lambda path, label: (tf.io.read_file(path), label),
+            num_parallel_calls=_FILES_AT_ONCE,
+        )
+
+
+def _folders(path: pathlib.Path) -> list[str]:
+    try:
+        names = sorted(each.name for each in path.iterdir() if each.is_dir())
+    except OSError as cause:
+        raise ValueError(
+            f"{path} must be a directory of class folders; it cannot be read: "
+            f"{cause.strerror}. Set data.path to the directory that holds "
+            "train and val."
+        ) from cause
+    if not names:
+        raise ValueError(f"{path} must hold a folder per class; it has none.")
+    return names
+
+
+class Prepared:
+    """What TensorFlow Datasets has prepared: it lies in random order."""
+
+    def __init__(self, version: pathlib.Path) -> None:
+        """Reads the description, not yet the images.
+
+        Args:
+            version: The directory `imagenet2012/<version>`.
+        """
+        # Slow to import, and needed only where there are no folders.
+        import tensorflow_datasets as tfds
+
+        self._tfds = tfds
+        self._builder = tfds.builder_from_directory(str(version))
+        labels = self._builder.info.features["label"]
+        self.num_classes, self.class_names = labels.num_classes, labels.names
+
+    def _read(self, split: Any) -> tf.data.Dataset:
+        options = tf.data.Options()
+        options.deterministic = True
+        examples = self._builder.as_dataset(
+            split=split,
+            decoders={"image": self._tfds.decode.SkipDecoding()},
+            read_config=self._tfds.ReadConfig(
+                options=options,
+                try_autocache=False,
+                skip_prefetch=True,
+                interleave_cycle_length=_FILES_AT_ONCE,
+            ),
+        )
+        return examples.map(
+            lambda example: (example["image"], example["label"])
+        )
+
+    def train(
+        self,
+        cluster: data.GroupIdentity,
+        *,
+        mode: str,
+        seed: int,
+        share: Share,
+    ) -> tuple[tf.data.Dataset, int]:
+        """Returns a group's images, each epoch in another order.
+
+        Disjoint parts lie one after the other in the files, so that a group
+        reads its own alone. Elements change places within some thousands.
+        """
+        if mode not in ("disjoint", "shared"):
+            raise ValueError(
+                f'`mode` must be "disjoint" or "shared"; received {mode!r}.'
+            )
+        split, num_groups = "train", cluster.num_groups
+        if mode == "disjoint" and num_groups > 1:
+            split = self._tfds.even_splits(split, n=num_groups)[cluster.group]
+        num_images = self._builder.info.splits[split].num_examples
+        images = self._read(split)
+        base = tf.constant([seed, cluster.group], tf.int64)
+
+        def epoch_of(epoch: tf.Tensor) -> tf.data.Dataset:
+            # Of this function's graph alone: `shuffle` mixes the program's
+            # global seed into its own, and fails on a global seed of 0.
+            tf.random.set_seed(1)
+            fold = tf.random.experimental.stateless_fold_in(base, epoch)
+            own = tf.random.stateless_uniform(
+                [], fold, minval=None, maxval=None, dtype=tf.int64
+            )
+            return images.shuffle(
+                min(num_images, _SHUFFLED_AT_ONCE),
+                seed=own,
+                reshuffle_each_iteration=False,
+            )
+
+        epochs = tf.data.Dataset.range(tf.int64.max)
+        return share(epochs.flat_map(epoch_of).enumerate()), num_images
+
+    def validation(self) -> tf.data.Dataset:
+        """Returns the validation images in the order of the files."""
+        return self._read("validation")

@@ -1,0 +1,251 @@
+"""A language model: which sub-word comes next, by LSTMs over real text."""
+
+import os
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models.language_model import batches
+from models.language_model import lstm
+from models.language_model import text
+from models.language_model import tokens
+from tfdistill import data
+
+__all__ = ["build_model", "make_datasets", "make_schema", "open_tokens"]
+
+
+def make_datasets(
+    cluster: data.GroupIdentity,
+    *,
+    global_batch_size: int,
+    data: str = "disjoint",
+    seed: int = 0,
+    path: text.Paths | None = None,
+    sequence_length: int = 32,
+    **text_options: Any,
+) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+    """Returns a group's training data and the common validation data.
+
+    The text is made into tokens once, into `cache_dir`. Documents follow each
+    other, each with a token for its end, and are cut into windows. Both data
+    sets are the same on every worker of a group; `fit` gives each worker its
+    rows of every batch. They can be sent to processes that see the same
+    `cache_dir`.
+
+    Args:
+        cluster: Says which group this is.
+        global_batch_size: Windows per step of the whole group.
+        data: `"disjoint"` (default): the groups share out the training
+            documents; `"shared"`: all groups get all of them, each with its
+            windows in its own order.
+        seed: Chooses the order of the training windows.
+        path: As for `open_tokens`.
+        sequence_length: Tokens of a window. Default 32.
+        **text_options: The others of `open_tokens`.
+
+    Returns:
+        Endless shuffled training batches, all of the full size; and the
+        validation windows in order, whose last batch may be partial. Elements
+        are (tokens int32 `[batch, sequence_length]`, labels int32 alike: the
+        token that follows each).
+
+    Raises:
+        ValueError: If an argument is out of range, or the text is missing,
+            broken or too short.
+    """
+    if sequence_length < 1:
+        raise ValueError(
+            f"`sequence_length` must be >= 1; received {sequence_length}."
+        )
+    tokens = open_tokens(path=path, **text_options)
+    train = batches.train_batches(
+        tokens,
+        cluster,
+        global_batch_size=global_batch_size,
+        sequence_length=sequence_length,
+        data=data,
+        seed=seed,
+    )
+    validation = batches.validation_batches(
+        tokens,
+        global_batch_size=global_batch_size,
+        sequence_length=sequence_length,
+    )
+    return train, validation
+
+
+def make_schema(
+    *,
+    path: text.Paths | None = None,
+    validation_path: text.Paths | None = None,
+    vocabulary_size: int = tokens.DEFAULT_VOCABULARY_SIZE,
+    validation_fraction: float | None = None,
+    split_seed: int = 0,
+    num_train_tokens: int | None = None,
+    num_validation_tokens: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """Returns what inputs and outputs mean: the vocabulary; see `open_tokens`.
+
+    Groups whose machines made it from other text have other sub-words.
+    """
+    tokens = open_tokens(
+        path=path,
+        validation_path=validation_path,
+        vocabulary_size=vocabulary_size,
+        validation_fraction=validation_fraction,
+        split_seed=split_seed,
+        num_train_tokens=num_train_tokens,
+        num_validation_tokens=num_validation_tokens,
+        cache_dir=cache_dir,
+    )
+    return {"vocabulary": tokens.vocabulary}
+
+
+def open_tokens(
+    *,
+    path: text.Paths | None = None,
+    validation_path: text.Paths | None = None,
+    vocabulary_size: int = tokens.DEFAULT_VOCABULARY_SIZE,
+    validation_fraction: float | None = None,
+    split_seed: int = 0,
+    num_train_tokens: int | None = None,
+    num_validation_tokens: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> tokens.Tokens:
+    """Returns the tokens of a text, which are made at the first call.
+
+    Args:
+        path: `.txt` files with a document on each line, `.tsv` files whose
+            last TAB field is one, both also with `.gz` or `.xz`; patterns;
+            directories; or `tfds:NAME[SPLIT]` of TensorFlow Datasets.
+            Default: `imdb` in the data directory, which is the environment
+            variable TFDISTILL_DATA, else `../shared/data` beside the
+            repository.
+        validation_path: Likewise, of the documents that validate. Default
+            None: a share of those of `path` does.
+        vocabulary_size: Sub-words. They are made from training documents, the
+            same for all numbers of tokens. Default 24,000.
+        validation_fraction: Share of the documents that validate, by a hash of
+            their text. Default 0.05 without `validation_path`.
+        split_seed: Of the hash. Keep it fixed between runs that are to be
+            compared: it is not the seed of a run. Default 0.
+        num_train_tokens: Use only so many training tokens, over all groups:
+            those of the first documents. Default None: all.
+        num_validation_tokens: Likewise of the validation tokens. With both
+            set, no more text is read than they need.
+        cache_dir: Where the tokens are kept. Default: `tfdistill` in the
+            user's cache directory.
+
+    Raises:
+        ValueError: If an argument is out of range, or the text is missing,
+            broken or too short.
+    """
+    if validation_path is not None and validation_fraction is not None:
+        raise ValueError(
+            "At most one of `validation_path` and `validation_fraction` may be "
+            f"set; received {validation_path!r} and {validation_fraction}."
+        )
+    if validation_fraction is None:
+        default = tokens.DEFAULT_VALIDATION_FRACTION
+        validation_fraction = default if validation_path is None else 0.0
+    elif not validation_fraction:
+        raise ValueError(
+            "`validation_fraction` must be in (0, 1); received "
+            f"{validation_fraction}. Set `validation_path` to train on all."
+        )
+    options = tokens.Options(
+        vocabulary_size=vocabulary_size,
+        validation_fraction=validation_fraction,
+        split_seed=split_seed,
+        num_train_tokens=num_train_tokens,
+        num_validation_tokens=num_validation_tokens,
+    )
+    train, validation = (
+        [] if paths is None else text.sources(paths)
+        for paths in (
+            text.default_path() if path is None else path,
+            validation_path,
+        )
+    )
+    return tokens.open_or_tokenize(
+        train, validation, options=options, cache_dir=cache_dir
+    )
+
+
+def build_model(
+    *,
+    vocabulary_size: int = tokens.DEFAULT_VOCABULARY_SIZE,
+    sequence_length: int = 32,
+    embedding_dim: int = 256,
+    units: int = 1024,
+    num_layers: int = 2,
+    dropout: float = 0.0,
+    layer_norm: str = "cell",
+    name: str = "language_model",
+) -> keras.Model:
+    """Returns LSTMs over an embedding, with logits for each next token.
+
+    The default sizes are those of Anil et al. 2018 (arXiv:1804.03235), section
+    3.1: an embedding of 256, two layers of 1024 units with layer
+    normalization, and 24,000 sub-words. The state is zero at the beginning of
+    each window.
+
+    Args:
+        vocabulary_size: As for `make_datasets`. Default 24,000.
+        sequence_length: As for `make_datasets`. Default 32.
+        embedding_dim: Numbers a token is embedded in, >= 1. Default 256.
+        units: Units of each LSTM layer, >= 1. Default 1024.
+        num_layers: LSTM layers, >= 1. Default 2.
+        dropout: Share of what enters each LSTM layer and the softmax that is
+            dropped in training, in [0, 1). Default 0.
+        layer_norm: `"cell"` (default): inside the cell, as Ba et al. 2016
+            (arXiv:1607.06450) have it; `"output"`: of the outputs of Keras'
+            own LSTM, which GPUs have fast code for, but which was the slower
+            of the two on a CPU.
+        name: Name of the model.
+
+    Returns:
+        A model from tokens int32 `[batch, sequence_length]` to float32 logits
+        `[batch, sequence_length, vocabulary_size]`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+    sizes = {
+        "vocabulary_size": vocabulary_size,
+        "sequence_length": sequence_length,
+        "embedding_dim": embedding_dim,
+        "units": units,
+        "num_layers": num_layers,
+    }
+    for argument, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"`{argument}` must be >= 1; received {value}.")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"`dropout` must be in [0, 1); received {dropout}.")
+    if layer_norm not in ("cell", "output"):
+        raise ValueError(
+            f'`layer_norm` must be "cell" or "output"; received {layer_norm!r}.'
+        )
+    tokens = keras.Input((sequence_length,), dtype="int32", name="tokens")
+    x = keras.layers.Embedding(vocabulary_size, embedding_dim)(tokens)
+    for _ in range(num_layers):
+        x = _lstm(_drop(x, dropout), units, layer_norm)
+    # float32 even under a mixed policy: losses want exact logits.
+    logits = keras.layers.Dense(vocabulary_size, dtype="float32", name="logits")
+    return keras.Model(tokens, logits(_drop(x, dropout)), name=name)
+
+
+def _drop(x: keras.KerasTensor, dropout: float) -> keras.KerasTensor:
+    return keras.layers.Dropout(dropout)(x) if dropout else x
+
+
+def _lstm(
+    x: keras.KerasTensor, units: int, layer_norm: str
+) -> keras.KerasTensor:
+    if layer_norm == "cell":
+        return lstm.LayerNormLSTM(units)(x)
+    x = keras.layers.LSTM(units, return_sequences=True)(x)
+    return keras.layers.LayerNormalization()(x)

@@ -1,0 +1,143 @@
+"""Windows of the tokens of a text, by TensorFlow operations alone.
+
+No Python runs per batch and no array is part of the graph: a window is read
+from the file, which TensorFlow maps into memory.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from models import group_batches
+from models.language_model import tokens
+from tfdistill import data as tfdistill_data
+
+__all__ = ["share", "train_batches", "validation_batches"]
+
+
+def train_batches(
+    tokens: tokens.Tokens,
+    cluster: tfdistill_data.GroupIdentity,
+    *,
+    global_batch_size: int,
+    sequence_length: int,
+    data: str = "disjoint",
+    seed: int = 0,
+) -> tf.data.Dataset:
+    """Returns endless shuffled batches of a group's training windows.
+
+    Window k has the tokens from `k * sequence_length` on; its labels are those
+    one further. The order depends on the arguments alone, so all workers of a
+    group see the same one, and `skip(n)` continues a run.
+
+    Args:
+        tokens: Where they are.
+        cluster: Says which group this is.
+        global_batch_size: Windows per step of the whole group.
+        sequence_length: Tokens of a window.
+        data: `"disjoint"` (default): whole documents are shared out;
+            `"shared"`: all are for all groups.
+        seed: Chooses the order. Default 0.
+
+    Returns:
+        Full batches: (tokens int32 `[batch, sequence_length]`, labels alike).
+
+    Raises:
+        ValueError: If a size or `data` is out of range.
+    """
+    first, last = share(tokens, cluster, data=data)
+    num_windows = _num_windows(last - first, sequence_length, "train")
+    batches = group_batches.shuffled_indices(
+        num_windows,
+        cluster,
+        global_batch_size=global_batch_size,
+        seed=seed,
+        examples="windows",
+    )
+    return _windows(batches, tokens, "train", first, sequence_length)
+
+
+def validation_batches(
+    tokens: tokens.Tokens,
+    *,
+    global_batch_size: int,
+    sequence_length: int,
+) -> tf.data.Dataset:
+    """Returns the validation windows in order.
+
+    Args:
+        tokens: Where they are.
+        global_batch_size: Windows of every batch but the last, which may be
+            partial.
+        sequence_length: Tokens of a window. The last tokens, if they do not
+            fill one, are left out.
+
+    Returns:
+        Batches as of `train_batches`.
+
+    Raises:
+        ValueError: If there is no whole window.
+    """
+    number = tokens.num_tokens["validation"]
+    num_windows = _num_windows(number, sequence_length, "validation")
+    batches = tf.data.Dataset.range(num_windows).batch(global_batch_size)
+    return _windows(batches, tokens, "validation", 0, sequence_length)
+
+
+def share(
+    tokens: tokens.Tokens,
+    cluster: tfdistill_data.GroupIdentity,
+    *,
+    data: str,
+) -> tuple[int, int]:
+    """Returns where a group's training tokens begin and end.
+
+    Disjoint parts begin with a document each. They are about equally long,
+    and samples of all documents, which are on file in drawn order.
+    """
+    total = tokens.num_tokens["train"]
+    ends = tokens.train_documents()
+    # Checks `data` and the number of documents on the way.
+    own = tfdistill_data.group_shard(
+        tf.data.Dataset.range(len(ends)), cluster, mode=data
+    )
+    if int(own.cardinality()) == len(ends):
+        return 0, total
+    groups = np.arange(1, cluster.num_groups)
+    # The last document that ends at a group's even share, or before it.
+    cuts = np.searchsorted(ends, groups * total // cluster.num_groups, "right")
+    borders = [0, *ends[np.maximum(cuts, groups) - 1].tolist(), total]
+    return borders[cluster.group], borders[cluster.group + 1]
+
+
+def _num_windows(num_tokens: int, sequence_length: int, split: str) -> int:
+    # The last label of a window is the first token behind it.
+    num_windows = (num_tokens - 1) // sequence_length
+    if num_windows < 1:
+        raise ValueError(
+            "`sequence_length` must leave room for a window and the token "
+            f"behind it; received {sequence_length} for {num_tokens} tokens "
+            f"of {split}. Use a shorter one, or more text."
+        )
+    return num_windows
+
+
+def _windows(
+    batches: tf.data.Dataset,
+    tokens: tokens.Tokens,
+    split: str,
+    first: int,
+    sequence_length: int,
+) -> tf.data.Dataset:
+    path, number = str(tokens.path(split)), tokens.num_tokens[split]
+    dtype = tf.as_dtype(tokens.dtype.newbyteorder("="))
+
+    def read(windows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        stream = tf.raw_ops.ImmutableConst(
+            dtype=dtype, shape=[number], memory_region_name=path
+        )
+        starts = first + windows[:, tf.newaxis] * sequence_length
+        offsets = tf.range(sequence_length + 1, dtype=tf.int64)
+        found = tf.cast(tf.gather(stream, starts + offsets), tf.int32)
+        return found[:, :-1], found[:, 1:]
+
+    return batches.map(read).prefetch(tf.data.AUTOTUNE)

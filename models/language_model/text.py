@@ -1,0 +1,250 @@
+"""Reads documents of text from files: plain, gzip or xz, one on each line."""
+
+import glob
+import gzip
+import io
+import lzma
+import os
+import pathlib
+import re
+import sys
+import zlib
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow_datasets as tfds
+
+from models import places
+
+__all__ = [
+    "Paths",
+    "Source",
+    "TFDS_PREFIX",
+    "TfdsSource",
+    "default_path",
+    "sources",
+]
+
+
+_FIELD = "text"
+
+
+class TfdsSource:
+    """The documents of one split; see `text.Source`.
+
+    Attributes:
+        name: What messages call it.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Looks for the data set, which must have been prepared before.
+
+        Args:
+            name: As TensorFlow Datasets has it, such as `lm1b`, `c4/en` or
+                `c4/en:3.0.1`; behind it a split in brackets, such as
+                `lm1b[test]` or `c4/en[train[:1%]]`. Default split: `train`.
+
+        Raises:
+            ValueError: If there is no such data set on this machine, or it has
+                no text.
+        """
+        self.name = f"tfds:{name}"
+        found = re.fullmatch(r"([^\[\]]+)(?:\[(.+)\])?", name)
+        if not found:
+            raise ValueError(
+                "`path` must be tfds:NAME or tfds:NAME[SPLIT]; received "
+                f"'tfds:{name}'. Mend the brackets."
+            )
+        self._split = split = found[2] or "train"
+        try:
+            # Given, since it is otherwise looked at when tfds is imported.
+            data_dir = os.environ.get("TFDS_DATA_DIR")
+            self._builder = tfds.builder(found[1], data_dir=data_dir)
+        except (AssertionError, ValueError) as cause:
+            raise ValueError(
+                f"`path` must name a data set; received {self.name!r}, of "
+                "which TensorFlow Datasets says: "
+                f"{str(cause).strip().splitlines()[0]} See its catalog."
+            ) from cause
+        if not self._builder.is_prepared():
+            raise ValueError(
+                f"`path` must name a data set that was prepared; found no "
+                f"{self.name!r} in {self._builder.data_dir}. Run `tfds build "
+                f"{found[1]}`, or set TFDS_DATA_DIR to where it is."
+            )
+        try:
+            self._num_examples = self._builder.info.splits[split].num_examples
+        except (KeyError, ValueError) as cause:
+            known = ", ".join(sorted(self._builder.info.splits))
+            raise ValueError(
+                f"`path` must name a split; received {self.name!r}, which has "
+                f"{known}."
+            ) from cause
+        if _FIELD not in self._builder.info.features:
+            raise ValueError(
+                f"`path` must name a data set with a field {_FIELD!r}; "
+                f"received {self.name!r}. Choose another."
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what changes whenever the documents do, as JSON has it."""
+        return {
+            "name": self._builder.info.full_name,
+            "split": self._split,
+            "examples": self._num_examples,
+        }
+
+    def documents(self) -> Iterator[str]:
+        """Yields the documents in order, without blank ones."""
+        # One file after the other: the order must not depend on the machine.
+        read = tfds.ReadConfig(interleave_cycle_length=1)
+        dataset = self._builder.as_dataset(
+            split=self._split, shuffle_files=False, read_config=read
+        )
+        for example in dataset.as_numpy_iterator():
+            text = " ".join(example[_FIELD].decode("utf-8", "replace").split())
+            if text:
+                yield text
+
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+TFDS_PREFIX = "tfds:"
+_COMPRESSIONS = ("", ".gz", ".xz")
+_SUFFIXES = tuple(f"{k}{c}" for k in (".txt", ".tsv") for c in _COMPRESSIONS)
+# In reviews of films, and in nothing that one reads.
+_LINE_BREAK = "<br />"
+
+
+class Source:
+    """The documents of one file.
+
+    Attributes:
+        name: What messages call it.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Looks at nothing yet.
+
+        Args:
+            path: An existing file.
+        """
+        self.name = str(path)
+        self._path = path
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what changes whenever the documents do, as JSON has it."""
+        found = self._path.stat()
+        return {
+            "name": self._path.name,
+            "bytes": found.st_size,
+            "modified_nanoseconds": found.st_mtime_ns,
+        }
+
+    def documents(self) -> Iterator[str]:
+        """Yields the documents in order, without blank ones.
+
+        Bytes that are not UTF-8 become U+FFFD; how many documents had such is
+        told on standard error in the end.
+
+        Raises:
+            ValueError: If the file is cut off or not compressed as it says.
+        """
+        num_faulty = 0
+        has_fields = ".tsv" in self._path.suffixes
+        try:
+            with _open(self._path) as lines:
+                for line in lines:
+                    text = line.decode("utf-8", "replace")
+                    num_faulty += "\ufffd" in text
+                    text = _without_fields(text) if has_fields else text
+                    text = text.strip()
+                    if text:
+                        yield text
+        except (
+            EOFError,
+            gzip.BadGzipFile,
+            lzma.LZMAError,
+            zlib.error,
+        ) as cause:
+            raise ValueError(
+                f"{self.name} must be a whole {self._path.suffix} file; "
+                f"received a broken one ({cause}). Copy it again."
+            ) from cause
+        if num_faulty:
+            print(
+                f"Text: {self.name} has {num_faulty} document(s) with bytes "
+                "that are not UTF-8; U+FFFD stands for those.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _open(path: pathlib.Path) -> io.BufferedIOBase:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")
+    if path.suffix == ".xz":
+        return lzma.open(path, "rb")
+    return path.open("rb")
+
+
+def _without_fields(line: str) -> str:
+    # Quotation marks are text: such files are split at tabs alone.
+    return line.rpartition("\t")[2].replace(_LINE_BREAK, " ")
+
+
+def default_path() -> pathlib.Path:
+    """Returns `imdb` in the data directory, which TFDISTILL_DATA names."""
+    return places.data_dir() / "imdb"
+
+
+def sources(paths: Paths) -> list[Any]:
+    """Returns where the documents of paths, patterns and directories are.
+
+    Args:
+        paths: A `.txt` or `.tsv` file, also with `.gz` or `.xz`; a pattern; a
+            directory of such files; `tfds:NAME` or `tfds:NAME[SPLIT]`; or
+            several of them.
+
+    Returns:
+        A source for each file: as given, and in natural order (part-9 before
+        part-10) within a pattern or directory.
+
+    Raises:
+        ValueError: If one of them stands for no text, or a file comes twice.
+    """
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    found: list[Any] = []
+    for path in paths:
+        if str(path).startswith(TFDS_PREFIX):
+            # It takes seconds to import, which other texts need not wait for.
+            pass  # MOVED
+
+            name = str(path).removeprefix(TFDS_PREFIX)
+            found.append(TfdsSource(name))
+        else:
+            found += map(Source, _expand(pathlib.Path(path)))
+    places.check_names([source.name for source in found])
+    return found
+
+
+def _expand(path: pathlib.Path) -> list[pathlib.Path]:
+    is_dir = path.is_dir()
+    given = (
+        path.iterdir() if is_dir else map(pathlib.Path, glob.glob(str(path)))
+    )
+    files = [one for one in [path] if one.is_file()] or [
+        one for one in given if one.is_file()
+    ]
+    known = [one for one in files if one.name.endswith(_SUFFIXES)]
+    if not known or (len(known) < len(files) and not is_dir):
+        others = [one.name for one in files if one not in known]
+        raise ValueError(
+            f"`path` must stand for files ({', '.join(_SUFFIXES)}); received "
+            f"{str(path)!r}, which stands for "
+            f"{f'{others[0]!r}' if others else 'no file'}. Set `path` to where "
+            "the text is."
+        )
+    return sorted(known, key=places.natural_order)

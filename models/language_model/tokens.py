@@ -1,0 +1,542 @@
+"""Opens the tokens of a text, made from its files at the first call.
+
+Vocabulary and tokens are kept apart: one vocabulary serves all cuts of a text.
+A split is a file of little-endian uint16 or int32 numbers; header.json tells
+the rest, and is written last.
+
+The draw does not depend on the order of the documents, and equal documents
+always fall on the same side.
+
+Made by SentencePiece from training documents alone. A character that is no
+sub-word becomes the bytes of its UTF-8, so that no token is unknown. Before
+that, text is normalized by NFKC, runs of white space become one space, and
+control characters and U+FFFD are dropped.
+"""
+
+import array
+import dataclasses
+import hashlib
+import io
+import itertools
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import sentencepiece
+
+from models import places
+
+__all__ = [
+    "DEFAULT_VALIDATION_FRACTION",
+    "DEFAULT_VOCABULARY_SIZE",
+    "Draw",
+    "END_ID",
+    "Options",
+    "Processor",
+    "SPLITS",
+    "Stream",
+    "Tokens",
+    "draw",
+    "dtype_of",
+    "load_vocabulary",
+    "open_or_tokenize",
+    "split_documents",
+    "train_vocabulary",
+]
+
+
+DEFAULT_VOCABULARY_SIZE = 24_000
+# 256 bytes, the unknown and the end of a document; and letters.
+_SMALLEST_VOCABULARY = 300
+_LARGEST_VOCABULARY = 1 << 20
+DEFAULT_VALIDATION_FRACTION = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to make tokens of documents.
+
+    Attributes:
+        vocabulary_size: Sub-words, with the 256 bytes; at least 300. Default
+            24,000.
+        validation_fraction: Share of the documents that validate, in (0, 1);
+            or 0, where validation has files of its own. Default 0.05.
+        split_seed: Draws which documents validate, >= 0. Default 0.
+        num_train_tokens: Use only so many training tokens, the first ones.
+            Default None: all.
+        num_validation_tokens: Likewise of the validation tokens.
+
+    Raises:
+        ValueError: If one is out of range.
+    """
+
+    vocabulary_size: int = DEFAULT_VOCABULARY_SIZE
+    validation_fraction: float = DEFAULT_VALIDATION_FRACTION
+    split_seed: int = 0
+    num_train_tokens: int | None = None
+    num_validation_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_at_least(
+            "vocabulary_size", self.vocabulary_size, _SMALLEST_VOCABULARY
+        )
+        if self.vocabulary_size > _LARGEST_VOCABULARY:
+            raise ValueError(
+                f"`vocabulary_size` must be <= {_LARGEST_VOCABULARY}; received "
+                f"{self.vocabulary_size}."
+            )
+        _check_at_least("split_seed", self.split_seed, 0)
+        for name in ("num_train_tokens", "num_validation_tokens"):
+            if getattr(self, name) is not None:
+                _check_at_least(name, getattr(self, name), 2)
+        if not 0 <= self.validation_fraction < 1:
+            raise ValueError(
+                "`validation_fraction` must be in (0, 1); received "
+                f"{self.validation_fraction}."
+            )
+
+    def limit(self, split: str) -> int | None:
+        """Returns how many tokens a split may have; None for all."""
+        limits = {
+            "train": self.num_train_tokens,
+            "validation": self.num_validation_tokens,
+        }
+        return limits[split]
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise ValueError(
+            f"`{name}` must be a whole number >= {least}; received {value!r}."
+        )
+
+
+Draw = tuple[str, int, str]
+_RANGE = 1 << 64
+
+
+def draw(text: str, *, seed: int) -> int:
+    """Returns a number from 0 to 2**64 - 1 that the text and seed determine."""
+    salt = seed.to_bytes(16, "little")
+    digest = hashlib.blake2b(text.encode(), digest_size=8, salt=salt).digest()
+    return int.from_bytes(digest, "little")
+
+
+def split_documents(
+    train: Sequence[Any],
+    validation: Sequence[Any],
+    options: Options,
+) -> Iterator[Draw]:
+    """Yields (split, draw, text) of all documents, in the order of the files.
+
+    Args:
+        train: Sources of documents that train.
+        validation: Those that validate; if there are none, a share of the
+            first does. Read first, so that a limit of the training tokens
+            need not wait for them.
+        options: Say which share.
+    """
+    seed = options.split_seed
+    for source in validation:
+        for text in source.documents():
+            yield "validation", draw(text, seed=seed), text
+    border = 0
+    if not validation:
+        border = int(options.validation_fraction * _RANGE)
+    for source in train:
+        for text in source.documents():
+            number = draw(text, seed=seed)
+            yield "validation" if number < border else "train", number, text
+
+
+def dtype_of(vocabulary_size: int) -> np.dtype:
+    """Returns the smallest of uint16 and int32 that holds the tokens."""
+    return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<i4")
+
+
+class Stream:
+    """Takes the documents of one split.
+
+    Attributes:
+        num_tokens: So many so far.
+    """
+
+    def __init__(
+        self, path: pathlib.Path, dtype: np.dtype, *, limit: int | None
+    ) -> None:
+        """Begins a file.
+
+        Args:
+            path: Of the file to write.
+            dtype: Of a token there.
+            limit: Takes only so many tokens; None for all.
+        """
+        self.num_tokens = 0
+        self._dtype, self._limit = dtype, limit
+        self._path = path
+        self._file = path.open("wb")
+        self._ends = array.array("q")
+        self._draws = array.array("Q")
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the limit was reached."""
+        return self._limit is not None and self.num_tokens >= self._limit
+
+    def add(self, tokens: list[int], *, draw: int) -> None:
+        """Takes a document, or as much of it as there is room for."""
+        if self._limit is not None:
+            tokens = tokens[: self._limit - self.num_tokens]
+        if not tokens:
+            return
+        self._file.write(np.asarray(tokens, self._dtype).tobytes())
+        self.num_tokens += len(tokens)
+        self._ends.append(self.num_tokens)
+        self._draws.append(draw)
+
+    def sort(self) -> np.ndarray:
+        """Closes the file, with the documents in the order of their draws.
+
+        Whatever order the files had, by label say, any part of the new one is
+        a sample of all.
+
+        Returns:
+            int64 `[documents]`: where each document ends.
+        """
+        self._file.close()
+        ends = np.frombuffer(self._ends, np.int64)
+        starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+        order = np.argsort(np.frombuffer(self._draws, np.uint64), kind="stable")
+        if not len(order):
+            return ends
+        unsorted = np.memmap(self._path, self._dtype, "r")
+        aside = self._path.with_suffix(".sorted")
+        with aside.open("wb") as file:
+            for document in order.tolist():
+                tokens = unsorted[starts[document] : ends[document]]
+                file.write(tokens.tobytes())
+        aside.replace(self._path)
+        return np.cumsum((ends - starts)[order])
+
+
+# Stands behind each document. Number 0 is SentencePiece's unknown, which
+# never comes.
+END_ID = 1
+# Enough to count sub-words by; all of a corpus would take hours.
+_MAX_CHARACTERS = 32_000_000
+# The rarest characters, one in ten thousand, become bytes.
+_CHARACTER_COVERAGE = 0.9999
+
+Processor = sentencepiece.SentencePieceProcessor
+
+
+def train_vocabulary(
+    documents: Iterable[str], *, vocabulary_size: int
+) -> bytes:
+    """Returns a SentencePiece model of documents.
+
+    The same documents and size give the same one.
+
+    Args:
+        documents: The first 32 million characters are used; no more are read.
+        vocabulary_size: Sub-words, with the 256 bytes, the unknown and the end
+            of a document.
+
+    Raises:
+        ValueError: If so many sub-words cannot be found, or so few will not
+            do.
+    """
+    chosen, left = [], _MAX_CHARACTERS
+    for text in documents:
+        chosen.append(text[:left])
+        left -= len(text)
+        if left <= 0:
+            break
+    if not chosen:
+        raise ValueError(
+            "A vocabulary must have documents to be made of; received none "
+            "that train. Lower `validation_fraction`, or see whether `path` "
+            "has text."
+        )
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(chosen),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocabulary_size,
+            byte_fallback=True,
+            character_coverage=_CHARACTER_COVERAGE,
+            # Else longer documents are left out.
+            max_sentence_length=4 * max(map(len, chosen)) + 1,
+            unk_id=0,
+            eos_id=END_ID,
+            bos_id=-1,
+            pad_id=-1,
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as cause:
+        raise ValueError(
+            "`vocabulary_size` must fit the text; received "
+            f"{vocabulary_size}, of which SentencePiece says: {cause}"
+        ) from cause
+    return model.getvalue()
+
+
+def load_vocabulary(path: pathlib.Path) -> Processor:
+    """Returns the processor of a model on file."""
+    return Processor(model_proto=path.read_bytes())
+
+
+SPLITS = ("train", "validation")
+# Change it with anything that changes what is written.
+_VERSION = 1
+_HEADER = "header.json"
+_VOCABULARY = "vocabulary.model"
+_DOCUMENTS = "train_documents.npy"
+_BATCH_DOCUMENTS = 256
+_TELL_EVERY_SECS = 10.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """The tokens of a text.
+
+    Attributes:
+        directory: Holds the files of the splits.
+        vocabulary: The SentencePiece model.
+        vocabulary_size: Tokens are from 0 to this, exclusive.
+        num_tokens: By split, `"train"` and `"validation"`.
+        header: All that header.json says.
+    """
+
+    directory: pathlib.Path
+    vocabulary: pathlib.Path
+    vocabulary_size: int
+    num_tokens: Mapping[str, int]
+    header: Mapping[str, Any]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of a token on file."""
+        return dtype_of(self.vocabulary_size)
+
+    def path(self, split: str) -> pathlib.Path:
+        """Returns the file of a split."""
+        return self.directory / f"{split}.tokens"
+
+    def array(self, split: str) -> np.ndarray:
+        """Returns the tokens of a split, `[tokens]`, mapped into memory."""
+        return np.memmap(self.path(split), self.dtype, "r")
+
+    def train_documents(self) -> np.ndarray:
+        """Returns where each training document ends, int64 `[documents]`."""
+        return np.load(self.directory / _DOCUMENTS)
+
+
+def open_or_tokenize(
+    train: Sequence[Any],
+    validation: Sequence[Any],
+    *,
+    options: Options,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Tokens:
+    """Returns the tokens of a text, which are made at the first call.
+
+    Args:
+        train: Sources, as of `text.sources`.
+        validation: Those of the validation documents; none for a share of
+            the first.
+        options: How to make them.
+        cache_dir: Where they are kept. Default: `tfdistill` in the user's
+            cache directory.
+
+    Returns:
+        The tokens, checked for completeness.
+
+    Raises:
+        ValueError: If the files or options are at fault.
+        RuntimeError: If files change meanwhile, or what was made before is
+            damaged.
+    """
+    root = places.cache_dir(cache_dir)
+    wanted = _wanted(train, validation, options)
+    vocabulary = _vocabulary(train, validation, options, wanted, root)
+    limits = {f"num_{split}_tokens": options.limit(split) for split in SPLITS}
+    final = root / f"language-model-{_key({**wanted, **limits})}"
+
+    def make(aside: pathlib.Path) -> None:
+        documents = split_documents(train, validation, options)
+        processor = load_vocabulary(vocabulary)
+        found = _tokenize(documents, processor, options, aside)
+        _check_unchanged(train, validation, options, wanted)
+        header = {**wanted, **limits, "num_tokens": found}
+        (aside / _HEADER).write_text(json.dumps(header, indent=1), "utf-8")
+
+    places.made_once(final, make)
+    return _open(final, vocabulary)
+
+
+def _wanted(
+    train: Sequence[Any],
+    validation: Sequence[Any],
+    options: Options,
+) -> dict[str, Any]:
+    """Returns what both the vocabulary and the tokens depend on."""
+    return {
+        "version": _VERSION,
+        "train": [source.identity() for source in train],
+        "validation": [source.identity() for source in validation],
+        "vocabulary_size": options.vocabulary_size,
+        "validation_fraction": options.validation_fraction,
+        "split_seed": options.split_seed,
+    }
+
+
+def _key(wanted: Mapping[str, Any]) -> str:
+    text = json.dumps(wanted, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _check_unchanged(
+    train: Sequence[Any],
+    validation: Sequence[Any],
+    options: Options,
+    wanted: Mapping[str, Any],
+) -> None:
+    if _wanted(train, validation, options) != wanted:
+        raise RuntimeError(
+            "Files of the text changed while they were read. Start again once "
+            "they are complete."
+        )
+
+
+def _vocabulary(
+    train: Sequence[Any],
+    validation: Sequence[Any],
+    options: Options,
+    wanted: Mapping[str, Any],
+    root: pathlib.Path,
+) -> pathlib.Path:
+    # With what validates elsewhere known, no training document is held back.
+    def make(aside: pathlib.Path) -> None:
+        documents = split_documents(train, (), options)
+        model = train_vocabulary(
+            (text for split, _, text in documents if split == "train"),
+            vocabulary_size=options.vocabulary_size,
+        )
+        _check_unchanged(train, validation, options, wanted)
+        (aside / _VOCABULARY).write_bytes(model)
+
+    final = root / f"language-model-vocabulary-{_key(wanted)}"
+    return places.made_once(final, make) / _VOCABULARY
+
+
+def _tokenize(
+    documents: Iterator[Draw],
+    processor: Processor,
+    options: Options,
+    directory: pathlib.Path,
+) -> dict[str, int]:
+    """Writes the splits, and returns the number of tokens of each."""
+    dtype = dtype_of(options.vocabulary_size)
+    train, validation = (
+        Stream(directory / f"{split}.tokens", dtype, limit=options.limit(split))
+        for split in SPLITS
+    )
+    streams = dict(zip(SPLITS, (train, validation), strict=True))
+    progress = _Progress(streams)
+    with train, validation:
+        while not all(stream.is_full for stream in streams.values()):
+            batch = list(itertools.islice(documents, _BATCH_DOCUMENTS))
+            if not batch:
+                break
+            needed = [one for one in batch if not streams[one[0]].is_full]
+            encoded = processor.encode([text for _, _, text in needed])
+            for (split, draw, _), tokens in zip(needed, encoded, strict=True):
+                tokens.append(END_ID)
+                streams[split].add(tokens, draw=draw)
+            progress.add(len(batch))
+    found = {split: stream.num_tokens for split, stream in streams.items()}
+    for split, number in found.items():
+        _check_enough(split, number, options)
+    np.save(directory / _DOCUMENTS, train.sort())
+    return found
+
+
+def _check_enough(split: str, number: int, options: Options) -> None:
+    limit = options.limit(split)
+    if limit is not None and number < limit:
+        raise ValueError(
+            f"`num_{split}_tokens` must be at most what the text has; received "
+            f"{limit} of {number}. Lower it."
+        )
+    if not number:
+        raise ValueError(
+            f"The text must have documents for {split}; found none. Change "
+            "`validation_fraction`, or give more text."
+        )
+
+
+class _Progress:
+    """Tells on standard error how far it has come."""
+
+    def __init__(self, streams: Mapping[str, Stream]) -> None:
+        self._streams = streams
+        self._num_documents = 0
+        self._told = time.monotonic()
+
+    def add(self, num_documents: int) -> None:
+        self._num_documents += num_documents
+        if time.monotonic() - self._told < _TELL_EVERY_SECS:
+            return
+        self._told = time.monotonic()
+        counted = ", ".join(
+            f"{stream.num_tokens} {split} tokens"
+            for split, stream in self._streams.items()
+        )
+        print(
+            f"Text: {self._num_documents} documents read, {counted} so far ...",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _open(directory: pathlib.Path, vocabulary: pathlib.Path) -> Tokens:
+    header = json.loads((directory / _HEADER).read_text("utf-8"))
+    tokens = Tokens(
+        directory=directory,
+        vocabulary=vocabulary,
+        vocabulary_size=header["vocabulary_size"],
+        num_tokens=header["num_tokens"],
+        header=header,
+    )
+    for split, number in tokens.num_tokens.items():
+        path, expected = tokens.path(split), number * tokens.dtype.itemsize
+        if not path.is_file() or path.stat().st_size != expected:
+            raise RuntimeError(
+                f"{path} must have {expected} bytes; it was damaged after it "
+                f"was made. Delete {directory}, and start again."
+            )
+    return tokens

@@ -1,0 +1,400 @@
+"""Backups of a training on parameter servers, in one process."""
+
+import logging
+import pathlib
+import shutil
+
+import keras
+import numpy as np
+import pytest
+
+import tfdistill
+from tests.cases import backup as cases
+from tests.cases import codistillation as peers
+from tests.cases import servers
+from tfdistill.backup import callback as callback_lib
+from tfdistill.cluster import replicas
+from tfdistill.parameter_server import variables
+from tfdistill.training import steps
+
+
+def _state(optimizer="adagrad", extra=()):
+    model = servers.remote(
+        servers.student(*extra), keras.optimizers.get(optimizer)
+    )
+    _, found, update = servers.step_of(model)
+    return variables.TrainingState(found, update), model
+
+
+def _point(step, **kwargs):
+    return steps.TrainingPoint(step=step, **{"epoch": 0, "batch": 0, **kwargs})
+
+
+def _steps(directory):
+    return sorted(int(path.parent.name) for path in _manifests(directory))
+
+
+def _manifests(directory):
+    return pathlib.Path(directory).rglob("manifest.json")
+
+
+def _fill(model, value):
+    for variable in model.student.trainable_variables:
+        variable.assign(np.full(variable.shape, value))
+
+
+def _values(model):
+    return {float(value) for w in servers.weights(model) for value in w.flat}
+
+
+def test_it_resumes_from_the_newest(tmp_path):
+    state, model = _state()
+    callback = callback_lib.Backup(tmp_path)
+    assert callback.restore(state) is None
+    for step in (5, 10):
+        _fill(model, step)
+        callback.on_quiet(_point(step), state)
+    last = _point(15, epoch=2, batch=3, metric_sums=(0.25, 7.0))
+    _fill(model, 15)
+    callback.on_quiet(last, state)
+    assert callback.num_backups == 3
+    other, resumed = _state()
+    assert callback_lib.Backup(tmp_path).restore(other) == last
+    assert _values(resumed) == {15.0}
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "changed"])
+def test_a_damaged_backup_is_passed_over(tmp_path, caplog, damage):
+    state, model = _state()
+    callback = callback_lib.Backup(tmp_path)
+    for step in (5, 10):
+        _fill(model, step)
+        callback.on_quiet(_point(step), state)
+    (newest,) = (
+        p.parent for p in _manifests(tmp_path) if p.parent.name == "10"
+    )
+    data = max(newest.glob("state.data*"), key=lambda p: p.stat().st_size)
+    content = data.read_bytes()
+    if damage == "gone":
+        data.unlink()
+    elif damage == "cut":
+        data.write_bytes(content[:-1])
+    else:
+        data.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    found = callback_lib.Backup(tmp_path).restore(state)
+    assert found == _point(5)
+    assert _values(model) == {5.0}
+    assert "Trying the backup before" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"optimizer": "sgd"}, {"extra": (keras.layers.Dense(3),)}],
+    ids=["optimizer", "model"],
+)
+def test_a_backup_of_something_else_is_refused(tmp_path, other):
+    callback_lib.Backup(tmp_path).on_quiet(_point(5), _state()[0])
+    with pytest.raises(ValueError, match="differs in .*trainable/"):
+        callback_lib.Backup(tmp_path).restore(_state(**other)[0])
+
+
+@pytest.mark.parametrize("max_to_keep", [2, 3])
+def test_it_keeps_as_many_as_it_should(tmp_path, max_to_keep):
+    state, _ = _state()
+    callback = callback_lib.Backup(tmp_path, max_to_keep=max_to_keep)
+    for step in range(1, 6):
+        callback.on_quiet(_point(step), state)
+    assert _steps(tmp_path) == list(range(1, 6))[-max_to_keep:]
+
+
+def test_a_failure_to_write_is_counted_and_leaves_what_is_there(
+    tmp_path, caplog, monkeypatch
+):
+    state, _ = _state()
+    callback = callback_lib.Backup(tmp_path)
+    callback.on_quiet(_point(5), state)
+
+    def fail(prefix):
+        pathlib.Path(f"{prefix}.half").touch()
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "write", fail)
+        callback.on_quiet(_point(10), state)
+    assert "Step 10 was not backed up" in caplog.text
+    assert "the disk is full" in caplog.text
+    assert (callback.num_failed, callback.num_backups) == (1, 1)
+    assert _steps(tmp_path) == [5]
+    assert not list(tmp_path.rglob("*.half"))
+    callback.on_quiet(_point(10), state)
+    assert (callback.num_failed, callback.num_backups) == (1, 2)
+    assert _steps(tmp_path) == [5, 10]
+
+
+def test_a_step_is_backed_up_once(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    state, _ = _state()
+    callback = callback_lib.Backup(tmp_path)
+    for _ in range(2):
+        callback.on_quiet(_point(5), state)
+    assert (callback.num_failed, callback.num_backups) == (0, 1)
+    assert "Step 5 was backed up before" in caplog.text
+
+
+def _attached(callback, monkeypatch, steps=20):
+    monkeypatch.setattr(replicas, "is_used", lambda strategy: True)
+    callback.set_params({"steps": steps})
+    callback.set_model(servers.remote(steps_per_execution=3))
+    callback.on_train_begin()
+    return callback
+
+
+def test_it_asks_for_quiet_when_a_multiple_is_passed(tmp_path, monkeypatch):
+    callback = _attached(
+        callback_lib.Backup(tmp_path, every_steps=5), monkeypatch
+    )
+    callback.on_epoch_begin(0)
+    due = []
+    for batch in (2, 5, 8, 11, 14):
+        callback.on_train_batch_end(batch)
+        due.append(callback.wants_quiet)
+        callback.wants_quiet = False
+    assert due == [False, True, False, True, True]
+    callback.on_epoch_end(0)
+    assert not callback.wants_quiet
+
+
+def test_by_default_it_asks_at_the_end_of_each_epoch(tmp_path, monkeypatch):
+    callback = _attached(callback_lib.Backup(tmp_path), monkeypatch)
+    callback.on_epoch_begin(0)
+    callback.on_train_batch_end(19)
+    assert not callback.wants_quiet
+    callback.on_epoch_end(0)
+    assert callback.wants_quiet
+    callback.on_quiet(_point(20, epoch=1), _state()[0])
+    assert not callback.wants_quiet
+
+
+def test_it_is_for_codistilled_models(tmp_path):
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="given to the `fit` of a"):
+        model.fit(
+            np.ones([2, 3]),
+            np.ones([2, 1]),
+            callbacks=[callback_lib.Backup(tmp_path)],
+            verbose=0,
+        )
+
+
+def test_the_interval_is_checked(tmp_path):
+    with pytest.raises(ValueError, match="`every_steps` must be"):
+        callback_lib.Backup(tmp_path, every_steps=0)
+
+
+CASES = {
+    "endless": cases.Case(),
+    "finite": cases.Case(data=cases.finite, fit={}),
+    "unknown": cases.Case(
+        data=cases.unknown,
+        fit={},
+        optimizer=lambda: keras.optimizers.SGD(
+            keras.optimizers.schedules.CosineDecay(0.1, 15), momentum=0.9
+        ),
+    ),
+    "executions": cases.Case(steps_per_execution=2, fit={"steps_per_epoch": 4}),
+    "arrays": cases.Case(
+        data=lambda: dict(
+            zip(
+                ("x", "y"),
+                next(iter(cases.numbered().batch(cases.NUM_EXAMPLES))),
+                strict=True,
+            ),
+            batch_size=4,
+        ),
+        fit={},
+    ),
+    "callbacks": cases.Case(
+        callbacks=lambda: [
+            keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=10.0)
+        ]
+    ),
+}
+
+
+_whole = {}
+
+
+def _never_stopped(name):
+    if name not in _whole:
+        model, logs, _ = cases.train(CASES[name])
+        _whole[name] = cases.values(model), logs.found
+    return _whole[name]
+
+
+# Keras warns when data of unknown length end for the first time.
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize(
+    ("name", "stops"),
+    [
+        ("endless", [4]),
+        ("endless", [8, 2]),
+        ("finite", [4, 3, 9]),
+        ("unknown", [4]),
+        ("executions", [5]),
+        ("arrays", [11]),
+        ("callbacks", [8]),
+    ],
+    ids=str,
+)
+def test_it_ends_as_if_it_had_never_stopped(name, stops, tmp_path):
+    expected, expected_logs = _never_stopped(name)
+    for after in stops:
+        cases.train(CASES[name], tmp_path, stop_after=after)
+    model, logs, backup = cases.train(CASES[name], tmp_path)
+    assert backup.resumed_step
+    cases.assert_same(cases.values(model), expected)
+    assert logs.found.keys() < expected_logs.keys()
+    assert logs.found == {key: expected_logs[key] for key in logs.found}
+    if CASES[name].data is cases.finite:
+        assert cases.times_seen(model) == {CASES[name].epochs}
+
+
+@pytest.fixture(scope="module")
+def stopped_on_two_replicas(tmp_path_factory, two_replicas):
+    """The backups of a training that was stopped after 10 steps."""
+    directory = tmp_path_factory.mktemp("replicas")
+    cases.train(
+        CASES["finite"], directory, strategy=two_replicas, stop_after=10
+    )
+    return directory
+
+
+def _copied(directory, tmp_path):
+    return shutil.copytree(directory, tmp_path / "backup")
+
+
+def test_it_does_so_on_two_replicas(
+    tmp_path, two_replicas, stopped_on_two_replicas
+):
+    case = CASES["finite"]
+    directory = _copied(stopped_on_two_replicas, tmp_path)
+    whole, *_ = cases.train(case, strategy=two_replicas)
+    model, _, backup = cases.train(case, directory, strategy=two_replicas)
+    assert backup.resumed_step == 9
+    found = cases.values(model, two_replicas)
+    cases.assert_same(found, cases.values(whole, two_replicas))
+    assert cases.times_seen(model, two_replicas) == {case.epochs}
+    assert any(
+        not np.array_equal(value, found[f"{key[:-1]}1"])
+        for key, value in found.items()
+        if key.endswith("_0")
+    ), "nothing here differs between replicas"
+
+
+def test_another_number_of_replicas_goes_on_from_their_mean(
+    tmp_path, stopped_on_two_replicas, caplog
+):
+    directory = _copied(stopped_on_two_replicas, tmp_path)
+    model, _, backup = cases.train(CASES["finite"], directory)
+    assert backup.resumed_step == 9
+    assert int(model.optimizer.iterations.numpy()) == 18
+    assert "made with 2 replicas, now there are 1" in caplog.text
+
+
+def _taught(exchange, directory=None, **kwargs):
+    def load():
+        return [
+            cases.AtStep(4, lambda model: peers.load(model, 10)),
+            peers.never(),
+        ]
+
+    return cases.train(
+        cases.Case(callbacks=load),
+        directory,
+        teachers=tfdistill.TeacherSet(exchange, [1], poll_secs=0.005),
+        **kwargs,
+    )
+
+
+def test_the_teachers_are_those_of_the_backup(tmp_path, caplog):
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    teacher = cases.student()
+    peers.publish(exchange, teacher, step=10)
+    whole, expected, _ = _taught(exchange)
+    _taught(exchange, tmp_path / "backup", stop_after=8)
+    # The version of then is used, not the newest.
+    peers.randomize(teacher, 9)
+    peers.publish(exchange, teacher, step=20)
+    model, logs, backup = _taught(exchange, tmp_path / "backup")
+    assert backup.resumed_step == 6
+    assert model.teachers.versions() == {1: 10}
+    cases.assert_same(cases.values(model), cases.values(whole))
+    assert logs.found == {key: expected.found[key] for key in logs.found}
+
+
+def test_a_teacher_that_is_gone_is_told_of(tmp_path, caplog):
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    peers.publish(exchange, cases.student(), step=10)
+    _taught(exchange, tmp_path / "backup", stop_after=8)
+    empty = tfdistill.Exchange(tmp_path / "empty")
+    model, logs, _ = _taught(empty, tmp_path / "backup")
+    assert "Version 10 of group 1, the teacher at the backup" in caplog.text
+    assert {line["distillation_weight"] for line in logs.batches()} == {"0.0"}
+    assert int(model.optimizer.iterations.numpy()) == 15
+
+
+class _Newest(keras.callbacks.Callback):
+    """Notes the newest version that peers see."""
+
+    def __init__(self, exchange):
+        super().__init__()
+        self._exchange, self.steps = exchange, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        found = self._exchange.latest(0)
+        self.steps.append(found.step if found else -1)
+
+
+def test_versions_never_go_backwards(tmp_path):
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    newest = _Newest(exchange)
+    totals = []
+    for after in (11, None):
+        exporter = tfdistill.StudentExporter(exchange, every_steps=1)
+        cases.train(
+            CASES["endless"],
+            tmp_path / "backup",
+            stop_after=after,
+            every_steps=6,
+            callbacks=[exporter, newest],
+        )
+        totals.append(exporter.totals)
+    assert newest.steps == sorted(newest.steps)
+    assert exchange.latest(0).step == 15
+    assert totals[1]["failed"] == 0
+
+
+def test_another_seed_is_told_of(tmp_path, caplog, monkeypatch):
+    cases.train(CASES["endless"], tmp_path, stop_after=5)
+    monkeypatch.setattr(cases, "SEED", 6)
+    cases.train(CASES["endless"], tmp_path)
+    assert "The random seed was 5 at the backup and is 6 now" in caplog.text
+
+
+def test_a_finished_training_is_not_done_again(tmp_path):
+    whole, *_ = cases.train(CASES["endless"], tmp_path, every_steps=7)
+    model, logs, backup = cases.train(CASES["endless"], tmp_path)
+    assert (backup.resumed_step, logs.found) == (15, {})
+    cases.assert_same(cases.values(model), cases.values(whole))
+
+
+def test_only_one_backup_is_taken_by_a_fit(tmp_path):
+    backups = [tfdistill.Backup(tmp_path) for _ in range(2)]
+    with pytest.raises(ValueError, match="must hold one tfdistill.Backup"):
+        cases.train(CASES["endless"], callbacks=backups)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,271 @@
+"""All workers of a group go on from one backup, or none of them does."""
+
+import logging
+import pathlib
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import backup as cases
+from tfdistill.backup import replicas
+from tfdistill.backup import store as backup_store
+from tfdistill.cluster import replicas as replicas_lib
+
+EXTRAS = {"epoch": 1, "batch": 2, "data": {"batches": 7}}
+
+
+def _saved(directory, *steps):
+    store = backup_store.BackupStore(directory, max_to_keep=9)
+    for step in steps:
+        store.save(
+            lambda path: pathlib.Path(path, backup_store.HOST).write_text(
+                '{"seed": 3}'
+            ),
+            step=step,
+            variables={},
+            extras=EXTRAS,
+        )
+    return store
+
+
+def _choice(store, monkeypatch, *, is_chief=True, others=()):
+    """The choice of one of two workers; the other one says `others`."""
+    said = iter(others)
+    monkeypatch.setattr(replicas_lib, "is_chief", lambda strategy: is_chief)
+    if others:
+        monkeypatch.setattr(
+            replicas_lib.WorkerValues,
+            "gathered",
+            lambda self, value: [int(value), next(said)],
+        )
+    return backup_store.BackupChoice(store, tf.distribute.get_strategy())
+
+
+def test_the_chief_takes_the_newest(tmp_path, monkeypatch):
+    store = _saved(tmp_path, 3, 12)
+    chosen = _choice(store, monkeypatch).choose()
+    assert (chosen.point.step, chosen.point.epoch) == (12, 1)
+    assert (chosen.point.batch, chosen.point.data) == (2, {"batches": 7})
+    assert chosen.host == {"seed": 3}
+
+
+def test_without_any_training_starts_anew(tmp_path, monkeypatch):
+    assert _choice(_saved(tmp_path), monkeypatch).choose() is None
+
+
+def test_a_worker_takes_what_the_chief_says(tmp_path, monkeypatch):
+    store = _saved(tmp_path, 3, 12)
+    choice = _choice(store, monkeypatch, is_chief=False, others=(0, 3, 0))
+    assert choice.choose().point.step == 3
+
+
+def test_a_worker_that_sees_no_backup_says_so(tmp_path, monkeypatch):
+    store = _saved(tmp_path / "own")
+    choice = _choice(store, monkeypatch, is_chief=False, others=(0, 12, 0))
+    with pytest.raises(RuntimeError, match="that all of them see") as caught:
+        choice.choose()
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_the_chief_ends_with_a_worker_that_cannot_read(tmp_path, monkeypatch):
+    store = _saved(tmp_path, 12)
+    choice = _choice(store, monkeypatch, others=(0, -1, 1))
+    with pytest.raises(RuntimeError, match=r"the replicas \[1\] could not"):
+        choice.choose()
+
+
+def test_workers_end_with_a_chief_that_cannot_read(tmp_path, monkeypatch):
+    store = _saved(tmp_path, 12)
+    choice = _choice(store, monkeypatch, is_chief=False, others=(1,))
+    with pytest.raises(RuntimeError, match=r"the replicas \[1\] could not"):
+        choice.choose()
+
+
+DAMAGES = {
+    "cut": lambda content: content[: len(content) // 2],
+    "emptied": lambda content: b"",
+    "zeroed": lambda content: bytes(len(content)),
+    "flipped": lambda content: (
+        content[: len(content) // 2]
+        + bytes([content[len(content) // 2] ^ 1])
+        + content[len(content) // 2 + 1 :]
+    ),
+    "gone": lambda content: None,
+}
+FILES = (
+    "state.index",
+    "state.data-00000-of-00001",
+    "host.json",
+    "backup.json",
+    "manifest.json",
+)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The backups of steps 3 and 6 of a training that was stopped at 8."""
+    directory = tmp_path_factory.mktemp("backups")
+    cases.train(cases.Case(), directory, stop_after=8)
+    whole, *_ = cases.train(cases.Case())
+    return directory, cases.values(whole)
+
+
+@pytest.fixture
+def backups(stopped, tmp_path):
+    """A copy of them to damage."""
+    return pathlib.Path(shutil.copytree(stopped[0], tmp_path / "backups"))
+
+
+def _damage(directory, step, name, kind):
+    path = directory / "group_0" / str(step) / name
+    content = DAMAGES[kind](path.read_bytes())
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+
+
+def _steps(directory):
+    return sorted(int(path.name) for path in (directory / "group_0").iterdir())
+
+
+def test_these_are_all_files(backups):
+    for step in (3, 6):
+        found = {p.name for p in (backups / "group_0" / str(step)).iterdir()}
+        assert found == set(FILES)
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_backup_is_passed_over(backups, name, kind, caplog):
+    _damage(backups, 6, name, kind)
+    version = backup_store.BackupStore(backups).newest()
+    assert version.step == 3
+    assert "Trying the backup before" in caplog.text
+    assert str(backups / "group_0" / "6") in caplog.text
+
+
+def test_training_goes_on_from_the_one_before_a_damaged_one(backups, stopped):
+    _damage(backups, 6, "state.data-00000-of-00001", "flipped")
+    model, _, backup = cases.train(cases.Case(), backups)
+    assert backup.resumed_step == 3
+    cases.assert_same(cases.values(model), stopped[1])
+
+
+def test_without_a_whole_one_training_starts_anew(backups, caplog, stopped):
+    for step in (3, 6):
+        _damage(backups, step, "host.json", "cut")
+    model, _, backup = cases.train(cases.Case(), backups)
+    assert backup.resumed_step is None
+    assert "No whole backup is left" in caplog.text
+    cases.assert_same(cases.values(model), stopped[1])
+
+
+def test_damaged_ones_never_push_out_whole_ones(tmp_path):
+    directory = tmp_path / "backups"
+    for step in (3, 6, 9):
+        _publish(backup_store.BackupStore(directory, max_to_keep=3), step)
+    for step in (6, 9):
+        _damage(directory, step, "file", "cut")
+    store = backup_store.BackupStore(directory)
+    assert store.newest().step == 3
+    assert _steps(directory) == [3]
+    _publish(store, 4)
+    _publish(store, 5)
+    assert store.newest().step == 5
+    assert _steps(directory) == [4, 5]
+
+
+def _publish(store, step):
+    store.save(
+        lambda path: pathlib.Path(path, "file").write_bytes(b"1234"),
+        step=step,
+        variables={},
+        extras={},
+    )
+
+
+def test_no_bit_of_a_manifest_can_send_training_elsewhere(backups):
+    store = backup_store.BackupStore(backups)
+    expected = store.newest()
+    path = backups / "group_0" / "6" / "manifest.json"
+    content = path.read_bytes()
+    for index in range(0, len(content), 41):
+        path.write_bytes(
+            content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :]
+        )
+        shutil.copytree(
+            backups / "group_0" / "6", backups / "copy", dirs_exist_ok=True
+        )
+        found = store.newest()
+        if found.step == 6:
+            assert found.manifest.extras == expected.manifest.extras
+            assert found.manifest.variables == expected.manifest.variables
+        else:
+            assert found.step == 3
+            shutil.copytree(backups / "copy", backups / "group_0" / "6")
+
+
+@pytest.mark.parametrize("max_to_keep", [2, 4])
+def test_it_keeps_as_many_as_it_should(tmp_path, max_to_keep):
+    store = backup_store.BackupStore(tmp_path, max_to_keep=max_to_keep)
+    for step in range(1, 7):
+        _publish(store, step)
+    assert _steps(tmp_path) == list(range(1, 7))[-max_to_keep:]
+
+
+def test_what_a_killed_writer_left_is_no_backup(backups):
+    left = backups / "group_0" / ".tmp-9-of-another-process"
+    shutil.copytree(backups / "group_0" / "6", left)
+    assert backup_store.BackupStore(backups).newest().step == 6
+
+
+def test_a_backup_of_another_model_is_refused(backups, monkeypatch):
+    other = cases.student
+    monkeypatch.setattr(
+        cases,
+        "student",
+        lambda: keras.Sequential([*other().layers[:-1], keras.layers.Dense(4)]),
+    )
+    with pytest.raises(ValueError, match="must be of this model and optimizer"):
+        cases.train(cases.Case(), backups)
+
+
+@pytest.mark.filterwarnings("ignore:The loss must be finite")
+def test_weights_that_are_not_finite_are_not_backed_up(tmp_path, caplog):
+    def poison(model):
+        kernel = model.student.trainable_variables[0]
+        kernel.assign(np.full(kernel.shape, np.nan))
+
+    goes_on = tfdistill.FiniteLoss(action="warn")
+    callbacks = [cases.AtStep(7, poison), goes_on]
+    cases.train(cases.Case(), tmp_path, callbacks=callbacks)
+    assert _steps(tmp_path) == [3, 6]
+    assert "Step 9 was not backed up" in caplog.text
+    assert "NaN" in caplog.text
+
+
+def test_a_failure_to_write_is_counted_and_training_goes_on(
+    tmp_path, caplog, monkeypatch
+):
+    write = replicas.ReplicaState.write
+
+    def fail(self, directory, snapshot):
+        write(self, directory, snapshot)
+        if int(snapshot.shared["optimizer/0"]) in (6, 9):
+            raise OSError("the disk is full")
+
+    monkeypatch.setattr(replicas.ReplicaState, "write", fail)
+    caplog.set_level(logging.INFO)
+    _, _, backup = cases.train(cases.Case(), tmp_path)
+    assert (backup.num_failed, backup.num_backups) == (2, 3)
+    assert caplog.text.count("the disk is full") == 2
+    assert _steps(tmp_path) == [12, 15]
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,205 @@
+"""Small students, data and peers for the tests of codistillation."""
+
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdistill
+from tfdistill.exports import saved_model
+from tfdistill.exports import student_graph
+
+NUM_FEATURES, NUM_CLASSES = 4, 3
+WAIT_SECS = 60.0
+
+
+def data(num_examples: int = 16, seed: int = 0) -> tuple:
+    """Features `[n, 4]` and class indices `[n]`."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(num_examples, NUM_FEATURES)).astype("float32")
+    return x, (np.abs(x[:, 0] * 3).astype("int64") % NUM_CLASSES)
+
+
+def linear(seed: int = 0, classes: int = NUM_CLASSES) -> keras.Model:
+    """A linear student with weights of its own for each seed."""
+    model = keras.Sequential(
+        [keras.Input((NUM_FEATURES,)), keras.layers.Dense(classes)]
+    )
+    randomize(model, seed)
+    return model
+
+
+def deep(seed: int = 0, activation: str = "tanh") -> keras.Model:
+    """A student with a hidden layer."""
+    inputs = keras.Input((NUM_FEATURES,))
+    hidden = keras.layers.Dense(5, activation=activation)(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(NUM_CLASSES)(hidden))
+    randomize(model, seed)
+    return model
+
+
+def randomize(model: keras.Model, seed: int) -> None:
+    """Gives all float weights values that differ from seed to seed."""
+    rng = np.random.default_rng(seed + 100)
+    for variable in model.variables:
+        if tf.as_dtype(variable.dtype).is_floating:
+            variable.assign(rng.uniform(0.1, 1.0, variable.shape))
+
+
+def input_spec(*shape: int, dtype: Any = tf.float32) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *(shape or (NUM_FEATURES,))], dtype)
+
+
+# A student is traced once for all versions that a test publishes of it.
+_writers: Any = weakref.WeakKeyDictionary()
+
+
+def _writer(
+    student: keras.Model, spec: Any, variables_dtype: str | None
+) -> saved_model.SavedModelWriter:
+    known = _writers.setdefault(student, {})
+    key = (repr(spec), variables_dtype)
+    if key not in known:
+        graph = student_graph.StudentGraph(student, spec)
+        known[key] = saved_model.SavedModelWriter(
+            graph, variables_dtype=variables_dtype
+        )
+    return known[key]
+
+
+def publish(
+    exchange: tfdistill.Exchange,
+    student: keras.Model,
+    *,
+    group: int = 1,
+    step: int = 10,
+    spec: Any = None,
+    variables_dtype: str | None = None,
+    values: Any = None,
+    **changes: Any,
+) -> Any:
+    """Publishes a student as another group would; `changes` to the manifest.
+
+    `values` are written in place of the student's, unchecked.
+    """
+    writer = _writer(
+        student, input_spec() if spec is None else spec, variables_dtype
+    )
+    graph = writer.graph
+    snapshot = writer.snapshot() if values is None else values
+    found = {
+        "graph_fingerprint": graph.fingerprint,
+        "inputs": student_graph.to_json(graph.input_spec, "inputs"),
+        "outputs": student_graph.to_json(graph.output_spec, "outputs"),
+        "variables": writer.variables,
+    }
+    return exchange.publish(
+        lambda directory: writer.write(directory, snapshot),
+        group=group,
+        step=step,
+        **{**found, **changes},
+    )
+
+
+def codistill(
+    student: keras.Model,
+    teachers: Any = None,
+    *,
+    optimizer: Any = None,
+    loss: Any = None,
+    **kwargs: Any,
+) -> tfdistill.CodistillModel:
+    """A compiled model; call it in the strategy's scope."""
+    model = tfdistill.CodistillModel(student, teachers=teachers)
+    if teachers is not None:
+        kwargs.setdefault(
+            "distillation_loss", tfdistill.losses.SoftTargetCrossEntropy()
+        )
+    model.compile(
+        optimizer or keras.optimizers.SGD(0.1),
+        loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        **kwargs,
+    )
+    return model
+
+
+def teacher_set(
+    exchange: Any = None, peers: Any = (1,), **kwargs: Any
+) -> tfdistill.TeacherSet:
+    return tfdistill.TeacherSet(exchange, peers, poll_secs=0.005, **kwargs)
+
+
+def never() -> tfdistill.TeacherLoader:
+    """A loader that is never due, so that a test decides on refreshes."""
+    return tfdistill.TeacherLoader(every_steps=10**9)
+
+
+def fit(model: Any, x: Any, y: Any = None, **kwargs: Any) -> dict[str, list]:
+    """Trains without shuffling or refreshes; returns the logs."""
+    kwargs.setdefault("callbacks", [never()])
+    kwargs.setdefault("verbose", 0)
+    kwargs.setdefault("shuffle", False)
+    return model.fit(x, y, **kwargs).history
+
+
+def refresh_until(model: Any, done: Callable[[], bool]) -> None:
+    """Refreshes as `TeacherLoader` does until `done()`, or fails."""
+    deadline = time.monotonic() + WAIT_SECS
+    generation = model.teachers.generation
+    model.teachers.start()
+    try:
+        while not done():
+            if time.monotonic() > deadline:
+                raise AssertionError(
+                    f"no such news within {WAIT_SECS} s: "
+                    f"{model.teachers.status()}"
+                )
+            model.teachers.refresh()
+            time.sleep(0.002)
+    finally:
+        model.teachers.stop()
+    if model.teachers.generation != generation:
+        model.make_train_function(force=True)
+
+
+def load(model: Any, *steps: int) -> None:
+    """Waits until each teacher is at the given step."""
+    refresh_until(
+        model,
+        lambda: [s["step"] for s in model.teachers.status()] == list(steps),
+    )
+
+
+def prepare(model: Any, x: Any, y: Any = None, **kwargs: Any) -> None:
+    """Makes the model and its teachers as `fit` does, without a step."""
+    fit(model, x, y, epochs=0, **kwargs)
+
+
+def quarantined(model: Any) -> dict[int, str]:
+    """The first teacher's quarantined versions."""
+    return model.teachers.status()[0]["quarantined"]
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    exp = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return exp / exp.sum(axis=-1, keepdims=True)
+
+
+def run_python(code: str, *arguments: str, **kwargs: Any) -> str:
+    """Runs code in a plain interpreter without this package on its path."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        **kwargs,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

@@ -1,0 +1,137 @@
+"""The fenced blocks, links and headings of the documentation's pages.
+
+A page's conventions, which docs/guide.md explains to its readers:
+
+- a Python block whose first line is `# name.py` is the file of that name; the
+  others of a page are run one after the other, in one namespace;
+- a block in `sh`, `bash` or no language holds commands, not what they print;
+- `<!-- not run: reason -->` in the line before a block: why no test runs it.
+"""
+
+import dataclasses
+import pathlib
+import re
+import shlex
+import unicodedata
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+_FENCE = re.compile(r"^(`{3,})(\w*)\s*$")
+_MARKER = re.compile(r"^<!-- not run: (.+) -->$")
+_FILE = re.compile(r"^# ([\w/]+\.py)$")
+_LINK = re.compile(r"(?<!`)!?\[[^\]]*\]\(([^)\s]+)\)")
+SHELL = ("", "bash", "sh")
+# Languages of blocks that are there to be read.
+READ = ("dockerfile", "json", "text", "yaml")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+    """A fenced block.
+
+    Attributes:
+        page: Path of its page, from the top of the checkout.
+        line: Line of its opening fence, from 1.
+        language: What the fence says.
+        text: What stands between the fences.
+        not_run: Why no test runs it; "" for a block that is run.
+    """
+
+    page: str
+    line: int
+    language: str
+    text: str
+    not_run: str
+
+    @property
+    def file_name(self) -> str | None:
+        """The file that a Python block is, if it is one."""
+        found = _FILE.match(self.text.partition("\n")[0])
+        return found[1] if found and self.language == "python" else None
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The words of each command of a shell block."""
+        if self.language not in SHELL:
+            return []
+        lines = self.text.replace("\\\n", " ").splitlines()
+        words = [shlex.split(line, comments=True) for line in lines]
+        return [found for found in words if found]
+
+    def __str__(self) -> str:
+        """Names the block in a test's id."""
+        return f"{self.page}:{self.line}"
+
+
+def pages() -> list[str]:
+    """Returns the pages that a reader may type from."""
+    docs = sorted((ROOT / "docs").glob("*.md"))
+    names = [path.relative_to(ROOT).as_posix() for path in docs]
+    return ["README.md", "CONTRIBUTING.md", *names]
+
+
+def read(page: str) -> str:
+    """Returns a page's text."""
+    return (ROOT / page).read_text("utf-8")
+
+
+def blocks(page: str) -> list[Block]:
+    """Returns the blocks of a page, in order.
+
+    Raises:
+        ValueError: A fence is not closed, or a marker stands before no block.
+    """
+    found, fence, reason = [], None, ""
+    for number, line in enumerate(read(page).splitlines(), 1):
+        opening = _FENCE.match(line)
+        if fence is None and opening:
+            fence, language, start, kept = opening[1], opening[2], number, []
+        elif fence is None:
+            if reason:
+                raise ValueError(
+                    f"{page}:{number}: a `not run` marker must stand in the "
+                    f"line before a block; received {line!r}."
+                )
+            marker = _MARKER.match(line)
+            reason = marker[1] if marker else ""
+        elif line == fence:
+            found.append(
+                Block(
+                    page=page,
+                    line=start,
+                    language=language,
+                    text="".join(f"{text}\n" for text in kept),
+                    not_run=reason,
+                )
+            )
+            fence, reason = None, ""
+        else:
+            kept.append(line)
+    if fence is not None:
+        raise ValueError(f"{page}:{start}: this block is not closed.")
+    return found
+
+
+def prose(page: str) -> str:
+    """Returns a page's text without what stands in blocks."""
+    return re.sub(
+        r"^(`{3,})\w*\n.*?^\1$", "", read(page), flags=re.MULTILINE | re.DOTALL
+    )
+
+
+def links(page: str) -> list[str]:
+    """Returns the targets of a page's links and images."""
+    return _LINK.findall(prose(page))
+
+
+def anchors(page: str) -> set[str]:
+    """Returns what a link may name of a page, as code hosts make it."""
+    found: set[str] = set()
+    for title in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()
+        kept = [
+            char
+            for char in unicodedata.normalize("NFC", text)
+            if char.isalnum() or char in "_- "
+        ]
+        found.add("".join(kept).strip().replace(" ", "-"))
+    return found

@@ -1,0 +1,135 @@
+"""Manifests for tests, and how the kubelet and the schemas read them."""
+
+import datetime
+import re
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from launch.kubernetes import __main__
+
+REQUIRED = ("--name=run1", "--image=registry.example.com/train:1")
+
+
+def write(capsys: Any, *options: str, command: tuple = ()) -> list[dict]:
+    """The objects that the command line prints for these options."""
+    known = [option.partition("=")[0] for option in options]
+    given = [x for x in REQUIRED if x.partition("=")[0] not in known]
+    if "--workdir" not in known:
+        given.append("--workdir=/mnt/run1")
+    if "--recipe" not in known and not command:
+        command = ("python", "my_train.py")
+    rest = ["--", *command] if command else []
+    assert __main__.main([*given, *options, *rest]) == 0
+    return list(yaml.safe_load_all(capsys.readouterr().out))
+
+
+def of_kind(objects: list[dict], kind: str) -> dict[str, dict]:
+    """The objects of one kind by name."""
+    return {x["metadata"]["name"]: x for x in objects if x["kind"] == kind}
+
+
+def container(pod_template: Mapping[str, Any]) -> dict[str, Any]:
+    """The one container of a pod."""
+    (found,) = pod_template["spec"]["containers"]
+    return found
+
+
+def expand(text: str, known: Mapping[str, str]) -> str:
+    """Expands `$(NAME)` as the kubelet does in commands and variables."""
+
+    def replace(match: re.Match) -> str:
+        if match[0] == "$$":
+            return "$"
+        return known.get(match[1], match[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", replace, text)
+
+
+def environment(
+    found: Mapping[str, Any], annotations: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables of a container, each in the light of those before it."""
+    result: dict[str, str] = {}
+    for each in found["env"]:
+        if "valueFrom" in each:
+            path = each["valueFrom"]["fieldRef"]["fieldPath"]
+            name = re.fullmatch(r"metadata\.annotations\['(.+)'\]", path)[1]
+            result[each["name"]] = annotations[name]
+        else:
+            result[each["name"]] = expand(each["value"], result)
+    return result
+
+
+def tasks(job: Mapping[str, Any]) -> Iterator[tuple[dict, list[str]]]:
+    """Environment and command of each pod of an Indexed Job."""
+    found = container(job["spec"]["template"])
+    for index in range(job["spec"]["completions"]):
+        annotation = "batch.kubernetes.io/job-completion-index"
+        env = environment(found, {annotation: str(index)})
+        yield env, [expand(part, env) for part in found["command"]]
+
+
+_PLAIN = {"str": str, "int": int, "bool": bool, "float": float}
+
+
+def mistakes(value: Any, kind: str, models: tuple, where: str) -> list[str]:
+    """What does not fit the type `kind` of a generated client's models.
+
+    Args:
+        value: As YAML has it.
+        kind: As `openapi_types` names it.
+        models: Modules in which the classes are.
+        where: Path of the value.
+    """
+    if match := re.fullmatch(r"list\[(.+)\]", kind):
+        if not isinstance(value, list):
+            return [f"{where}: {value!r} is no list"]
+        pairs = [(match[1], x, f"{where}[{i}]") for i, x in enumerate(value)]
+    elif match := re.fullmatch(r"dict\((.+?), ?(.+)\)", kind):
+        if not isinstance(value, dict):
+            return [f"{where}: {value!r} is no mapping"]
+        pairs = [(match[1], key, f"{where} key") for key in value]
+        pairs += [(match[2], x, f"{where}.{key}") for key, x in value.items()]
+    elif kind == "object":
+        return []
+    elif kind in (*_PLAIN, "datetime"):
+        wanted = _PLAIN.get(kind, datetime.datetime)
+        is_bool = isinstance(value, bool) and wanted is not bool
+        fits = isinstance(value, wanted) and not is_bool
+        return [] if fits else [f"{where}: {value!r} is no {kind}"]
+    else:
+        return _mistakes_of_model(value, kind, models, where)
+    return [
+        text
+        for inner, each, place in pairs
+        for text in mistakes(each, inner, models, place)
+    ]
+
+
+def _mistakes_of_model(
+    value: Any, kind: str, models: tuple, where: str
+) -> list[str]:
+    (model, *_) = [getattr(m, kind) for m in models if hasattr(m, kind)]
+    if not isinstance(value, dict):
+        return [f"{where}: {value!r} is no {kind}"]
+    attributes = {json: name for name, json in model.attribute_map.items()}
+    found = [
+        f"{where}: {kind} has no {key!r}" for key in value.keys() - attributes
+    ]
+    for key in value.keys() & attributes.keys():
+        inner = model.openapi_types[attributes[key]]
+        found += mistakes(value[key], inner, models, f"{where}.{key}")
+    try:  # Generated constructors refuse what lacks a required field.
+        model(
+            **{
+                attributes[key]: value[key]
+                for key in value
+                if key in attributes
+            }
+        )
+    except ValueError as error:
+        found.append(f"{where}: {error}")
+    return found

@@ -1,0 +1,64 @@
+"""Files of runs that nobody ran, for those who look at them."""
+
+import json
+import pathlib
+
+from tfdistill.exchange import manifest
+from tfdistill.status import run_events
+
+NOW = 1_000_000.0
+
+
+def metrics(directory, group, *records):
+    """Appends lines to a group's metrics."""
+    path = pathlib.Path(directory, f"group_{group}", "metrics.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+    return path
+
+
+def line(step, time, **more):
+    return {"step": step, "time": time, "total_steps": 100} | more
+
+
+def events(directory, *found):
+    """Appends events: name, group, seconds before now, details."""
+    path = pathlib.Path(directory, "logs", run_events.NAME)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        for name, group, ago, details in found:
+            event = {"time": NOW - ago, "event": name, "group": group}
+            file.write(json.dumps(event | {"attempt": 1} | details) + "\n")
+    return path
+
+
+def version(exchange, group, step, *, created=NOW, num_bytes=7):
+    """Writes a version's manifest, and nothing beside it."""
+    entry = manifest.FileEntry(num_bytes, "0" * 64)
+    text = manifest.Manifest(
+        group=group,
+        step=step,
+        created=created,
+        incarnation="a",
+        files={"saved_model.pb": entry},
+    ).to_json()
+    path = pathlib.Path(exchange, f"group_{group}", str(step), "manifest.json")
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    return path
+
+
+def teacher(name="group_1", **more):
+    """A teacher as a line of metrics has it."""
+    return {
+        "name": name,
+        "step": 8,
+        "health": "good",
+        "reason": "",
+        "share": 1.0,
+        "age_steps": 2,
+        "age_secs": 1.5,
+        "num_quarantined": 0,
+        "quarantined": {},
+    } | more

@@ -1,0 +1,233 @@
+"""Tests of what SIGTERM does to a task without TensorFlow, wherever it is."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tfdistill.cluster import ending
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(120),
+    pytest.mark.usefixtures("no_process_left"),
+]
+LIMIT_SECS = 60.0
+PRELUDE = """
+import ctypes, multiprocessing, os, signal, sys, threading, time
+from tfdistill import preemption
+def ready():
+    print("ready", flush=True)
+"""
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def act(code, **env):
+        process = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + code],
+            env={**os.environ, "TFDISTILL_GROUP": "0", **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield act
+    for process in started:
+        process.kill()
+        process.communicate(timeout=LIMIT_SECS)
+
+
+def _terminate(process):
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=LIMIT_SECS)
+    return process.returncode, said
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "time.sleep(600)",
+        "threading.Thread(target=time.sleep, args=[600]).start()",
+        # In C, without Python's lock, and going on after each signal.
+        "[ctypes.CDLL(None).sleep(600) for _ in range(9)]",
+        # With no end, in Python.
+        "[... for _ in iter(int, 1)]",
+    ],
+)
+def test_a_task_ends_whatever_it_waits_for(start, wait):
+    process = start(f"preemption.install()\nready()\n{wait}")
+    code, said = _terminate(process)
+    assert code == 75
+    assert "SIGTERM: this task ends at once" in said
+
+
+def test_a_handler_that_was_put_there_in_c_is_replaced(start):
+    # As TensorFlow does: it notes the signal and goes on.
+    process = start(
+        "preemption.install()\n"
+        "ctypes.CDLL(None).signal(15, ctypes.c_void_p(1))\n"
+        "preemption.install()\nready()\ntime.sleep(600)"
+    )
+    assert _terminate(process)[0] == 75
+
+
+def test_a_handler_of_the_programs_own_stays_in_charge(start):
+    process = start(
+        "signal.signal(15, lambda *_: sys.exit(7))\n"
+        "ctypes.CDLL(None).signal(15, ctypes.c_void_p(1))\n"
+        "assert not preemption.install()\nready()\ntime.sleep(600)"
+    )
+    assert _terminate(process)[0] == 7
+
+
+def test_one_that_comes_later_does_too(start):
+    process = start(
+        "assert preemption.install()\n"
+        "signal.signal(15, lambda *_: (time.sleep(1), sys.exit(7)))\n"
+        "ready()\ntime.sleep(600)"
+    )
+    assert _terminate(process)[0] == 7
+
+
+def test_nothing_is_changed_without_a_launcher(start):
+    process = start(
+        "assert not preemption.install({})\nready()\ntime.sleep(600)",
+    )
+    assert _terminate(process)[0] == -signal.SIGTERM
+
+
+def test_a_block_may_come_to_a_good_end(start):
+    process = start(
+        """
+preemption.install()
+with preemption.deferred():
+    ready()
+    while not preemption.requested():
+        time.sleep(0.01)
+    print("saved", flush=True)
+    preemption.finish()
+"""
+    )
+    code, said = _terminate(process)
+    assert code == 75
+    assert said.startswith("saved\n")
+    assert "ends at the end of a step" in said
+
+
+def test_but_not_for_ever(start):
+    process = start(
+        "preemption.install()\n"
+        "with preemption.deferred():\n    ready()\n    time.sleep(600)"
+    )
+    before = time.monotonic()
+    assert _terminate(process)[0] == 75
+    assert 3.9 < time.monotonic() - before < 30.0
+
+
+def test_an_end_by_itself_after_the_signal_counts_as_one(start):
+    process = start(
+        """
+preemption.install()
+with preemption.deferred():
+    ready()
+    while not preemption.requested():
+        time.sleep(0.01)
+time.sleep(600)
+"""
+    )
+    assert _terminate(process)[0] == 75
+
+
+def test_forked_children_are_ended_as_ever(start):
+    process = start(
+        """
+preemption.install()
+child = multiprocessing.get_context("fork").Process(
+    target=time.sleep, args=[600]
+)
+child.start()
+child.terminate()
+child.join()
+ready()
+print(child.exitcode, preemption.requested(), flush=True)
+time.sleep(600)
+"""
+    )
+    assert process.stdout.readline() == "-15 False\n"
+    assert _terminate(process)[0] == 75
+
+
+def _wait_until(condition, limit_secs=10.0):
+    deadline = time.monotonic() + limit_secs
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_silence_ends_the_process_with_an_explanation(capfd):
+    ended = []
+    with ending.Watchdog(0.1, lambda: "waited for b", end=ended.append):
+        assert _wait_until(lambda: ended)
+    assert ended == [75]
+    printed = capfd.readouterr().err
+    assert "tfdistill: waited for b" in printed
+    # Where each thread stands, to see what hangs.
+    assert "test_silence_ends_the_process" in printed
+
+
+def test_progress_keeps_it_quiet():
+    ended, now = [], [0.0]
+    dog = ending.Watchdog(
+        0.2, lambda: "", end=ended.append, clock=lambda: now[0]
+    )
+    with dog:
+        for _ in range(30):
+            now[0] += 0.15
+            dog.touch()
+            time.sleep(0.01)
+        assert not ended
+        now[0] += 0.3
+        assert _wait_until(lambda: ended)
+
+
+@pytest.mark.parametrize("limit_secs", [0.0, 0.05])
+def test_no_limit_and_a_clean_exit_end_nothing(limit_secs):
+    ended = []
+    with ending.Watchdog(limit_secs, lambda: "", end=ended.append):
+        pass
+    time.sleep(0.2)
+    assert not ended
+
+
+def test_limits_come_from_the_environment(monkeypatch):
+    monkeypatch.delenv("TFDISTILL_STALL_TIMEOUT_SECS", raising=False)
+    name = "TFDISTILL_STALL_TIMEOUT_SECS"
+    assert ending.limit_from_env(name, 7.0) == 7.0
+    monkeypatch.setenv(name, "2.5")
+    assert ending.limit_from_env(name, 7.0) == 2.5
+    for wrong in ("soon", "-1", "inf", "nan"):
+        monkeypatch.setenv(name, wrong)
+        with pytest.raises(ValueError, match=f"{name} must be .*{wrong}"):
+            ending.limit_from_env(name, 7.0)
+
+
+def test_addresses_that_nobody_listens_at_are_named():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = f"127.0.0.1:{server.getsockname()[1]}"
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            gone = f"127.0.0.1:{closed.getsockname()[1]}"
+        assert ending.unreachable([there, gone]) == [gone]
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

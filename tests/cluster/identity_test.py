@@ -1,0 +1,343 @@
+"""Tests of the identity of a task: environment to Cluster and back."""
+
+import json
+import subprocess
+import sys
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from tfdistill.cluster import identity
+
+Cluster = identity.Cluster
+TWO = {"worker": ["a:1", "b:2"]}
+PS = {"chief": ["a:1"], "worker": ["a:2", "a:3"], "ps": ["a:4", "a:5"]}
+
+
+def _config(cluster=None, task=None, **more):
+    config = {
+        "cluster": TWO if cluster is None else cluster,
+        "task": {"type": "worker", "index": 0} if task is None else task,
+    }
+    return {"TF_CONFIG": json.dumps(config | more)}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{}, {"TF_CONFIG": ""}, {"TF_CONFIG": " {} "}, {"TFDISTILL_GROUP": ""}],
+)
+def test_nothing_set_is_one_task_of_one_group(environ):
+    cluster = Cluster.from_env(environ | {"UNRELATED": "x"})
+    assert cluster == Cluster()
+    assert cluster.is_chief
+    assert cluster.num_workers == 1
+    assert not cluster.uses_parameter_servers
+    assert cluster.task_name == "worker:0"
+    assert cluster.address is None
+    assert cluster.peers == ()
+    assert cluster.exchange is cluster.workdir is cluster.group_dir is None
+    assert "TF_CONFIG" not in cluster.to_env()
+
+
+def test_whole_environment():
+    environ = _config(task={"type": "worker", "index": "1"})
+    environ |= {
+        "TFDISTILL_GROUP": "2",
+        "TFDISTILL_NUM_GROUPS": "4",
+        "TFDISTILL_WORKDIR": "/runs/x",
+        "TFDISTILL_DATA": "/data",
+    }
+    cluster = Cluster.from_env(environ)
+    assert (cluster.task_type, cluster.task_index) == ("worker", 1)
+    assert cluster.spec == {"worker": ("a:1", "b:2")}
+    assert cluster.address == "b:2"
+    assert not cluster.is_chief
+    assert cluster.peers == (0, 1, 3)
+    assert cluster.exchange == "/runs/x/exchange"
+    assert cluster.group_dir == "/runs/x/group_2"
+
+
+def test_from_env_reads_the_process_environment(monkeypatch):
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "3")
+    assert Cluster.from_env().num_groups == 3
+
+
+def test_urls_survive():
+    cluster = Cluster(workdir="gs://bucket/run/")
+    assert cluster.exchange == "gs://bucket/run/exchange"
+    assert cluster.group_dir == "gs://bucket/run/group_0"
+    cluster = Cluster(workdir="/local", exchange="gs://bucket//x")
+    assert Cluster.from_env(cluster.to_env()).exchange == "gs://bucket//x"
+
+
+@pytest.mark.parametrize(
+    "task_type, index, is_chief",
+    [("chief", 0, True), ("worker", 0, False), ("ps", 0, False)],
+)
+def test_parameter_servers(task_type, index, is_chief):
+    cluster = Cluster(task_type=task_type, task_index=index, spec=PS)
+    assert cluster.uses_parameter_servers
+    assert (cluster.num_workers, cluster.num_ps) == (2, 2)
+    assert cluster.is_chief == is_chief
+
+
+def test_chief_counts_as_worker_without_parameter_servers():
+    spec = {"chief": ["a:1"], "worker": ["a:2", "a:3"]}
+    cluster = Cluster(spec=spec)
+    assert cluster.num_workers == 3
+    assert not cluster.is_chief
+    assert Cluster(task_type="chief", spec={"chief": ["a:1"]}).num_workers == 1
+
+
+def test_ring_peers_precede():
+    cluster = Cluster(group=1, num_groups=4)
+    assert cluster.ring_peers() == (0,)
+    assert cluster.ring_peers(2) == (0, 3)
+    assert cluster.ring_peers(3) == (0, 3, 2)
+    assert Cluster().ring_peers() == ()
+    for wrong in (0, 4, -1):
+        with pytest.raises(ValueError, match="num_neighbours.*received"):
+            cluster.ring_peers(wrong)
+    with pytest.raises(ValueError, match="num_neighbours"):
+        Cluster().ring_peers(0)
+
+
+BAD_CONFIGS = {
+    "{": "TF_CONFIG must be valid JSON",
+    "[1]": "TF_CONFIG must be a JSON object",
+    "null": "TF_CONFIG must be a JSON object",
+    "[" * 100_000: "TF_CONFIG must not be nested",
+    "9" * 10_000: "TF_CONFIG must be valid JSON",
+    '{"task": {"type": "ps", "index": 0}}': "TF_CONFIG.cluster must be",
+    '{"cluster": {"worker": ["a:1"]}}': "TF_CONFIG.task must be present",
+    '{"cluster": {}, "task": {"index": 0}}': "TF_CONFIG.cluster must be",
+    '{"cluster": {"worker": ["a:1"], "worker": []}}': "occurs twice",
+}
+
+
+@pytest.mark.parametrize("text", BAD_CONFIGS, ids=lambda text: text[:20])
+def test_malformed_text(text):
+    with pytest.raises(ValueError) as error:
+        Cluster.from_env({"TF_CONFIG": text})
+    assert BAD_CONFIGS[text] in str(error.value)
+    assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "task, field",
+    [
+        ({"index": 0}, "TF_CONFIG.task.type"),
+        ({"type": "worker"}, "TF_CONFIG.task.index"),
+        ({"type": "master", "index": 0}, "TF_CONFIG.task.type"),
+        ({"type": ["worker"], "index": 0}, "TF_CONFIG.task.type"),
+        ({"type": "chief", "index": 0}, "TF_CONFIG.task.type"),
+        ({"type": "evaluator", "index": 0}, "TensorFlow waits for an eval"),
+        ({"type": "worker", "index": 0, "idx": 1}, "TF_CONFIG.task"),
+        *(
+            ({"type": "worker", "index": index}, "TF_CONFIG.task.index")
+            for index in (2, -1, True, 0.0, "01", "+1", " 1", "²", None, [0])
+        ),
+    ],
+)
+def test_malformed_task(task, field):
+    with pytest.raises(ValueError, match="received") as error:
+        Cluster.from_env(_config(task=task))
+    assert field in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "cluster, field",
+    [
+        ({"worker": []}, "TF_CONFIG.cluster.worker must"),
+        ({"worker": "a:1"}, "TF_CONFIG.cluster.worker must"),
+        ({"worker": {"0": "a:1"}}, "TF_CONFIG.cluster.worker must"),
+        *(
+            ({"worker": ["b:1", host]}, "TF_CONFIG.cluster.worker[1] must")
+            for host in ("a", "a:", ":1", "a:x", "grpc://a:1", "a:1/", 1, None)
+        ),
+        ({"worker": ["a:0"]}, "worker[0] must have a port"),
+        ({"worker": ["a:65536"]}, "worker[0] must have a port"),
+        ({"worker": ["a:1", "A:01"]}, "not that of worker[0]"),
+        ({"worker": ["localhost:1"], "chief": ["127.0.0.1:1"]}, "not that of"),
+        ({"worker": ["a:1"], "evaluator": ["a:2"]}, "have no evaluator"),
+        ({"worker": ["a:1"], "master": ["a:2"]}, "no other task types"),
+        (
+            {"worker": ["a:1"], "chief": ["a:2", "a:3"]},
+            "cluster.chief must name",
+        ),
+        ({"worker": ["a:1"], "ps": ["a:2"]}, "name a chief and a worker"),
+        ({"worker": ["a:1"], "chief": ["a:3"], "ps": []}, "cluster.ps must"),
+    ],
+)
+def test_malformed_cluster(cluster, field):
+    with pytest.raises(ValueError, match="received") as error:
+        Cluster.from_env(_config(cluster))
+    assert field in str(error.value)
+
+
+def test_addresses_that_are_right():
+    hosts = ["[::1]:2222", "my-host.example_1:65535", "10.0.0.1:1"]
+    assert Cluster(spec={"worker": hosts}).address == "[::1]:2222"
+
+
+def test_keys_of_hosted_services_are_accepted_and_others_refused():
+    task = {"type": "worker", "index": 1, "trial": "7"}
+    environ = _config(task=task, environment="cloud")
+    assert Cluster.from_env(environ).task_index == 1
+    with pytest.raises(ValueError, match="no other keys.*'tasks'"):
+        Cluster.from_env(_config(tasks=[]))
+
+
+@pytest.mark.parametrize(
+    "environ, field",
+    [
+        ({"TFDISTILL_GROUP": "1"}, "TFDISTILL_GROUP"),
+        ({"TFDISTILL_GROUP": "-1"}, "TFDISTILL_GROUP"),
+        ({"TFDISTILL_GROUP": "one"}, "TFDISTILL_GROUP"),
+        ({"TFDISTILL_GROUP": "0x1"}, "TFDISTILL_GROUP"),
+        ({"TFDISTILL_NUM_GROUPS": "0"}, "TFDISTILL_NUM_GROUPS"),
+        ({"TFDISTILL_NUM_GROUPS": "1.0"}, "TFDISTILL_NUM_GROUPS"),
+        ({"TFDISTILL_NUM_GRUOPS": "2"}, "Did you mean TFDISTILL_NUM_GROUPS?"),
+        ({"TFDISTILL_": "2"}, "not a variable"),
+    ],
+)
+def test_malformed_variables(environ, field):
+    with pytest.raises(ValueError, match="received") as error:
+        Cluster.from_env(environ)
+    assert field in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"group": True, "num_groups": 2},
+        {"group": 2, "num_groups": 2},
+        {"num_groups": 1.0},
+        {"task_type": "chief"},
+        {"task_index": 1},
+        {"workdir": ""},
+        {"exchange": 3},
+        {"spec": ["a:1"]},
+    ],
+)
+def test_fields_are_checked_without_an_environment_too(fields):
+    with pytest.raises(ValueError, match="must .*received"):
+        Cluster(**fields)
+
+
+def test_known_variables_hold_all_that_the_library_sets():
+    assert set(Cluster(workdir="w", spec=TWO).to_env()) == {
+        "TF_CONFIG",
+        "TFDISTILL_EXCHANGE",
+        "TFDISTILL_GROUP",
+        "TFDISTILL_NUM_GROUPS",
+        "TFDISTILL_WORKDIR",
+    }
+    for name in identity.KNOWN_VARIABLES - {
+        "TFDISTILL_GROUP",
+        "TFDISTILL_NUM_GROUPS",
+    }:
+        Cluster.from_env({name: "7"})
+
+
+def test_a_mistyped_key_is_not_shown():
+    with pytest.raises(ValueError, match="Did you mean") as caught:
+        Cluster.from_env({"TFDISTILL_EXCHANGE_KEYS": "secret"})
+    assert "secret" not in str(caught.value)
+
+
+_paths = st.none() | st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]),
+    min_size=1,
+)
+
+
+@st.composite
+def _clusters(draw):
+    num_groups = draw(st.integers(1, 5))
+    fields = {
+        "num_groups": num_groups,
+        "group": draw(st.integers(0, num_groups - 1)),
+        "exchange": draw(_paths),
+        "workdir": draw(_paths),
+    }
+    kinds = draw(
+        st.sampled_from(
+            [(), ("worker",), ("chief", "worker"), ("chief", "worker", "ps")]
+        )
+    )
+    ports = iter(draw(st.lists(st.integers(1, 65535), min_size=9, unique=True)))
+    spec = {}
+    for kind in kinds:
+        size = 1 if kind == "chief" else draw(st.integers(1, 4))
+        spec[kind] = tuple(f"host:{next(ports)}" for _ in range(size))
+    if spec:
+        fields["task_type"] = draw(st.sampled_from(kinds))
+        last = len(spec[fields["task_type"]]) - 1
+        fields["task_index"] = draw(st.integers(0, last))
+    return Cluster(spec=spec, **fields)
+
+
+@hypothesis.given(_clusters())
+def test_environment_round_trip(cluster):
+    assert Cluster.from_env(cluster.to_env()) == cluster
+
+
+@hypothesis.given(_clusters())
+def test_exactly_one_chief_and_no_self_among_peers(cluster):
+    tasks = [
+        Cluster(task_type=kind, task_index=index, spec=cluster.spec)
+        for kind, hosts in cluster.spec.items()
+        for index in range(len(hosts))
+    ]
+    assert sum(task.is_chief for task in tasks) == (1 if tasks else 0)
+    assert set(cluster.peers) | {cluster.group} == set(
+        range(cluster.num_groups)
+    )
+    assert cluster.group not in cluster.peers
+
+
+_keys = st.sampled_from(
+    ["cluster", "task", "type", "index", "worker", "chief", "ps", "evaluator"]
+)
+_json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(["a:1", "b:2", "worker", "chief", "ps", "0"])
+    | st.text(max_size=5),
+    lambda part: (
+        st.lists(part, max_size=3)
+        | st.dictionaries(_keys | st.text(max_size=3), part, max_size=3)
+    ),
+)
+_near = st.fixed_dictionaries(
+    {
+        "cluster": st.dictionaries(_keys, st.lists(_json, max_size=3)) | _json,
+        "task": st.fixed_dictionaries({"type": _keys | _json, "index": _json}),
+    }
+)
+
+
+@hypothesis.given((_near | _json).map(json.dumps) | st.text())
+def test_any_config_is_a_cluster_or_a_value_error(text):
+    try:
+        cluster = Cluster.from_env({"TF_CONFIG": text})
+    except ValueError as error:
+        assert "TF_CONFIG" in str(error)
+    else:
+        assert cluster.address is None or cluster.spec
+
+
+def test_import_without_tensorflow():
+    code = (
+        "import sys, tfdistill.launcher.command, tfdistill.cluster.signs\n"
+        "assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,162 @@
+"""Workers that meet, come late, twice, or not at all; no TensorFlow."""
+
+import concurrent.futures
+import socket
+import time
+
+import pytest
+
+from tfdistill.cluster import rendezvous
+
+NAMES = ("worker:0", "worker:1", "worker:2")
+
+
+def _address():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def _meet(name, address, *, identity="one", delay=0.0, limit_secs=10.0):
+    time.sleep(delay)
+    rendezvous.meet(
+        name=name,
+        identity=identity,
+        names=NAMES,
+        chief_address=address,
+        limit_secs=limit_secs,
+    )
+    return time.monotonic()
+
+
+@pytest.fixture
+def pool():
+    with concurrent.futures.ThreadPoolExecutor(8) as executor:
+        yield executor
+
+
+@pytest.mark.parametrize("late", range(3))
+def test_nobody_goes_before_the_last_has_come(pool, late):
+    address, start = _address(), time.monotonic()
+    futures = [
+        pool.submit(_meet, name, address, delay=0.5 * (index == late))
+        for index, name in enumerate(NAMES)
+    ]
+    assert all(f.result(timeout=20) >= start + 0.5 for f in futures)
+    # The address is free again for TensorFlow.
+    port = int(address.rpartition(":")[2])
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_the_chief_names_who_is_missing(pool):
+    address = _address()
+    chief = pool.submit(_meet, NAMES[0], address, limit_secs=1.5)
+    other = pool.submit(_meet, NAMES[1], address, limit_secs=1.5)
+    with pytest.raises(
+        rendezvous.MissingWorkersError, match="waited 2 s for worker:2, which"
+    ):
+        chief.result(timeout=20)
+    with pytest.raises(rendezvous.MissingWorkersError, match="worker:1 waited"):
+        other.result(timeout=20)
+
+
+def test_a_worker_names_the_chief_that_is_missing():
+    address = _address()
+    with pytest.raises(
+        rendezvous.MissingWorkersError,
+        match=f"worker:1 waited 1 s for the chief at {address}: nobody",
+    ):
+        _meet(NAMES[1], address, limit_secs=0.6)
+
+
+def test_an_impostor_is_refused_and_the_group_is_not_harmed(pool):
+    address = _address()
+    futures = [
+        pool.submit(_meet, NAMES[0], address),
+        pool.submit(_meet, NAMES[1], address),
+    ]
+    time.sleep(0.3)
+    with pytest.raises(rendezvous.RefusedError, match="another worker:1"):
+        _meet(NAMES[1], address)
+    with pytest.raises(rendezvous.RefusedError, match="another cluster"):
+        _meet(NAMES[2], address, identity="two")
+    futures.append(pool.submit(_meet, NAMES[2], address))
+    for future in futures:
+        future.result(timeout=20)
+
+
+def test_noise_on_the_address_is_ignored(pool):
+    address = _address()
+    host, _, port = address.rpartition(":")
+    chief = pool.submit(_meet, NAMES[0], address)
+    time.sleep(0.2)
+    for noise in (b"GET / HTTP/1.0\r\n\r\n", b"[1]\n", b"\xff\n", b'{"a":1}\n'):
+        with socket.create_connection((host, int(port)), timeout=5) as peer:
+            peer.sendall(noise)
+    others = [pool.submit(_meet, name, address) for name in NAMES[1:]]
+    for future in (chief, *others):
+        future.result(timeout=20)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b"[" * 4095 + b"\n",
+        b'{"":' * 1023 + b"\n",
+        b'{"identity":"one","task":"worker:\xff"}\n',
+        b'{"identity":"one","task":"worker:\\ud800"}\n',
+        b'{"identity":"one","task":' + b"9" * 4000 + b"}\n",
+    ],
+    ids=["lists", "objects", "utf-8", "surrogate", "digits"],
+)
+def test_no_line_of_a_stranger_ends_the_chief(pool, hostile):
+    address = _address()
+    host, _, port = address.rpartition(":")
+    chief = pool.submit(_meet, NAMES[0], address)
+    time.sleep(0.2)
+    with socket.create_connection((host, int(port)), timeout=5) as stranger:
+        stranger.sendall(hostile)
+        # Until the chief has read it, and hung up.
+        while stranger.recv(4096):
+            pass
+    others = [pool.submit(_meet, name, address) for name in NAMES[1:]]
+    for future in (chief, *others):
+        future.result(timeout=20)
+
+
+def test_a_worker_that_died_may_come_again(pool):
+    address = _address()
+    host, _, port = address.rpartition(":")
+    chief = pool.submit(_meet, NAMES[0], address)
+    time.sleep(0.2)
+    with socket.create_connection((host, int(port)), timeout=5) as dying:
+        dying.sendall(b'{"identity": "one", "task": "worker:1"}\n')
+        time.sleep(0.3)
+    others = [pool.submit(_meet, name, address) for name in NAMES[1:]]
+    for future in (chief, *others):
+        future.result(timeout=20)
+
+
+def test_a_coordinator_waits_for_its_servers_and_names_the_missing(pool):
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        servers = {"ps:0": f"127.0.0.1:{there.getsockname()[1]}"}
+        servers["worker:0"] = _address()
+        start = time.monotonic()
+        with pytest.raises(
+            rendezvous.MissingWorkersError,
+            match=r"chief:0 waited 1 s for worker:0 \(127.* refuses connect",
+        ) as caught:
+            rendezvous.await_servers(servers, name="chief:0", limit_secs=1)
+        assert 1 <= time.monotonic() - start < 5
+        assert "ps:0" not in str(caught.value)
+        waiting = pool.submit(
+            rendezvous.await_servers, servers, name="chief:0", limit_secs=10
+        )
+        time.sleep(0.4)
+        assert not waiting.done()
+        port = int(servers["worker:0"].rpartition(":")[2])
+        with socket.create_server(("127.0.0.1", port)):
+            waiting.result(timeout=10)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,180 @@
+"""Tests of how a task says that its address is in use."""
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from tests.cases import free_ports
+from tfdistill.cluster import identity
+from tfdistill.cluster import server
+from tfdistill.cluster import signs
+from tfdistill.system import processes
+
+CLUSTER = identity.Cluster(
+    task_index=1, spec={"worker": ("a:1", "127.0.0.1:2")}
+)
+
+
+@pytest.fixture
+def ready_path(tmp_path, monkeypatch):
+    path = tmp_path / "ready"
+    monkeypatch.setenv(signs.VARIABLE, str(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EADDRINUSE, "Address already in use"),
+        tf.errors.UnknownError(None, None, "Could not start gRPC server"),
+    ],
+)
+def test_the_launcher_and_the_user_are_told(ready_path, error):
+    with pytest.raises(RuntimeError, match=r"worker:1 cannot .*127\.0\.0\.1:2"):
+        with server.in_use_is_told(CLUSTER):
+            raise error
+    assert signs.found_port_taken(ready_path)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EACCES, "Permission denied"),
+        tf.errors.UnknownError(None, None, "something else"),
+    ],
+)
+def test_other_errors_are_left_alone(ready_path, error):
+    with pytest.raises(type(error)) as raised:
+        with server.in_use_is_told(CLUSTER):
+            raise error
+    assert raised.value is error
+    assert not signs.found_port_taken(ready_path)
+
+
+OPEN, REFUSED, SILENT = processes.Answer
+AWAITED, THERE, LATE, GONE = server.Presence
+
+
+def _verdicts(watch, *probes):
+    return [watch.note(answer, now=now) for answer, now in probes]
+
+
+def test_a_coordinator_that_was_there_is_gone_after_refusing_on_end():
+    watch = server.CoordinatorWatch(limit_secs=10.0, now=0.0)
+    assert _verdicts(
+        watch, (REFUSED, 0), (SILENT, 5), (OPEN, 9), (REFUSED, 10)
+    ) == [AWAITED, AWAITED, THERE, THERE]
+    # One that is back in between is served on.
+    assert (
+        _verdicts(
+            watch, (REFUSED, 12.9), (OPEN, 13), (REFUSED, 14), (REFUSED, 16.9)
+        )
+        == [THERE] * 4
+    )
+    assert watch.note(REFUSED, now=17.0) is GONE
+
+
+def test_silence_is_borne_for_longer_than_refusal():
+    watch = server.CoordinatorWatch(limit_secs=10.0, now=0.0)
+    assert _verdicts(
+        watch, (OPEN, 1), (SILENT, 2), (SILENT, 61.9), (SILENT, 62)
+    ) == [THERE, THERE, THERE, GONE]
+
+
+def test_a_coordinator_that_never_came_is_late():
+    watch = server.CoordinatorWatch(limit_secs=10.0, now=100.0)
+    assert _verdicts(
+        watch, (REFUSED, 100), (REFUSED, 110), (SILENT, 110.1)
+    ) == [AWAITED, AWAITED, LATE]
+    watch = server.CoordinatorWatch(limit_secs=0.0, now=0.0)
+    assert watch.note(REFUSED, now=1e9) is AWAITED
+
+
+def test_tasks_on_one_host_share_its_cores(monkeypatch):
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    spec = {"chief": ["a:1"], "worker": ["a:2", "b:1"], "ps": ["a:3", "a:4"]}
+
+    def threads(num_cores, **fields):
+        cluster = identity.Cluster(spec=spec, **fields)
+        return server.num_intra_op_threads(cluster, num_cores)
+
+    assert threads(2, task_type="ps", task_index=1) == 1
+    assert threads(64, task_type="worker", task_index=0) == 16
+    assert threads(64, task_type="worker", task_index=1) == 0
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "3")
+    assert threads(64, task_type="ps", task_index=1) == 0
+
+
+def test_a_worker_with_several_gpus_is_refused(monkeypatch):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [0, 1])
+    cluster = identity.Cluster(
+        spec={"chief": ["a:1"], "worker": ["a:2"], "ps": ["a:3"]}
+    )
+    with pytest.raises(ValueError, match="worker:0 received 2. Start a worker"):
+        server.serve(cluster, limit_secs=1.0)
+
+
+def _task(ports, task_type):
+    kinds = ("chief", "worker", "ps")
+    config = {
+        "cluster": {
+            kind: [f"127.0.0.1:{port}"]
+            for kind, port in zip(kinds, ports, strict=True)
+        },
+        "task": {"type": task_type, "index": 0},
+    }
+    return subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import tfdistill; tfdistill.make_strategy(); print('returned')",
+        ],
+        env={
+            **os.environ,
+            "TF_CONFIG": json.dumps(config),
+            "TFDISTILL_START_TIMEOUT_SECS": "2",
+        },
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout_secs(200)
+@pytest.mark.usefixtures("no_process_left")
+def test_a_server_without_a_coordinator_says_so_and_may_be_tried_again():
+    ports = free_ports.find(3)
+    result = _task(ports, "ps")
+    assert result.returncode == 75, result.stderr
+    assert (
+        f"ps:0 waited 2 s for chief:0 at 127.0.0.1:{ports[0]}, which refuses"
+        in result.stderr
+    )
+    assert "returned" not in result.stdout
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout_secs(200)
+@pytest.mark.usefixtures("no_process_left")
+def test_a_chief_names_the_servers_that_do_not_come():
+    ports = free_ports.find(2)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        result = _task([ports[0], ports[1], there.getsockname()[1]], "chief")
+    assert result.returncode == 75, result.stderr
+    assert (
+        f"chief:0 waited 2 s for worker:0 (127.0.0.1:{ports[1]} refuses "
+        "connections)." in result.stderr
+    )
+    assert "returned" not in result.stdout
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,371 @@
+"""Faulty data and contradictory options end in one clear error each."""
+
+import json
+import pathlib
+import sys
+import types
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from launch import train
+from launch.config import sections
+from launch.task import training
+from tests.cases import servers as parameter_server_cases
+from tests.programs import data_errors as program
+from tfdistill import data
+from tfdistill import data_checks
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+
+# Keras warns before we raise.
+pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
+
+X, Y = program.examples()
+SPEC = (tf.TensorSpec([None, 4]), tf.TensorSpec([None], tf.int64))
+
+
+def _generated(*sizes):
+    """Data of unknown cardinality, with batches of these sizes."""
+
+    def generate():
+        for size in sizes:
+            yield X[:size], Y[:size]
+
+    return tf.data.Dataset.from_generator(generate, output_signature=SPEC)
+
+
+def _fit(strategy=None, **arguments):
+    model = program.model(strategy or tf.distribute.get_strategy())
+    model.fit(**{"verbose": 0, **arguments})
+    return model
+
+
+def _batches():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+
+
+BEFORE = {
+    "no batch": (
+        lambda b: {"x": b.take(0)},
+        "`x` must hold .* 0 batches",
+    ),
+    "no batch, repeated": (
+        lambda b: {"x": b.take(0).repeat(), "steps_per_epoch": 2},
+        "`x` must hold .* 0 batches",
+    ),
+    "no row": (
+        lambda b: {"x": X[:0], "y": Y[:0]},
+        "`x` must hold .* 0 examples",
+    ),
+    "no validation": (
+        lambda b: {"x": b, "validation_data": b.take(0)},
+        "`validation_data` must hold .* 0 batches",
+    ),
+    "more steps than data": (
+        lambda b: {"x": b, "steps_per_epoch": 3, "epochs": 3},
+        "3 steps an epoch for 3 .* received 4, .* end after step 4",
+    ),
+    "endless validation": (
+        lambda b: {"x": b, "validation_data": b.repeat()},
+        "`validation_steps` must be given",
+    ),
+    "batch size of a data set": (
+        lambda b: {"x": b, "batch_size": 8},
+        "`batch_size` is for arrays",
+    ),
+    "weights of a data set": (
+        lambda b: {"x": b, "sample_weight": np.ones(16)},
+        "`sample_weight` is for arrays",
+    ),
+    "split of a data set": (
+        lambda b: {"x": b, "validation_split": 0.5},
+        "`validation_split` is for arrays",
+    ),
+    "two validations": (
+        lambda b: {
+            "x": X,
+            "y": Y,
+            "validation_split": 0.5,
+            "validation_data": (X, Y),
+        },
+        "received both",
+    ),
+    "steps of no validation": (
+        lambda b: {"x": b, "validation_steps": 3},
+        "`validation_steps` needs validation data; received 3",
+    ),
+    "no steps": (
+        lambda b: {"x": b, "steps_per_epoch": 0},
+        ">= 1; received 0",
+    ),
+    "past the last epoch": (
+        lambda b: {"x": b, "initial_epoch": 3, "epochs": 2},
+        "received 3 and 2.*epochs=5",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BEFORE)
+@pytest.mark.parametrize("on", ["one", "replicas", "servers"])
+def test_what_can_be_known_is_told_before_training(
+    on, case, monkeypatch, two_replicas
+):
+    make, message = BEFORE[case]
+    arguments = make(_batches())
+    strategy = tf.distribute.get_strategy()
+    if on == "servers":
+        parameter_server_cases.pretend(monkeypatch, 2)
+        if "split" in arguments or "validation_split" in arguments:
+            message = "`validation_split` does not work"
+        elif "of a data set" in case:
+            message = "must be left out"
+        # There each epoch reads the data from their start.
+        message = message.replace(" for 3 .*", ".*")
+        if case == "more steps than data":
+            arguments = {**arguments, "steps_per_epoch": 5}
+            message = "5 steps an epoch; received 4"
+    model = program.model(two_replicas if on == "replicas" else strategy)
+    with pytest.raises(ValueError, match=message):
+        model.fit(**{"verbose": 0, **arguments})
+    assert model.optimizer.iterations.numpy() == 0
+
+
+def test_data_that_start_over_with_an_epoch_suffice():
+    model = _fit(x=_batches(), steps_per_epoch=2, epochs=3)
+    assert model.optimizer.iterations.numpy() == 6
+
+
+@pytest.mark.parametrize("on", ["one", "replicas"])
+@pytest.mark.parametrize(
+    ("sizes", "arguments", "message"),
+    [
+        ((), {}, "`x` must hold at least one batch.* epoch 1"),
+        ((), {"steps_per_epoch": 2}, "`x` must hold at least one batch"),
+        (
+            (4,),
+            {"validation_data": ()},
+            "`validation_data` must hold at least one batch",
+        ),
+    ],
+)
+def test_data_that_turn_out_to_be_empty(
+    on, sizes, arguments, message, two_replicas
+):
+    if "validation_data" in arguments:
+        arguments = {"validation_data": _generated()}
+    strategy = two_replicas if on == "replicas" else None
+    with pytest.raises(data_checks.DataError, match=message):
+        _fit(strategy, x=_generated(*sizes), **arguments)
+
+
+def test_data_that_servers_find_to_be_empty(monkeypatch):
+    parameter_server_cases.pretend(monkeypatch, 2)
+    with pytest.raises(data_checks.DataError, match="at least one batch"):
+        _fit(x=lambda context: _batches().filter(lambda x, y: False))
+
+
+def test_data_that_end_early_are_told_of_with_the_step():
+    with pytest.warns(UserWarning, match="ended after step 2 of 5 of epoch 1"):
+        _fit(x=_generated(4, 4), steps_per_epoch=5)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "known", "found"])
+def test_a_batch_with_fewer_examples_than_replicas(kind, two_replicas):
+    rows = _batches().unbatch()
+    arguments = {
+        "arrays": {"x": X, "y": Y, "batch_size": 1},
+        "known": {"x": rows.batch(1, drop_remainder=True)},
+        "found": {"x": rows.batch(1)},
+    }[kind]
+    with pytest.raises(ValueError, match="each of 2 replicas; received 1"):
+        _fit(two_replicas, **arguments)
+
+
+def test_a_batch_that_replicas_share_unevenly_is_no_error(two_replicas):
+    assert _fit(two_replicas, x=_batches().unbatch().batch(5)).built
+
+
+def test_xla_on_several_replicas_is_refused(two_replicas):
+    with two_replicas.scope():
+        model = tfdistill.CodistillModel(program.student())
+        model.compile("sgd", "mse", jit_compile=True)
+    with pytest.raises(ValueError, match="`jit_compile` must be left out"):
+        model.fit(_batches())
+
+
+def _diverging(**arguments):
+    rows = X.copy()
+    rows[9, 1] = np.inf
+    return _fit(x=rows, y=Y, batch_size=4, shuffle=False, **arguments)
+
+
+def test_a_loss_that_is_not_finite_ends_training():
+    with pytest.raises(RuntimeError, match="received nan.*epoch 1.*task_loss"):
+        _diverging(epochs=2)
+
+
+def test_a_loss_that_is_not_finite_is_seen_within_an_epoch(monkeypatch):
+    watch = tfdistill.training.guards
+    monkeypatch.setattr(watch, "_CHECK_EVERY_EXECUTIONS", 2)
+    with pytest.raises(RuntimeError, match="by step 4 of epoch 1"):
+        _diverging()
+
+
+def test_who_wants_to_go_on_can():
+    with pytest.warns(UserWarning, match="The loss must be finite"):
+        _diverging(callbacks=[tfdistill.FiniteLoss(action="warn")])
+    _diverging(callbacks=[keras.callbacks.TerminateOnNaN()])
+    with pytest.raises(ValueError, match="`action` must be one of"):
+        tfdistill.FiniteLoss(action="ignore")
+
+
+def _with(feature=0.0, label=0, weight=1.0):
+    """Examples of which the tenth is another one."""
+    parts = X.copy(), Y.copy(), np.ones(16)
+    parts[0][9, 0], parts[1][9], parts[2][9] = feature, label, weight
+    return tf.data.Dataset.from_tensor_slices(parts).batch(4)
+
+
+CHECKED = {
+    "feature": ({"feature": np.nan}, "x must be .* nan at .1 0. of batch 2"),
+    "weight": ({"weight": np.inf}, "sample_weight must be .* inf at .1. of"),
+    "label above": ({"label": 3}, "y must be from 0 to 2; received 3 at .1"),
+    "label below": ({"label": -1}, "y must be from 0 to 2; received -1"),
+}
+
+
+@pytest.mark.parametrize(
+    ("on", "case"),
+    [
+        *(("one", case) for case in CHECKED),
+        ("replicas", "feature"),
+        ("servers", "label above"),
+    ],
+)
+def test_faulty_examples_are_named(on, case, monkeypatch, two_replicas):
+    fault, message = CHECKED[case]
+    strategy = two_replicas if on == "replicas" else None
+    if on == "servers":
+        parameter_server_cases.pretend(monkeypatch)
+    dataset = data_checks.checked(_with(**fault), num_classes=3)
+    with pytest.raises(data_checks.DataError, match=message):
+        _fit(strategy, x=dataset)
+
+
+def test_a_label_beyond_the_outputs_is_named_without_a_check():
+    with pytest.raises(data_checks.DataError, match="from 0 to 2.*received 3"):
+        _fit(x=_with(label=3))
+
+
+def test_checked_data_are_unchanged():
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    given = tf.data.Dataset.from_tensor_slices(
+        ({"a": [1.0, 2.0], "text": ["b", "c"], "r": ragged}, {"out": [0, 1]})
+    ).batch(2)
+    found = data_checks.checked(given, num_classes={"out": 2})
+    assert found.element_spec == given.element_spec
+    assert int(found.cardinality()) == 1
+    for one, other in zip(
+        tf.nest.flatten(list(found), expand_composites=True),
+        tf.nest.flatten(list(given), expand_composites=True),
+        strict=True,
+    ):
+        assert (one == other).numpy().all()
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "message"),
+    [
+        (0, "must be >= 1"),
+        ({"y": 3}, r"for integer targets.*received {'y': 3}"),
+    ],
+)
+def test_wrong_numbers_of_classes(num_classes, message):
+    with pytest.raises(ValueError, match=message):
+        data_checks.checked(_batches(), num_classes=num_classes)
+
+
+def test_a_worker_without_an_element_is_an_error():
+    files = tf.data.Dataset.range(2)
+    with pytest.raises(data_checks.DataError, match="2 elements for 3 workers"):
+        data.worker_shard(files, (3, 0))
+
+    @tf.function
+    def traced():
+        return data.worker_shard(files, (3, 0)).cardinality()
+
+    assert traced() == 1
+    cluster = types.SimpleNamespace(group=0, num_groups=3)
+    with pytest.raises(data_checks.DataError, match="2 elements for 3 groups"):
+        data.group_shard(files, cluster)
+
+
+def test_a_loader_that_has_nobody_to_follow_is_told_of(monkeypatch):
+    monkeypatch.setenv("TFDISTILL_GROUP", "0")
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
+    monkeypatch.setenv("TFDISTILL_EXCHANGE", "/nowhere")
+    loader = tfdistill.TeacherLoader(every_steps=1)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        _fit(x=_batches(), callbacks=[loader])
+    told = [w for w in found if "follows none of the others" in str(w.message)]
+    assert len(told) == 1
+
+
+def test_recipes_tell_of_too_small_a_batch_and_of_faulty_data(
+    tmp_path, monkeypatch, capsys
+):
+    cluster = {"worker": ["localhost:1", "localhost:2"]}
+    task = {"type": "worker", "index": 0}
+    options = ["--recipe=digits", f"--workdir={tmp_path}"]
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"cluster": cluster, "task": task})
+    )
+    with pytest.raises(SystemExit, match="2"):
+        train.main([*options, "--override=data.global_batch_size=1"])
+    assert "workers of a group, 2; received 1" in capsys.readouterr().err
+    monkeypatch.delenv("TF_CONFIG")
+
+    def fail(*args, **kwargs):
+        raise data_checks.DataError("x must be finite")
+
+    monkeypatch.setattr(training, "run", fail)
+    assert train.main(options) == 65
+    assert "wrong data: x must be finite" in capsys.readouterr().err
+    section = sections.Data(name="digits", global_batch_size=2)
+    section.check_num_workers(2)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout_secs(400)
+@pytest.mark.usefixtures("no_process_left")
+def test_two_workers_end_alike_whatever_one_of_them_lacks(tmp_path):
+    command = (sys.executable, str(pathlib.Path(program.__file__)))
+    topology = local_cluster.LocalCluster(
+        command=(*command, str(tmp_path)),
+        workdir=str(tmp_path / "run"),
+        workers_per_group=2,
+    )
+    with local_run.LocalRun(topology) as run:
+        result = run.wait(timeout_secs=380)
+    assert result.exit_code == 0, result.groups
+    first, second = (
+        json.loads((tmp_path / f"worker_{worker}.json").read_text())
+        for worker in range(2)
+    )
+    assert first == second
+    assert "DataError: `x` must be equally much" in first["empty share"]
+    assert "received 4, 0 batches" in first["empty share"]
+    assert "received 4, 3 batches" in first["uneven shares"]
+    assert "must hold at least one example" in first["empty"]
+    assert "received nan at" in first["faulty"]
+    assert first["uneven shares, repeated"] == "8 steps"
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

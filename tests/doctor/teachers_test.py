@@ -1,0 +1,158 @@
+"""Tests of the doctor's check of teachers, with versions that are at fault."""
+
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tests.cases import hostile as hostile_cases
+from tfdistill.doctor import check
+from tfdistill.doctor import storage
+from tfdistill.doctor import teachers
+from tfdistill.exchange import reader as reader_lib
+from tfdistill.exports import graph_check
+from tfdistill.exports import saved_model
+
+
+@pytest.fixture
+def exchange(tmp_path):
+    return tfdistill.Exchange(tmp_path / "exchange")
+
+
+def _examine(exchange, *, own=True, key="environment", peers=(1,)):
+    reader = reader_lib.VersionReader(exchange.root, key=key)
+    student = teachers.own_export(reader, 0) if own else None
+    return list(teachers.examine(reader, peers, student))
+
+
+def _only(found, status):
+    (result,) = found
+    assert result.status == status, result
+    return result
+
+
+def _publish(exchange, student=None, **changes):
+    return cases.publish(exchange, student or cases.deep(1), **changes)
+
+
+def _own(exchange):
+    cases.publish(exchange, cases.deep(0), group=0, step=20)
+
+
+def test_a_good_teacher(exchange):
+    _own(exchange)
+    _publish(exchange)
+    assert _only(_examine(exchange), check.OK).seen == (
+        "group 1, version 10: whole, inputs and outputs as this group's "
+        "version 20, the same graph, loads, outputs are finite"
+    )
+    found = _only(_examine(exchange, own=False), check.OK)
+    assert "no student to compare it with" in found.seen
+
+
+def test_nothing_published_yet_is_no_fault(exchange):
+    found = _only(_examine(exchange), check.SKIPPED)
+    assert "group 1 has published nothing yet" in found.seen
+    assert _only(_examine(exchange, peers=()), check.SKIPPED)
+
+
+def test_a_damaged_file(exchange, tmp_path):
+    _own(exchange)
+    version = _publish(exchange)
+    (path,) = (tmp_path / "exchange/group_1/10/variables").glob("*.data*")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    found = _only(_examine(exchange), check.FAILED)
+    assert "SHA-256" in found.seen
+    assert "Remove that directory" in found.remedy
+    path.unlink()
+    assert "missing" in _only(_examine(exchange), check.FAILED).seen
+    (tmp_path / "exchange/group_1/10/manifest.json").write_text("{")
+    assert "manifest" in _only(_examine(exchange), check.FAILED).seen
+    assert version.step == 10
+
+
+def test_another_signature(exchange):
+    _own(exchange)
+    _publish(exchange, cases.linear(1, classes=7))
+    found = _only(_examine(exchange), check.FAILED)
+    assert "its outputs must be those of the student" in found.seen
+    assert "same student" in found.remedy
+
+
+def test_outputs_that_are_not_finite(exchange, monkeypatch):
+    _own(exchange)
+    monkeypatch.setattr(saved_model, "check_finite", lambda *_: None)
+    peer = cases.deep(1)
+    for variable in peer.variables:
+        variable.assign(tf.fill(variable.shape, float("nan")))
+    _publish(exchange, peer)
+    found = _only(_examine(exchange), check.FAILED)
+    assert "is not finite" in found.seen
+    assert "diverged" in found.remedy
+
+
+def test_a_peer_of_another_architecture(exchange):
+    _own(exchange)
+    _publish(exchange, cases.linear(1))
+    found = _only(_examine(exchange), check.WARNING)
+    assert "its graph is another" in found.seen
+    assert "allow_other_graphs" in found.remedy
+
+
+def test_a_graph_that_writes_files_is_not_run(exchange, tmp_path):
+    _own(exchange)
+    victim = tmp_path / "victim"
+    hostile = tmp_path / "hostile"
+    body = next(iter(hostile_cases.bodies(str(victim)).values()))
+    hostile_cases.save(hostile, body)
+    own = reader_lib.VersionReader(exchange.root).latest(0).manifest
+    exchange.publish(
+        hostile_cases.copy_from(hostile),
+        group=1,
+        step=10,
+        inputs=own.inputs,
+        outputs=own.outputs,
+    )
+    found = _only(_examine(exchange), check.FAILED)
+    assert "must not be loaded" in found.seen
+    assert not victim.exists()
+
+
+def test_its_own_graph_is_no_fault_where_it_may_not_be_run(
+    exchange, monkeypatch
+):
+    """As with a student that has an operation of the user's own."""
+    _own(exchange)
+    _publish(exchange)
+
+    def refuse(directory):
+        raise graph_check.GraphError("it holds the operation Own.")
+
+    monkeypatch.setattr(graph_check, "check_directory", refuse)
+    found = _only(_examine(exchange), check.OK)
+    assert "not run here, as it holds the operation Own." in found.seen
+
+
+def test_an_exchange_behind_a_url():
+    found = list(storage.exchange("ram://doctor/hub"))
+    assert [r.status for r in found] == [check.OK]
+    assert not tf.io.gfile.glob("ram://doctor/hub/*")
+    (found,) = storage.exchange("nosuch://doctor/hub")
+    assert found.status == check.FAILED
+    assert "scheme" in found.seen
+
+
+def test_a_version_that_another_key_has_signed(tmp_path):
+    keys = b"a" * 16, b"b" * 16
+    theirs = tfdistill.Exchange(tmp_path / "exchange", key=keys[0])
+    _publish(theirs)
+    assert _only(_examine(theirs, own=False, key=keys[0]), check.OK)
+    found = _only(_examine(theirs, own=False, key=keys[1]), check.FAILED)
+    assert "signature" in found.seen
+    assert "TFDISTILL_EXCHANGE_KEY_FILE" in found.remedy
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,554 @@
+""""""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as codistillation_cases
+from tests.cases import embedding as cases
+from tfdistill.embedding import initial_values
+from tfdistill.embedding import layer as embedding_layer
+from tfdistill.exports import saved_model
+from tfdistill.exports import student_graph
+
+LAYOUTS = [("hash", 1), ("hash", 3), ("contiguous", 1), ("contiguous", 3)]
+
+
+def _layer(input_dim=20, dim=3, **kwargs):
+    kwargs.setdefault("seed", 1)
+    layer = tfdistill.ShardedEmbedding(input_dim, dim, **kwargs)
+    layer.build()
+    return layer
+
+
+def _by_id(layer):
+    """The table in the order of the ids."""
+    order = layer.layout.storage_rows(tf.range(layer.layout.num_rows))
+    return cases.table(layer)[order.numpy()]
+
+
+# ---- lookup ----
+
+
+@pytest.mark.parametrize(("sharding", "num_shards"), LAYOUTS)
+@pytest.mark.parametrize("training", [None, True, False])
+def test_each_id_gets_its_row(sharding, num_shards, training):
+    layer = _layer(sharding=sharding, num_shards=num_shards)
+    assert len(layer.shards) == num_shards
+    for ids in (7, [3, 3, 19, 0], [[1, 2], [2, 1]], np.zeros([0, 4], "int32")):
+        ids = tf.constant(ids, tf.int32)
+        found = layer(ids, training=training)
+        np.testing.assert_array_equal(found, _by_id(layer)[ids.numpy()])
+
+
+@pytest.mark.parametrize(("sharding", "num_shards"), LAYOUTS)
+def test_fields_lie_one_behind_the_other(sharding, num_shards):
+    layer = _layer([5, 2, 6], sharding=sharding, num_shards=num_shards)
+    ids = np.array([[4, 1, 5], [0, 0, 0]])
+    expected = _by_id(layer)[ids + [0, 5, 7]]
+    np.testing.assert_array_equal(layer(ids), expected)
+
+
+@pytest.mark.parametrize(("sharding", "num_shards"), LAYOUTS)
+def test_gradients_are_summed_per_id(sharding, num_shards):
+    layer = _layer(sharding=sharding, num_shards=num_shards)
+    ids = np.array([[3, 3, 19], [0, 3, 19]])
+    upstream = np.random.default_rng(0).normal(size=(2, 3, 3)).astype("f4")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(ids) * upstream)
+    gradients = tape.gradient(loss, layer.shards)
+    dense = np.zeros((20, 3), "float32")
+    for start, slices in zip(layer.layout.starts, gradients, strict=False):
+        assert isinstance(slices, tf.IndexedSlices)
+        rows = slices.indices.numpy() + start
+        assert len(set(rows)) == len(rows)
+        dense[rows] = slices.values
+    expected = np.zeros((20, 3), "float32")
+    np.add.at(expected, layer.layout.storage_rows(ids).numpy(), upstream)
+    np.testing.assert_allclose(dense, expected, rtol=1e-6)
+    assert sum(len(g.indices) for g in gradients) == 3
+
+
+BAGS = [[5, 7, 5], [], [1], [2, 7]]
+DIVISOR = {
+    "sum": lambda k: 1,
+    "mean": lambda k: max(k, 1),
+    "sqrtn": lambda k: max(k, 1) ** 0.5,
+}
+
+
+@pytest.mark.parametrize("combiner", DIVISOR)
+def test_ragged_bags_are_combined(combiner):
+    layer = _layer(combiner=combiner, num_shards=3)
+    with tf.GradientTape() as tape:
+        found = layer(tf.ragged.constant(BAGS, dtype=tf.int64))
+        loss = tf.reduce_sum(found)
+    expected, dense = [], np.zeros((20, 3), "float32")
+    for bag in BAGS:
+        divisor = DIVISOR[combiner](len(bag))
+        expected.append(_by_id(layer)[bag].sum(axis=0) / divisor)
+        np.add.at(dense, bag, 1 / divisor)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_array_equal(found[1], np.zeros(3))
+    gradients = tape.gradient(loss, layer.shards)
+    stored = np.zeros((20, 3), "float32")
+    for start, slices in zip(layer.layout.starts, gradients, strict=False):
+        stored[slices.indices.numpy() + start] = slices.values
+    order = layer.layout.storage_rows(tf.range(20)).numpy()
+    np.testing.assert_allclose(stored[order], dense, rtol=1e-6)
+
+
+@pytest.mark.parametrize("combiner", DIVISOR)
+def test_the_last_axis_of_dense_ids_is_combined(combiner):
+    ids = np.array([[1, 2, 2], [0, 19, 3]])
+    layer = _layer(combiner=combiner)
+    expected = _by_id(layer)[ids].sum(axis=1) / DIVISOR[combiner](3)
+    np.testing.assert_allclose(layer(ids), expected, rtol=1e-6)
+    fields = _layer([5, 6], combiner=combiner)
+    ids = np.array([[[1, 2, 2], [5, 4, 5]]])
+    expected = _by_id(fields)[ids + [[0], [5]]].sum(axis=2)
+    expected /= DIVISOR[combiner](3)
+    np.testing.assert_allclose(fields(ids), expected, rtol=1e-6)
+    empty = layer(np.zeros([2, 0], "int32"))
+    np.testing.assert_array_equal(empty, np.zeros([2, 3]))
+
+
+def test_ragged_ids_without_a_combiner_stay_ragged():
+    layer = _layer()
+    found = layer(tf.ragged.constant(BAGS))
+    assert isinstance(found, tf.RaggedTensor)
+    for row, bag in zip(found, BAGS, strict=True):
+        np.testing.assert_array_equal(row, _by_id(layer)[bag])
+
+
+def test_ragged_inputs_of_a_functional_model():
+    inputs = keras.Input((None,), dtype="int64", ragged=True)
+    layer = tfdistill.ShardedEmbedding(20, 3, combiner="mean", seed=1)
+    model = keras.Model(inputs, layer(inputs))
+    assert model.output_shape == (None, 3)
+    bags = tf.ragged.constant(BAGS, dtype=tf.int64)
+    np.testing.assert_array_equal(model(bags), layer(bags))
+
+
+def test_mixed_precision_sums_gradients_in_float32():
+    layer = _layer(2, 1, dtype="mixed_bfloat16")
+    ids = np.zeros([1000], "int32")
+    with tf.GradientTape() as tape:
+        found = layer(ids)
+        loss = tf.reduce_sum(tf.cast(found, tf.float32))
+    assert found.dtype == tf.bfloat16
+    (gradient,) = tape.gradient(loss, layer.shards)
+    assert gradient.values.dtype == tf.float32
+    # bfloat16 would stop to count at 256.
+    np.testing.assert_array_equal(gradient.values, [[1000.0]])
+
+
+def test_replaced_rows_hold_inside_the_context_alone():
+    layer = _layer(num_shards=3)
+    other = np.arange(60, dtype="float32").reshape(20, 3)
+    ids = np.array([4, 4, 9])
+    rows = layer.layout.storage_rows(ids).numpy()
+    before = layer(ids)
+    for sources in ([other], np.split(other, 4)):
+        with embedding_layer.rows_from({layer: sources}):
+            for training in (True, False):
+                found = layer(ids, training=training)
+                np.testing.assert_array_equal(found, other[rows])
+    np.testing.assert_array_equal(layer(ids), before)
+
+
+# ---- ids out of range ----
+
+
+@pytest.mark.parametrize("bad", [-1, 20, 2**40])
+@pytest.mark.parametrize("in_function", [False, True])
+def test_an_id_out_of_range_is_refused_by_name(bad, in_function):
+    layer = _layer(name="my_table", num_shards=3)
+    call = tf.function(layer) if in_function else layer
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        call(tf.constant([[3, bad]], tf.int64))
+    message = str(raised.value)
+    assert "my_table" in message
+    assert f"must be >= 0 and < 20; received {bad}." in message
+    assert "oov_index" in message
+
+
+def test_the_message_names_the_field():
+    layer = _layer([20, 5])
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="< 5; received 7 in field 1"
+    ):
+        layer(np.array([[7, 4], [7, 7]]))
+
+
+def test_ids_out_of_range_become_the_chosen_one():
+    layer = _layer([20, 5], oov_index=2, num_shards=3)
+    found = layer(np.array([[20, -1], [3, 2**31]]))
+    np.testing.assert_array_equal(found, layer(np.array([[2, 2], [3, 2]])))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ids", "message"),
+    [
+        ({}, lambda: np.zeros([2], "float32"), "int32 or int64.*float32"),
+        (
+            {},
+            lambda: tf.sparse.from_dense([[1, 0]]),
+            "dense or ragged.*SparseTensor",
+        ),
+        (
+            {"input_dim": [4, 4]},
+            lambda: np.zeros([2, 3], "int32"),
+            r"\[..., 2\]",
+        ),
+        (
+            {"input_dim": [4, 4], "combiner": "sum"},
+            lambda: np.zeros([5, 2], "int32")[0],
+            r"\[..., 2, k\]",
+        ),
+        (
+            {"input_dim": [4, 4]},
+            lambda: tf.ragged.constant([[1]]),
+            "one layer per",
+        ),
+        (
+            {"combiner": "sum"},
+            lambda: tf.ragged.constant([[[1], []]]),
+            r"\[batch, \(k\)\]",
+        ),
+    ],
+)
+def test_ids_that_do_not_fit_are_refused(arguments, ids, message):
+    with pytest.raises(ValueError, match=message):
+        _layer(**arguments)(ids())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_dim": 0}, "`input_dim` must be.*received \\[0\\]"),
+        ({"input_dim": []}, "`input_dim` must be"),
+        ({"dim": 0}, "`output_dim` must be >= 1"),
+        ({"combiner": "max"}, "`combiner` must be one of.*'max'"),
+        ({"oov_index": 20}, r"`oov_index` must be.*\[0, 20\); received 20"),
+        ({"num_shards": 21}, "`num_shards`.*20; received 21"),
+    ],
+)
+def test_mistakes_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        _layer(**arguments)
+
+
+# ---- initial values ----
+
+
+@pytest.fixture
+def _small_blocks(monkeypatch):
+    monkeypatch.setattr(initial_values, "_BLOCK_ELEMENTS", 20)
+
+
+@pytest.mark.usefixtures("_small_blocks")
+@pytest.mark.parametrize("initializer", ["uniform", "glorot_normal", "ones"])
+def test_initial_values_do_not_depend_on_the_shards(initializer):
+    arguments = {"embeddings_initializer": initializer, "input_dim": 45}
+    one = cases.table(_layer(**arguments))
+    assert one.shape == (45, 3)
+    for num_shards in (2, 7):
+        other = cases.table(_layer(**arguments, num_shards=num_shards))
+        np.testing.assert_array_equal(other, one)
+    if initializer != "ones":
+        assert len(np.unique(one)) > 0.9 * one.size
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_initial_values_follow_the_seeds():
+    def drawn(seed=None, global_seed=3):
+        keras.utils.set_random_seed(global_seed)
+        return cases.table(_layer(seed=seed))
+
+    np.testing.assert_array_equal(drawn(), drawn())
+    np.testing.assert_array_equal(drawn(5), drawn(5, global_seed=4))
+    assert (drawn() != drawn(global_seed=4)).all()
+    assert (drawn(5) != drawn(6)).all()
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_a_layer_built_by_fit_starts_with_the_same_values():
+    class Model(tfdistill.MultiWorkerTraining, keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = tfdistill.ShardedEmbedding(45, 3, seed=1)
+
+        def call(self, ids):
+            return self.embedding(ids)[:, 0]
+
+    model = Model()
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    model.fit(np.zeros([2, 1], "int32"), np.zeros([2, 3]), verbose=0)
+    expected = cases.table(_layer(45, num_shards=2))
+    np.testing.assert_array_equal(cases.table(model.embedding), expected)
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_all_replicas_start_with_the_same_values(two_replicas):
+    with two_replicas.scope():
+        layer = _layer(num_shards=2)
+    for copy in (0, 1):
+        found = [
+            two_replicas.experimental_local_results(shard.value)[copy].numpy()
+            for shard in layer.shards
+        ]
+        np.testing.assert_array_equal(
+            np.concatenate(found), cases.table(_layer())
+        )
+
+
+def test_the_variance_is_the_whole_table_s(monkeypatch):
+    arguments = {
+        "input_dim": 4000,
+        "dim": 4,
+        "embeddings_initializer": "glorot_uniform",
+    }
+    whole = cases.table(_layer(**arguments)).std()
+    monkeypatch.setattr(initial_values, "_BLOCK_ELEMENTS", 400)
+    blocks = cases.table(_layer(**arguments)).std()
+    np.testing.assert_allclose(blocks, whole, rtol=0.05)
+    np.testing.assert_allclose(whole, (2 / 4004) ** 0.5, rtol=0.05)
+
+
+def test_an_initializer_of_the_user_s_is_called_for_each_block(monkeypatch):
+    monkeypatch.setattr(initial_values, "_BLOCK_ELEMENTS", 24)
+    shapes = []
+
+    class Own(keras.initializers.Initializer):
+        def __call__(self, shape, dtype=None):
+            shapes.append(shape)
+            return tf.ones(shape, dtype)
+
+    layer = _layer(embeddings_initializer=Own())
+    assert shapes == [(8, 3), (8, 3), (4, 3)]
+    np.testing.assert_array_equal(cases.table(layer), np.ones((20, 3)))
+
+
+# ---- files, configuration ----
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [(3, 1), (1, 3), (2, 7)])
+def test_weights_files_suit_any_number_of_shards(tmp_path, saved, loaded):
+    model = cases.model(num_shards=saved)
+    path = str(tmp_path / "m.weights.h5")
+    model.save_weights(path)
+    other = cases.model(num_shards=loaded)
+    for shard in other.get_layer("table").shards:
+        shard.assign(tf.zeros_like(shard))
+    other.load_weights(path)
+    np.testing.assert_array_equal(
+        cases.table(other.get_layer("table")),
+        cases.table(model.get_layer("table")),
+    )
+
+
+def test_keras_files_keep_the_layer(tmp_path):
+    model = cases.model(num_shards=3)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert len(loaded.get_layer("table").shards) == 3
+    x, _ = cases.data()
+    np.testing.assert_array_equal(loaded(x), model(x))
+
+
+def test_a_table_of_another_shape_is_not_loaded():
+    store = {}
+    _layer(20, name="t").save_own_variables(store)
+    with pytest.raises(ValueError, match=r"\(21, 3\); received \(20, 3\)"):
+        _layer(21, name="t").load_own_variables(store)
+
+
+def test_the_configuration_makes_the_layer_again():
+    layer = tfdistill.ShardedEmbedding(
+        np.array([5, 6]),
+        2,
+        embeddings_initializer=keras.initializers.RandomNormal(seed=3),
+        combiner="mean",
+        sharding="contiguous",
+        num_shards=2,
+        oov_index=1,
+        seed=4,
+    )
+    config = layer.get_config()
+    other = tfdistill.ShardedEmbedding.from_config(config)
+    assert other.get_config() == config
+    layer.build()
+    other.build()
+    np.testing.assert_array_equal(cases.table(other), cases.table(layer))
+
+
+# ---- models ----
+
+
+def test_nested_layers_are_found_once():
+    inner = cases.model()
+    inputs = keras.Input((3,), dtype="int32")
+    other = tfdistill.ShardedEmbedding(13, 2, name="other")
+    joined = inner(inputs) + inner(inputs) + keras.ops.sum(other(inputs))
+    found = embedding_layer.layers_of(keras.Model(inputs, joined))
+    assert sorted(layer.name for layer in found) == ["other", "table"]
+
+
+def test_a_plain_keras_model_trains():
+    model = cases.model(num_shards=2)
+    model.compile(keras.optimizers.Adagrad(0.1), "mse")
+    losses = model.fit(*cases.data(), epochs=5, verbose=0).history["loss"]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_calls_are_counted():
+    layer = _layer()
+    before = layer.num_lookups
+    layer(np.array([1]))
+    layer(np.array([2]))
+    assert layer.num_lookups == before + 2
+
+
+SPEC = tf.TensorSpec([None, len(cases.FIELDS)], tf.int32)
+
+
+def _graph(model):
+    return student_graph.StudentGraph(model, SPEC)
+
+
+def _trained(num_shards, seed=0):
+    model = cases.model(num_shards=num_shards)
+    codistillation_cases.randomize(model, seed)
+    return model
+
+
+def test_the_shards_are_one_variable_in_stored_order():
+    model = _trained(3)
+    table, kernel, bias = embedding_layer.variables_of(model)
+    assert isinstance(table, embedding_layer.LogicalTable)
+    assert table.shape.as_list() == [sum(cases.FIELDS), cases.DIM]
+    assert tf.as_dtype(table.dtype) == tf.float32
+    assert table.path == "table/table"
+    layer = model.get_layer("table")
+    np.testing.assert_array_equal(table.value, cases.table(layer))
+    assert [kernel, bias] == model.layers[-1].variables
+
+
+def test_other_variables_stay_as_they_are():
+    model = codistillation_cases.deep()
+    found = embedding_layer.variables_of(model)
+    assert all(a is b for a, b in zip(found, model.variables, strict=True))
+
+
+def test_graphs_do_not_depend_on_the_shards(two_replicas):
+    one, three = _graph(_trained(1, seed=1)), _graph(_trained(3, seed=2))
+    assert three.fingerprint == one.fingerprint
+    with two_replicas.scope():
+        assert _graph(_trained(2)).fingerprint == one.fingerprint
+    x, _ = cases.data()
+    values = [v.value for v in three.variables]
+    expected = _trained(3, seed=2)(x)
+    np.testing.assert_allclose(one(values, x), expected, rtol=1e-6)
+    np.testing.assert_allclose(three(values, x), expected, rtol=1e-6)
+
+
+def test_graphs_do_not_depend_on_the_layer_s_name():
+    def named(name):
+        inputs = keras.Input((2,), dtype="int32")
+        table = tfdistill.ShardedEmbedding([4, 5], 2, name=name)
+        return keras.Model(inputs, table(inputs))
+
+    spec = tf.TensorSpec([None, 2], tf.int32)
+    one, other = (
+        student_graph.StudentGraph(named(name), spec) for name in ("a", "bc")
+    )
+    assert one.fingerprint == other.fingerprint
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_an_export_predicts_as_the_student_does(tmp_path, num_shards):
+    model = _trained(num_shards)
+    writer = saved_model.SavedModelWriter(_graph(model))
+    x, _ = cases.data()
+    writer.write(str(tmp_path), writer.snapshot())
+    loaded = tf.saved_model.load(str(tmp_path))
+    np.testing.assert_allclose(loaded.serve(x), model(x), rtol=1e-6)
+    assert [v.shape.as_list() for v in loaded.model_variables] == [
+        [26, 4],
+        [24, 1],
+        [1],
+    ]
+
+
+def test_a_snapshot_does_not_follow_the_training():
+    model = cases.model(num_shards=2)
+    writer = saved_model.SavedModelWriter(_graph(model))
+    snapshot = [value.numpy().copy() for value in writer.snapshot()]
+    held = writer.snapshot()
+    student = tfdistill.CodistillModel(model)
+    student.compile(keras.optimizers.Adagrad(0.5), "mse")
+    student.fit(*cases.data(), verbose=0)
+    for value, before in zip(held, snapshot, strict=True):
+        np.testing.assert_array_equal(value, before)
+    assert (writer.snapshot()[0].numpy() != snapshot[0]).any()
+
+
+def _codistill(student, exchange, peers=(1,)):
+    model = tfdistill.CodistillModel(
+        student, teachers=codistillation_cases.teacher_set(exchange, peers)
+    )
+    model.compile(
+        keras.optimizers.Adagrad(0.1),
+        "mse",
+        distillation_loss=tfdistill.losses.LogitsMeanSquaredError(
+            from_logits=True
+        ),
+    )
+    return model
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_peer_s_table_teaches(tmp_path, replicas, two_replicas):
+    exchange = tfdistill.Exchange(str(tmp_path))
+    peer = _trained(3, seed=1)
+    codistillation_cases.publish(exchange, peer, spec=SPEC)
+    strategy = tf.distribute.get_strategy()
+    if replicas == 2:
+        strategy = two_replicas
+    with strategy.scope():
+        model = _codistill(_trained(2), exchange)
+    x, y = cases.data()
+    codistillation_cases.prepare(model, x, y)
+    codistillation_cases.load(model, 10)
+    assert model.teachers.status()[0]["quarantined"] == {}
+    expected = np.mean((peer(x) - model.student(x)) ** 2)
+    logs = codistillation_cases.fit(model, x, y, batch_size=len(x))
+    np.testing.assert_allclose(logs["distillation_loss"], [expected], rtol=1e-5)
+    model.teachers.stop()
+
+
+def test_two_students_with_tables_learn_from_each_other(tmp_path):
+    exchange = tfdistill.Exchange(str(tmp_path))
+    x, y = cases.data()
+    losses = []
+    for group in (0, 1):
+        student = _trained(group + 1, seed=group)
+        model = _codistill(student, exchange, peers=[1 - group])
+        if group == 1:
+            codistillation_cases.prepare(model, x, y)
+            codistillation_cases.load(model, 3)
+        logs = codistillation_cases.fit(model, x, y, epochs=4, batch_size=9)
+        losses.append(logs["distillation_loss"])
+        codistillation_cases.publish(
+            exchange, student, group=group, step=3, spec=SPEC
+        )
+        model.teachers.stop()
+    assert losses[0] == [0.0] * 4
+    assert losses[1][-1] < losses[1][0]
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,254 @@
+"""Fused updates against Keras' own, dense and by rows."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdistill.embedding import rules
+
+NUM_ROWS, DIM, NUM_STEPS = 6, 3, 12
+_DECAY = keras.optimizers.schedules.ExponentialDecay
+OPTIMIZERS = {
+    "sgd": lambda **kw: keras.optimizers.SGD(0.1, **kw),
+    "schedule": lambda **kw: keras.optimizers.SGD(_DECAY(0.1, 2, 0.5), **kw),
+    "momentum": lambda **kw: keras.optimizers.SGD(0.1, momentum=0.9, **kw),
+    "nesterov": lambda **kw: keras.optimizers.SGD(
+        0.1, momentum=0.9, nesterov=True, **kw
+    ),
+    "adagrad": lambda **kw: keras.optimizers.Adagrad(0.1, **kw),
+    "adagrad_from_0": lambda **kw: keras.optimizers.Adagrad(
+        0.1, initial_accumulator_value=0.0, epsilon=1e-3, **kw
+    ),
+    "adam": lambda **kw: keras.optimizers.Adam(0.1, **kw),
+    "ftrl": lambda **kw: keras.optimizers.Ftrl(0.1, **kw),
+    "ftrl_all": lambda **kw: keras.optimizers.Ftrl(
+        0.1,
+        learning_rate_power=-0.4,
+        l1_regularization_strength=0.01,
+        l2_regularization_strength=0.02,
+        l2_shrinkage_regularization_strength=0.03,
+        beta=0.1,
+        **kw,
+    ),
+}
+NAMES = sorted(OPTIMIZERS)
+
+
+def _start():
+    rng = np.random.default_rng(1)
+    start = rng.normal(size=(NUM_ROWS, DIM)).astype("float32")
+    gradients = rng.normal(size=(NUM_STEPS, NUM_ROWS, DIM)).astype("float32")
+    return start, gradients
+
+
+def _by_keras(optimizer, start, gradients):
+    variable = keras.Variable(start)
+    for gradient in gradients:
+        optimizer.apply([tf.constant(gradient)], [variable])
+    return variable.numpy()
+
+
+class _Fused:
+    """One variable trained by fused updates."""
+
+    def __init__(self, optimizer, start):
+        self.optimizer = optimizer
+        self.rule = rules.rule_for(optimizer)
+        self.variable = tf.Variable(start)
+        (self.slots,) = rules.make_slots(
+            self.rule, [self.variable], tf.distribute.get_strategy()
+        )
+
+    def _hyper(self):
+        step = self.optimizer.iterations.value
+        hyper = self.rule.hyperparameters(step)
+        self.optimizer.iterations.assign_add(1)
+        return hyper
+
+    def dense(self, gradient):
+        self.rule.apply_dense(
+            self.variable, self.slots, gradient, self._hyper()
+        )
+
+    def rows(self, rows, gradients):
+        self.rule.apply_rows(
+            self.variable, self.slots, rows, gradients, self._hyper()
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dense_updates_equal_keras(name):
+    start, gradients = _start()
+    fused = _Fused(OPTIMIZERS[name](), start)
+    for gradient in gradients:
+        fused.dense(gradient)
+    expected = _by_keras(OPTIMIZERS[name](), start, gradients)
+    # TensorFlow's operation takes 1 - 0.999 in float32, 5e-5 off.
+    tolerance = 1e-5 if name == "adam" else 2e-6
+    np.testing.assert_allclose(
+        fused.variable, expected, rtol=2e-5, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_updates_of_all_rows_equal_keras(name):
+    start, gradients = _start()
+    fused = _Fused(OPTIMIZERS[name](), start)
+    order = np.array([3, 0, 5, 1, 4, 2])
+    for gradient in gradients:
+        fused.rows(tf.constant(order), gradient[order])
+    expected = _by_keras(OPTIMIZERS[name](), start, gradients)
+    np.testing.assert_allclose(fused.variable, expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
+def test_rows_that_are_not_named_stay_to_the_bit(name, dtype):
+    start, gradients = _start()
+    fused = _Fused(OPTIMIZERS[name](), start)
+    slots = {k: v.numpy() for k, v in fused.slots.items()}
+    touched, others = [4, 1], [0, 2, 3, 5]
+    for gradient in gradients[:3]:
+        fused.rows(tf.constant(touched, dtype), gradient[touched])
+    np.testing.assert_array_equal(fused.variable.numpy()[others], start[others])
+    assert (fused.variable.numpy()[touched] != start[touched]).all()
+    for key, before in slots.items():
+        after = fused.slots[key].numpy()
+        np.testing.assert_array_equal(after[others], before[others])
+        assert (after[touched] != before[touched]).all()
+
+
+def test_lazy_adam_by_formula():
+    start, gradients = _start()
+    fused = _Fused(OPTIMIZERS["adam"](), start)
+    expected = start.astype("float64")
+    m, v = np.zeros_like(expected), np.zeros_like(expected)
+    for step, rows in enumerate([[0, 1], [1, 2], [0], [2, 1]], start=1):
+        g = gradients[step][rows]
+        fused.rows(tf.constant(rows), g)
+        m[rows] = 0.9 * m[rows] + 0.1 * g
+        v[rows] = 0.999 * v[rows] + 0.001 * g**2
+        rate = 0.1 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+        expected[rows] -= rate * m[rows] / (np.sqrt(v[rows]) + 1e-7)
+    np.testing.assert_allclose(fused.variable, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adagrad", "adam", "ftrl"])
+def test_no_rows_change_nothing(name):
+    start, _ = _start()
+    fused = _Fused(OPTIMIZERS[name](), start)
+    fused.rows(tf.zeros([0], tf.int32), tf.zeros([0, DIM]))
+    np.testing.assert_array_equal(fused.variable, start)
+
+
+def test_slices_for_a_dense_variable_count_as_their_dense_sum():
+    start, _ = _start()
+    one, other = (_Fused(OPTIMIZERS["adam"](), start) for _ in range(2))
+    one.dense(tf.IndexedSlices(tf.ones([3, DIM]), tf.constant([2, 2, 0])))
+    summed = np.zeros_like(start)
+    summed[2], summed[0] = 2, 1
+    other.dense(summed)
+    np.testing.assert_array_equal(one.variable, other.variable)
+
+
+# ---- clipping ----
+
+
+@pytest.mark.parametrize(
+    "clip", [{"clipnorm": 0.5}, {"global_clipnorm": 0.5}, {"clipvalue": 0.2}]
+)
+def test_clipping_equals_keras(clip):
+    start, gradients = _start()
+    optimizer = keras.optimizers.SGD(0.1, **clip)
+    variables = [keras.Variable(start), keras.Variable(start[0])]
+    given = [tf.constant(gradients[0]), tf.constant(gradients[1][0]) * 1e-3]
+    clipped = rules.clip(optimizer, given)
+    optimizer.apply(given, variables)
+    for variable, gradient, before in zip(
+        variables, clipped, [start, start[0]], strict=True
+    ):
+        np.testing.assert_allclose(
+            variable.numpy(), before - 0.1 * gradient, rtol=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    "clip", [{"clipnorm": 0.5}, {"global_clipnorm": 0.5}, {"clipvalue": 0.2}]
+)
+def test_shards_of_a_table_are_clipped_as_one_gradient(clip):
+    _, gradients = _start()
+    optimizer = keras.optimizers.SGD(0.1, **clip)
+    whole, bias = tf.constant(gradients[0]), tf.constant(gradients[1][0])
+    expected = rules.clip(optimizer, [whole, bias])
+    rows = [[0, 3], [1, 2, 5], [4]]
+    shards = [
+        tf.IndexedSlices(tf.gather(whole, r), tf.constant(r)) for r in rows
+    ]
+    *found, found_bias = rules.clip(
+        optimizer, [*shards, bias], ["table", "table", "table", None]
+    )
+    np.testing.assert_allclose(found_bias, expected[1], rtol=1e-6)
+    for slices, r in zip(found, rows, strict=True):
+        np.testing.assert_array_equal(slices.indices, r)
+        np.testing.assert_allclose(
+            slices.values, expected[0].numpy()[r], rtol=1e-6
+        )
+
+
+def test_none_is_passed_on_and_nothing_is_clipped_without_an_option():
+    gradient = tf.constant([3.0])
+    found = rules.clip(keras.optimizers.SGD(), [None, gradient])
+    assert found[0] is None
+    np.testing.assert_array_equal(found[1], gradient)
+    found = rules.clip(keras.optimizers.SGD(clipnorm=1.0), [None, gradient])
+    assert found[0] is None
+    np.testing.assert_allclose(found[1], [1.0])
+
+
+# ---- slots, mistakes ----
+
+
+def test_slots_lie_beside_their_variables(two_replicas):
+    with two_replicas.scope():
+        variable = tf.Variable(tf.zeros([NUM_ROWS, DIM]))
+    rule = rules.rule_for(keras.optimizers.Adagrad(0.1))
+    (slots,) = rules.make_slots(rule, [variable], two_replicas)
+    assert set(slots) == {"accumulator"}
+    copies = two_replicas.experimental_local_results(slots["accumulator"])
+    theirs = two_replicas.experimental_local_results(variable)
+    assert [c.device for c in copies] == [v.device for v in theirs]
+    assert len(copies) == 2
+    for copy in copies:
+        np.testing.assert_allclose(copy, np.full((NUM_ROWS, DIM), 0.1 + 1e-7))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (lambda: keras.optimizers.RMSprop(), "Adagrad, Adam, Ftrl, SGD.*RMSp"),
+        (lambda: keras.optimizers.AdamW(), "received AdamW"),
+        (lambda: keras.optimizers.Adam(amsgrad=True), "amsgrad"),
+        (lambda: keras.optimizers.SGD(use_ema=True), "use_ema"),
+        (lambda: keras.optimizers.SGD(weight_decay=0.1), "weight_decay"),
+        (
+            lambda: keras.optimizers.SGD(gradient_accumulation_steps=2),
+            "gradient_accumulation_steps",
+        ),
+        (
+            lambda: keras.optimizers.SGD(loss_scale_factor=2.0),
+            "loss_scale_factor",
+        ),
+        (
+            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+            "received LossScaleOptimizer",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(optimizer, message):
+    with pytest.raises(ValueError, match=message):
+        rules.rule_for(optimizer())
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,263 @@
+"""Training with tables: against Keras on dense gradients, and what it costs."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import embedding as cases
+from tfdistill.embedding import layer as embedding_layer
+
+NUM_EPOCHS, BATCH_SIZE = 2, 8
+
+
+class SharedModel(tfdistill.MultiWorkerTraining, keras.Model):
+    pass
+
+
+class DenseModel(keras.Model):
+    """Keras' own update, from gradients made dense by hand."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        variables = self.trainable_variables
+        gradients = [
+            tf.math.unsorted_segment_sum(g.values, g.indices, v.shape[0])
+            if isinstance(g, tf.IndexedSlices)
+            else g
+            for g, v in zip(
+                tape.gradient(loss, variables), variables, strict=True
+            )
+        ]
+        self.optimizer.apply(gradients, variables)
+        return {"loss": loss}
+
+
+def _train(model, optimizer, *, data=None, **kwargs):
+    model.compile(optimizer, "mse", **kwargs)
+    x, y = data or cases.data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH_SIZE)
+    model.fit(dataset, epochs=NUM_EPOCHS, verbose=0, shuffle=False)
+    return model
+
+
+def _results(model):
+    table = model.get_layer("table")
+    order = table.layout.storage_rows(tf.range(table.layout.num_rows))
+    by_id = cases.table(table)[order.numpy()]
+    return [by_id, *model.layers[-1].get_weights()]
+
+
+# Rows without a gradient stay by these rules, as they do here.
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.SGD(0.1, clipnorm=0.1),
+        lambda: keras.optimizers.SGD(
+            keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+        ),
+        lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.1),
+        lambda: keras.optimizers.Adagrad(0.1, clipvalue=0.01),
+    ],
+    ids=["clipnorm", "schedule", "global_clipnorm", "clipvalue"],
+)
+def test_it_trains_as_keras_does_on_dense_gradients(optimizer):
+    expected = _results(_train(cases.model(DenseModel), optimizer()))
+    found = _results(_train(cases.model(SharedModel), optimizer()))
+    for actual, value in zip(found, expected, strict=True):
+        np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-6)
+
+
+def test_lazy_adam_trains_the_dense_layer_as_keras_does():
+    # One batch holds every id, so that no row is left behind.
+    x = np.stack([np.arange(13) % size for size in cases.FIELDS], axis=1)
+    data = x.astype("int32"), np.ones([13, 1], "float32")
+
+    def results(model_class):
+        inputs = keras.Input((3,), dtype="int32")
+        layer = tfdistill.ShardedEmbedding(
+            cases.FIELDS, 4, seed=5, name="table"
+        )
+        flat = keras.layers.Flatten()(layer(inputs))
+        kernel = keras.initializers.GlorotUniform(seed=1)
+        top = keras.layers.Dense(1, kernel_initializer=kernel)
+        model = model_class(inputs, top(flat))
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+        model.fit(*data, batch_size=13, epochs=5, verbose=0, shuffle=False)
+        return _results(model)
+
+    for actual, value in zip(
+        results(SharedModel), results(DenseModel), strict=True
+    ):
+        np.testing.assert_allclose(actual, value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sharding", ["hash", "contiguous"])
+def test_shards_replicas_and_eager_steps_change_nothing(sharding, two_replicas):
+    def results(strategy, num_shards, **kwargs):
+        with strategy.scope():
+            optimizer = keras.optimizers.Adam(0.05, global_clipnorm=0.3)
+            model = cases.model(SharedModel, num_shards, sharding)
+            return _results(_train(model, optimizer, **kwargs))
+
+    alone = tf.distribute.get_strategy()
+    expected = results(alone, 1)
+    for found in (
+        results(alone, 3),
+        results(two_replicas, 3),
+        results(alone, 2, run_eagerly=True),
+    ):
+        for actual, value in zip(found, expected, strict=True):
+            np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Adagrad", "Adam", "Ftrl", "SGD"])
+def test_rows_that_no_batch_names_stay_to_the_bit(name):
+    model = cases.model(SharedModel, num_shards=2)
+    x, y = cases.data()
+    x = x % 3
+    before = cases.table(model.get_layer("table"))
+    optimizer = getattr(keras.optimizers, name)(0.1)
+    _train(model, optimizer, data=(x, y))
+    layer = model.get_layer("table")
+    offsets = np.array([0, 13, 18])
+    looked_up = {*(x + offsets).ravel(), *(x[:, ::-1] + offsets).ravel()}
+    rows = layer.layout.storage_rows(tf.constant(sorted(looked_up))).numpy()
+    others = np.setdiff1d(np.arange(26), rows)
+    assert 0 < len(others) < 26
+    after = cases.table(layer)
+    np.testing.assert_array_equal(after[others], before[others])
+    assert (after[rows] != before[rows]).any(axis=1).all()
+    starts = layer.layout.starts
+    for _, shard, slots in model.table_slots:
+        local = [r - starts[shard] for r in others]
+        local = [r for r in local if 0 <= r < layer.layout.shard_sizes[shard]]
+        for slot in slots.values():
+            initial = np.unique(slot.numpy()[local])
+            assert len(initial) <= 1
+
+
+def test_keras_keeps_no_slots_for_tables():
+    model = _train(cases.model(SharedModel, 2), keras.optimizers.Adam(0.1))
+    shapes = [v.shape.as_list() for v in model.optimizer.variables]
+    # Step, learning rate, and two moments for each of kernel and bias.
+    assert sorted(shapes, key=len) == [[], [], [1], [1], [24, 1], [24, 1]]
+    layer = model.get_layer("table")
+    assert [(at, shard) for at, shard, _ in model.table_slots] == [
+        (layer, 0),
+        (layer, 1),
+    ]
+    for _, shard, slots in model.table_slots:
+        assert set(slots) == {"m", "v"}
+        assert slots["m"].shape == layer.shards[shard].shape
+        assert np.any(slots["v"].numpy())
+
+
+def test_slots_live_as_long_as_their_optimizer():
+    model = _train(cases.model(SharedModel), keras.optimizers.Adagrad(0.1))
+    (_, _, before), *_ = model.table_slots
+    model.fit(*cases.data(), verbose=0)
+    assert model.table_slots[0][2] is before
+    _train(model, keras.optimizers.SGD(0.1))
+    assert model.table_slots[0][2] == {}
+
+
+def test_a_model_of_a_table_alone_counts_its_steps():
+    inputs = keras.Input((3,), dtype="int32")
+    layer = tfdistill.ShardedEmbedding(cases.FIELDS, 1, seed=5, name="table")
+    model = SharedModel(inputs, keras.ops.sum(layer(inputs), axis=1))
+    before = cases.table(layer)
+    _train(model, keras.optimizers.SGD(0.1))
+    assert model.optimizer.iterations.numpy() == 8
+    assert not np.array_equal(cases.table(layer), before)
+
+
+def test_a_frozen_table_stays_as_it_is():
+    model = cases.model(SharedModel)
+    layer = model.get_layer("table")
+    layer.trainable = False
+    before = cases.table(layer)
+    _train(model, keras.optimizers.Adagrad(0.1))
+    np.testing.assert_array_equal(cases.table(layer), before)
+    assert model.table_slots == []
+
+
+def test_an_optimizer_without_a_fused_form_is_refused():
+    with pytest.raises(ValueError, match="received RMSprop"):
+        _train(cases.model(SharedModel), keras.optimizers.RMSprop(0.1))
+
+
+def test_a_table_used_in_any_other_way_is_refused():
+    class Tied(tfdistill.MultiWorkerTraining, keras.Model):
+        def call(self, ids, training=None):
+            hidden = self.embedding(ids)[:, 0]
+            return hidden @ tf.transpose(self.embedding.shards[0].value)
+
+        def __init__(self):
+            super().__init__()
+            self.embedding = tfdistill.ShardedEmbedding(26, 4, name="mine")
+            self.embedding.build()
+
+    x, y = cases.data()
+    with pytest.raises(ValueError, match="'mine' must be used by lookups"):
+        _train(Tied(), keras.optimizers.SGD(0.1), data=(x, np.tile(y, 26)))
+
+
+# ---- cost ----
+
+
+def _sizes(graph):
+    """First dimensions of all tensors of a graph and its functions."""
+    functions = [graph, *(f.graph for f in graph._functions.values())]
+    return {
+        output.shape[0]
+        for each in functions
+        for op in each.get_operations()
+        for output in op.outputs
+        if output.shape.rank
+    }
+
+
+def test_no_operation_of_a_step_has_the_table_s_size():
+    num_rows = 10_000_019
+    inputs = keras.Input((2,), dtype="int64")
+    layer = embedding_layer.ShardedEmbedding(
+        num_rows, 1, num_shards=3, embeddings_initializer="zeros"
+    )
+    model = SharedModel(inputs, keras.ops.sum(layer(inputs), axis=1))
+    model.compile(keras.optimizers.Adagrad(0.1), "mse")
+    x = np.array([[0, num_rows - 1], [7, 7]])
+    model.fit(x, np.ones([2, 1]), verbose=0)
+    step = tf.function(model.train_step).get_concrete_function(
+        (tf.constant(x), tf.ones([2, 1]))
+    )
+    found = _sizes(step.graph)
+    assert 2 in found
+    assert not found & {num_rows, *layer.layout.shard_sizes}
+    touched = sum(np.count_nonzero(shard.numpy()) for shard in layer.shards)
+    assert touched == 3
+
+
+def test_one_trace_serves_batches_of_every_content():
+    traces = []
+
+    class Model(SharedModel):
+        def train_step(self, data):
+            traces.append(1)
+            return super().train_step(data)
+
+    model = cases.model(Model, num_shards=3)
+    model.compile(keras.optimizers.Adam(0.1), "mse")
+    x, y = cases.data(24)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    model.fit(dataset.batch(8, drop_remainder=True), epochs=2, verbose=0)
+    num_traces = len(traces)
+    model.fit(dataset.batch(8, drop_remainder=True), epochs=1, verbose=0)
+    assert num_traces == len(traces) >= 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

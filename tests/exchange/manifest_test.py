@@ -1,0 +1,358 @@
+""""""
+
+import dataclasses
+import json
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from tfdistill.exchange import manifest
+
+SHA = "0123456789abcdef" * 4
+
+
+def make(**changes):
+    fields = dict(
+        group=1,
+        step=20,
+        created=1700000000.5,
+        incarnation="5f0c",
+        files={"variables/variables.index": manifest.FileEntry(3, SHA)},
+        graph_fingerprint="abc",
+        inputs={"shape": [None, 4], "dtype": "float32"},
+        outputs=[{"shape": [None, 2]}],
+        variables={"dense/kernel:0": {"shape": [4, 2], "dtype": "float32"}},
+        libraries={"python": "3.11.7"},
+        extras={"labels": ["a", "b"], "loss": 0.25, "ok": True, "no": None},
+    )
+    return manifest.Manifest(**{**fields, **changes})
+
+
+def fields_of(**changes):
+    return {**json.loads(make().to_json()), **changes}
+
+
+def test_round_trip():
+    original = make()
+    text = original.to_json()
+    assert manifest.Manifest.from_json(text) == original
+    assert manifest.Manifest.from_json(text.encode()) == original
+    assert manifest.Manifest.from_json(text).to_json() == text
+
+
+# As the first release wrote it, byte for byte; docs/protocol.md promises that
+# it stays readable.
+_FORMAT_1 = """{
+ "created": 1700000000.5,
+ "extras": {
+  "of a later release": {
+   "x": 1
+  }
+ },
+ "files": {
+  "saved_model.pb": {
+   "sha256": "SHA",
+   "size": 3
+  }
+ },
+ "format": 1,
+ "graph_fingerprint": "abc",
+ "group": 1,
+ "incarnation": "5f0c",
+ "inputs": null,
+ "libraries": {
+  "of a later release": "9.9"
+ },
+ "outputs": null,
+ "step": 20,
+ "variables": {
+  "dense/kernel:0": {
+   "dtype": "float32",
+   "shape": [
+    4
+   ]
+  }
+ }
+}
+""".replace("SHA", SHA)
+
+
+def test_format_1_is_read_and_written_as_ever():
+    found = manifest.Manifest.from_json(_FORMAT_1)
+    assert (found.format, found.group, found.step) == (1, 1, 20)
+    assert found.files == {"saved_model.pb": manifest.FileEntry(3, SHA)}
+    assert found.to_json() == _FORMAT_1
+
+
+def test_text_is_sorted_and_indented():
+    lines = make().to_json().splitlines()
+    top = [line for line in lines if line.startswith(' "')]
+    assert top == sorted(top)
+    assert len(top) == len(dataclasses.fields(manifest.Manifest))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("format", 2),
+        ("format", True),
+        ("format", "1"),
+        ("group", -1),
+        ("group", True),
+        ("group", 1.0),
+        ("step", "20"),
+        ("step", None),
+        ("step", 2**63),
+        ("created", "now"),
+        ("created", True),
+        pytest.param("created", 10**400, id="created-huge"),
+        ("incarnation", ""),
+        ("incarnation", "a/b"),
+        ("incarnation", 5),
+        ("graph_fingerprint", None),
+        ("files", []),
+        ("files", None),
+        ("variables", []),
+        ("variables", {"v": {"shape": [1]}}),
+        ("variables", {"v": {"shape": [1], "dtype": "int8", "x": 1}}),
+        ("variables", {"v": {"shape": [-1], "dtype": "int8"}}),
+        ("variables", {"v": {"shape": [True], "dtype": "int8"}}),
+        ("variables", {"v": {"shape": 3, "dtype": "int8"}}),
+        ("variables", {"v": {"shape": [3], "dtype": 1}}),
+        ("libraries", {"python": 3}),
+        ("libraries", []),
+        ("extras", []),
+        ("extras", {"big": 10**30}),
+    ],
+)
+def test_bad_field_is_named(field, value):
+    with pytest.raises(manifest.ManifestError, match=field):
+        manifest.Manifest.from_json(json.dumps(fields_of(**{field: value})))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "/etc/passwd",
+        "../secret",
+        "a/../b",
+        "a//b",
+        "a/",
+        "./a",
+        ".hidden",
+        "a/.hidden",
+        "a\0b",
+        "a b",
+        "a\\b",
+        "a\n",
+        "é",
+        "vаriables",  # noqa: RUF001 - a Cyrillic letter, that is the point.
+        "a" * 256,
+        "a/" * 600 + "a",
+        "manifest.json",
+    ],
+)
+def test_unsafe_file_name_is_refused(name):
+    with pytest.raises(manifest.ManifestError, match="file name"):
+        make(files={name: manifest.FileEntry(0, SHA)})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "saved_model.pb",
+        "variables/variables.data-00000-of-00001",
+        "assets/vocab-1.txt",
+        "assets/manifest.json",
+        "a" * 255,
+        "-",
+    ],
+)
+def test_safe_file_name_is_taken(name):
+    assert name in make(files={name: manifest.FileEntry(0, SHA)}).files
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"size": -1, "sha256": SHA},
+        {"size": True, "sha256": SHA},
+        {"size": 1.5, "sha256": SHA},
+        {"size": 1, "sha256": SHA[:-1]},
+        {"size": 1, "sha256": SHA.upper()},
+        {"size": 1, "sha256": SHA + "\n"},
+        {"size": 1, "sha256": None},
+        {"size": 1},
+        {"size": 1, "sha256": SHA, "mode": 7},
+        [1, SHA],
+        None,
+    ],
+)
+def test_bad_file_entry_names_the_file(entry):
+    text = json.dumps(fields_of(files={"weights": entry}))
+    with pytest.raises(manifest.ManifestError, match="weights"):
+        manifest.Manifest.from_json(text)
+
+
+def test_unknown_and_missing_fields_are_named():
+    with pytest.raises(manifest.ManifestError, match="'sneaky' is unknown"):
+        manifest.Manifest.from_json(json.dumps(fields_of(sneaky=1)))
+    for name in fields_of():
+        fields = fields_of()
+        del fields[name]
+        with pytest.raises(manifest.ManifestError, match=name):
+            manifest.Manifest.from_json(json.dumps(fields))
+
+
+@pytest.mark.parametrize(
+    "number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"]
+)
+@pytest.mark.parametrize("field", ["created", "extras"])
+def test_non_finite_numbers_are_refused(field, number):
+    value = number if field == "created" else f'{{"x": [{number}]}}'
+    text = json.dumps(fields_of(**{field: "HERE"})).replace('"HERE"', value)
+    with pytest.raises(manifest.ManifestError, match=field):
+        manifest.Manifest.from_json(text)
+
+
+def test_duplicate_keys_are_refused_at_any_depth():
+    text = make().to_json()
+    twice = text.replace('"group": 1,', '"group": 1, "group": 2,')
+    with pytest.raises(manifest.ManifestError, match="'group' twice"):
+        manifest.Manifest.from_json(twice)
+    twice = text.replace('"size": 3', '"size": 3, "size": 4')
+    with pytest.raises(manifest.ManifestError, match="'size' twice"):
+        manifest.Manifest.from_json(twice)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "null",
+        "[]",
+        "1",
+        b"\xff\xfe",
+        b"\xef\xbb\xbf{}",
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        "1" * 10_000,
+    ],
+)
+def test_text_that_is_no_manifest(text):
+    with pytest.raises(manifest.ManifestError):
+        manifest.Manifest.from_json(text)
+
+
+def test_deep_nesting_is_refused_and_named():
+    deep = "[" * 500 + "]" * 500
+    for field in ("inputs", "outputs"):
+        text = json.dumps(fields_of(**{field: "HERE"})).replace('"HERE"', deep)
+        with pytest.raises(manifest.ManifestError, match=field):
+            manifest.Manifest.from_json(text)
+    text = json.dumps(fields_of(group="HERE")).replace('"HERE"', deep)
+    with pytest.raises(manifest.ManifestError, match="group"):
+        manifest.Manifest.from_json(text)
+
+
+def test_size_is_capped(monkeypatch):
+    text = make().to_json()
+    monkeypatch.setattr(manifest, "MAX_BYTES", len(text))
+    assert manifest.Manifest.from_json(make().to_json()) == make()
+    monkeypatch.setattr(manifest, "MAX_BYTES", len(text) - 1)
+    with pytest.raises(manifest.ManifestError, match="bytes"):
+        manifest.Manifest.from_json(text)
+    with pytest.raises(manifest.ManifestError, match="bytes"):
+        make().to_json()
+
+
+def test_number_of_files_is_capped(monkeypatch):
+    monkeypatch.setattr(manifest, "MAX_FILES", 2)
+    entry = manifest.FileEntry(0, SHA)
+    assert make(files={"a": entry, "b": entry})
+    with pytest.raises(manifest.ManifestError, match="at most 2"):
+        make(files={"a": entry, "b": entry, "c": entry})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        {1: 2},
+        b"bytes",
+        {"x": {3}},
+        [float("nan")],
+        pytest.param(10**9999, id="huge"),
+    ],
+)
+def test_what_json_cannot_hold_is_refused_when_made(value):
+    with pytest.raises(manifest.ManifestError, match="inputs"):
+        make(inputs=value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def attempt(text):
+    try:
+        result = manifest.Manifest.from_json(text)
+    except manifest.ManifestError:
+        return None
+    assert manifest.Manifest.from_json(result.to_json()) == result
+    return result
+
+
+@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.given(st.text() | st.binary() | JSON.map(json.dumps))
+def test_any_text_gives_a_manifest_or_a_manifest_error(text):
+    attempt(text)
+
+
+@hypothesis.settings(deadline=None, max_examples=500)
+@hypothesis.given(st.sampled_from(sorted(fields_of())), JSON)
+def test_any_field_value_gives_a_manifest_or_a_manifest_error(field, value):
+    attempt(json.dumps(fields_of(**{field: value})))
+
+
+@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.given(st.data())
+def test_flipped_bytes_give_a_manifest_or_a_manifest_error(data):
+    text = bytearray(make().to_json().encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(text) - 1))
+        text[place] = data.draw(st.integers(0, 255))
+    attempt(bytes(text))
+
+
+@hypothesis.settings(deadline=None, max_examples=200)
+@hypothesis.given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**63) + 1, 2**63 - 1)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+        ),
+        max_leaves=8,
+    )
+)
+def test_any_json_survives_as_inputs(value):
+    original = make(inputs=value)
+    assert attempt(original.to_json()) == original
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

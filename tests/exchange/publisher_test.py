@@ -1,0 +1,936 @@
+""""""
+
+import errno
+import hashlib
+import os
+import pathlib
+import random
+import resource
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.cases import storage as storage_cases
+from tfdistill.exchange import commit
+from tfdistill.exchange import filesystem
+from tfdistill.exchange import manifest
+from tfdistill.exchange import publisher
+
+FILES = {
+    "saved_model.pb": b"graph",
+    "fingerprint.pb": b"print",
+    "variables/variables.index": b"index",
+    "variables/variables.data-00000-of-00001": bytes(range(256)) * 4,
+}
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def writer(files=None, seed=0):
+    files = FILES if files is None else files
+
+    def write(directory):
+        for name, content in files.items():
+            path = pathlib.Path(directory, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content + b"%d" % seed)
+
+    return write
+
+
+def publish(hub, step, *, group=0, **kwargs):
+    return hub.publish(writer(seed=step), group=group, step=step, **kwargs)
+
+
+def tree(root):
+    return sorted(
+        str(path.relative_to(root)) for path in pathlib.Path(root).rglob("*")
+    )
+
+
+def hidden_names(root):
+    return [name for name in tree(root) if "/." in name or name[0] == "."]
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch):
+    """Nothing here cuts the power, and waiting for a busy disk is slow."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def hub(tmp_path):
+    return publisher.Exchange(tmp_path / "exchange")
+
+
+# Publishing and reading.
+
+
+def test_published_version_is_what_was_written(hub):
+    version = publish(
+        hub,
+        7,
+        group=2,
+        graph_fingerprint="abc",
+        inputs={"shape": (None, 4)},
+        outputs=["x"],
+        variables={"kernel": {"shape": (4, 2), "dtype": "float32"}},
+        extras={"labels": ["a"]},
+    )
+    assert version.path == f"{hub.root}/group_2/7"
+    for name, content in FILES.items():
+        written = content + b"7"
+        assert pathlib.Path(version.path, name).read_bytes() == written
+        assert version.manifest.files[name] == manifest.FileEntry(
+            len(written), hashlib.sha256(written).hexdigest()
+        )
+    assert version.manifest.inputs == {"shape": [None, 4]}
+    assert version.manifest.variables["kernel"]["shape"] == [4, 2]
+    assert version.manifest.libraries["python"] == sys.version.split()[0]
+    assert version.manifest.libraries["tfdistill"]
+    assert version.manifest.incarnation == hub.incarnation
+    assert abs(version.manifest.created - time.time()) < 600
+    other = publisher.Exchange(hub.root)
+    assert other.open(2, 7) == version
+    assert other.latest(2) == version
+    other.verify(version)
+    assert hidden_names(hub.root) == []
+
+
+def test_layout_is_the_documented_one(hub):
+    publish(hub, 3)
+    files = [n for n in tree(hub.root) if "." in n]
+    assert files == sorted(
+        f"group_0/3/{name}" for name in [*FILES, "manifest.json"]
+    )
+
+
+def test_all_is_durable_before_it_is_visible(tmp_path):
+    faults = storage_cases.Faults(filesystem.LocalFileSystem())
+    hub = publisher.Exchange(str(tmp_path), file_system=faults)
+    publish(hub, 1)
+    group = f"{tmp_path}/group_0"
+    stage = f"{group}/.tmp-1-{hub.incarnation}"
+    moved = faults.calls.index(("rename", stage))
+    synced = {path for name, path in faults.calls[:moved] if name == "sync"}
+    assert synced == {stage, f"{stage}/variables"} | {
+        f"{stage}/{name}" for name in FILES
+    }
+    written = [path for name, path in faults.calls[:moved] if name == "write"]
+    assert written == [f"{stage}/manifest.json"]
+    assert faults.calls[moved - 1] == ("sync", stage)
+    assert faults.calls[moved + 1] == ("sync", group)
+
+
+def test_empty_directories_of_a_saved_model_are_no_matter(hub):
+    def write(directory):
+        writer()(directory)
+        os.mkdir(f"{directory}/assets")
+
+    hub.verify(hub.publish(write, group=0, step=1))
+
+
+def test_steps_are_ordered_as_numbers_and_foreign_names_ignored(hub):
+    for step in (9, 100, 20):
+        publish(hub, step)
+    group = pathlib.Path(hub.group_path(0))
+    for name in ("007", "latest", "-1", "1.5", "20 ", "٣", "9" * 19, "9" * 30):
+        (group / name).mkdir()
+        (group / name / "manifest.json").write_text("{}")
+    (group / "30").mkdir()
+    (group / "40").write_text("a file")
+    (group / "50").symlink_to(group / "100")
+    (group / "60").mkdir()
+    (group / "60" / "manifest.json").symlink_to(group / "100/manifest.json")
+    assert hub.steps(0) == [9, 20, 100]
+    assert hub.latest(0).step == 100
+
+
+def test_nothing_there(hub):
+    assert hub.steps(0) == []
+    assert hub.latest(0) is None
+    assert hub.prune(0) == []
+    with pytest.raises(publisher.VersionNotFoundError, match="group_0/5"):
+        hub.open(0, 5)
+    assert not os.path.exists(hub.root)
+
+
+def test_version_that_is_whole_is_not_published_again(hub):
+    version = publish(hub, 5)
+    with pytest.raises(publisher.VersionExistsError, match=hub.incarnation):
+        hub.publish(pytest.fail, group=0, step=5)
+    hub.verify(version)
+    assert hidden_names(hub.root) == []
+
+
+def test_version_that_is_broken_is_replaced(hub, caplog):
+    path = pathlib.Path(publish(hub, 5).path)
+    (path / "saved_model.pb").write_bytes(b"broken")
+    (path / "more.txt").write_text("extra")
+    hub.verify(publish(hub, 5))
+    assert "saved_model.pb" in caplog.text or "more.txt" in caplog.text
+    assert not (path / "more.txt").exists()
+    os.remove(path / "manifest.json")
+    hub.verify(publish(hub, 5))
+    assert hidden_names(hub.root) == []
+
+
+def test_numpy_steps_are_integers_and_bools_are_not(hub):
+    np = pytest.importorskip("numpy")
+    assert publish(hub, np.int64(5)).path.endswith("/5")
+    for bad in (True, -1, 2.0, "3", None, 2**63):
+        with pytest.raises(ValueError, match="`step`"):
+            publish(hub, bad)
+        with pytest.raises(ValueError, match="`group`"):
+            hub.steps(bad)
+
+
+def test_two_groups_on_one_root_do_not_touch_each_other(tmp_path):
+    first = publisher.Exchange(tmp_path, max_to_keep=2, min_keep_secs=0)
+    second = publisher.Exchange(tmp_path, max_to_keep=2, min_keep_secs=0)
+    os.makedirs(tmp_path / "group_1/.tmp-9-someone")
+    for step in range(1, 6):
+        publish(first, step, group=0)
+        if step < 4:
+            publish(second, 10 * step, group=1)
+    assert first.steps(0) == second.steps(0) == [4, 5]
+    assert first.steps(1) == second.steps(1) == [20, 30]
+    assert (tmp_path / "group_1/.tmp-9-someone").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"max_to_keep": 1}, "max_to_keep"),
+        ({"max_to_keep": 2.5}, "max_to_keep"),
+        ({"max_to_keep": True}, "max_to_keep"),
+        ({"min_keep_secs": -1}, "min_keep_secs"),
+        ({"min_keep_secs": float("nan")}, "min_keep_secs"),
+    ],
+)
+def test_bad_options_are_named(tmp_path, options, named):
+    with pytest.raises(ValueError, match=named):
+        publisher.Exchange(tmp_path, **options)
+
+
+def test_importing_and_using_it_locally_needs_no_tensorflow(tmp_path):
+    code = (
+        "import sys, pathlib\n"
+        "sys.modules['tensorflow'] = sys.modules['keras'] = None\n"
+        "from tfdistill import exchange\n"
+        "hub = exchange.Exchange(sys.argv[1])\n"
+        "hub.publish(lambda d: pathlib.Path(d, 'x').write_text('y'),"
+        " group=0, step=1)\n"
+        "hub.verify(hub.latest(0))\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60
+    )
+
+
+# Failures while publishing.
+
+
+def test_failing_writer_leaves_nothing_and_keeps_its_cause(hub):
+    old = publish(hub, 1)
+
+    def write(directory):
+        writer()(directory)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(publisher.ExportError, match="No space left") as caught:
+        hub.publish(write, group=0, step=2)
+    assert caught.value.__cause__.errno == errno.ENOSPC
+    assert hub.steps(0) == [1]
+    assert hidden_names(hub.root) == []
+    hub.verify(old)
+    hub.verify(publish(hub, 2))
+
+
+def test_interrupt_while_writing_leaves_nothing(hub):
+    def write(directory):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hub.publish(write, group=0, step=2)
+    assert tree(hub.root) == ["group_0"]
+
+
+def test_writer_must_leave_files_that_a_manifest_can_hold(hub, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+
+    def nothing(directory):
+        pass
+
+    def link(directory):
+        os.symlink(secret, f"{directory}/saved_model.pb")
+
+    def linked_dir(directory):
+        os.symlink(tmp_path, f"{directory}/variables")
+
+    def pipe(directory):
+        os.mkfifo(f"{directory}/saved_model.pb")
+
+    def own_manifest(directory):
+        pathlib.Path(directory, "manifest.json").write_text("{}")
+
+    def odd_name(directory):
+        pathlib.Path(directory, "my vocabulary.txt").write_text("a")
+
+    for write, named in (
+        (nothing, "at least one file"),
+        (link, "saved_model.pb"),
+        (linked_dir, "variables"),
+        (pipe, "saved_model.pb"),
+        (own_manifest, "manifest.json"),
+        (odd_name, "my vocabulary.txt"),
+    ):
+        with pytest.raises(publisher.ExportError, match=named):
+            hub.publish(write, group=0, step=2)
+        assert tree(hub.root) == ["group_0"]
+
+
+def test_argument_that_no_manifest_can_hold_is_refused_before_writing(hub):
+    with pytest.raises(ValueError, match="extras"):
+        hub.publish(pytest.fail, group=0, step=1, extras={"x": object()})
+    with pytest.raises(ValueError, match="variables"):
+        hub.publish(pytest.fail, group=0, step=1, variables={"x": {}})
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EDQUOT])
+def test_storage_that_takes_nothing_costs_exports_only(tmp_path, number):
+    """By a file system: for root, no directory is read-only."""
+    storage = storage_cases.Refusing()
+    hub = publisher.Exchange(str(tmp_path), file_system=storage)
+    reader = publisher.Exchange(tmp_path)
+    with hub.claim(0, renew_secs=0.05) as claim:
+        old = publish(hub, 1)
+        storage.number = number
+        for step in (2, 3):
+            with pytest.raises(publisher.ExportError) as caught:
+                publish(hub, step)
+            assert caught.value.__cause__.errno == number
+            assert reader.latest(0) == old
+        storage.number = None
+        claim.check()
+        assert publish(hub, 4) == reader.latest(0)
+    assert [n for n in hidden_names(tmp_path) if ".claim" not in n] == []
+
+
+def test_a_full_disk_costs_exports_until_there_is_room(tmp_path):
+    clock = Clock()
+    hub = publisher.Exchange(
+        tmp_path, max_to_keep=2, min_keep_secs=60, clock=clock
+    )
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with hub.claim(0, renew_secs=0.05) as claim:
+        for step in (1, 2, 3):
+            publish(hub, step)
+        assert hub.steps(0) == [1, 2, 3]
+        clock.now += 61
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+            for step in (4, 5, 6):
+                with pytest.raises(publisher.ExportError, match="too large"):
+                    publish(hub, step)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        # What may go makes room although no export succeeds.
+        assert hub.steps(0) == [2, 3]
+        claim.check()
+        hub.verify(publish(hub, 7))
+    assert hub.steps(0) == [3, 7]
+    assert [n for n in hidden_names(tmp_path) if ".claim" not in n] == []
+
+
+def inner_file_system(kind):
+    if kind == "local":
+        return filesystem.LocalFileSystem()
+    return storage_cases.MemoryFileSystem()
+
+
+def count_calls(kind, root):
+    faults = storage_cases.Faults(inner_file_system(kind))
+    hub = publisher.Exchange(
+        root, file_system=faults, max_to_keep=2, min_keep_secs=0
+    )
+    for step in (1, 2):
+        publish(hub, step)
+    before = len(faults.calls)
+    publish(hub, 3)
+    return before, len(faults.calls)
+
+
+@pytest.mark.parametrize("dead", [False, True])
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_failure_at_every_call_shows_no_part(kind, dead, tmp_path):
+    first, last = count_calls(kind, str(tmp_path / "count"))
+    assert last - first > 20
+    outcomes = set()
+    for fail_at in range(1, last - first + 1):
+        root = str(tmp_path / str(fail_at))
+        inner = inner_file_system(kind)
+        options = dict(max_to_keep=2, min_keep_secs=0)
+        healthy = publisher.Exchange(root, file_system=inner, **options)
+        for step in (1, 2):
+            publish(healthy, step)
+        error = (
+            storage_cases.Killed() if dead else OSError(errno.EIO, "injected")
+        )
+        faults = storage_cases.Faults(
+            inner, fail_at=fail_at, error=error, dead=dead
+        )
+        broken = publisher.Exchange(root, file_system=faults, **options)
+        try:
+            publish(broken, 3)
+            outcomes.add("published")
+        except (publisher.ExportError, storage_cases.Killed):
+            outcomes.add("failed")
+        assert len(faults.calls) >= fail_at
+        reader = publisher.Exchange(root, file_system=inner)
+        assert reader.latest(0).step in (2, 3)
+        for step in reader.steps(0):
+            reader.verify(reader.open(0, step))
+        assert 2 in reader.steps(0)
+        successor = publisher.Exchange(root, file_system=inner, **options)
+        for step in (4, 5):
+            successor.verify(publish(successor, step))
+        assert reader.steps(0) == [4, 5]
+    assert outcomes == {"failed"} if dead else {"failed", "published"}
+
+
+def test_mount_that_cannot_rename_directories_gets_the_manifest_last(tmp_path):
+    order = []
+
+    class NoRename(storage_cases.NoDirectoryRename):
+        def write(self, path, blocks):
+            order.append(path)
+            super().write(path, blocks)
+
+    hub = publisher.Exchange(
+        str(tmp_path), file_system=NoRename(), max_to_keep=2, min_keep_secs=0
+    )
+    for step in (1, 2, 3):
+        hub.verify(publish(hub, step))
+    assert order[-1] == f"{tmp_path}/group_0/3/manifest.json"
+    assert len(order) == 3 * (len(FILES) + 2)
+    assert hub.steps(0) == [2, 3]
+    assert hidden_names(tmp_path) == []
+
+
+# Readers of storage that shows changes late, or fails.
+
+
+def recorded_changes():
+    """A publisher's life on an object store, and what each step must hold."""
+    store = storage_cases.MemoryFileSystem()
+    hub = publisher.Exchange(
+        "root", file_system=store, max_to_keep=2, min_keep_secs=0
+    )
+    small = {"saved_model.pb": b"g", "variables/variables.index": b"i"}
+    for step in (1, 2, 3):
+        hub.publish(writer(small, seed=step), group=0, step=step)
+    return store.changes, {
+        step: {name: data + b"%d" % step for name, data in small.items()}
+        for step in (1, 2, 3)
+    }
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ESTALE, errno.EIO, errno.EACCES, errno.ETIMEDOUT]
+)
+def test_storage_that_fails_leaves_the_last_answer(tmp_path, number):
+    faults = storage_cases.Faults(filesystem.LocalFileSystem())
+    reader = publisher.Exchange(str(tmp_path), file_system=faults)
+    hub = publisher.Exchange(tmp_path)
+    old = publish(hub, 1)
+    assert reader.latest(0) == old
+    new = publish(hub, 2)
+    faults.hidden = {new.path: number}
+    assert reader.latest(0) == old
+    assert reader.steps(0) == [1]
+    faults.hidden = {old.path: number, new.path: number}
+    assert reader.latest(0) == old
+    faults.hidden = {str(tmp_path): number}
+    assert reader.latest(0) == old
+    assert reader.latest(1) is None
+    with pytest.raises(OSError, match="group_0"):
+        reader.steps(0)
+    faults.hidden = {}
+    assert reader.latest(0) == new
+    faults.hidden = {new.path: number}
+    assert reader.latest(0) == new
+    with pytest.raises(OSError) as caught:
+        reader.verify(new)
+    assert caught.value.errno == number
+
+
+def test_each_failing_call_of_a_reader_is_survived(tmp_path):
+    hub = publisher.Exchange(tmp_path)
+    old, new = publish(hub, 1), publish(hub, 2)
+    for number in (errno.ENOENT, errno.ESTALE, errno.EIO):
+        for fail_at in range(1, 20):
+            faults = storage_cases.Faults(
+                filesystem.LocalFileSystem(),
+                fail_at=fail_at,
+                error=OSError(number, "injected"),
+            )
+            reader = publisher.Exchange(str(tmp_path), file_system=faults)
+            while len(faults.calls) < fail_at:
+                assert reader.latest(0) in (None, old, new)
+            assert reader.latest(0) == new
+
+
+def test_directory_that_vanishes_ends_the_answer(hub):
+    publish(hub, 1)
+    assert hub.latest(0)
+    os.rename(hub.group_path(0), hub.root + "/away")
+    assert hub.latest(0) is None
+
+
+def test_malformed_newest_version_is_passed_over_and_told_once(hub, caplog):
+    old = publish(hub, 1)
+    new = publish(hub, 2)
+    pathlib.Path(new.path, "manifest.json").write_text("{")
+    for _ in range(5):
+        assert hub.latest(0) == old
+    told = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert len(told) == 1
+    assert new.path in told[0].getMessage()
+
+
+def test_clocks_and_file_times_do_not_matter(hub):
+    for step in (1, 2, 3):
+        path = publish(hub, step).path
+        when = time.time() + (-1) ** step * 366 * 86400
+        os.utime(path, (when, when))
+        os.utime(f"{path}/manifest.json", (when, when))
+    assert hub.steps(0) == [1, 2, 3]
+    assert hub.latest(0).step == 3
+
+
+def test_reader_polling_a_live_publisher_sees_whole_versions(tmp_path):
+    hub = publisher.Exchange(tmp_path, max_to_keep=2, min_keep_secs=5)
+    reader = publisher.Exchange(tmp_path)
+    stop = threading.Event()
+    steps = []
+    failures = []
+
+    def read():
+        while not stop.is_set():
+            try:
+                version = reader.latest(0)
+                if version:
+                    reader.verify(version)
+                    steps.append(version.step)
+            except Exception as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    for step in range(60):
+        publish(hub, step)
+    stop.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert failures == []
+    assert steps == sorted(steps)
+    assert len(set(steps)) > 5
+
+
+# Waiting.
+
+
+def test_wait_returns_the_newest_version(hub):
+    publish(hub, 3)
+    newest = publish(hub, 8)
+    assert hub.wait(0, timeout_secs=0) == newest
+    assert hub.wait(0, newer_than=7, timeout_secs=0) == newest
+
+
+def test_wait_sees_a_version_that_comes_later(hub):
+    publish(hub, 3)
+    later = threading.Timer(0.2, publish, [hub, 4])
+    later.start()
+    version = hub.wait(0, newer_than=3, timeout_secs=30, poll_secs=0.02)
+    later.join(30)
+    assert version.step == 4
+
+
+def test_wait_gives_up_and_says_for_whom(hub):
+    with pytest.raises(TimeoutError, match=r"Group 4 .*group_4.*seen is none"):
+        hub.wait(4, timeout_secs=0.05, poll_secs=0.01)
+    publish(hub, 3)
+    with pytest.raises(TimeoutError, match="newest seen is step 3"):
+        hub.wait(0, newer_than=3, timeout_secs=0.05, poll_secs=0.01)
+    for options in ({"timeout_secs": -1}, {"timeout_secs": 1, "poll_secs": 0}):
+        with pytest.raises(ValueError, match="poll_secs"):
+            hub.wait(0, **options)
+
+
+# Verification.
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def delete(path):
+    path.unlink()
+
+
+def lengthen(path):
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def link_to_the_same(path):
+    copy = path.parent.parent.parent / "copy"
+    path.rename(copy)
+    path.symlink_to(copy)
+
+
+def become_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def become_huge(path):
+    os.truncate(path, 2**40)
+
+
+def become_directory(path):
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES = [
+    truncate,
+    empty,
+    flip,
+    delete,
+    lengthen,
+    link_to_the_same,
+    become_pipe,
+    become_huge,
+    become_directory,
+]
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_found_and_the_file_named(hub, name, damage):
+    version = publish(hub, 1)
+    hub.verify(version)
+    damage(pathlib.Path(version.path, name))
+    with pytest.raises(publisher.CorruptVersionError, match=name):
+        hub.verify(version)
+
+
+def test_both_values_are_told(hub):
+    version = publish(hub, 1)
+    path = pathlib.Path(version.path, "saved_model.pb")
+    expected = version.manifest.files["saved_model.pb"].sha256
+    flip(path)
+    received = hashlib.sha256(path.read_bytes()).hexdigest()
+    with pytest.raises(publisher.CorruptVersionError) as caught:
+        hub.verify(version)
+    assert expected in str(caught.value)
+    assert received in str(caught.value)
+    truncate(path)
+    with pytest.raises(publisher.CorruptVersionError, match="6 bytes.* 5"):
+        hub.verify(version)
+
+
+@pytest.mark.parametrize(
+    "name", ["saved_model.pbtxt", "variables/.hidden", "a/b/c", "keras.h5"]
+)
+def test_file_outside_the_manifest_is_found(hub, name):
+    version = publish(hub, 1)
+    path = pathlib.Path(version.path, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"")
+    with pytest.raises(publisher.CorruptVersionError, match=name):
+        hub.verify(version)
+
+
+def test_linked_directory_is_found(hub, tmp_path):
+    version = publish(hub, 1)
+    variables = pathlib.Path(version.path, "variables")
+    variables.rename(tmp_path / "elsewhere")
+    variables.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(publisher.CorruptVersionError, match="variables"):
+        hub.verify(version)
+
+
+def test_linked_version_or_group_is_not_followed(hub, tmp_path):
+    version = publish(hub, 1)
+    away = tmp_path / "away"
+    os.rename(version.path, away)
+    os.symlink(away, version.path)
+    assert hub.steps(0) == []
+    assert hub.latest(0) is None
+    with pytest.raises(publisher.VersionNotFoundError, match="links"):
+        hub.open(0, 1)
+    os.symlink(hub.group_path(0), hub.group_path(3))
+    assert hub.latest(3) is None
+    with pytest.raises(publisher.VersionNotFoundError, match="links"):
+        hub.open(3, 1)
+
+
+def test_linked_root_is_the_users_choice(hub, tmp_path):
+    version = publish(hub, 1)
+    os.symlink(hub.root, tmp_path / "link")
+    other = publisher.Exchange(tmp_path / "link")
+    other.verify(other.latest(0))
+    assert other.latest(0).manifest == version.manifest
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, flip, become_pipe])
+def test_damaged_manifest_is_not_trusted(hub, damage):
+    path = pathlib.Path(publish(hub, 1).path, "manifest.json")
+    if damage is flip:
+        path.write_text(path.read_text().replace('"group"', '"Group"'))
+    else:
+        damage(path)
+    if damage is truncate:  # The last byte is a line feed that JSON lacks.
+        truncate(path)
+    with pytest.raises(publisher.CorruptVersionError, match=str(path)):
+        hub.open(0, 1)
+    assert hub.latest(0) is None
+
+
+def test_huge_manifest_is_refused_unread(hub):
+    path = pathlib.Path(publish(hub, 1).path, "manifest.json")
+    os.truncate(path, 2**40)
+    with pytest.raises(publisher.CorruptVersionError, match="bytes"):
+        hub.open(0, 1)
+
+
+def test_copied_version_is_not_another_version(hub):
+    version = publish(hub, 1)
+    os.rename(version.path, hub.version_path(0, 9))
+    with pytest.raises(publisher.CorruptVersionError, match="step 9"):
+        hub.open(0, 9)
+    assert hub.latest(0) is None
+
+
+def test_swapped_files_are_found(hub):
+    one, two = publish(hub, 1), publish(hub, 2)
+    name = "variables/variables.index"
+    os.replace(f"{one.path}/{name}", f"{two.path}/{name}")
+    with pytest.raises(publisher.CorruptVersionError, match=name):
+        hub.verify(two)
+
+
+def test_size_limit_is_checked_before_reading(hub):
+    version = publish(hub, 1)
+    total = sum(e.size for e in version.manifest.files.values())
+    hub.verify(version, max_bytes=total)
+    with pytest.raises(publisher.CorruptVersionError, match=str(total)):
+        hub.verify(version, max_bytes=total - 1)
+
+
+def test_pruned_version_is_told_from_a_damaged_one(hub):
+    version = publish(hub, 1)
+    commit.remove_version(filesystem.LocalFileSystem(), version.path)
+    with pytest.raises(publisher.VersionNotFoundError, match="pruned"):
+        hub.verify(version)
+    publish(hub, 1)
+    flip(pathlib.Path(version.path, "saved_model.pb"))
+    with pytest.raises(publisher.VersionNotFoundError, match="replaced"):
+        hub.verify(version)
+
+
+# Pruning.
+
+
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_superseded_versions_stay_for_min_keep_secs(kind, tmp_path):
+    clock = Clock()
+    rng = random.Random(3)
+    hub = publisher.Exchange(
+        str(tmp_path),
+        file_system=inner_file_system(kind),
+        max_to_keep=2,
+        min_keep_secs=60,
+        clock=clock,
+    )
+    superseded = {}
+    pruned = 0
+    for step in range(1, 80):
+        before = hub.steps(0)
+        publish(hub, step)
+        superseded.setdefault(step - 1, clock.now)
+        for gone in set(before) - set(hub.steps(0)):
+            assert clock.now - superseded[gone] >= 60
+            pruned += 1
+        assert hub.steps(0)[-2:] == [s for s in (step - 1, step) if s > 0]
+        clock.now += rng.choice([0, 1, 10, 59, 61])
+    assert pruned > 50
+
+
+def test_restarted_publisher_gives_readers_their_time_again(tmp_path):
+    clock = Clock()
+    options = dict(max_to_keep=2, min_keep_secs=60, clock=clock)
+    hub = publisher.Exchange(tmp_path, **options)
+    for step in (1, 2, 3, 4):
+        publish(hub, step)
+    clock.now += 1000
+    hub = publisher.Exchange(tmp_path, **options)
+    assert hub.prune(0) == []
+    clock.now += 59.9
+    assert hub.prune(0) == []
+    clock.now += 0.1
+    assert hub.prune(0) == [1, 2]
+    assert hub.steps(0) == [3, 4]
+
+
+def test_restart_from_an_older_step_keeps_what_it_publishes(tmp_path):
+    clock = Clock()
+    hub = publisher.Exchange(
+        tmp_path, max_to_keep=2, min_keep_secs=60, clock=clock
+    )
+    for step in (100, 200, 300):
+        publish(hub, step)
+        clock.now += 100
+    publish(hub, 150)
+    assert 150 in hub.steps(0)
+    assert hub.latest(0).step == 300
+
+
+def test_reader_of_a_version_being_removed_sees_it_gone(tmp_path):
+    hub = publisher.Exchange(tmp_path, max_to_keep=2, min_keep_secs=0)
+    opened = publish(hub, 1)
+    file = open(f"{opened.path}/saved_model.pb", "rb")
+    publish(hub, 2)
+    publish(hub, 3)
+    with file:
+        assert file.read() == b"graph1"
+    with pytest.raises(publisher.VersionNotFoundError):
+        hub.verify(opened)
+
+
+def test_manifest_is_the_last_to_come_and_the_first_to_go():
+    changes, _ = recorded_changes()
+    for step in (1, 2, 3):
+        own = [c for c in changes if c[0].startswith(f"root/group_0/{step}/")]
+        come = [path for path, content in own if content is not None]
+        gone = [path for path, content in own if content is None]
+        assert come[-1].endswith("manifest.json")
+        assert len(gone) == (3 if step == 1 else 0)
+        assert not gone or gone[0].endswith("manifest.json")
+
+
+def abandoned(root, age):
+    names = [".tmp-5-other", ".trash-1-other", "77"]
+    for name in names:
+        path = pathlib.Path(root, "group_0", name)
+        (path / "variables").mkdir(parents=True, exist_ok=True)
+        (path / "variables" / "x").write_text("x")
+        when = time.time() - age
+        for item in (path / "variables" / "x", path / "variables", path):
+            os.utime(item, (when, when))
+    return {f"group_0/{name}" for name in names}
+
+
+def test_leftovers_go_after_the_lease(hub):
+    publish(hub, 1)
+    names = abandoned(hub.root, commit.LEASE_SECS - 600)
+    publish(hub, 2)
+    assert names & set(tree(hub.root)) == {"group_0/.tmp-5-other", "group_0/77"}
+    abandoned(hub.root, commit.LEASE_SECS + 600)
+    active = pathlib.Path(hub.root, "group_0/.tmp-5-other/variables/y")
+    active.write_text("written a moment ago")
+    publish(hub, 3)
+    assert names & set(tree(hub.root)) == {"group_0/.tmp-5-other"}
+    active.unlink()
+    abandoned(hub.root, commit.LEASE_SECS + 600)
+    publish(hub, 4)
+    assert names & set(tree(hub.root)) == set()
+    assert hub.steps(0) == [1, 2, 3, 4]
+
+
+def test_own_leftovers_go_at_once(hub):
+    publish(hub, 1)
+    os.makedirs(f"{hub.group_path(0)}/.tmp-9-{hub.incarnation}/variables")
+    publish(hub, 2)
+    assert hidden_names(hub.root) == []
+
+
+def test_pruning_that_fails_does_not_fail_the_export(tmp_path, caplog):
+    class Stuck(filesystem.LocalFileSystem):
+        def remove_tree(self, path):
+            if ".trash" in path:
+                raise OSError(errno.EBUSY, "Device or resource busy", path)
+            super().remove_tree(path)
+
+    root = str(tmp_path)
+    hub = publisher.Exchange(
+        root, file_system=Stuck(), max_to_keep=2, min_keep_secs=0
+    )
+    for step in (1, 2, 3):
+        hub.verify(publish(hub, step))
+    assert "busy" in caplog.text
+    assert hub.steps(0) == [2, 3]
+    publish(publisher.Exchange(root), 4)
+    assert hidden_names(root) == []
+
+
+# URLs.
+
+
+def test_url_without_a_rename_that_works(tmp_path, monkeypatch):
+    tf = pytest.importorskip("tensorflow")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a rename")
+
+    monkeypatch.setattr(tf.io.gfile, "rename", refuse)
+    root = f"ram://{tmp_path.name}/exchange"
+    hub = publisher.Exchange(root, max_to_keep=2, min_keep_secs=0)
+    assert hub.latest(0) is None
+    for step in (1, 2, 3):
+        version = publish(hub, step)
+        assert version.path == f"{root}/group_0/{step}"
+    assert hub.steps(0) == [2, 3]
+    hub.verify(hub.wait(0, timeout_secs=10))
+    assert tree(tmp_path) == []
+    with pytest.raises(publisher.VersionExistsError):
+        publish(hub, 3)
+    tf.io.gfile.remove(f"{root}/group_0/3/manifest.json")
+    assert hub.latest(0).step == 2
+    hub.verify(publish(hub, 3))
+    # Within ram://, mode "wb" appends to a file that exists.
+    tf.io.gfile.remove(f"{version.path}/saved_model.pb")
+    with tf.io.gfile.GFile(f"{version.path}/saved_model.pb", "wb") as file:
+        file.write(b"graph4")
+    with pytest.raises(publisher.CorruptVersionError, match="saved_model.pb"):
+        hub.verify(hub.latest(0))
+    with pytest.raises(publisher.VersionNotFoundError):
+        hub.open(0, 9)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,245 @@
+""""""
+
+import dataclasses
+import json
+import logging
+import os
+import stat
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from tfdistill.exchange import filesystem
+from tfdistill.exchange import manifest
+from tfdistill.exchange import publisher
+from tfdistill.exchange import signing
+from tfdistill.exchange import versions
+
+KEY = b"0123456789abcdef0123456789abcdef"
+OTHER = b"fedcba9876543210fedcba9876543210"
+SHA = "0123456789abcdef" * 4
+
+
+def make(**changes):
+    fields = dict(
+        group=1,
+        step=20,
+        created=1700000000.5,
+        incarnation="5f0c",
+        files={"saved_model.pb": manifest.FileEntry(3, SHA)},
+        extras={"labels": ["a", "\ud800"], "loss": -0.0},
+    )
+    return manifest.Manifest(**{**fields, **changes})
+
+
+def write(directory):
+    with open(f"{directory}/saved_model.pb", "wb") as file:
+        file.write(b"graph")
+
+
+def exchange(root, key=KEY):
+    return publisher.Exchange(root, key=key)
+
+
+def test_a_signature_survives_the_file():
+    signer = signing.Signer(KEY)
+    signed = signer.sign(make())
+    again = manifest.Manifest.from_json(signed.to_json())
+    signer.check(again)
+    assert again.extras["labels"] == ["a", "\ud800"]
+    assert not signing.is_signed(make())
+    # Other white space and order of fields are the same content.
+    text = json.dumps(json.loads(signed.to_json()), indent=7)
+    signer.check(manifest.Manifest.from_json(text))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"group": 2},
+        {"step": 21},
+        {"created": 1.5},
+        {"incarnation": "5f0d"},
+        {"files": {"saved_model.pb": manifest.FileEntry(4, SHA)}},
+        {"files": {"saved_model.pb": manifest.FileEntry(3, SHA[::-1])}},
+        {"files": {"saved_model.pbtxt": manifest.FileEntry(3, SHA)}},
+        {"graph_fingerprint": "x"},
+        {"variables": {"v": {"shape": [1], "dtype": "float32"}}},
+    ],
+)
+def test_every_change_is_noticed(changes):
+    signer = signing.Signer(KEY)
+    changed = dataclasses.replace(signer.sign(make()), **changes)
+    with pytest.raises(signing.SignatureError, match="changed, or signed with"):
+        signer.check(changed)
+
+
+@hypothesis.given(st.text() | st.integers(-5, 5) | st.none() | st.booleans())
+def test_no_other_signature_passes(forged):
+    signed = make(extras={"signature": forged})
+    with pytest.raises(signing.SignatureError):
+        signing.Signer(KEY).check(signed)
+
+
+def test_extras_cannot_bring_their_own_signature():
+    with pytest.raises(ValueError, match="leave 'signature' to the exchange"):
+        signing.Signer(KEY).sign(make(extras={"signature": "x"}))
+
+
+def test_the_key_shows_nowhere():
+    signer = signing.Signer(KEY)
+    assert KEY.decode() not in repr(signer) + str(signer)
+    with pytest.raises(signing.SignatureError) as caught:
+        signer.check(signing.Signer(OTHER).sign(make()))
+    assert KEY.decode() not in str(caught.value)
+    # Nor what would have been right.
+    right = signer.sign(make()).extras["signature"]
+    assert right not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", [b"", b"x" * 15, b"x" * 4097, "x" * 32, 7])
+def test_what_is_no_key(key):
+    with pytest.raises(ValueError, match="key of an exchange must") as caught:
+        signing.Signer(key)
+    assert "x" * 15 not in str(caught.value)
+
+
+# ---- where the key comes from ----
+
+
+def test_the_environment_has_a_key_or_a_file_of_it(tmp_path):
+    path = tmp_path / "key"
+    signing.make_file(path)
+    key = path.read_bytes().strip()
+    signed = signing.Signer(key).sign(make())
+    for environ in (
+        {signing.FILE_VARIABLE: str(path)},
+        {signing.KEY_VARIABLE: f" {key.decode()}\n"},
+        {signing.KEY_VARIABLE: key.decode(), signing.FILE_VARIABLE: ""},
+    ):
+        signing.signer_for("environment", environ).check(signed)
+        assert signing.has_key(environ)
+    assert signing.signer_for("environment", {}) is None
+    assert signing.signer_for(None, {signing.KEY_VARIABLE: "x"}) is None
+    with pytest.raises(ValueError, match="At most one of"):
+        environ = {signing.KEY_VARIABLE: "x", signing.FILE_VARIABLE: "y"}
+        signing.signer_for("environment", environ)
+    with pytest.raises(ValueError, match="KEY_FILE must name a file.*received"):
+        environ = {signing.FILE_VARIABLE: str(tmp_path / "absent")}
+        signing.signer_for("environment", environ)
+
+
+def test_a_key_file_is_its_owners_alone_and_stays(tmp_path, caplog):
+    path = tmp_path / "key"
+    umask = os.umask(0)
+    try:
+        signing.make_file(path)
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    content = path.read_bytes()
+    signing.make_file(path)
+    assert path.read_bytes() == content
+    assert not caplog.records
+    path.chmod(0o644)
+    signing.signer_for("environment", {signing.FILE_VARIABLE: str(path)})
+    assert "chmod 600" in caplog.text
+    assert content.decode().strip() not in caplog.text
+    path.write_text("short")
+    with pytest.raises(ValueError, match="must have 16"):
+        signing.make_file(path)
+
+
+def test_two_files_hold_two_keys(tmp_path):
+    for name in "ab":
+        signing.make_file(tmp_path / name)
+    assert (tmp_path / "a").read_text() != (tmp_path / "b").read_text()
+
+
+# ---- the exchange ----
+
+
+def test_groups_with_one_key_read_each_other(tmp_path):
+    published = exchange(tmp_path).publish(write, group=1, step=7)
+    reader = exchange(tmp_path)
+    found = reader.latest(1)
+    assert found == published
+    reader.verify(found)
+    with pytest.raises(publisher.VersionExistsError):
+        exchange(tmp_path).publish(write, group=1, step=7)
+
+
+def test_the_environments_key_is_the_default(tmp_path, monkeypatch):
+    monkeypatch.setenv(signing.KEY_VARIABLE, KEY.decode())
+    publisher.Exchange(tmp_path).publish(write, group=1, step=7)
+    exchange(tmp_path).open(1, 7)
+    with pytest.raises(versions.CorruptVersionError):
+        exchange(tmp_path, OTHER).open(1, 7)
+    # A group without an exchange needs no key.
+    monkeypatch.setenv(signing.KEY_VARIABLE, "short")
+    publisher.Exchange(None)
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"), [(None, "no signature"), (OTHER, "another key")]
+)
+def test_other_publishers_are_refused(tmp_path, caplog, key, reason):
+    exchange(tmp_path, key).publish(write, group=1, step=7)
+    reader = exchange(tmp_path)
+    with pytest.raises(versions.CorruptVersionError, match=reason):
+        reader.open(1, 7)
+    assert reader.latest(1) is reader.latest(1) is None
+    assert reason in caplog.text
+    # And do not keep a group from its own step.
+    reader.publish(write, group=1, step=7)
+    reader.verify(reader.latest(1))
+
+
+@pytest.mark.parametrize("target", ["group_1/8", "group_2/7", "group_1/6"])
+def test_a_replayed_manifest_is_refused(tmp_path, target):
+    writer = exchange(tmp_path)
+    writer.publish(write, group=1, step=7)
+    to = tmp_path / target
+    to.parent.mkdir(exist_ok=True)
+    (tmp_path / "group_1" / "7").rename(to)
+    group, step = (int(part) for part in target[6:].split("/"))
+    with pytest.raises(versions.CorruptVersionError, match="copied there"):
+        writer.open(group, step)
+    # Its numbers cannot be put right without the key.
+    path = to / "manifest.json"
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({**fields, "group": group, "step": step}))
+    with pytest.raises(versions.CorruptVersionError, match="not to be trusted"):
+        writer.open(group, step)
+
+
+def test_a_changed_file_with_its_hash_put_right_is_refused(tmp_path):
+    writer = exchange(tmp_path)
+    writer.publish(write, group=1, step=7)
+    directory = tmp_path / "group_1" / "7"
+    fields = json.loads((directory / "manifest.json").read_text())
+    (directory / "saved_model.pb").write_bytes(b"grapH")
+    hashed = versions.checksum(
+        filesystem.LocalFileSystem(),
+        f"{directory}/saved_model.pb",
+    )
+    fields["files"]["saved_model.pb"]["sha256"] = hashed.sha256
+    (directory / "manifest.json").write_text(json.dumps(fields))
+    unsigned = exchange(tmp_path, None)
+    unsigned.verify(unsigned.open(1, 7))
+    with pytest.raises(versions.CorruptVersionError, match="not to be trusted"):
+        writer.open(1, 7)
+
+
+def test_a_reader_without_a_key_says_so_once(tmp_path, caplog):
+    caplog.set_level(logging.WARNING)
+    exchange(tmp_path).publish(write, group=1, step=7)
+    reader = exchange(tmp_path, None)
+    for _ in range(3):
+        reader.verify(reader.open(1, 7))
+    assert caplog.text.count("this process has no key") == 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,526 @@
+"""Tests of what may be in a graph; graph_loops_test.py has the loops."""
+
+import functools
+import os
+import pathlib
+import tempfile
+
+import keras
+import pytest
+import tensorflow as tf
+from tensorflow.core.framework import types_pb2
+
+from models import cifar10
+from models import criteo
+from models import digits
+from models import language_model
+from tests.cases import codistillation as cases
+from tests.cases import hostile as hostile_cases
+from tfdistill.exports import graph_check
+from tfdistill.exports import graph_ops
+from tfdistill.exports import saved_model
+from tfdistill.exports import student_graph
+
+
+def _check(directory):
+    graph_check.check((directory / "saved_model.pb").read_bytes())
+
+
+def _write(student, spec, directory):
+    graph = student_graph.StudentGraph(student, spec)
+    writer = saved_model.SavedModelWriter(graph)
+    directory.mkdir()
+    writer.write(str(directory), writer.snapshot())
+
+
+def _text_model():
+    layer = keras.layers.TextVectorization(output_sequence_length=4)
+    layer.adapt(["a b c", "b d"])
+    return [layer, keras.layers.Embedding(10, 4)]
+
+
+def _vocabulary(tmp_path):
+    path = tmp_path / "vocabulary.txt"
+    path.write_text("a\nb\n")
+    return keras.layers.StringLookup(vocabulary=str(path))
+
+
+def _sequential(*layers, shape=(), dtype="string"):
+    return keras.Sequential(
+        [
+            keras.Input(shape, dtype=dtype),
+            *layers,
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def _ours(name, tmp_path):
+    """A student that we build, and the spec of its inputs."""
+    layers = keras.layers
+    text = tf.TensorSpec([None], tf.string)
+    ids = tf.TensorSpec([None, None], tf.int32)
+    made = {
+        "digits": lambda: (
+            digits.build_model(),
+            tf.TensorSpec([None, 8, 8], tf.float32),
+        ),
+        "cifar10": lambda: (
+            cifar10.build_small_model(norm="batch"),
+            tf.TensorSpec([None, 32, 32, 3], tf.float32),
+        ),
+        "language model": lambda: (
+            language_model.build_model(
+                vocabulary_size=20, units=4, embedding_dim=3
+            ),
+            ids,
+        ),
+        "recurrent": lambda: (
+            keras.Sequential(
+                [
+                    keras.Input((None,)),
+                    layers.Embedding(9, 4),
+                    layers.Bidirectional(layers.GRU(3, return_sequences=True)),
+                    layers.LSTM(3),
+                ]
+            ),
+            ids,
+        ),
+        "lookup": lambda: (
+            _sequential(
+                layers.StringLookup(vocabulary=["a", "b"]),
+                layers.Embedding(4, 3),
+            ),
+            text,
+        ),
+        "lookup in a file": lambda: (
+            _sequential(_vocabulary(tmp_path), layers.Embedding(4, 3)),
+            text,
+        ),
+        "text": lambda: (_sequential(*_text_model()), text),
+        "hashing": lambda: (
+            _sequential(layers.Hashing(5), layers.Embedding(5, 3)),
+            text,
+        ),
+        "attention": lambda: (
+            _sequential(
+                layers.Embedding(9, 4),
+                *_attention(),
+                shape=(6,),
+                dtype="int32",
+            ),
+            tf.TensorSpec([None, 6], tf.int32),
+        ),
+    }
+    return made[name]()
+
+
+def _attention():
+    class Attention(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.layers.MultiHeadAttention(2, 3)
+            self.norm = keras.layers.LayerNormalization()
+
+        def call(self, x):
+            return self.norm(self.inner(x, x, use_causal_mask=True))
+
+    return [Attention(), keras.layers.Dropout(0.5)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "digits",
+        "cifar10",
+        "language model",
+        "recurrent",
+        "lookup",
+        "lookup in a file",
+        "text",
+        "hashing",
+        "attention",
+    ],
+)
+def test_our_own_exports_pass(tmp_path, name):
+    student, spec = _ours(name, tmp_path)
+    _write(student, spec, tmp_path / "ours")
+    _check(tmp_path / "ours")
+    # And those that Keras writes, with another signature and more functions.
+    student.export(str(tmp_path / "keras"), verbose=False)
+    _check(tmp_path / "keras")
+
+
+def test_criteo_exports_pass(tmp_path):
+    student = criteo.build_model(
+        field_sizes=7, embedding_dim=2, hidden_units=(3,)
+    )
+    spec = {
+        name: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+        for name, tensor in student.input.items()
+    }
+    _write(student, spec, tmp_path / "ours")
+    _check(tmp_path / "ours")
+
+
+def test_all_names_are_those_of_operations():
+    missing = [n for n in graph_ops.TOP if not hasattr(tf.raw_ops, n)]
+    assert not missing
+    assert graph_ops.RUN < graph_ops.UNCALLED < graph_ops.SAVING < graph_ops.TOP
+
+
+def test_nothing_that_runs_reads_or_writes_files():
+    words = ("File", "Read", "Save", "Restore", "Print", "PyFunc", "Summary")
+    words += ("Dataset", "Queue", "Send", "Recv", "Debug", "Custom", "Remote")
+    words += ("Collective", "Iterator", "Stage", "Handle", "Tensorrt", "Xla")
+    suspects = {n for n in graph_ops.RUN if any(word in n for word in words)}
+    assert suspects == {
+        "DisableCopyOnRead",
+        "InitializeTableFromTextFileV2",
+        "ReadVariableOp",
+    }
+
+
+@pytest.mark.parametrize("name", sorted(hostile_cases.bodies("")))
+def test_an_operation_that_reaches_out_is_refused(tmp_path, name):
+    path = tmp_path / "reached"
+    body = hostile_cases.bodies(str(path))[name]
+    hostile_cases.save(tmp_path / "model", body)
+    with pytest.raises(
+        graph_check.GraphError, match=f"found {name.split()[0]}"
+    ):
+        _check(tmp_path / "model")
+    assert not path.exists()
+
+
+def test_initialisers_and_unused_functions_are_looked_at(tmp_path):
+    path = str(tmp_path / "reached")
+    hostile_cases.with_resource(
+        tmp_path / "a", lambda handle: tf.io.write_file(path, "x")
+    )
+    hostile_cases.with_unused_function(tmp_path / "b", path)
+    for name in "ab":
+        with pytest.raises(graph_check.GraphError, match="found WriteFile"):
+            _check(tmp_path / name)
+
+
+def _fill(path):
+    return lambda handle: tf.raw_ops.InitializeTableFromTextFileV2(
+        table_handle=handle, filename=path, key_index=-2, value_index=-1
+    )
+
+
+def test_a_table_is_filled_from_an_asset_alone(tmp_path):
+    hostile_cases.with_resource(tmp_path / "a", _fill("/etc/passwd"))
+    inner = tf.function(
+        lambda handle, path: [_fill(path)(handle)] and 0, autograph=False
+    )
+    hostile_cases.with_resource(
+        tmp_path / "b", lambda handle: inner(handle, tf.constant("/etc/passwd"))
+    )
+    for name in "ab":
+        with pytest.raises(graph_check.GraphError, match="from its own assets"):
+            _check(tmp_path / name)
+
+
+# ---- files that no exporter writes ----
+
+
+@functools.cache
+def _linear_graph():
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory, "model")
+        _write(cases.linear(1), cases.input_spec(), path)
+        return (path / "saved_model.pb").read_bytes()
+
+
+def _linear(directory):
+    directory.mkdir()
+    (directory / "saved_model.pb").write_bytes(_linear_graph())
+    return directory
+
+
+def _first(model, op):
+    for function in hostile_cases.functions(model):
+        for node in function.node_def:
+            if node.op == op:
+                return function, node
+    raise ValueError(op)
+
+
+def _recurse(model):
+    function, node = _first(model, "StatefulPartitionedCall")
+    node.attr["f"].func.name = function.signature.name
+
+
+def _call_outside(model):
+    _, node = _first(model, "StatefulPartitionedCall")
+    node.attr["f"].func.name = "__some_function_of_the_process"
+
+
+def _hide_call(model):
+    """A call inside the attributes of a call."""
+    _, node = _first(model, "StatefulPartitionedCall")
+    inner = node.attr["f"].func.attr["g"].list.func.add()
+    inner.name = "__some_function_of_the_process"
+
+
+def _duplicate(model):
+    functions = hostile_cases.functions(model)
+    functions.add().CopyFrom(functions[0])
+
+
+def _shadow(model):
+    hostile_cases.functions(model).add().signature.name = "WriteFile"
+
+
+def _custom(model):
+    _, node = _first(model, "MatMul")
+    node.op = "MyOwnOp"
+
+
+def _handle(model):
+    _, node = _first(model, "MatMul")
+    tensor = node.attr["hidden"].list.tensor.add()
+    tensor.dtype = types_pb2.DT_RESOURCE
+
+
+def _many_nodes(model):
+    function, node = _first(model, "MatMul")
+    for number in range(50_000):
+        function.node_def.add(name=f"n{number}", op="NoOp")
+
+
+def _many_functions(model):
+    for number in range(4_000):
+        hostile_cases.functions(model).add().signature.name = f"f{number}"
+
+
+def _many_objects(model):
+    nodes = model.meta_graphs[0].object_graph_def.nodes
+    for _ in range(40_000):
+        nodes.add()
+
+
+def _asset(name):
+    def change(model):
+        model.meta_graphs[0].asset_file_def.add(filename=name)
+
+    return change
+
+
+def _no_objects(model):
+    model.meta_graphs[0].ClearField("object_graph_def")
+
+
+def _two_graphs(model):
+    model.meta_graphs.add().CopyFrom(model.meta_graphs[0])
+
+
+def _missing_object(model):
+    nodes = model.meta_graphs[0].object_graph_def.nodes
+    nodes[0].saveable_objects["x"].restore_function = 10**6
+
+
+def _top(model):
+    model.meta_graphs[0].graph_def.node.add(name="w", op="WriteFile")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_recurse, "must not call themselves"),
+        (_call_outside, "its own file alone; found .'__some"),
+        (_hide_call, "its own file alone; found .'__some"),
+        (_duplicate, "must be no other function's"),
+        (_shadow, "must be no other function's or operation's"),
+        (_custom, "found MyOwnOp"),
+        (_handle, "no handle as a constant"),
+        (_many_nodes, "at most 30000 operations; it holds 50"),
+        (_many_functions, "at most 3000 functions"),
+        (_many_objects, "at most 30000 objects"),
+        (_asset("../../etc/passwd"), "name of an asset is wrong"),
+        (_asset("/etc/passwd"), "name of an asset is wrong"),
+        (_no_objects, "one graph with objects"),
+        (_two_graphs, "it holds 2 graphs"),
+        (_missing_object, "object 1000000 is missing"),
+        (_top, "its graph must hold only.*WriteFile"),
+    ],
+)
+def test_what_no_exporter_writes_is_refused(tmp_path, change, message):
+    directory = _linear(tmp_path / "model")
+    _check(directory)
+    hostile_cases.edit(directory, change)
+    with pytest.raises(graph_check.GraphError, match=message):
+        _check(directory)
+
+
+def test_a_restoring_function_may_run_and_is_held_to_that(tmp_path):
+    """Loading calls what an object names to restore it."""
+    directory = _linear(tmp_path / "model")
+
+    def change(model):
+        names = [f.signature.name for f in hostile_cases.functions(model)]
+        (name,) = [n for n in names if "traced_restore" in n]
+        graph = model.meta_graphs[0].object_graph_def
+        graph.concrete_functions[name].SetInParent()
+        node = graph.nodes.add()
+        node.bare_concrete_function.concrete_function_name = name
+        saveable = graph.nodes[0].saveable_objects["x"]
+        saveable.restore_function = len(graph.nodes) - 1
+
+    hostile_cases.edit(directory, change)
+    with pytest.raises(
+        graph_check.GraphError, match="found .*(Restore|Assign)"
+    ):
+        _check(directory)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"a: 1"])
+def test_what_is_no_graph_is_refused(content):
+    with pytest.raises(graph_check.GraphError, match="must"):
+        graph_check.check(content)
+
+
+def test_a_huge_file_is_refused_unread(monkeypatch):
+    monkeypatch.setattr(graph_check, "MAX_GRAPH_BYTES", 10)
+    with pytest.raises(graph_check.GraphError, match="at most 10 bytes"):
+        graph_check.check(b"x" * 11)
+
+
+WHOLE = [
+    "saved_model.pb",
+    "fingerprint.pb",
+    "variables/variables.index",
+    "variables/variables.data-00000-of-00001",
+]
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return student_graph.StudentGraph(cases.linear(1), cases.input_spec())
+
+
+def _write_graph(graph, directory):
+    directory.mkdir()
+    writer = saved_model.SavedModelWriter(graph)
+    writer.write(str(directory), writer.snapshot())
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["assets/vocabulary.txt"],
+        ["assets/words"],
+        ["assets/words.1.tsv"],
+        ["variables/variables.data-00001-of-00002"],
+    ],
+)
+def test_the_files_of_a_saved_model_pass(more):
+    graph_check.check_names([*WHOLE, *more])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "saved_model.pbtxt",
+        "saved_model.cpb",
+        "saved_model.pb.bak",
+        "student.keras",
+        "weights.h5",
+        "weights.pkl",
+        "keras_metadata.pb",
+        "assets/weights.pickle",
+        "assets/model.keras",
+        "assets/model.h5",
+        "assets/code.py",
+        "assets/library.so",
+        "assets/deeper/vocabulary.txt",
+        "assets/.hidden",
+        "assets/../x.txt",
+        "../saved_model.pb",
+        "/saved_model.pb",
+        "saved_model.pb\n",
+        "variables/variables.data-00000-of-00001\0",
+        "variables/checkpoint",
+        "variables/variables.data-\u0660\u0660\u0660\u0660\u0660-of-00001",
+        "saved_m\u043edel.pb",
+    ],
+)
+def test_other_files_are_refused(name):
+    with pytest.raises(graph_check.GraphError, match="files must be those of"):
+        graph_check.check_names([*WHOLE, name])
+
+
+def test_a_graph_is_needed():
+    with pytest.raises(
+        graph_check.GraphError, match="must include saved_model"
+    ):
+        graph_check.check_names(WHOLE[1:])
+
+
+def test_sizes_are_limited_by_what_the_student_needs(graph):
+    own = 2 * 15 * 4 + graph_check._SPARE_BYTES
+    graph_check.check_size(own, graph, own_graph=True)
+    with pytest.raises(
+        graph_check.GraphError, match="for a student of 60; its"
+    ):
+        graph_check.check_size(own + 1, graph, own_graph=True)
+    most = graph_check.MAX_OTHER_BYTES
+    graph_check.check_size(most, graph, own_graph=False)
+    with pytest.raises(graph_check.GraphError, match="names 1099511627776"):
+        graph_check.check_size(2**40, graph, own_graph=False)
+
+
+def test_a_directory_and_a_link_to_it_pass(graph, tmp_path):
+    _write_graph(graph, tmp_path / "7")
+    (tmp_path / "7" / "manifest.json").touch()
+    (tmp_path / "7" / "keras_metadata.pb").touch()
+    (tmp_path / "latest").symlink_to(tmp_path / "7")
+    graph_check.check_directory(str(tmp_path / "7"))
+    graph_check.check_directory(str(tmp_path / "latest"))
+
+
+def _link_file(directory):
+    (directory / "fingerprint.pb").unlink()
+    (directory / "fingerprint.pb").symlink_to("/etc/passwd")
+
+
+def _link_directory(directory):
+    (directory / "variables").rename(directory.parent / "elsewhere")
+    (directory / "variables").symlink_to(directory.parent / "elsewhere")
+
+
+def _pipe(directory):
+    (directory / "fingerprint.pb").unlink()
+    os.mkfifo(directory / "fingerprint.pb")
+
+
+def _pipe_for_graph(directory):
+    (directory / "saved_model.pb").unlink()
+    os.mkfifo(directory / "saved_model.pb")
+
+
+def _text(directory):
+    (directory / "saved_model.pbtxt").touch()
+
+
+@pytest.mark.parametrize(
+    "change", [_link_file, _link_directory, _pipe, _pipe_for_graph, _text]
+)
+def test_a_changed_directory_is_refused(graph, tmp_path, change):
+    _write_graph(graph, tmp_path / "model")
+    change(tmp_path / "model")
+    with pytest.raises(graph_check.GraphError, match="its files must be"):
+        graph_check.check_directory(str(tmp_path / "model"))
+
+
+def test_a_directory_that_is_not_there(tmp_path):
+    with pytest.raises(OSError, match="absent"):
+        graph_check.check_directory(str(tmp_path / "absent"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,407 @@
+""""""
+
+import logging
+import os
+import pickle
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tests.cases import hostile as hostile_cases
+from tfdistill.exchange import manifest
+from tfdistill.exchange import publisher
+from tfdistill.exchange import versions
+from tfdistill.exports import other_graphs
+from tfdistill.exports import saved_model
+from tfdistill.exports import student_graph
+
+_OUT = tf.TensorSpec([None, cases.NUM_CLASSES])
+
+
+def _load(path, inputs=None, outputs=_OUT):
+    return other_graphs.FrozenFunction(
+        str(path),
+        input_spec=cases.input_spec() if inputs is None else inputs,
+        output_spec=outputs,
+    )
+
+
+def _module(path, function, spec, **signatures):
+    module = tf.Module()
+    module.function = tf.function(function, input_signature=[spec])
+    tf.saved_model.save(
+        module, str(path), signatures=signatures or module.function
+    )
+
+
+def _two_heads():
+    inputs = keras.Input((4,))
+    b = keras.layers.Dense(3, name="b")(inputs)
+    a = keras.layers.Dense(3, name="a")(inputs)
+    model = keras.Model(inputs, {"b": b, "a": a})
+    cases.randomize(model, 2)
+    return model
+
+
+def test_our_own_export(tmp_path):
+    student = cases.deep(1)
+    graph = student_graph.StudentGraph(student, cases.input_spec())
+    writer = saved_model.SavedModelWriter(graph)
+    writer.write(str(tmp_path), writer.snapshot())
+    teacher = _load(tmp_path)
+    x, _ = cases.data()
+    np.testing.assert_allclose(teacher(x)[0], student(x), rtol=1e-5)
+    assert [tuple(v.shape) for v in teacher.variables] == [
+        tuple(v.shape) for v in student.variables
+    ]
+    other = cases.deep(2)
+    for variable, value in zip(teacher.variables, other.variables, strict=True):
+        variable.assign(value.value)
+    np.testing.assert_allclose(teacher(x)[0], other(x), rtol=1e-5)
+
+
+def test_a_keras_export(tmp_path):
+    student = cases.deep(1)
+    student.export(str(tmp_path), verbose=False)
+    x, _ = cases.data()
+    np.testing.assert_allclose(_load(tmp_path)(x)[0], student(x), rtol=1e-5)
+
+
+def test_a_keras_export_with_several_outputs(tmp_path):
+    student = _two_heads()
+    student.export(str(tmp_path), verbose=False)
+    x, _ = cases.data()
+    outputs = {"a": _OUT, "b": _OUT}
+    found = _load(tmp_path, outputs=outputs)(x)
+    expected = student(x)
+    np.testing.assert_allclose(found[0], expected["a"], rtol=1e-5)
+    np.testing.assert_allclose(found[1], expected["b"], rtol=1e-5)
+
+
+def test_more_than_ten_numbered_outputs_stay_in_order(tmp_path):
+    """As text, output_10 comes before output_2."""
+    inputs = keras.Input((4,))
+    heads = [keras.layers.Rescaling(float(i))(inputs) for i in range(12)]
+    keras.Model(inputs, heads).export(str(tmp_path), verbose=False)
+    outputs = [tf.TensorSpec([None, 4])] * 12
+    found = _load(tmp_path, outputs=outputs)(tf.ones([1, 4]))
+    assert [float(value[0, 0]) for value in found] == list(range(12))
+
+
+def test_any_module_with_a_signature(tmp_path):
+    _module(tmp_path, lambda x: {"p": x[:, :3] * 2.0}, cases.input_spec())
+    x, _ = cases.data()
+    np.testing.assert_array_equal(_load(tmp_path)(x)[0], x[:, :3] * 2)
+
+
+def test_inputs_are_cast_to_what_the_teacher_takes(tmp_path):
+    spec = cases.input_spec(dtype=tf.float64)
+    _module(tmp_path, lambda x: {"p": x[:, :3]}, spec)
+    x, _ = cases.data()
+    found = _load(tmp_path)(tf.cast(x, tf.bfloat16))[0]
+    assert found.dtype == tf.float64
+    np.testing.assert_allclose(found, x[:, :3], atol=0.02)
+
+
+def test_inputs_by_name(tmp_path):
+    module = tf.Module()
+    module.function = tf.function(
+        lambda a, b: {"p": a - b},
+        input_signature=[
+            tf.TensorSpec([None, 3], name="a"),
+            tf.TensorSpec([None, 3], name="b"),
+        ],
+    )
+    tf.saved_model.save(module, str(tmp_path), signatures=module.function)
+    specs = {"b": tf.TensorSpec([None, 3]), "a": tf.TensorSpec([None, 3])}
+    found = _load(tmp_path, inputs=specs)(
+        {"b": tf.fill([1, 3], 5.0), "a": tf.fill([1, 3], 7.0)}
+    )
+    np.testing.assert_array_equal(found[0], [[2, 2, 2]])
+
+
+def test_names_that_signatures_cannot_hold_still_match(tmp_path):
+    _module(
+        tmp_path, lambda x: {"c-1": x[:, :3], "d": x[:, 1:]}, cases.input_spec()
+    )
+    found = _load(tmp_path, outputs={"d": _OUT, "c-1": _OUT})(tf.ones([1, 4]))
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("classes", [1, 2, 4])
+def test_other_classes_are_refused(tmp_path, classes):
+    _module(tmp_path, lambda x: {"p": x[:, :classes]}, cases.input_spec())
+    with pytest.raises(ValueError, match=rf"3\).*found \(None, {classes}\)"):
+        _load(tmp_path)
+
+
+def test_other_features_are_refused(tmp_path):
+    _module(tmp_path, lambda x: {"p": x[:, :3]}, cases.input_spec(9))
+    with pytest.raises(ValueError, match=r"inputs of.*4\).*9\)"):
+        _load(tmp_path)
+
+
+def test_other_names_are_refused_naming_both(tmp_path):
+    _module(tmp_path, lambda x: {"p": x, "q": x}, cases.input_spec())
+    outputs = {"mine": _OUT, "yours": _OUT}
+    with pytest.raises(ValueError, match="mine.*yours.*p.*q"):
+        _load(tmp_path, outputs=outputs)
+
+
+def test_another_number_of_outputs_is_refused(tmp_path):
+    _module(tmp_path, lambda x: {"p": x[:, :3], "q": x}, cases.input_spec())
+    with pytest.raises(ValueError, match="outputs.*found.*p.*q"):
+        _load(tmp_path)
+
+
+def test_a_savedmodel_without_the_signature_is_refused(tmp_path):
+    module = tf.Module()
+    module.function = tf.function(
+        lambda x: {"p": x}, input_signature=[cases.input_spec()]
+    )
+    tf.saved_model.save(
+        module, str(tmp_path), signatures={"mine": module.function}
+    )
+    with pytest.raises(ValueError, match="'serving_default'; found.*mine"):
+        _load(tmp_path)
+
+
+def test_no_savedmodel_at_all_is_an_error(tmp_path):
+    with pytest.raises(OSError, match=str(tmp_path)):
+        _load(tmp_path)
+
+
+_X, _Y = cases.data()
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return student_graph.StudentGraph(cases.linear(0), cases.input_spec())
+
+
+def _hostile(directory, path):
+    hostile_cases.save(directory, hostile_cases.bodies(str(path))["WriteFile"])
+
+
+# ---- SavedModels that the user names ----
+
+
+def test_a_hostile_one_is_refused_unless_trusted(graph, tmp_path, caplog):
+    _hostile(tmp_path / "model", tmp_path / "reached")
+    directory = str(tmp_path / "model")
+    with pytest.raises(ValueError, match="WriteFile.*trust_saved_models=True"):
+        other_graphs.load(directory, graph, trust=False)
+    assert not (tmp_path / "reached").exists()
+    with caplog.at_level(logging.WARNING):
+        function = other_graphs.load(directory, graph, trust=True)
+    assert "though its function" in caplog.text
+    assert "WriteFile" in caplog.text
+    function(_X)
+    assert (tmp_path / "reached").exists()
+
+
+def test_a_teacher_set_passes_the_trust_on(tmp_path):
+    _hostile(tmp_path / "model", tmp_path / "reached")
+    paths = [str(tmp_path / "model")]
+    model = cases.codistill(
+        cases.linear(0), cases.teacher_set(peers=(), saved_models=paths)
+    )
+    with pytest.raises(ValueError, match="trust_saved_models=True"):
+        cases.prepare(model, _X, _Y)
+    trusting = cases.teacher_set(
+        peers=(), saved_models=paths, trust_saved_models=True
+    )
+    model = cases.codistill(cases.linear(0), trusting)
+    cases.prepare(model, _X, _Y)
+
+
+def test_a_good_one_is_loaded_without_a_word(graph, tmp_path, caplog):
+    student = cases.deep(1)
+    student.export(str(tmp_path / "model"), verbose=False)
+    function = other_graphs.load(str(tmp_path / "model"), graph, trust=False)
+    np.testing.assert_allclose(function(_X)[0], student(_X), rtol=1e-5)
+    assert "though" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["nothing", "student.keras"])
+def test_what_is_no_saved_model_is_told_of_with_a_remedy(graph, tmp_path, name):
+    cases.linear().save(tmp_path / "student.keras")
+    with pytest.raises(ValueError, match=f"{name}'. Of a .keras file make"):
+        other_graphs.load(str(tmp_path / name), graph, trust=False)
+
+
+# ---- peers ----
+
+
+def test_a_version_is_loaded_from_a_copy(graph, tmp_path, monkeypatch):
+    """Whoever writes to the exchange cannot change what was checked."""
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    version = cases.publish(exchange, cases.deep(1))
+    load = tf.saved_model.load
+
+    def load_late(directory):
+        assert not directory.startswith(str(tmp_path / "exchange"))
+        shutil.rmtree(version.path)
+        return load(directory)
+
+    monkeypatch.setattr(tf.saved_model, "load", load_late)
+    function = other_graphs.load_version(exchange, version, graph)
+    np.testing.assert_allclose(function(_X)[0], cases.deep(1)(_X), rtol=1e-5)
+
+
+def test_a_version_changed_after_its_check_is_refused(graph, tmp_path):
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    version = cases.publish(exchange, cases.deep(1))
+    with open(f"{version.path}/saved_model.pb", "ab") as file:
+        file.write(b"more")
+    with pytest.raises(versions.CorruptVersionError, match="saved_model.pb"):
+        other_graphs.load_version(exchange, version, graph)
+
+
+class _Peers:
+    """A model that follows group 1 and takes any graph, and what it refused."""
+
+    def __init__(self, root, monkeypatch):
+        self.exchange = tfdistill.Exchange(root / "exchange")
+        self.root = root
+        self.model = cases.codistill(
+            cases.linear(0),
+            cases.teacher_set(self.exchange, allow_other_graphs=True),
+        )
+        cases.prepare(self.model, _X, _Y)
+        self.step = 0
+        self.loads = []
+        load = tf.saved_model.load
+        monkeypatch.setattr(
+            tf.saved_model,
+            "load",
+            lambda path: self.loads.append(path) or load(path),
+        )
+
+    def publish(self, write, **changes):
+        """Publishes what `write` leaves, with a fitting manifest."""
+        self.step += 1
+        fields = {
+            "inputs": {"inputs": {"shape": [None, 4], "dtype": "float32"}},
+            "outputs": {"outputs": {"shape": [None, 3], "dtype": "float32"}},
+            "variables": {
+                "model_variables/0/.ATTRIBUTES/VARIABLE_VALUE": {
+                    "shape": [4, 3],
+                    "dtype": "float32",
+                }
+            },
+            "graph_fingerprint": "another",
+        }
+        return self.exchange.publish(
+            write, group=1, step=self.step, **{**fields, **changes}
+        )
+
+    def refused(self):
+        """Why the newest version was refused."""
+        cases.refresh_until(
+            self.model, lambda: self.step in cases.quarantined(self.model)
+        )
+        return cases.quarantined(self.model)[self.step]
+
+
+def test_hostile_exports_are_quarantined_and_training_goes_on(
+    tmp_path, monkeypatch
+):
+    peers = _Peers(tmp_path, monkeypatch)
+    reached = tmp_path / "reached"
+    bodies = hostile_cases.bodies(str(reached))
+    corpus = {f"found {n.split()[0]}": body for n, body in bodies.items()}
+    corpus["so that it is sure to end"] = hostile_cases.endless("no counter")
+    for number, (reason, body) in enumerate(corpus.items()):
+        directory = tmp_path / f"hostile_{number}"
+        hostile_cases.save(directory, body)
+        peers.publish(hostile_cases.copy_from(directory))
+        assert reason in peers.refused()
+    directory = tmp_path / "initialiser"
+    hostile_cases.with_resource(
+        directory, lambda handle: tf.io.write_file(str(reached), "x")
+    )
+    peers.publish(hostile_cases.copy_from(directory))
+    assert "found WriteFile" in peers.refused()
+    assert not peers.loads
+    assert not reached.exists()
+    logs = cases.fit(peers.model, _X, _Y)
+    assert np.isfinite(logs["loss"]).all()
+    assert peers.model.teachers.generation == 0
+    # A peer that comes to its senses is followed again.
+    cases.publish(peers.exchange, cases.deep(1), step=100)
+    cases.load(peers.model, 100)
+    assert len(peers.loads) == 1
+
+
+def _pickle_bomb(path):
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(path),)
+
+    return pickle.dumps(Bomb())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["saved_model.pbtxt", "weights.pkl", "student.keras", "weights.h5"],
+)
+@pytest.mark.parametrize("own_graph", [False, True])
+def test_other_files_in_a_version_are_quarantined(
+    tmp_path, monkeypatch, name, own_graph
+):
+    peers = _Peers(tmp_path, monkeypatch)
+    reached = tmp_path / "reached"
+
+    def write(directory):
+        cases.linear(1).export(directory, verbose=False)
+        with open(f"{directory}/{name}", "wb") as file:
+            file.write(_pickle_bomb(reached))
+
+    print_ = peers.model.graph.fingerprint if own_graph else "another"
+    peers.publish(write, graph_fingerprint=print_)
+    assert f"found '{name}'" in peers.refused()
+    assert not peers.loads
+    assert not reached.exists()
+
+
+def test_a_sparse_file_of_a_tebibyte_is_refused_unread(tmp_path, monkeypatch):
+    peers = _Peers(tmp_path, monkeypatch)
+    version = peers.publish(lambda d: cases.linear(1).export(d, verbose=False))
+    name = "variables/variables.data-00000-of-00001"
+    size = 2**40
+    os.truncate(f"{version.path}/{name}", size)
+    entry = manifest.FileEntry(size, "0" * 64)
+    forged = {**version.manifest.files, name: entry}
+    fields = {**vars(version.manifest), "files": forged}
+    with open(f"{version.path}/manifest.json", "w") as file:
+        file.write(manifest.Manifest(**fields).to_json())
+    assert "it must have at most" in peers.refused()
+
+
+@pytest.mark.parametrize("kind", ["link", "linked directory", "pipe"])
+def test_what_is_no_regular_file_is_never_opened(tmp_path, monkeypatch, kind):
+    peers = _Peers(tmp_path, monkeypatch)
+    version = peers.publish(lambda d: cases.linear(1).export(d, verbose=False))
+    if kind == "linked directory":
+        os.rename(f"{version.path}/variables", tmp_path / "elsewhere")
+        os.symlink(tmp_path / "elsewhere", f"{version.path}/variables")
+    else:
+        path = f"{version.path}/saved_model.pb"
+        os.rename(path, tmp_path / "elsewhere")
+        if kind == "link":
+            os.symlink(tmp_path / "elsewhere", path)
+        else:
+            os.mkfifo(path)
+    assert peers.exchange.latest(1) is None
+    with pytest.raises(publisher.CorruptVersionError):
+        other_graphs.load_version(peers.exchange, version, peers.model.graph)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

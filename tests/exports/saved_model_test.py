@@ -1,0 +1,395 @@
+""""""
+
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.cases import codistillation as cases
+from tests.cases import embedding as embedding_cases
+from tfdistill.embedding import layer
+from tfdistill.exports import saved_model
+from tfdistill.exports import server_bundle
+from tfdistill.exports import student_graph
+
+_LOAD = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+assert not any("tfdistill" in p for p in sys.modules)
+for path in sys.argv[1:]:
+    data = np.load(path + ".npz")
+    found = tf.saved_model.load(path).signatures["serving_default"](
+        **{k[3:]: tf.constant(v) for k, v in data.items() if k[:3] == "in:"}
+    )
+    expected = {k[4:]: v for k, v in data.items() if k[:4] == "out:"}
+    assert set(found) == set(expected), (set(found), set(expected))
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5)
+    print("same")
+"""
+
+
+def _writer(student, spec=None, **kwargs):
+    graph = student_graph.StudentGraph(
+        student, cases.input_spec() if spec is None else spec
+    )
+    return saved_model.SavedModelWriter(graph, **kwargs)
+
+
+def _write(writer, path, snapshot=None):
+    path.mkdir(parents=True)
+    writer.write(str(path), writer.snapshot() if snapshot is None else snapshot)
+    return path
+
+
+def _variables_bytes(path):
+    files = (path / "variables").glob("variables.data*")
+    return sum(file.stat().st_size for file in files)
+
+
+# ---- snapshots ----
+
+
+def _embedding():
+    inputs = keras.Input((2,), dtype="int32")
+    table = keras.layers.Embedding(50, 3)(inputs)
+    pooled = keras.layers.GlobalAveragePooling1D()(table)
+    return keras.Model(inputs, keras.layers.Dense(3)(pooled))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    ["sgd", "adam", "adagrad", "rmsprop"],
+)
+@pytest.mark.parametrize("build", [cases.deep, _embedding])
+def test_a_snapshot_stays_while_training_goes_on(build, optimizer):
+    student = build()
+    rng = np.random.default_rng(0)
+    if build is _embedding:
+        # One row only: the gradient is sparse.
+        x = np.full([8, 2], 7, "int32")
+        spec = cases.input_spec(2, dtype=tf.int32)
+    else:
+        x, spec = rng.normal(size=(8, 4)).astype("float32"), None
+    y = rng.integers(0, 3, 8)
+    model = cases.codistill(
+        student, optimizer=keras.optimizers.get(optimizer), loss=None
+    )
+    writer = _writer(student, spec)
+    before = [v.numpy().copy() for v in student.variables]
+    snapshot = writer.snapshot()
+    cases.fit(model, x, y, epochs=3, callbacks=[])
+    changed = [
+        not np.array_equal(v.numpy(), b)
+        for v, b in zip(student.variables, before, strict=True)
+    ]
+    assert all(changed)
+    for value, expected in zip(snapshot, before, strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_snapshot_survives_updates_in_place(sparse):
+    """As optimizers outside Keras make them: by fused operations."""
+    student = _embedding()
+    writer = _writer(student, cases.input_spec(2, dtype=tf.int32))
+    table = student.variables[0].value
+    # An earlier sparse read and write puts the variable in another mode.
+    tf.gather(table, [1])
+    before = table.numpy().copy()
+    snapshot = writer.snapshot()
+    for _ in range(3):
+        if sparse:
+            rows = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([1]))
+            table.scatter_sub(rows)
+        else:
+            table.assign_sub(tf.ones_like(table))
+    assert not np.array_equal(table.numpy(), before)
+    np.testing.assert_array_equal(snapshot[0], before)
+
+
+# ---- what is written ----
+
+
+@pytest.fixture(scope="module")
+def plain_interpreter(tmp_path_factory):
+    """Exports by name, all opened in one plain TensorFlow process."""
+    root = tmp_path_factory.mktemp("exports")
+    for name, (student, inputs, dtype) in _exports().items():
+        structure = keras.tree.map_structure(tf.convert_to_tensor, inputs)
+        writer = _writer(student, structure, variables_dtype=dtype)
+        _write(writer, root / name / "1")
+        cases.randomize(student, 9)
+        path = _write(writer, root / name / "2")
+        if dtype:
+            for variable in student.variables:
+                half = tf.cast(variable.value, tf.bfloat16)
+                variable.assign(tf.cast(half, tf.float32))
+        expected = student(structure, training=False)
+        _save_expectation(path, inputs, expected)
+    paths = [str(root / name / "2") for name in _exports()]
+    printed = cases.run_python(_LOAD, *paths)
+    assert printed.split() == ["same"] * len(paths)
+    return root
+
+
+def _save_expectation(path, inputs, outputs):
+    def named(structure, default, prefix):
+        if isinstance(structure, dict):
+            return {f"{prefix}{k}": np.asarray(v) for k, v in structure.items()}
+        if isinstance(structure, (list, tuple)):
+            return {
+                f"{prefix}{default}_{i}": np.asarray(v)
+                for i, v in enumerate(structure)
+            }
+        return {f"{prefix}{default}": np.asarray(structure)}
+
+    np.savez(
+        f"{path}.npz",
+        **named(inputs, "inputs", "in:"),
+        **named(outputs, "outputs", "out:"),
+    )
+
+
+def _exports():
+    x = np.random.default_rng(1).normal(size=(6, 4)).astype("float32")
+    a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
+    joined = keras.layers.Concatenate()([a, b])
+    value, kind = keras.layers.Dense(1)(joined), keras.layers.Dense(3)(joined)
+    statistics = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(2),
+        ]
+    )
+    return {
+        "single": (cases.deep(), x, None),
+        "bfloat16": (cases.deep(), x, "bfloat16"),
+        "dicts": (
+            keras.Model({"a": a, "b": b}, {"value": value, "kind": kind}),
+            {"a": x, "b": x + 1},
+            None,
+        ),
+        "lists": (keras.Model([a, b], [value, kind]), [x, x + 1], None),
+        "embedding": (_embedding(), x[:, :2].astype("int32") % 50, None),
+        "statistics": (statistics, x, None),
+    }
+
+
+@pytest.mark.timeout_secs(280)
+def test_each_version_loads_without_this_package(plain_interpreter):
+    assert sorted(p.name for p in plain_interpreter.iterdir()) == sorted(
+        _exports()
+    )
+
+
+@pytest.mark.timeout_secs(280)
+def test_the_graph_is_written_once(plain_interpreter):
+    for name in _exports():
+        one, two = (
+            plain_interpreter / name / "1",
+            plain_interpreter / name / "2",
+        )
+        for file in ("saved_model.pb", "fingerprint.pb"):
+            assert (one / file).read_bytes() == (two / file).read_bytes()
+        data = "variables/variables.data-00000-of-00001"
+        assert (one / data).read_bytes() != (two / data).read_bytes()
+
+
+def test_the_student_is_traced_once_for_many_versions(tmp_path):
+    student = cases.deep()
+    writer = _writer(student)
+    _write(writer, tmp_path / "1")
+    traces = []
+    call = student.call
+    student.call = lambda *a, **k: traces.append(1) or call(*a, **k)
+    for step in range(2, 5):
+        _write(writer, tmp_path / str(step))
+    assert not traces
+
+
+def test_each_variable_is_written_once(tmp_path):
+    student = cases.deep()
+    size = sum(4 * int(np.prod(v.shape)) for v in student.variables)
+    full = _writer(student)
+    half = _writer(student, variables_dtype="bfloat16")
+    keys = tf.train.load_checkpoint(
+        str(_write(full, tmp_path / "full") / "variables" / "variables")
+    ).get_variable_to_shape_map()
+    assert set(keys) == {*full.variables, "_CHECKPOINTABLE_OBJECT_GRAPH"}
+    overhead = _variables_bytes(tmp_path / "full") - size
+    assert 0 <= overhead
+    _write(half, tmp_path / "half")
+    assert _variables_bytes(tmp_path / "half") - overhead == size // 2
+
+
+def test_integers_are_not_narrowed():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5)])
+    writer = _writer(model, variables_dtype="bfloat16")
+    dtypes = {entry["dtype"] for entry in writer.variables.values()}
+    assert len(dtypes) == 1  # The state of the seed generator.
+    assert tf.as_dtype(dtypes.pop()).is_integer
+
+
+def test_unknown_dtypes_are_refused():
+    with pytest.raises(ValueError, match="variables_dtype.*'float8'"):
+        _writer(cases.linear(), variables_dtype="float8")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_refused(tmp_path, value):
+    writer = _writer(cases.linear())
+    snapshot = writer.snapshot()
+    snapshot[1] = tf.constant([0.0, value, 0.0])
+    with pytest.raises(ValueError, match="bias.*NaN or infinite"):
+        _write(writer, tmp_path / "1", snapshot)
+    assert not list((tmp_path / "1").iterdir())
+
+
+def test_a_replicated_student_is_written_once(tmp_path, two_replicas):
+    with two_replicas.scope():
+        student = cases.deep(3)
+    path = _write(_writer(student), tmp_path / "mirrored")
+    keys = tf.train.load_checkpoint(
+        str(path / "variables" / "variables")
+    ).get_variable_to_shape_map()
+    assert len(keys) == len(student.variables) + 1
+    x, _ = cases.data()
+    loaded = tf.saved_model.load(str(path))
+    np.testing.assert_allclose(loaded.serve(x), cases.deep(3)(x), rtol=1e-5)
+
+
+# ---- reading ----
+
+
+def test_variables_are_read_in_order(tmp_path):
+    student = cases.deep(4)
+    writer = _writer(student)
+    path = str(_write(writer, tmp_path / "1"))
+    found = saved_model.read_variables(path, writer.variables)
+    for value, variable in zip(found, student.variables, strict=True):
+        np.testing.assert_array_equal(value, variable.numpy())
+
+
+def test_another_width_is_read_and_another_kind_refused(tmp_path):
+    writer = _writer(cases.linear())
+    half = _writer(cases.linear(), variables_dtype="bfloat16")
+    path = str(_write(half, tmp_path / "1"))
+    found = saved_model.read_variables(path, writer.variables)
+    assert {value.dtype for value in found} == {tf.bfloat16}
+    wanted = {
+        key: {**entry, "dtype": "int32"}
+        for key, entry in writer.variables.items()
+    }
+    with pytest.raises(ValueError, match="must be int32.*received bfloat16"):
+        saved_model.read_variables(path, wanted)
+
+
+def test_missing_and_misshapen_variables_are_refused(tmp_path):
+    writer = _writer(cases.linear(classes=4))
+    path = str(_write(writer, tmp_path / "1"))
+    with pytest.raises(ValueError, match=r"\[4, 3\]; received.*\[4, 4\]"):
+        saved_model.read_variables(path, _writer(cases.linear()).variables)
+    absent = {"absent": {"shape": [], "dtype": "float32"}}
+    with pytest.raises(ValueError, match="absent is missing"):
+        saved_model.read_variables(path, absent)
+
+
+def test_values_that_are_not_finite_are_not_read(tmp_path, monkeypatch):
+    writer = _writer(cases.linear())
+    snapshot = writer.snapshot()
+    snapshot[0] = tf.fill(snapshot[0].shape, np.nan)
+    with monkeypatch.context() as patch:
+        patch.setattr(saved_model, "check_finite", lambda *_: None)
+        path = str(_write(writer, tmp_path / "1", snapshot))
+    with pytest.raises(ValueError, match="NaN"):
+        saved_model.read_variables(path, writer.variables)
+
+
+def test_many_variables_keep_their_order():
+    """By number: as text, 10 comes before 2."""
+    inputs = keras.Input((2,))
+    outputs = inputs
+    for _ in range(6):
+        outputs = keras.layers.Dense(2)(outputs)
+    variables = _writer(
+        keras.Model(inputs, outputs), cases.input_spec(2)
+    ).variables
+    assert len(variables) == 12
+    shuffled = dict(sorted(variables.items()))
+    assert list(shuffled) != list(variables)
+    assert list(saved_model.in_order(shuffled)) == list(variables)
+
+
+@pytest.mark.parametrize("drop", ["model_variables/0", "model_variables/1"])
+def test_a_gap_in_the_numbers_is_refused(drop):
+    variables = _writer(cases.deep()).variables
+    left = {k: v for k, v in variables.items() if not k.startswith(drop + "/")}
+    assert len(left) == 3
+    with pytest.raises(ValueError, match="numbered 0 to 2"):
+        saved_model.in_order(left)
+
+
+# ---- tables on parameter servers ----
+
+
+@pytest.fixture
+def on_servers(monkeypatch):
+    """Tables that are taken for ones on servers, and small blocks."""
+    monkeypatch.setattr(layer.LogicalTable, "is_on_servers", True)
+    # Three rows, which neither a shard nor the table is a multiple of.
+    monkeypatch.setattr(
+        server_bundle, "_BLOCK_ELEMENTS", 3 * embedding_cases.DIM
+    )
+
+
+def _with_table(**kwargs):
+    model = embedding_cases.model(num_shards=2)
+    cases.randomize(model, 1)
+    spec = tf.TensorSpec([None, len(embedding_cases.FIELDS)], tf.int32)
+    return model, _writer(model, spec, **kwargs)
+
+
+@pytest.mark.parametrize("variables_dtype", [None, "bfloat16"])
+def test_a_table_on_servers_is_written_as_any_other(
+    tmp_path, on_servers, variables_dtype
+):
+    model, writer = _with_table(variables_dtype=variables_dtype)
+    snapshot = writer.snapshot()
+    assert [value is None for value in snapshot] == [True, False, False]
+    ids, _ = embedding_cases.data()
+    for name in ("first", "second"):
+        # As it is when it is written.
+        for shard in model.get_layer("table").shards:
+            shard.assign(shard * 0.5)
+        path = str(_write(writer, tmp_path / name, writer.snapshot()))
+        table, *_ = saved_model.read_variables(path, writer.variables)
+        whole = embedding_cases.table(model.get_layer("table"))
+        stored = tf.cast(whole, variables_dtype or "float32")
+        np.testing.assert_array_equal(table, stored)
+        loaded = tf.saved_model.load(path)
+        np.testing.assert_array_equal(loaded.model_variables[0], stored)
+        tolerance = 0.02 if variables_dtype else 1e-5
+        for found in (
+            loaded.serve(tf.constant(ids)),
+            *loaded.signatures["serving_default"](tf.constant(ids)).values(),
+        ):
+            np.testing.assert_allclose(found, model(ids), rtol=tolerance)
+        assert not list(pathlib.Path(path).rglob("*.parts"))
+
+
+def test_a_table_on_servers_must_be_finite(tmp_path, on_servers):
+    model, writer = _with_table()
+    shard = model.get_layer("table").shards[1]
+    shard.assign(tf.fill(shard.shape, np.inf))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        _write(writer, tmp_path / "1")
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

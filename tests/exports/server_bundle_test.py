@@ -1,0 +1,139 @@
+"""Tables in pieces, to and from one checkpoint."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdistill.exports import server_bundle
+
+DIM = 4
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    # Two rows a block, so that blocks end inside of shards and at their ends.
+    monkeypatch.setattr(server_bundle, "_BLOCK_ELEMENTS", 2 * DIM + 1)
+
+
+def _table(num_rows=9):
+    return np.arange(num_rows * DIM, dtype="float32").reshape(num_rows, DIM)
+
+
+def _shards(*sizes, values=None, dtype="float32"):
+    table = _table(sum(sizes)) if values is None else values
+    shards, first = [], 0
+    for index, size in enumerate(sizes):
+        with tf.device(f"CPU:{index % 2}"):
+            shards.append(
+                tf.Variable(tf.cast(table[first : first + size], dtype))
+            )
+        first += size
+    return shards
+
+
+def _write(path, shards, **kwargs):
+    bundle = server_bundle.BundleWriter(f"{path}/some")
+    bundle.add({"dense": tf.constant([1.5, 2.5]), "step": tf.constant(7)})
+    bundle.add({})
+    bundle.add_rows("table", shards, **kwargs)
+    bundle.finish()
+    return f"{path}/some"
+
+
+@pytest.mark.parametrize("sizes", [(9,), (5, 4), (1, 6, 2)])
+def test_a_table_in_shards_is_one_tensor_of_an_ordinary_checkpoint(
+    tmp_path, sizes
+):
+    reader = tf.train.load_checkpoint(_write(tmp_path, _shards(*sizes)))
+    assert reader.get_variable_to_shape_map() == {
+        "dense": [2],
+        "step": [],
+        "table": [9, DIM],
+    }
+    np.testing.assert_array_equal(reader.get_tensor("table"), _table())
+    np.testing.assert_array_equal(reader.get_tensor("dense"), [1.5, 2.5])
+    assert reader.get_tensor("step") == 7
+    assert not list(tmp_path.glob("*.parts"))
+
+
+@pytest.mark.parametrize("sizes", [(9,), (4, 5), (2, 2, 5)])
+def test_it_reads_into_any_number_of_shards(tmp_path, sizes):
+    prefix = _write(tmp_path, _shards(5, 4))
+    shards = _shards(*sizes, values=np.zeros([9, DIM]))
+    assert server_bundle.read_rows(prefix, "table", shards)
+    found = np.concatenate([shard.numpy() for shard in shards])
+    np.testing.assert_array_equal(found, _table())
+
+
+def test_no_block_is_larger_than_it_may_be(tmp_path, monkeypatch):
+    sizes = {"SaveV2": [], "RestoreV2": []}
+    save, restore = tf.raw_ops.SaveV2, tf.raw_ops.RestoreV2
+
+    def saved(**kwargs):
+        sizes["SaveV2"] += [tf.size(t).numpy() for t in kwargs["tensors"]]
+        return save(**kwargs)
+
+    def restored(**kwargs):
+        found = restore(**kwargs)
+        sizes["RestoreV2"] += [tf.size(t).numpy() for t in found]
+        return found
+
+    monkeypatch.setattr(tf.raw_ops, "SaveV2", saved)
+    monkeypatch.setattr(tf.raw_ops, "RestoreV2", restored)
+    shards = _shards(5, 4)
+    prefix = _write(tmp_path, shards)
+    server_bundle.read_rows(prefix, "table", shards)
+    table = [8, 8, 4, 8, 8]
+    assert sizes == {"SaveV2": [2, 1, *table], "RestoreV2": table}
+    # A row is never cut, however long it is.
+    monkeypatch.setattr(server_bundle, "_BLOCK_ELEMENTS", 1)
+    sizes["RestoreV2"].clear()
+    server_bundle.read_rows(prefix, "table", shards)
+    assert sizes["RestoreV2"] == [DIM] * 9
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_it_fills_one_half_of_each_shard(tmp_path, half):
+    prefix = _write(tmp_path, _shards(5, 4))
+    shards = _shards(10, 8, values=np.full([18, DIM], -1.0))
+    assert server_bundle.read_rows(prefix, "table", shards, half=half)
+    halves = [np.split(shard.numpy(), 2) for shard in shards]
+    found = np.concatenate([both[half] for both in halves])
+    np.testing.assert_array_equal(found, _table())
+    assert all((both[1 - half] == -1).all() for both in halves)
+
+
+def test_it_narrows_and_widens(tmp_path):
+    shards = _shards(5, 4, values=_table() / 3)
+    prefix = _write(tmp_path, shards, dtype=tf.bfloat16)
+    reader = tf.train.load_checkpoint(prefix)
+    assert reader.get_variable_to_dtype_map()["table"] == tf.bfloat16
+    expected = tf.cast(tf.cast(_table() / 3, tf.bfloat16), tf.float32)
+    assert server_bundle.read_rows(prefix, "table", shards)
+    found = np.concatenate([shard.numpy() for shard in shards])
+    np.testing.assert_array_equal(found, expected)
+    assert (found != _table() / 3).any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_it_writes_only_finite_tables(tmp_path, value):
+    shards = _shards(5, 4)
+    shards[1][3, 2].assign(value)
+    bundle = server_bundle.BundleWriter(f"{tmp_path}/some")
+    with pytest.raises(ValueError, match="table holds NaN or infinite"):
+        bundle.add_rows("table", shards)
+
+
+@pytest.mark.parametrize("row", [0, 8])
+def test_it_tells_when_it_has_read_what_is_not_finite(tmp_path, row):
+    table = _table()
+    table[row, 1] = np.nan
+    bundle = server_bundle.BundleWriter(f"{tmp_path}/some")
+    bundle.add({"table": tf.constant(table)})
+    bundle.finish()
+    shards = _shards(5, 4)
+    assert not server_bundle.read_rows(f"{tmp_path}/some", "table", shards)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

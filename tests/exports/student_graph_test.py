@@ -1,0 +1,311 @@
+"""Students whose layers hold vocabularies."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.cases import codistillation as cases
+from tfdistill.exports import saved_model
+from tfdistill.exports import student_graph
+
+WORDS = ["a b c d e", "f g h a"]
+
+
+def _text_model(words=WORDS):
+    vectorize = keras.layers.TextVectorization(
+        max_tokens=30, output_sequence_length=4
+    )
+    vectorize.adapt(words)
+    inputs = keras.Input((), dtype="string")
+    hidden = keras.layers.Embedding(30, 5)(vectorize(inputs))
+    hidden = keras.layers.GlobalAveragePooling1D()(hidden)
+    return keras.Model(inputs, keras.layers.Dense(2)(hidden))
+
+
+def _graph(model):
+    return student_graph.StudentGraph(model, tf.TensorSpec([None], tf.string))
+
+
+def test_the_tables_in_use_are_found_at_any_depth_and_once():
+    inner = _text_model()
+    outer = keras.Sequential([keras.Input((), dtype="string"), inner])
+    assert len(_graph(outer).tables) == 1
+    assert len(_graph(inner).tables) == 1
+    assert student_graph.tables_used(outer, []) == []
+
+
+def test_a_text_student_is_exported_with_its_vocabulary(tmp_path):
+    model = _text_model()
+    writer = saved_model.SavedModelWriter(_graph(model))
+    text = tf.constant(["a b", "h z", ""])
+    for step in range(2):
+        directory = tmp_path / str(step)
+        directory.mkdir()
+        writer.write(str(directory), writer.snapshot())
+        loaded = tf.saved_model.load(str(directory))
+        np.testing.assert_allclose(loaded.serve(text), model(text), rtol=1e-6)
+        model.set_weights([w + 1 for w in model.get_weights()])
+
+
+def test_another_vocabulary_is_another_graph():
+    same, again = _graph(_text_model()), _graph(_text_model())
+    other = _graph(_text_model(["h g f e", "d c b a"]))
+    assert same.fingerprint == again.fingerprint
+    assert same.fingerprint != other.fingerprint
+
+
+_SPEC = tf.TensorSpec([None, 2], tf.float32)
+
+
+@pytest.mark.parametrize(
+    ("structure", "expected"),
+    [
+        (_SPEC, ["x"]),
+        ([_SPEC, _SPEC], ["x_0", "x_1"]),
+        ((_SPEC,), ["x_0"]),
+        ({"b": _SPEC, "a": _SPEC}, ["a", "b"]),
+        ({"a": [_SPEC, _SPEC], "b": {"c": _SPEC}}, ["a_0", "a_1", "b_c"]),
+        ({"sepal length (cm)": _SPEC}, ["sepal_length__cm_"]),
+        ({"C1-x/y": _SPEC, "2nd": _SPEC}, ["x_2nd", "C1_x_y"]),
+    ],
+)
+def test_names_are_legal_and_in_the_order_of_the_leaves(structure, expected):
+    assert student_graph.leaf_names(structure, "x") == expected
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [{"a b": _SPEC, "a_b": _SPEC}, {"a": {"b": _SPEC}, "a_b": _SPEC}],
+)
+def test_leaves_of_one_name_are_refused(structure):
+    with pytest.raises(ValueError, match="must differ.*a_b"):
+        student_graph.leaf_names(structure, "x")
+
+
+def test_named_pairs_names_with_their_own_leaves():
+    found = student_graph.named({"b": 1, "a": [2, 3]}, "x")
+    assert found == {"a_0": 2, "a_1": 3, "b": 1}
+
+
+def test_to_json_describes_each_leaf():
+    structure = {"a": _SPEC, "b": tf.TensorSpec([], tf.string)}
+    assert student_graph.to_json(structure, "x") == {
+        "a": {"shape": [None, 2], "dtype": "float32"},
+        "b": {"shape": [], "dtype": "string"},
+    }
+
+
+def test_to_json_of_an_unknown_rank_is_none():
+    assert student_graph.to_json(tf.TensorSpec(None), "x")["x"]["shape"] is None
+
+
+_FINGERPRINT = """
+import sys
+import keras
+from tests.cases import codistillation as cases
+from tfdistill import student_graph
+keras.layers.Dense(1), keras.layers.Dense(1)  # Other automatic names.
+graph = student_graph.StudentGraph(cases.deep(7), cases.input_spec())
+print(graph.fingerprint)
+"""
+
+
+def _fingerprint(model, spec=None):
+    spec = spec or cases.input_spec()
+    return student_graph.StudentGraph(model, spec).fingerprint
+
+
+def test_it_computes_the_student_with_other_values():
+    ours, theirs = cases.deep(1), cases.deep(2)
+    graph = student_graph.StudentGraph(ours, cases.input_spec())
+    x, _ = cases.data()
+    expected = theirs(x).numpy()
+    assert not np.allclose(expected, ours(x))
+    np.testing.assert_allclose(
+        graph([v.value for v in theirs.variables], x), expected, rtol=1e-6
+    )
+
+
+def test_values_of_another_width_are_cast():
+    student = cases.linear()
+    graph = student_graph.StudentGraph(student, cases.input_spec())
+    x, _ = cases.data()
+    halves = [tf.cast(v.value, tf.bfloat16) for v in student.variables]
+    wide = [tf.cast(value, tf.float32) for value in halves]
+    np.testing.assert_array_equal(graph(halves, x), graph(wide, x))
+
+
+def test_it_infers_and_changes_no_variable():
+    inputs = keras.Input((4,))
+    hidden = keras.layers.BatchNormalization()(inputs)
+    hidden = keras.layers.Dropout(0.9)(hidden)
+    student = keras.Model(inputs, keras.layers.Dense(3)(hidden))
+    cases.randomize(student, 1)
+    before = [v.numpy() for v in student.variables]
+    graph = student_graph.StudentGraph(student, cases.input_spec())
+    x, _ = cases.data()
+    found = graph([v.value for v in student.variables], x)
+    np.testing.assert_allclose(found, student(x, training=False), rtol=1e-6)
+    for variable, value in zip(student.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_one_trace_serves_every_batch_size():
+    student = cases.linear()
+    traces = []
+    call = student.call
+    student.call = lambda *a, **k: traces.append(1) or call(*a, **k)
+    spec = tf.zeros([5, cases.NUM_FEATURES])
+    graph = student_graph.StudentGraph(student, spec)
+    assert graph.input_spec.shape.as_list() == [None, 4]
+    assert graph.output_spec.shape.as_list() == [None, 3]
+    values = [v.value for v in graph.variables]
+    num_traces = []
+    for batch_size in (1, 7, 16):
+        x = tf.zeros([batch_size, cases.NUM_FEATURES])
+        assert graph(values, x).shape[0] == batch_size
+        num_traces.append(len(traces))
+    assert num_traces[0] >= 1
+    assert num_traces[0] == num_traces[-1]
+
+
+def test_structures_of_inputs_and_outputs_are_kept():
+    a, b = keras.Input((2,), name="a"), keras.Input((3,), name="b")
+    joined = keras.layers.Concatenate()([a, b])
+    outputs = {"v": keras.layers.Dense(1)(joined), "k": [joined]}
+    graph = student_graph.StudentGraph(
+        keras.Model({"a": a, "b": b}, outputs),
+        {"a": tf.TensorSpec([4, 2]), "b": tf.TensorSpec([4, 3])},
+    )
+    assert set(graph.input_spec) == {"a", "b"}
+    assert graph.output_spec["k"][0].shape.as_list() == [None, 5]
+
+
+# ---- fingerprint ----
+
+
+@pytest.mark.timeout_secs(200)
+def test_fingerprints_agree_across_processes(monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "12345")
+    monkeypatch.setenv("PYTHONPATH", ":".join(_source_paths()))
+    there = cases.run_python(_FINGERPRINT).strip()
+    assert there == _fingerprint(cases.deep(1))
+
+
+def _source_paths():
+    import pathlib
+
+    return [str(pathlib.Path(__file__).resolve().parents[2])]
+
+
+def test_fingerprints_agree_across_strategies(two_replicas):
+    with two_replicas.scope():
+        mirrored = _fingerprint(cases.deep(1))
+    assert mirrored == _fingerprint(cases.deep(1))
+
+
+def test_fingerprints_ignore_names_and_values():
+    inputs = keras.Input((4,), name="other")
+    hidden = keras.layers.Dense(5, activation="tanh", name="mine")(inputs)
+    named = keras.Model(inputs, keras.layers.Dense(3)(hidden), name="zzz")
+    assert _fingerprint(named) == _fingerprint(cases.deep(2))
+
+
+def test_fingerprints_ignore_the_example_batch_size():
+    spec = tf.TensorSpec([32, cases.NUM_FEATURES])
+    assert _fingerprint(cases.deep(), spec) == _fingerprint(cases.deep())
+
+
+def _scaled(factor):
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, keras.layers.Rescaling(factor)(inputs))
+
+
+def _wired(swap):
+    inputs = keras.Input((4,))
+    first, last = inputs[:, :2], inputs[:, 2:]
+    return keras.Model(inputs, last - first if swap else first - last)
+
+
+def _with_policy(policy):
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, keras.layers.Dense(3, dtype=policy)(inputs))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: cases.deep(), lambda: cases.deep(activation="relu")),
+        (lambda: cases.linear(), lambda: cases.linear(classes=4)),
+        (lambda: cases.linear(), lambda: cases.deep()),
+        (lambda: _scaled(0.5), lambda: _scaled(0.25)),
+        (lambda: _wired(False), lambda: _wired(True)),
+        (lambda: _with_policy("float32"), lambda: _with_policy("bfloat16")),
+        (
+            lambda: _with_policy("float32"),
+            lambda: _with_policy("mixed_bfloat16"),
+        ),
+    ],
+    ids=[
+        "activation",
+        "classes",
+        "depth",
+        "constant",
+        "wiring",
+        "dtype",
+        "mixed",
+    ],
+)
+def test_fingerprints_tell_computations_apart(one, other):
+    assert _fingerprint(one()) == _fingerprint(one())
+    assert _fingerprint(one()) != _fingerprint(other())
+
+
+def test_fingerprints_tell_input_dtypes_apart():
+    half = cases.input_spec(dtype=tf.float64)
+    assert _fingerprint(cases.linear(), half) != _fingerprint(cases.linear())
+
+
+def test_fingerprints_see_inside_called_functions():
+    def build(factor):
+        @tf.function
+        def scale(x):
+            return x * factor
+
+        class Scale(keras.layers.Layer):
+            def call(self, x):
+                return tf.cond(tf.shape(x)[0] > 1, lambda: scale(x), lambda: x)
+
+        return keras.Sequential([keras.Input((4,)), Scale()])
+
+    assert _fingerprint(build(2.0)) == _fingerprint(build(2.0))
+    assert _fingerprint(build(2.0)) != _fingerprint(build(3.0))
+
+
+# ---- mistakes ----
+
+
+def test_a_variable_that_keras_does_not_know_is_refused():
+    class Raw(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.scale = tf.Variable(1.0, name="my_scale")
+
+        def call(self, x):
+            return x * self.scale
+
+    model = keras.Sequential([keras.Input((4,)), Raw()])
+    with pytest.raises(ValueError, match="my_scale.*add_weight"):
+        student_graph.StudentGraph(model, cases.input_spec())
+
+
+def test_a_student_that_is_not_built_is_refused():
+    with pytest.raises(ValueError, match="must be built"):
+        student_graph.StudentGraph(
+            keras.Sequential([keras.layers.Dense(3)]), cases.input_spec()
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

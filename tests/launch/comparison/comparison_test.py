@@ -1,0 +1,837 @@
+"""Plans, budgets, statistics and the report of a comparison, without runs."""
+
+import dataclasses
+import fractions
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from launch import compare
+from launch import recipes
+from launch.comparison import collect
+from launch.comparison import experiment
+from launch.comparison import methods
+from launch.comparison import plots
+from launch.comparison import report
+from launch.comparison import runs
+from launch.comparison import statistics
+from launch.task import outputs
+from launch.task import predictions
+from tfdistill import metrics
+
+
+def _setup(**changes):
+    return methods.Setup(config=recipes.digits(), **changes)
+
+
+def _trial(name, seed=0, **changes):
+    return methods.METHODS[name].make(_setup(**changes), seed)
+
+
+# --- plans -------------------------------------------------------------------
+
+
+def test_nobody_learns_from_anybody_in_the_controls():
+    for name in ("independent", "large_group", "ensemble"):
+        for run in _trial(name).runs:
+            assert not run.config.codistillation.enabled
+            assert run.num_groups == 1
+            assert run.config.exchange.every_steps == run.config.num_steps
+
+
+def test_methods_differ_from_independent_in_what_they_are_about():
+    (base,) = _trial("independent").runs
+    for name, changed in {
+        "large_group": {"data.global_batch_size"},
+        "label_smoothing": {"smoothing.kind"},
+        "unigram_smoothing": {"smoothing.kind"},
+    }.items():
+        (run,) = _trial(name).runs
+        assert set(recipes.changed_fields(base.config, run.config)) == changed
+    (big,) = _trial("large_group", num_groups=3, workers_per_group=2).runs
+    assert big.config.data.global_batch_size == 3 * 64
+    assert (big.num_groups, big.workers_per_group) == (1, 6)
+    (own,) = _trial("codistill").runs
+    (shared,) = _trial("codistill_shared").runs
+    assert recipes.changed_fields(own.config, shared.config) == ["data.mode"]
+    assert recipes.changed_fields(recipes.digits(), own.config) == [
+        "start_together_secs"
+    ]
+    assert own.num_groups == shared.num_groups == 2
+
+
+def test_large_group_takes_a_scaled_learning_rate():
+    (run,) = _trial("large_group", learning_rate_scale=2.0).runs
+    assert run.config.optimizer.learning_rate == pytest.approx(4e-3)
+
+
+def test_seeds_differ_between_trials_and_members_and_splits_do_not():
+    seeds = [run.config.seed for run in _trial("ensemble", 3).runs]
+    orders = [run.config.data.seed for run in _trial("ensemble", 3).runs]
+    assert seeds == orders == [3, 1003]
+    assert _trial("independent", 3).runs[0].config.seed == 3
+
+
+def test_equal_runs_are_trained_once():
+    (alone,) = _trial("independent", 1).runs
+    ensemble = _trial("ensemble", 1)
+    assert ensemble.runs[0].key == alone.key != ensemble.runs[1].key
+    first, second = (
+        _trial("offline_distillation", seed).runs for seed in (0, 1)
+    )
+    assert first[1].teachers == (first[0],)
+    assert first[1].key != second[1].key
+
+
+def test_a_student_of_another_teacher_is_another_run():
+    teacher, student = _trial("offline_distillation").runs
+    other = dataclasses.replace(
+        student,
+        teachers=(dataclasses.replace(teacher, workers_per_group=2),),
+    )
+    assert other.key != student.key
+
+
+# --- budgets -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+@pytest.mark.parametrize("num_groups", [2, 4])
+def test_a_total_budget_is_the_same_for_all(name, num_groups):
+    trial = _trial(name, budget="total", num_groups=num_groups, ensemble_size=5)
+    assert trial.num_examples == _trial("independent").num_examples
+
+
+def test_a_budget_per_group_gives_each_group_the_steps_of_the_recipe():
+    for name in methods.METHODS:
+        assert {run.config.num_steps for run in _trial(name).runs} == {1000}
+    assert _trial("codistill").num_examples == 2 * 64_000
+    assert _trial("ensemble", ensemble_size=3).num_examples == 3 * 64_000
+
+
+@pytest.mark.parametrize("num_groups", [3, 4, 6, 7])
+def test_a_total_budget_is_never_exceeded(num_groups):
+    setup = methods.Setup(
+        config=recipes.criteo_small(), budget="total", num_groups=num_groups
+    )
+    whole = methods.METHODS["independent"].make(setup, 0).num_examples
+    for name in ("codistill", "large_group"):
+        found = methods.METHODS[name].make(setup, 0).num_examples
+        assert 0.5 * whole < found <= whole
+
+
+def test_one_group_of_several_that_differ_is_the_first():
+    config = recipes.override(
+        recipes.digits(),
+        [
+            'model.group_arguments=[{"dropout":0.1},{"dropout":0.2}]',
+            "exchange.allow_other_graphs=true",
+            'codistillation.saved_models=["old"]',
+        ],
+    )
+    setup = methods.Setup(config=config, ps_per_group=1)
+    (run,) = methods.METHODS["large_group"].make(setup, 0).runs
+    assert run.config.model.arguments["dropout"] == 0.1
+    assert run.config.model.group_arguments == ()
+    assert run.config.codistillation.saved_models == ()
+    assert (run.workers_per_group, run.ps_per_group) == (2, 2)
+
+
+def test_a_shorter_run_keeps_the_shape_of_its_schedule():
+    config = recipes.override(
+        recipes.digits(),
+        ["steps_per_execution=10", "codistillation.ramp_steps=8"],
+    )
+    half = methods.scaled(config, fractions.Fraction(1, 2))
+    assert (half.num_steps, half.evaluate_every_steps) == (500, 50)
+    assert half.codistillation.burn_in_steps == 50
+    assert half.codistillation.ramp_steps == 4
+    with pytest.raises(ValueError, match="less than one step"):
+        methods.scaled(config, fractions.Fraction(1, 1000))
+
+
+# --- variants ----------------------------------------------------------------
+
+
+def test_sweeps_set_one_field():
+    first, second = methods.parse_sweep("exchange_interval=2,1000")
+    assert first.name == "codistill[exchange_interval=2]"
+    (run,) = first.trial(_setup(), 0).runs
+    assert run.config.exchange.every_steps == 2
+    assert run.config.exchange.refresh_every_steps == 2
+    (run,) = second.trial(_setup(), 0).runs
+    assert run.config.exchange.every_steps == 1000
+    (groups,) = methods.parse_sweep("codistill_shared:num_groups=4")
+    (run,) = groups.trial(_setup(), 0).runs
+    assert (run.num_groups, run.config.data.mode) == (4, "shared")
+    ring, listed = methods.parse_sweep("topology=ring,[[1],[0]]")
+    assert ring.trial(_setup(), 0).runs[0].config.exchange.topology == "ring"
+    assert listed.trial(_setup(), 0).runs[0].config.exchange.topology == (
+        (1,),
+        (0,),
+    )
+    (any_field,) = methods.parse_sweep("large_group:optimizer.learning_rate=1")
+    (run,) = any_field.trial(_setup(), 0).runs
+    assert run.config.optimizer.learning_rate == 1.0
+
+
+@pytest.mark.parametrize(
+    "parse, text, message",
+    [
+        (methods.parse_sweep, "burn_in", "must be .*METHOD.*received"),
+        (methods.parse_sweep, "burn_in=", "must be .*METHOD.*received"),
+        (methods.parse_sweep, "=3", "must be .*METHOD.*received"),
+        (methods.parse_sweep, "codistil:burn_in=1", "mean 'codistill'"),
+        (methods.parse_methods, "independant", "mean 'independent'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(parse, text, message):
+    with pytest.raises(ValueError, match=message):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--trials=0"], "--trials must be >= 1; received 0"),
+        (["--methods=codistilled"], "There is no method"),
+        (["--sweep=burn=1"], "burn"),
+        (["--target=last"], "--target must be .* received 'last'"),
+        (["--target=nan"], "--target must be .* received 'nan'"),
+        (["--num_groups=1"], "must be|are >= 2; received num_groups=1"),
+        (["--ensemble_size=1"], "--ensemble_size must be >= 2; received 1"),
+        (["--ps_per_group=-1"], "--ps_per_group must be >= 0; received -1"),
+        (["--learning_rate_scale=0"], "--learning_rate_scale must be > 0"),
+        (["--smoothing_weight=1"], "--smoothing_weight must be in"),
+        (["--sweep=num_groups=two"], "whole number; received 'two'"),
+        (["--sweep=num_groups=2.5"], "whole number; received '2.5'"),
+        (["--sweep=independent:burn_in=1"], "learns from nobody"),
+        (["--sweep=weight=1,1.0"], "would train the same"),
+        (["--sweep=independent:num_groups=2,4"], "would train the same"),
+        (["--override=exchange.topology=[[1],[2],[0]]"], "3 groups|2 groups"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_starts(
+    tmp_path, capsys, options, message
+):
+    workdir = tmp_path / "compared"
+    with pytest.raises(SystemExit) as ended:
+        compare.main(["--recipe=digits", f"--workdir={workdir}", *options])
+    assert ended.value.code == compare.EXIT_OPTIONS
+    assert re.search(message, capsys.readouterr().err)
+    assert not workdir.exists()
+
+
+# --- statistics --------------------------------------------------------------
+
+
+def test_an_estimate_over_trials():
+    found = statistics.over_trials([1.0, 2.0, 3.0, 6.0])
+    assert found.mean == 3.0
+    assert found.standard_error == pytest.approx(stats.sem([1, 2, 3, 6]))
+    low, high = found.interval
+    assert 1.0 <= low < 3.0 < high <= 6.0
+    single = statistics.over_trials([2.0])
+    assert (single.standard_error, single.interval) == (None, None)
+
+
+@pytest.mark.parametrize("size", [6, 10])
+def test_intervals_cover_the_truth_as_often_as_they_say(size, monkeypatch):
+    monkeypatch.setattr(statistics, "NUM_RESAMPLES", 1000)
+    rng = np.random.default_rng(size)
+    covered = 0
+    for _ in range(400):
+        low, high = statistics.over_trials(rng.normal(size=size)).interval
+        covered += low <= 0 <= high
+    # Plain percentiles cover .88 of them at six trials.
+    assert 0.93 <= covered / 400 <= 0.99
+
+
+def test_churn_is_estimated_over_trials_not_pairs():
+    rng = np.random.default_rng(0)
+    places = rng.normal(size=6)
+    matrix = np.abs(places[:, None] - places)
+    found = statistics.over_pairs(matrix)
+    assert found.mean == pytest.approx(matrix[np.triu_indices(6, 1)].mean())
+    assert len(found.values) == 15
+    naive = stats.sem(found.values)
+    assert found.standard_error > naive
+    assert found.interval[0] < found.mean < found.interval[1]
+    two = statistics.over_pairs(matrix[:2, :2])
+    assert (two.standard_error, two.interval) == (None, None)
+
+
+def test_ratios_and_differences_have_intervals_of_both_sides():
+    ours, theirs = [1.0, 1.1, 0.9, 1.0], [2.0, 2.2, 1.8, 2.0]
+    value, (low, high) = statistics.ratio(ours, theirs)
+    assert value == pytest.approx(0.5) and low < 0.5 < high < 0.65
+    value, (low, high) = statistics.difference(ours, theirs)
+    assert value == pytest.approx(-1.0) and low < -1.0 < high < -0.6
+    assert statistics.ratio([1.0], theirs)[1] is None
+
+
+@pytest.mark.parametrize("num_trials", [4, 6])
+def test_a_churn_ratio_of_a_method_to_itself_is_seldom_clear(
+    num_trials, monkeypatch
+):
+    monkeypatch.setattr(statistics, "NUM_RESAMPLES", 500)
+    rng = np.random.default_rng(num_trials)
+
+    def matrix():
+        scales = np.exp(0.15 * rng.normal(size=[num_trials, 1]))
+        found = rng.normal(size=[num_trials, 100]) * scales
+        return np.abs(found[:, None] - found).mean(-1)
+
+    clear = 0
+    for _ in range(200):
+        _, (low, high) = statistics.ratio_of_pairs(matrix(), matrix())
+        clear += not low <= 1 <= high
+    # .32 of them at three trials, which is why those get no verdict.
+    assert clear / 200 <= 0.1
+    assert statistics.LEAST_TRIALS >= 4
+
+
+def test_one_pair_has_no_interval():
+    two = np.array([[0.0, 0.2], [0.2, 0.0]])
+    value, interval = statistics.ratio_of_pairs(two, 2 * two)
+    assert (value, interval) == (0.5, None)
+
+
+def test_a_figure_of_all_trials_has_the_jackknife_s_error():
+    values = np.array([1.0, 2.0, 3.0, 6.0])
+    left_out = [np.delete(values, i).mean() for i in range(4)]
+    found = statistics.jackknifed(values.mean(), left_out)
+    # For a mean the jackknife's error is the plain one.
+    assert found.mean == 3.0
+    assert found.standard_error == pytest.approx(stats.sem(values))
+    assert found.interval == pytest.approx(
+        statistics.over_trials(values).interval
+    )
+    assert found.values == tuple(left_out)
+    few = statistics.jackknifed(0.5, [])
+    assert (few.mean, few.standard_error, few.interval) == (0.5, None, None)
+
+
+# --- targets -----------------------------------------------------------------
+
+
+def _curve(*values, every=100):
+    steps = tuple(every * (1 + index) for index in range(len(values)))
+    seconds = tuple(step / 10 for step in steps)
+    return collect.Curve(steps=steps, values=values, seconds=seconds)
+
+
+def test_a_target_is_reached_between_evaluations():
+    curve = _curve(3.0, 2.0, 1.0, 1.5)
+    assert curve.reaches(1.5) == (250.0, 25.0)
+    assert curve.reaches(3.5) == (100.0, 10.0)
+    assert curve.reaches(0.5) is None
+    assert _curve(math.inf, 1.0).reaches(1.0) == (200.0, 20.0)
+
+
+def test_the_final_loss_takes_independent_all_of_its_steps():
+    independent = [_curve(3.0, 2.0, 1.0), _curve(3.0, 2.0, 1.2)]
+    aim = collect.make("final", independent)
+    assert aim.value == pytest.approx(1.1)
+    faster = [_curve(2.0, 1.0, 0.5), _curve(2.2, 1.0, 0.5)]
+    value, (low, high) = collect.compare_steps(aim, faster, independent)
+    expected = np.mean([190.0, 100 * (1 + 1.1 / 1.2)]) / 300
+    assert value == pytest.approx(expected) and low <= value <= high < 1
+    slower = [_curve(3.0, 2.0, 1.15), _curve(3.0, 2.0, 1.0)]
+    assert collect.compare_steps(aim, slower, independent) is None
+
+
+def test_a_method_equal_to_independent_is_not_said_to_be_faster():
+    # It overfits: the final loss is passed on the way down, by all alike.
+    rng = np.random.default_rng(0)
+
+    def trial():
+        noise = 0.003 * rng.normal() + 0.002 * rng.normal(size=5)
+        return _curve(*(np.array([0.9, 0.6, 0.5, 0.55, 0.6]) + noise).tolist())
+
+    ours, independent = ([trial() for _ in range(6)] for _ in range(2))
+    aim = collect.make("final", independent)
+    value, (low, high) = collect.compare_steps(aim, ours, independent)
+    assert low <= 1 <= high and value == pytest.approx(1, abs=0.1)
+
+
+def test_best_and_given_targets():
+    independent = [_curve(1.0, 0.5, 0.9)] * 2
+    best = collect.make("best", independent)
+    assert best.value == 0.5
+    value, _ = collect.compare_steps(best, [_curve(0.5, 0.4)] * 2, independent)
+    assert value == pytest.approx(0.5)
+    given = collect.make("0.75", independent)
+    value, _ = collect.compare_steps(
+        given, [_curve(0.75, 0.4)] * 2, independent
+    )
+    assert value == pytest.approx(100 / 150)
+
+
+# --- verdicts ----------------------------------------------------------------
+
+
+def _figures(**changes):
+    return {
+        "num_trials": 6,
+        "reached": 6,
+        "versus_independent": {
+            "num_trials": 6,
+            "examples": 2.0,
+            "steps_to_target": {"ratio": 0.71, "interval": (0.66, 0.77)},
+            "churn": {"ratio": 0.69, "interval": (0.65, 0.73)},
+            "log_loss": {"difference": -0.02, "interval": (-0.03, 0.01)},
+            **changes,
+        },
+    }
+
+
+def test_a_verdict_says_what_the_intervals_show():
+    assert report.verdict_on("codistill", _figures(), target=4.05) == (
+        "codistillation reached 4.05 nats in 0.71x the steps (0.66 to 0.77); "
+        "churn -31% +- 4; final log loss not clearly different (-0.0200, "
+        "-0.0300 to +0.0100) (on 2x the training examples in all)"
+    )
+
+
+def test_a_verdict_claims_nothing_that_the_intervals_do_not():
+    unclear = _figures(
+        steps_to_target={"ratio": 0.9, "interval": (0.8, 1.05)},
+        churn={"ratio": 0.8, "interval": (0.6, 1.1)},
+        log_loss={"difference": 0.5, "interval": (0.4, 0.6)},
+    )
+    text = report.verdict_on("codistill", unclear, target=4.05)
+    assert "no clear difference in steps" in text
+    assert "churn not clearly different (-20%, -40% to +10%)" in text
+    assert "final log loss worse (+0.5000" in text
+    few = {**_figures(), "num_trials": 3}
+    assert "3 trial(s) are too few" in report.verdict_on(
+        "codistill", few, target=4.05
+    )
+    alone = _figures(num_trials=1)
+    text = report.verdict_on("codistill", alone, target=4.05)
+    assert "1 trial(s) of independent are too few" in text
+    skewed = _figures(churn={"ratio": 0.7, "interval": (0.6, 0.99)})
+    text = report.verdict_on("codistill", skewed, target=4.05)
+    assert "churn -30% +- 29" in text
+    halved = _figures(examples=1.0, examples_per_step=2.0)
+    text = report.verdict_on("codistill", halved, target=4.05)
+    assert text.endswith("(2x the training examples at each step)")
+    deaf = {"figures": {"groups_without_teacher": {"mean": 0.5}}}
+    text = report.verdict_on("codistill", {**_figures(), **deaf}, target=4.05)
+    assert "some of its groups never heard a teacher" in text
+    nothing = _figures(churn={"ratio": None, "interval": None})
+    assert "churn" not in report.verdict_on("codistill", nothing, target=4.05)
+    near = _figures(steps_to_target={"ratio": 0.9, "interval": None})
+    text = report.verdict_on("codistill", near, target=4.05)
+    assert "(0.90x the steps, too near to where" in text
+    some = {**_figures(), "reached": 4}
+    assert "in 4 of 6 trials" in report.verdict_on(
+        "codistill", some, target=4.05
+    )
+
+
+# --- reports -----------------------------------------------------------------
+
+
+def _write(directory, run, *, rng, shift):
+    """Writes what a run would leave behind, and returns its predictions."""
+    found, groups = [], []
+    for group in range(run.num_groups):
+        place = outputs.group_dir(directory, group)
+        place.mkdir(parents=True)
+        logits = rng.normal(size=[40, 3]) + shift * np.eye(3)[np.arange(40) % 3]
+        exact = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        kept = predictions.Distributions(
+            probabilities=exact, labels=np.arange(40) % 3
+        )
+        outputs.write_predictions(place, kept)
+        lines = [{"event": "start", "time": 100.0, "step": 0}]
+        for number in (1, 2, 3):
+            lines.append(
+                {
+                    "event": "epoch_end",
+                    "time": 101.0 + number,
+                    "step": 100 * number,
+                    "val_log_loss": 2.0 - shift - 0.3 * number,
+                    "teacher_staleness": 10.0 * number,
+                }
+            )
+        (place / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        result = {
+            "group": group,
+            "steps": 300,
+            "examples": 3000,
+            "examples_per_second": 50.0,
+            "seconds": 9.0,
+            "waited_seconds": 1.0,
+            "process_seconds": 4.0,
+            "parameter_bytes": 1000,
+            "exports": {"published": 3, "bytes": 3600},
+            "teachers": [{"swaps": 2, "bytes": 2400}],
+        }
+        (place / "results.json").write_text(json.dumps(result))
+        groups.append(result)
+        found.append(kept)
+    (directory / "results.json").write_text(json.dumps({"groups": groups}))
+    return found
+
+
+@pytest.fixture
+def compared(tmp_path):
+    """A finished comparison of made-up runs, with what they predicted."""
+    rng = np.random.default_rng(0)
+    setup = _setup()
+    chosen = methods.parse_methods("independent,ensemble,codistill")
+    found = experiment.Experiment(
+        tmp_path, setup=setup, variants=chosen, num_trials=4
+    )
+    runner, kept = runs.Runner(tmp_path), {}
+    for variant in chosen:
+        for seed in range(4):
+            for run in variant.trial(setup, seed).runs:
+                if not runner.is_done(run):
+                    shift = 0.5 * (variant.name == "codistill")
+                    directory = runner.directory(run)
+                    kept[run.key] = _write(directory, run, rng=rng, shift=shift)
+    return found, kept
+
+
+def test_the_report_can_be_recomputed_from_the_predictions(compared, tmp_path):
+    found, kept = compared
+    made = found.report("final", {}, jobs=1)
+    assert made == json.loads((tmp_path / "report.json").read_text())
+    codistilled = made["methods"]["codistill"]
+    copies = [
+        [
+            np.load(tmp_path / run / f"group_{group}" / "predictions.npz")
+            for group in (0, 1)
+        ]
+        for trial in codistilled["trials"]
+        for run in trial["runs"]
+    ]
+    churns = [
+        np.mean(
+            [
+                0.5
+                * np.abs(a["probabilities"] - b["probabilities"]).sum(-1).mean()
+                for a, b in zip(copies[i], copies[j], strict=True)
+            ]
+        )
+        for i in range(4)
+        for j in range(i)
+    ]
+    assert codistilled["churn"]["churn"]["mean"] == pytest.approx(
+        np.mean(churns)
+    )
+    losses = [
+        np.mean(
+            [
+                -np.log(c["probabilities"][np.arange(40), c["labels"]]).mean()
+                for c in trial
+            ]
+        )
+        for trial in copies
+    ]
+    figures = codistilled["figures"]
+    assert figures["log_loss"]["values"] == pytest.approx(losses)
+    assert figures["best_log_loss"]["mean"] == pytest.approx(0.6)
+    assert figures["total_examples"]["mean"] == 2 * 64_000
+    assert figures["teacher_staleness"]["mean"] == pytest.approx(20.0)
+    assert figures["all_reduce_formula_bytes"]["mean"] == 1000 * 1000
+    assert figures["exchange_formula_bytes"]["mean"] == 1000 * 1000 / 25
+    assert figures["versions_read"]["mean"] == 2.0
+    assert figures["versions_due"]["mean"] == 39.0
+    assert figures["groups_without_teacher"]["mean"] == 0.0
+    assert figures["seconds"]["mean"] == 8.0
+    for name, measure in (
+        ("prediction_difference", metrics.prediction_difference),
+        (
+            "relative_prediction_difference",
+            lambda found: metrics.relative_prediction_difference(
+                found, copies[0][0]["labels"]
+            ),
+        ),
+    ):
+        spread = codistilled["spread"][name]
+        apart = [
+            measure([trial[group]["probabilities"] for trial in copies])
+            for group in (0, 1)
+        ]
+        assert spread["mean"] == pytest.approx(np.mean(apart))
+        assert spread["interval"][0] < spread["mean"] < spread["interval"][1]
+        assert spread["standard_error"] > 0
+    # From 1.2 at step 100 to .9 at 200, against 1.1 at 300.
+    assert made["target"]["value"] == pytest.approx(1.1)
+    assert codistilled["steps_to_target"]["mean"] == pytest.approx(400 / 3)
+    ratio = codistilled["versus_independent"]["steps_to_target"]["ratio"]
+    assert ratio == pytest.approx(4 / 9)
+
+
+def test_an_ensemble_averages_probabilities(compared, tmp_path):
+    found, kept = compared
+    made = found.report("final", {}, jobs=1)["methods"]["ensemble"]
+    first = made["trials"][0]
+    members = [
+        np.load(tmp_path / run / "group_0" / "predictions.npz")
+        for run in first["runs"]
+    ]
+    mean = np.mean([m["probabilities"] for m in members], axis=0)
+    labels = members[0]["labels"]
+    expected = -np.log(mean[np.arange(40), labels]).mean()
+    assert first["figures"]["log_loss"] == pytest.approx(expected)
+    assert first["curve"] is None and "reached" not in made
+
+
+def test_a_report_shows_tables_plots_and_budgets(compared, tmp_path):
+    found, _ = compared
+    made = found.report("0.9", {"seed_9_x": "exit code 1"}, jobs=2)
+    text = (tmp_path / "report.md").read_text()
+    for expected in (
+        "Churn between retrains",
+        "relative PD",
+        "To 0.9000 nats, the loss that was asked for",
+        "codistill 128,000",
+        "seed_9_x: exit code 1",
+        "![curves.png](curves.png)",
+    ):
+        assert expected in text
+    assert (tmp_path / "churn.png").stat().st_size > 1000
+    assert "2x the training examples" in made["methods"]["codistill"]["verdict"]
+    assert made["setup"]["jobs"] == 2
+
+
+def test_more_trials_and_methods_join_and_other_settings_do_not(
+    compared, tmp_path
+):
+    found, _ = compared
+    found._write_record()
+    again = experiment.Experiment(
+        tmp_path,
+        setup=_setup(),
+        variants=methods.parse_methods("large_group"),
+        num_trials=2,
+    )
+    made = again.report("final", {}, jobs=1)
+    assert list(made["methods"]) == ["independent", "ensemble", "codistill"]
+    assert any("large_group: 0 of 4 trials" in note for note in made["notes"])
+    with pytest.raises(ValueError, match="differs in budget. Choose another"):
+        experiment.Experiment(
+            tmp_path,
+            setup=_setup(budget="total"),
+            variants=methods.parse_methods("large_group"),
+            num_trials=2,
+        )
+
+
+def test_a_constant_weight_decay_is_told_of_where_groups_teach_each_other(
+    compared,
+):
+    found, _ = compared
+    assert not any("decay" in note for note in found._notes({}))
+    config = recipes.override(
+        recipes.digits(), ["optimizer.weight_decay=0.01", "optimizer.name=sgd"]
+    )
+    for methods_, told in (("independent", 0), ("independent,codistill", 1)):
+        other = experiment.Experiment(
+            found.workdir / "other",
+            setup=methods.Setup(config=config),
+            variants=methods.parse_methods(methods_),
+            num_trials=2,
+        )
+        notes = [n for n in other._notes({}) if "constant weight decay" in n]
+        assert len(notes) == told
+
+
+def test_predictions_of_other_examples_are_not_compared():
+    one, other = (
+        predictions.Distributions(
+            probabilities=np.full(3, 0.5), labels=np.array(labels)
+        )
+        for labels in ([0, 1, 0], [0, 1, 1])
+    )
+    with pytest.raises(ValueError, match="different labels. Keep the split"):
+        predictions.Distributions.mean([one, other])
+
+
+def test_nothing_finished_is_an_error(tmp_path):
+    empty = experiment.Experiment(
+        tmp_path,
+        setup=_setup(),
+        variants=methods.parse_methods("independent"),
+        num_trials=1,
+    )
+    with pytest.raises(ValueError, match="no finished trial"):
+        empty.report("final", {}, jobs=1)
+
+
+def test_a_method_without_its_baseline_is_said_to_be_so():
+    made = report.make(
+        {"codistill": [_finished()]},
+        target="final",
+        descriptions={"codistill": "taught"},
+        context={},
+    )
+    assert made["target"] is None
+    assert "Without the method independent" in made["notes"][0]
+
+
+def _finished():
+    return collect.Finished(
+        seed=0,
+        directories=("runs/x",),
+        predictions=(
+            predictions.Distributions(
+                probabilities=np.full(3, 0.5), labels=np.array([0, 1, 0])
+            ),
+        ),
+        figures={
+            "log_loss": 0.5,
+            "total_examples": 10,
+            "student_examples": 10,
+            "teacher_seconds": 0.0,
+        },
+        copies=({"log_loss": 0.5},),
+        curve=_curve(1.0, 0.5),
+    )
+
+
+def _made(finished, **context):
+    return report.make(
+        finished,
+        target="final",
+        descriptions=dict.fromkeys(finished, ""),
+        context=context,
+    )
+
+
+def _of_clicks(probabilities, **figures):
+    found = _finished()
+    kept = predictions.Distributions(
+        probabilities=np.array(probabilities), labels=np.array([0, 1, 0])
+    )
+    return dataclasses.replace(
+        found, predictions=(kept,), figures={**found.figures, **figures}
+    )
+
+
+def test_retrains_that_never_predict_a_click_can_be_reported():
+    # Rare clicks: no probability is above one half, and label churn is zero.
+    rng = np.random.default_rng(0)
+    trials = [_of_clicks(rng.uniform(0.01, 0.1, 3)) for _ in range(4)]
+    made = _made({"independent": trials, "codistill": trials[::-1]})
+    text = json.dumps(made, allow_nan=False)
+    versus = json.loads(text)["methods"]["codistill"]["versus_independent"]
+    assert versus["label_churn"] == {"ratio": None, "interval": None}
+    assert versus["churn"]["ratio"] == pytest.approx(1.0)
+
+
+def test_trials_without_a_teacher_are_reported_with_the_others():
+    trials = [
+        _of_clicks([0.2] * 3, teacher_staleness=7.0),
+        _of_clicks([0.3] * 3),
+    ]
+    for order in (trials, trials[::-1]):
+        figures = _made({"codistill": order})["methods"]["codistill"]["figures"]
+        assert figures["teacher_staleness"]["values"] == (7.0,)
+
+
+def test_notes_tell_what_would_mislead():
+    trial = _of_clicks(
+        [0.2] * 3,
+        total_examples=12,
+        versions_read=2.0,
+        versions_due=8.0,
+        groups_without_teacher=1.0,
+    )
+    other = dataclasses.replace(
+        _finished(),
+        went_on=True,
+        predictions=(
+            predictions.Distributions(
+                probabilities=np.full(4, 0.5), labels=np.array([0, 1, 0, 1])
+            ),
+        ),
+    )
+    done = {"independent": [trial], "codistill": [other]}
+    notes = " ".join(_made(done, setup={"budget": "total"})["notes"])
+    assert "shared out in whole executions" in notes
+    assert "With --budget=total" not in notes
+    assert "other validation examples than independent" in notes
+    assert "read 2.0 versions of its teachers, where" in notes
+    assert "1 group(s) of all trials never heard a teacher" in notes
+    assert "by the first evaluation" not in notes
+    assert "Cut short once" in notes and "trial 0 of codistill" in notes
+    notes = " ".join(_made(done, setup={"budget": "per_group"})["notes"])
+    assert "With --budget=total all get the same" in notes
+
+
+def test_a_target_that_was_reached_too_early_is_told():
+    early = dataclasses.replace(_finished(), curve=_curve(0.5, 0.6, 0.5))
+    made = _made({"independent": [_finished()], "codistill": [early]})
+    assert made["target"]["value"] == 0.5
+    (note,) = (n for n in made["notes"] if "by the first evaluation" in n)
+    assert "before: codistill." in note
+
+
+def test_seconds_of_a_student_count_its_teacher_s(tmp_path):
+    trial = _trial("offline_distillation")
+    runner, rng = runs.Runner(tmp_path), np.random.default_rng(0)
+    for run in trial.runs:
+        _write(runner.directory(run), run, rng=rng, shift=0.0)
+    found = collect.collect(
+        trial, seed=0, workdir=tmp_path, directory=runner.directory
+    )
+    assert found.figures["teacher_seconds"] == 8.0
+    assert found.figures["seconds"] == 16.0
+    made = _made({"independent": [found]})["methods"]["independent"]
+    alone = found.curve.reaches(found.curve.values[-1])[1]
+    assert made["seconds_to_target"]["mean"] == pytest.approx(8.0 + alone)
+
+
+def test_a_run_that_went_on_from_a_backup_has_each_step_once(tmp_path):
+    (run,) = _trial("independent").runs
+    _write(tmp_path / "r", run, rng=np.random.default_rng(0), shift=0.0)
+    group = outputs.group_dir(tmp_path / "r", 0)
+    assert not collect.went_on(group)
+    before = collect.read([group])
+    again = [
+        {"event": "start", "time": 110.0, "step": 200},
+        {
+            "event": "epoch_end",
+            "time": 111.0,
+            "step": 300,
+            "val_log_loss": 0.1,
+        },
+    ]
+    with (group / "metrics.jsonl").open("a") as file:
+        file.write("\n" + "\n".join(map(json.dumps, again)))
+    after = collect.read([group])
+    assert collect.went_on(group) and after.steps == before.steps
+    assert after.values[-1] == 0.1
+
+
+def test_many_methods_and_sweeps_are_drawn(tmp_path):
+    names = [f"codistill[exchange_interval={n}]" for n in range(40, 0, -1)]
+    trials = [_of_clicks([0.2, 0.3, 0.1]), _of_clicks([0.1, 0.3, 0.3])]
+    made = _made(dict.fromkeys(["independent", *names], trials))
+    drawn = plots.draw(json.loads(json.dumps(made)), tmp_path)
+    assert drawn[-1] == "sweep_codistill_exchange_interval.png"
+    assert all((tmp_path / name).stat().st_size > 1000 for name in drawn)
+    swept = [(str(n), "") for n in (1000, 50, 250)]
+    assert [v for v, _ in plots._in_order(swept)] == ["50", "250", "1000"]
+
+
+def test_a_run_is_named_by_what_it_trains():
+    (run,) = _trial("independent").runs
+    assert isinstance(run, runs.Run) and run.key.startswith("seed_0_")
+    same = dataclasses.replace(run, part="member_7")
+    assert same.key == run.key
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,135 @@
+"""Comparisons that go wrong: wrong data, two at once, files that are broken."""
+
+import fcntl
+import json
+import types
+
+import pytest
+
+from launch import compare
+from launch import recipes
+from launch.comparison import experiment
+from launch.comparison import methods
+from tfdistill.launcher import local_run
+
+
+def _experiment(workdir, *overrides, chosen="independent,large_group"):
+    config = recipes.override(recipes.digits(), overrides)
+    return experiment.Experiment(
+        workdir,
+        setup=methods.Setup(config=config),
+        variants=methods.parse_methods(chosen),
+        num_trials=4,
+    )
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Replaces processes: each run ends at once, by the codes in `codes`."""
+    found = types.SimpleNamespace(workdirs=[], codes=[])
+
+    class Ended:
+        over = True
+
+        def __init__(self, topology):
+            self._workdir = topology.workdir
+
+        def __enter__(self):
+            found.workdirs.append(self._workdir)
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def poll(self, timeout_secs):
+            pass
+
+        def result(self):
+            code = found.codes.pop(0) if found.codes else 0
+            if not code:
+                with open(f"{self._workdir}/results.json", "w") as file:
+                    file.write("{}")
+            return types.SimpleNamespace(exit_code=code, groups=())
+
+    monkeypatch.setattr(local_run, "LocalRun", Ended)
+    return found
+
+
+@pytest.mark.parametrize("code", [2, 65])
+def test_wrong_data_and_options_are_told_once(tmp_path, started, code):
+    started.codes = [code] * 8
+    said = []
+    failures = _experiment(tmp_path).run(1, say=said.append)
+    assert len(started.workdirs) == len(failures) == 1
+    assert "the other 7 are not tried" in said[-1]
+
+
+def test_what_one_method_cannot_do_does_not_stop_the_others(tmp_path, started):
+    started.codes = [0, 65, 0, 2]
+    failures = _experiment(tmp_path).run(1, say=lambda text: None)
+    assert len(started.workdirs) == 8 and len(failures) == 2
+    # Gone on with: six are done, so that a refusal is not that of all.
+    started.codes, started.workdirs = [65, 0], []
+    failures = _experiment(tmp_path).run(1, say=lambda text: None)
+    assert len(started.workdirs) == 2 and len(failures) == 1
+
+
+def test_a_run_that_diverges_first_does_not_stop_the_others(tmp_path, started):
+    started.codes = [1]
+    _experiment(tmp_path).run(1, say=lambda text: None)
+    assert len(started.workdirs) == 8
+
+
+def test_a_mistake_of_which_nothing_came_can_be_corrected(tmp_path, started):
+    started.codes = [65]
+    _experiment(tmp_path, "num_steps=900").run(1, say=lambda text: None)
+    _experiment(tmp_path, "num_steps=800").run(1, say=lambda text: None)
+    with pytest.raises(ValueError, match="differs in num_steps"):
+        _experiment(tmp_path, "num_steps=700")
+
+
+def test_a_second_comparison_at_the_same_time_is_refused(tmp_path, started):
+    with (tmp_path / experiment.LOCK).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="in use by another comparison"):
+            _experiment(tmp_path).run(1, say=lambda text: None)
+    assert not started.workdirs
+    _experiment(tmp_path).run(1, say=lambda text: None)
+    assert started.workdirs
+
+
+def test_broken_files_are_named(tmp_path, started):
+    found = _experiment(tmp_path)
+    found.run(1, say=lambda text: None)
+    with pytest.raises(ValueError, match="Trial 0 of independent .* Remove"):
+        found.report("final", {}, jobs=1)
+    (tmp_path / experiment.RECORD).write_text('{"config"')
+    with pytest.raises(ValueError, match="must be JSON .* Remove it"):
+        _experiment(tmp_path)
+
+
+def test_a_directory_that_cannot_be_written_is_told_in_a_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    workdir = tmp_path / "file" / "compared"
+    try:
+        code = compare.main(["--recipe=digits", f"--workdir={workdir}"])
+    except SystemExit as ended:
+        code = ended.code
+    assert code in (compare.EXIT_FAILURE, compare.EXIT_OPTIONS)
+    assert "Not a directory" in capsys.readouterr().err
+
+
+def test_a_report_alone_adds_no_methods_and_no_trials(tmp_path, started):
+    _experiment(tmp_path).run(1, say=lambda text: None)
+    before = json.loads((tmp_path / experiment.RECORD).read_text())
+    workdir = f"--workdir={tmp_path}"
+    options = compare._make_parser().parse_args(
+        ["--recipe=digits", workdir, "--report_only"]
+    )
+    assert compare._variants(options) == []
+    compare.main(["--recipe=digits", workdir, "--report_only"])
+    assert json.loads((tmp_path / experiment.RECORD).read_text()) == before
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,473 @@
+"""Manifests: against the published schemas, and against our own reader."""
+
+import copy
+import json
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from launch import recipes
+from launch.kubernetes import __main__
+from launch.kubernetes import run
+from tests.cases import kubernetes as manifest_cases
+from tfdistill.cluster import identity
+from tfdistill.launcher import restarts as restarts_lib
+
+VOLUME = "--volume_claim=runs"
+GROUPS = ("--num_groups=2", VOLUME)
+# Every option at once, apart from what excludes each other.
+FULL = (
+    *GROUPS,
+    "--workers_per_group=3",
+    "--mount_path=/mnt",
+    "--namespace=team",
+    "--key_secret=run1-key",
+    "--service_account=trainer",
+    "--cpus_per_worker=4",
+    "--memory_per_worker=8Gi",
+    "--gpus_per_worker=1",
+    "--shm_size=2Gi",
+    "--run_as_user=1000",
+    "--node_selector=disktype=ssd",
+    "--toleration=nvidia.com/gpu:NoSchedule",
+    "--toleration=spot=true",
+    "--env=TF_CPP_MIN_LOG_LEVEL=1",
+    "--max_restarts=3",
+    "--keep_secs=3600",
+)
+SERVERS = ("--ps_per_group=2", "--cpus_per_ps=2", "--memory_per_ps=32Gi")
+TOPOLOGIES = {
+    "one": (VOLUME,),
+    "singles": GROUPS,
+    "no volume": ("--num_groups=2", "--exchange=gs://bucket/run1"),
+    "workers": (*GROUPS, "--workers_per_group=2"),
+    "full": FULL,
+    "servers": (*FULL, *SERVERS),
+}
+
+
+@pytest.fixture(params=TOPOLOGIES)
+def topology(request):
+    return TOPOLOGIES[request.param]
+
+
+def _refused(capsys, *options, command=("python", "my_train.py")):
+    """The message with which options are refused, with code 2."""
+    with pytest.raises(SystemExit) as caught:
+        __main__.main([*options, *(["--", *command] if command else [])])
+    assert caught.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+# --- The published schemas ---------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["1.29", "newest"])
+@pytest.mark.parametrize("form", run.FORMS)
+def test_objects_are_those_of_kubernetes(capsys, topology, form, version):
+    validate = pytest.importorskip("kubernetes_validate")
+    if version == "newest":
+        version = validate.latest_version()
+    objects = manifest_cases.write(capsys, f"--form={form}", *topology)
+    for found in objects:
+        if found["kind"] == "TFJob":
+            continue  # Of an operator; below.
+        assert validate.validate(found, version, strict=True)
+        broken = copy.deepcopy(found)
+        broken["spec"]["noSuchField"] = 1
+        with pytest.raises(validate.ValidationError):
+            validate.validate(broken, version, strict=True)
+
+
+def test_tfjobs_are_those_of_the_operator(capsys, topology):
+    operator = pytest.importorskip("kubeflow.training.models")
+    client = pytest.importorskip("kubernetes.client.models")
+    validate = pytest.importorskip("kubernetes_validate")
+    objects = manifest_cases.write(capsys, "--form=tfjob", *topology)
+    jobs = manifest_cases.of_kind(objects, "TFJob")
+    assert jobs
+    for name, job in jobs.items():
+
+        def mistakes(found, name=name):
+            return manifest_cases.mistakes(
+                found, "KubeflowOrgV1TFJob", (operator, client), name
+            )
+
+        assert mistakes(job) == []
+        broken = copy.deepcopy(job)
+        broken["spec"]["runPolicy"]["backoffLimit"] = "3"
+        broken["spec"]["tfReplicaSpecs"]["Worker"]["retries"] = 1
+        pod = broken["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]
+        del pod["containers"][0]["name"]
+        assert len(mistakes(broken)) == 3
+        for replicas in job["spec"]["tfReplicaSpecs"].values():
+            # The API server completes what the operator leaves out.
+            pod = {"restartPolicy": "Never", **replicas["template"]["spec"]}
+            template = {**replicas["template"], "spec": pod}
+            as_pod = {"apiVersion": "v1", "kind": "Pod", **template}
+            assert validate.validate(as_pod, "1.29", strict=True)
+
+
+# --- Indexed Jobs ------------------------------------------------------------
+
+
+def test_each_pod_of_a_job_is_one_task(capsys):
+    objects = manifest_cases.write(capsys, "--form=job", *FULL, *SERVERS)
+    services = manifest_cases.of_kind(objects, "Service")
+    jobs = manifest_cases.of_kind(objects, "Job")
+    assert len(jobs) == 6
+    names, addresses = set(), set()
+    for job_name, job in jobs.items():
+        pod = job["spec"]["template"]
+        service = services[pod["spec"]["subdomain"]]
+        selector = service["spec"]["selector"]
+        assert selector.items() <= pod["metadata"]["labels"].items()
+        assert service["spec"]["clusterIP"] == "None"
+        assert service["spec"]["publishNotReadyAddresses"] is True
+        for index, (env, command) in enumerate(manifest_cases.tasks(job)):
+            del env["TASK_INDEX"]
+            cluster = identity.Cluster.from_env(env)
+            names.add((cluster.group, cluster.task_name))
+            host = f"{job_name}-{index}.{service['metadata']['name']}"
+            assert cluster.address == f"{host}:2222"
+            addresses |= {a for hosts in cluster.spec.values() for a in hosts}
+            assert (cluster.workdir, cluster.exchange) == (
+                "/mnt/run1",
+                "/mnt/run1/exchange",
+            )
+            assert cluster.num_groups == 2
+            assert command == ["python", "my_train.py"]
+    tasks = {"chief:0", "worker:0", "worker:1", "worker:2", "ps:0", "ps:1"}
+    assert names == {(group, task) for group in (0, 1) for task in tasks}
+    assert len(addresses) == len(names)
+
+
+def test_single_tasks_need_no_cluster(capsys):
+    objects = manifest_cases.write(capsys, "--form=job", *GROUPS)
+    assert [found["kind"] for found in objects] == ["Job", "Job"]
+    for group, job in enumerate(objects):
+        ((env, _),) = manifest_cases.tasks(job)
+        assert "TF_CONFIG" not in env
+        assert identity.Cluster.from_env(env).group == group
+
+
+def test_a_job_retries_what_a_retry_can_mend(capsys):
+    objects = manifest_cases.write(capsys, "--form=job", *FULL)
+    for job in manifest_cases.of_kind(objects, "Job").values():
+        spec = job["spec"]
+        assert spec["template"]["spec"]["restartPolicy"] == "Never"
+        assert spec["podReplacementPolicy"] == "Failed"
+        # Three restarts of a group of three tasks.
+        assert spec["backoffLimit"] == 9
+        assert spec["ttlSecondsAfterFinished"] == 3600
+        hopeless, disrupted = spec["podFailurePolicy"]["rules"]
+        assert hopeless["action"] == "FailJob"
+        codes = hopeless["onExitCodes"]
+        name = manifest_cases.container(spec["template"])["name"]
+        assert codes["containerName"] == name
+        assert disrupted["action"] == "Ignore"
+        # The launcher of one machine thinks the same of each code.
+        for code in (1, 2, 65, 75, 126, 127, 137):
+            restarts = restarts_lib.GroupRestarts(limit=1, now=0.0)
+            delay, _ = restarts.plan(code, port_taken=False, now=0.0)
+            assert (delay is None) == (code in codes["values"])
+
+
+# --- TFJobs ------------------------------------------------------------------
+
+
+def _as_the_operator(job, task_type, index):
+    """The TF_CONFIG that the operator gives to one task."""
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    replicas = job["spec"]["tfReplicaSpecs"]
+    cluster = {
+        kind.lower(): [
+            f"{name}-{kind.lower()}-{i}.{namespace}.svc:2222"
+            for i in range(found["replicas"])
+        ]
+        for kind, found in replicas.items()
+    }
+    task = {"type": task_type, "index": index}
+    return {"cluster": cluster, "task": task, "environment": "cloud"}
+
+
+@pytest.mark.parametrize("servers", [(), SERVERS], ids=["workers", "servers"])
+def test_what_the_operator_sets_is_a_cluster(capsys, servers):
+    objects = manifest_cases.write(capsys, "--form=tfjob", *FULL, *servers)
+    jobs = manifest_cases.of_kind(objects, "TFJob")
+    assert list(jobs) == ["run1-g0", "run1-g1"]
+    for group, job in enumerate(jobs.values()):
+        spec = job["spec"]
+        kinds = ["Chief", "Worker", "PS"] if servers else ["Worker"]
+        assert list(spec["tfReplicaSpecs"]) == kinds
+        assert ("successPolicy" in spec) is not bool(servers)
+        for kind, replicas in spec["tfReplicaSpecs"].items():
+            assert replicas["restartPolicy"] == "OnFailure"
+            found = manifest_cases.container(replicas["template"])
+            assert found["name"] == "tensorflow"
+            env = manifest_cases.environment(found, {})
+            config = _as_the_operator(job, kind.lower(), 0)
+            env["TF_CONFIG"] = json.dumps(config)
+            cluster = identity.Cluster.from_env(env)
+            assert cluster.group == group
+            assert (
+                cluster.address
+                == f"run1-g{group}-{kind.lower()}-0.team.svc:2222"
+            )
+
+
+def test_a_cluster_of_which_a_task_knows_a_part_is_refused():
+    # As enableDynamicWorker has it.
+    config = {
+        "sparseCluster": {"worker": {"1": "a:2222"}, "ps": ["b:2222"]},
+        "task": {"type": "worker", "index": 1},
+    }
+    with pytest.raises(ValueError, match="set enableDynamicWorker"):
+        identity.parse(json.dumps(config))
+
+
+# --- Pods --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", run.FORMS)
+def test_no_evaluator_and_no_way_in_for_others(capsys, form):
+    objects = manifest_cases.write(capsys, f"--form={form}", *FULL, *SERVERS)
+    assert "evaluator" not in json.dumps(objects).lower()
+    policies = manifest_cases.of_kind(objects, "NetworkPolicy")
+    assert len(policies) == 2
+    for policy in policies.values():
+        (rule,) = policy["spec"]["ingress"]
+        assert rule == {
+            "from": [{"podSelector": policy["spec"]["podSelector"]}]
+        }
+
+
+def _pods(objects):
+    for found in objects:
+        if found["kind"] == "Job":
+            yield found["spec"]["template"]
+        for replicas in found["spec"].get("tfReplicaSpecs", {}).values():
+            yield replicas["template"]
+
+
+@pytest.mark.parametrize("form", run.FORMS)
+def test_pods_have_what_the_options_say(capsys, form):
+    objects = manifest_cases.write(capsys, f"--form={form}", *FULL, *SERVERS)
+    for pod in _pods(objects):
+        spec = pod["spec"]
+        found = manifest_cases.container(pod)
+        kind = pod["metadata"]["labels"]["tfdistill/task-type"]
+        env = manifest_cases.environment(
+            found, {"batch.kubernetes.io/job-completion-index": "0"}
+        )
+        memory = "32Gi" if kind == "ps" else "8Gi"
+        assert found["resources"]["limits"]["memory"] == memory
+        has_gpu = "nvidia.com/gpu" in found["resources"]["limits"]
+        assert has_gpu is (kind == "worker")
+        assert ("CUDA_VISIBLE_DEVICES" in env) is not has_gpu
+        assert env["TFDISTILL_START_TIMEOUT_SECS"] == "1800"
+        assert env["TFDISTILL_CHIEF_RETURN_SECS"] == "1800"
+        assert env["TF_CPP_MIN_LOG_LEVEL"] == "1"
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        mounts = {m["name"]: m["mountPath"] for m in found["volumeMounts"]}
+        assert volumes.keys() == mounts.keys() == {"workdir", "shm", "key"}
+        assert mounts["workdir"] == "/mnt"
+        claim = volumes["workdir"]["persistentVolumeClaim"]
+        assert claim == {"claimName": "runs"}
+        secret = volumes["key"]["secret"]
+        assert secret["secretName"] == "run1-key"
+        path = f"{mounts['key']}/{secret['items'][0]['path']}"
+        assert env["TFDISTILL_EXCHANGE_KEY_FILE"] == path
+        assert spec["shareProcessNamespace"] is True
+        assert spec["terminationGracePeriodSeconds"] > 5
+        assert spec["serviceAccountName"] == "trainer"
+        assert spec["securityContext"]["fsGroup"] == 1000
+        assert spec["nodeSelector"] == {"disktype": "ssd"}
+        assert [t["operator"] for t in spec["tolerations"]] == [
+            "Exists",
+            "Equal",
+        ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["$(HOME)", "$$(HOME)", "$", "cost: 5$", "$HOME", "$$", "${x}", "$("],
+)
+def test_the_kubelet_leaves_commands_and_variables_as_they_are(capsys, text):
+    (job,) = manifest_cases.write(
+        capsys,
+        "--form=job",
+        VOLUME,
+        "--env=HOME=/root",
+        f"--env=NOTE={text}",
+        command=("sh", "-c", text),
+    )
+    ((env, command),) = manifest_cases.tasks(job)
+    assert (env["NOTE"], command) == (text, ["sh", "-c", text])
+
+
+def test_a_recipe_is_checked_before_it_is_sent(capsys):
+    options = ("--form=job", VOLUME, "--recipe=digits")
+    (job,) = manifest_cases.write(capsys, *options, "--override=seed=7")
+    ((_, command),) = manifest_cases.tasks(job)
+    assert command == [
+        "python",
+        "-m",
+        "launch.train",
+        "--recipe=digits",
+        "--workdir=/mnt/run1",
+        "--override=seed=7",
+    ]
+    given = [*manifest_cases.REQUIRED, "--workdir=/mnt/run1", *options]
+
+    def refused(*more):
+        return _refused(capsys, *given, *more, command=())
+
+    assert "num_stepz" in refused("--override=num_stepz=7")
+    assert "global_batch_size" in refused("--workers_per_group=65")
+    given[-1] = "--recipe=config.json"
+    assert "`recipe` must be one of" in refused()
+    assert all(re.fullmatch(r"\w+", name) for name in recipes.RECIPES)
+
+
+def test_the_page_shows_commands_that_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = pathlib.Path(__file__).resolve().parents[2] / "docs"
+    text = (page / "kubernetes.md").read_text("utf-8")
+    head = "python -m launch.kubernetes "
+    lines = [x for x in text.splitlines() if x.startswith(head)]
+    shown = [line.removeprefix(head) for line in lines]
+    assert len(shown) == 2
+    assert __main__.main(shlex.split(shown[0])) == 0
+    assert (tmp_path / "run1.yaml").exists()
+    # Every option that the page names is one.
+    with pytest.raises(SystemExit):
+        __main__.main(["--help"])
+    known = set(re.findall(r"--\w+", capsys.readouterr().out))
+    # Of pip, kubectl and openssl.
+    others = {"--no", "--from", "--help"}
+    assert set(re.findall(r"(?<![\w-])--[a-z]\w*", text)) - others <= known
+
+
+# --- Files and options -------------------------------------------------------
+
+
+def test_files_are_written_in_the_order_they_are_needed(tmp_path, capsys):
+    options = ("--form=job", *GROUPS, "--workers_per_group=2")
+    printed = manifest_cases.write(capsys, *options)
+    one = tmp_path / "run1.yaml"
+    given = [*manifest_cases.REQUIRED, "--workdir=/mnt/run1", *options]
+    assert __main__.main([*given, f"--output={one}", "--", "a"]) == 0
+    assert one.read_text().count("kind: Job") == 2
+    assert "&id" not in one.read_text()
+    several = tmp_path / "several"
+    assert __main__.main([*given, f"--output={several}/", "--", "a"]) == 0
+    names = sorted(path.name for path in several.iterdir())
+    assert len(names) == len(printed) == 6
+    assert names[:3] == [
+        "000-run1-g0-service.yaml",
+        "001-run1-g0-networkpolicy.yaml",
+        "002-run1-g0-worker-job.yaml",
+    ]
+
+
+def test_a_workdir_that_ends_with_its_pod_is_told_of(capsys):
+    given = [*manifest_cases.REQUIRED, "--workdir=/mnt/run1", "--form=job"]
+    assert __main__.main([*given, "--", "python", "a.py"]) == 0
+    assert "/mnt/run1 ends with its pod" in capsys.readouterr().err
+    assert __main__.main([*given, VOLUME, "--", "python", "a.py"]) == 0
+    assert not capsys.readouterr().err
+
+
+def test_the_longest_generated_name_decides(capsys):
+    name = "a" * 50
+    manifest_cases.write(capsys, "--form=job", f"--name={name}", VOLUME)
+    options = ["--form=job", f"--name={name}", "--workdir=/w", VOLUME]
+    message = _refused(
+        capsys,
+        *options,
+        "--image=i",
+        "--num_groups=11",
+        "--workers_per_group=11",
+    )
+    assert f"leave room for '{name}-g10-worker-10'" in message
+    assert "Shorten it by 1." in message
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--name=Run_1", "`name` must be a DNS label"),
+        ("--name=1run", "a letter first"),
+        ("--image= ", "`image` must name an image"),
+        ("--workdir=run", "`workdir` must be an absolute path"),
+        ("--workdir=/mnt/../run", "`workdir` must be an absolute path"),
+        ("--workdir=/", "other than /"),
+        ("--num_groups=0", "`num_groups` must be >= 1; received 0."),
+        ("--gpus_per_worker=-1", "`gpus_per_worker` must be >= 0"),
+        ("--max_restarts=-1", "`max_restarts` must be >= 0"),
+        (
+            "--memory_per_worker=8GB",
+            "received '8GB'. Write it as, say, 2, 500m",
+        ),
+        ("--cpus_per_worker=0", "`cpus_per_worker` must be a positive"),
+        ("--cpus_per_ps=1", "left out where ps_per_group is 0"),
+        ("--namespace=a.b", "`namespace` must be a DNS label"),
+        ("--key_secret=Key", "`key_secret` must be the name of an object"),
+        ("--mount_path=/data", "`workdir` must lie in mount_path, '/data'"),
+        ("--exchange=shared", "`exchange` must be a URL or an absolute path"),
+        ("--node_selector=ssd", "`node_selector` must be KEY=VALUE"),
+        ("--toleration=a:Never", "`toleration` must be KEY[=VALUE][:EFFECT]"),
+        ("--env=PATH", "`env` must be NAME=VALUE; received 'PATH'."),
+        ("--env=TF_CONFIG={}", "`env` must leave alone what the manifests set"),
+        ("--env=TFDISTILL_STALL_TIMEOUT=1", "TFDISTILL_STALL_TIMEOUT_SECS?"),
+        ("--override=a=1", "--override changes a recipe"),
+        ("--recipe=digits", "either --recipe=NAME or a command"),
+    ],
+)
+def test_wrong_options_say_what_must_hold(capsys, option, said):
+    given = [*manifest_cases.REQUIRED, "--workdir=/mnt/run1", "--form=job"]
+    assert said in _refused(capsys, *given, VOLUME, option)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--num_groups=2",), "`exchange` must be a URL where groups share"),
+        (("--ps_per_group=1",), "`volume_claim` must name a volume"),
+        (("--mount_path=/mnt",), "`mount_path` must be left out without"),
+        (
+            (VOLUME, "--ps_per_group=1", "--gpus_per_worker=2"),
+            "`gpus_per_worker` must be 0 or 1",
+        ),
+    ],
+)
+def test_options_must_go_together(capsys, options, said):
+    given = [*manifest_cases.REQUIRED, "--workdir=/mnt/run1", "--form=job"]
+    assert said in _refused(capsys, *given, *options)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("gpu", {"key": "gpu", "operator": "Exists"}),
+        ("a=b", {"key": "a", "operator": "Equal", "value": "b"}),
+        (
+            "x.io/a=:NoExecute",
+            {
+                "key": "x.io/a",
+                "operator": "Equal",
+                "value": "",
+                "effect": "NoExecute",
+            },
+        ),
+    ],
+)
+def test_taints_that_are_tolerated(text, found):
+    assert run.toleration("toleration", text) == found
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

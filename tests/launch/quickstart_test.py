@@ -1,0 +1,330 @@
+"""Tests of the quickstart and of the report that it prints."""
+
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import PIL.Image
+import pytest
+import rich.console
+
+from launch import local
+from launch import quickstart
+from launch.task import outputs
+from launch.task import predictions
+
+ROOT = pathlib.Path(quickstart.__file__).parent.parent
+LIMIT_SECS = 480.0
+TINY = (
+    "--override=num_steps=40",
+    "--override=evaluate_every_steps=20",
+    "--override=exchange.every_steps=10",
+    "--override=codistillation.burn_in_steps=5",
+)
+
+
+def _write_run(workdir, *, num_groups=2, accuracy=0.75):
+    """Writes the files of a run, as far as a report reads them."""
+    for group in range(num_groups):
+        directory = workdir / f"group_{group}"
+        directory.mkdir(parents=True)
+        records = [
+            {"event": "start", "step": 0},
+            {"step": 5, "loss": 1.0},
+            {"event": "epoch_end", "step": 10, "val_loss": 0.5},
+            {"event": "epoch_end", "step": 20, "val_loss": None},
+            {"event": "epoch_end", "step": 30, "val_loss": 0.25},
+        ]
+        lines = [json.dumps(record) + "\n" for record in records]
+        (directory / "metrics.jsonl").write_text("".join(lines))
+        outputs.write_predictions(
+            directory,
+            predictions.Distributions(
+                probabilities=np.eye(2)[[0, group]], labels=np.array([0, 1])
+            ),
+        )
+        result = {
+            "group": group,
+            "recipe": "digits",
+            "steps": 30,
+            "workers": 1,
+            "metrics": {"accuracy": accuracy, "log_loss": 0.5},
+        }
+        outputs.write_results(
+            result, workdir=str(workdir), num_groups=num_groups
+        )
+
+
+def _text(table):
+    stream = io.StringIO()
+    rich.console.Console(file=stream, width=80).print(table)
+    return stream.getvalue()
+
+
+def test_report_compares_runs(tmp_path):
+    _write_run(tmp_path / "a", accuracy=0.75)
+    _write_run(tmp_path / "b", accuracy=0.875)
+    runs = [quickstart.Run.read(name, tmp_path / name) for name in "ab"]
+    rows = dict(quickstart.rows(runs))
+    assert rows["accuracy, group 1"] == [0.75, 0.875]
+    assert rows["log loss, mean"] == [0.5, 0.5]
+    assert rows["disagreement"] == [0.5, 0.5]
+    line = next(
+        line
+        for line in _text(quickstart.table(runs)).splitlines()
+        if "accuracy, mean" in line
+    )
+    assert line.split()[2:] == ["0.7500", "0.8750", "+0.1250"]
+    assert runs[0].curve(1, "val_loss") == ([10, 30], [0.5, 0.25])
+    quickstart.plot(runs, tmp_path / "plot.png")
+    with PIL.Image.open(tmp_path / "plot.png") as image:
+        assert image.format == "PNG"
+        assert len(image.getcolors(1 << 20)) > 20, "an empty picture"
+
+
+def test_report_of_single_groups_has_no_agreement(tmp_path):
+    _write_run(tmp_path / "a", num_groups=1)
+    runs = [quickstart.Run.read("a", tmp_path / "a")]
+    assert [name for name, _ in quickstart.rows(runs)] == [
+        "accuracy",
+        "log loss",
+    ]
+    quickstart.plot(runs, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_report_of_an_unfinished_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="must hold a finished run"):
+        quickstart.Run.read("a", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--override=num_step=3"], "Did you mean num_steps"),
+        (["--recipe=digit"], "Did you mean 'digits'"),
+        (["--override=exchange.topology=[[]]"], "for each of 2 groups"),
+        (["--num_groups=x"], "--num_groups"),
+    ],
+)
+def test_wrong_options_start_nothing(tmp_path, capsys, options, words):
+    with pytest.raises(SystemExit) as caught:
+        quickstart.main([f"--workdir={tmp_path / 'runs'}", *options])
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_workdir_that_cannot_be_made_is_refused(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit):
+        quickstart.main([f"--workdir={tmp_path / 'file'}"])
+    assert "a directory that can be written to" in capsys.readouterr().err
+
+
+def test_earlier_runs_are_kept_and_a_failed_run_ends_it(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "007").mkdir()
+    (tmp_path / "notes").mkdir()
+    calls = []
+
+    def fail(argv):
+        calls.append(argv)
+        return 65
+
+    monkeypatch.setattr(local, "main", fail)
+    for number in ("008", "009"):
+        assert quickstart.main([f"--workdir={tmp_path}"]) == 65
+        (argv,) = calls
+        assert f"--workdir={tmp_path / number / 'independent'}" in argv
+        assert argv[-1] == "--override=codistillation.enabled=false"
+        calls.clear()
+    message = capsys.readouterr().err
+    assert "the independent run ended with exit code 65" in message
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "007",
+        "008",
+        "009",
+        "notes",
+    ]
+
+
+def test_both_runs_differ_in_one_field_only():
+    assert list(quickstart.METHODS) == ["independent", "codistilled"]
+    fields = {change.split("=")[0] for change in quickstart.METHODS.values()}
+    assert fields == {"codistillation.enabled"}
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """The environment for a quickstart in a process of its own."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout_secs(LIMIT_SECS + 30)
+@pytest.mark.usefixtures("environment", "no_process_left")
+def test_two_groups_of_two_workers_end_to_end(tmp_path):
+    found = subprocess.run(
+        [
+            *(sys.executable, "-m", "launch.quickstart"),
+            *(f"--workdir={tmp_path / 'runs'}", *TINY),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECS,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stderr == ""
+    directory = tmp_path / "runs" / "001"
+    printed = found.stdout
+    for words in (
+        "2 groups x 2 workers, 40 steps each",
+        "independent",
+        "codistilled",
+        "accuracy, mean",
+        "log loss, mean",
+        "disagreement",
+        "mean abs. churn",
+        f"--logdir {directory}",
+        str(directory / "comparison.png"),
+    ):
+        assert words in printed
+    assert "\x1b" not in printed, "colours although it is no terminal"
+    with PIL.Image.open(directory / "comparison.png") as image:
+        assert image.format == "PNG"
+    for name in quickstart.METHODS:
+        _check_run(directory / name, distilled=name == "codistilled")
+    configs = [
+        json.loads((directory / name / "config.json").read_text())
+        for name in quickstart.METHODS
+    ]
+    for config in configs:
+        del config["codistillation"]["enabled"]
+    assert configs[0] == configs[1]
+    assert not any(
+        record["distillation_weight"]
+        for record in _logs(directory / "independent")
+    )
+
+
+def _logs(workdir):
+    lines = (workdir / "group_0" / "metrics.jsonl").read_text().splitlines()
+    return [
+        record
+        for record in map(json.loads, lines)
+        if record.get("event") == "epoch_end"
+    ]
+
+
+def _check_run(workdir, *, distilled):
+    import tensorflow as tf
+
+    from tests.cases import events
+
+    results = json.loads((workdir / "results.json").read_text())
+    groups = results["groups"]
+    assert [(g["group"], g["steps"], g["workers"]) for g in groups] == [
+        (0, 40, 2),
+        (1, 40, 2),
+    ]
+    config = json.loads((workdir / "config.json").read_text())
+    assert config["codistillation"]["enabled"] is distilled
+    for group in (0, 1):
+        teachers = groups[group]["teachers"]
+        assert [t["name"] for t in teachers] == [
+            f"group_{1 - group}"
+        ] * distilled
+        directory = workdir / f"group_{group}"
+        # By the chief alone: two files would repeat each step.
+        shown = events.scalars(
+            directory / "tensorboard", "codistillation/task_loss"
+        )
+        assert [step for step, _ in shown] == [40]
+        found = predictions.read(directory)
+        assert found.probabilities.shape == (500, 10)
+        assert found.labels.shape == (500,)
+        path = workdir / "exchange" / f"group_{group}" / "40"
+        served = tf.saved_model.load(str(path))
+        (answer,) = served.signatures["serving_default"](
+            tf.zeros([3, 8, 8])
+        ).values()
+        assert answer.shape == (3, 10)
+    logs = sorted(path.name for path in (workdir / "logs").glob("*.log"))
+    assert logs == [f"group_{g}_worker_{w}.log" for g in (0, 1) for w in (0, 1)]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout_secs(LIMIT_SECS)
+@pytest.mark.usefixtures("environment", "no_process_left")
+def test_an_interrupt_ends_everything(tmp_path):
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "launch.quickstart"),
+            *(f"--workdir={tmp_path}", "--override=num_steps=1000000"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        record = tmp_path / "001" / "independent" / "launch.json"
+        end = time.monotonic() + 60
+        while not record.exists():
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+    assert process.returncode == 130, printed
+    assert "Traceback" not in printed
+    assert not (tmp_path / "001" / "codistilled").exists()
+    for pid in json.loads(record.read_text())["pids"].values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_the_script_installs_first_and_passes_options_on(tmp_path):
+    root = tmp_path / "checkout"
+    (root / "launch").mkdir(parents=True)
+    script = root / "launch" / "quickstart.sh"
+    script.write_bytes((ROOT / "launch" / "quickstart.sh").read_bytes())
+    log = tmp_path / "log"
+    (root / "launch" / "install.sh").write_text(f'echo "install" >> {log}\n')
+    python = root / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$PYTHONPATH $*" >> {log}\nexit 7\n')
+    python.chmod(0o755)
+    environ = {"PATH": os.environ["PATH"]}
+    found = subprocess.run(
+        ["bash", str(script), "--override=recipe=a b"],
+        cwd=tmp_path,
+        env=environ,
+        timeout=30,
+    )
+    assert found.returncode == 7
+    assert log.read_text().splitlines() == [
+        "install",
+        f"{root} -m launch.quickstart --override=recipe=a b",
+    ]
+    (root / "launch" / "install.sh").write_text("exit 3\n")
+    found = subprocess.run(
+        ["bash", str(script)], cwd=tmp_path, env=environ, timeout=30
+    )
+    assert found.returncode == 3
+    assert len(log.read_text().splitlines()) == 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

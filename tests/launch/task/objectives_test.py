@@ -1,0 +1,114 @@
+""""""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from launch.config import sections
+from launch.task import objectives
+from models.criteo import metrics
+
+
+def test_each_data_set_has_an_objective():
+    assert set(objectives.OBJECTIVES) == set(sections.MODELS.values())
+
+
+@pytest.mark.parametrize("name", sorted(objectives.OBJECTIVES))
+def test_losses_are_of_logits_and_agree_with_the_figures(name):
+    objective = objectives.of(name)
+    rng = np.random.default_rng(0)
+    is_click = isinstance(objective, objectives.Clicks)
+    logits = rng.normal(size=[20, 1 if is_click else 3])
+    labels = np.arange(20) % (2 if is_click else 3)
+    shaped = labels.reshape(-1, 1) if is_click else labels
+    loss = objective.loss()(shaped, logits)
+    figures = objective.predictions(logits, labels).figures()
+    (metric,) = [
+        m for m in objective.metrics() if getattr(m, "name", "") == "log_loss"
+    ]
+    metric.update_state(shaped, logits)
+    assert float(metric.result()) == pytest.approx(float(loss), rel=1e-5)
+    assert figures["log_loss"] == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_probabilities_do_not_overflow():
+    logits = np.array([[-1e4], [-1.0], [0.0], [1.0], [1e4]])
+    with np.errstate(all="raise", under="ignore"):
+        clicks = objectives.Clicks().predictions(logits, np.ones(5))
+        classes = objectives.softmax(
+            np.concatenate([0 * logits, logits], axis=1)
+        )
+    expected = [0.0, 1 / (1 + np.e), 0.5, np.e / (1 + np.e), 1.0]
+    np.testing.assert_allclose(clicks.probabilities, expected, atol=1e-15)
+    np.testing.assert_allclose(classes[:, 1], expected, atol=1e-15)
+
+
+def test_the_auc_that_fit_logs_is_the_one_of_the_figures():
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, 2, size=500)
+    logits = rng.normal(size=[500, 1]) + labels[:, np.newaxis]
+    objective = objectives.Clicks()
+    metric, _ = objective.metrics()
+    metric.update_state(labels[:, np.newaxis], logits)
+    predicted = objective.predictions(logits, labels).probabilities
+    exact = metrics.auc(labels, predicted)
+    # Keras counts at 200 thresholds.
+    assert float(metric.result()) == pytest.approx(exact, abs=2e-3)
+    assert isinstance(metric, keras.metrics.AUC)
+
+
+def test_tokens_keep_what_figures_need():
+    rng = np.random.default_rng(2)
+    logits, labels = rng.normal(size=[4, 5, 7]), rng.integers(0, 7, [4, 5])
+    found = objectives.Tokens().predictions(logits, labels)
+    whole = objectives.Classes().predictions(
+        logits.reshape(-1, 7), labels.reshape(-1)
+    )
+    ours = found.figures()
+    theirs = whole.figures()
+    assert ours["log_loss"] == pytest.approx(theirs["log_loss"], rel=1e-9)
+    assert ours["accuracy"] == theirs["accuracy"]
+    assert ours["perplexity"] == pytest.approx(np.exp(ours["log_loss"]))
+
+
+@pytest.mark.parametrize("counts", [None, np.array([6, 0, 1])])
+def test_smoothing_is_a_loss_of_soft_targets(counts):
+    rng = np.random.default_rng(3)
+    logits, labels = rng.normal(size=[8, 3]), rng.integers(0, 3, 8)
+    prior = np.full(3, 1 / 3) if counts is None else np.array([7, 1, 2]) / 10
+    targets = 0.8 * np.eye(3)[labels] + 0.2 * prior
+    expected = -np.mean(
+        np.sum(targets * np.log(objectives.softmax(logits)), axis=-1)
+    )
+    loss = objectives.Classes().smoothed_loss(0.2, counts=counts, num_outputs=3)
+    assert float(loss(labels, logits)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("counts, prior", [(None, 0.5), ([2, 1], 0.4)])
+def test_clicks_are_smoothed_likewise(counts, prior):
+    logits = np.array([[0.3], [-2.0], [1.0]], np.float32)
+    labels = np.array([[1], [0], [1]])
+    p = 1 / (1 + np.exp(-logits))
+    target = 0.9 * labels + 0.1 * prior
+    expected = -np.mean(target * np.log(p) + (1 - target) * np.log(1 - p))
+    counts = None if counts is None else np.array(counts)
+    clicks = objectives.Clicks()
+    loss = clicks.smoothed_loss(0.1, counts=counts, num_outputs=1)
+    assert float(loss(labels, logits)) == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match="one output; received .* 2"):
+        clicks.smoothed_loss(0.1, counts=counts, num_outputs=2)
+
+
+def test_labels_are_counted_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(objectives, "NUM_LABELS", 5)
+    batches = [np.array([[0], [2]]), np.array([[2], [3]])]
+    data = tf.data.Dataset.from_tensor_slices((np.zeros(2), batches)).repeat()
+    counts = objectives.label_counts(data)
+    np.testing.assert_array_equal(counts, [2, 0, 3, 1])
+    found = objectives.distribution(counts, 5)
+    np.testing.assert_allclose(found, np.array([3, 1, 4, 2, 1]) / 11)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,148 @@
+"""The gates that a recipe sets before its teachers."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from launch import recipes
+from launch.config import sections
+from launch.task import students
+from models import criteo
+from models import imagenet
+from models import language_model
+from tests.cases import language_model as language_model_cases
+from tfdistill.teachers import gates
+
+
+def _config(name="digits", *overrides):
+    return recipes.override(recipes.get(name), overrides)
+
+
+def _digits(num=4):
+    x = np.zeros([num, 8, 8], "float32")
+    return tf.data.Dataset.from_tensor_slices((x, np.arange(num))).batch(num)
+
+
+def test_the_first_validation_examples_are_the_canary():
+    batch = students.make_canary(
+        _config("digits", "codistillation.canary_examples=3"), _digits()
+    )
+    assert batch.inputs.shape == [3, 8, 8]
+    spec = tf.TensorSpec([None, 10])
+    right = 9.0 * np.eye(10)[:3]
+    batch.check(lambda x: [right], spec)
+    # Wrong by more than `codistillation.canary_margin`.
+    with pytest.raises(ValueError, match="at most 2.803.*received about 9"):
+        batch.check(lambda x: [np.roll(right, 1, axis=1)], spec)
+
+
+def test_there_may_be_none():
+    config = _config("digits", "codistillation.canary_examples=0")
+    assert students.make_canary(config, _digits()) is None
+
+
+def test_labels_of_clicks_and_of_tokens():
+    clicks = tf.data.Dataset.from_tensors(
+        ({"a": tf.zeros([4, 2])}, tf.constant([[0.0], [1.0], [1.0], [0.0]]))
+    )
+    batch = students.make_canary(_config("criteo_small"), clicks)
+    batch.check(lambda x: [tf.zeros([4, 1])], tf.TensorSpec([None, 1]))
+    tokens = tf.data.Dataset.from_tensors(
+        (tf.zeros([2, 5], tf.int32), tf.ones([2, 5], tf.int32))
+    )
+    batch = students.make_canary(_config("language_model_small"), tokens)
+    batch.check(lambda x: [tf.zeros([2, 5, 7])], tf.TensorSpec([None, 5, 7]))
+
+
+def test_options_reach_the_teachers(tmp_path):
+    config = _config(
+        "digits",
+        "exchange.max_staleness_steps=30",
+        "exchange.staleness_ramp_steps=10",
+        "exchange.max_staleness_secs=60",
+        "exchange.staleness_ramp_secs=5",
+        "exchange.allow_other_schemas=true",
+        "codistillation.max_bad_batches=7",
+    )
+    cluster = tfdistill.Cluster(group=0, num_groups=2)
+    batch = students.make_canary(config, _digits())
+    exchange = tfdistill.Exchange(tmp_path)
+    model = students.make_model(config, cluster, exchange, canary=batch)
+    options = model.teachers._options
+    assert str(options.bounds) == (
+        "max_staleness_steps=30, staleness_ramp_steps=10, "
+        "max_staleness_secs=60.0, staleness_ramp_secs=5.0"
+    )
+    assert options.max_bad_batches == 7 and options.canary is batch
+    exporter = students.make_exporter(config, cluster, exchange)
+    assert options.schema.ours == exporter._schema
+    assert set(exporter._schema) == {"labels", "preprocessing"}
+    assert options.schema.only_warn
+
+
+@pytest.mark.parametrize("unit", ["steps", "secs"])
+def test_a_ramp_needs_a_beginning(unit):
+    exchange = _config().exchange
+    name = f"staleness_ramp_{unit}"
+    with pytest.raises(ValueError, match=f"exchange.max_staleness_{unit}"):
+        dataclasses.replace(exchange, **{name: 3})
+    assert isinstance(exchange, sections.Exchange)
+
+
+# ---- what data mean ----
+
+
+def _folders(root, names):
+    for split in ("train", "val"):
+        for name in names:
+            (root / split / name).mkdir(parents=True)
+    return root
+
+
+def test_other_classes_of_images_are_another_schema(tmp_path):
+    found = [
+        gates.digests(
+            imagenet.make_schema(path=_folders(tmp_path / place, names))
+        )
+        for place, names in (
+            ("a", ["cat", "dog"]),
+            ("b", ["cat", "dog"]),
+            ("c", ["cat", "emu"]),
+        )
+    ]
+    assert found[0] == found[1]
+    assert found[0]["labels"] != found[2]["labels"]
+    assert found[0]["preprocessing"] == found[2]["preprocessing"]
+
+
+def test_other_tables_of_clicks_are_another_schema():
+    found = [
+        gates.digests(criteo.make_schema(field_sizes=sizes))
+        for sizes in (1000, [1000] * 26, 2000)
+    ]
+    assert found[0] == found[1]
+    assert found[0]["features"] != found[2]["features"]
+
+
+def test_another_vocabulary_is_another_schema(tmp_path):
+    found = []
+    for place, first in (("a", 0), ("b", 0), ("c", 1000)):
+        (tmp_path / place).mkdir()
+        text = language_model_cases.write(
+            tmp_path / place / "text.txt",
+            language_model_cases.documents(200, first=first),
+        )
+        schema = language_model.make_schema(
+            path=text,
+            vocabulary_size=300,
+            cache_dir=tmp_path / place / "cache",
+        )
+        found.append(gates.digests(schema))
+    assert found[0] == found[1] != found[2]
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,41 @@
+""""""
+
+import threading
+import time
+
+import pytest
+
+import tfdistill
+from launch.task import training
+
+
+def _callback(workdir, group, limit_secs=30.0):
+    cluster = tfdistill.Cluster(
+        group=group, num_groups=2, workdir=str(workdir), exchange=str(workdir)
+    )
+    return training.StartTogether(cluster, limit_secs=limit_secs)
+
+
+def test_the_first_group_waits_for_the_other_and_only_once(tmp_path):
+    early, late = (_callback(tmp_path, group) for group in (0, 1))
+    waiting = threading.Thread(target=early.on_train_batch_end, args=(0,))
+    waiting.start()
+    time.sleep(0.1)
+    assert waiting.is_alive()
+    late.on_train_batch_end(0, {"loss": 1.0})
+    waiting.join(timeout=20)
+    assert not waiting.is_alive()
+    assert early.waited_secs > late.waited_secs
+    (tmp_path / "group_1" / "started").unlink()
+    early.on_train_batch_end(1)
+
+
+def test_a_group_that_never_comes_is_not_waited_for_longer(tmp_path, caplog):
+    alone = _callback(tmp_path, 0, limit_secs=0.05)
+    alone.on_train_batch_end(0)
+    assert "first step of group_1; training goes on" in caplog.text
+    assert alone.waited_secs > 0.05
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

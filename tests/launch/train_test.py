@@ -1,0 +1,545 @@
+"""Tests of one task that runs a recipe: its files, options and exit codes."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from launch import recipes
+from launch import train
+from launch.config import config as config_lib
+from launch.config import sections
+from launch.task import outputs
+from launch.task import predictions
+from launch.task import students
+from launch.task import training
+from models import digits
+from tests.cases import criteo as criteo_cases
+from tfdistill.exchange import claim
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+
+SHORT = ("num_steps=20", "evaluate_every_steps=10", "exchange.every_steps=10")
+LIMIT_SECS = 120.0
+
+
+@pytest.fixture(autouse=True)
+def _one_device(monkeypatch):
+    """Trains on one of the two devices that tests have.
+
+    Strategies of one process share the keys of their collectives, so that a
+    second run with a model of another size would fail.
+    """
+    monkeypatch.setattr(
+        tfdistill, "make_strategy", lambda cluster: tf.distribute.get_strategy()
+    )
+
+
+def _options(workdir, *changes, recipe="digits"):
+    overrides = [f"--override={change}" for change in (*SHORT, *changes)]
+    return [f"--recipe={recipe}", f"--workdir={workdir}", *overrides]
+
+
+def _config(*changes):
+    return recipes.override(recipes.digits(), changes)
+
+
+def _as_group(monkeypatch, group, num_groups=2):
+    monkeypatch.setenv("TFDISTILL_GROUP", str(group))
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", str(num_groups))
+
+
+def _refused(capsys, argv):
+    """The message with which a command line is refused, with code 2."""
+    with pytest.raises(SystemExit) as caught:
+        train.main(argv)
+    assert caught.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_one_group_on_one_machine_leaves_all_files(tmp_path, capsys):
+    workdir = tmp_path / "run"
+    assert train.main(_options(workdir, "checkpoints=best")) == 0
+    printed = capsys.readouterr().out
+    assert "it has nobody to learn from" in printed
+    assert "group 0: 20 steps, accuracy 0." in printed
+
+    config = config_lib.Config.read(workdir / "config.json")
+    assert config == _config(*SHORT, "checkpoints=best")
+    results = json.loads((workdir / "results.json").read_text())
+    (group,) = results["groups"]
+    assert (group["group"], group["steps"], group["workers"]) == (0, 20, 1)
+    assert group["examples_per_second"] > 0
+    assert results["mean"] == group["metrics"]
+    assert results["agreement"] is None
+
+    directory = workdir / "group_0"
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    epochs = [
+        record
+        for record in map(json.loads, lines)
+        if record.get("event") == "epoch_end"
+    ]
+    assert [record["step"] for record in epochs] == [10, 20]
+    # What was logged is what the predictions on file are worth.
+    metrics = group["metrics"]
+    assert metrics["accuracy"] == pytest.approx(epochs[-1]["val_accuracy"])
+    assert metrics["log_loss"] == pytest.approx(
+        epochs[-1]["val_loss"], rel=1e-4
+    )
+    assert list((directory / "tensorboard").glob("*tfevents*"))
+    assert not [p for p in workdir.rglob(".*") if p.is_file()], "drafts left"
+
+    _, (images, labels) = digits.load()
+    found = predictions.read(directory)
+    np.testing.assert_array_equal(found.labels, labels)
+    student = keras.models.load_model(directory / "student.keras")
+    keras.models.load_model(directory / "best.keras")
+    logits = student.predict(images, verbose=0)
+    np.testing.assert_allclose(
+        keras.ops.softmax(logits), found.probabilities, atol=1e-5
+    )
+    served = tf.saved_model.load(str(workdir / "exchange" / "group_0" / "20"))
+    (answer,) = served.signatures["serving_default"](
+        tf.constant(images)
+    ).values()
+    np.testing.assert_allclose(answer, logits, atol=1e-4)
+
+
+def test_a_workdir_holds_one_run_of_one_configuration(tmp_path, capsys):
+    workdir = tmp_path / "run"
+    outputs.write_config(_config(*SHORT), str(workdir))
+    message = _refused(capsys, _options(workdir, "seed=1"))
+    assert "config.json in seed. Choose another workdir" in message
+
+
+@pytest.mark.parametrize("given", ["9", "5:4"])
+def test_steps_to_trace_are_checked_before_anything_is_done(
+    tmp_path, capsys, given, monkeypatch
+):
+    argv = _options(tmp_path / "run")
+    expected = f"FIRST <= LAST, such as 100:110; received '{given}'"
+    assert expected in _refused(capsys, [*argv, f"--profile_steps={given}"])
+    monkeypatch.setenv("TFDISTILL_PROFILE_STEPS", given)
+    assert expected in _refused(capsys, argv)
+    assert not (tmp_path / "run").exists()
+
+
+def test_groups_learn_from_each_other_and_the_last_one_merges(
+    tmp_path, monkeypatch
+):
+    changes = (
+        "codistillation.burn_in_steps=0",
+        "exchange.refresh_every_steps=1",
+        "exchange.poll_secs=0.05",
+        "exchange.allow_other_graphs=true",
+        'model.group_arguments=[{}, {"hidden_sizes": [16]}]',
+        "dtype_policy=mixed_bfloat16",
+        "steps_per_execution=5",
+        "checkpoints=all",
+        "num_steps=400",
+        "evaluate_every_steps=200",
+    )
+    _as_group(monkeypatch, 0)
+    assert train.main(_options(tmp_path, *changes)) == 0
+    assert not (tmp_path / "results.json").exists()
+    _as_group(monkeypatch, 1)
+    assert train.main(_options(tmp_path, *changes)) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [group["group"] for group in results["groups"]] == [0, 1]
+    # Group 1 began when the other had ended, so it could follow its teacher.
+    (teacher,) = results["groups"][1]["teachers"]
+    assert (teacher["name"], teacher["step"]) == ("group_0", 400)
+    first, second = (
+        predictions.read(tmp_path / f"group_{group}").probabilities
+        for group in (0, 1)
+    )
+    assert results["agreement"] == {
+        "disagreement": np.mean(first.argmax(1) != second.argmax(1)),
+        "mean_absolute_churn": pytest.approx(
+            np.abs(first - second).sum(1).mean() / 2
+        ),
+    }
+    saved = sorted((tmp_path / "group_1" / "checkpoints").iterdir())
+    assert [path.name for path in saved] == ["00001.keras", "00002.keras"]
+    sizes = [
+        keras.models.load_model(tmp_path / f"group_{g}" / "student.keras")
+        .layers[2]
+        .units
+        for g in (0, 1)
+    ]
+    assert sizes == [128, 16]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_results_are_merged_by_whoever_comes_last(tmp_path, order):
+    done = []
+    for group in order:
+        found = predictions.Distributions(
+            probabilities=np.eye(3)[[0, 1, group]], labels=np.array([0, 1, 1])
+        )
+        outputs.write_predictions(_made(tmp_path / f"group_{group}"), found)
+        metrics = found.figures()
+        result = {"group": group, "recipe": "digits", "metrics": metrics}
+        done.append(
+            outputs.write_results(result, workdir=str(tmp_path), num_groups=2)
+        )
+    assert done == [False, True]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [g["metrics"]["accuracy"] for g in results["groups"]] == [2 / 3, 1]
+    assert results["mean"]["accuracy"] == pytest.approx(5 / 6)
+    third = pytest.approx(1 / 3)
+    assert results["agreement"] == {
+        "disagreement": third,
+        "mean_absolute_churn": third,
+    }
+
+
+CLICKS = (
+    "data.arguments.field_sizes=50",
+    'model.arguments={"embedding_dim": 2, "hidden_units": [4]}',
+    "data.global_batch_size=16",
+)
+
+
+def test_a_click_recipe_is_judged_by_the_figures_of_clicks(
+    tmp_path, monkeypatch, capsys
+):
+    path = criteo_cases.write(tmp_path / "log.tsv", 300)
+    cache = f"data.arguments.cache_dir={tmp_path / 'cache'}"
+    changes = (*CLICKS, f"data.path={path}", cache)
+    argv = _options(tmp_path / "run", *changes, recipe="criteo_small")
+    assert train.main(argv) == 0
+    assert "20 steps, auc 0." in capsys.readouterr().out
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    (group,) = results["groups"]
+    assert sorted(group["metrics"]) == [
+        "auc",
+        "calibration",
+        "log_loss",
+        "normalized_entropy",
+    ]
+    directory = tmp_path / "run" / "group_0"
+    found = predictions.read(directory)
+    assert found.probabilities.shape == found.labels.shape
+    # The tables took over the sizes that the rows were hashed for.
+    student = keras.models.load_model(directory / "student.keras")
+    assert student.get_layer("embedding").input_dim == [50] * 26
+    records = (directory / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(record).get("val_loss") for record in records]
+    last = [loss for loss in losses if loss is not None][-1]
+    assert group["metrics"]["log_loss"] == pytest.approx(last, rel=1e-4)
+
+
+def test_a_click_log_that_is_missing_or_none_is_wrong_data(tmp_path, capsys):
+    for path, said in (
+        (tmp_path / "missing.tsv", "missing.tsv"),
+        (pathlib.Path(__file__), "40"),
+    ):
+        argv = _options(
+            tmp_path / path.stem,
+            *CLICKS,
+            f"data.path={path}",
+            f"data.arguments.cache_dir={tmp_path / 'cache'}",
+            recipe="criteo_small",
+        )
+        assert train.main(argv) == train.EXIT_DATA
+        assert said in capsys.readouterr().err
+
+
+def test_a_data_set_without_files_refuses_a_path(tmp_path, capsys):
+    argv = _options(tmp_path / "run", "data.path=/tmp/x")
+    assert train.main(argv) == train.EXIT_OPTIONS
+    assert "data.path" in capsys.readouterr().err
+
+
+def test_a_group_that_another_process_has_is_a_wrong_option(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(claim.ClaimRecord, "is_gone", lambda record: False)
+    _as_group(monkeypatch, 0)
+    with tfdistill.Exchange(tmp_path / "run" / "exchange").claim(0):
+        argv = _options(tmp_path / "run", "exchange.every_steps=1")
+        assert train.main(argv) == train.EXIT_OPTIONS
+    said = capsys.readouterr().err
+    assert f"process {os.getpid()} on host" in said
+
+
+def _made(path):
+    path.mkdir(parents=True)
+    return path
+
+
+def _killed_at(step, config, workdir):
+    """Trains until an exception in the middle of an epoch."""
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if int(self.model.optimizer.iterations.numpy()) == step:
+                raise KeyboardInterrupt
+
+    cluster = tfdistill.Cluster(
+        workdir=str(workdir), exchange=str(workdir / "exchange")
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        own = training._callbacks
+        patch.setattr(training, "_callbacks", lambda *a: [*own(*a), Stop()])
+        with pytest.raises(KeyboardInterrupt):
+            training.run(config, cluster)
+
+
+def test_the_same_command_goes_on_and_ends_alike(tmp_path, capsys):
+    changes = (*SHORT, "backup_every_steps=4")
+    for name in ("whole", "stopped"):
+        if name == "stopped":
+            _killed_at(15, _config(*changes), tmp_path / name)
+            log = tmp_path / name / "group_0" / "metrics.jsonl"
+            log.write_text(log.read_text() + '{"step": 15, "lo')
+        assert train.main(_options(tmp_path / name, *changes)) == 0
+    results = [
+        json.loads((tmp_path / name / "results.json").read_bytes())["groups"][0]
+        for name in ("whole", "stopped")
+    ]
+    assert [r["resumed_step"] for r in results] == [None, 12]
+    assert results[0]["metrics"] == results[1]["metrics"]
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "stopped" / "group_0" / "metrics.jsonl")
+        .read_text()
+        .splitlines()
+    ]
+    steps = [line["step"] for line in lines]
+    assert steps == sorted(steps)
+    ends = [line["step"] for line in lines if line.get("event") == "epoch_end"]
+    assert ends == sorted(set(ends))
+    capsys.readouterr()
+    assert train.main(_options(tmp_path / "stopped", *changes)) == 0
+    assert "complete, nothing to do" in capsys.readouterr().out
+
+
+def test_diverged_training_is_an_error_and_leaves_no_predictions(tmp_path):
+    with pytest.raises(RuntimeError, match="has diverged. Lower"):
+        outputs.write_predictions(
+            tmp_path,
+            predictions.Distributions(
+                probabilities=np.full([2, 2], np.nan), labels=np.array([0, 1])
+            ),
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_peers_follow_the_topology():
+    cluster = tfdistill.Cluster(group=1, num_groups=3)
+    peers = {
+        change: students.peers_of(_config(change), cluster)
+        for change in (
+            "exchange.topology=all",
+            "exchange.topology=ring",
+            "exchange.topology=[[], [2], [0, 1]]",
+            "codistillation.enabled=false",
+        )
+    }
+    assert list(peers.values()) == [(0, 2), (0,), (2,), ()]
+
+
+@pytest.mark.parametrize("name", sections.DISTILLATION_LOSSES)
+def test_every_distillation_loss_takes_its_settings(name):
+    changes = ["codistillation.aggregation=logits"]
+    if name != "LogitsMeanSquaredError":
+        changes.append("codistillation.temperature=3")
+    config = _config(*changes, f"codistillation.loss={name}")
+    loss = students._make_loss(config.codistillation)
+    assert type(loss).__name__ == name
+    assert loss.aggregation == "logits" and loss.from_logits is True
+    assert loss.temperature == config.codistillation.temperature
+
+
+@pytest.mark.parametrize(
+    "changes, weights",
+    [
+        ((), [0, 0, 2, 2]),
+        (("codistillation.ramp_steps=20",), [0, 0, 1, 2]),
+        (
+            ("codistillation.ramp_steps=20", "codistillation.ramp=cosine"),
+            [0, 0, 1, 2],
+        ),
+    ],
+)
+def test_distillation_weights(changes, weights):
+    settings = ("codistillation.burn_in_steps=10", "codistillation.weight=2")
+    learn = _config(*settings, *changes).codistillation
+    schedule = students._make_weight(learn)
+    found = [float(schedule(step)) for step in (0, 9, 20, 30)]
+    np.testing.assert_allclose(found, weights, atol=1e-6)
+
+
+def test_seeds_differ_by_group_and_by_run():
+    seeds = {training.seed_of(s, g) for s in range(5) for g in range(5)}
+    assert len(seeds) == 25
+    assert training.seed_of(3, 1) == training.seed_of(3, 1)
+
+
+def test_every_model_and_data_set_of_the_configuration_exists():
+    assert set(students._BUILDERS) == set(sections.MODELS)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ("model.arguments.hidden=3", "`model.arguments` do not fit"),
+        ("optimizer.arguments.moment=3", "`optimizer.arguments` do not fit"),
+        ("data.arguments.size=3", "`data.arguments` do not fit"),
+    ],
+)
+def test_arguments_that_nobody_takes_are_wrong_options(
+    tmp_path, capsys, change, words
+):
+    assert train.main(_options(tmp_path / "run", change)) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_missing_or_too_few_data_are_wrong_data(tmp_path, capsys):
+    argv = _options(tmp_path / "a", "data.global_batch_size=100000")
+    assert train.main(argv) == 65
+    assert "wrong data: `global_batch_size`" in capsys.readouterr().err
+    argv = _options(
+        tmp_path / "b",
+        f"data.arguments.data_dir={tmp_path}",
+        recipe="cifar10_small",
+    )
+    assert train.main(argv) == 65
+    assert "wrong data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error, code, words",
+    [
+        (tf.errors.UnavailableError(None, None, "gone"), 75, "lost another"),
+        (tf.errors.AbortedError(None, None, "gone"), 75, "lost another"),
+        (tf.errors.InternalError(None, None, "odd"), 1, "InternalError"),
+        (RuntimeError("diverged"), 1, "diverged"),
+    ],
+)
+def test_errors_of_training_become_exit_codes(
+    tmp_path, monkeypatch, capsys, error, code, words
+):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(training, "run", fail)
+    assert train.main(_options(tmp_path)) == code
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "variables, options, words",
+    [
+        ({}, ["--recipe=digits"], "Pass --workdir=DIR"),
+        ({}, ["--recipe=digits", "--workdir=gs://b/x"], "a local directory"),
+        (
+            {"TFDISTILL_WORKDIR": "/elsewhere"},
+            ["--recipe=digits", "--workdir=x"],
+            "must agree",
+        ),
+        ({"TF_CONFIG": "{"}, ["--recipe=digits", "--workdir=x"], "TF_CONFIG"),
+        ({}, ["--recipe=digit", "--workdir=x"], "Did you mean 'digits'?"),
+        ({}, ["--recipe=digits", "--workdir=x", "--overide=a=1"], "--overide"),
+        (
+            {"TFDISTILL_NUM_GROUPS": "3"},
+            [
+                "--recipe=digits",
+                "--workdir=x",
+                "--override=exchange.topology=[[1],[0]]",
+            ],
+            "one entry for each of 3 groups",
+        ),
+    ],
+)
+def test_wrong_options_are_refused(
+    tmp_path, monkeypatch, capsys, variables, options, words
+):
+    monkeypatch.chdir(tmp_path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert words in _refused(capsys, options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_parameter_servers_are_accepted(tmp_path, monkeypatch):
+    spec = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+    task = {"type": "ps", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": spec, "task": task}))
+    cluster = train._cluster(str(tmp_path))
+    assert (cluster.task_name, cluster.workdir) == ("ps:0", str(tmp_path))
+
+
+def test_wrong_options_are_told_without_tensorflow(tmp_path):
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('imported')")
+    root = pathlib.Path(train.__file__).parent.parent
+    found = subprocess.run(
+        [
+            *(sys.executable, "-m", "launch.train"),
+            *_options(tmp_path / "run", "optimizer.learning_rat=1"),
+        ],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{root}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.returncode == 2, found.stderr
+    assert "Did you mean learning_rate?" in found.stderr
+    assert found.stdout == ""
+
+
+def test_the_configuration_can_be_printed(capsys):
+    options = ["--recipe=digits", "--override=seed=4", "--print_config"]
+    assert train.main(options) == 0
+    printed = config_lib.Config.from_json(capsys.readouterr().out)
+    assert printed == _config("seed=4")
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout_secs(2 * LIMIT_SECS)
+@pytest.mark.usefixtures("no_process_left")
+def test_a_worker_whose_peer_is_killed_ends_with_75(tmp_path, monkeypatch):
+    root = pathlib.Path(train.__file__).parent.parent
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    workdir = tmp_path / "run"
+    topology = local_cluster.LocalCluster(
+        command=[
+            *(sys.executable, "-m", "launch.train"),
+            *_options(
+                workdir, "num_steps=1000000", "evaluate_every_steps=1000000"
+            ),
+        ],
+        workdir=str(workdir),
+        workers_per_group=2,
+        grace_secs=30.0,
+    )
+    log = workdir / "group_0" / "metrics.jsonl"
+    end = time.monotonic() + LIMIT_SECS
+    with local_run.LocalRun(topology) as run:
+        while not log.exists() or '"loss"' not in log.read_text():
+            assert time.monotonic() < end, "training did not begin in time"
+            run.poll()
+        os.kill(run.pids["group_0_worker_1"], signal.SIGKILL)
+        (group,) = run.wait(timeout_secs=LIMIT_SECS).groups
+    assert group.failed_task == "group_0_worker_1"
+    printed = (workdir / "logs" / "group_0_worker_0.log").read_text()
+    assert group.exit_codes["group_0_worker_0"] == 75, printed
+    # What it noticed first: the loss, or the launcher's end of the group.
+    assert "lost another task" in printed or "SIGTERM" in printed
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

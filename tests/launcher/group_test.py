@@ -1,0 +1,379 @@
+"""Groups that fail, freeze and hang under the real launcher.
+
+The tasks are no trainers and none imports TensorFlow, but they speak with the
+launcher as trainers do. Each counts its steps in a file of its own, so that a
+task that is started again goes on as from a backup.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import psutil
+import pytest
+
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+from tfdistill.status import tables
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(120),
+    pytest.mark.usefixtures("no_process_left"),
+]
+LIMIT_SECS = 60.0
+PRELUDE = f"""
+import ctypes, json, os, pathlib, signal, socket, sys, time
+sys.path.insert(0, {str(pathlib.Path(__file__).resolve().parents[2])!r})
+from tfdistill import progress
+from tfdistill import startup
+GROUP = int(os.environ["TFDISTILL_GROUP"])
+CONFIG = json.loads(os.environ.get("TF_CONFIG", "{{}}"))
+TYPE = CONFIG.get("task", {{}}).get("type", "worker")
+INDEX = CONFIG.get("task", {{}}).get("index", 0)
+NAME = f"group_{{GROUP}}_{{TYPE}}_{{INDEX}}"
+WORKDIR = pathlib.Path(os.environ["TFDISTILL_WORKDIR"])
+def connect():
+    startup.announce_starting()
+    startup.announce_ready()
+def train(num_steps):
+    state = WORKDIR / f"{{NAME}}.steps"
+    done = int(state.read_text()) if state.exists() else 0
+    for step in range(done, num_steps):
+        progress.own().say(progress.STEP)
+        hang = WORKDIR / f"{{NAME}}.hang"
+        if hang.exists():
+            hang.unlink()
+            # Holds Python's lock, so that no thread of this process can run.
+            ctypes.PyDLL(None).sleep(600)
+        if TYPE == "chief" or not CONFIG or "chief" not in CONFIG["cluster"]:
+            draft = state.with_suffix(".draft")
+            draft.write_text(str(step + 1))
+            draft.replace(state)
+        with (WORKDIR / f"{{NAME}}.times").open("a") as file:
+            print(step + 1, time.monotonic(), file=file)
+        time.sleep(0.05)
+"""
+
+
+def _topology(tmp_path, code, **fields):
+    fields = {"grace_secs": 3.0, "max_restarts": 3} | fields
+    return local_cluster.LocalCluster(
+        command=(sys.executable, "-c", PRELUDE + code),
+        workdir=str(tmp_path / "run"),
+        **fields,
+    )
+
+
+def _run(topology):
+    display = tables.Display(plain=True)
+    with local_run.LocalRun(topology, display=display) as run:
+        return run.wait(timeout_secs=LIMIT_SECS)
+
+
+def _poll_until(run, condition):
+    end = time.monotonic() + LIMIT_SECS
+    while not (value := condition()):
+        assert time.monotonic() < end, "it did not happen in time"
+        run.poll(0.05)
+    return value
+
+
+def _events(topology, *kinds):
+    lines = (topology.logs_dir / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    return [e for e in events if not kinds or e["event"] in kinds]
+
+
+def _times(topology, name):
+    path = pathlib.Path(topology.workdir, f"{name}.times")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(int(n), float(t)) for n, t in map(str.split, lines)]
+
+
+def _longest_gap(topology, name):
+    times = [when for _, when in _times(topology, name)]
+    return max(b - a for a, b in zip(times, times[1:], strict=False))
+
+
+def test_a_killed_worker_brings_its_whole_group_back(tmp_path, capsys):
+    code = """
+connect()
+print("address", json.dumps(CONFIG["cluster"]), flush=True)
+train(80)
+"""
+    topology = _topology(tmp_path, code, num_groups=2, workers_per_group=2)
+    display = tables.Display(plain=True)
+    record = pathlib.Path(topology.workdir, "launch.json")
+    pids = []
+    with local_run.LocalRun(topology, display=display) as run:
+        for attempt, victim in enumerate(["worker_1", "worker_0"], start=1):
+            name = f"group_0_{victim}"
+
+            def stepped(name=name, attempt=attempt):
+                if not record.exists():
+                    return False
+                attempts = json.loads(record.read_text())["attempts"]
+                steps = _times(topology, name)
+                return attempts == [attempt, 1] and len(steps) > 20 * attempt
+
+            _poll_until(run, stepped)
+            pids.append(json.loads(record.read_text())["pids"])
+            os.kill(pids[-1][name], signal.SIGKILL)
+        result = run.wait(timeout_secs=LIMIT_SECS)
+    assert result.exit_code == 0
+    assert [g.state for g in result.groups] == ["done", "done"]
+    assert [g.group_restarts for g in result.groups] == [2, 0]
+    for name in ("group_0_worker_0", "group_0_worker_1"):
+        assert _times(topology, name)[-1][0] == 80
+        assert pids[0][name] != pids[1][name]
+        # All attempts' words are there, and each had ports of its own.
+        log = (topology.logs_dir / f"{name}.log").read_text().splitlines()
+        marks = [line for line in log if line.startswith("=====")]
+        assert [mark[-26:] for mark in marks] == [
+            "start 2 of the group =====",
+            "start 3 of the group =====",
+        ]
+        assert len({line for line in log if line.startswith("address")}) == 3
+    assert pids[0]["group_1_worker_0"] == pids[1]["group_1_worker_0"]
+    assert _longest_gap(topology, "group_1_worker_0") < 5.0
+    failed = _events(topology, "failed")
+    assert [e["task"] for e in failed] == [
+        "group_0_worker_1",
+        "group_0_worker_0",
+    ]
+    assert [e["exit_code"] for e in failed] == [137, 137]
+    restarts = _events(topology, "restart")
+    assert [(e["group"], e["delay_secs"]) for e in restarts] == [
+        (0, 0.5),
+        (0, 1.0),
+    ]
+    starts = _events(topology, "start")
+    assert [e["attempt"] for e in starts if e["group"] == 0] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
+    assert len(_events(topology, "ready")) == 8
+    assert _events(topology)[-1]["event"] == "end"
+    out = capsys.readouterr().out
+    assert "group 0: restart 1 of 3 in 0.5 s" in out
+    assert "group 0: restart 2 of 3 in 1 s" in out
+
+
+@pytest.mark.parametrize(
+    "code, num_starts, exit_code, said",
+    [
+        ("sys.exit(1)", 3, 1, "its 2 restarts (--max_restarts) are over"),
+        ("sys.exit(65)", 1, 65, "exit code 65 means wrong data"),
+        (
+            "(WORKDIR / 'x').exists() or (WORKDIR / 'x').touch() or "
+            "sys.exit(75)",
+            2,
+            0,
+            "restart 1 of 2 in 0.5 s",
+        ),
+    ],
+)
+def test_how_often_a_group_is_started(
+    tmp_path, capsys, code, num_starts, exit_code, said
+):
+    topology = _topology(tmp_path, "connect()\n" + code, max_restarts=2)
+    result = _run(topology)
+    assert result.exit_code == exit_code
+    (group,) = result.groups
+    assert group.state == ("failed" if exit_code else "done")
+    assert group.group_restarts == num_starts - 1
+    assert len(_events(topology, "start")) == num_starts
+    assert said in capsys.readouterr().out
+
+
+def test_the_other_groups_end_only_when_one_has_failed_for_good(tmp_path):
+    code = """
+connect()
+if GROUP == 1:
+    sys.exit(3)
+time.sleep(600)
+"""
+    topology = _topology(tmp_path, code, num_groups=2, max_restarts=1)
+    result = _run(topology)
+    assert result.exit_code == 3
+    assert [g.state for g in result.groups] == ["stopped", "failed"]
+    (stopped,) = _events(topology, "stopped")
+    restart, failed = _events(topology, "restart")[0], _events(topology)[-1]
+    assert restart["monotonic"] < stopped["monotonic"] < failed["monotonic"]
+
+
+def test_a_group_that_waits_for_its_restart_can_be_stopped(tmp_path):
+    topology = _topology(tmp_path, "connect(); sys.exit(3)", max_restarts=9)
+    with local_run.LocalRun(topology) as run:
+        _poll_until(run, lambda: len(_events(topology, "restart")) == 3)
+        run.interrupt()
+        result = run.wait(timeout_secs=LIMIT_SECS)
+    assert result.exit_code == 130
+    (group,) = result.groups
+    assert group.state == "stopped"
+    assert group.reason == "the launcher received SIGINT"
+
+
+def test_a_missing_task_is_named_and_waited_for_again(tmp_path, capsys):
+    code = """
+if INDEX == 1 and not (WORKDIR / "x").exists():
+    (WORKDIR / "x").touch()
+    time.sleep(600)
+startup.announce_starting()
+while not (WORKDIR / "second").exists():
+    if INDEX == 1:
+        (WORKDIR / "second").touch()
+    time.sleep(0.02)
+startup.announce_ready()
+"""
+    topology = _topology(
+        tmp_path, code, workers_per_group=2, start_timeout_secs=3
+    )
+    result = _run(topology)
+    assert result.exit_code == 0
+    assert result.groups[0].group_restarts == 1
+    (late,) = _events(topology, "late")
+    assert "group_0_worker_1 did not appear" in late["reason"]
+    assert "group_0_worker_0" not in late["reason"]
+
+
+def test_a_group_starts_on_other_ports_where_one_is_taken(
+    tmp_path, monkeypatch, capsys
+):
+    code = """
+host, port = CONFIG["cluster"]["worker"][INDEX].split(":")
+startup.announce_starting()
+try:
+    socket.create_server((host, int(port)))
+except OSError:
+    startup.announce_port_taken()
+    raise
+startup.announce_ready()
+"""
+    reserve = local_cluster.reserve_ports
+    squatters = []
+
+    def first_taken(num_ports):
+        holders = reserve(num_ports)
+        if not squatters:
+            holders[1].listen()
+            squatters.append(holders[1])
+        return holders
+
+    monkeypatch.setattr(local_cluster, "reserve_ports", first_taken)
+    topology = _topology(tmp_path, code, workers_per_group=2, max_restarts=0)
+    result = _run(topology)
+    assert result.exit_code == 0, result.groups
+    assert result.groups[0].group_restarts == 0
+    assert "a port of it was taken" in capsys.readouterr().out
+    assert _events(topology, "restart")[0]["restart"] == 0
+
+
+@pytest.mark.parametrize("ps_per_group", [0, 1])
+def test_a_frozen_task_is_killed(tmp_path, ps_per_group):
+    code = """
+connect()
+if TYPE == "chief" or "chief" not in CONFIG["cluster"]:
+    train(100)
+    sys.exit(0)
+while True:
+    progress.own().say(progress.SERVING)
+    time.sleep(0.1)
+"""
+    topology = _topology(
+        tmp_path,
+        code,
+        workers_per_group=2,
+        ps_per_group=ps_per_group,
+        frozen_secs=1.0,
+    )
+    name = "group_0_ps_0" if ps_per_group else "group_0_worker_1"
+    trainer = "group_0_chief_0" if ps_per_group else "group_0_worker_0"
+    with local_run.LocalRun(topology) as run:
+        _poll_until(run, lambda: len(_times(topology, trainer)) > 10)
+        victim = run.pids[name]
+        # One that is let go on in time is left alone.
+        os.kill(victim, signal.SIGSTOP)
+        _poll_until(run, lambda: _events(topology, "stopped_by_signal"))
+        os.kill(victim, signal.SIGCONT)
+        _poll_until(run, lambda: _events(topology, "continued"))
+        os.kill(victim, signal.SIGSTOP)
+        stopped = time.monotonic()
+        _poll_until(run, lambda: _events(topology, "failed"))
+        _poll_until(run, lambda: not psutil.pid_exists(victim))
+        result = run.wait(timeout_secs=LIMIT_SECS)
+    (frozen,) = _events(topology, "frozen")
+    assert frozen["task"] == name
+    assert 1.0 <= frozen["monotonic"] - stopped < 10.0
+    assert frozen["silent_secs"] >= 1.0
+    (failed,) = _events(topology, "failed")
+    assert failed["task"] == name
+    assert "a signal had stopped it" in failed["reason"]
+    assert result.exit_code == 0
+    assert result.groups[0].group_restarts == 1
+
+
+def test_a_task_that_hangs_with_pythons_lock_is_found(tmp_path, capsys):
+    topology = _topology(
+        tmp_path,
+        "connect()\ntrain(100)\nprogress.own().say(progress.IDLE)",
+        num_groups=2,
+        stuck_secs=3.0,
+    )
+    with local_run.LocalRun(topology) as run:
+        _poll_until(run, lambda: len(_times(topology, "group_0_worker_0")) > 20)
+        pathlib.Path(topology.workdir, "group_0_worker_0.hang").touch()
+        result = run.wait(timeout_secs=LIMIT_SECS)
+    assert result.exit_code == 0
+    assert [g.group_restarts for g in result.groups] == [1, 0]
+    (stuck,) = _events(topology, "stuck")
+    assert (stuck["group"], stuck["phase"]) == (0, "step")
+    assert stuck["silent_secs"] >= 3.0
+    (failed,) = _events(topology, "failed")
+    assert failed["exit_code"] == 75
+    assert "group_0_worker_0 " in failed["reason"]
+    killed = [e for e in _events(topology, "exit") if e["exit_code"]]
+    assert [e["task"] for e in killed] == ["group_0_worker_0"]
+    assert _times(topology, "group_0_worker_0")[-1][0] == 100
+
+
+def test_a_stuck_worker_of_a_chief_is_started_again_alone(tmp_path):
+    code = """
+connect()
+if TYPE == "chief":
+    while not (WORKDIR / "back").exists():
+        progress.own().say(progress.STEP)
+        time.sleep(0.1)
+    sys.exit(0)
+hang = WORKDIR / "hang"
+if TYPE == "worker" and hang.exists():
+    (WORKDIR / "back").touch()
+while True:
+    progress.own().say(progress.SERVING)
+    if TYPE == "worker" and hang.exists():
+        ctypes.PyDLL(None).sleep(600)
+    time.sleep(0.1)
+"""
+    topology = _topology(tmp_path, code, ps_per_group=1, stuck_secs=2.0)
+    with local_run.LocalRun(topology) as run:
+        _poll_until(run, lambda: len(_events(topology, "ready")) == 3)
+        pathlib.Path(topology.workdir, "hang").touch()
+        result = run.wait(timeout_secs=LIMIT_SECS)
+    assert result.exit_code == 0
+    (group,) = result.groups
+    assert group.group_restarts == 0
+    assert group.restarts == {"group_0_worker_0": 1}
+    (stuck,) = _events(topology, "stuck")
+    assert stuck["task"] == "group_0_worker_0"
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

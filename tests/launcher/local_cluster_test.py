@@ -1,0 +1,196 @@
+"""Tests of the description of a local run: tasks, environments and ports."""
+
+import json
+import pathlib
+import socket
+import sys
+
+import pytest
+
+from tfdistill.cluster import identity
+from tfdistill.launcher import files
+from tfdistill.launcher import local_cluster
+
+COMMAND = (sys.executable, "-c", "pass")
+
+
+def _topology(tmp_path, **fields):
+    fields = {"command": COMMAND, "workdir": str(tmp_path)} | fields
+    return local_cluster.LocalCluster(**fields)
+
+
+def test_tasks_of_two_groups_of_two_workers(tmp_path):
+    topology = _topology(tmp_path, num_groups=2, workers_per_group=2)
+    assert topology.num_ports == 4
+    groups = topology.tasks([11, 12, 13, 14])
+    assert [[task.name for task in tasks] for tasks in groups] == [
+        ["group_0_worker_0", "group_0_worker_1"],
+        ["group_1_worker_0", "group_1_worker_1"],
+    ]
+    task = groups[1][0]
+    assert json.loads(task.env["TF_CONFIG"]) == {
+        "cluster": {"worker": ["127.0.0.1:13", "127.0.0.1:14"]},
+        "task": {"type": "worker", "index": 0},
+    }
+    assert task.log_path == tmp_path / "logs" / "group_1_worker_0.log"
+    assert task.ready_path == tmp_path / "logs" / "ready" / "1_worker_0"
+    for tasks in groups:
+        for task in tasks:
+            environ = task.environ({"PATH": "/bin"})
+            assert environ["PATH"] == "/bin"
+            assert identity.Cluster.from_env(environ) == task.cluster
+            assert environ["TFDISTILL_EXCHANGE"] == str(tmp_path / "exchange")
+            assert environ["TFDISTILL_READY_FILE"] == str(task.ready_path)
+            assert "GRPC_FAIL_FAST" not in environ
+
+
+def test_single_tasks_need_no_port_and_no_config(tmp_path):
+    topology = _topology(tmp_path, num_groups=3)
+    assert topology.num_ports == 0
+    tasks = [task for tasks in topology.tasks([]) for task in tasks]
+    assert [task.cluster.group for task in tasks] == [0, 1, 2]
+    for task in tasks:
+        assert "TF_CONFIG" not in task.env
+        assert task.env["TFDISTILL_NUM_GROUPS"] == "3"
+
+
+def test_parameter_servers_come_with_a_chief(tmp_path):
+    topology = _topology(tmp_path, workers_per_group=1, ps_per_group=2)
+    ((chief, worker, ps0, ps1),) = topology.tasks([1, 2, 3, 4])
+    assert chief.cluster.spec == {
+        "chief": ("127.0.0.1:1",),
+        "worker": ("127.0.0.1:2",),
+        "ps": ("127.0.0.1:3", "127.0.0.1:4"),
+    }
+    assert chief.cluster.is_chief and not worker.cluster.is_chief
+    assert ps1.name == "group_0_ps_1"
+    assert ps0.environ({})["GRPC_FAIL_FAST"] == "use_caller"
+    assert ps0.environ({"GRPC_FAIL_FAST": "x"})["GRPC_FAIL_FAST"] == "x"
+
+
+def test_restarts_of_workers_go_with_parameter_servers(tmp_path):
+    assert _topology(tmp_path).num_worker_restarts == 0
+    assert _topology(tmp_path, ps_per_group=1).num_worker_restarts == 10
+    topology = _topology(tmp_path, ps_per_group=1, worker_restarts=3)
+    assert topology.num_worker_restarts == 3
+
+
+def test_identity_of_the_launcher_itself_is_not_inherited(tmp_path):
+    topology = _topology(tmp_path, env={"MINE": "1"})
+    ((task,),) = topology.tasks([])
+    environ = task.environ(
+        {"TF_CONFIG": "x", "TFDISTILL_GROUP": "7", "TFDISTILL_DATA": "/d"}
+    )
+    assert "TF_CONFIG" not in environ
+    assert environ["TFDISTILL_GROUP"] == "0"
+    assert environ["TFDISTILL_DATA"] == "/d"
+    assert environ["MINE"] == "1"
+    with pytest.raises(ValueError, match="TFDISTILL_DATUM.*TFDISTILL_DATA"):
+        task.environ({"TFDISTILL_DATUM": "/d"})
+
+
+def test_exchange_may_be_a_url_and_local_paths_become_absolute(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    topology = _topology(tmp_path, workdir="run", exchange="gs://b//x")
+    assert topology.workdir == str(tmp_path / "run")
+    ((task,),) = topology.tasks([])
+    assert task.env["TFDISTILL_EXCHANGE"] == "gs://b//x"
+    topology = _topology(tmp_path, exchange="x")
+    assert topology.exchange == str(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"num_groups": 0}, "`num_groups` must be >= 1; received 0"),
+        ({"workers_per_group": 0}, "`workers_per_group` must be >= 1"),
+        ({"ps_per_group": -1}, "`ps_per_group` must be >= 0"),
+        ({"grace_secs": -1}, "`grace_secs` must be >= 0"),
+        ({"worker_restarts": -1}, "`worker_restarts` must be >= 0"),
+        ({"worker_restarts": 1}, "`worker_restarts` must be left out"),
+        ({"start_timeout_secs": float("nan")}, "`start_timeout_secs` must be"),
+        ({"on_group_failure": "retry"}, "`on_group_failure`.*'retry'"),
+        ({"command": "python x"}, "`command` must be a list"),
+        ({"command": ()}, "`command` must be a list"),
+        ({"command": ("./no.py",)}, "write: python ./no.py"),
+        ({"workdir": ""}, "`workdir` must be a local directory"),
+        ({"workdir": "gs://b/x"}, "URL may be given as `exchange`"),
+        ({"env": {"TF_CONFIG": ""}}, "`env`.*received TF_CONFIG"),
+        (
+            {"env": {"TFDISTILL_EXCHANGE_KEY": "secret"}},
+            "`env`.*received TFDISTILL_EXCHANGE_KEY. Use",
+        ),
+    ],
+)
+def test_wrong_fields(tmp_path, fields, message):
+    with pytest.raises(ValueError, match=message):
+        _topology(tmp_path, **fields)
+
+
+def test_reserved_ports_differ_and_still_let_a_server_listen():
+    holders = local_cluster.reserve_ports(40)
+    ports = [holder.getsockname()[1] for holder in holders]
+    assert len(set(ports)) == 40
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("0.0.0.0", ports[0]))
+        server.listen()
+        with socket.create_connection((local_cluster.HOST, ports[0]), 5):
+            pass
+    more = local_cluster.reserve_ports(40)
+    assert not {h.getsockname()[1] for h in more} & set(ports)
+    for holder in holders + more:
+        holder.close()
+
+
+def test_files_of_an_earlier_run_are_kept(tmp_path):
+    topology = _topology(tmp_path)
+    logs = tmp_path / "logs"
+    with files.lock(topology):
+        assert files.make_room(topology) == []
+        for run in ("first", "second"):
+            (logs / "group_0_worker_0.log").write_text(run)
+            (logs / "ready" / "0_worker_0").touch()
+            files.write_record(
+                topology, started=1.5, pids={"group_0_worker_0": 7}
+            )
+            kept = files.make_room(topology)
+            assert len(kept) == 2
+            assert not (logs / "ready" / "0_worker_0").exists()
+    assert (logs / "group_0_worker_0.1.log").read_text() == "first"
+    assert (logs / "group_0_worker_0.2.log").read_text() == "second"
+    record = json.loads((tmp_path / "launch.2.json").read_text())
+    assert record["topology"]["command"] == list(COMMAND)
+    assert record["pids"] == {"group_0_worker_0": 7}
+    assert record["started"] == 1.5
+
+
+def test_two_launchers_do_not_share_a_workdir(tmp_path):
+    topology = _topology(tmp_path)
+    with files.lock(topology):
+        with pytest.raises(ValueError, match="in use by another launcher"):
+            files.lock(topology)
+    files.lock(topology).close()
+
+
+def test_workdir_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    topology = _topology(tmp_path, workdir=str(tmp_path / "file"))
+    with pytest.raises(ValueError, match="`workdir` must be a directory"):
+        files.lock(topology)
+
+
+def test_last_lines_are_as_a_terminal_would_have_shown_them(tmp_path):
+    path = pathlib.Path(tmp_path, "log")
+    path.write_bytes(b"x\n" * 100_000 + b"1/2\r2/2\r\n\x1b[31mred\x1b[0m\xff\n")
+    lines = files.last_lines(path)
+    assert len(lines) == 20
+    assert lines[-3:] == ["x", "2/2", "red\ufffd"]
+    path.write_bytes(b"no newline")
+    assert files.last_lines(path) == ["no newline"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

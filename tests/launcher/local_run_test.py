@@ -1,0 +1,670 @@
+"""Tests of whole runs through the launcher, with tasks that are no trainers.
+
+The tasks take part in the start-up handshake where that matters; none imports
+TensorFlow.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from launch import local
+from tests.cases import runs as run_cases
+from tfdistill.launcher import command as cli
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+from tfdistill.status import tables
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(60),
+    pytest.mark.usefixtures("no_process_left"),
+]
+LIMIT_SECS = 20.0
+# What the code of a task may use.
+PRELUDE = """
+import json, os, pathlib, signal, subprocess, sys, time
+GROUP = int(os.environ["TFDISTILL_GROUP"])
+CONFIG = json.loads(os.environ.get("TF_CONFIG", "{}"))
+TYPE = CONFIG.get("task", {}).get("type", "worker")
+INDEX = CONFIG.get("task", {}).get("index", 0)
+READY = pathlib.Path(os.environ["TFDISTILL_READY_FILE"])
+WORKDIR = pathlib.Path(os.environ["TFDISTILL_WORKDIR"])
+def family():
+    far = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        start_new_session=True,
+    )
+    print("pids", os.getpid(), far.pid, flush=True)
+"""
+HANG = "time.sleep(600)\n"
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+
+
+def _command(code):
+    return sys.executable, "-c", PRELUDE + code
+
+
+def _topology(tmp_path, code, **fields):
+    fields = {"grace_secs": 3.0} | fields
+    return local_cluster.LocalCluster(
+        command=_command(code), workdir=str(tmp_path / "run"), **fields
+    )
+
+
+def _run(topology, display=None):
+    with local_run.LocalRun(topology, display=display) as run:
+        return run.wait(timeout_secs=LIMIT_SECS)
+
+
+def _until(condition):
+    end = time.monotonic() + LIMIT_SECS
+    while not (value := condition()):
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.02)
+    return value
+
+
+def _alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _family_pids(tmp_path, num_tasks):
+    """The pids that tasks running `family()` have written to their logs."""
+
+    def find():
+        logs = (tmp_path / "run" / "logs").glob("group_*.log")
+        lines = [line for log in logs for line in log.read_text().splitlines()]
+        found = [line.split()[1:] for line in lines if line.startswith("pids")]
+        return found if len(found) == num_tasks else None
+
+    return [int(pid) for pids in _until(find) for pid in pids]
+
+
+def test_all_tasks_share_a_key_that_is_written_nowhere_else(
+    tmp_path, monkeypatch
+):
+    code = (
+        "from tfdistill import signing\n"
+        "signer = signing.signer_for('environment')\n"
+        "print(len(signer._key), sorted(signing.VARIABLES & set(os.environ)))"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    topology = _topology(tmp_path, code, num_groups=2)
+    for _ in range(2):  # A second run in the directory keeps the key.
+        assert _run(topology).exit_code == 0
+        key = (tmp_path / "run" / "exchange.key").read_text().strip()
+    assert len(key) == 64
+    log = (tmp_path / "run" / "logs" / "group_1_worker_0.log").read_text()
+    assert "64 ['TFDISTILL_EXCHANGE_KEY_FILE']" in log
+    holders = [
+        path.name
+        for path in (tmp_path / "run").rglob("*")
+        if path.is_file() and key.encode() in path.read_bytes()
+    ]
+    assert holders == ["exchange.key"]
+
+
+def test_the_users_own_key_is_passed_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDISTILL_EXCHANGE_KEY", "0123456789abcdef")
+    topology = _topology(
+        tmp_path,
+        "print([n for n in sorted(os.environ) if 'EXCHANGE_KEY' in n])",
+    )
+    assert _run(topology).exit_code == 0
+    log = (tmp_path / "run" / "logs" / "group_0_worker_0.log").read_text()
+    assert log.strip() == "['TFDISTILL_EXCHANGE_KEY']"
+    assert not (tmp_path / "run" / "exchange.key").exists()
+    record = (tmp_path / "run" / "launch.json").read_text()
+    assert "0123456789abcdef" not in record
+    monkeypatch.setenv("TFDISTILL_EXCHANGE_KEY", "short")
+    for _ in range(2):  # The directory is not left locked.
+        with pytest.raises(ValueError, match="16 to 4096 bytes; received 5"):
+            local_run.LocalRun(topology)
+
+
+def test_every_task_runs_with_its_own_identity(tmp_path):
+    topology = _topology(
+        tmp_path,
+        "print(GROUP, TYPE, INDEX, json.dumps(CONFIG.get('cluster')))",
+        num_groups=2,
+        workers_per_group=2,
+    )
+    result = _run(topology)
+    assert result.exit_code == 0
+    assert [group.state for group in result.groups] == ["done", "done"]
+    assert result.groups[0].exit_codes == {
+        "group_0_worker_0": 0,
+        "group_0_worker_1": 0,
+    }
+    addresses = set()
+    for group in (0, 1):
+        clusters = []
+        for index in (0, 1):
+            log = topology.logs_dir / f"group_{group}_worker_{index}.log"
+            *who, cluster = log.read_text().split(maxsplit=3)
+            assert who == [str(group), "worker", str(index)]
+            clusters.append(json.loads(cluster))
+        assert clusters[0] == clusters[1]
+        addresses |= set(clusters[0]["worker"])
+    assert len(addresses) == 4
+
+
+@pytest.mark.parametrize(
+    "end, code, reason",
+    [
+        (
+            "raise SystemExit(65)",
+            65,
+            "group_0_worker_1 ended with exit code 65",
+        ),
+        ("os.kill(os.getpid(), 9)", 137, "was ended by signal 9 (SIGKILL)"),
+    ],
+)
+def test_failure_stops_its_group_and_the_others(tmp_path, end, code, reason):
+    # The peer of the failed task fails when told to stop: it is not to blame.
+    task = f"""
+if (GROUP, INDEX) == (0, 1):
+    print("\\n".join(f"line {{i}}" for i in range(50)), flush=True)
+    {end}
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+{HANG}"""
+    topology = _topology(tmp_path, task, num_groups=2, workers_per_group=2)
+    result = _run(topology)
+    failed, other = result.groups
+    assert result.exit_code == code
+    assert (failed.state, failed.failed_task) == ("failed", "group_0_worker_1")
+    assert reason in failed.reason
+    assert failed.last_lines == tuple(f"line {i}" for i in range(30, 50))
+    assert failed.exit_codes["group_0_worker_0"] != 0
+    assert (other.state, other.failed_task) == ("stopped", None)
+    assert other.reason == "group 0 failed"
+    assert other.last_lines == ()
+
+
+def test_other_groups_may_go_on(tmp_path):
+    task = """
+if GROUP == 1:
+    raise SystemExit(3)
+_until = time.monotonic() + 15
+while not (WORKDIR / "go").exists() and time.monotonic() < _until:
+    time.sleep(0.02)
+sys.exit(0 if (WORKDIR / "go").exists() else 99)
+"""
+    topology = _topology(
+        tmp_path, task, num_groups=2, on_group_failure="continue"
+    )
+    with local_run.LocalRun(topology) as run:
+
+        def failed():
+            run.poll()
+            return run.result().groups[1].state == "failed"
+
+        _until(failed)
+        assert not run.over
+        pathlib.Path(topology.workdir, "go").touch()
+        result = run.wait(timeout_secs=LIMIT_SECS)
+    assert [group.state for group in result.groups] == ["done", "failed"]
+    assert result.exit_code == 3
+
+
+def test_the_first_failure_makes_the_exit_code(tmp_path):
+    # Group 0 ends once the process of group 1 is no more.
+    task = """
+pid_file = WORKDIR / "pid"
+if GROUP == 1:
+    draft = WORKDIR / "draft"
+    draft.write_text(str(os.getpid()))
+    draft.rename(pid_file)
+    sys.exit(11)
+end = time.monotonic() + 15
+while time.monotonic() < end:
+    time.sleep(0.02)
+    if pid_file.exists():
+        try:
+            os.kill(int(pid_file.read_text()), 0)
+        except ProcessLookupError:
+            sys.exit(10)
+"""
+    topology = _topology(
+        tmp_path, task, num_groups=2, on_group_failure="continue"
+    )
+    result = _run(topology)
+    assert [g.exit_codes for g in result.groups] == [
+        {"group_0_worker_0": 10},
+        {"group_1_worker_0": 11},
+    ]
+    assert result.exit_code == 11
+
+
+def test_task_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path):
+    task = f"""{DEAF}
+if INDEX == 1:
+    while not (WORKDIR / "deaf").exists():
+        time.sleep(0.02)
+    sys.exit(4)
+(WORKDIR / "deaf").touch()
+{HANG}"""
+    topology = _topology(tmp_path, task, workers_per_group=2, grace_secs=0.5)
+    result = _run(topology)
+    assert result.exit_code == 4
+    assert result.groups[0].exit_codes == {
+        "group_0_worker_0": -signal.SIGKILL,
+        "group_0_worker_1": 4,
+    }
+
+
+def test_servers_are_ended_when_their_chief_is_done(tmp_path):
+    task = "print(TYPE)\nif TYPE != 'chief':\n    " + HANG
+    topology = _topology(tmp_path, task, workers_per_group=2, ps_per_group=1)
+    result = _run(topology)
+    assert result.exit_code == 0
+    assert result.groups[0].state == "done"
+    codes = result.groups[0].exit_codes
+    assert codes.pop("group_0_chief_0") == 0
+    assert set(codes) == {
+        "group_0_worker_0",
+        "group_0_worker_1",
+        "group_0_ps_0",
+    }
+
+
+def test_a_dead_worker_of_a_chief_is_started_again(tmp_path, capsys):
+    # Worker 1 dies twice, by exit and by signal; the chief ends at its third
+    # start, which is the last one it has.
+    task = f"""
+READY.touch()
+if TYPE == "worker" and INDEX == 1:
+    num_starts = len(list(WORKDIR.glob("start_*")))
+    port = int(CONFIG["cluster"]["worker"][1].rpartition(":")[2])
+    import socket
+    with socket.create_server(("127.0.0.1", port)) as server:
+        (WORKDIR / f"start_{{num_starts}}").touch()
+        print(f"start {{num_starts}} at {{port}}", flush=True)
+        if num_starts == 0:
+            sys.exit(0)
+        if num_starts == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        {HANG}
+if TYPE == "chief":
+    while not (WORKDIR / "start_2").exists():
+        time.sleep(0.02)
+    sys.exit(0)
+{HANG}"""
+    topology = _topology(
+        tmp_path,
+        task,
+        workers_per_group=2,
+        ps_per_group=1,
+        worker_restarts=2,
+    )
+    display = tables.Display(plain=True)
+    with local_run.LocalRun(topology, display=display) as run:
+        result = run.wait(timeout_secs=LIMIT_SECS)
+        record = pathlib.Path(topology.workdir, "launch.json")
+        assert json.loads(record.read_text())["pids"] == run.pids
+    (group,) = result.groups
+    assert (result.exit_code, group.state, group.reason) == (0, "done", "")
+    assert group.restarts == {"group_0_worker_0": 0, "group_0_worker_1": 2}
+    lines = (topology.logs_dir / "group_0_worker_1.log").read_text().split("\n")
+    port = lines[0].rpartition(" ")[2]
+    assert lines[:3] == [f"start {n} at {port}" for n in range(3)]
+    out = capsys.readouterr().out
+    name = "group 0: group_0_worker_1"
+    assert f"{name} ended with exit code 0; restart 1 of 2 in 1 s" in out
+    assert f"{name} was ended by signal 9 (SIGKILL); restart 2 of 2 in 2" in out
+
+
+def test_a_group_goes_on_until_no_worker_is_left(tmp_path, capsys):
+    task = f"""
+READY.touch()
+if (TYPE, INDEX) == ("worker", 0):
+    sys.exit(3)
+if TYPE == "worker":
+    while not (WORKDIR / "end").exists():
+        time.sleep(0.02)
+    sys.exit(4)
+{HANG}"""
+    topology = _topology(
+        tmp_path,
+        task,
+        workers_per_group=2,
+        ps_per_group=1,
+        worker_restarts=0,
+    )
+    display = tables.Display(plain=True)
+    with local_run.LocalRun(topology, display=display) as run:
+        log = []
+
+        def given_up():
+            run.poll()
+            log.append(capsys.readouterr().out)
+            return "exit code 3; no worker is started" in "".join(log)
+
+        _until(given_up)
+        assert run.result().groups[0].state == "running"
+        pathlib.Path(topology.workdir, "end").touch()
+        result = run.wait(timeout_secs=LIMIT_SECS)
+    (group,) = result.groups
+    assert (result.exit_code, group.state) == (4, "failed")
+    assert group.failed_task == "group_0_worker_1"
+    assert "exit code 4, and no worker is left" in group.reason
+
+
+@pytest.mark.parametrize("task_type", ["ps", "chief"])
+def test_the_loss_of_a_ps_or_chief_stops_the_group(tmp_path, task_type):
+    task = f"""
+READY.touch()
+if TYPE == {task_type!r}:
+    print("last words", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+{HANG}"""
+    topology = _topology(tmp_path, task, ps_per_group=1)
+    result = _run(topology)
+    (group,) = result.groups
+    name = f"group_0_{task_type}_0"
+    assert (result.exit_code, group.state) == (137, "failed")
+    assert group.failed_task == name
+    assert group.reason == f"{name} was ended by signal 9 (SIGKILL)"
+    assert group.last_lines == ("last words",)
+    assert group.restarts == {"group_0_worker_0": 0}
+
+
+def test_task_that_does_not_appear_is_named(tmp_path):
+    task = f"""
+if INDEX == 0:
+    READY.with_name(READY.name + ".starting").touch()
+{HANG}"""
+    topology = _topology(
+        tmp_path, task, workers_per_group=2, start_timeout_secs=2
+    )
+    result = _run(topology)
+    assert result.exit_code == 75
+    assert result.groups[0].state == "failed"
+    assert result.groups[0].failed_task is None
+    assert "group_0_worker_1 did not appear" in result.groups[0].reason
+    assert "group_0_worker_0" not in result.groups[0].reason
+
+
+def test_ready_tasks_may_take_their_time(tmp_path):
+    task = "READY.touch(); time.sleep(2.2)"
+    result = _run(_topology(tmp_path, task, start_timeout_secs=2))
+    assert result.exit_code == 0
+
+
+def test_status_and_last_lines_are_shown(tmp_path, capsys):
+    task = """
+out = WORKDIR / f"group_{GROUP}"
+out.mkdir(exist_ok=True)
+with (out / "metrics.jsonl").open("a") as file:
+    file.write(json.dumps({"step": 7, "total_steps": 9, "loss": 0.5}) + "\\n")
+READY.touch()
+time.sleep(1.0)
+sys.exit("the [last] words")
+"""
+    old = tmp_path / "run" / "group_0" / "metrics.jsonl"
+    old.parent.mkdir(parents=True)
+    old.write_text('{"step": 1, "staleness": 1, "distillation_loss": 3}\n')
+    result = _run(_topology(tmp_path, task), tables.Display(plain=True))
+    assert result.exit_code == 1
+    out = capsys.readouterr().out
+    assert "group 0: running, step 7/9, loss 0.5000\n" in out
+    assert "group 0: failed, step 7/9" in out
+    assert "the [last] words" in out
+    assert "distillation" not in out
+
+
+def test_run_is_recorded_with_its_process_ids(tmp_path):
+    topology = _topology(tmp_path, HANG, workers_per_group=2)
+    record = pathlib.Path(topology.workdir, "launch.json")
+    with local_run.LocalRun(topology) as run:
+        _until(lambda: run.poll() or record.exists())
+        pids = json.loads(record.read_text())["pids"]
+        assert pids == run.pids
+        assert set(pids) == {"group_0_worker_0", "group_0_worker_1"}
+        os.kill(pids["group_0_worker_1"], signal.SIGKILL)
+        result = run.wait(timeout_secs=LIMIT_SECS)
+    assert result.groups[0].failed_task == "group_0_worker_1"
+    assert result.exit_code == 128 + signal.SIGKILL
+
+
+def test_leaving_the_block_ends_every_process(tmp_path):
+    topology = _topology(tmp_path, DEAF + "family()\n" + HANG, num_groups=2)
+    with pytest.raises(TimeoutError, match="group 1: starting"):
+        with local_run.LocalRun(topology) as run:
+            pids = _family_pids(tmp_path, 2)
+            run.wait(timeout_secs=0.3)
+    assert not any(_alive(pid) for pid in pids)
+
+
+def test_wrong_environment_is_refused_before_any_start(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDISTILL_GRUOP", "1")
+    with pytest.raises(ValueError, match="TFDISTILL_GRUOP.*Did you mean"):
+        local_run.LocalRun(_topology(tmp_path, "pass"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    """Starts the command line in a process of its own."""
+    started = []
+
+    def start(code, *options):
+        command = [sys.executable, "-m", "launch.local", *options]
+        command += [f"--workdir={tmp_path / 'run'}", "--", *_command(code)]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate(timeout=LIMIT_SECS)
+
+
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_interrupted_launcher_stops_everything(
+    tmp_path, launcher, number, code
+):
+    process = launcher(
+        "family()\n" + HANG, "--num_groups=2", "--workers_per_group=2"
+    )
+    pids = _family_pids(tmp_path, 4)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=LIMIT_SECS)
+    assert process.returncode == code
+    assert not any(_alive(pid) for pid in pids)
+    assert f"group 1 stopped: the launcher received {number.name}" in out
+
+
+def test_second_interrupt_kills_at_once(tmp_path, launcher):
+    process = launcher(DEAF + "family()\n" + HANG, "--grace_secs=600")
+    pids = _family_pids(tmp_path, 1)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None and _alive(pids[0])
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=LIMIT_SECS)
+    assert process.returncode == 130
+    assert not any(_alive(pid) for pid in pids)
+
+
+def test_killed_launcher_leaves_no_process(tmp_path, launcher):
+    process = launcher(DEAF + "family()\n" + HANG, "--num_groups=2")
+    pids = _family_pids(tmp_path, 2)
+    process.kill()
+    process.wait(LIMIT_SECS)
+    _until(lambda: not any(_alive(pid) for pid in pids))
+
+
+def test_command_line_runs_a_command(tmp_path, capsys):
+    arguments = ["--num_groups=2", f"--workdir={tmp_path}", "--plain", "--"]
+    code = "print(GROUP, sys.argv[1:])"
+    command = [*_command(code), "--num_groups=9", "--", "x"]
+    assert cli.main([*arguments, *command]) == 0
+    assert "group 1 done" in capsys.readouterr().out
+    log = tmp_path / "logs" / "group_1_worker_0.log"
+    assert log.read_text() == "1 ['--num_groups=9', '--', 'x']\n"
+
+
+@pytest.mark.parametrize("main", [cli.main, local.main])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--num_groups=2 -- true", "--workdir"),
+        ("--workdir=W", "command after --"),
+        ("--workdir=W --", "command after --"),
+        ("--workdir=W --workers=2 -- true", "unrecognized arguments"),
+        ("--workdir=W --num_group=2 -- true", "unrecognized arguments"),
+        ("--workdir=W extra -- true", "unrecognized arguments"),
+        ("--workdir=W --num_groups=0 -- true", "`num_groups` must be >= 1"),
+        (
+            "--workdir=W --worker_restarts=2 -- true",
+            "`worker_restarts` must be",
+        ),
+        ("--workdir=W --max_restarts=-1 -- true", "`max_restarts` must be"),
+        ("--workdir=W --stuck_secs=-1 -- true", "`stuck_secs` must be >= 0"),
+        ("--workdir=W --frozen_secs=nan -- true", "`frozen_secs` must be"),
+        ("--workdir=W --num_groups=x -- true", "invalid int value"),
+        (
+            "--workdir=W --num_groups=257 --workers_per_group=2 -- true",
+            "at most 512, each a process; received options for 514",
+        ),
+        ("--workdir=W --on_group_failure=x -- true", "invalid choice"),
+        ("--workdir=gs://b/w -- true", "`workdir` must be a local"),
+        ("--workdir=W -- no-such-program-x", "`command` must begin"),
+    ],
+)
+def test_wrong_options(tmp_path, monkeypatch, capsys, main, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as error:
+        main(arguments.split())
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--workdir=W --recipe=digits -- true", "either --recipe=NAME or"),
+        ("--workdir=W --override=a=1 -- true", "pass --recipe=NAME too"),
+        ("--workdir=W --recipe=digits --override=a", "must be FIELD=VALUE"),
+        # Before any task is started, which would find it out, too.
+        ("--workdir=W --recipe=digts", "Did you mean 'digits'"),
+        ("--workdir=W --recipe=digits --override=num_stps=1", "num_stps"),
+        ("--workdir=W --recipe=digits --workers_per_group=999", "999"),
+        ("--workdir=W --recipe=digits --profile_steps=5:4", "FIRST:LAST"),
+        (
+            "--workdir=W --profile_steps=1:2 -- true",
+            "set TFDISTILL_PROFILE_STEPS=1:2",
+        ),
+    ],
+)
+def test_wrong_recipe_options(capsys, arguments, message):
+    with pytest.raises(SystemExit) as error:
+        local.main(arguments.split())
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_recipe_runs_the_training_program(tmp_path, monkeypatch):
+    seen = []
+
+    def supervise(run):
+        seen.append(run)
+        run.close()
+        return local_run.RunResult(groups=(), exit_code=5)
+
+    monkeypatch.setattr(local_run.LocalRun, "supervise", supervise)
+    arguments = [f"--workdir={tmp_path}", "--recipe=digits", "--num_groups=2"]
+    arguments += ["--override=data.path=a=b", "--override=seed=7"]
+    arguments += ["--profile_steps=100:110"]
+    assert local.main(arguments) == 5
+    assert seen[0]._topology.num_groups == 2
+    assert seen[0]._topology.command == (
+        sys.executable,
+        "-m",
+        "launch.train",
+        "--recipe=digits",
+        f"--workdir={tmp_path}",
+        "--override=data.path=a=b",
+        "--override=seed=7",
+        "--profile_steps=100:110",
+    )
+
+
+def test_help_names_the_exit_codes(capsys):
+    with pytest.raises(SystemExit) as error:
+        cli.main(["--help"])
+    assert error.value.code == 0
+    out = capsys.readouterr().out
+    assert "75" in out and "example" in out
+
+
+def test_versions_restarts_and_errors_are_shown(tmp_path, capsys):
+    run_cases.version(tmp_path / "run" / "exchange", 0, 5)
+    code = (
+        "mark = WORKDIR / 'mark'\n"
+        "if not mark.exists():\n"
+        "    mark.touch()\n"
+        "    sys.exit(3)\n"
+        "time.sleep(2)\n"
+    )
+    topology = _topology(tmp_path, code, max_restarts=1)
+    display = tables.Display(plain=True, interval_secs=0.0)
+    with local_run.LocalRun(topology, display=display) as run:
+        assert run.wait(timeout_secs=LIMIT_SECS).exit_code == 0
+        (status,) = (group.status for group in run._groups)
+    out = capsys.readouterr().out
+    assert "group 0: done, newest 5, restarts 1" in out
+    assert status.last_error == "group_0_worker_0 ended with exit code 3"
+
+
+@pytest.fixture
+def interfaces(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0"), (3, "wlan0")]
+    )
+    for name, state in (("lo", "unknown"), ("eth0", "up"), ("wlan0", "down")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "operstate").write_text(state + "\n")
+    return tmp_path
+
+
+def test_interfaces_that_are_down_and_loopback_do_not_count(interfaces):
+    assert local_run.reachable_interfaces(interfaces) == ["eth0"]
+
+
+def test_without_a_description_all_but_loopback_count(interfaces, tmp_path):
+    found = local_run.reachable_interfaces(tmp_path / "absent")
+    assert found == ["eth0", "wlan0"]
+
+
+def test_the_warning_names_the_interfaces(monkeypatch):
+    monkeypatch.setattr(local_run, "reachable_interfaces", lambda: ["eth0"])
+    assert "4 ports" in local_run.ports_warning(4)
+    assert "eth0" in local_run.ports_warning(4)
+    # A run of single tasks opens no port.
+    assert local_run.ports_warning(0) is None
+    monkeypatch.setattr(local_run, "reachable_interfaces", list)
+    assert local_run.ports_warning(4) is None
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,179 @@
+"""Tests that a task cannot outlive its launcher, nor its children itself."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tfdistill.launcher import task_process
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(60),
+    pytest.mark.usefixtures("no_process_left"),
+]
+LIMIT_SECS = 20.0
+# A task with a child in its own group and one in a session of its own; prints
+# their pids, then waits.
+FAMILY = """
+import os, subprocess, sys, time
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+near = subprocess.Popen(sleep)
+far = subprocess.Popen(sleep, start_new_session=True)
+print(os.getpid(), near.pid, far.pid, flush=True)
+"""
+WAIT = "time.sleep(600)\n"
+
+
+def _until(condition):
+    end = time.monotonic() + LIMIT_SECS
+    while not (value := condition()):
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.01)
+    return value
+
+
+def _alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def act(*command, **env):
+        log = tmp_path / f"{len(started)}.log"
+        with log.open("wb") as file:
+            process = task_process.TaskProcess(
+                command, env=os.environ | env, log_file=file
+            )
+        process.log = log
+        started.append(process)
+        return process
+
+    yield act
+    for process in started:
+        process.kill()
+
+
+def _python(code):
+    return sys.executable, "-c", code
+
+
+def _finish(process):
+    def closed():
+        process.read()
+        return process.closed
+
+    _until(closed)
+    return process.exit_code
+
+
+def _family(log):
+    return [int(pid) for pid in _until(lambda: log.read_text().split())]
+
+
+@pytest.mark.parametrize(
+    "code, expected",
+    [
+        ("pass", 0),
+        ("raise SystemExit(75)", 75),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+        ("import os; os.abort()", -6),
+    ],
+)
+def test_exit_code_and_time(start, code, expected):
+    before = time.monotonic()
+    process = start(*_python(code))
+    assert _finish(process) == expected
+    assert before < process.exit_time <= time.monotonic()
+
+
+def test_environment_input_and_output(start):
+    code = "import os, sys; print(os.environ['X'], repr(sys.stdin.read()))"
+    process = start(*_python(code + "; print('err', file=sys.stderr)"), X="1")
+    assert _finish(process) == 0
+    assert sorted(process.log.read_text().splitlines()) == ["1 ''", "err"]
+
+
+def test_pid_is_that_of_the_task(start):
+    process = start(*_python("import os; print(os.getpid(), os.getpgrp())"))
+    _finish(process)
+    assert process.log.read_text().split() == [str(process.pid)] * 2
+
+
+def test_program_that_does_not_exist(start):
+    process = start("/no/such/program")
+    assert _finish(process) == 127
+    assert "/no/such/program: No such file" in process.log.read_text()
+
+
+def test_stop_reaches_the_task_and_its_group(start):
+    process = start(*_python(FAMILY + WAIT))
+    pids = _family(process.log)
+    process.request_stop()
+    assert _finish(process) == -signal.SIGTERM
+    assert not any(_alive(pid) for pid in pids)
+
+
+def test_stop_may_be_ignored_but_not_kill(start):
+    code = "import signal; signal.signal(15, signal.SIG_IGN)\n"
+    process = start(*_python(code + FAMILY + WAIT))
+    pids = _family(process.log)
+    process.request_stop()
+    time.sleep(0.2)
+    process.read()
+    assert process.exit_code is None and _alive(pids[0])
+    process.kill()
+    assert process.closed and process.exit_code == -signal.SIGKILL
+    assert not any(_alive(pid) for pid in pids)
+    process.kill()  # Again: nothing happens.
+    process.request_stop()
+
+
+def test_children_of_a_task_that_is_done_are_ended(start):
+    process = start(*_python(FAMILY))
+    pids = _family(process.log)
+    assert _finish(process) == 0
+    assert not any(_alive(pid) for pid in pids)
+
+
+def test_killed_keeper_takes_the_task_along(start):
+    process = start(*_python("import time; print(1, flush=True)\n" + WAIT))
+    _family(process.log)
+    _until(lambda: process.read() or process.pid)
+    psutil.Process(process.pid).parent().kill()
+    assert _finish(process) != 0
+    _until(lambda: not _alive(process.pid))
+
+
+def test_launcher_killed_by_sigkill(tmp_path):
+    launcher = f"""
+import os, time
+from tfdistill import task_process
+with open({str(tmp_path / "log")!r}, "wb") as file:
+    process = task_process.TaskProcess(
+        {_python(FAMILY + WAIT)!r}, env=os.environ, log_file=file
+    )
+time.sleep(600)
+"""
+    process = subprocess.Popen(_python(launcher))
+    try:
+        _until((tmp_path / "log").exists)
+        pids = _family(tmp_path / "log")
+        assert all(_alive(pid) for pid in pids)
+    finally:
+        process.kill()
+        process.wait(LIMIT_SECS)
+    _until(lambda: not any(_alive(pid) for pid in pids))
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,273 @@
+"""Tests of the clock that leaves out its owner's sleep."""
+
+import dataclasses
+import sys
+
+import pytest
+
+from tfdistill.cluster import signs
+from tfdistill.launcher import files
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import watches
+
+
+def test_time_asleep_counts_one_second_at_most():
+    now = [100.0]
+    clock = watches.AwakeClock(lambda: now[0])
+    readings = []
+    for step in (0.0, 0.2, 0.9, 30.0, 0.5):
+        now[0] += step
+        readings.append(clock.read())
+    assert readings == pytest.approx([0.0, 0.2, 1.1, 2.1, 2.6])
+
+
+class _Task:
+    """A task under watch that takes given times."""
+
+    def __init__(self, stuck_secs=8.0):
+        self.watch = watches.ProgressWatch(stuck_secs=stuck_secs)
+        self.now = 50.0
+        self._count = 0
+
+    def do(self, phase, secs, *, times=1):
+        """Enters a phase and is silent in it for a while."""
+        for _ in range(times):
+            self._count += 1
+            self.watch.note(signs.Line(phase, self._count), now=self.now)
+            self.now += secs
+
+    def limit(self, phase):
+        self.do(phase, 0.0)
+        return self.watch.limit_secs()
+
+
+def test_a_task_that_says_nothing_is_not_judged():
+    watch = watches.ProgressWatch(stuck_secs=8.0)
+    watch.note(None, now=0.0)
+    assert watch.phase == signs.IDLE
+    assert not watch.is_stuck(now=1e9)
+
+
+def test_quick_steps_have_the_least_limit():
+    task = _Task()
+    task.do(signs.FIRST_STEP, 3.0)
+    task.do(signs.STEP, 0.2, times=50)
+    task.do(signs.STEP, 7.9)
+    assert not task.watch.is_stuck(now=task.now)
+    assert task.watch.is_stuck(now=task.now + 0.2)
+    assert task.watch.silent_secs(now=task.now) == pytest.approx(7.9)
+
+
+def test_the_limit_follows_slow_steps_both_ways():
+    task = _Task()
+    task.do(signs.FIRST_STEP, 1.0)
+    task.do(signs.STEP, 2.0)
+    assert task.limit(signs.STEP) == 20.0
+    # Five times the load is not yet a hang, and counts from then on.
+    task.do(signs.STEP, 10.0)
+    assert not task.watch.is_stuck(now=task.now)
+    assert task.limit(signs.STEP) == 100.0
+    task.do(signs.STEP, 0.5, times=600)
+    assert task.limit(signs.STEP) == 8.0
+
+
+def test_a_step_may_trace_again():
+    task = _Task()
+    task.do(signs.FIRST_STEP, 60.0)
+    task.do(signs.STEP, 0.1, times=5)
+    assert task.limit(signs.STEP) == 120.0
+
+
+def test_what_was_never_seen_may_take_long():
+    task = _Task()
+    task.do(signs.FIRST_STEP, 599.0)
+    assert not task.watch.is_stuck(now=task.now)
+    assert task.watch.is_stuck(now=task.now + 2.0)
+    # Then it is known: the next epoch begins as the first did, or faster.
+    assert task.limit(signs.FIRST_STEP) == 5990.0
+
+
+@pytest.mark.parametrize("phase", [signs.CALLBACKS, signs.EPOCH_END])
+def test_callbacks_may_always_take_long(phase):
+    task = _Task()
+    task.do(signs.STEP, 0.1, times=3)
+    task.do(phase, 0.01, times=100)
+    assert task.limit(phase) == 600.0
+    task.do(phase, 300.0)
+    assert task.limit(phase) == 3000.0
+    assert task.limit(signs.STEP) == 8.0
+
+
+def test_outside_the_library_nothing_is_judged():
+    task = _Task()
+    task.do(signs.STEP, 0.1, times=3)
+    task.do(signs.IDLE, 1e6)
+    assert not task.watch.is_stuck(now=task.now)
+
+
+def test_it_can_be_switched_off():
+    task = _Task(stuck_secs=0.0)
+    task.do(signs.STEP, 0.1, times=3)
+    assert not task.watch.is_stuck(now=task.now + 1e9)
+
+
+def test_an_excused_silence_neither_counts_nor_lengthens_the_limit():
+    task = _Task()
+    task.do(signs.STEP, 0.1, times=3)
+    task.do(signs.STEP, 500.0)
+    task.watch.excuse(now=task.now)
+    assert not task.watch.is_stuck(now=task.now + 7.0)
+    assert task.watch.is_stuck(now=task.now + 9.0)
+    task.do(signs.STEP, 0.1)
+    assert task.limit(signs.STEP) == 8.0
+
+
+@dataclasses.dataclass
+class _Process:
+    """What a watch sees of a process."""
+
+    exit_code: int | None = None
+    is_stopped: bool = False
+
+
+class _Group:
+    """A group of invented tasks and an invented clock."""
+
+    def __init__(self, tmp_path, **fields):
+        topology = local_cluster.LocalCluster(
+            command=(sys.executable, "-c", "pass"),
+            workdir=str(tmp_path),
+            **fields,
+        )
+        (tasks,) = topology.tasks(range(1, topology.num_ports + 1))
+        self._now = 0.0
+        self.watch = watches.TaskWatch(
+            {_short(task.name): task for task in tasks},
+            topology=topology,
+            clock=watches.AwakeClock(lambda: self._now),
+        )
+        self.processes = {}
+        topology.logs_dir.joinpath("ready").mkdir(parents=True)
+        self._ready = {_short(task.name): task.ready_path for task in tasks}
+        self.reporters = {}
+        for name in self._ready:
+            self.start(name)
+
+    def start(self, name):
+        """Starts a task, or starts it again as the launcher does."""
+        files.forget_progress(self._ready[name])
+        self.processes[name] = _Process()
+        self.reporters[name] = signs.Reporter(
+            {signs.VARIABLE: str(self._ready[name])}
+        )
+
+    def go_on(self, secs, **phases):
+        """Lets time pass while some tasks keep reporting; returns findings."""
+        found = []
+        for _ in range(round(secs * 4)):
+            for name, phase in phases.items():
+                self.reporters[name].say(phase)
+            self._now += 0.25
+            found += self.watch.look(self.processes)
+        return found
+
+
+def _short(name):
+    return name.removeprefix("group_0_")
+
+
+def _workers(tmp_path, **fields):
+    group = _Group(tmp_path, workers_per_group=2, **fields)
+    first, step = signs.FIRST_STEP, signs.STEP
+    assert not group.go_on(1, worker_0=first, worker_1=first)
+    assert not group.go_on(5, worker_0=step, worker_1=step)
+    return group
+
+
+def test_a_group_whose_steps_stop_is_stuck_as_a_whole(tmp_path):
+    group = _workers(tmp_path)
+    assert not group.go_on(7.5)
+    (found,) = group.go_on(1)[:1]
+    assert (found.event, found.task) == ("stuck", None)
+    assert found.details["phase"] == signs.STEP
+    assert 8.0 < found.details["silent_secs"] < 9.0
+    assert "worker_0 8." in found.text and "worker_1 8." in found.text
+
+
+@pytest.mark.parametrize(
+    "phase", [signs.CALLBACKS, signs.EPOCH_END, signs.IDLE]
+)
+def test_workers_may_wait_for_one_that_saves(tmp_path, phase):
+    group = _workers(tmp_path)
+    group.reporters["worker_0"].say(phase)
+    assert not group.go_on(300)
+    # Nor does this wait lengthen what is allowed later.
+    assert not group.go_on(2, worker_0=signs.STEP, worker_1=signs.STEP)
+    assert group.go_on(9)
+
+
+def test_workers_may_wait_for_one_that_has_not_come_so_far(tmp_path):
+    group = _Group(tmp_path, workers_per_group=2)
+    group.go_on(1, worker_0=signs.FIRST_STEP)
+    assert not group.go_on(1000)
+
+
+def test_a_frozen_task_is_found_and_a_short_stop_is_only_told(tmp_path):
+    group = _workers(tmp_path)
+    process = group.processes["worker_1"]
+    process.is_stopped = True
+    assert [f.event for f in group.go_on(2.75)] == ["stopped_by_signal"]
+    process.is_stopped = False
+    (told,) = group.go_on(1, worker_0=signs.STEP, worker_1=signs.STEP)
+    assert (told.event, told.task, told.text) == ("continued", "worker_1", "")
+    process.is_stopped = True
+    found = group.go_on(3.5)
+    assert [f.event for f in found[:2]] == ["stopped_by_signal", "frozen"]
+    assert found[1].task == "worker_1"
+    assert "was frozen" in found[1].text
+
+
+def test_a_debugger_may_stop_a_task_for_long(tmp_path):
+    group = _workers(tmp_path, frozen_secs=0.0)
+    group.processes["worker_1"].is_stopped = True
+    assert [f.event for f in group.go_on(300)] == ["stopped_by_signal"]
+
+
+def _servers(tmp_path):
+    group = _Group(tmp_path, workers_per_group=2, ps_per_group=1)
+    serving = dict.fromkeys(["worker_0", "worker_1", "ps_0"], signs.SERVING)
+    assert not group.go_on(1, chief_0=signs.FIRST_STEP, **serving)
+    assert not group.go_on(5, chief_0=signs.STEP, **serving)
+    return group, serving
+
+
+def test_a_stuck_server_is_found_before_its_chief_is_blamed(tmp_path):
+    group, serving = _servers(tmp_path)
+    del serving["worker_1"]
+    assert not group.go_on(7.5, **serving)
+    found = group.go_on(2, **serving)
+    assert {(f.event, f.task) for f in found} == {("stuck", "worker_1")}
+    # It is killed, and comes back after a while; its chief waits.
+    group.processes["worker_1"].exit_code = -9
+    group.watch.note_end("worker_1")
+    assert not group.go_on(20, **serving)
+    group.start("worker_1")
+    assert not group.go_on(20, **serving)
+    serving["worker_1"] = signs.SERVING
+    assert not group.go_on(7, **serving)
+    found = group.go_on(2, **serving)
+    assert {(f.event, f.task) for f in found} == {("stuck", None)}
+
+
+def test_a_chief_does_not_wait_for_a_lost_worker_for_ever(tmp_path):
+    group, serving = _servers(tmp_path)
+    del serving["worker_1"]
+    group.processes["worker_1"].exit_code = -9
+    group.watch.note_end("worker_1")
+    assert not group.go_on(59, **serving)
+    found = group.go_on(12, **serving)
+    assert {(f.event, f.task) for f in found} == {("stuck", None)}
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,379 @@
+""""""
+
+import io
+import pathlib
+import types
+import zipfile
+
+import keras
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+
+from models import cifar10
+from models.cifar10 import files
+
+CLASSES = files.CLASSES
+PER_CLASS = {"train": 4, "test": 2}
+
+
+def cluster(group=0, num_groups=2):
+    return types.SimpleNamespace(group=group, num_groups=num_groups)
+
+
+def jpeg(level, size=(32, 32), mode="RGB"):
+    color = level if mode == "L" else (level, 255 - level, 128)
+    buffer = io.BytesIO()
+    PIL.Image.new(mode, size, color).save(buffer, "JPEG", quality=95)
+    return buffer.getvalue()
+
+
+def members():
+    """Plain images whose red level, 5 * index, tells them apart."""
+    return {
+        f"{split}/{name}/{number:04d}.jpg": jpeg(
+            5 * (CLASSES.index(name) * PER_CLASS[split] + number)
+        )
+        for split in PER_CLASS
+        for name in CLASSES
+        for number in range(PER_CLASS[split])
+    }
+
+
+def write_zip(data_dir, content):
+    path = pathlib.Path(data_dir) / "cifar10" / "cifar10_jpg.zip"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, value in content.items():
+            archive.writestr(name, value)
+    return path
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Arguments that lead to a small archive, and to a fresh cache."""
+    write_zip(tmp_path / "data", members())
+    return {"data_dir": tmp_path / "data", "cache_dir": tmp_path / "cache"}
+
+
+def red_index(images):
+    return np.rint(images[:, 16, 16, 0] / 5).astype(int)
+
+
+def test_images_and_labels_of_an_archive(places):
+    (x_train, y_train), (x_test, y_test) = cifar10.load(**places)
+    assert x_train.shape == (40, 32, 32, 3)
+    assert x_test.shape == (20, 32, 32, 3)
+    assert (x_train.dtype, y_train.dtype) == (np.uint8, np.int64)
+    for images, labels, each in ((x_train, y_train, 4), (x_test, y_test, 2)):
+        index = red_index(images)
+        assert sorted(index) == list(range(10 * each))
+        np.testing.assert_array_equal(labels, index // each)
+        assert labels.tolist() != sorted(labels)
+
+
+def test_images_are_decoded_once(places, monkeypatch, capfd):
+    first = cifar10.load(**places)
+    assert "decoding all images once" in capfd.readouterr().err
+    monkeypatch.setattr(files, "_decode", None)
+    again = cifar10.load(**places)
+    assert capfd.readouterr().err == ""
+    for one, other in zip(
+        keras.tree.flatten(first), keras.tree.flatten(again), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+        assert not other.flags.writeable
+
+
+def test_another_archive_gets_another_cache(places):
+    cifar10.load(**places)
+    changed = {**members(), "train/cat/0000.jpg": jpeg(250)}
+    write_zip(places["data_dir"], changed)
+    (x_train, _), _ = cifar10.load(**places)
+    assert 50 in red_index(x_train)
+    assert len(list(places["cache_dir"].iterdir())) == 2
+
+
+def test_a_conversion_that_fails_leaves_nothing_behind(places, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files.np, "save", fail)
+        with pytest.raises(OSError, match="disk full"):
+            cifar10.load(**places)
+    assert list(places["cache_dir"].iterdir()) == []
+    assert len(cifar10.load(**places)[0][1]) == 40
+
+
+def test_two_processes_that_convert_at_once_agree(places, monkeypatch):
+    read_zip = files._read_zip
+    inner = []
+
+    def read(archive, split):
+        # The other process begins and ends while this one is still reading.
+        if not inner:
+            inner.append(None)
+            inner[0] = cifar10.load(**places)
+        return read_zip(archive, split)
+
+    monkeypatch.setattr(files, "_read_zip", read)
+    outer = cifar10.load(**places)
+    np.testing.assert_array_equal(outer[0][0], inner[0][0][0])
+    assert len(list(places["cache_dir"].iterdir())) == 1
+
+
+def test_places_come_from_the_environment(places, monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDISTILL_DATA", str(places["data_dir"]))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert len(cifar10.load()[0][1]) == 40
+    assert len(list((tmp_path / "home" / "tfdistill").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train/cow/0000.jpg": jpeg(0)}, "received 'train/cow/0000.jpg'"),
+        ({"train/cat/0000.jpg": jpeg(0)[:300]}, "must be a whole JPEG image"),
+        ({"test/dog/0001.jpg": b"no image"}, "must be a whole JPEG image"),
+        (
+            {"train/cat/0000.jpg": jpeg(0, size=(28, 32))},
+            "must be 32x32 pixels; received 28x32",
+        ),
+    ],
+)
+def test_wrong_members_are_refused(places, change, message):
+    write_zip(places["data_dir"], {**members(), **change})
+    with pytest.raises(ValueError, match=message):
+        cifar10.load(**places)
+    assert list(places["cache_dir"].iterdir()) == []
+
+
+def test_missing_classes_are_refused(places):
+    content = {k: v for k, v in members().items() if "test/ship" not in k}
+    write_zip(places["data_dir"], content)
+    with pytest.raises(ValueError, match=r"there are none of \['ship'\]"):
+        cifar10.load(**places)
+
+
+def test_grey_images_and_folder_entries_are_taken(places):
+    content = {"train/": b"", "train/cat/": b"", **members()}
+    content["train/cat/0000.jpg"] = jpeg(60, mode="L")
+    write_zip(places["data_dir"], content)
+    (x_train, _), _ = cifar10.load(**places)
+    assert x_train.shape == (40, 32, 32, 3)
+
+
+def test_a_torn_archive_is_refused(places):
+    path = places["data_dir"] / "cifar10" / "cifar10_jpg.zip"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="must be a whole zip archive"):
+        cifar10.load(**places)
+    # Damage that leaves the table of contents alone.
+    path.write_bytes(whole[:200] + b"\0" * 100 + whole[300:])
+    with pytest.raises(ValueError, match="Copy the archive again"):
+        cifar10.load(**places)
+
+
+def test_no_images_at_all_is_an_error_that_says_where(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    with pytest.raises(ValueError, match="neither was found") as error:
+        cifar10.load(data_dir=tmp_path / "data", cache_dir=tmp_path)
+    assert str(tmp_path / "data" / "cifar10") in str(error.value)
+    assert str(tmp_path / "tfds") in str(error.value)
+
+
+def test_a_prepared_tensorflow_datasets_copy_is_used(tmp_path, monkeypatch):
+    version = tmp_path / "tfds" / "cifar10" / "3.0.2"
+    version.mkdir(parents=True)
+    (version / "dataset_info.json").write_text("{}")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    asked = []
+
+    def read(directory, split):
+        asked.append((directory, split))
+        return np.zeros((12, 32, 32, 3), np.uint8), np.arange(12) % 10
+
+    monkeypatch.setattr(files, "_read_tfds", read)
+    (x_train, y_train), _ = cifar10.load(
+        data_dir=tmp_path / "none", cache_dir=tmp_path / "cache"
+    )
+    assert asked == [(version, "train"), (version, "test")]
+    assert sorted(y_train) == sorted(np.arange(12) % 10)
+    assert x_train.shape == (12, 32, 32, 3)
+
+
+def read(dataset, num_batches):
+    return [(x.numpy(), y.numpy()) for x, y in dataset.take(num_batches)]
+
+
+def test_the_same_batches_on_every_worker_and_after_a_skip(places):
+    kwargs = {"global_batch_size": 5, "seed": 3, **places}
+    first = read(cifar10.make_datasets(cluster(), **kwargs)[0], 9)
+    tf.random.set_seed(77)
+    again, _ = cifar10.make_datasets(cluster(), **kwargs)
+    resumed = read(again, 4) + read(again.skip(4), 5)
+    for one, other in zip(first, resumed, strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
+    kwargs["seed"] = 4
+    other, _ = cifar10.make_datasets(cluster(), **kwargs)
+    assert not np.array_equal(read(other, 1)[0][0], first[0][0])
+
+
+def test_groups_see_their_part_and_labels_stay_with_images(places):
+    seen = []
+    for group in range(2):
+        train, validation = cifar10.make_datasets(
+            cluster(group), global_batch_size=5, **places
+        )
+        batches = read(train, 4)
+        images = np.concatenate([x for x, _ in batches]) * 255
+        labels = np.concatenate([y for _, y in batches])
+        assert images.shape == (20, 32, 32, 3)
+        assert images.dtype == np.float32
+        np.testing.assert_array_equal(labels, red_index(images) // 4)
+        seen.append(set(red_index(images)))
+        assert [len(y) for _, y in validation] == [5] * 4
+    assert not seen[0] & seen[1]
+    assert sorted(seen[0] | seen[1]) == list(range(40))
+
+
+def test_validation_is_the_test_split_in_order_and_unchanged(places):
+    _, validation = cifar10.make_datasets(
+        cluster(), global_batch_size=8, **places
+    )
+    _, (x_test, y_test) = cifar10.load(**places)
+    batches = list(validation)
+    assert [len(y) for _, y in batches] == [8, 8, 4]
+    images = np.concatenate([x for x, _ in batches])
+    np.testing.assert_allclose(images, x_test / np.float32(255), rtol=1e-6)
+    np.testing.assert_array_equal(
+        np.concatenate([y for _, y in batches]), y_test
+    )
+
+
+def test_fewer_images_where_asked_for(places):
+    train, validation = cifar10.make_datasets(
+        cluster(), global_batch_size=4, num_train=16, num_test=6, **places
+    )
+    images = np.concatenate([x for x, _ in read(train, 20)]) * 255
+    assert len(set(red_index(images))) == 8
+    assert sum(len(y) for _, y in validation) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"global_batch_size": 0}, "from 1 to the group's 20"),
+        ({"global_batch_size": 21}, "received 21"),
+        ({"num_train": 41}, "`num_train` must be from 1 to 40; received 41"),
+        ({"num_test": 0}, "`num_test` must be from 1 to 20; received 0"),
+        ({"data": "half"}, "`mode` must be one of"),
+    ],
+)
+def test_bad_options_are_refused(places, options, message):
+    options = {"global_batch_size": 4, **options}
+    with pytest.raises(ValueError, match=message):
+        cifar10.make_datasets(cluster(), **options, **places)
+
+
+def test_augmentation_crops_and_mirrors():
+    pixels = np.arange(1, 1 + 32 * 32 * 3).reshape(32, 32, 3)
+    padded = np.pad(pixels, [[4, 4], [4, 4], [0, 0]])
+    possible = {}
+    for top in range(9):
+        for left in range(9):
+            crop = padded[top : top + 32, left : left + 32]
+            possible[crop.tobytes()] = (top, left, False)
+            possible[crop[:, ::-1].tobytes()] = (top, left, True)
+    images = tf.constant(np.stack([pixels] * 2000))
+    got = cifar10.augment(images, seed=tf.constant([1, 2], tf.int64)).numpy()
+    drawn = [possible[image.tobytes()] for image in got]
+    assert set(drawn) == set(possible.values())
+    mirrored = np.mean([flip for _, _, flip in drawn])
+    assert 0.45 < mirrored < 0.55
+
+
+def test_augmentation_depends_on_its_seed_alone():
+    images = tf.random.stateless_uniform([9, 32, 32, 3], [0, 0])
+    one, two = (tf.constant([1, n], tf.int64) for n in (2, 3))
+    first = cifar10.augment(images, seed=one)
+    tf.random.set_seed(5)
+    np.testing.assert_array_equal(first, cifar10.augment(images, seed=one))
+    assert np.any(first != cifar10.augment(images, seed=two))
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_model_shapes(norm):
+    model = cifar10.build_small_model(norm=norm)
+    convolutions = [
+        layer
+        for layer in model.layers
+        if isinstance(layer, keras.layers.Conv2D)
+        and layer.kernel_size == (3, 3)
+    ]
+    assert len(convolutions) == 8 - 1
+    assert [c.filters for c in convolutions] == [16] * 3 + [32] * 2 + [64] * 2
+    state = model.non_trainable_weights
+    assert bool(state) == (norm == "batch")
+    assert model.output_shape == (None, 10)
+
+
+def test_resnet_20_has_the_size_of_the_paper():
+    # 0.27 million parameters: He et al. 2015, table 6.
+    assert round(cifar10.build_model().count_params(), -4) == 270_000
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    logits = cifar10.build_small_model()(np.zeros((2, 32, 32, 3)))
+    assert logits.dtype == tf.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"depth": 18}, "6 n . 2 .* received 18"),
+        ({"depth": 2}, "received 2"),
+        ({"width": 12}, "multiple of 8; received 12"),
+        ({"width": 0}, "multiple of 8; received 0"),
+        ({"norm": "layer"}, "`norm` must be .*'layer'"),
+    ],
+)
+def test_wrong_model_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        cifar10.build_model(**options)
+
+
+@pytest.mark.data
+@pytest.mark.timeout_secs(600)
+def test_the_real_images(data_dir, tmp_path):
+    if not (data_dir / "cifar10" / "cifar10_jpg.zip").is_file():
+        pytest.skip("needs cifar10/cifar10_jpg.zip in the data directory")
+    places = {"data_dir": data_dir, "cache_dir": tmp_path}
+    (x_train, y_train), (x_test, y_test) = cifar10.load(**places)
+    assert np.bincount(y_train).tolist() == [5000] * 10
+    assert np.bincount(y_test).tolist() == [1000] * 10
+    assert x_test.shape == (10000, 32, 32, 3)
+    # Any slice holds all classes about equally.
+    assert np.bincount(y_train[:1000]).min() > 60
+    mean = x_train[:5000].mean(axis=(0, 1, 2)) / 255
+    np.testing.assert_allclose(mean, cifar10._MEAN, atol=0.01)
+
+    train, validation = cifar10.make_datasets(
+        cluster(num_groups=1), global_batch_size=64, num_test=1000, **places
+    )
+    model = cifar10.build_small_model()
+    model.compile(
+        keras.optimizers.Adam(3e-3),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=False,
+    )
+    model.fit(train, steps_per_epoch=100, shuffle=False, verbose=0)
+    results = model.evaluate(validation, verbose=0, return_dict=True)
+    assert results["accuracy"] > 0.25
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

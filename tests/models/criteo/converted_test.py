@@ -1,0 +1,422 @@
+""""""
+
+import fcntl
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from models import places
+from models.criteo import converted
+from models.criteo import files
+from models.criteo import rows as criteo_rows
+from tests.cases import criteo as criteo_cases
+
+Options = converted.Options
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def source(tmp_path):
+    return criteo_cases.write(tmp_path / "log.tsv", 300)
+
+
+def convert(source, tmp_path, **kwargs):
+    options = Options(**{"field_sizes": 100, **kwargs})
+    return converted.open_or_convert(
+        source, options=options, cache_dir=tmp_path / "cache"
+    )
+
+
+def records(binary, split):
+    parts = [np.fromfile(path, "<i4") for path in binary.parts(split)]
+    return np.concatenate(parts).reshape(-1, 40)
+
+
+def numbers(found):
+    """Which rows of `criteo_cases` these are."""
+    logs = np.ascontiguousarray(found[:, 1]).view("<f4")
+    return np.rint(np.expm1(logs)).astype(int).tolist()
+
+
+def parsed(num_rows):
+    return criteo_rows.parse(criteo_cases.lines(num_rows)).rows
+
+
+def cached(tmp_path):
+    return sorted(
+        path.name
+        for path in (tmp_path / "cache").iterdir()
+        if not path.name.startswith(".lock")
+    )
+
+
+def test_all_rows_are_kept_with_their_values(source, tmp_path):
+    binary = convert(source, tmp_path)
+    assert binary.num_rows == {"train": 250, "validation": 50}
+    rows = parsed(300)
+    categories = criteo_rows.hashed_rows(rows.fingerprints, [100] * 26)
+    expected = converted.records_of(rows, categories)
+    seen = []
+    for split in ("train", "validation"):
+        found = records(binary, split)
+        order = numbers(found)
+        assert order == sorted(order)  # That of the text.
+        np.testing.assert_array_equal(found, expected[order])
+        seen += order
+    assert sorted(seen) == list(range(300))
+    labels = expected[:, 0].view("<f4")
+    assert set(labels.tolist()) == {0, 1}
+
+
+def test_the_header_says_what_was_done(source, tmp_path, capfd):
+    with source.open("ab") as opened:
+        opened.write(b"no row\n")
+    binary = convert(source, tmp_path, min_count=2, split_seed=3)
+    header = json.loads((binary.directory / "header.json").read_text())
+    assert header == binary.header
+    assert header["malformed"] == {"too_few_columns": 1}
+    assert header["num_rows_read"] == 300
+    assert header["options"]["field_sizes"] == [100] * 26
+    assert header["options"]["split_seed"] == 3
+    assert header["sources"][0]["name"] == "log.tsv"
+    assert header["sources"][0]["bytes"] == source.stat().st_size
+    assert "too_few_columns" in capfd.readouterr().err
+    # Nothing but the header and the parts is left.
+    names = {path.name for path in binary.directory.iterdir()}
+    assert names == {
+        "header.json",
+        "train-000000.bin",
+        "validation-000000.bin",
+    }
+
+
+def test_each_split_is_converted_once(source, tmp_path, monkeypatch):
+    first = convert(source, tmp_path)
+    monkeypatch.setattr(converted, "convert", None)
+    assert convert(source, tmp_path) == first
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"field_sizes": 101},
+        {"field_sizes": [100] * 25 + [101]},
+        {"min_count": 2},
+        {"split": "time"},
+        {"validation_fraction": 0.2},
+        {"split_seed": 1},
+        {"num_train": 7},
+        {"num_validation": 7},
+        {"malformed": "refuse"},
+    ],
+)
+def test_other_options_make_another_form(source, tmp_path, change):
+    one, other = convert(source, tmp_path), convert(source, tmp_path, **change)
+    assert one.directory != other.directory
+    assert len(cached(tmp_path)) == 2
+
+
+def test_equal_options_are_one_however_they_are_written():
+    assert Options(field_sizes=9) == Options(field_sizes=[9] * 26)
+
+
+def test_a_changed_file_makes_another_form(source, tmp_path):
+    first = convert(source, tmp_path)
+    when = source.stat().st_mtime_ns
+    content = source.read_bytes()
+    digit = content[-20:-19]
+    source.write_bytes(content[:-20] + b"x" + content[-19:])
+    assert digit != b"x"
+    os.utime(source, ns=(when, when))  # Only its end gives it away.
+    second = convert(source, tmp_path)
+    assert second.directory != first.directory
+    source.write_bytes(content + criteo_cases.line(300))
+    assert sum(convert(source, tmp_path).num_rows.values()) == 301
+
+
+def test_many_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(converted, "PART_ROWS", 16)
+    monkeypatch.setattr(converted, "_WINDOW_ROWS", 37)
+    monkeypatch.setattr(converted, "_COUNTED_VALUES", 600)
+    source = criteo_cases.write(tmp_path / "log.tsv", 300)
+    few = convert(source, tmp_path, min_count=3)
+    assert len(few.parts("train")) == 16  # Of 250 rows.
+    monkeypatch.undo()
+    whole = convert(source, tmp_path, min_count=3)
+    assert few.directory != whole.directory
+    for split in ("train", "validation"):
+        np.testing.assert_array_equal(
+            records(few, split), records(whole, split)
+        )
+
+
+def test_rare_categories_are_counted_in_the_training_rows(source, tmp_path):
+    binary = convert(source, tmp_path, min_count=6, field_sizes=2000)
+    rows = parsed(300)
+    hashed = criteo_rows.hashed_rows(rows.fingerprints, [2000] * 26)
+    train, validation = (
+        records(binary, split) for split in ("train", "validation")
+    )
+    order = numbers(train)
+    num_rare = 0
+    for column in range(26):
+        prints = rows.fingerprints[:, column]
+        counts = {
+            value: int(np.sum(prints[order] == value)) for value in set(prints)
+        }
+        for found in (train, validation):
+            for row, number in zip(found, numbers(found), strict=True):
+                value = prints[number]
+                expected = hashed[number, column]
+                if value and counts[value] < 6:
+                    expected = criteo_rows.RARE_ROW
+                    num_rare += 1
+                assert row[14 + column] == expected
+    assert 1000 < num_rare < 6000
+    # With a high count all are rare, but the missing ones are still missing.
+    none = records(convert(source, tmp_path, min_count=250), "train")
+    assert set(none[:, 14:].ravel().tolist()) == {0, 1}
+
+
+def kinds(num_rows=3000, **kwargs):
+    options = Options(field_sizes=10, **kwargs)
+    return converted.assign(num_rows, options=options)
+
+
+def test_a_drawn_split_takes_rows_from_everywhere():
+    found = kinds(validation_fraction=0.1) == converted.VALIDATION
+    assert found.sum() == 300
+    for part in np.split(found, 10):
+        assert 10 < part.sum() < 55
+    np.testing.assert_array_equal(
+        found, kinds(validation_fraction=0.1) == converted.VALIDATION
+    )
+    other = kinds(validation_fraction=0.1, split_seed=1)
+    both = found & (other == converted.VALIDATION)
+    assert 10 < both.sum() < 60  # 30 by chance.
+
+
+def test_a_split_by_time_takes_the_last_rows():
+    found = kinds(split="time", validation_fraction=0.1)
+    assert (found[:2700] == converted.TRAIN).all()
+    assert (found[2700:] == converted.VALIDATION).all()
+
+
+@pytest.mark.parametrize("split", ["hash", "time"])
+def test_fewer_rows_are_drawn_from_the_same_split(split):
+    whole = kinds(split=split)
+    fewer = kinds(split=split, num_train=200, num_validation=90)
+    counts = np.bincount(fewer, minlength=3)
+    assert counts.tolist() == [200, 90, 2710]
+    used = fewer != converted.UNUSED
+    np.testing.assert_array_equal(whole[used], fewer[used])
+    train = np.flatnonzero(fewer == converted.TRAIN)
+    assert np.mean(train < 1250) == pytest.approx(0.5, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"field_sizes": 2}, "from 3 to .* received"),
+        ({"field_sizes": [10] * 25}, "one whole number or 26"),
+        ({"field_sizes": [10] * 25 + [2**31]}, "one whole number or 26"),
+        ({"field_sizes": [10] * 25 + [10.0]}, "one whole number or 26"),
+        ({"min_count": 0}, "`min_count` must be .* >= 1; received 0"),
+        ({"split": "random"}, "`split` must be one of .*'random'"),
+        ({"validation_fraction": 0.0}, r"in \(0, 1\); received 0.0"),
+        ({"validation_fraction": 1.0}, r"in \(0, 1\); received 1.0"),
+        ({"split_seed": -1}, "`split_seed` must be .* >= 0; received -1"),
+        ({"num_train": 0}, "`num_train` must be .* >= 1; received 0"),
+        ({"num_validation": 1.5}, "`num_validation` must be .* 1.5"),
+        ({"malformed": "ignore"}, "`malformed` must be one of .*'ignore'"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Options(**{"field_sizes": 10, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_train": 251}, "`num_train` must be from 1 to 250"),
+        ({"num_validation": 51}, "`num_validation` must be from 1 to 50"),
+        ({"validation_fraction": 0.001}, "Both splits must have a row"),
+        ({"validation_fraction": 0.999}, "Both splits must have a row"),
+    ],
+)
+def test_what_does_not_fit_the_rows_leaves_nothing(
+    source, tmp_path, options, message
+):
+    with pytest.raises(ValueError, match=message):
+        convert(source, tmp_path, **options)
+    assert cached(tmp_path) == []
+
+
+def test_a_faulty_log_leaves_nothing(source, tmp_path):
+    source.write_bytes(b"1\t2\n" * 10)
+    with pytest.raises(ValueError, match="0 good rows and 10 others"):
+        convert(source, tmp_path)
+    assert cached(tmp_path) == []
+
+
+def test_a_file_that_grows_meanwhile_leaves_nothing(
+    source, tmp_path, monkeypatch
+):
+    convert_now = converted.convert
+
+    def slow(*args):
+        found = convert_now(*args)
+        source.write_bytes(source.read_bytes() + criteo_cases.line(300))
+        return found
+
+    monkeypatch.setattr(converted, "convert", slow)
+    with pytest.raises(RuntimeError, match="changed while"):
+        convert(source, tmp_path)
+    assert cached(tmp_path) == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "remove"])
+def test_damage_is_noticed(source, tmp_path, damage):
+    part = convert(source, tmp_path).parts("validation")[0]
+    if damage == "cut":
+        part.write_bytes(part.read_bytes()[:-4])
+    else:
+        part.unlink()
+    with pytest.raises(RuntimeError, match="validation-000000.bin must have"):
+        convert(source, tmp_path)
+
+
+def test_long_conversions_tell_how_far_they_are(source, tmp_path, capfd):
+    reader = files.Reader(source)
+    progress = converted._Progress(1000, every_secs=0.0)
+    progress.tell(250, 7)
+    assert "7 rows, 25% of the files" in capfd.readouterr().err
+    slow = converted._Progress(1000, every_secs=60.0)
+    slow.tell(250, 7)
+    assert capfd.readouterr().err == ""
+    assert reader.num_rows == 0
+
+
+_KILLED = """
+import os, signal, sys
+from models import criteo_binary, criteo_options, criteo_split
+def killed(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+criteo_split.assign = killed
+source, cache_dir = sys.argv[1:]
+criteo_binary.open_or_convert(
+    source,
+    options=criteo_options.Options(field_sizes=100),
+    cache_dir=cache_dir,
+)
+"""
+
+
+@pytest.mark.multiprocess
+def test_a_killed_conversion_is_done_again(source, tmp_path, no_process_left):
+    cache = tmp_path / "cache"
+    process = subprocess.run(
+        [sys.executable, "-c", _KILLED, str(source), str(cache)], cwd=_ROOT
+    )
+    assert process.returncode == -signal.SIGKILL
+    left = cached(tmp_path)
+    assert len(left) == 1 and left[0].startswith(".tmp-")
+    binary = convert(source, tmp_path)
+    assert cached(tmp_path) == [binary.directory.name]
+
+
+def fill(directory, text="whole"):
+    (directory / "file").write_text(text)
+
+
+def test_one_of_many_makes_it_and_the_others_wait(tmp_path):
+    final = tmp_path / "made"
+    calls = []
+
+    def make(aside):
+        calls.append(aside)
+        time.sleep(0.3)
+        fill(aside)
+
+    threads = [
+        threading.Thread(target=places.made_once, args=(final, make))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+    assert (final / "file").read_text() == "whole"
+
+
+def test_the_first_of_two_machines_wins(tmp_path):
+    final = tmp_path / "made"
+
+    def make(aside):
+        # Another machine, whose lock is not seen here.
+        final.mkdir()
+        fill(final, "theirs")
+        fill(aside, "ours")
+
+    assert places.made_once(final, make) == final
+    assert (final / "file").read_text() == "theirs"
+    assert [path.name for path in tmp_path.glob("*")] != []
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_waiting_has_a_bound_and_is_told_of(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(places, "_TELL_EVERY_SECS", 0.0)
+    final = tmp_path / "made"
+    with (tmp_path / ".lock-made").open("a+") as held:
+        fcntl.flock(held.fileno(), fcntl.LOCK_EX)
+        with pytest.raises(RuntimeError, match="has been converting .*lock"):
+            places.made_once(final, fill, wait_secs=0.3)
+    assert "waiting for another process" in capfd.readouterr().err
+    places.made_once(final, fill)
+    assert final.is_dir()
+
+
+def test_without_locks_it_is_made_all_the_same(tmp_path, monkeypatch):
+    def unsupported(*args):
+        raise OSError("no locks")
+
+    monkeypatch.setattr(places.fcntl, "flock", unsupported)
+    others = tmp_path / f"{places._prefix(tmp_path / 'made')}x"
+    others.mkdir()
+    assert places.made_once(tmp_path / "made", fill).is_dir()
+    assert others.is_dir()  # Perhaps still being filled.
+
+
+def test_the_cache_is_in_the_home_of_caches(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert places.cache_dir() == tmp_path / "tfdistill"
+    assert places.cache_dir("here") == pathlib.Path("here")
+
+
+@pytest.mark.data
+def test_the_real_log(data_dir, tmp_path):
+    binary = convert(data_dir / "criteo", tmp_path, field_sizes=10_000)
+    assert binary.num_rows == {"train": 15_000, "validation": 3_000}
+    rates = [
+        records(binary, split)[:, 0].copy().view("<f4").mean()
+        for split in ("train", "validation")
+    ]
+    # The halves of the file differ more than that: the draw mixes them.
+    assert abs(rates[0] - rates[1]) < 0.025
+    rows = records(binary, "train")[:, 14:]
+    assert rows.min() == 0 and rows.max() < 10_000
+    assert not (rows == criteo_rows.RARE_ROW).any()
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

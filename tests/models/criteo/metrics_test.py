@@ -1,0 +1,98 @@
+""""""
+
+import numpy as np
+import pytest
+import sklearn.metrics
+
+from models.criteo import metrics
+from tfdistill import metrics as metrics_lib
+
+
+def examples(num_examples=500, *, rate=0.25, digits=6, seed=0):
+    rng = np.random.default_rng(seed)
+    labels = (rng.random(num_examples) < rate).astype(np.int64)
+    scores = rng.normal(size=num_examples) + labels
+    return labels, np.round(1 / (1 + np.exp(-scores)), digits)
+
+
+@pytest.mark.parametrize("digits", [6, 1])
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+def test_auc_equals_scikit_learn_with_and_without_ties(digits, shape):
+    labels, predictions = examples(digits=digits)
+    expected = sklearn.metrics.roc_auc_score(labels, predictions)
+    found = metrics.auc(labels.reshape(shape), predictions.reshape(shape))
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_auc_sees_the_order_alone():
+    labels, predictions = examples()
+    value = metrics.auc(labels, predictions)
+    assert metrics.auc(labels, predictions**3) == pytest.approx(value)
+    assert metrics.auc(labels, 1 - predictions) == pytest.approx(1 - value)
+    assert metrics.auc(labels, np.full(500, 0.3)) == 0.5
+    assert metrics.auc(labels, labels.astype(float)) == 1.0
+
+
+def test_normalized_entropy_by_its_formula():
+    labels, p = examples()
+    rate = labels.mean()
+    loss = -np.mean(np.where(labels == 1, np.log(p), np.log(1 - p)))
+    entropy = -rate * np.log(rate) - (1 - rate) * np.log(1 - rate)
+    found = metrics.normalized_entropy(labels, p)
+    assert found == pytest.approx(loss / entropy)
+    mean = np.full(500, rate)
+    assert metrics.normalized_entropy(labels, mean) == pytest.approx(1)
+
+
+def test_calibration_compares_means():
+    labels, p = examples()
+    assert metrics.calibration(labels, p / 2) == pytest.approx(
+        p.mean() / 2 / labels.mean()
+    )
+
+
+def test_float32_predictions_and_float_labels():
+    labels, p = examples()
+    exact = metrics.report(labels, p)
+    found = metrics.report(
+        labels.astype(np.float32)[:, None], p.astype(np.float32)[:, None]
+    )
+    assert found == pytest.approx(exact, rel=1e-5)
+
+
+def test_a_report_holds_every_figure():
+    labels, p = examples()
+    found = metrics.report(labels, p)
+    assert set(found) == set(metrics.__all__) - {"report"}
+    for name, value in found.items():
+        assert value == getattr(metrics, name)(labels, p)
+    assert found["log_loss"] == metrics_lib.log_loss(labels, p)
+
+
+@pytest.mark.parametrize(
+    ("labels", "predictions", "message"),
+    [
+        ([0, 0], [0.1, 0.2], "both 0 and 1; received 2 times 0"),
+        ([1, 1], [0.1, 0.2], "both 0 and 1; received 2 times 1"),
+        ([0, 2], [0.1, 0.2], "`labels` must be whole numbers from 0 to 1"),
+        ([0, 1], [0.1, 1.2], "must be probabilities"),
+        ([0, 1], [0.1, np.nan], "must be probabilities"),
+        ([0, 1], [[0.1, 0.9], [0.5, 0.5]], "pass the second's"),
+        ([0, 1, 0], [0.1, 0.2], "`labels` must have shape"),
+        ([], [], "at least one example"),
+    ],
+)
+@pytest.mark.parametrize("name", ["auc", "normalized_entropy"])
+def test_wrong_arrays_are_refused(name, labels, predictions, message):
+    with pytest.raises(ValueError, match=message):
+        getattr(metrics, name)(labels, predictions)
+
+
+def test_calibration_needs_a_click():
+    with pytest.raises(ValueError, match="must hold a 1"):
+        metrics.calibration([0, 0], [0.1, 0.2])
+    assert metrics.calibration([1, 1], [0.1, 0.3]) == pytest.approx(0.2)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

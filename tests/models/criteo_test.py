@@ -1,0 +1,359 @@
+""""""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from benchmarks import criteo_input
+from models import criteo
+from models.criteo import batches
+from models.criteo import converted
+from models.criteo import files
+from models.criteo import metrics
+from tests.cases import criteo as criteo_cases
+
+NUM_ROWS = 120
+FIELD_SIZES = [50 + n for n in range(26)]
+
+
+def cluster(group=0, num_groups=2):
+    return types.SimpleNamespace(group=group, num_groups=num_groups)
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Arguments that lead to a small log of a few parts, and a fresh cache."""
+    return {
+        "path": criteo_cases.write(tmp_path / "log.tsv", NUM_ROWS),
+        "cache_dir": tmp_path / "cache",
+        "field_sizes": FIELD_SIZES,
+    }
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    monkeypatch.setattr(converted, "PART_ROWS", 16)
+    monkeypatch.setattr(batches, "_WINDOW_PARTS", 3)
+
+
+def read(dataset, num_batches=-1):
+    return list(dataset.take(num_batches).as_numpy_iterator())
+
+
+def numbers(batches):
+    """Which rows of `criteo_cases` these are."""
+    logs = np.concatenate([x["integers"][:, 0] for x, _ in batches])
+    return np.rint(np.expm1(logs)).astype(int).tolist()
+
+
+def streamed(places, **kwargs):
+    """The rows as read from the text, by their numbers."""
+    reader = files.Reader(places["path"])
+    batches = criteo_input.batches(
+        reader, batch_size=NUM_ROWS, field_sizes=FIELD_SIZES, **kwargs
+    )
+    (batch,) = batches
+    return batch
+
+
+def assert_same(one, other):
+    for a, b in zip(
+        keras.tree.flatten(one), keras.tree.flatten(other), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_shapes_and_types(places):
+    train, validation = criteo.make_datasets(
+        cluster(), global_batch_size=8, **places
+    )
+    for dataset, size in ((train, 8), (validation, None)):
+        inputs, labels = dataset.element_spec
+        assert inputs["integers"] == tf.TensorSpec([size, 13], tf.float32)
+        assert inputs["categories"] == tf.TensorSpec([size, 26], tf.int32)
+        assert labels == tf.TensorSpec([size, 1], tf.float32)
+    assert validation.cardinality() == 3  # 20 rows.
+
+
+def test_groups_share_out_the_rows_which_stay_whole(places, small_parts):
+    expected_inputs, expected_labels = streamed(places)
+    seen = []
+    for group in range(3):
+        train, validation = criteo.make_datasets(
+            cluster(group, 3), global_batch_size=5, num_train=90, **places
+        )
+        epoch = read(train, 6)
+        order = numbers(epoch)
+        assert len(set(order)) == 30  # Each row once an epoch.
+        assert order != sorted(order)
+        for row, number in enumerate(order):
+            inputs, labels = epoch[row // 5]
+            for name, values in inputs.items():
+                np.testing.assert_array_equal(
+                    values[row % 5], expected_inputs[name][number]
+                )
+            assert labels[row % 5] == expected_labels[number]
+        seen.append(set(order))
+        held_out = numbers(read(validation))
+        assert held_out == sorted(held_out) and len(held_out) == 20
+    assert len(set.union(*seen)) == 90
+    assert not set.union(*seen) & set(held_out)
+
+
+def test_shared_rows_come_in_another_order_in_each_group(places):
+    orders = []
+    for group in range(2):
+        train, _ = criteo.make_datasets(
+            cluster(group), global_batch_size=10, data="shared", **places
+        )
+        orders.append(numbers(read(train, 10)))
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1]
+
+
+def test_the_same_batches_on_every_worker_and_after_a_skip(places, small_parts):
+    kwargs = {"global_batch_size": 7, "seed": 3, **places}
+    first = read(criteo.make_datasets(cluster(), **kwargs)[0], 20)
+    tf.random.set_seed(77)
+    again, _ = criteo.make_datasets(cluster(), **kwargs)
+    assert_same(read(again, 4) + read(again.skip(4), 16), first)
+    kwargs["seed"] = 4
+    other, _ = criteo.make_datasets(cluster(), **kwargs)
+    assert numbers(read(other, 7)) != numbers(first[:7])
+    # Two epochs, and each in its own order.
+    order = numbers(first)
+    assert order[:50] != order[50:100]
+    assert sorted(order[:50]) == sorted(order[50:100])
+
+
+def test_all_rows_are_mixed_where_they_fit(places, small_parts, monkeypatch):
+    monkeypatch.setattr(batches, "_WINDOW_PARTS", 16)
+    train, _ = criteo.make_datasets(
+        cluster(0, 1), global_batch_size=10, **places
+    )
+    places_of = {n: [] for n in numbers(read(train, 10))}
+    for place, number in enumerate(numbers(read(train, 300))):
+        places_of[number].append(place % 100)
+    # The mean of 30 places out of 100 varies by 5.3.
+    means = [np.mean(found) for found in places_of.values()]
+    assert 49.5 - 5 * 5.3 < min(means) and max(means) < 49.5 + 5 * 5.3
+    assert np.std(means) < 9
+
+
+def test_a_last_part_of_a_single_row(places, small_parts):
+    train, validation = criteo.make_datasets(
+        cluster(1), global_batch_size=5, num_train=97, **places
+    )
+    assert len(set(numbers(read(train, 60)))) == 48
+    assert sum(len(labels) for _, labels in read(validation)) == 20
+
+
+def graph_of(dataset):
+    # The variant is what a strategy sends to its workers.
+    variant = dataset._variant_tensor
+    text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant)
+    return text, tf.compat.v1.GraphDef.FromString(text.numpy())
+
+
+def test_data_sets_can_be_sent_to_other_processes(places):
+    for dataset in criteo.make_datasets(
+        cluster(), global_batch_size=7, **places
+    ):
+        text, graph = graph_of(dataset)
+        functions = graph.library.function
+        nodes = [*graph.node, *(n for f in functions for n in f.node_def)]
+        operations = {node.op for node in nodes}
+        assert "ReadFile" in operations or (
+            "FixedLengthRecordDatasetV2" in operations
+        )
+        assert not [
+            name
+            for name in operations
+            if any(word in name for word in ("Py", "Generator", "Lookup"))
+        ]
+        # No rows in the graph, only where they are.
+        assert len(text.numpy()) < 60_000
+        variant = tf.raw_ops.DatasetFromGraph(graph_def=text)
+        rebuilt = tf.data.experimental.from_variant(
+            variant, dataset.element_spec
+        )
+        assert_same(read(rebuilt, 3), read(dataset, 3))
+
+
+def test_replicas_share_out_each_global_batch(places, two_replicas):
+    train, validation = criteo.make_datasets(
+        cluster(), global_batch_size=8, **places
+    )
+    for dataset, num_batches in ((train, 9), (validation, 3)):
+        distributed = two_replicas.experimental_distribute_dataset(dataset)
+        for expected, found in zip(
+            read(dataset, num_batches), distributed, strict=False
+        ):
+            parts = [
+                np.concatenate(two_replicas.experimental_local_results(value))
+                for value in keras.tree.flatten(
+                    found,
+                )
+            ]
+            for one, other in zip(
+                keras.tree.flatten(expected), parts, strict=True
+            ):
+                np.testing.assert_array_equal(one, other)
+
+
+def test_missing_integers(places):
+    lines = [criteo_cases.fields(n) for n in range(NUM_ROWS)]
+    missing = np.array([[text == "" for text in line[1:14]] for line in lines])
+    assert missing.any() and not missing.all()
+    for value in (0.0, -9.0):
+        inputs, _ = streamed(places, missing_value=value)
+        assert (inputs["integers"][missing] == value).all()
+        _, validation = criteo.make_datasets(
+            cluster(), global_batch_size=20, missing_value=value, **places
+        )
+        ((found, _),) = read(validation)
+        order = numbers([(found, None)])
+        np.testing.assert_array_equal(
+            found["integers"], inputs["integers"][order]
+        )
+
+
+@pytest.mark.parametrize("size", [1, 7, 119, 120, 500])
+def test_streamed_batches_join_to_the_rows(places, size, monkeypatch):
+    monkeypatch.setattr(
+        files.blocks,
+        "__kwdefaults__",
+        {"block_bytes": 1000, "on_read": None},
+    )
+    reader = files.Reader(places["path"])
+    found = list(
+        criteo_input.batches(reader, batch_size=size, field_sizes=FIELD_SIZES)
+    )
+    assert {len(labels) for _, labels in found[:-1]} <= {size}
+    assert numbers(found) == list(range(NUM_ROWS))
+    joined = keras.tree.map_structure(
+        lambda *arrays: np.concatenate(arrays), *found
+    )
+    assert_same(joined, streamed(places))
+    with pytest.raises(ValueError, match="`batch_size` must be >= 1"):
+        next(criteo_input.batches(reader, batch_size=0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"global_batch_size": 0}, "from 1 to the group's 50"),
+        ({"global_batch_size": 51}, "received 51"),
+        ({"data": "half"}, "`mode` must be one of"),
+        ({"split": "none"}, "`split` must be one of"),
+        ({"path": "nowhere.tsv"}, "stands for no file"),
+    ],
+)
+def test_bad_options_are_refused(places, options, message):
+    options = {"global_batch_size": 4, **places, **options}
+    with pytest.raises(ValueError, match=message):
+        criteo.make_datasets(cluster(), **options)
+
+
+def test_the_log_of_the_data_directory_is_the_default(
+    places, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TFDISTILL_DATA", str(tmp_path))
+    del places["path"]
+    with pytest.raises(ValueError, match="stands for no file"):
+        criteo.make_datasets(cluster(), global_batch_size=4, **places)
+    (tmp_path / "criteo").mkdir()
+    criteo_cases.write(tmp_path / "criteo" / "some.tsv", 60)
+    _, validation = criteo.make_datasets(
+        cluster(), global_batch_size=4, **places
+    )
+    assert len(numbers(read(validation))) == 10
+
+
+def test_model_shapes():
+    model = criteo.build_model(field_sizes=FIELD_SIZES, hidden_units=(32, 16))
+    assert model.output_shape == (None, 1)
+    dense = [
+        layer for layer in model.layers if isinstance(layer, keras.layers.Dense)
+    ]
+    assert [layer.units for layer in dense] == [32, 16, 1]
+    assert dense[0].kernel.shape[0] == 13 + 26 * 16
+    embedding = model.get_layer("embedding")
+    assert sum(int(np.prod(v.shape)) for v in embedding.weights) >= 16 * sum(
+        FIELD_SIZES
+    )
+
+
+def test_columns_have_tables_of_their_own():
+    model = criteo.build_model(field_sizes=9, embedding_dim=4, hidden_units=())
+    inputs = {
+        "integers": np.zeros((26, 13), np.float32),
+        # Row n has another category in column n alone.
+        "categories": np.where(np.eye(26), 5, 4).astype(np.int32),
+    }
+    base = {name: values[:1].copy() for name, values in inputs.items()}
+    base["categories"][:] = 4
+    changes = model(inputs).numpy() - model(base).numpy()
+    assert len(set(np.round(changes[:, 0], 7).tolist())) == 26
+
+
+def test_the_default_model_is_that_of_the_paper():
+    model = criteo.build_model(field_sizes=3)
+    units = [
+        layer.units
+        for layer in model.layers
+        if isinstance(layer, keras.layers.Dense)
+    ]
+    assert units == [2560, 1024, 256, 1]
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    small = criteo.build_model(field_sizes=3, hidden_units=(4,))
+    inputs = {
+        "integers": np.zeros((2, 13), np.float32),
+        "categories": np.zeros((2, 26), np.int32),
+    }
+    assert small(inputs).dtype == tf.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"embedding_dim": 0}, "`embedding_dim` and .* received 0"),
+        ({"hidden_units": (8, 0)}, r"must be >= 1; received 16 and \(8, 0\)"),
+        ({"field_sizes": 1}, "`field_sizes` must be"),
+    ],
+)
+def test_wrong_model_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        criteo.build_model(**options)
+
+
+@pytest.mark.data
+def test_clicks_of_the_real_log_can_be_told(data_dir, tmp_path):
+    train, validation = criteo.make_datasets(
+        cluster(0, 1),
+        global_batch_size=256,
+        path=data_dir / "criteo",
+        field_sizes=1000,
+        min_count=5,
+        cache_dir=tmp_path,
+    )
+    model = criteo.build_model(field_sizes=1000, hidden_units=(64, 32))
+    model.compile(
+        keras.optimizers.Adam(2e-3),
+        keras.losses.BinaryCrossentropy(from_logits=True),
+        jit_compile=False,
+    )
+    model.fit(train, steps_per_epoch=60, epochs=2, shuffle=False, verbose=0)
+    logits = model.predict(validation, verbose=0).astype(np.float64)
+    labels = np.concatenate([labels for _, labels in read(validation)])
+    found = metrics.report(labels, 1 / (1 + np.exp(-logits)))
+    assert found["auc"] > 0.7
+    assert found["normalized_entropy"] < 0.95
+    assert 0.8 < found["calibration"] < 1.25
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,373 @@
+"""Tests of ImageNet's input and network, on a few made-up photographs."""
+
+import io
+import json
+import pathlib
+import types
+
+import keras
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+import tfdistill
+from launch import recipes
+from launch import train
+from models import imagenet
+from models.imagenet import files
+from models.imagenet import images
+from tfdistill.system import keras_internals
+
+CLASSES = ("n01", "n02", "n03")
+PER_CLASS = {"train": 8, "val": 3}
+SIZES = {"image_size": 8, "num_classes": len(CLASSES)}
+
+
+def cluster(group=0, num_groups=2):
+    return types.SimpleNamespace(group=group, num_groups=num_groups)
+
+
+def encoded(pixels, kind="JPEG"):
+    buffer = io.BytesIO()
+    PIL.Image.fromarray(np.uint8(pixels)).save(buffer, kind, quality=95)
+    return buffer.getvalue()
+
+
+def plain(level, shape=(24, 20)):
+    """An image of one grey level, which every crop of it shows."""
+    return np.full([*shape, 3], level)
+
+
+def levels(split):
+    """The grey level of each image by its class and number."""
+    each = PER_CLASS[split]
+    return {
+        (label, number): 10 * (label * each + number)
+        for label in range(len(CLASSES))
+        for number in range(each)
+    }
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for split in PER_CLASS:
+        for (label, number), level in levels(split).items():
+            folder = tmp_path / "images" / split / CLASSES[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            # One is no JPEG, as in the real thing.
+            kind = "PNG" if number == 1 else "JPEG"
+            path = folder / f"{number}.{'JPEG' if kind == 'JPEG' else 'png'}"
+            path.write_bytes(encoded(plain(level), kind))
+    return {"path": tmp_path / "images", **SIZES}
+
+
+class Imagenet2012(tfds.core.GeneratorBasedBuilder):
+    """The features of the real builder, with made-up images."""
+
+    VERSION = tfds.core.Version("5.1.0")
+    # See models/criteo/tfds.py.
+    code_path = pathlib.Path(__file__)
+
+    def _info(self):
+        features = {
+            "image": tfds.features.Image(encoding_format="jpeg"),
+            "label": tfds.features.ClassLabel(names=list(CLASSES)),
+            "file_name": tfds.features.Text(),
+        }
+        return tfds.core.DatasetInfo(
+            builder=self, features=tfds.features.FeaturesDict(features)
+        )
+
+    def _split_generators(self, dl_manager):
+        return {
+            "train": self._generate_examples("train"),
+            "validation": self._generate_examples("val"),
+        }
+
+    def _generate_examples(self, split):
+        for (label, number), level in levels(split).items():
+            name = f"{label}_{number}.JPEG"
+            image = io.BytesIO(encoded(plain(level)))
+            yield name, {"image": image, "label": label, "file_name": name}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    data_dir = tmp_path_factory.mktemp("tfds")
+    Imagenet2012(data_dir=data_dir).download_and_prepare()
+    return {"data_dir": data_dir, **SIZES}
+
+
+@pytest.fixture(params=["folders", "prepared"])
+def places(request):
+    return request.getfixturevalue(request.param)
+
+
+def read(dataset, num_batches):
+    return [(x.numpy(), y.numpy()) for x, y in dataset.take(num_batches)]
+
+
+def level_of(images):
+    """Which of the plain images these are: level / 10."""
+    spread = images.max(axis=(1, 2, 3)) - images.min(axis=(1, 2, 3))
+    assert spread.max() < 0.02
+    return np.rint(images.mean(axis=(1, 2, 3)) * 25.5).astype(int)
+
+
+def test_groups_see_their_part_and_labels_stay_with_images(places):
+    seen = []
+    for group in range(2):
+        train_data, _ = imagenet.make_datasets(
+            cluster(group), global_batch_size=4, **places
+        )
+        batches = read(train_data, 6)
+        images = np.concatenate([x for x, _ in batches])
+        labels = np.concatenate([y for _, y in batches])
+        assert (images.dtype, labels.dtype) == (np.float32, np.int64)
+        assert images.shape == (24, 8, 8, 3)
+        index = level_of(images)
+        np.testing.assert_array_equal(labels, index // PER_CLASS["train"])
+        first, second = index[:12], index[12:]
+        assert sorted(first) == sorted(second)
+        assert list(first) != list(second)
+        seen.append(set(first))
+    assert not seen[0] & seen[1]
+    assert sorted(seen[0] | seen[1]) == list(range(24))
+
+
+def test_shared_data_come_whole_and_in_another_order(places):
+    orders = []
+    for group in range(2):
+        train_data, _ = imagenet.make_datasets(
+            cluster(group), global_batch_size=24, data="shared", **places
+        )
+        ((images, _),) = read(train_data, 1)
+        orders.append(list(level_of(images)))
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(24))
+    assert orders[0] != orders[1]
+
+
+# Keras and a user set this one; it must not decide the order of the images.
+@pytest.mark.parametrize("global_seed", [0, 77])
+def test_the_same_batches_on_every_worker(places, global_seed):
+    kwargs = {"global_batch_size": 5, "seed": 3, **places}
+    first = read(imagenet.make_datasets(cluster(), **kwargs)[0], 6)
+    tf.random.set_seed(global_seed)
+    again = read(imagenet.make_datasets(cluster(), **kwargs)[0], 6)
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
+    assert keras_internals.global_seed() == global_seed
+    kwargs["seed"] = 4
+    other = read(imagenet.make_datasets(cluster(), **kwargs)[0], 6)
+    assert any((a[0] != b[0]).any() for a, b in zip(first, other, strict=True))
+
+
+def test_validation_comes_whole_and_once(places):
+    _, validation = imagenet.make_datasets(
+        cluster(), global_batch_size=4, **places
+    )
+    batches = read(validation, -1)
+    assert [len(y) for _, y in batches] == [4, 4, 1]
+    index = level_of(np.concatenate([x for x, _ in batches]))
+    assert sorted(index) == list(range(9))
+    labels = np.concatenate([y for _, y in batches])
+    np.testing.assert_array_equal(labels, index // PER_CLASS["val"])
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"global_batch_size": 13}, "from 1 to the group's 12"),
+        ({"image_size": 0}, "`image_size` must be >= 1"),
+        ({"num_classes": 1000}, "that of the data, 3; received 1000"),
+        ({"data": "half"}, "`mode` must be"),
+    ],
+)
+def test_bad_options_are_refused(places, options, message):
+    kwargs = {"global_batch_size": 4, **places, **options}
+    with pytest.raises(ValueError, match=message):
+        imagenet.make_datasets(cluster(), **kwargs)
+
+
+def test_missing_images_are_an_error_that_says_what_to_do(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "usual"))
+    with pytest.raises(ValueError, match="download_and_prepare") as caught:
+        files.find(None, None)
+    assert str(tmp_path / "usual") in str(caught.value)
+    with pytest.raises(ValueError, match="No such file") as caught:
+        files.find(tmp_path, None)
+    assert "Set data.path" in str(caught.value)
+
+
+def test_folders_that_do_not_fit_are_refused(folders):
+    path = folders["path"]
+    (path / "val" / "n99").mkdir()
+    with pytest.raises(ValueError, match=r"received \['n99'\] besides"):
+        files.find(path, None)
+    (path / "val" / "n99").rmdir()
+    for image in (path / "val").rglob("*.*"):
+        image.unlink()
+    source = files.find(path, None)
+    with pytest.raises(ValueError, match="there are none"):
+        source.validation()
+
+
+# ---- crops ----
+
+
+def gradient(height=96, width=64):
+    """An image whose red is its row and whose green is its column."""
+    rows, columns = np.mgrid[:height, :width]
+    return np.stack([2 * rows, 2 * columns, 0 * rows], axis=-1)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_the_middle_of_an_image(kind):
+    data = tf.constant(encoded(gradient(), kind))
+    crop = images.central_crop(data, size=56).numpy()
+    # 224 / 256 of 64 pixels are 56, so nothing is resized.
+    expected = gradient()[20:76, 4:60] / 255
+    np.testing.assert_allclose(crop, expected, atol=0.03)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_random_parts_have_the_areas_and_sides_of_the_paper(kind):
+    data = tf.constant(encoded(gradient(), kind))
+    areas, mirrored = [], 0
+    for number in range(120):
+        seed = tf.constant([5, number], tf.int64)
+        crop = images.random_crop(data, size=32, seed=seed).numpy()
+        assert crop.shape == (32, 32, 3)
+        assert crop.min() >= 0 and crop.max() <= 1
+        red, green = crop[..., 0] * 127.5, crop[..., 1] * 127.5
+        # From the middle of the first to the middle of the last pixel.
+        height = (red[-1].mean() - red[0].mean()) * 32 / 31
+        wide = (green[:, -1].mean() - green[:, 0].mean()) * 32 / 31
+        mirrored += wide < 0
+        areas.append(height * abs(wide) / (96 * 64))
+        assert 0.6 < abs(wide) / height < 1.6
+    assert 0.06 < min(areas) < 0.2
+    # With sides of 3:4 a whole 96 x 64 is never inside.
+    assert 0.7 < max(areas) < 1.02
+    assert 35 < mirrored < 85
+
+
+def test_a_part_depends_on_its_seed_alone():
+    data = tf.constant(encoded(gradient()))
+    one, two = (tf.constant([1, n], tf.int64) for n in (2, 3))
+    first = images.random_crop(data, size=16, seed=one)
+    tf.random.set_seed(5)
+    again = images.random_crop(data, size=16, seed=one)
+    np.testing.assert_array_equal(first, again)
+    other = images.random_crop(data, size=16, seed=two)
+    assert np.any(first != other)
+
+
+# ---- network ----
+
+
+def test_resnet_50_is_that_of_goyal_et_al():
+    model = imagenet.build_model()
+    trainable = sum(np.prod(v.shape) for v in model.trainable_variables)
+    # 25.5 million, as everywhere.
+    assert trainable == 25_557_032
+    kinds = [type(layer).__name__ for layer in model.layers]
+    assert kinds.count("Conv2D") == 53
+    assert model.output_shape == (None, 1000)
+    norms = [v for v in model.trainable_variables if v.name == "gamma"]
+    starts = [float(v.numpy().max()) for v in norms]
+    assert starts.count(0.0) == 16
+    assert starts.count(1.0) == 53 - 16
+    strided = [
+        layer.kernel_size
+        for layer in model.layers
+        if isinstance(layer, keras.layers.Conv2D) and layer.strides == (2, 2)
+    ]
+    assert strided.count((3, 3)) == 3
+    layer = next(
+        layer
+        for layer in model.layers
+        if isinstance(layer, keras.layers.BatchNormalization)
+    )
+    assert (layer.momentum, layer.epsilon) == (0.9, 1e-5)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_a_small_network(norm):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = imagenet.build_model(depth=26, width=8, norm=norm, **SIZES)
+    has_state = any("moving" in v.name for v in model.non_trainable_variables)
+    assert has_state == (norm == "batch")
+    logits = model(np.zeros([2, 8, 8, 3], "float32"))
+    assert (logits.shape, logits.dtype) == ((2, 3), tf.float32)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"depth": 34}, "one of 26, 50, 101, 152; received 34"),
+        ({"width": 12}, "multiple of 8; received 12"),
+        ({"norm": "layer"}, "`norm` must be .*'layer'"),
+    ],
+)
+def test_wrong_model_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        imagenet.build_model(**options)
+
+
+# ---- the recipe ----
+
+
+def test_the_recipe_trains(folders, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        tfdistill, "make_strategy", lambda cluster: tf.distribute.get_strategy()
+    )
+    workdir = tmp_path / "run"
+    changes = {
+        "data.path": folders["path"],
+        "data.global_batch_size": 4,
+        "data.arguments.image_size": 64,
+        "data.arguments.num_classes": 3,
+        "model.arguments.width": 8,
+        "model.arguments.depth": 26,
+        "optimizer.learning_rate": 0.1,
+        "optimizer.warmup_steps": 1,
+        "optimizer.boundaries": "[1]",
+        "codistillation.boundaries": "[1]",
+        "codistillation.weight_decay_factors": "[0]",
+        "exchange.every_steps": 2,
+        "num_steps": 2,
+        "evaluate_every_steps": 2,
+        "checkpoints": "none",
+    }
+    overrides = [f"--override={name}={new}" for name, new in changes.items()]
+    argv = ["--recipe=imagenet", f"--workdir={workdir}", *overrides]
+    assert train.main(argv) == 0
+    assert "group 0: 2 steps, accuracy 0." in capsys.readouterr().out
+    results = json.loads((workdir / "results.json").read_text())
+    metrics = results["groups"][0]["metrics"]
+    assert sorted(metrics) == ["accuracy", "log_loss"]
+    student = keras.models.load_model(workdir / "group_0" / "student.keras")
+    assert student.input_shape == (None, 64, 64, 3)
+    assert student.output_shape == (None, 3)
+
+
+def test_the_recipe_counts_in_passes_over_the_images():
+    config = recipes.get("imagenet")
+    assert config.num_steps == 90 * 78
+    apart = config.optimizer_of(learns=False)
+    assert apart.boundaries == (30 * 78, 60 * 78, 80 * 78)
+    assert apart.weight_decay_factors == ()
+    learning = config.optimizer_of(learns=True)
+    assert learning.boundaries == (36 * 78, 76 * 78, 88 * 78)
+    assert learning.weight_decay_factors == (0.1, 0.0, 0.0)
+    assert learning.learning_rate == apart.learning_rate == 6.4
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,241 @@
+""""""
+
+import gzip
+import lzma
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from models import language_model
+from models.language_model import text as text_lib
+from tests.cases import language_model as cases
+
+TEXTS = cases.documents(20)
+
+
+def read(path):
+    return [
+        text for source in text_lib.sources(path) for text in source.documents()
+    ]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+def test_a_document_on_each_line_without_blank_ones(tmp_path, suffix):
+    lines = [TEXTS[0], "", "  \t ", *TEXTS[1:]]
+    path = cases.write(tmp_path / f"a.txt{suffix}", lines)
+    assert read(path) == TEXTS
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+def test_the_last_field_of_a_line_is_the_document(tmp_path, suffix):
+    lines = [f"neg\t{n}_1.txt\t{text}" for n, text in enumerate(TEXTS)]
+    path = cases.write(tmp_path / f"a.tsv{suffix}", lines)
+    assert read(path) == TEXTS
+
+
+def test_quotation_marks_are_text_and_line_breaks_are_space(tmp_path):
+    lines = ['pos\t1\t"A ""film""\' <br /><br />of "war', "neg\t2\t", "no tab"]
+    path = cases.write(tmp_path / "a.tsv", lines)
+    assert read(path) == ['"A ""film""\'   of "war', "no tab"]
+    # In text that is no table, it stands for itself.
+    path = cases.write(tmp_path / "a.txt", ["a\tb<br />"])
+    assert read(path) == ["a\tb<br />"]
+
+
+def test_other_bytes_than_utf_8_are_replaced_and_told_of(tmp_path, capfd):
+    path = tmp_path / "a.txt"
+    path.write_bytes("grün\n".encode() + b"gr\xfcn\n" + b"ok\r\n")
+    assert read(path) == ["grün", "gr\ufffdn", "ok"]
+    error = capfd.readouterr().err
+    assert f"{path} has 1 document(s)" in error
+    assert read(cases.write(path, TEXTS)) == TEXTS
+    assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.xz"])
+def test_broken_files_are_refused_by_name(tmp_path, name):
+    path = cases.write(tmp_path / name, TEXTS)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=rf"{name} must be a whole .*Copy it"):
+        read(path)
+    path.write_text("this is not compressed")
+    with pytest.raises(ValueError, match="received a broken one"):
+        read(path)
+    other = lzma.compress if path.suffix == ".gz" else gzip.compress
+    path.write_bytes(other(b"text"))
+    with pytest.raises(ValueError, match="received a broken one"):
+        read(path)
+
+
+def test_directories_and_patterns_in_natural_order(tmp_path):
+    for number in (10, 9, 1):
+        cases.write(tmp_path / f"part-{number}.txt", [f"of {number}"])
+    (tmp_path / "README.md").write_text("no text")
+    (tmp_path / "folder.txt").mkdir()
+    expected = ["of 1", "of 9", "of 10"]
+    assert read(tmp_path) == expected
+    assert read(f"{tmp_path}/part-*") == expected
+    last = tmp_path / "part-10.txt"
+    assert read([last, str(tmp_path / "part-1.txt")]) == ["of 10", "of 1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("none.txt", "stands for no file"),
+        ("*.gz", "stands for no file"),
+        (".", "stands for 'words.csv'"),
+        ("words.csv", "stands for 'words.csv'"),
+        ([], "received none"),
+        (["a.txt.gz", "*.gz"], "received a.txt.gz twice"),
+    ],
+)
+def test_paths_of_no_text_are_refused(tmp_path, monkeypatch, path, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.csv").touch()
+    if isinstance(path, list):
+        cases.write(tmp_path / "a.txt.gz", TEXTS)
+    with pytest.raises(ValueError) as caught:
+        text_lib.sources(path)
+    assert words in str(caught.value)
+
+
+def test_identities_change_with_the_files(tmp_path):
+    def identity():
+        (source,) = text_lib.sources(path)
+        return source.identity()
+
+    path = cases.write(tmp_path / "a.txt", TEXTS)
+    before = identity()
+    assert identity() == before
+    cases.write(path, TEXTS[1:])
+    assert identity() != before
+
+
+@pytest.mark.data
+def test_the_real_reviews(data_dir):
+    sources = text_lib.sources(data_dir / "imdb")
+    names = [source.name.rpartition("/")[2] for source in sources]
+    assert names == [f"imdb_{n}.tsv.xz" for n in ("test", "train", "unsup")]
+    reviews = list(sources[0].documents())
+    assert len(reviews) == 25_000
+    assert reviews[0].startswith("Once again Mr. Costner has dragged out")
+    assert not any("<br />" in review for review in reviews)
+    assert not any("\t" in review for review in reviews)
+
+
+TFDS_TEXTS = cases.documents(30)
+
+
+class TinyText(tfds.core.GeneratorBasedBuilder):
+    """Documents made up, in a field named as the configuration."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS = [
+        tfds.core.BuilderConfig(name="text"),
+        tfds.core.BuilderConfig(name="words"),
+    ]
+    # Else tensorflow_datasets 4.9.10 imports what it does not install.
+    code_path = pathlib.Path(__file__)
+
+    def _info(self):
+        features = {self.builder_config.name: tfds.features.Text()}
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.FeaturesDict(features),
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager):
+        return {
+            "train": self._generate_examples(TFDS_TEXTS),
+            "test": self._generate_examples(["", "a\nb", "c"]),
+        }
+
+    def _generate_examples(self, texts):
+        for number, text in enumerate(texts):
+            yield number, {self.builder_config.name: text}
+
+
+@pytest.fixture(scope="module")
+def prepared_dir(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tfds")
+    for config in ("text", "words"):
+        TinyText(data_dir=path, config=config).download_and_prepare()
+    return path
+
+
+@pytest.fixture
+def prepared(prepared_dir, monkeypatch):
+    """The data set, where the environment says."""
+    monkeypatch.setenv("TFDS_DATA_DIR", str(prepared_dir))
+
+
+def read_tfds(path):
+    (source,) = text_lib.sources(path)
+    return list(source.documents())
+
+
+@pytest.mark.usefixtures("prepared")
+def test_documents_of_a_split_in_order():
+    assert read_tfds("tfds:tiny_text/text") == TFDS_TEXTS
+    assert (
+        read_tfds("tfds:tiny_text/text:1.0.0[train[:50%]]") == TFDS_TEXTS[:15]
+    )
+    # A document has no line of its own here; blank ones are skipped.
+    assert read_tfds("tfds:tiny_text/text[test]") == ["a b", "c"]
+
+
+@pytest.mark.usefixtures("prepared")
+def test_it_becomes_tokens_as_files_do(tmp_path):
+    cases.write(tmp_path / "a.txt", TFDS_TEXTS)
+    found = [
+        language_model.open_tokens(
+            path=path, vocabulary_size=320, cache_dir=tmp_path / "cache"
+        )
+        for path in ("tfds:tiny_text/text", tmp_path / "a.txt")
+    ]
+    assert found[0].directory != found[1].directory
+    np.testing.assert_array_equal(*(each.array("train") for each in found))
+
+
+@pytest.mark.usefixtures("prepared")
+def test_identities_name_version_and_split():
+    name = "tfds:tiny_text/text"
+    train, test = text_lib.sources([name, f"{name}[test]"])
+    assert train.identity() == {
+        "name": "tiny_text/text/1.0.0",
+        "split": "train",
+        "examples": len(TFDS_TEXTS),
+    }
+    assert test.identity()["examples"] == 3
+
+
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("tfds:no_such_text", "Dataset no_such_text not found"),
+        ("tfds:tiny_text/text:9.9.9", "cannot be loaded at version 9.9.9"),
+        ("tfds:tiny_text/text[half]", "which has test, train"),
+        ("tfds:tiny_text/text[test", "Mend the brackets"),
+        ("tfds:tiny_text/words", "with a field 'text'"),
+    ],
+)
+def test_what_is_no_text_is_refused(path, words):
+    with pytest.raises(ValueError) as caught:
+        text_lib.sources(path)
+    assert words in str(caught.value)
+
+
+def test_what_was_not_prepared_is_not_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    with pytest.raises(ValueError, match="Run `tfds build tiny_text/text`"):
+        text_lib.sources("tfds:tiny_text/text")
+    assert not list(tmp_path.iterdir())
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,307 @@
+"""Tests of the language model: its windows, its network, and as a teacher."""
+
+import inspect
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from models import language_model
+from models.language_model import batches
+from tests.cases import codistillation
+from tests.cases import language_model as cases
+
+LENGTH = 8
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Arguments of 300 documents, made into tokens once."""
+    directory = tmp_path_factory.mktemp("text")
+    return {
+        "path": cases.write(directory / "a.txt", cases.documents(300)),
+        "vocabulary_size": 330,
+        "validation_fraction": 0.1,
+        "cache_dir": directory / "cache",
+    }
+
+
+def group(index, num_groups=2):
+    return types.SimpleNamespace(group=index, num_groups=num_groups)
+
+
+def datasets(text, cluster=None, **kwargs):
+    kwargs = {"global_batch_size": 16, "sequence_length": LENGTH, **kwargs}
+    return language_model.make_datasets(
+        group(0, 1) if cluster is None else cluster, **text, **kwargs
+    )
+
+
+def epoch(train, num_windows, batch_size):
+    """The windows of one epoch, `[windows, length + 1]`, in their order."""
+    batches = [
+        np.concatenate([tokens, labels[:, -1:]], axis=1)
+        for tokens, labels in train.take(num_windows // batch_size)
+    ]
+    return np.concatenate(batches)
+
+
+def windows(stream):
+    number = (len(stream) - 1) // LENGTH
+    return np.stack(
+        [stream[k * LENGTH : (k + 1) * LENGTH + 1] for k in range(number)]
+    ).astype(int)
+
+
+def ordered(rows):
+    return sorted(map(tuple, rows.tolist()))
+
+
+def test_batches_are_windows_with_the_tokens_that_follow(text):
+    train, validation = datasets(text)
+    tokens = language_model.open_tokens(**text)
+    expected = windows(tokens.array("train"))
+    batch, labels = next(iter(train))
+    assert batch.dtype == labels.dtype == tf.int32
+    assert batch.shape == labels.shape == (16, LENGTH)
+    np.testing.assert_array_equal(batch[:, 1:], labels[:, :-1])
+    whole, _ = datasets(text, global_batch_size=1)
+    found = epoch(whole, len(expected), 1)
+    assert ordered(found) == ordered(expected)
+    assert not np.array_equal(found, expected)
+    # Validation is in order, and its last batch partial.
+    expected = windows(tokens.array("validation"))
+    sizes = [len(batch) for batch, _ in validation]
+    assert sum(sizes) == len(expected) and sizes[-1] < 16
+    assert int(validation.cardinality()) == len(sizes)
+    found = np.concatenate([batch for batch, _ in validation])
+    np.testing.assert_array_equal(found, expected[:, :-1])
+
+
+def test_the_order_is_that_of_the_arguments(text):
+    def order(index=0, **kwargs):
+        train, _ = datasets(text, group(index), data="shared", **kwargs)
+        return epoch(train, 48, 16)
+
+    np.testing.assert_array_equal(order(), order())
+    assert not np.array_equal(order(), order(seed=1))
+    assert not np.array_equal(order(), order(index=1))
+    train, _ = datasets(text, group(0), data="shared")
+    np.testing.assert_array_equal(epoch(train.skip(1), 32, 16), order()[16:])
+
+
+@pytest.mark.parametrize("num_groups", [2, 3])
+def test_groups_share_out_whole_documents(text, num_groups):
+    tokens = language_model.open_tokens(**text)
+    total = tokens.num_tokens["train"]
+    stream = tokens.array("train")
+    end = 0
+    for index in range(num_groups):
+        first, last = batches.share(
+            tokens, group(index, num_groups), data="disjoint"
+        )
+        assert first == end
+        assert not first or stream[first - 1] == 1  # The end of a document.
+        assert abs((last - first) - total / num_groups) < 200
+        end = last
+        train, _ = datasets(text, group(index, num_groups), global_batch_size=1)
+        own = windows(stream[first:last])
+        assert ordered(epoch(train, len(own), 1)) == ordered(own)
+    assert end == total
+
+
+def test_shared_data_are_all_of_them(text):
+    tokens = language_model.open_tokens(**text)
+    share = batches.share(tokens, group(1), data="shared")
+    assert share == (0, tokens.num_tokens["train"])
+
+
+def test_one_document_cannot_be_shared_out(text, tmp_path):
+    one = {**text, "path": cases.write(tmp_path / "one.txt", TEXTS[:1])}
+    one.pop("validation_fraction")
+    one["validation_path"] = text["path"]
+    one["vocabulary_size"] = 300
+    datasets(one, global_batch_size=1)
+    with pytest.raises(ValueError, match="at least one element per group"):
+        datasets(one, group(1), global_batch_size=1)
+
+
+TEXTS = cases.documents(40, first=1000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"global_batch_size": 0}, "from 1 to the group's"),
+        ({"global_batch_size": 10**6}, "from 1 to the group's"),
+        ({"sequence_length": 0}, "must be >= 1; received 0"),
+        ({"sequence_length": 10**6}, "Use a shorter one"),
+        ({"data": "some"}, "must be one of"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(text, changes, words):
+    with pytest.raises(ValueError, match=words):
+        datasets(text, **changes)
+
+
+# ---- the network ----
+
+
+def small_model(**kwargs):
+    return language_model.build_model(
+        **{
+            "vocabulary_size": 330,
+            "sequence_length": LENGTH,
+            "embedding_dim": 12,
+            "units": 16,
+            **kwargs,
+        }
+    )
+
+
+def test_the_default_sizes_are_the_papers():
+    signature = inspect.signature(language_model.build_model)
+    defaults = {
+        name: parameter.default
+        for name, parameter in signature.parameters.items()
+    }
+    sizes = ("vocabulary_size", "embedding_dim", "units", "num_layers")
+    assert [defaults[name] for name in sizes] == [24_000, 256, 1024, 2]
+    assert defaults["layer_norm"] == "cell"
+
+
+def test_sizes_are_those_of_the_arguments():
+    model = small_model(num_layers=3)
+    assert model.input_shape == (None, LENGTH)
+    assert model.output_shape == (None, LENGTH, 330)
+    kernels = [w for w in model.weights if "recurrent_kernel" in w.path]
+    assert [tuple(w.shape) for w in kernels] == [(16, 64)] * 3
+    (table,) = [w for w in model.weights if "embeddings" in w.path]
+    assert tuple(table.shape) == (330, 12)
+
+
+@pytest.mark.parametrize("layer_norm", ["cell", "output"])
+def test_no_logit_sees_a_later_token(layer_norm):
+    model = small_model(layer_norm=layer_norm, num_layers=1)
+    tokens = np.arange(2 * LENGTH).reshape(2, LENGTH)
+    before = model(tokens).numpy()
+    assert before.dtype == np.float32
+    tokens[:, 5] = 300
+    after = model(tokens).numpy()
+    np.testing.assert_allclose(after[:, :5], before[:, :5], atol=1e-6)
+    assert np.abs(after[:, 5:] - before[:, 5:]).max(axis=(0, 2)).min() > 1e-6
+
+
+def test_dropout_is_for_training_alone():
+    tokens = np.zeros([1, LENGTH], np.int32)
+    model = small_model(dropout=0.5)
+    logits = model(tokens)
+    np.testing.assert_array_equal(model(tokens), logits)
+    assert not np.array_equal(model(tokens, training=True), logits)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"units": 0}, "`units` must be >= 1; received 0"),
+        ({"num_layers": 0}, "`num_layers` must be >= 1"),
+        ({"dropout": 1.0}, r"must be in \[0, 1\); received 1.0"),
+        ({"layer_norm": "none"}, '"cell" or "output"; received \'none\''),
+    ],
+)
+def test_sizes_out_of_range_are_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        small_model(**changes)
+
+
+# ---- codistillation ----
+
+
+def test_a_peer_teaches_by_its_export(text, tmp_path):
+    _, validation = datasets(text)
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    model = codistillation.codistill(
+        small_model(), codistillation.teacher_set(exchange)
+    )
+    tokens, labels = (np.asarray(array) for array in next(iter(validation)))
+    codistillation.prepare(model, tokens, labels)
+    peer = small_model()
+    codistillation.publish(exchange, peer, spec=model.graph.input_spec)
+    codistillation.load(model, 10)
+    student = model.student(tokens).numpy().astype("float64")
+    teacher = peer(tokens).numpy().astype("float64")
+    logs = codistillation.fit(model, tokens, labels, batch_size=16)
+    logs = {name: values[0] for name, values in logs.items()}
+    probabilities = codistillation.softmax(student)
+    chosen = np.take_along_axis(probabilities, labels[..., None], axis=-1)
+    assert logs["task_loss"] == pytest.approx(-np.log(chosen).mean(), rel=1e-5)
+    soft = codistillation.softmax(teacher) * np.log(probabilities)
+    expected = -soft.sum(axis=-1).mean()
+    assert logs["distillation_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_replicas_do_as_one_process_also_with_a_partial_batch(
+    text, tmp_path, two_replicas
+):
+    _, validation = datasets(text, global_batch_size=19)
+    # Batches of 14 and 5, of which two replicas get 7 and 7, 3 and 2.
+    partial = tf.data.Dataset.from_tensor_slices(next(iter(validation)))
+    partial = partial.batch(14)
+    peer = small_model()
+    found = []
+    for name, scope in (("one", None), ("two", two_replicas)):
+        exchange = tfdistill.Exchange(tmp_path / name)
+        strategy = scope or tf.distribute.get_strategy()
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            model = codistillation.codistill(
+                small_model(),
+                codistillation.teacher_set(exchange),
+                metrics=["accuracy"],
+            )
+        codistillation.prepare(model, partial)
+        codistillation.publish(exchange, peer, spec=model.graph.input_spec)
+        codistillation.load(model, 10)
+        logs = codistillation.fit(model, partial)
+        weights = [w.numpy() for w in model.student.trainable_weights]
+        evaluated = model.evaluate(partial, return_dict=True, verbose=0)
+        found.append((logs, weights, evaluated))
+    (logs, weights, evaluated), others = found
+    assert logs["distillation_loss"][0] > 1
+    for name in ("loss", "task_loss", "distillation_loss", "accuracy"):
+        assert others[0][name][0] == pytest.approx(logs[name][0], rel=1e-4)
+    assert others[2]["loss"] == pytest.approx(evaluated["loss"], rel=1e-4)
+    for one, other in zip(weights, others[1], strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.data
+def test_training_on_reviews_lowers_the_loss(data_dir, tmp_path):
+    options = {
+        "path": data_dir / "imdb",
+        "vocabulary_size": 1000,
+        "num_train_tokens": 60_000,
+        "num_validation_tokens": 5_000,
+        "cache_dir": tmp_path,
+    }
+    train, validation = datasets(options, global_batch_size=64)
+    model = small_model(vocabulary_size=1000, num_layers=1, units=64)
+    model.compile(
+        keras.optimizers.Adam(1e-2),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    model.fit(train, steps_per_epoch=100, shuffle=False, verbose=0)
+    tokens = language_model.open_tokens(**options).array("train")
+    counts = np.bincount(tokens, minlength=1000) + 1.0
+    shares = counts / counts.sum()
+    labels = np.concatenate([labels for _, labels in validation])
+    unigram = -np.log(shares[labels]).mean()
+    # Better than to know how often each sub-word comes.
+    assert model.evaluate(validation, verbose=0) < unigram - 0.3
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

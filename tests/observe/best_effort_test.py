@@ -1,0 +1,134 @@
+""""""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+
+_X, _Y = cases.data()
+_PROGRAM = '''
+import resource
+import sys
+
+from tests.cases import codistillation as cases
+import keras
+
+import tfdistill
+
+directory = sys.argv[1]
+before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+
+class FullDisk(keras.callbacks.Callback):
+    """Lets no file grow in the second and the third epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+        if epoch == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+model = cases.codistill(cases.linear(0))
+board = tfdistill.BestEffort(keras.callbacks.TensorBoard(directory + "/board"))
+callbacks = [
+    FullDisk(),
+    tfdistill.RunLog(directory, every_secs=0.0),
+    board,
+    tfdistill.BestEffort(
+        keras.callbacks.ModelCheckpoint(directory + "/{epoch}.keras")
+    ),
+    cases.never(),
+]
+x, y = cases.data()
+cases.fit(model, x, y, batch_size=4, epochs=5, callbacks=callbacks)
+print("failures", board.num_failures, "steps", int(model.optimizer.iterations))
+'''
+
+
+@pytest.mark.multiprocess
+def test_a_full_disk_costs_lines_and_files_but_no_step(tmp_path):
+    tests = pathlib.Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(tmp_path)],
+        cwd=tests.parent,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{tests}:{tests.parent}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    assert int(words[words.index("steps") + 1]) == 20
+    assert int(words[words.index("failures") + 1]) > 0
+    assert "training goes on" in done.stderr
+    # Keras leaves broken ones of the full disk.
+    names = {path.name for path in tmp_path.glob("*.keras")}
+    assert {"1.keras", "4.keras", "5.keras"} <= names
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    whole = [json.loads(line) for line in lines if line]
+    ends = [r["epoch"] for r in whole if r.get("event") == "epoch_end"]
+    assert ends == [0, 3, 4]
+
+
+class _Raises(keras.callbacks.Callback):
+    def __init__(self, error):
+        super().__init__()
+        self._error = error
+
+    def on_epoch_end(self, epoch, logs=None):
+        raise self._error
+
+
+def test_every_hook_is_handed_on():
+    calls = []
+
+    class Spy(keras.callbacks.Callback):
+        def __getattribute__(self, name):
+            if name.startswith(("on_", "set_")):
+                calls.append(name)
+            return super().__getattribute__(name)
+
+    model = cases.codistill(cases.linear(0))
+    callbacks = [tfdistill.BestEffort(Spy()), cases.never()]
+    cases.fit(
+        model,
+        _X,
+        _Y,
+        batch_size=4,
+        epochs=1,
+        validation_data=(_X, _Y),
+        callbacks=callbacks,
+    )
+    model.predict(_X, callbacks=callbacks[:1], verbose=0)
+    hooks = {n for n in dir(keras.callbacks.Callback) if n.startswith("on_")}
+    assert not hooks - set(calls)
+    assert {"set_model", "set_params"} <= set(calls)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no file"), tf.errors.UnavailableError(None, None, "a peer")],
+)
+def test_what_is_no_fault_of_storage_is_raised(error):
+    model = cases.codistill(cases.linear(0))
+    callback = tfdistill.BestEffort(_Raises(error))
+    with pytest.raises(type(error)):
+        cases.fit(
+            model, _X, _Y, batch_size=4, callbacks=[callback, cases.never()]
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

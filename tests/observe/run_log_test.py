@@ -1,0 +1,202 @@
+""""""
+
+import json
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+import tfdistill
+from tests.cases import codistillation as cases
+
+_X, _Y = cases.data()
+
+
+class _Clock:
+    """Goes on by itself, a given time at each look."""
+
+    def __init__(self, secs):
+        self.now, self._secs = 1000.0, secs
+
+    def __call__(self):
+        self.now += self._secs
+        return self.now
+
+
+def _lines(directory):
+    text = (directory / "metrics.jsonl").read_text(encoding="utf-8")
+
+    def refuse(constant):
+        raise ValueError(f"{constant} is not JSON")
+
+    return [json.loads(t, parse_constant=refuse) for t in text.splitlines()]
+
+
+def _log(directory, secs=0.01, **kwargs):
+    return tfdistill.RunLog(directory, clock=_Clock(secs), **kwargs)
+
+
+def _fit(model, log, **kwargs):
+    kwargs.setdefault("batch_size", 4)
+    return cases.fit(model, _X, _Y, callbacks=[log, cases.never()], **kwargs)
+
+
+def test_it_tells_the_epochs_with_their_logs(tmp_path):
+    model = cases.codistill(cases.linear(0), metrics=["accuracy"])
+    logs = _fit(
+        model,
+        _log(tmp_path / "new"),
+        epochs=2,
+        validation_data=(_X, _Y),
+    )
+    lines = _lines(tmp_path / "new")
+    assert [line.get("event") for line in lines] == [
+        "start",
+        "epoch_end",
+        "epoch_end",
+        "end",
+    ]
+    assert [line["step"] for line in lines] == [0, 4, 8, 8]
+    assert [line["epoch"] for line in lines] == [0, 0, 1, 1]
+    assert {line["total_steps"] for line in lines} == {8}
+    for epoch in (0, 1):
+        for name in ("loss", "task_loss", "accuracy", "val_loss"):
+            found = lines[1 + epoch][name]
+            assert found == pytest.approx(logs[name][epoch])
+    times = [line["time"] for line in lines]
+    assert times == sorted(times)
+
+
+def test_nan_is_null(tmp_path):
+    _fit(cases.codistill(cases.linear(0)), _log(tmp_path))
+    assert _lines(tmp_path)[-1]["teacher_staleness"] is None
+
+
+def test_lines_in_an_epoch_keep_their_distance(tmp_path):
+    model = cases.codistill(cases.linear(0))
+    # 16 steps. The clock is looked at once a step, and once a line.
+    _fit(model, _log(tmp_path, secs=1.0, every_secs=3.5), batch_size=1)
+    inside = [line for line in _lines(tmp_path) if "event" not in line]
+    assert len(inside) == 4
+    assert [line["step"] for line in inside] == [4, 8, 12, 16]
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_examples_a_second(tmp_path, steps_per_execution):
+    model = cases.codistill(
+        cases.linear(0), steps_per_execution=steps_per_execution
+    )
+    _fit(
+        model,
+        _log(tmp_path, secs=0.5, every_secs=0.0),
+        batch_size=2,
+        epochs=3,
+    )
+    inside = [line for line in _lines(tmp_path) if "event" not in line]
+    # A look for the distance, a look for the line: 1 s between two lines.
+    rates = [line["examples_per_second"] for line in inside[1:-1]]
+    assert rates
+    # Where an epoch ends another look is taken, and fewer steps were done.
+    most = 2.0 * steps_per_execution
+    assert max(rates) == pytest.approx(most)
+    assert min(rates) > 0
+
+
+def test_it_tells_of_teachers(tmp_path):
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    model = cases.codistill(cases.linear(0), cases.teacher_set(exchange))
+    cases.prepare(model, _X, _Y)
+    cases.publish(exchange, cases.linear(1, classes=9), step=9)
+    cases.refresh_until(model, lambda: cases.quarantined(model))
+    cases.publish(exchange, cases.linear(1), step=10)
+    cases.load(model, 10)
+    _fit(model, _log(tmp_path))
+    teacher = _lines(tmp_path)[-1]["teachers"][0]
+    assert (teacher["name"], teacher["step"]) == ("group_1", 10)
+    assert list(teacher["quarantined"]) == ["9"]
+
+
+def test_a_second_training_is_appended(tmp_path):
+    model = cases.codistill(cases.linear(0))
+    for _ in range(2):
+        _fit(model, _log(tmp_path))
+    lines = _lines(tmp_path)
+    assert [line["step"] for line in lines] == [0, 4, 4, 4, 8, 8]
+    assert lines[-1]["total_steps"] == 8
+
+
+def test_a_launched_run_gets_one_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
+    monkeypatch.setenv("TFDISTILL_GROUP", "1")
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
+    monkeypatch.setenv("TFDISTILL_EXCHANGE", str(tmp_path / "exchange"))
+    model = cases.codistill(cases.linear(0))
+    cases.fit(model, _X, _Y, callbacks=[])
+    assert _lines(tmp_path / "group_1")[-1]["event"] == "end"
+    mine = _log(tmp_path / "mine")
+    cases.fit(model, _X, _Y, callbacks=[mine])
+    assert _lines(tmp_path / "mine")[-1]["step"] == 2
+    assert _lines(tmp_path / "group_1")[-1]["step"] == 1
+
+
+def test_without_a_launcher_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cases.fit(cases.codistill(cases.linear(0)), _X, _Y, callbacks=[])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:.*input ran out of data")
+def test_an_unknown_number_of_steps_is_null(tmp_path):
+    def batches():
+        yield _X, _Y
+
+    cases.fit(
+        cases.codistill(cases.linear(0)),
+        batches(),
+        callbacks=[_log(tmp_path)],
+    )
+    assert _lines(tmp_path)[0]["total_steps"] is None
+
+
+def test_a_reader_sees_whole_lines(tmp_path):
+    """The launcher's live status reads while training writes."""
+    model = cases.codistill(cases.linear(0))
+    stop, errors, seen = threading.Event(), [], []
+
+    def read():
+        while not stop.is_set():
+            path = tmp_path / "metrics.jsonl"
+            if path.exists():
+                for text in path.read_text().splitlines():
+                    try:
+                        seen.append(json.loads(text)["step"])
+                    except ValueError as error:
+                        errors.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        _fit(model, _log(tmp_path, secs=1.0, every_secs=0.0), epochs=5)
+    finally:
+        stop.set()
+        reader.join(30.0)
+    assert seen
+    assert not errors
+
+
+def test_logs_of_other_types_are_written(tmp_path):
+    model = cases.codistill(cases.linear(0))
+
+    class More(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["lr"] = np.float32(0.5)
+            logs["note"] = "text"
+
+    cases.fit(model, _X, _Y, callbacks=[More(), _log(tmp_path)])
+    line = _lines(tmp_path)[1]
+    assert (line["lr"], line["note"]) == (0.5, "text")
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,487 @@
+""""""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tests.cases import events as event_cases
+from tfdistill.observe import summaries
+from tfdistill.observe import tags
+from tfdistill.system import background
+
+
+def _running(values):
+    """Keras' mean of an epoch, after each of its steps."""
+    return np.cumsum(values) / np.arange(1, len(values) + 1)
+
+
+def test_the_mean_of_the_steps_between_two_looks():
+    values = np.array([4.0, 2.0, 6.0, 8.0, 1.0])
+    means, running = summaries.IntervalMeans(["loss"]), _running(values)
+    means.begin(0)
+    found = [
+        means.take({"loss": running[done - 1], "x": 1}, num_done=done)
+        for done in (2, 3, 5)
+    ]
+    expected = [values[:2], values[2:3], values[3:]]
+    assert [f["loss"] for f in found] == pytest.approx(
+        [part.mean() for part in expected]
+    )
+
+
+def test_nothing_is_told_of_steps_that_were_not_seen():
+    means, running = summaries.IntervalMeans(["loss"]), _running([5, 3, 1])
+    means.begin(1)
+    assert means.take({"loss": running[1]}, num_done=2) == {}
+    assert means.take({"loss": running[2]}, num_done=3)["loss"] == 1.0
+
+
+def test_no_step_is_no_mean():
+    means = summaries.IntervalMeans(["loss"])
+    means.begin(0)
+    assert means.take({"loss": 1.0}, num_done=0) == {}
+
+
+def test_a_log_that_is_missing_is_left_out():
+    means = summaries.IntervalMeans(["loss", "task_loss"])
+    means.begin(0)
+    assert means.take({"task_loss": 2.0}, num_done=4) == {"task_loss": 2.0}
+
+
+_X, _Y = cases.data(64)
+
+
+@pytest.fixture
+def exchange(tmp_path):
+    return tfdistill.Exchange(tmp_path / "exchange")
+
+
+def _fit(model, directory, *more, epochs=1, every_steps=2, **kwargs):
+    summaries = tfdistill.Summaries(directory, every_steps=every_steps)
+    return cases.fit(
+        model,
+        _X,
+        _Y,
+        batch_size=4,
+        epochs=epochs,
+        callbacks=[*more, summaries],
+        **kwargs,
+    )
+
+
+def _taught(exchange, **kwargs):
+    """A model with one teacher in use, and one version in quarantine."""
+    model = cases.codistill(
+        cases.linear(0),
+        cases.teacher_set(exchange),
+        metrics=["accuracy"],
+        **kwargs,
+    )
+    cases.prepare(model, _X, _Y)
+    cases.publish(exchange, cases.linear(1, classes=9), step=9)
+    cases.refresh_until(model, lambda: cases.quarantined(model))
+    cases.publish(exchange, cases.linear(1), step=10)
+    cases.load(model, 10)
+    return model
+
+
+class _Seen(keras.callbacks.Callback):
+    """Computes what the summaries should say, from the model itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.agreement = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        # Before the step's update, as the step sees it.
+        rows = slice(4 * batch, 4 * batch + 4)
+        student = self.model.student(_X[rows]).numpy()
+        teacher = cases.linear(1)(_X[rows]).numpy()
+        agree = np.mean(student.argmax(-1) == teacher.argmax(-1))
+        self.agreement.append(agree)
+
+
+class _Published(keras.callbacks.Callback):
+    """Gives the writing thread its time between two epochs."""
+
+    def __init__(self, exporter):
+        super().__init__()
+        self._exporter = exporter
+
+    def on_epoch_end(self, epoch, logs=None):
+        end = time.monotonic() + cases.WAIT_SECS
+        while self._exporter.writes.last_secs is None:
+            assert time.monotonic() < end, "nothing was published in time"
+            time.sleep(0.01)
+
+
+def test_every_documented_tag_is_written_and_no_other(tmp_path, exchange):
+    model = _taught(exchange)
+    exporter = tfdistill.StudentExporter(exchange, every_steps=1, group=0)
+    loader = tfdistill.TeacherLoader(every_steps=1)
+    _fit(
+        model,
+        tmp_path / "log",
+        *(exporter, loader, _Published(exporter)),
+        epochs=2,
+        validation_data=(_X, _Y),
+    )
+    found = event_cases.tags(tmp_path / "log")
+    patterns = {
+        tag: re.compile(tags.pattern(tag))
+        for tag in (*tags.SCALARS, *tags.TEXTS)
+    }
+    plugins = {
+        "_hparams_/experiment",
+        "_hparams_/session_start_info",
+        "custom_scalars__config__",
+    }
+    strangers = {
+        tag
+        for tag in found - plugins
+        if not any(known.match(tag) for known in patterns.values())
+    }
+    assert not strangers
+    silent = {
+        tag
+        for tag, known in patterns.items()
+        if not any(map(known.match, found))
+    }
+    assert silent == {"teachers/<teacher>/mean_absolute_difference"}
+
+
+def test_points_hold_the_means_of_their_own_steps(tmp_path):
+    model = cases.codistill(cases.linear(0))
+    losses = []
+
+    class Losses(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            rows = slice(4 * batch, 4 * batch + 4)
+            value = keras.losses.sparse_categorical_crossentropy(
+                _Y[rows], self.model.student(_X[rows]), from_logits=True
+            )
+            losses.append(float(np.mean(value)))
+
+    _fit(model, tmp_path, Losses(), epochs=2, every_steps=5)
+    found = event_cases.scalars(tmp_path, "codistillation/task_loss")
+    assert [step for step, _ in found] == [5, 10, 15, 20, 25, 30, 32]
+    # The 16 steps of an epoch begin a new mean.
+    begins = [0, 5, 10, 16, 20, 25, 30]
+    ends = [5, 10, 15, 20, 25, 30, 32]
+    expected = [
+        np.mean(losses[begin:end])
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+    np.testing.assert_allclose([v for _, v in found], expected, rtol=1e-4)
+
+
+def test_metrics_of_several_values_have_a_point_for_each(tmp_path):
+    model = cases.codistill(
+        cases.linear(0), metrics=["accuracy", _CountOfClasses()]
+    )
+    log = tfdistill.RunLog(tmp_path / "log")
+    _fit(model, tmp_path, log)
+    counts = np.bincount(_Y, minlength=3)
+    for index, count in enumerate(counts):
+        points = event_cases.scalars(tmp_path, f"training/counts_{index}")
+        assert points == [(16, count)]
+    last = (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["counts"] == counts.tolist()
+
+
+class _CountOfClasses(keras.metrics.Metric):
+    """A metric whose result is a vector."""
+
+    def __init__(self):
+        super().__init__(name="counts")
+        self.total = self.add_variable((3,), "zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        labels = keras.ops.reshape(y_true, (-1,))
+        self.total.assign_add(
+            keras.ops.sum(keras.ops.one_hot(labels, 3), axis=0)
+        )
+
+    def result(self):
+        return self.total
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_agreement_is_that_of_the_batches(
+    tmp_path, exchange, steps_per_execution
+):
+    model = _taught(exchange, steps_per_execution=steps_per_execution)
+    seen = _Seen()
+    _fit(model, tmp_path / "log", seen, cases.never(), every_steps=8)
+    found = event_cases.scalars(tmp_path / "log", "teachers/group_1/agreement")
+    if steps_per_execution == 1:
+        expected = [np.mean(seen.agreement[:8]), np.mean(seen.agreement[8:])]
+        np.testing.assert_allclose([v for _, v in found], expected, rtol=1e-5)
+        assert 0 < found[0][1] < 1
+    assert len(found) == 2
+    staleness = event_cases.scalars(
+        tmp_path / "log", "teachers/group_1/staleness_steps"
+    )
+    assert staleness[0] == (8, -2.0)
+
+
+def test_no_teacher_is_no_agreement_and_health_absent(tmp_path, exchange):
+    model = cases.codistill(cases.linear(0), cases.teacher_set(exchange))
+    _fit(model, tmp_path / "log", cases.never())
+    health = event_cases.scalars(tmp_path / "log", "teachers/group_1/health")
+    assert {value for _, value in health} == {0.0}
+    assert "teachers/group_1/agreement" not in event_cases.tags(
+        tmp_path / "log"
+    )
+
+
+def test_quarantines_are_told_with_version_and_reason(tmp_path, exchange):
+    model = _taught(exchange)
+    _fit(model, tmp_path / "log", cases.never())
+    (text,) = event_cases.texts(tmp_path / "log", "teachers/group_1/news")
+    lines = text.splitlines()
+    assert len(lines) == 2
+    assert "version 9 is quarantined: `" in lines[0] and "shape" in lines[0]
+    assert "version 10 is **good**" in lines[1]
+    assert all(line.startswith("- step 2, 2") for line in lines)
+
+
+def test_weights_and_logs_are_those_without_summaries(tmp_path, exchange):
+    results = []
+    for more in ([], [tfdistill.Summaries(tmp_path / "log", every_steps=1)]):
+        model = _taught(exchange)
+        logs = cases.fit(
+            model,
+            _X,
+            _Y,
+            batch_size=4,
+            epochs=2,
+            callbacks=[cases.never(), *more],
+        )
+        results.append((logs, model.get_weights()))
+        exchange = tfdistill.Exchange(tmp_path / f"again_{len(results)}")
+    (logs, weights), (others, same) = results
+    assert logs.keys() == others.keys()
+    assert not [name for name in logs if name.startswith("_")]
+    for value, other in zip(weights, same, strict=True):
+        np.testing.assert_array_equal(value, other)
+
+
+def test_the_configuration_is_told_as_text_and_hyperparameters(tmp_path):
+    model = cases.codistill(cases.linear(0), optimizer="adam")
+    _fit(model, tmp_path)
+    (text,) = event_cases.texts(tmp_path, "run/configuration")
+    assert '"class": "Adam"' in text and '"num_replicas": 1' in text
+    assert all(line.startswith("    ") for line in text.splitlines())
+    found = event_cases.hyperparameters(tmp_path)
+    assert found["optimizer.class"] == "Adam"
+    assert found["group"] == 0.0
+
+
+def test_a_layout_is_ready_made(tmp_path):
+    _fit(cases.codistill(cases.linear(0)), tmp_path)
+    titles = [category.title for category in event_cases.layout(tmp_path)]
+    assert titles == ["Does it pay?", "Teachers", "Exchange", "Host"]
+
+
+def test_a_launched_run_gets_one_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
+    monkeypatch.setenv("TFDISTILL_PROFILE_STEPS", "2:3")
+    model = cases.codistill(cases.linear(0))
+    cases.fit(model, _X, _Y, batch_size=4, callbacks=[])
+    run = tmp_path / "group_0" / "tensorboard"
+    assert event_cases.scalars(run, "codistillation/loss")[-1][0] == 16
+    assert list(run.glob("plugins/profile/*/*.xplane.pb"))
+
+
+def test_another_model_is_refused(tmp_path):
+    model = cases.linear(0)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="Wrap your model"):
+        model.fit(_X, _Y, verbose=0, callbacks=[tfdistill.Summaries(tmp_path)])
+
+
+@pytest.mark.parametrize("given", ["100", "5:4", "0:3", "a:b", "1:2:3", "-1:4"])
+def test_steps_to_trace_are_checked(tmp_path, given):
+    with pytest.raises(ValueError, match="FIRST:LAST") as caught:
+        tfdistill.Summaries(tmp_path, profile_steps=given)
+    assert repr(given) in str(caught.value)
+
+
+def test_steps_that_never_came_are_told(tmp_path, caplog):
+    summaries = tfdistill.Summaries(tmp_path, profile_steps="900:901")
+    model = cases.codistill(cases.linear(0))
+    cases.fit(model, _X, _Y, batch_size=4, callbacks=[summaries])
+    assert "900:901 were not traced" in caplog.text
+    assert not (tmp_path / "plugins").exists()
+
+
+def test_a_resumed_training_repeats_no_step(tmp_path):
+    class Crash(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if int(self.model.optimizer.iterations) == 14:
+                raise KeyboardInterrupt
+
+    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).repeat().batch(4)
+    for more in ([Crash()], []):
+        model = cases.codistill(cases.linear(0))
+        callbacks = [
+            tfdistill.Backup(tmp_path / "backup", every_steps=8),
+            tfdistill.Summaries(tmp_path / "log", every_steps=2),
+            *more,
+        ]
+        try:
+            model.fit(
+                data,
+                epochs=2,
+                steps_per_epoch=10,
+                callbacks=callbacks,
+                verbose=0,
+            )
+        except KeyboardInterrupt:
+            pass
+    assert model.resumed_step == 8
+    assert len(list((tmp_path / "log").glob("*tfevents*"))) == 2
+    for tag in ("codistillation/distillation_weight", "host/rss_bytes"):
+        steps = [s for s, _ in event_cases.scalars(tmp_path / "log", tag)]
+        assert steps == list(range(2, 21, 2))
+
+
+def test_replicas_agree_as_one(tmp_path, exchange, two_replicas):
+    with two_replicas.scope():
+        model = _taught(exchange)
+    _fit(model, tmp_path / "log", cases.never(), every_steps=8)
+    found = event_cases.scalars(tmp_path / "log", "teachers/group_1/agreement")
+    assert len(found) == 2 and all(0 <= value <= 1 for _, value in found)
+
+
+_PROGRAM = """
+import resource
+import sys
+
+from tests.cases import codistillation as cases
+import keras
+
+import tfdistill
+
+before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+
+class FullDisk(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+        if epoch == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+model = cases.codistill(cases.linear(0))
+summaries = tfdistill.Summaries(sys.argv[1], every_steps=1)
+x, y = cases.data()
+cases.fit(model, x, y, batch_size=4, epochs=5,
+          callbacks=[FullDisk(), summaries])
+print("steps", int(model.optimizer.iterations))
+"""
+
+
+@pytest.mark.multiprocess
+def test_a_full_disk_delays_points_and_costs_no_step(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(tmp_path)],
+        env=event_cases.environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "steps 20" in done.stdout
+    assert "lacks summaries for now, training goes on" in done.stderr
+    found = event_cases.scalars(tmp_path, "codistillation/distillation_weight")
+    # Those of the full disk waited for its end.
+    assert [step for step, _ in found] == list(range(1, 21))
+
+
+class _Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class _Blocking:
+    def __init__(self, clock):
+        self.blocked = background.WorkTimes(clock)
+
+
+@pytest.fixture
+def clock():
+    return _Clock()
+
+
+def test_evaluations_do_not_count(clock):
+    pace = summaries.TrainingPace(clock)
+    pace.add(2, 20.0)
+    clock.now += 4.0
+    pace.pause()
+    clock.now += 100.0
+    pace.go_on()
+    clock.now += 1.0
+    pace.add(3, 30.0)
+    found = pace.take()
+    assert found["host/examples_per_second"] == 10.0
+    assert found["host/step_secs"] == 1.0
+    # Measured anew.
+    assert pace.take() == {}
+
+
+def test_a_look_while_paused_counts_up_to_the_pause(clock):
+    pace = summaries.TrainingPace(clock)
+    pace.add(1, 4.0)
+    clock.now += 2.0
+    pace.pause()
+    clock.now += 50.0
+    assert pace.take()["host/step_secs"] == 2.0
+    clock.now += 50.0
+    pace.go_on()
+    pace.add(1, 4.0)
+    clock.now += 1.0
+    assert pace.take()["host/step_secs"] == 1.0
+
+
+def test_the_share_of_time_for_which_training_was_held_up(clock):
+    one, other = _Blocking(clock), _Blocking(clock)
+    pace = summaries.TrainingPace(clock)
+    pace.begin([one, other])
+    for callback in (one, other):
+        with callback.blocked.measured():
+            clock.now += 1.0
+    clock.now += 6.0
+    pace.add(1, 1.0)
+    assert pace.take()["exchange/blocked_share"] == 0.25
+    clock.now += 1.0
+    pace.add(1, 1.0)
+    assert pace.take()["exchange/blocked_share"] == 0.0
+
+
+def test_work_that_fails_is_measured(clock):
+    times = background.WorkTimes(clock)
+    assert times.last_secs is None
+    with pytest.raises(OSError), times.measured():
+        clock.now += 3.0
+        raise OSError("disk")
+    with times.measured():
+        clock.now += 1.0
+    assert (times.last_secs, times.total_secs) == (1.0, 4.0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

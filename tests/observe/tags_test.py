@@ -1,0 +1,57 @@
+"""The page on TensorBoard against the tags that are written."""
+
+import pathlib
+import re
+
+import pytest
+
+from tfdistill.observe import tags as tags_lib
+
+_DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_the_page_lists_each_tag_with_its_unit_and_meaning():
+    text = (_DOCS / "tensorboard.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)` \| (.+) \| (.+) \|$", text, re.MULTILINE)
+    told = {tag: (unit, meaning) for tag, unit, meaning in rows}
+    assert len(rows) == len(told)
+    assert told == {
+        **tags_lib.SCALARS,
+        **{tag: ("text", says) for tag, says in tags_lib.TEXTS.items()},
+    }
+
+
+def test_the_page_shows_pictures_that_are_there_and_small():
+    text = (_DOCS / "tensorboard.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"\]\((images/[^)]+)\)", text))
+    there = _DOCS.glob("images/tensorboard_*.png")
+    assert shown == {path.relative_to(_DOCS).as_posix() for path in there}
+    for name in shown:
+        assert (_DOCS / name).stat().st_size < 250_000, name
+
+
+def test_charts_show_tags_that_are_written():
+    known = {*tags_lib.SCALARS, "validation/loss"}
+    charts = [
+        tag
+        for charts in tags_lib._CHARTS.values()
+        for tags in charts.values()
+        for tag in tags
+    ]
+    assert set(charts) <= known
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "expected"),
+    [
+        ("group_1", 0, "group_1"),
+        ("/data/group_1", 2, "saved_model_2"),
+        ("group_one", 1, "saved_model_1"),
+    ],
+)
+def test_teachers_have_names_fit_for_tags(name, index, expected):
+    assert tags_lib.of_teacher(name, index) == expected
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,268 @@
+""""""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.cases import servers as cases
+from tfdistill.parameter_server import trainer
+from tfdistill.parameter_server import worker
+
+
+def _dataset():
+    return tf.data.Dataset.range(6).batch(2)
+
+
+def test_absent_arguments_have_the_defaults_of_keras():
+    dataset = _dataset()
+    assert trainer.FitOptions.of({"x": dataset}) == trainer.FitOptions(
+        source=dataset,
+        epochs=1,
+        initial_epoch=0,
+        steps_per_epoch=None,
+        verbose=1,
+        callbacks=[],
+        validation=None,
+        validation_steps=None,
+        validation_freq=1,
+    )
+
+
+def test_given_arguments_are_kept():
+    train, validation = _dataset().repeat(2), _dataset()
+    callback = keras.callbacks.Callback()
+    arguments = {
+        "epochs": 7,
+        "initial_epoch": 2,
+        "steps_per_epoch": 5,
+        "verbose": 2,
+        "validation_steps": 4,
+        "validation_freq": 3,
+    }
+    found = trainer.FitOptions.of(
+        {
+            **arguments,
+            "x": train,
+            "callbacks": (callback,),
+            "validation_data": validation,
+            "class_weight": None,
+            "validation_split": 0.0,
+        }
+    )
+    assert {name: getattr(found, name) for name in arguments} == arguments
+    assert found.callbacks == [callback]
+    assert (found.source, found.validation) == (train, validation)
+
+
+def _rows(source):
+    return [[part.tolist() for part in e] for e in source.as_numpy_iterator()]
+
+
+def test_arrays_become_batches_and_are_shuffled_for_training_alone():
+    x, y = np.arange(40), np.arange(40) + 100
+    found = trainer.FitOptions.of(
+        {
+            "x": x,
+            "y": y,
+            "batch_size": 16,
+            "validation_data": (x, y),
+            "validation_batch_size": 30,
+        }
+    )
+    train, validation = _rows(found.source), _rows(found.validation)
+    assert [len(batch[0]) for batch in train] == [16, 16, 8]
+    rows = [pair for batch in train for pair in zip(*batch, strict=True)]
+    expected = list(zip(x, y, strict=True))
+    assert rows != expected and sorted(rows) == expected
+    assert validation == [
+        [x[:30].tolist(), y[:30].tolist()],
+        [x[30:].tolist(), y[30:].tolist()],
+    ]
+    plain = trainer.FitOptions.of({"x": x, "y": y, "shuffle": False})
+    assert _rows(plain.source)[0] == [x[:32].tolist(), y[:32].tolist()]
+
+
+@pytest.mark.parametrize(
+    ("verbose", "expected"), [("auto", 1), (0, 0), (True, 1), (2, 2)]
+)
+def test_verbose_is_a_number(verbose, expected):
+    arguments = {"x": _dataset(), "verbose": verbose}
+    assert trainer.FitOptions.of(arguments).verbose == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"validation_split": 0.1}, "`validation_split` .* received 0.1"),
+        ({"class_weight": {0: 2.0}}, "`class_weight` .* received {0: 2.0}"),
+        ({"steps_per_epoch": 0}, "`steps_per_epoch` .* received 0"),
+        ({"y": np.ones(3)}, "`y`, .* must be left out"),
+        ({"validation_data": (_dataset, 1)}, "`y`, .* must be left out"),
+        ({"x": None}, "`x` must be a tf.data.Dataset.* received NoneType"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        trainer.FitOptions.of({"x": _dataset(), **arguments})
+
+
+FIT = {"epochs": 2, "steps_per_epoch": 7, "verbose": 0}
+
+
+def _model(**kwargs):
+    return cases.model(
+        optimizer=keras.optimizers.Adam(0.05),
+        metrics=[keras.metrics.BinaryAccuracy(threshold=0.0, name="accuracy")],
+        **kwargs,
+    )
+
+
+def _validation():
+    return cases.batches(5, num_examples=23)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "steps_per_execution"), [(1, 3), (2, 1)]
+)
+def test_a_group_trains_as_one_process(
+    monkeypatch, num_workers, steps_per_execution
+):
+    train = cases.batches().repeat()
+    validation = {"validation_data": _validation(), "validation_steps": 4}
+    plain = _model()
+    expected = plain.fit(train, **validation, **FIT).history
+    answers = plain.predict(_validation(), verbose=0)
+    metrics = plain.evaluate(_validation(), verbose=0)
+
+    cases.pretend(monkeypatch, num_workers)
+    model = _model(steps_per_execution=steps_per_execution)
+    history = model.fit(train, **validation, **FIT).history
+    cases.assert_same(cases.weights(model), cases.weights(plain), rtol=1e-4)
+    assert model.optimizer.iterations.numpy() == 14
+    assert history.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(
+            history[name], values, rtol=1e-4, err_msg=name
+        )
+    np.testing.assert_allclose(
+        model.predict(_validation()), answers, rtol=1e-4, atol=1e-5
+    )
+    assert model.evaluate(_validation()) == pytest.approx(metrics, rel=1e-4)
+    found = model.evaluate(_validation(), return_dict=True)
+    assert found == pytest.approx(
+        dict(zip(("loss", "accuracy"), metrics, strict=True)), rel=1e-4
+    )
+
+
+class _Note(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def on_train_begin(self, logs=None):
+        self.told.append("train")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.told.append((epoch, sorted(logs)))
+
+    def on_test_begin(self, logs=None):
+        self.told.append("test")
+
+    def on_train_end(self, logs=None):
+        self.told.append("end")
+
+
+def test_fit_goes_on_and_tells_its_callbacks(monkeypatch):
+    cases.pretend(monkeypatch)
+    model, note = _model(steps_per_execution=3), _Note()
+    arguments = {**FIT, "epochs": 4, "callbacks": [note]}
+    model.fit(
+        cases.batches(),
+        **{**arguments, "epochs": 2, "steps_per_epoch": None},
+        validation_data=_validation(),
+        validation_freq=2,
+    )
+    own = ["accuracy", "loss", "task_loss", "distillation_loss"]
+    own = sorted([*own, "distillation_weight", "teacher_staleness"])
+    with_validation = sorted([*own, "val_accuracy", "val_loss"])
+    assert note.told == [
+        "train",
+        (0, own),
+        "test",
+        (1, with_validation),
+        "end",
+    ]
+    assert model.optimizer.iterations.numpy() == 12
+    history = model.fit(cases.batches().repeat(), initial_epoch=2, **arguments)
+    assert history.epoch == [2, 3]
+    assert model.optimizer.iterations.numpy() == 26
+
+
+class _Broken(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        raise KeyError("of the callback")
+
+
+def test_what_a_callback_raises_leaves_nothing_in_flight(monkeypatch):
+    coordinator = cases.pretend(monkeypatch)
+    joined = []
+    monkeypatch.setattr(coordinator, "join", lambda: joined.append(True))
+    model = _model()
+    with pytest.raises(KeyError, match="of the callback"):
+        model.fit(cases.batches().repeat(), callbacks=[_Broken()], **FIT)
+    assert joined == [True]
+    assert model.fit(cases.batches().repeat(), **FIT).epoch == [0, 1]
+
+
+def test_evaluation_is_traced_once_for_its_data_until_it_is_compiled_anew(
+    monkeypatch,
+):
+    cases.pretend(monkeypatch, num_workers=2)
+    model, dataset = _model(), _validation()
+    made = []
+    original = worker.EvaluateFunction
+
+    def make(*args, **kwargs):
+        made.append(original(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(worker, "EvaluateFunction", make)
+    first = model.evaluate(dataset, return_dict=True)
+    assert model.evaluate(dataset, return_dict=True) == first
+    (function,) = made
+    assert function.function.experimental_get_tracing_count() == 1
+    model.evaluate(dataset, steps=2)
+    assert len(made) == 2
+    model.compile("sgd", "mse", metrics=["mae"])
+    assert set(model.evaluate(dataset, return_dict=True)) == {"loss", "mae"}
+    assert len(made) == 3
+
+
+def _batches_of(rows, width=2):
+    """Rows numbered through, in batches of these sizes."""
+    numbered = np.arange(sum(rows) * width).reshape(-1, width)
+    return np.split(numbered, np.cumsum(rows)[:-1]), numbered
+
+
+@pytest.mark.parametrize("num_shares", [1, 2, 3, 6])
+@pytest.mark.parametrize("rows", [(4, 4, 4, 4, 1), (3,), (2, 1, 3)])
+def test_shares_are_put_into_the_order_of_the_data(rows, num_shares):
+    batches, numbered = _batches_of(rows)
+    shares = []
+    for index in range(num_shares):
+        own = batches[index::num_shares]
+        values = np.concatenate([numbered[:0], *own])
+        shares.append((np.asarray([len(b) for b in own], np.int64), values))
+    found = trainer._interleaved(shares)
+    np.testing.assert_array_equal(found, numbered)
+
+
+def test_no_batch_at_all_gives_no_rows():
+    empty = (np.zeros([0], np.int64), np.zeros([0, 5], np.float32))
+    found = trainer._interleaved([empty, empty])
+    assert (found.shape, found.dtype) == ((0, 5), np.float32)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,209 @@
+""""""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.cases import servers as cases
+from tfdistill.parameter_server import variables as variables_lib
+
+# Device, shape, dtype: packets mix neither devices nor dtypes.
+_KINDS = (
+    ("CPU:0", [2, 3], "float32"),
+    ("CPU:1", [], "float32"),
+    ("CPU:0", [4], "int64"),
+    ("CPU:1", [3, 2], "float32"),
+    ("CPU:0", [0, 3], "float32"),
+    ("CPU:0", [5], "float32"),
+)
+
+
+def _values(first=0):
+    return [
+        (first + 10 * index + np.arange(np.prod(shape))).reshape(shape)
+        for index, (_, shape, _) in enumerate(_KINDS)
+    ]
+
+
+def _variables():
+    made = []
+    for value, (device, _, dtype) in zip(_values(), _KINDS, strict=True):
+        with tf.device(device):
+            made.append(tf.Variable(tf.constant(value, dtype)))
+    return made
+
+
+def _tensors(first):
+    return [
+        tf.constant(value, dtype)
+        for value, (_, _, dtype) in zip(_values(first), _KINDS, strict=True)
+    ]
+
+
+def _assert_equal(tensors, values):
+    for tensor, value, kind in zip(tensors, values, _KINDS, strict=True):
+        assert tensor.dtype == kind[2]
+        assert tensor.shape == kind[1]
+        np.testing.assert_array_equal(tensor, value)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_it_reads_all_variables_in_their_order(traced):
+    variables = _variables()
+    packed = variables_lib.PackedVariables(variables)
+    assert len(packed) == len(_KINDS)
+    read = tf.function(packed.read) if traced else packed.read
+    _assert_equal(read(), _values())
+    for variable in variables:
+        variable.assign_add(tf.fill(variable.shape, tf.cast(7, variable.dtype)))
+    _assert_equal(read(), _values(7))
+
+
+def _crossings(graph, device, *, leaving):
+    """Names of the tensors that leave a device, or that enter it."""
+    found = set()
+    for operation in graph.get_operations():
+        for tensor in operation.inputs:
+            ends = [
+                device in (tensor.op.device or ""),
+                device in operation.device,
+            ]
+            is_data = tensor.dtype not in (tf.resource, tf.int32)
+            if is_data and ends == [leaving, not leaving]:
+                found.add(tensor.name)
+    return found
+
+
+def test_each_device_and_dtype_is_one_packet_each_way():
+    packed = variables_lib.PackedVariables(_variables())
+    read = tf.function(packed.read).get_concrete_function()
+    assert len(_crossings(read.graph, "CPU:0", leaving=True)) == 2
+    assert len(_crossings(read.graph, "CPU:1", leaving=True)) == 1
+    assign = tf.function(lambda *tensors: packed.assign(tensors))
+    graph = assign.get_concrete_function(*_tensors(1)).graph
+    assert len(_crossings(graph, "CPU:0", leaving=False)) == 2
+    assert len(_crossings(graph, "CPU:1", leaving=False)) == 1
+
+
+def test_it_brings_tensors_to_their_variables():
+    packed = variables_lib.PackedVariables(_variables())
+    found = packed.bring(_tensors(100))
+    _assert_equal(found, _values(100))
+    assert [tensor.device.rpartition("device:")[2] for tensor in found] == [
+        device for device, _, _ in _KINDS
+    ]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("absent", [(), (1, 4), (1, 3), range(len(_KINDS))])
+def test_none_leaves_a_variable_as_it_is(absent, traced):
+    variables = _variables()
+    packed = variables_lib.PackedVariables(variables)
+    given = [None if i in absent else t for i, t in enumerate(_tensors(100))]
+    assert [t is None for t in packed.bring(given)] == [
+        t is None for t in given
+    ]
+
+    def assign():
+        packed.assign(given)
+
+    tf.function(assign)() if traced else assign()
+    expected = [
+        _values()[i] if i in absent else value
+        for i, value in enumerate(_values(100))
+    ]
+    _assert_equal([tf.convert_to_tensor(v) for v in variables], expected)
+
+
+def test_no_variables_are_fine():
+    packed = variables_lib.PackedVariables([])
+    assert packed.read() == packed.bring([]) == []
+    packed.assign([])
+
+
+def _state(num_shards=None, **kwargs):
+    student = cases.student(keras.layers.BatchNormalization())
+    if num_shards:
+        config = student.get_layer("table").get_config()
+        assert config["num_shards"] == 2
+        student = keras.models.clone_model(
+            student,
+            clone_function=lambda layer: type(layer).from_config(
+                {**layer.get_config(), "num_shards": num_shards}
+                if layer.name == "table"
+                else layer.get_config()
+            ),
+        )
+    model = cases.remote(student, keras.optimizers.Adam(0.05), **kwargs)
+    step, found, update = cases.step_of(model)
+    return variables_lib.TrainingState(found, update), model, step, update
+
+
+def _train(step, model, first, last):
+    states = [tf.zeros(v.shape, v.dtype) for v in model.metrics_variables]
+    data = list(cases.batches())
+    for index in range(first, last):
+        step.train(
+            data[index],
+            step=tf.constant(index, tf.int64),
+            metrics=states,
+        )
+
+
+def _slots(update):
+    rows = [
+        np.concatenate([s[name].numpy() for s in update.shard_slots])
+        for name in sorted(update.shard_slots[0])
+    ]
+    dense = [s[n].numpy() for s in update.dense_slots for n in sorted(s)]
+    return rows + dense
+
+
+@pytest.mark.parametrize("num_shards", [2, 3])
+def test_training_goes_on_as_if_it_had_never_stopped(tmp_path, num_shards):
+    state, model, step, update = _state()
+    _train(step, model, 0, 3)
+    model.optimizer.learning_rate = 0.01
+    state.write(f"{tmp_path}/state")
+    other, resumed, other_step, other_update = _state(num_shards)
+    other.read(f"{tmp_path}/state")
+    assert len(other_update.shard_slots) == num_shards
+    cases.assert_same(_slots(other_update), _slots(update), rtol=0, atol=0)
+    assert resumed.optimizer.learning_rate.numpy() == np.float32(0.01)
+    _train(step, model, 3, 6)
+    _train(other_step, resumed, 3, 6)
+    for layer in ("table", "batch_normalization", "dense"):
+        ours, theirs = (
+            [
+                layer_.get_weights()
+                for layer_ in m.student.layers
+                if layer_.name.startswith(layer)
+            ][0]
+            for m in (model, resumed)
+        )
+        if layer == "table":
+            ours, theirs = [np.concatenate(ours)], [np.concatenate(theirs)]
+        cases.assert_same(ours, theirs)
+    cases.assert_same(_slots(other_update), _slots(update))
+
+
+def test_specs_name_whole_tables_whatever_the_shards(tmp_path):
+    state, *_ = _state()
+    assert state.specs() == _state(3)[0].specs()
+    state.write(f"{tmp_path}/state")
+    reader = tf.train.load_checkpoint(f"{tmp_path}/state")
+    shapes, dtypes = (
+        reader.get_variable_to_shape_map(),
+        reader.get_variable_to_dtype_map(),
+    )
+    assert state.specs() == {
+        key: {"shape": shapes[key], "dtype": dtypes[key].name} for key in shapes
+    }
+    assert shapes["table/0"] == [sum(cases.SIZES), cases.DIM]
+    assert {"others/0", "optimizer/0", "trainable/0"} <= shapes.keys()
+    assert sum(key.startswith("table/0/") for key in shapes) == 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

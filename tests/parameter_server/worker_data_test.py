@@ -1,0 +1,201 @@
+""""""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.cases import servers as cases
+from tfdistill.parameter_server import worker_data
+
+
+def _elements(dataset):
+    return [batch.tolist() for batch in dataset.as_numpy_iterator()]
+
+
+def _ten():
+    """Batches [0, 1], [2, 3], ... [8]."""
+    return tf.data.Dataset.range(9).batch(2)
+
+
+def _made_by_workers(context):
+    return _ten().shard(context.num_input_pipelines, context.input_pipeline_id)
+
+
+SOURCES = pytest.mark.parametrize(
+    "source", [_ten, lambda: _made_by_workers], ids=["data set", "function"]
+)
+
+
+# ---- what users give ----
+
+
+def test_arrays_become_batches_in_their_order():
+    x, y, weight = np.arange(70), np.arange(70) + 100, np.ones(70)
+    found = list(worker_data.source_of({"a": x}, y, weight))
+    assert [len(batch[1]) for batch in found] == [32, 32, 6]
+    np.testing.assert_array_equal(found[1][0]["a"], x[32:64])
+    np.testing.assert_array_equal(found[1][1], y[32:64])
+    ((alone,),) = worker_data.source_of(x, batch_size=70)
+    np.testing.assert_array_equal(alone, x)
+
+
+def test_arrays_are_shuffled_whole_and_each_time_anew():
+    source = worker_data.source_of(np.arange(64), batch_size=64, shuffle=True)
+    first, second = (next(iter(source))[0].numpy().tolist() for _ in range(2))
+    assert first != second and first[:8] != sorted(first[:8])
+    assert sorted(first) == sorted(second) == list(range(64))
+
+
+@SOURCES
+def test_data_sets_and_functions_are_taken_as_they_are(source):
+    given = source()
+    assert worker_data.source_of(given) is given
+
+
+@SOURCES
+@pytest.mark.parametrize(
+    "extra", [{"y": 1}, {"sample_weight": 1}, {"batch_size": 8}]
+)
+def test_they_hold_their_own_targets(source, extra):
+    with pytest.raises(ValueError, match="must be left out"):
+        worker_data.source_of(source(), **extra)
+
+
+def test_data_that_are_distributed_already_are_refused(two_replicas):
+    given = two_replicas.experimental_distribute_dataset(_ten())
+    with pytest.raises(ValueError, match="received DistributedDataset"):
+        worker_data.source_of(given)
+
+
+# ---- shares of them ----
+
+
+def _share(source, count, *, num_batches=None):
+    travelling = worker_data.TravellingDataset(source)
+    made = tf.function(
+        lambda index: travelling.share(index, count, num_batches=num_batches)
+    )
+    return [
+        _elements(made(tf.constant(index, tf.int64))) for index in range(count)
+    ]
+
+
+@SOURCES
+def test_shares_hold_each_batch_once(source):
+    assert _share(source(), 1) == [_elements(_ten())]
+    assert _share(source(), 2) == [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7]]]
+    assert _share(source(), 7)[4:] == [[[8]], [], []]
+
+
+@SOURCES
+def test_shares_are_of_as_many_batches_as_were_asked_for(source):
+    found = _share(source(), 2, num_batches=3)
+    assert found == [[[0, 1], [4, 5]], [[2, 3]]]
+    assert _share(source(), 2, num_batches=50) == _share(source(), 2)
+
+
+@SOURCES
+def test_each_worker_reads_its_own(source):
+    travelling = worker_data.TravellingDataset(source())
+    assert travelling.element_spec == _ten().element_spec
+    context = tf.distribute.InputContext(3, 1, 1)
+    assert _elements(travelling.on_worker(context)) == [[2, 3], [8]]
+
+
+def test_files_and_shuffling_travel(tmp_path):
+    path = str(tmp_path / "rows.txt")
+    tf.io.write_file(path, "3\n1\n2\n")
+    dataset = (
+        tf.data.TextLineDataset(path)
+        .shuffle(3)
+        .map(tf.strings.to_number)
+        .batch(2)
+    )
+    (found,) = _share(dataset, 1)
+    assert sorted(sum(found, [])) == [1, 2, 3]
+
+
+def _generator():
+    return tf.data.Dataset.from_generator(
+        lambda: iter([1, 2]), output_signature=tf.TensorSpec([], tf.int64)
+    ).batch(2)
+
+
+def _python(name):
+    def dataset():
+        call = getattr(tf, name)
+        return _ten().map(lambda v: call(lambda x: x, [v], tf.int64))
+
+    return dataset
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [_generator, _python("py_function"), _python("numpy_function")],
+    ids=["from_generator", "py_function", "numpy_function"],
+)
+def test_python_code_cannot_travel(dataset):
+    with pytest.raises(ValueError, match="from_generator.*cannot travel"):
+        worker_data.TravellingDataset(dataset())
+
+
+def test_a_lookup_table_travels_with_its_contents():
+    keys = tf.range(9, dtype=tf.int64)
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(keys, keys + 100), default_value=-1
+    )
+    travelling = worker_data.TravellingDataset(_ten().map(table.lookup))
+    del table
+    made = travelling.on_worker(tf.distribute.InputContext(3, 1, 1))
+    assert _elements(made) == [[102, 103], [108]]
+
+
+def test_what_tensorflow_cannot_serialize_is_refused(monkeypatch):
+    def refuse(**kwargs):
+        raise tf.errors.UnimplementedError(None, None, "a reason\nand more")
+
+    monkeypatch.setattr(tf.raw_ops, "DatasetToGraphV2", refuse)
+    with pytest.raises(ValueError, match="cannot travel.*says: a reason$"):
+        worker_data.TravellingDataset(_ten())
+
+
+def test_a_function_must_return_a_data_set():
+    with pytest.raises(ValueError, match="must return.*received list"):
+        worker_data.TravellingDataset(lambda context: [1, 2])
+
+
+def test_a_function_must_make_its_data_itself():
+    made = _ten()
+    with pytest.raises(ValueError, match="made outside of it"):
+        worker_data.TravellingDataset(lambda context: made.take(1))
+
+
+# ---- training data ----
+
+
+@SOURCES
+def test_workers_train_on_what_is_theirs(source, monkeypatch):
+    coordinator = cases.Coordinator(monkeypatch, num_workers=2)
+    found = worker_data.WorkerData(coordinator, source(), num_workers=2)
+    assert found.element_spec == _ten().element_spec
+    iterators = found.iterator().values
+    read = [[batch.numpy().tolist() for batch in one] for one in iterators]
+    assert read == [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7]]]
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_it_knows_data_that_never_end(repeated, monkeypatch):
+    coordinator = cases.Coordinator(monkeypatch)
+    dataset = _ten().repeat() if repeated else _ten()
+    found = worker_data.WorkerData(coordinator, dataset, num_workers=1)
+    assert found.is_endless() is repeated
+
+
+def test_it_counts_the_rows_of_an_element():
+    x = {"a": tf.zeros([3, 2]), "b": tf.zeros([3])}
+    for element in (x, (x,), (x, tf.zeros([3]), tf.zeros([3]))):
+        assert worker_data.num_rows(element).numpy() == 3
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

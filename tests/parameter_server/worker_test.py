@@ -1,0 +1,403 @@
+"""Steps as functions of values, against plain `fit` of the same model."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import embedding as embedding_cases
+from tests.cases import servers as cases
+from tfdistill.parameter_server import metric_totals
+from tfdistill.parameter_server import trainer
+from tfdistill.parameter_server import variables
+from tfdistill.parameter_server import worker
+from tfdistill.parameter_server import worker_data
+
+NUM_EPOCHS = 2
+
+
+def _train(model, dataset, *, on_step=None):
+    """Trains by `RemoteStep`; returns the last step's logs."""
+    step, found, _ = cases.step_of(model)
+    states = [tf.zeros(v.shape, v.dtype) for v in found.metrics]
+
+    @tf.function(autograph=False)
+    def run(data, index):
+        _, logs = step.train(data, step=index, metrics=states)
+        return logs
+
+    for index, data in enumerate(dataset.repeat(NUM_EPOCHS)):
+        if on_step:
+            on_step(index)
+        logs = run(data, tf.constant(index, tf.int64))
+    return logs
+
+
+def _decaying(rate):
+    return keras.optimizers.schedules.ExponentialDecay(rate, 3, 0.5)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.Adagrad(0.1),
+        lambda: keras.optimizers.Adam(_decaying(0.05), global_clipnorm=0.1),
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.05),
+        lambda: keras.optimizers.Ftrl(0.1),
+    ],
+    ids=["adagrad", "adam", "momentum", "ftrl"],
+)
+def test_it_trains_as_fit_does(optimizer):
+    expected = cases.model(optimizer=optimizer())
+    untrained = cases.weights(expected)
+    expected.fit(cases.batches(), epochs=NUM_EPOCHS, verbose=0)
+    model = cases.remote(optimizer=optimizer())
+    before = [v.numpy() for v in model.metrics_variables]
+    logs = _train(model, cases.batches())
+    cases.assert_same(cases.weights(model), cases.weights(expected))
+    for one, other in zip(cases.weights(model), untrained, strict=True):
+        assert np.abs(one - other).max() > 1e-3
+    # Values come and go: nothing of a step's own is left in a variable.
+    assert model.optimizer.iterations.numpy() == 0
+    cases.assert_same([v.numpy() for v in model.metrics_variables], before)
+    assert logs["_examples"] == 4
+
+
+_LAYERS = {
+    "regularizer": lambda: keras.layers.Dense(
+        4,
+        kernel_initializer=keras.initializers.GlorotUniform(seed=2),
+        kernel_regularizer=keras.regularizers.L2(0.1),
+    ),
+    "batch normalization": lambda: keras.layers.BatchNormalization(),
+    "dropout": lambda: keras.layers.Dropout(0.5, seed=1),
+}
+
+
+@pytest.mark.parametrize("name", _LAYERS)
+def test_layers_with_losses_and_state_train_as_in_fit(name):
+    expected = cases.model(cases.student(_LAYERS[name]()))
+    found = cases.remote(cases.student(_LAYERS[name]()))
+    plain = cases.remote()
+    expected.fit(cases.batches(), epochs=NUM_EPOCHS, verbose=0)
+    _train(found, cases.batches())
+    cases.assert_same(cases.weights(found), cases.weights(expected))
+    # The layer does make a difference.
+    _train(plain, cases.batches())
+    table, other = cases.weights(found)[0], cases.weights(plain)[0]
+    assert np.abs(table - other).max() > 1e-3
+
+
+def test_moving_statistics_and_seeds_are_written_back():
+    layers = (
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.5, seed=1),
+    )
+    model = cases.remote(cases.student(*layers))
+    found = variables.RemoteVariables(model)
+    before = [v.numpy() for v in found.others]
+    assert len(before) == 3
+    _train(model, cases.batches())
+    for variable, value in zip(found.others, before, strict=True):
+        assert (variable.numpy() != value).any(), variable.path
+
+
+def test_variables_are_sorted_by_how_workers_come_by_them():
+    model = cases.remote(
+        cases.student(keras.layers.BatchNormalization()),
+        metrics=[keras.metrics.BinaryAccuracy()],
+    )
+    found = variables.RemoteVariables(model)
+    layer = model.student.get_layer("table")
+    assert [s.path for s in found.shards] == [s.path for s in layer.shards]
+    assert [v.name for v in found.trainable] == [
+        "gamma",
+        "beta",
+        "kernel",
+        "bias",
+    ]
+    assert [v.name for v in found.others] == ["moving_mean", "moving_variance"]
+    assert len(found.metrics) == 8
+    assert [v.name for v in found.optimizer[:1]] == ["learning_rate"]
+    assert found.iterations is model.optimizer.iterations
+    expected = [v.numpy() for v in [*found.trainable, *found.others]]
+    cases.assert_same(found.read(), expected)
+
+
+def test_a_table_that_a_step_uses_twice_is_updated_once():
+    def model():
+        made = tfdistill.CodistillModel(embedding_cases.model(num_shards=2))
+        made.compile(keras.optimizers.Adagrad(0.1, global_clipnorm=0.3), "mse")
+        return made
+
+    dataset = tf.data.Dataset.from_tensor_slices(embedding_cases.data())
+    dataset = dataset.batch(8)
+    expected, found = model(), model()
+    found.build_for(dataset.element_spec)
+    expected.fit(dataset, epochs=NUM_EPOCHS, verbose=0)
+    _train(found, dataset)
+    cases.assert_same(cases.weights(found), cases.weights(expected))
+
+
+def test_each_execution_takes_the_learning_rate_of_its_time():
+    def stop(index):
+        if index == 6:
+            kept.extend(cases.weights(model))
+            model.optimizer.learning_rate = 0.0
+
+    kept = []
+    model = cases.remote()
+    _train(model, cases.batches(), on_step=stop)
+    for one, other in zip(cases.weights(model), kept, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_variables_with_constraints_are_refused():
+    layer = keras.layers.Dense(4, kernel_constraint="non_neg")
+    model = cases.remote(cases.student(layer))
+    with pytest.raises(ValueError, match="no constraint.*kernel"):
+        cases.step_of(model)
+
+
+def test_a_step_for_evaluation_does_not_train():
+    model = cases.remote()
+    step, *_ = cases.step_of(model, trains=False)
+    with pytest.raises(RuntimeError, match="without an update"):
+        step.train(next(iter(cases.batches())), step=0, metrics=[])
+
+
+NUM_EXAMPLES, NUM_SHARES = 22, 3
+
+
+def _shared_model():
+    return cases.remote(
+        cases.student(keras.layers.BatchNormalization()),
+        metrics=[keras.metrics.AUC(from_logits=True)],
+    )
+
+
+def _dataset():
+    return cases.batches(num_examples=NUM_EXAMPLES)
+
+
+def _options(found, **kwargs):
+    return {"read": found.read, "num_shares": NUM_SHARES, **kwargs}
+
+
+def _travelling():
+    return worker_data.TravellingDataset(_dataset())
+
+
+def _call(function):
+    for index in range(NUM_SHARES):
+        yield function.function(tf.constant(index, tf.int64))
+
+
+@pytest.mark.parametrize("num_batches", [None, 2])
+def test_shares_add_up_to_what_evaluate_finds(num_batches):
+    model = _shared_model()
+    model.student.get_layer("table").shards[0].assign_add(tf.ones([8, 4]))
+    step, found, _ = cases.step_of(model, trains=False)
+    totals = metric_totals.MetricTotals(model)
+    function = worker.EvaluateFunction(
+        _travelling(), step, totals, **_options(found, num_batches=num_batches)
+    )
+    for added in _call(function):
+        totals.add(added.numpy())
+    whole = _dataset() if num_batches is None else _dataset().take(num_batches)
+    expected = model.evaluate(whole, return_dict=True, verbose=0)
+    assert set(function.log_names) == set(expected) == {"loss", "auc"}
+    results = {name: totals.results()[name] for name in expected}
+    assert results == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_share_may_be_run_again():
+    model = _shared_model()
+    step, found, _ = cases.step_of(model, trains=False)
+    totals = metric_totals.MetricTotals(model)
+    function = worker.EvaluateFunction(
+        _travelling(), step, totals, **_options(found)
+    )
+    first, again = list(_call(function)), list(_call(function))
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+    # It reads the weights at each call.
+    found.trainable[-1].assign_add([5.0])
+    assert (next(_call(function)) != first[0]).numpy().any()
+
+
+def _two_outputs():
+    inputs = keras.Input((cases.NUM_FEATURES,))
+    outputs = {
+        "row": keras.layers.Dense(2)(inputs),
+        "number": keras.layers.Dense(1)(inputs)[:, 0],
+    }
+    model = tfdistill.CodistillModel(keras.Model(inputs, outputs))
+    model.compile("sgd", {"row": "mse", "number": "mse"})
+    return model
+
+
+def test_shares_of_predictions_are_whole_batches_in_turn():
+    model = _two_outputs()
+    x = cases.data(NUM_EXAMPLES)[0]["features"]
+    dataset = tf.data.Dataset.from_tensor_slices((x,)).batch(4)
+    model.build(x.shape)
+    step, found, _ = cases.step_of(model, trains=False)
+    function = worker.PredictFunction(
+        worker_data.TravellingDataset(dataset), step, **_options(found)
+    )
+    assert set(function.output_spec) == {"row", "number"}
+    flat = keras.tree.flatten(model.predict(x, verbose=0))
+    shares = list(_call(function))
+    assert [rows.numpy().tolist() for rows, _ in shares] == [
+        [4, 4],
+        [4, 4],
+        [4, 2],
+    ]
+    first = [index for index in range(NUM_EXAMPLES) if index // 4 % 3 == 0]
+    cases.assert_same(shares[0][1], [output[first] for output in flat])
+
+
+def test_a_share_without_a_batch_is_empty():
+    model = _shared_model()
+    step, found, _ = cases.step_of(model, trains=False)
+    function = worker.PredictFunction(
+        _travelling(), step, **_options(found, num_batches=2)
+    )
+    rows, (outputs,) = list(_call(function))[2]
+    assert (rows.shape, outputs.shape) == ((0,), (0, 1))
+
+
+NUM_STEPS = 3
+
+
+class Plain(
+    trainer.ParameterServerTraining,
+    tfdistill.MultiWorkerTraining,
+    keras.Model,
+):
+    """A model whose steps log nothing but metrics."""
+
+
+@pytest.fixture(autouse=True)
+def _one_worker(monkeypatch):
+    cases.Coordinator(monkeypatch)
+
+
+def _model(make=cases.remote):
+    return make(
+        optimizer=keras.optimizers.Adam(0.05),
+        metrics=[keras.metrics.BinaryAccuracy(threshold=0.0, name="accuracy")],
+    )
+
+
+class _Run:
+    """Calls one function again and again, as a coordinator does."""
+
+    def __init__(self, model, *, endless):
+        self.step, *_ = cases.step_of(model)
+        self.totals = metric_totals.MetricTotals(model)
+        self.function = worker.TrainFunction(
+            model,
+            self.step,
+            self.totals,
+            num_steps=NUM_STEPS,
+            endless=endless,
+            metric_names=list(self.totals.results()),
+        )
+        self._arguments = model.execution_arguments()
+
+    def __call__(self, iterator, first_step):
+        vector = self.function.function(
+            iterator,
+            tf.constant(first_step, tf.int64),
+            self._arguments,
+        )
+        result = self.function.result(vector)
+        self.totals.add(result.added)
+        return result
+
+
+@pytest.mark.parametrize("endless", [False, True], ids=["loop", "unrolled"])
+def test_executions_equal_fit(endless):
+    expected = _model(cases.model)
+    logs = expected.fit(cases.batches(), verbose=0).history
+    model = _model()
+    run = _Run(model, endless=endless)
+    dataset = cases.batches().repeat() if endless else cases.batches()
+    iterator = iter(dataset)
+    for first in (0, NUM_STEPS):
+        result = run(iterator, first)
+        assert (result.num_steps, result.num_examples) == (NUM_STEPS, 12)
+    cases.assert_same(cases.weights(model), cases.weights(expected), atol=1e-5)
+    found = run.totals.results()
+    assert found == pytest.approx({k: logs[k][0] for k in found})
+    assert set(result.logs) == {"distillation_weight", "teacher_staleness"}
+    assert result.logs["distillation_weight"] == 0
+    assert np.isnan(result.logs["teacher_staleness"])
+    assert result.report.size == 0
+    assert run.function.function.experimental_get_tracing_count() == 1
+
+
+def test_data_that_end_are_counted_as_they_are():
+    expected, model = _model(cases.model), _model()
+    # Batches of 4, 4, 4, 4 and 1.
+    dataset = cases.batches(num_examples=17)
+    expected.fit(dataset, verbose=0)
+    run = _Run(model, endless=False)
+    iterator = iter(dataset)
+    results = [run(iterator, first) for first in (0, 3, 5)]
+    assert [r.num_steps for r in results] == [3, 2, 0]
+    assert [r.num_examples for r in results] == [12, 5, 0]
+    assert not results[2].added.any()
+    # That of the last step done.
+    assert results[1].logs["distillation_weight"] == 0
+    cases.assert_same(cases.weights(model), cases.weights(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize("endless", [False, True], ids=["loop", "unrolled"])
+def test_a_model_may_log_nothing_of_its_own(endless):
+    built = cases.student()
+    model = Plain(built.input, built.output)
+    model.compile(keras.optimizers.Adagrad(0.1), "mse")
+    dataset = cases.batches(5)
+    model.build_for(dataset.element_spec)
+    run = _Run(model, endless=endless)
+    result = run(iter(dataset), 0)
+    assert (result.logs, result.num_steps, result.num_examples) == ({}, 3, 15)
+    assert result.added.size == run.totals.size
+    assert run.totals.results()["loss"] > 0
+
+
+def test_it_names_the_worker_and_passes_the_models_report_on(monkeypatch):
+    coordinator = cases.Coordinator(monkeypatch, num_workers=3)
+    model = _model()
+    told = []
+
+    class OnWorker:
+        def __init__(self, arguments):
+            told.append(arguments)
+
+        def __enter__(self):
+            told.append("inside")
+
+        def __exit__(self, *_):
+            told.append("outside")
+
+    monkeypatch.setattr(model, "on_worker", OnWorker)
+    monkeypatch.setattr(
+        model,
+        "execution_report",
+        lambda: (told.append("asked"), tf.constant([5.0, 6.0], tf.float64))[1],
+    )
+    run = _Run(model, endless=True)
+    iterator = cases.PerWorker([iter(cases.batches().repeat())] * 3)
+    results = [coordinator.schedule(run, (iterator, 0)).get() for _ in range(2)]
+    assert [r.worker for r in results] == [0, 1]
+    assert results[1].report.tolist() == [5, 6]
+    assert told[1:] == ["inside", "asked", "outside"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,50 @@
+"""One task of a group whose training is killed, or goes on after that."""
+
+import os
+import pathlib
+import signal
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import backup as cases
+
+CASE = cases.Case(data=cases.finite, fit={}, epochs=3)
+KILL_AT = 9
+
+
+class Kill(keras.callbacks.Callback):
+    """Kills its own task, as a preemption would that gives no notice."""
+
+    def __init__(self, backup_dir: pathlib.Path) -> None:
+        super().__init__()
+        self._backup_dir = backup_dir
+
+    def on_train_batch_end(self, batch, logs=None):
+        if int(self.model.optimizer.iterations.numpy()) == KILL_AT:
+            cases.wait_for_backup(self._backup_dir, 6)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(what: str, directory: pathlib.Path) -> None:
+    tf.config.experimental.enable_op_determinism()
+    cluster = tfdistill.Cluster.from_env()
+    strategy = tfdistill.make_strategy(cluster)
+    backup_dir = directory / "backup"
+    model, _, backup = cases.train(
+        CASE,
+        None if what == "whole" else backup_dir,
+        strategy=strategy,
+        callbacks=[Kill(backup_dir)] * (what == "kill"),
+    )
+    found = cases.values(model, strategy)
+    found["resumed_step"] = np.asarray(backup.resumed_step or 0)
+    path = directory / f"{what}_{cluster.task_index}.npz"
+    np.savez(path, **found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], pathlib.Path(sys.argv[2]))

@@ -1,0 +1,151 @@
+"""A small training that outlives the loss of its tasks.
+
+Usage: python -m tests.programs.server_group_fault DIR NUM_STEPS. Each step adds
+1 to the student's weight; but with DIR/exchange/group_1 the student learns from
+what lies there, at a rate of 0. DIR/started tells that training runs. It goes
+slowly until DIR/killed names, as JSON, the workers that were killed, and these
+are back. Adds a line to DIR/runs.jsonl at the start and at the end.
+"""
+
+import json
+import pathlib
+import sys
+import time
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as codistillation_cases
+from tests.programs import server_group_workers as counting
+from tfdistill.parameter_server import worker
+
+STEPS_PER_EXECUTION, BACKUP_STEPS, BATCH_SIZE = 5, 20, 4
+TEACHER_STEP = 10
+WAIT_SECS = 0.5
+
+
+class Notes(keras.callbacks.Callback):
+    """Notes who did what, and waits for those that were killed."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        super().__init__()
+        self._directory = directory
+        self._awaited: list | None = None
+        self._num_done = 0
+        self.workers: list = []
+        self.distillation_losses: list = []
+
+    def on_train_begin(self, logs=None):
+        result = worker.TrainFunction.result
+
+        def noted(function: Any, vector: Any) -> Any:
+            found = result(function, vector)
+            self.workers.append(found.worker)
+            return found
+
+        worker.TrainFunction.result = noted
+        if len(self.model.teachers):
+            codistillation_cases.load(self.model, TEACHER_STEP)
+        self.write({"event": "begin"})
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._num_done += 1
+        if "distillation_loss" in logs:
+            self.distillation_losses.append(logs["distillation_loss"])
+        if self._num_done == 4:
+            (self._directory / "started").touch()
+        killed = self._directory / "killed"
+        if self._awaited is None and killed.exists():
+            self._awaited = json.loads(killed.read_text())
+            # Their last results may come in after their end.
+            self._lost_until = len(self.workers) + 4
+        if self._is_waiting():
+            time.sleep(WAIT_SECS)
+
+    def _is_waiting(self) -> bool:
+        if self._awaited is None:
+            return True
+        since = self.workers[self._lost_until :]
+        return any(worker not in since for worker in self._awaited)
+
+    def write(self, note: dict) -> None:
+        """Adds a line on where the training stands."""
+        weight, _ = counting.weights(self.model)
+        step = int(self.model.optimizer.iterations.numpy())
+        line = {"step": step, "weight": weight, **note}
+        with (self._directory / "runs.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def main(directory: pathlib.Path, num_steps: int) -> None:
+    """Runs this task."""
+    strategy = tfdistill.make_strategy()
+    exchange = tfdistill.Exchange(directory / "exchange", key=None)
+    learns = (directory / "exchange" / "group_1").exists()
+    teachers = tfdistill.TeacherSet(exchange, [1], poll_secs=0.1)
+    with strategy.scope():
+        model = tfdistill.CodistillModel(
+            counting.student(), teachers=teachers if learns else None
+        )
+        model.compile(
+            # The teacher's term must not move the weight.
+            keras.optimizers.SGD(0.0 if learns else 1.0),
+            counting.rewarded,
+            metrics=[counting.Count(name="count")],
+            steps_per_execution=STEPS_PER_EXECUTION,
+            distillation_loss=tfdistill.losses.LogitsMeanSquaredError(
+                from_logits=True
+            )
+            if learns
+            else None,
+        )
+    notes = Notes(directory)
+    callbacks = [
+        notes,
+        tfdistill.Backup(directory / "backup", every_steps=BACKUP_STEPS),
+    ]
+    if learns:
+        callbacks.append(codistillation_cases.never())
+    history = model.fit(
+        data().repeat(),
+        steps_per_epoch=num_steps // 2,
+        epochs=2,
+        verbose=0,
+        callbacks=callbacks,
+    )
+    notes.write(
+        {
+            "event": "end",
+            "history": history.history,
+            "workers": notes.workers,
+            "distillation_losses": notes.distillation_losses,
+        }
+    )
+
+
+def data() -> tf.data.Dataset:
+    """One batch, each example of it 1."""
+    return counting.examples(np.ones(BATCH_SIZE)).batch(BATCH_SIZE)
+
+
+def publish(directory: pathlib.Path) -> None:
+    """Publishes a teacher: the same student after a few steps."""
+    model = tfdistill.CodistillModel(counting.student())
+    model.compile(keras.optimizers.SGD(0.1), counting.rewarded)
+    exporter = tfdistill.StudentExporter(
+        tfdistill.Exchange(directory / "exchange"), every_steps=1000, group=1
+    )
+    model.fit(
+        data().repeat(),
+        steps_per_epoch=TEACHER_STEP,
+        verbose=0,
+        shuffle=False,
+        callbacks=[exporter],
+    )
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,154 @@
+"""The limits and the clean-up of conftest.py, seen from outside."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _pytest(folder: pathlib.Path, program: str) -> str:
+    """The output of a run of pytest on a program with our conftest.py."""
+    shutil.copy(_ROOT / "tests" / "conftest.py", folder)
+    shutil.copy(_ROOT / "pyproject.toml", folder)
+    (folder / "a_test.py").write_text(textwrap.dedent(program))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "a_test.py"],
+        cwd=folder,
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout + done.stderr
+
+
+def test_limit_stops_a_test_that_swallows_exceptions(tmp_path):
+    output = _pytest(
+        tmp_path,
+        """
+        import time
+        import pytest
+
+        @pytest.mark.timeout_secs(0.5)
+        def test_sleeps():
+            try:
+                time.sleep(60)
+            except Exception:
+                pass
+
+        def test_next():
+            pass
+        """,
+    )
+    assert "call of a_test.py::test_sleeps took more than 0.5 s" in output
+    assert "1 failed, 1 passed" in output
+
+
+def test_limit_that_would_never_be_reached_is_refused(tmp_path):
+    output = _pytest(
+        tmp_path,
+        """
+        import pytest
+
+        @pytest.mark.timeout_secs(10000)
+        def test_long():
+            pass
+        """,
+    )
+    assert "timeout_secs must be in (0, 800]; received 10000" in output
+
+
+def test_orphan_is_found_and_ended(tmp_path):
+    output = _pytest(
+        tmp_path,
+        """
+        import subprocess
+        import sys
+        import conftest
+        import psutil
+
+        conftest.END_WAIT_SECS = 0.2
+        SLEEP = "import time; time.sleep(60)"
+        START = (
+            "import subprocess, sys;"
+            f"print(subprocess.Popen([sys.executable, '-c', '{SLEEP}'],"
+            " stdout=subprocess.DEVNULL).pid)"
+        )
+        left = []
+
+        def test_leaves_an_orphan(no_process_left):
+            pid = subprocess.check_output([sys.executable, "-c", START])
+            left.append(int(pid))
+
+        def test_orphan_has_ended():
+            psutil.wait_procs(
+                [psutil.Process(x) for x in left if psutil.pid_exists(x)],
+                timeout=10,
+            )
+            assert not psutil.pid_exists(left[0])
+
+        def test_leaves_nothing(no_process_left):
+            subprocess.run([sys.executable, "-c", ""], check=True)
+        """,
+    )
+    assert "processes left behind" in output
+    assert "3 passed, 1 error" in output
+
+
+def test_warning_fails_a_test(tmp_path):
+    output = _pytest(
+        tmp_path,
+        """
+        import warnings
+
+        def test_warns():
+            warnings.warn("old name", DeprecationWarning)
+        """,
+    )
+    assert "1 failed" in output
+
+
+def test_environment_of_a_cluster_is_not_inherited(tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    monkeypatch.setenv("TFDISTILL_GROUP", "1")
+    monkeypatch.setenv("TFDISTILL_DATA", "some/where")
+    output = _pytest(
+        tmp_path,
+        """
+        import os
+
+        def test_environment():
+            ours = [x for x in os.environ if x.startswith("TFDISTILL_")]
+            assert ours == ["TFDISTILL_DATA"]
+            assert "TF_CONFIG" not in os.environ
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == "-1"
+        """,
+    )
+    assert "1 passed" in output
+
+
+def test_two_replicas_are_two_devices(two_replicas):
+    assert two_replicas.num_replicas_in_sync == 2
+    devices = two_replicas.extended.worker_devices
+    assert len(set(devices)) == 2
+
+
+def test_dtype_policy_of_a_test(two_replicas):
+    import keras
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+
+
+def test_dtype_policy_is_gone_in_the_next():
+    import keras
+
+    assert keras.config.dtype_policy().name == "float32"
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

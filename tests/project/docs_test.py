@@ -1,0 +1,453 @@
+"""Every block of the documentation: run, parsed, or marked as not run.
+
+Python blocks are run here, with `fit` cut to two steps, and those that are
+files are compiled. Commands meet the parser of the program they name, with
+their recipe, overrides and methods. tests/guide_test.py runs docs/guide.md as
+it is typed; tests/quickstart_test.py and tests/install_test.py run the scripts
+of the README. Blocks marked `<!-- not run: reason -->` are skipped, and the
+reason is told.
+"""
+
+import argparse
+import importlib
+import os
+import pathlib
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from launch import compare
+from launch import recipes
+from tests.cases import codistillation as cases
+from tests.cases import docs_blocks
+
+_BLOCKS = [
+    block for page in docs_blocks.pages() for block in docs_blocks.blocks(page)
+]
+# Pages whose Python blocks a test of their own runs, at length.
+_RUN_ELSEWHERE = {"docs/interop.md": "interop_docs_test.py"}
+_WITH_PYTHON = sorted(
+    {
+        block.page
+        for block in _BLOCKS
+        if block.language == "python" and not block.file_name
+    }
+    - set(_RUN_ELSEWHERE)
+)
+# Programs of a cluster: what they are given is only read.
+_FOREIGN = ("kubectl", "sbatch", "scancel")
+
+
+def test_blocks_are_read_as_their_pages_mean_them(tmp_path, monkeypatch):
+    text = (
+        "# A *b*: c_d\n<!-- not run: no time -->\n```sh\nls \\\n  -l  # all\n"
+        "```\n```python\n# x.py\n1\n```\n[a](b.md#c) ![d](e.png)\n"
+    )
+    (tmp_path / "p.md").write_text(text)
+    monkeypatch.setattr(docs_blocks, "ROOT", tmp_path)
+    shell, python = docs_blocks.blocks("p.md")
+    assert (shell.commands, shell.not_run) == ([["ls", "-l"]], "no time")
+    assert (python.file_name, python.not_run) == ("x.py", "")
+    assert docs_blocks.links("p.md") == ["b.md#c", "e.png"]
+    assert docs_blocks.anchors("p.md") == {"a-b-c_d"}
+    (tmp_path / "p.md").write_text("<!-- not run: no time -->\n\n```\n```\n")
+    with pytest.raises(ValueError, match="p.md:2: a `not run` marker must"):
+        docs_blocks.blocks("p.md")
+
+
+@pytest.mark.parametrize("block", _BLOCKS, ids=str)
+def test_every_block_is_run_or_says_why_not(block):
+    known = ("python", *docs_blocks.SHELL, *docs_blocks.READ)
+    assert block.language in known, (
+        f"{block} must be in one of {known}; received {block.language!r}."
+    )
+    if block.not_run:
+        pytest.skip(f"{block}: {block.not_run}")
+    if block.language in docs_blocks.READ:
+        return
+    if block.language == "python":
+        compile(block.text, str(block), "exec")
+    for words in block.commands:
+        _check_command(words, block)
+
+
+# --- Commands ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        (block, words)
+        for block in _BLOCKS
+        for words in block.commands
+        if words[0] in _FOREIGN and not block.not_run
+    ],
+    ids=lambda given: given[0] if isinstance(given, list) else str(given),
+)
+def test_commands_of_other_programs_are_told_of(block, words):
+    pytest.skip(f"{block}: not run, needs a cluster: {' '.join(words)}")
+
+
+class _Parsed(Exception):
+    """Carries a program's options out of it, before it does anything."""
+
+
+def _check_command(words, block):
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    if ">" in words:
+        words = words[: words.index(">")]
+    program, arguments = words[0], words[1:]
+    if program == ".venv/bin/python":
+        program = "python"
+    if program in _project()["scripts"]:
+        _check_program(program, arguments)
+    elif program == "python" and arguments[0] == "-m":
+        _check_program(arguments[1], arguments[2:])
+    elif program == "python":
+        _check_script(arguments[0], block)
+    elif program in ("bash", "."):
+        _check_shell_script(arguments[0])
+    elif program == "pip":
+        _check_extras(arguments)
+    elif program == "tensorboard":
+        assert arguments[0].partition("=")[0] == "--logdir"
+    elif program not in _FOREIGN:
+        places = f"{pathlib.Path(sys.executable).parent}{os.pathsep}"
+        places += os.environ["PATH"]
+        found = shutil.which(program, path=places)
+        assert program in ("mkdocs", "tail") and found, (
+            f"{block}: nothing checks the command {program!r}. Add a check "
+            "here, or put `<!-- not run: reason -->` before the block."
+        )
+
+
+def _check_program(name, arguments):
+    """Gives a command line to the program's own parser."""
+    real = argparse.ArgumentParser.parse_args
+
+    def parse_args(self, args=None, namespace=None):
+        raise _Parsed(real(self, args, namespace))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+        patch.setattr(sys, "argv", [name, *arguments])
+        with pytest.raises(_Parsed) as caught:
+            if name in _project()["scripts"]:
+                path, _, function = _project()["scripts"][name].partition(":")
+                getattr(importlib.import_module(path), function)()
+            else:
+                patch.delitem(sys.modules, name, raising=False)
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
+    options = caught.value.args[0]
+    recipe = getattr(options, "recipe", None)
+    if recipe and not recipe.endswith(".json"):
+        recipes.override(recipes.get(recipe), options.override)
+    if name == "launch.compare":
+        compare._setup(options)
+        assert compare._variants(options)
+
+
+def _check_script(path, block):
+    """A script is a file of the page, of the checkout, or the reader's own."""
+    of_page = {b.file_name for b in docs_blocks.blocks(block.page)}
+    assert path in of_page or (docs_blocks.ROOT / path).is_file(), (
+        f"{block}: no file {path} in the page or the checkout"
+    )
+
+
+def _check_shell_script(path):
+    if path == ".venv/bin/activate":
+        return  # Made by launch/install.sh, which tests/install_test.py runs.
+    script = docs_blocks.ROOT / path
+    done = subprocess.run(
+        ["bash", "-n", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _project():
+    text = (docs_blocks.ROOT / "pyproject.toml").read_text("utf-8")
+    return tomllib.loads(text)["project"]
+
+
+def _check_extras(arguments):
+    assert arguments[0] == "install"
+    for names in re.findall(r"\[(.+)\]", " ".join(arguments)):
+        extras = set(_project()["optional-dependencies"])
+        assert set(names.split(",")) <= extras
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m launch.local --workdir=x --num_group=2 -- python a.py",
+        "python -m launch.train --recipe=digits --override=num_step=2",
+        "python -m launch.compare --recipe=digits --workdir=x --methods=none",
+        "python -m launch.nothing",
+        "python nothing.py",
+        "bash launch/nothing.sh",
+        "pip install 'x[nothing]'",
+        "nothing",
+    ],
+)
+def test_wrong_commands_are_found(command, capsys):
+    block = docs_blocks.Block(
+        page="README.md", line=1, language="sh", text=command, not_run=""
+    )
+    kinds = (AssertionError, ImportError, SystemExit, ValueError)
+    with pytest.raises(kinds):
+        _check_command(block.commands[0], block)
+
+
+# --- Python ------------------------------------------------------------------
+
+
+def _reader_has(tmp_path):
+    """What a reader of any page has at hand when a block begins."""
+    cluster = tfdistill.Cluster.from_env()
+    exchange = tfdistill.Exchange(cluster.exchange)
+
+    def build_student():
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+
+    x = np.random.default_rng(0).normal(size=(512, 4)).astype("float32")
+    y = np.arange(512) % 3
+    examples = tf.data.Dataset.from_tensor_slices((x, y))
+    model = tfdistill.CodistillModel(build_student())
+    model.compile(
+        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    clicks = tf.data.Dataset.from_tensors(
+        ({"ids": np.zeros([26], "int64")}, [1.0])
+    )
+    return {
+        "build_student": build_student,
+        "cluster": cluster,
+        "data": examples.repeat().batch(16),
+        "dataset": examples.batch(16),
+        "examples": examples,
+        "exchange": exchange,
+        "keras": keras,
+        "make_dataset": lambda context: clicks.repeat().batch(4),
+        "model": model,
+        "np": np,
+        "peers": [1],
+        "tf": tf,
+        "tfdistill": tfdistill,
+        "validation": clicks.repeat(8).batch(4),
+        "x_held_out": x[:32],
+        "y_held_out": y[:32],
+    }
+
+
+# Sizes that only cost time, by page.
+_SMALLER = {"docs/parameter_servers.md": [("100_000", "100")]}
+
+
+@pytest.fixture
+def short_fits(monkeypatch, tmp_path):
+    """Cuts `fit` to two steps, of one process on one device, in a run."""
+    fit = tfdistill.CodistillModel.fit
+
+    def cut(self, x, *more, **arguments):
+        if callable(x):  # Parameter servers call it on each worker.
+            x = x(tf.distribute.InputContext())
+        return fit(
+            self,
+            x,
+            *more,
+            **{**arguments, "epochs": 1, "steps_per_epoch": 2, "verbose": 0},
+        )
+
+    monkeypatch.setattr(tfdistill.CodistillModel, "fit", cut)
+    monkeypatch.setattr(
+        tfdistill, "make_strategy", lambda cluster: tf.distribute.get_strategy()
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
+
+
+@pytest.mark.usefixtures("short_fits")
+@pytest.mark.parametrize("page", _WITH_PYTHON)
+def test_python_blocks_run(page, tmp_path):
+    namespace = _reader_has(tmp_path)
+    for block in docs_blocks.blocks(page):
+        is_file = block.file_name is not None
+        if block.language != "python" or is_file or block.not_run:
+            continue
+        text = block.text
+        for old, new in _SMALLER.get(page, []):
+            assert old in text, f"{block} has no {old} any more"
+            text = text.replace(old, new)
+        # Line numbers of a traceback are those of the page.
+        code = compile("\n" * block.line + text, block.page, "exec")
+        exec(code, namespace)
+    if page == "docs/comparison.md":
+        paths = [_predictions(tmp_path / str(i), p) for i, p in enumerate("ab")]
+        assert namespace["churn"](*paths) == pytest.approx(0.25)
+
+
+def _predictions(directory, name):
+    probabilities = {"a": [0.25, 0.5], "b": [0.5, 0.75]}[name]
+    directory.mkdir()
+    np.savez(directory / "predictions.npz", probabilities=probabilities)
+    return directory
+
+
+def test_pages_that_are_run_elsewhere_are():
+    for page, name in _RUN_ELSEWHERE.items():
+        test = docs_blocks.ROOT / "tests" / name
+        assert pathlib.Path(page).name in test.read_text("utf-8")
+
+
+def test_the_home_page_has_the_ten_lines_of_the_readme():
+    def block_of(page):
+        (found,) = (
+            b for b in docs_blocks.blocks(page) if b.language == "python"
+        )
+        return found.text
+
+    assert block_of("docs/index.md") == block_of("README.md")
+
+
+# --- Links -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", docs_blocks.pages())
+def test_links_lead_somewhere_on_a_code_host(page):
+    wrong = []
+    for target in docs_blocks.links(page):
+        if re.match(r"https?://|mailto:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = docs_blocks.ROOT / page
+        if name:
+            path = pathlib.Path(os.path.normpath(path.parent / name))
+        if not path.exists():
+            wrong.append(target)
+        elif anchor:
+            other = path.relative_to(docs_blocks.ROOT).as_posix()
+            if anchor not in docs_blocks.anchors(other):
+                wrong.append(target)
+    assert not wrong, f"{page} links to {wrong}"
+
+
+_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "interop.md"
+_PLAIN = """
+import os, sys
+import keras
+import numpy as np
+import tensorflow as tf
+images = np.load("images.npy")
+tokens = dict(np.load("tokens.npz"))
+expected, of_text = np.load("expected.npy"), np.load("expected_text.npy")
+def same(found, wanted, atol=1e-4):
+    np.testing.assert_allclose(found, wanted, atol=atol)
+model = keras.models.load_model("student.keras")
+same(model.predict(images, verbose=0), expected)
+loaded = tf.saved_model.load("exported")
+same(loaded.serve(images), expected)
+signature = loaded.signatures["serving_default"]
+(found,) = signature(tf.constant(images)).values()
+same(found, expected)
+same(keras.layers.TFSMLayer("exported")(images), expected)
+same(keras.layers.TFSMLayer("exported_text")(tokens), of_text, 0.05)
+newest = max(filter(str.isdigit, os.listdir("version")), key=int)
+layer = keras.layers.TFSMLayer(f"version/{newest}", call_endpoint="serve")
+same(layer(tokens), of_text, 0.05)
+assert not any("tfdistill" in name for name in sys.modules)
+print("same")
+"""
+
+
+class Page:
+    """The blocks of the page, run one after the other in one script."""
+
+    def __init__(self) -> None:
+        text = _PAGE.read_text("utf-8")
+        self._blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+        self.names: dict = {}
+
+    def run_until(self, text: str) -> None:
+        """Runs the blocks up to, and without, the one that begins so."""
+        while self._blocks and not self._blocks[0].startswith(text):
+            exec(compile(self._blocks.pop(0), str(_PAGE), "exec"), self.names)
+
+
+def _spec(x):
+    return keras.tree.map_structure(
+        lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), x
+    )
+
+
+def _publish_and_swap(exchange, build, x, model):
+    """A newer version of the peer comes into use without a retrace."""
+    newer = build()
+    cases.publish(exchange, newer, group=1, step=20, spec=_spec(x))
+    before = model.predict(x, verbose=0)
+    generation = model.teachers.generation
+    cases.load(model, 20)
+    assert model.teachers.generation == generation
+    np.testing.assert_array_equal(model.predict(x, verbose=0), before)
+
+
+@pytest.mark.timeout_secs(600)
+def test_the_page_runs(tmp_path, monkeypatch):
+    pytest.importorskip("keras_hub", reason="needs keras-hub (extra: hub)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
+    monkeypatch.setattr(
+        tfdistill, "make_strategy", lambda cluster: tf.distribute.get_strategy()
+    )
+    page = Page()
+
+    def train(block, root, build, x, model):
+        monkeypatch.setenv("TFDISTILL_EXCHANGE", str(tmp_path / root))
+        cluster = tfdistill.Cluster.from_env()
+        exchange = tfdistill.Exchange(cluster.exchange)
+        page.names["exchange"] = exchange
+        page.run_until(block)
+        names = page.names
+        build, x = names[build], names[x]
+        cases.publish(exchange, build(), group=1, step=10, spec=_spec(x))
+        page.run_until("import keras_hub" if root == "images" else "model.save")
+        trained = names[model]
+        (status,) = trained.teachers.status()
+        assert status["step"] == 10 and not status["quarantined"]
+        logs = trained.history.history
+        assert logs["distillation_loss"][-1] > 0
+        assert logs["distillation_weight"][-1] > 0
+        return exchange, build, x, trained
+
+    monkeypatch.setenv("TFDISTILL_EXCHANGE", str(tmp_path / "images"))
+    image = train(
+        "model = train", "images", "build_image_student", "images", "model"
+    )
+    text = train(
+        "text_model", "texts", "build_text_student", "tokens", "text_model"
+    )
+    page.run_until("no more blocks")
+    assert page.names["from_text"].shape == (16, 3)
+    _publish_and_swap(*text)
+
+    np.save("images.npy", image[2])
+    np.savez("tokens.npz", **text[2])
+    np.save("expected.npy", image[3].predict(image[2], verbose=0))
+    np.save("expected_text.npy", text[3].predict(text[2], verbose=0))
+    (tmp_path / "version").symlink_to(tmp_path / "texts" / "group_0")
+    assert cases.run_python(_PLAIN, cwd=tmp_path).strip() == "same"
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,104 @@
+"""docs/guide.md, typed as it stands into an empty directory.
+
+Only `/tmp` is another directory here. What each command must leave behind or
+print stands in `_EXPECTED`, so that a command that does nothing is found.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.cases import docs_blocks
+
+# The first test runs the page, about 75 s on two cores of one's own.
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(800)]
+_PAGE = "docs/guide.md"
+_LIMIT_SECS = 300
+# For a part of each command: what it prints.
+_EXPECTED = {
+    "plain_train.py": "val_accuracy",
+    "python my_train.py": "distillation_weight",
+    "--workdir=/tmp/my_run": "group 1 done",
+    "tail -n 1": '"event": "end"',
+    "subclassed_train.py": "group 1 done",
+    "multi_output_train.py": "group 1 done",
+    "clicks_train.py": "group 1 done",
+    "offline_train.py": "val_accuracy",
+    "--workdir=/tmp/apart": "group 1 done",
+    "churn.py": "mean absolute churn: 0.",
+    "promote.py": "/served/digits/300",
+    "ask.py": "'outputs': TensorSpec(shape=(None, 10)",
+}
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory):
+    """Runs the page; returns the directory that stands for /tmp."""
+    directory = tmp_path_factory.mktemp("guide")
+    tmp = tmp_path_factory.mktemp("tmp")
+    environ = os.environ | {
+        "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
+        "PYTHONPATH": str(docs_blocks.ROOT),
+    }
+    expected = dict(_EXPECTED)
+    for block in docs_blocks.blocks(_PAGE):
+        if block.not_run:
+            continue
+        text = block.text.replace("/tmp/", f"{tmp}/")
+        if block.file_name:
+            (directory / block.file_name).write_text(text)
+        elif block.commands:
+            done = subprocess.run(
+                ["bash", "-e", "-c", text],
+                cwd=directory,
+                env=environ,
+                timeout=_LIMIT_SECS,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            assert done.returncode == 0, f"{block}\n{done.stdout[-6000:]}"
+            for part in [part for part in expected if part in block.text]:
+                wanted = expected.pop(part)
+                assert wanted in done.stdout, f"{block}\n{done.stdout[-6000:]}"
+    assert not expected, f"{_PAGE} has no such commands any more: {expected}"
+    return tmp
+
+
+def test_every_command_of_the_guide_works(typed, no_process_left):
+    for name in ("my_run", "towers", "outputs", "clicks", "apart"):
+        for group in (0, 1):
+            path = typed / name / f"group_{group}" / "metrics.jsonl"
+            last = json.loads(path.read_text().splitlines()[-1])
+            assert last["event"] == "end", path
+
+
+def test_its_groups_learn_from_each_other_and_apart_they_do_not(typed):
+    def weights(name):
+        lines = []
+        for group in (0, 1):
+            path = typed / name / f"group_{group}" / "metrics.jsonl"
+            lines += map(json.loads, path.read_text().splitlines())
+        return {line.get("distillation_weight") for line in lines} - {None}
+
+    assert weights("apart") == {0.0}
+    assert max(weights("my_run")) == 1.0
+
+
+def test_its_models_are_saved_and_served(typed):
+    log = typed / "towers" / "logs" / "group_0_worker_0.log"
+    assert re.search("reloaded: <TwoTowers", log.read_text())
+    for group in (0, 1):
+        assert (typed / f"my_run/group_{group}/student.keras").is_file()
+        assert list((typed / f"clicks/group_{group}/backup").iterdir())
+    served = typed / "served" / "digits" / "300"
+    assert (served / "saved_model.pb").is_file()
+    assert os.listdir(served.parent) == ["300"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,168 @@
+"""launch/install.sh with a stand-in for Python: no download, no real venv."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Knows what the script asks of an interpreter. `venv` copies the stand-in, and
+# `pip` notes its arguments and fails where a file named `fail` says so.
+_STAND_IN = """\
+    #!/usr/bin/env bash
+    case "$*" in
+      "-c "*python_version*) echo "{version}" ;;
+      "-c "*ensurepip*) exit {no_ensurepip} ;;
+      "- "*) exec "{python}" "$@" ;;
+      "-m venv --clear "*)
+        rm -rf "$4"
+        mkdir -p "$4/bin"
+        touch "$4/pyvenv.cfg"
+        cp "$0" "$4/bin/python"
+        echo venv >>"{log}" ;;
+      "-m pip install "*)
+        echo "pip $*" >>"{log}"
+        if [ -e "{fail}" ]; then echo "no such package"; exit 1; fi ;;
+      *) echo "unexpected: $*" >&2; exit 99 ;;
+    esac
+    """
+
+
+class _Machine:
+    """A search path with a stand-in interpreter, and an empty home."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.venv = folder / "venv"
+        self.fail = folder / "fail"
+        self.log = folder / "log"
+        (folder / "bin").mkdir()
+
+    def add_python(
+        self, version: str, *, name: str = "python3", no_ensurepip: int = 0
+    ) -> None:
+        path = self.folder / "bin" / name
+        text = textwrap.dedent(_STAND_IN).format(
+            version=version,
+            no_ensurepip=no_ensurepip,
+            python=sys.executable,
+            log=self.log,
+            fail=self.fail,
+        )
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def install(self, **environment: str) -> subprocess.CompletedProcess:
+        # /usr/bin has the tools of the script and maybe a Python that fits,
+        # which the stand-ins hide.
+        return subprocess.run(
+            ["bash", str(_ROOT / "launch" / "install.sh")],
+            cwd=self.folder,
+            env={
+                "PATH": f"{self.folder / 'bin'}:{os.defpath}:/usr/bin:/bin",
+                "VENV": str(self.venv),
+                **environment,
+            },
+            timeout=60,
+            capture_output=True,
+            text=True,
+        )
+
+    def done(self) -> list[str]:
+        """What was run, a line each; then forgets it."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        self.log.unlink(missing_ok=True)
+        return lines
+
+
+@pytest.fixture
+def machine(tmp_path) -> _Machine:
+    made = _Machine(tmp_path)
+    made.add_python("3.12.4")
+    return made
+
+
+def test_installs_the_lock_then_the_project(machine):
+    done = machine.install()
+    assert done.returncode == 0, done.stderr
+    venv, lock, project = machine.done()
+    assert venv == "venv"
+    assert lock.endswith(f"--requirement {_ROOT / 'requirements.txt'}")
+    assert "--no-deps" in project
+    assert project.endswith(f"--editable {_ROOT}")
+    assert "Python 3.12.4" in done.stdout
+
+
+def test_second_run_leaves_a_fitting_environment_alone(machine):
+    assert machine.install().returncode == 0
+    machine.done()
+    done = machine.install()
+    assert (done.returncode, done.stdout, machine.done()) == (0, "", [])
+
+
+def test_other_python_version_makes_it_anew(machine):
+    assert machine.install().returncode == 0
+    machine.done()
+    stamp = machine.venv / "tfdistill-install.stamp"
+    stamp.write_text("made from something else\n")
+    assert machine.install().returncode == 0
+    assert machine.done()[0] == "venv"
+
+
+def test_failed_install_is_told_and_begun_again(machine):
+    machine.fail.touch()
+    done = machine.install()
+    assert done.returncode == 1
+    assert "no such package" in done.stderr
+    assert str(machine.venv / "install.log") in done.stderr
+    machine.fail.unlink()
+    machine.done()
+    assert machine.install().returncode == 0
+    assert machine.done()[0] == "venv"
+
+
+def test_unfit_python_is_named(machine):
+    machine.add_python("3.9.2", name="old")
+    done = machine.install(PYTHON=str(machine.folder / "bin" / "old"))
+    assert done.returncode == 1
+    assert "needs Python 3.11, 3.12 or 3.13" in done.stderr
+    assert "old=3.9.2" in done.stderr
+    assert machine.done() == []
+
+
+def test_first_python_in_range_is_taken(machine):
+    machine.add_python("3.14.0")
+    machine.add_python("3.13.1", name="python3.13")
+    done = machine.install()
+    assert done.returncode == 0, done.stderr
+    assert "Python 3.13.1" in done.stdout
+
+
+def test_missing_venv_module_names_the_package(machine):
+    machine.add_python("3.12.4", no_ensurepip=1)
+    done = machine.install()
+    assert done.returncode == 1
+    assert "apt install python3.12-venv" in done.stderr
+    assert not machine.venv.exists()
+
+
+def test_foreign_directory_is_not_replaced(machine):
+    machine.venv.mkdir()
+    (machine.venv / "thesis.txt").write_text("years of work")
+    done = machine.install()
+    assert done.returncode == 1
+    assert "is not a virtual environment" in done.stderr
+    assert (machine.venv / "thesis.txt").read_text() == "years of work"
+
+
+def test_relative_environment_is_relative_to_the_caller(machine):
+    done = machine.install(VENV="here/env")
+    assert done.returncode == 0, done.stderr
+    assert (machine.folder / "here" / "env" / "pyvenv.cfg").exists()
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,324 @@
+"""The wheel as a user gets it, the lock, the versions and the house rules."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import pytest
+from packaging import requirements
+from packaging import specifiers
+from packaging import utils
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_CODE_FOLDERS = ("benchmarks", "launch", "models", "tfdistill")
+_PYTHONS = ("3.11.0", "3.12.0", "3.13.0")
+
+
+def _project() -> dict:
+    return tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+
+
+def _version() -> str:
+    text = (_ROOT / "tfdistill" / "_version.py").read_text("utf-8")
+    return re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE).group(1)
+
+
+def _run(*command: str, cwd: pathlib.Path) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, timeout=240, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# --- The wheel ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> pathlib.Path:
+    """A wheel made from a copy, so that no build folder stays behind here."""
+    pytest.importorskip("pip", reason="needs pip (extra: dev)")
+    source = tmp_path_factory.mktemp("source")
+    copied = ["LICENSE", "README.md", "pyproject.toml"]
+    for folder in ("benchmarks", "launch", "models", "tests", "tfdistill"):
+        found = (_ROOT / folder).rglob("*")
+        copied += [
+            path.relative_to(_ROOT).as_posix()
+            for path in found
+            if path.is_file() and "__pycache__" not in path.parts
+        ]
+    for name in copied:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((_ROOT / name).read_bytes())
+    target = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index"]
+    command += ["--no-build-isolation", "--wheel-dir", str(target), str(source)]
+    _run(*command, cwd=target)
+    (made,) = target.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> pathlib.Path:
+    target = tmp_path_factory.mktemp("installed")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-index",
+    ]
+    _run(*command, "--target", str(target), str(wheel), cwd=target)
+    return target
+
+
+def _import_installed(installed: pathlib.Path, program: str) -> str:
+    """Runs a program that sees the installed package and not the checkout."""
+    # -I leaves out the working directory and PYTHONPATH; a development install
+    # may still lead to the checkout, hence the place in front and the check.
+    head = (
+        f"import sys; sys.path.insert(0, {str(installed)!r})\n"
+        "import tfdistill\n"
+        f"if not tfdistill.__file__.startswith({str(installed)!r}):\n"
+        "    raise SystemExit(f'wrong package: {tfdistill.__file__}')\n"
+    )
+    command = [sys.executable, "-I", "-c", head + program]
+    return _run(*command, cwd=installed.parent)
+
+
+def test_wheel_holds_the_library_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    info = f"tfdistill-{_version()}.dist-info/"
+    modules = {
+        path.relative_to(_ROOT).as_posix()
+        for path in (_ROOT / "tfdistill").rglob("*.py")
+    }
+    assert modules <= names
+    assert "tfdistill/py.typed" in names
+    assert any(x.startswith(info) and x.endswith("LICENSE") for x in names)
+    others = {
+        name
+        for name in names - modules - {"tfdistill/py.typed"}
+        if not name.startswith(info)
+    }
+    assert not others
+
+
+def test_wheel_names_version_ranges_and_command(wheel):
+    info = f"tfdistill-{_version()}.dist-info"
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"{info}/METADATA").decode()
+        commands = archive.read(f"{info}/entry_points.txt").decode()
+    assert f"\nVersion: {_version()}\n" in metadata
+    python = re.search(r"^Requires-Python: (.+)$", metadata, re.MULTILINE)
+    allowed = specifiers.SpecifierSet(python.group(1))
+    assert allowed == specifiers.SpecifierSet(_project()["requires-python"])
+    assert "tfdistill-local = tfdistill.launcher.command:main" in commands
+
+
+def test_every_public_name_resolves_in_the_installed_package(installed):
+    program = (
+        "for name in tfdistill.__all__: getattr(tfdistill, name)\n"
+        "print(len(tfdistill.__all__), 'models' in sys.modules)\n"
+    )
+    number, has_models = _import_installed(installed, program).split()
+    assert int(number) > 5
+    assert has_models == "False"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "cluster.identity",
+        "exchange.publisher",
+        "launcher.local_cluster",
+        "launcher.command",
+        "slurm.group",
+    ],
+)
+def test_light_modules_import_no_tensorflow(installed, module):
+    program = (
+        f"import tfdistill.{module}\n"
+        "print({'tensorflow', 'keras'} & set(sys.modules) or 'none')\n"
+    )
+    assert _import_installed(installed, program).strip() == "none"
+
+
+@pytest.mark.parametrize("name", sorted(_project()["scripts"]))
+def test_console_commands_start(installed, tmp_path, name):
+    done = subprocess.run(
+        [str(installed / "bin" / name), "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        timeout=240,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
+    assert name in done.stdout
+    module = _project()["scripts"][name].partition(":")[0]
+    program = f"import {module}\nprint({module}.__file__)\n"
+    found = _import_installed(installed, program).strip()
+    assert found.startswith(str(installed))
+
+
+# --- The lock and the versions -----------------------------------------------
+
+
+def _lock() -> list[requirements.Requirement]:
+    lines = (_ROOT / "requirements.txt").read_text("utf-8").splitlines()
+    return [
+        requirements.Requirement(line)
+        for line in lines
+        if line.strip() and not line.startswith("#")
+    ]
+
+
+def _pins(python: str) -> dict[str, str]:
+    """Name -> version of the lock on Linux under one Python version."""
+    environment = {
+        "platform_python_implementation": "CPython",
+        "python_full_version": python,
+        "python_version": python.rpartition(".")[0],
+        "sys_platform": "linux",
+    }
+    pins: dict[str, str] = {}
+    for pin in _lock():
+        if pin.marker is None or pin.marker.evaluate(environment):
+            name = utils.canonicalize_name(pin.name)
+            assert name not in pins, f"{name} is pinned twice for {python}"
+            (exact,) = pin.specifier
+            assert exact.operator == "==", f"{pin} is not an exact version"
+            pins[name] = exact.version
+    return pins
+
+
+@pytest.mark.parametrize("python", _PYTHONS)
+def test_lock_satisfies_every_range_of_the_project(python):
+    project = _project()
+    wanted = list(project["dependencies"])
+    for extra in project["optional-dependencies"].values():
+        wanted += extra
+    pins = _pins(python)
+    for text in wanted:
+        wish = requirements.Requirement(text)
+        have = pins.get(utils.canonicalize_name(wish.name))
+        assert have, f"requirements.txt has no {wish.name} for {python}"
+        assert have in wish.specifier, f"{wish} but the lock has {have}"
+
+
+def test_python_range_is_the_tested_one():
+    allowed = specifiers.SpecifierSet(_project()["requires-python"])
+    minors = [f"3.{minor}.0" for minor in range(20)]
+    assert tuple(x for x in minors if x in allowed) == _PYTHONS
+
+
+def test_newest_change_is_this_version():
+    text = (_ROOT / "CHANGELOG.md").read_text("utf-8")
+    # The first heading that names a version; "Unreleased" may stand above it.
+    headings = re.findall(r"^## \[?v?(\d[^\s\]]*)", text, re.MULTILINE)
+    assert headings, "CHANGELOG.md has no heading like '## 0.1.0'"
+    assert headings[0] == _version()
+
+
+# --- The house rules ---------------------------------------------------------
+
+
+def _code_files() -> list[pathlib.Path]:
+    return [
+        path
+        for folder in _CODE_FOLDERS
+        for path in sorted((_ROOT / folder).rglob("*.py"))
+    ]
+
+
+def _project_files() -> list[pathlib.Path]:
+    """Files that git tracks or would add."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        names = _run(*command, cwd=_ROOT).splitlines()
+    except (FileNotFoundError, AssertionError) as error:
+        pytest.skip(f"not a git checkout: {error}")
+    return [_ROOT / name for name in names if (_ROOT / name).is_file()]
+
+
+# Written in parts, so that this file does not find itself.
+_UNWANTED = {
+    "a package registry": r"pypi\.or" r"g|pythonhosted\.or" r"g|registry\.npm",
+    "a path of one machine": (
+        r"(?<![\w.$}/~-])/(?:work/(?:main|shared)|root/|home/\w+/|opt/pypi"
+        r"|Users/\w+/)"
+    ),
+    "talk about an issue's number": r"\b[Ii]ssue #?\d",
+    "a session or an assistant": r"(?i)\bchatgpt\b|\bclaude\b|\bcopilot\b",
+}
+
+
+@pytest.mark.parametrize("what", list(_UNWANTED))
+def test_no_file_mentions(what):
+    pattern = re.compile(_UNWANTED[what])
+    found = []
+    for path in _project_files():
+        try:
+            lines = path.read_text("utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue
+        found += [
+            f"{path.relative_to(_ROOT)}:{number}: {line.strip()[:100]}"
+            for number, line in enumerate(lines, 1)
+            if pattern.search(line)
+        ]
+    assert not found, f"{what}:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        # "@" is left out first, or the test above would find these lines.
+        ("a package registry", "https://files.python@hosted.org/x"),
+        ("a path of one machine", "see /ro@ot/x and"),
+        ("a path of one machine", '"/ho@me/someone/data"'),
+        ("talk about an issue's number", "fixes iss@ue 12"),
+    ],
+)
+def test_unwanted_mentions_are_recognised(what, text):
+    assert re.search(_UNWANTED[what], text.replace("@", ""))
+    assert not re.search(_UNWANTED[what], "a plain line, keras#20585, ~/root/x")
+
+
+def test_test_files_can_be_run_alone():
+    guard = (
+        'if __name__ == "__main__":\n'
+        "    raise SystemExit(pytest.main([__file__]))\n"
+    )
+    files = sorted((_ROOT / "tests").rglob("*_test.py"))
+    assert files
+    wrong = []
+    for path in files:
+        text = path.read_text("utf-8")
+        # bazel_test.py has a second use in front of the guard's last line.
+        last = guard.splitlines()[-1]
+        if not text.endswith(f"{last}\n") or guard[:26] not in text:
+            wrong.append(path.name)
+    assert not wrong, f"these must end with:\n{guard}\n{wrong}"
+
+
+def test_names_of_test_files_are_those_of_modules():
+    """A test that nothing collects is worse than none."""
+    lost = [
+        path.name
+        for path in (_ROOT / "tests").glob("*.py")
+        if path.name.startswith("test_")
+    ]
+    assert not lost, f"pytest collects *_test.py only; rename {lost}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,210 @@
+"""Which room may import which: the table of the house, held to the imports.
+
+A file at the top of tfdistill/ is something a user may import; a folder is a
+room behind it. A room stands below those that it may import, so the table is
+read downwards, and a new arrow is a decision that is made here.
+"""
+
+import ast
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# A room, and all that it may import.
+ROOMS: dict[str, set[str]] = {
+    "data_checks": set(),
+    "metrics": set(),
+    "losses": set(),
+    "schedules": set(),
+    "system": set(),
+    "data": {"data_checks"},
+    "optimizers": {"system"},
+    "cluster": {"system"},
+    "exchange": {"_version", "system"},
+    "embedding": {"cluster", "system"},
+    "exports": {"embedding", "exchange"},
+    "training": {"cluster", "data", "data_checks", "embedding", "system"},
+    "teachers": {
+        "cluster",
+        "embedding",
+        "exchange",
+        "exports",
+        "losses",
+        "system",
+        "training",
+    },
+    "parameter_server": {
+        "cluster",
+        "data_checks",
+        "embedding",
+        "exports",
+        "system",
+        "training",
+    },
+    "backup": {"cluster", "exchange", "exports", "system", "training"},
+    "observe": {"cluster", "system", "teachers", "training"},
+    "callbacks": {
+        "cluster",
+        "exchange",
+        "exports",
+        "system",
+        "teachers",
+        "training",
+    },
+    "model": {
+        "backup",
+        "cluster",
+        "exports",
+        "observe",
+        "parameter_server",
+        "schedules",
+        "teachers",
+        "training",
+    },
+    "status": {"exchange", "system"},
+    "launcher": {"cluster", "exchange", "status", "system"},
+    "slurm": {"cluster", "launcher", "status"},
+    "doctor": {
+        "_version",
+        "cluster",
+        "exchange",
+        "exports",
+        "system",
+        "teachers",
+    },
+}
+# Upward arrows that go when CodistillModel is composed.
+_STILL_UPWARD = {
+    ("backup", "parameter_server"),
+    ("callbacks", "model"),
+    ("parameter_server", "backup"),
+    ("teachers", "parameter_server"),
+    ("training", "backup"),
+}
+# What `models` and `launch` may use besides the names of `tfdistill.__all__`.
+_PUBLIC = {"data", "data_checks", "losses", "metrics", "schedules"}
+_OF_PROGRAMS = {"doctor", "exchange", "launcher", "slurm", "status"}
+# What programs still reach for and should find under a public name.
+_STILL_REACHED = {
+    "cluster",
+    "embedding",
+    "exports",
+    "observe",
+    "optimizers",
+    "teachers",
+}
+
+
+def _room(dotted: str) -> str | None:
+    parts = dotted.split(".")
+    return parts[1] if parts[0] == "tfdistill" and len(parts) > 1 else None
+
+
+def _imports(path: pathlib.Path) -> set[str]:
+    """Dotted names, wherever the import stands."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def _sources(room: str) -> list[pathlib.Path]:
+    folder = ROOT / "tfdistill" / room
+    return sorted(folder.rglob("*.py")) or [folder.with_suffix(".py")]
+
+
+def _used(room: str) -> set[str]:
+    names = (name for path in _sources(room) for name in _imports(path))
+    return {_room(name) for name in names} - {None, room}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_what_it_may_and_needs_all_of_that(room):
+    upward = {to for start, to in _STILL_UPWARD if start == room}
+    assert _used(room) == ROOMS[room] | upward
+
+
+def test_nobody_inside_imports_the_face_of_the_package():
+    found = [
+        path
+        for room in ROOMS
+        for path in _sources(room)
+        if "tfdistill" in _imports(path)
+    ]
+    assert not found
+
+
+def test_every_room_is_in_the_table():
+    here = {path.stem for path in (ROOT / "tfdistill").iterdir()}
+    assert here - {"__init__", "_version", "__pycache__", "py"} == set(ROOMS)
+
+
+def test_a_room_imports_only_rooms_below_it():
+    below = {"_version"}
+    for room, allowed in ROOMS.items():
+        assert allowed <= below, f"{room} looks up to {allowed - below}"
+        below.add(room)
+
+
+def test_no_two_files_import_each_other_in_a_circle():
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for path in (ROOT / "tfdistill").rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    left = {name: _imports(path) & set(files) for name, path in files.items()}
+    while free := [name for name, needs in left.items() if not needs]:
+        for name in free:
+            del left[name]
+        for needs in left.values():
+            needs -= set(free)
+    assert not left, "in a circle, or above one: " + ", ".join(sorted(left))
+
+
+def test_the_keeper_of_a_task_needs_the_standard_library_alone():
+    names = _imports(ROOT / "tfdistill" / "launcher" / "task_process.py")
+    heads = {name.partition(".")[0] for name in names}
+    assert heads <= sys.stdlib_module_names
+
+
+def test_a_room_has_no_face():
+    for face in (ROOT / "tfdistill").glob("*/__init__.py"):
+        assert len(ast.parse(face.read_text("utf-8")).body) == 1, face
+
+
+@pytest.mark.parametrize(
+    ("folder", "allowed"),
+    [("models", _PUBLIC), ("launch", _PUBLIC | _OF_PROGRAMS | _STILL_REACHED)],
+)
+def test_workloads_and_programs_use_what_is_public(folder, allowed):
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / folder).rglob("*.py")
+        for name in _imports(path)
+        if _room(name) in set(ROOMS) - allowed
+    }
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        ("tfdistill", {"models", "launch", "benchmarks", "tests"}),
+        ("models", {"launch", "benchmarks", "tests"}),
+        ("launch", {"benchmarks", "tests"}),
+        ("benchmarks", {"tests"}),
+    ],
+)
+def test_programs_import_workloads_and_they_the_library(folder, forbidden):
+    for path in (ROOT / folder).rglob("*.py"):
+        heads = {name.partition(".")[0] for name in _imports(path)}
+        assert not heads & forbidden, path
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,130 @@
+"""Tests of the doctor as real processes, and with a recipe."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from launch import doctor
+from tests.cases import free_ports
+from tfdistill.doctor import check
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_LIMIT_SECS = 90.0
+
+
+def _start(workdir, addresses, index):
+    config = {
+        "cluster": {"worker": addresses},
+        "task": {"type": "worker", "index": index},
+    }
+    environ = os.environ | {
+        "PYTHONPATH": str(_ROOT),
+        "TFDISTILL_WORKDIR": str(workdir),
+        "TF_CONFIG": json.dumps(config),
+    }
+    command = [sys.executable, "-m", "launch.doctor", "--no_tensorflow"]
+    return subprocess.Popen(
+        [*command, "--json", "--wait_secs=40"],
+        env=environ,
+        stdout=subprocess.PIPE,
+        cwd=_ROOT,
+    )
+
+
+def _results(processes):
+    found = []
+    for process in processes:
+        out, _ = process.communicate(timeout=_LIMIT_SECS)
+        results = json.loads(out)["results"]
+        reach = [r for r in results if r["name"] == "reach"]
+        found.append((process.returncode, reach))
+    return found
+
+
+@pytest.mark.multiprocess
+@pytest.mark.usefixtures("no_process_left")
+def test_two_tasks_find_each_other_and_swapped_addresses_are_told(tmp_path):
+    one, two = free_ports.addresses(2)
+    right = [_start(tmp_path, [one, two], index) for index in (0, 1)]
+    for code, (reach,) in _results(right):
+        assert code == 0
+        assert reach["status"] == check.OK
+    # The second one's own TF_CONFIG has them the other way round.
+    wrong = [_start(tmp_path, [one, two], 0), _start(tmp_path, [two, one], 0)]
+    for (code, reach), address in zip(_results(wrong), (two, one), strict=True):
+        assert code == 1
+        fault = reach[0]
+        assert fault["status"] == check.FAILED
+        assert fault["seen"] == (
+            f"{address}, the address of worker:1, is answered by worker:0"
+        )
+        assert "Swap the two addresses" in fault["remedy"]
+
+
+def _data(capsys, *overrides):
+    code = doctor.main(
+        [
+            "--json",
+            "--recipe=digits",
+            "--limit_secs=200",
+            *(f"--override={override}" for override in overrides),
+        ]
+    )
+    results = json.loads(capsys.readouterr().out)["results"]
+    return code, [r for r in results if r["name"] in ("data", "teachers")]
+
+
+def test_the_data_of_a_recipe_are_read(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
+    code, (train, validation, teachers) = _data(capsys)
+    assert code == 0
+    assert "inputs (64, 8, 8), labels (64,)" in train["seen"]
+    assert validation["status"] == check.OK
+    assert teachers["status"] == check.SKIPPED
+
+
+def test_data_that_are_not_there(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
+    code, (data, _) = _data(capsys, "data.arguments.no_such=1")
+    assert code == 1
+    assert data["status"] == check.FAILED
+    assert "no_such" in data["seen"]
+    assert "data.arguments" in data["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("examples", "batch", "seen"),
+    [
+        (0, 4, "have no batch for this task"),
+        (4, 4, "not all values are finite"),
+        (4, 3, "the training data: "),
+    ],
+)
+def test_data_that_do_not_fit_the_model(examples, batch, seen):
+    student = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    inputs = np.full((examples, batch), np.nan, np.float32)
+    dataset = tf.data.Dataset.from_tensor_slices((inputs, np.zeros(examples)))
+    found = doctor._first_batch("training", dataset.batch(4), student)
+    assert found.status == check.FAILED
+    assert seen in found.seen
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--override=seed=1"], ["--recipe=no_such"], ["--recipe=digits", "--x"]],
+)
+def test_wrong_options(arguments, capsys):
+    with pytest.raises(SystemExit) as raised:
+        doctor.main(arguments)
+    assert raised.value.code == 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,47 @@
+"""Workers of one group that end at different times."""
+
+import sys
+
+import pytest
+
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(300),
+    pytest.mark.usefixtures("no_process_left"),
+]
+CODE = """
+import time
+import tfdistill
+cluster = tfdistill.Cluster.from_env()
+strategy = tfdistill.make_strategy(cluster)
+if cluster.task_index != int(cluster.group):
+    time.sleep(5)  # A slow last export, say.
+print("done", cluster.task_index, flush=True)
+"""
+
+
+def test_a_worker_that_is_done_early_does_not_fail_the_others(tmp_path):
+    # In group 0 the chief is done early, in group 1 the other worker.
+    topology = local_cluster.LocalCluster(
+        command=(sys.executable, "-c", CODE),
+        workdir=str(tmp_path),
+        num_groups=2,
+        workers_per_group=2,
+    )
+    with local_run.LocalRun(topology) as run:
+        result = run.wait(timeout_secs=240)
+    assert result.exit_code == 0, result.groups
+    assert [set(g.exit_codes.values()) for g in result.groups] == [{0}, {0}]
+    for group in range(2):
+        for index in range(2):
+            log = topology.logs_dir / f"group_{group}_worker_{index}.log"
+            said = log.read_text(errors="replace")
+            assert f"done {index}" in said
+            assert "left before this one was done" not in said
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

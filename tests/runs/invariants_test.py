@@ -1,0 +1,666 @@
+"""What must always hold: section 4 of the design, one by one.
+
+Here as far as one process shows it; two logical devices stand for replicas.
+"""
+
+import logging
+import pathlib
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tfdistill import losses
+from tfdistill import schedules
+
+_X, _Y = cases.data()
+_WAIT_SECS = 200.0
+
+
+@pytest.fixture
+def exchange(tmp_path):
+    return tfdistill.Exchange(tmp_path / "exchange")
+
+
+def _values(model):
+    return [v.numpy() for v in model.student.variables]
+
+
+def _assert_bit_equal(one, other):
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# ---- 1: the exact algorithm ----
+
+
+def test_01_exact_algorithm(exchange):
+    """loss = task + w * psi(mean of the teachers' predictions, own)."""
+    for group in (1, 2):
+        cases.publish(exchange, cases.linear(group), group=group)
+    model = cases.codistill(
+        cases.linear(0),
+        cases.teacher_set(exchange, (1, 2)),
+        distillation_weight=0.6,
+    )
+    cases.prepare(model, _X, _Y)
+    cases.load(model, 10, 10)
+    kernel, bias = _values(model)
+
+    def predict(seed):
+        k, b = [v.numpy() for v in cases.linear(seed).variables]
+        return cases.softmax(_X @ k + b)
+
+    mean, own = (predict(1) + predict(2)) / 2, predict(0)
+    hard = np.eye(3)[_Y]
+    task = -(hard * np.log(own)).sum(-1).mean()
+    psi = -(mean * np.log(own)).sum(-1).mean()
+    gradient = ((own - hard) + 0.6 * (own - mean)) / len(_X)
+    logs = cases.fit(model, _X, _Y, batch_size=16)
+    assert logs["task_loss"][0] == pytest.approx(task, rel=1e-5)
+    assert logs["distillation_loss"][0] == pytest.approx(psi, rel=1e-5)
+    assert logs["loss"][0] == pytest.approx(task + 0.6 * psi, rel=1e-5)
+    found = _values(model)
+    np.testing.assert_allclose(
+        found[0], kernel - 0.1 * _X.T @ gradient, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        found[1], bias - 0.1 * gradient.sum(0), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("reason", ["burn_in", "no_teacher", "bad_teacher"])
+def test_01_without_distillation_it_is_plain_training(exchange, reason):
+    plain = cases.codistill(cases.deep(0), optimizer="adam")
+    cases.fit(plain, _X, _Y, batch_size=5, epochs=3, callbacks=[])
+    burn_in = schedules.BurnIn(steps=1000 if reason == "burn_in" else 0)
+    model = cases.codistill(
+        cases.deep(0),
+        cases.teacher_set(exchange, max_bad_batches=10**6),
+        optimizer="adam",
+        distillation_weight=burn_in,
+    )
+    cases.prepare(model, _X, _Y)
+    if reason == "burn_in":
+        cases.publish(exchange, cases.deep(1))
+        cases.load(model, 10)
+    if reason == "bad_teacher":
+        peer = cases.deep(1)
+        peer.variables[-1].assign(tf.fill([3], 3e38))
+        peer.variables[-2].assign(tf.fill([5, 3], 3e38))
+        peer.variables[1].assign(tf.fill([5], 9.0))
+        cases.publish(exchange, peer)
+        cases.load(model, 10)
+        assert not np.isfinite(peer(_X)).any()
+    logs = cases.fit(model, _X, _Y, batch_size=5, epochs=3)
+    assert logs["distillation_weight"] == [0, 0, 0]
+    _assert_bit_equal(_values(model), _values(plain))
+
+
+def test_01_distillation_begins_at_the_end_of_burn_in(exchange):
+    cases.publish(exchange, cases.linear(1))
+    model = cases.codistill(
+        cases.linear(0),
+        cases.teacher_set(exchange),
+        distillation_weight=schedules.BurnIn(steps=2, weight=0.5),
+    )
+    cases.prepare(model, _X, _Y)
+    cases.load(model, 10)
+    logs = cases.fit(model, _X, _Y, batch_size=16, epochs=4)
+    assert logs["distillation_weight"] == [0, 0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_01_no_gradient_reaches_a_teacher(exchange, request, replicas):
+    strategy = (
+        request.getfixturevalue("two_replicas")
+        if replicas == 2
+        else tf.distribute.get_strategy()
+    )
+    with strategy.scope():
+        model = cases.codistill(cases.deep(0), cases.teacher_set(exchange))
+    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(8).repeat()
+    cases.prepare(model, data, steps_per_epoch=1)
+    cases.publish(exchange, cases.deep(1))
+    cases.load(model, 10)
+    teacher = model.teachers._slots[0]._variables
+    before = [v.numpy() for v in teacher]
+    student = _values(model)
+    cases.fit(model, data, steps_per_epoch=100)
+    _assert_bit_equal([v.numpy() for v in teacher], before)
+    assert not np.array_equal(_values(model)[0], student[0])
+    assert not any(v is t for v in model.optimizer.variables for t in teacher)
+
+
+def test_01_teachers_run_in_inference_mode(exchange):
+    def build(seed):
+        student = keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.9),
+                keras.layers.Dense(3),
+            ]
+        )
+        cases.randomize(student, seed)
+        return student
+
+    cases.publish(exchange, build(1))
+    model = cases.codistill(build(0), cases.teacher_set(exchange))
+    cases.prepare(model, _X, _Y)
+    cases.load(model, 10)
+    teacher = model.teachers._slots[0]._variables
+    before = [v.numpy() for v in teacher]
+    asked = []
+    ask = model.teachers.predict
+
+    def noted(*args, **kwargs):
+        soft = ask(*args, **kwargs)
+        tf.py_function(
+            lambda value: asked.append(value.numpy()), [soft.outputs[0][0]], []
+        )
+        return soft
+
+    model.teachers.predict = noted
+    model.make_train_function(force=True)
+    cases.fit(model, _X, _Y, batch_size=16, epochs=2)
+    expected = build(1)(_X, training=False)
+    assert len(asked) == 2
+    for found in asked:
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    # Moving statistics and the state of the dropout too.
+    _assert_bit_equal([v.numpy() for v in teacher], before)
+
+
+# ---- 2: the same update at any replica count ----
+
+
+def _embedding(seed):
+    inputs = keras.Input((4,), dtype="int32")
+    table = keras.layers.Embedding(20, 4)(inputs)
+    pooled = keras.layers.GlobalAveragePooling1D()(table)
+    model = keras.Model(inputs, keras.layers.Dense(3)(pooled))
+    cases.randomize(model, seed)
+    return model
+
+
+def _two_outputs(seed):
+    inputs = keras.Input((4,))
+    outputs = {
+        "kind": keras.layers.Dense(3, name="kind")(inputs),
+        "size": keras.layers.Dense(1, name="size")(inputs),
+    }
+    model = keras.Model(inputs, outputs)
+    cases.randomize(model, seed)
+    return model
+
+
+def _scce():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+_X27, _Y27 = cases.data(27)
+_IDS = (np.abs(_X27) * 7).astype("int32") % 20
+_ROWS = np.linspace(0, 3, 27).astype("float32")
+_SGD, _ADAM = keras.optimizers.SGD, keras.optimizers.Adam
+
+# Each: what differs from SGD on 27 examples, 3 in the last batch.
+_REPLICATED = {
+    "sgd": {},
+    "momentum": {"optimizer": lambda: _SGD(0.1, momentum=0.9)},
+    "adam": {"optimizer": lambda: _ADAM(0.01), "atol": 5e-5},
+    "adagrad": {"optimizer": lambda: keras.optimizers.Adagrad(0.1)},
+    "clipnorm": {"optimizer": lambda: _SGD(0.3, clipnorm=0.05)},
+    "global_clipnorm": {"optimizer": lambda: _SGD(0.3, global_clipnorm=0.05)},
+    "sample_weight": {"data": (_X27, _Y27, _ROWS)},
+    "one_left": {"data": (_X27[:17], _Y27[:17])},
+    "embedding": {"build": _embedding, "data": (_IDS, _Y27)},
+    "two_outputs": {
+        "build": _two_outputs,
+        "data": (_X27, {"kind": _Y27, "size": _X27[:, :1]}),
+        "loss": lambda: {"kind": _scce(), "size": "mse"},
+        "distillation_loss": lambda: {
+            "kind": losses.ForwardKL(temperature=2.0),
+            "size": None,
+        },
+    },
+    "steps_per_execution": {"compile": {"steps_per_execution": 3}},
+    "mixed_bfloat16": {"policy": "mixed_bfloat16", "atol": 0.03},
+}
+
+
+def _train_replicated(case, strategy, directory):
+    keras.config.set_dtype_policy(case.get("policy", "float32"))
+    build = case.get("build", cases.deep)
+    exchange = tfdistill.Exchange(directory)
+    data = tf.data.Dataset.from_tensor_slices(case.get("data", (_X27, _Y27)))
+    data = data.batch(8)
+    for group in (1, 2):
+        spec = data.element_spec[0]
+        cases.publish(exchange, build(group), group=group, spec=spec)
+    with strategy.scope():
+        model = cases.codistill(
+            build(0),
+            cases.teacher_set(exchange, (1, 2), weights=[1.0, 2.0]),
+            optimizer=case.get("optimizer", lambda: _SGD(0.1))(),
+            loss=case.get("loss", _scce)(),
+            distillation_loss=case.get(
+                "distillation_loss", losses.SoftTargetCrossEntropy
+            )(),
+            **case.get("compile", {}),
+        )
+    cases.prepare(model, data)
+    cases.load(model, 10, 10)
+    logs = cases.fit(model, data, epochs=2)
+    keras.config.set_dtype_policy("float32")
+    return logs, _values(model)
+
+
+@pytest.mark.parametrize("name", _REPLICATED)
+def test_02_same_update_at_any_replica_count(name, two_replicas, tmp_path):
+    case = _REPLICATED[name]
+    atol = case.get("atol", 3e-6)
+    one = tf.distribute.get_strategy()
+    expected_logs, expected = _train_replicated(case, one, tmp_path / "one")
+    logs, found = _train_replicated(case, two_replicas, tmp_path / "two")
+    assert logs["distillation_weight"] == [1, 1]
+    assert logs["distillation_loss"][0] > 0
+    assert logs.keys() == expected_logs.keys()
+    for key, value in expected_logs.items():
+        np.testing.assert_allclose(
+            logs[key], value, rtol=max(1e-5, atol), atol=atol, err_msg=key
+        )
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=atol)
+
+
+# ---- 3: one version in all workers of a group ----
+# The protocol is tried in many interleavings in peer_reader_test.py, and with
+# real workers in cluster_run_test.py.
+
+
+def test_03_all_replicas_use_the_same_version(exchange, two_replicas):
+    with two_replicas.scope():
+        model = cases.codistill(cases.linear(0), cases.teacher_set(exchange))
+    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
+    cases.prepare(model, data)
+    for step in (10, 11, 12):
+        cases.publish(exchange, cases.linear(step), step=step)
+        cases.load(model, step)
+        for variable, value in zip(
+            model.teachers._slots[0]._variables,
+            cases.linear(step).variables,
+            strict=True,
+        ):
+            copies = two_replicas.experimental_local_results(variable)
+            assert len(copies) == 2
+            for copy in copies:
+                np.testing.assert_array_equal(copy, value.numpy())
+
+
+# ---- 4: a refresh never retraces ----
+
+
+class _Traced(keras.layers.Layer):
+    """Counts how often Python runs it: once for each trace."""
+
+    traces = 0
+
+    def call(self, x):
+        _Traced.traces += 1
+        return x * 2.0
+
+
+def _traced(seed):
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(5)(_Traced()(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(3)(hidden))
+    cases.randomize(model, seed)
+    return model
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_04_a_refresh_never_retraces(exchange, request, replicas):
+    strategy = (
+        request.getfixturevalue("two_replicas")
+        if replicas == 2
+        else tf.distribute.get_strategy()
+    )
+    with strategy.scope():
+        model = cases.codistill(
+            _traced(0),
+            cases.teacher_set(exchange),
+            optimizer=keras.optimizers.SGD(0.0),
+        )
+    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
+    traces, seen = None, []
+    peer = _traced(1)
+    # Twenty swaps; on replicas, where each takes its time, five.
+    num_swaps = 20 if replicas == 1 else 5
+    for step in range(10, 11 + num_swaps):
+        cases.randomize(peer, step)
+        cases.publish(exchange, peer, step=step)
+        # Publishing traces the peer; training and swapping must not.
+        before = _Traced.traces
+        if traces is None:
+            cases.prepare(model, data)
+        cases.load(model, step)
+        logs = cases.fit(model, data)
+        seen.append(logs["distillation_loss"][0])
+        if traces is None:
+            traces = _Traced.traces - before
+            assert traces > 0
+        else:
+            assert _Traced.traces == before, f"retraced at version {step}"
+        target = cases.softmax(peer(_X).numpy())
+        own = np.log(cases.softmax(model.student(_X).numpy()))
+        # The new values are used at once.
+        assert seen[-1] == pytest.approx(
+            -(target * own).sum(-1).mean(), rel=1e-4
+        )
+    assert len(set(seen)) == 1 + num_swaps
+    assert model.teachers.generation == 0
+
+
+def test_04_another_graph_is_traced_once(exchange):
+    model = cases.codistill(
+        cases.linear(0), cases.teacher_set(exchange, allow_other_graphs=True)
+    )
+    cases.prepare(model, _X, _Y)
+    functions = []
+    for step in range(10, 14):
+        cases.publish(exchange, cases.deep(step), step=step)
+        cases.load(model, step)
+        cases.fit(model, _X, _Y)
+        functions.append(model.train_function)
+    assert model.teachers.generation == 1
+    assert len({id(function) for function in functions}) == 1
+
+
+# ---- 5: training never waits ----
+
+
+def test_05_training_waits_for_no_write_and_no_read(exchange):
+    release = threading.Event()
+    publish, read = exchange.publish, exchange.latest
+    reading, writing = threading.Event(), threading.Event()
+
+    def slow_publish(*args, **kwargs):
+        writing.set()
+        assert release.wait(_WAIT_SECS)
+        return publish(*args, **kwargs)
+
+    def slow_read(group):
+        reading.set()
+        assert release.wait(_WAIT_SECS)
+        return read(group)
+
+    cases.publish(exchange, cases.linear(1))
+    exchange.publish, exchange.latest = slow_publish, slow_read
+    model = cases.codistill(cases.linear(0), cases.teacher_set(exchange))
+
+    class Release(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            assert reading.wait(_WAIT_SECS)
+            assert writing.wait(_WAIT_SECS)
+
+        def on_epoch_end(self, epoch, logs=None):
+            # Sixteen steps are done while both threads still stand.
+            assert int(self.model.optimizer.iterations) == 16
+            assert not release.is_set()
+            release.set()
+
+    exporter = tfdistill.StudentExporter(exchange, every_steps=1, group=0)
+    loader = tfdistill.TeacherLoader(every_steps=1)
+    cases.fit(
+        model,
+        _X,
+        _Y,
+        batch_size=1,
+        callbacks=[exporter, loader, Release()],
+    )
+    assert exporter.num_skipped == 15
+    assert exchange.steps(0) == [1, 16]
+
+
+# ---- 6: visible only when whole ----
+
+
+def test_06_a_version_is_visible_only_when_whole(exchange, monkeypatch):
+    """The writer fails before each of its files; readers look meanwhile."""
+    cases.publish(exchange, cases.linear(1), step=1)
+    reader = tfdistill.Exchange(exchange.root)
+    save, gfile = tf.raw_ops.SaveV2, tf.io.gfile.GFile
+    writes = []
+
+    def look(fail_at):
+        assert reader.steps(1) == [1]
+        assert reader.latest(1).step == 1
+        writes.append(1)
+        if len(writes) == fail_at:
+            raise OSError("killed")
+
+    def count(fail_at):
+        writes.clear()
+
+        def noted_save(**kwargs):
+            look(fail_at)
+            return save(**kwargs)
+
+        def noted_file(path, mode="r"):
+            if "w" in mode and exchange.root in path:
+                look(fail_at)
+            return gfile(path, mode)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tf.raw_ops, "SaveV2", noted_save)
+            patch.setattr(tf.io.gfile, "GFile", noted_file)
+            cases.publish(exchange, cases.linear(2), step=2)
+
+    for fail_at in (1, 2, 3):
+        with pytest.raises(RuntimeError, match="killed"):
+            count(fail_at)
+        assert len(writes) == fail_at
+        assert reader.steps(1) == [1]
+    count(fail_at=None)
+    assert len(writes) >= 3
+    assert reader.steps(1) == [1, 2]
+    reader.verify(reader.open(1, 2))
+
+
+def test_06_a_directory_without_a_manifest_is_nothing(exchange):
+    cases.publish(exchange, cases.linear(1), step=1)
+    version = cases.publish(exchange, cases.linear(2), step=2)
+    pathlib.Path(version.path, "manifest.json").unlink()
+    model = cases.codistill(cases.linear(0), cases.teacher_set(exchange))
+    cases.prepare(model, _X, _Y)
+    cases.load(model, 1)
+
+
+# ---- 7: a bad teacher is quarantined, not obeyed ----
+
+
+def _bad_version(exchange, kind):
+    if kind == "corrupt":
+        version = cases.publish(exchange, cases.linear(1), step=2)
+        path = next(pathlib.Path(version.path, "variables").glob("*data*"))
+        content = bytearray(path.read_bytes())
+        content[3] ^= 1
+        path.write_bytes(bytes(content))
+    elif kind == "classes":
+        cases.publish(exchange, cases.linear(1, classes=9), step=2)
+    elif kind == "architecture":
+        cases.publish(exchange, cases.deep(1), step=2)
+    else:
+        cases.publish(exchange, cases.linear(1), step=2, outputs=None)
+
+
+@pytest.mark.parametrize(
+    "kind", ["corrupt", "classes", "architecture", "signature"]
+)
+def test_07_a_bad_teacher_is_quarantined(exchange, kind, caplog):
+    cases.publish(exchange, cases.linear(1), step=1)
+    model = cases.codistill(cases.linear(0), cases.teacher_set(exchange))
+    cases.prepare(model, _X, _Y)
+    cases.load(model, 1)
+    _bad_version(exchange, kind)
+    with caplog.at_level(logging.WARNING):
+        cases.refresh_until(model, lambda: cases.quarantined(model))
+        logs = cases.fit(
+            model,
+            _X,
+            _Y,
+            epochs=3,
+            callbacks=[tfdistill.TeacherLoader(every_steps=1)],
+        )
+    # The last good version goes on teaching.
+    assert logs["distillation_weight"] == [1, 1, 1]
+    assert model.teachers.status()[0]["step"] == 1
+    assert list(cases.quarantined(model)) == [2]
+    assert caplog.text.count("Quarantined the teacher") == 1
+    cases.publish(exchange, cases.linear(3), step=3)
+    cases.load(model, 3)
+
+
+# ---- 8: groups fail alone: cluster_run_test.py, by killing them ----
+
+
+# ---- 9: only the student is saved ----
+
+
+def test_09_only_the_student_is_saved(exchange, tmp_path):
+    cases.publish(exchange, cases.deep(1))
+    model = cases.codistill(
+        cases.deep(0), cases.teacher_set(exchange), optimizer="adam"
+    )
+    cases.prepare(model, _X, _Y)
+    cases.load(model, 10)
+    exporter = tfdistill.StudentExporter(exchange, every_steps=1, group=0)
+    cases.fit(model, _X, _Y, callbacks=[exporter, cases.never()])
+    shapes = sorted(tuple(v.shape) for v in model.student.variables)
+    assert sorted(tuple(v.shape) for v in model.weights) == shapes
+    assert len(model.trainable_variables) == 4
+
+    model.save(tmp_path / "student.keras")
+    loaded = keras.models.load_model(tmp_path / "student.keras")
+    assert not isinstance(loaded, tfdistill.CodistillModel)
+    assert sorted(tuple(v.shape) for v in loaded.variables) == shapes
+    model.export(str(tmp_path / "export"), verbose=False)
+    for path in (tmp_path / "export", exchange.latest(0).path):
+        found = tf.saved_model.load(str(path))
+        trackables = getattr(found, "model_variables", None) or found.variables
+        assert sorted(tuple(v.shape) for v in trackables) == shapes
+
+    saved = tf.train.Checkpoint(model).save(str(tmp_path / "checkpoint"))
+    plain = cases.codistill(cases.deep(0), optimizer="adam")
+    cases.fit(plain, _X, _Y, callbacks=[])
+    expected = tf.train.Checkpoint(plain).save(str(tmp_path / "plain"))
+
+    def sizes(path):
+        shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+        return sum(int(np.prod(shape)) for shape in shapes.values())
+
+    assert sizes(saved) == sizes(expected)
+
+
+# ---- 10: a peer's graph is not executed by default ----
+
+
+@pytest.mark.parametrize("peer", ["same", "other"])
+def test_10_a_peers_graph_is_not_executed(exchange, monkeypatch, peer):
+    model = cases.codistill(cases.linear(0), cases.teacher_set(exchange))
+    cases.prepare(model, _X, _Y)
+    cases.publish(
+        exchange, {"same": cases.linear, "other": cases.deep}[peer](1)
+    )
+
+    def refuse(*_, **__):
+        raise AssertionError("a peer's SavedModel was loaded")
+
+    monkeypatch.setattr(tf.saved_model, "load", refuse)
+    monkeypatch.setattr(tf.saved_model.experimental, "Fingerprint", refuse)
+    if peer == "same":
+        # Not even a graph file that is no graph matters.
+        cases.load(model, 10)
+    else:
+        cases.refresh_until(model, lambda: cases.quarantined(model))
+    assert (model.teachers.status()[0]["step"] == 10) == (peer == "same")
+    cases.fit(model, _X, _Y)
+
+
+# ---- 11: every wait is bounded: cluster_run_test.py, background_test.py ----
+
+
+# ---- 12: nothing is silently ignored ----
+
+
+def _twice(exchange):
+    return tfdistill.TeacherSet(exchange, [1, 1])
+
+
+_MISTAKES = {
+    "no loss for teachers": (
+        lambda e: tfdistill.CodistillModel(
+            cases.linear(), teachers=cases.teacher_set(e)
+        ).compile("sgd", "mse"),
+        "distillation_loss",
+    ),
+    "peers without an exchange": (
+        lambda e: tfdistill.TeacherSet(None, [1]),
+        "exchange",
+    ),
+    "a peer twice": (_twice, r"\(1, 1\)"),
+    "weights for nobody": (
+        lambda e: tfdistill.TeacherSet(e, [1], weights=[1.0, 1.0]),
+        r"\[1.0, 1.0\]",
+    ),
+    "no steps": (
+        lambda e: tfdistill.StudentExporter(e, every_steps=0, group=0),
+        "every_steps.*received 0",
+    ),
+    "a negative bound": (
+        lambda e: tfdistill.TeacherSet(e, [1], max_staleness_steps=-1),
+        "max_staleness_steps.*-1",
+    ),
+    "a task loss as distillation loss": (
+        lambda e: cases.codistill(
+            cases.linear(),
+            cases.teacher_set(e),
+            distillation_loss=keras.losses.KLDivergence(),
+        ),
+        "DistillationLoss",
+    ),
+    "no model": (lambda e: tfdistill.CodistillModel("m"), "keras.Model"),
+}
+
+
+@pytest.mark.parametrize("mistake", _MISTAKES)
+def test_12_nothing_is_silently_ignored(exchange, mistake):
+    make, message = _MISTAKES[mistake]
+    with pytest.raises(ValueError, match=message):
+        make(exchange)
+
+
+def test_12_unknown_options_are_refused(exchange):
+    for make in (
+        lambda: tfdistill.TeacherSet(exchange, [1], max_stale=1),
+        lambda: tfdistill.TeacherLoader(every_step=1),
+        lambda: tfdistill.StudentExporter(exchange, every_step=1),
+        lambda: cases.codistill(cases.linear(), distilation_weight=1.0),
+    ):
+        with pytest.raises(TypeError):
+            make()
+
+
+def test_12_teachers_that_nobody_loads_are_told(exchange):
+    model = cases.codistill(cases.linear(), cases.teacher_set(exchange))
+    with pytest.warns(UserWarning, match=r"TeacherLoader\(every_steps=\.\.\."):
+        cases.fit(model, _X, _Y, callbacks=[])
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,109 @@
+"""The containers of a Job as real processes, as the kubelet would run them."""
+
+import json
+import os
+import pathlib
+import secrets
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cases import kubernetes as manifest_cases
+from tfdistill.launcher import local_cluster
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(500),
+    pytest.mark.usefixtures("no_process_left"),
+]
+LIMIT_SECS = 200.0
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts each pod of a Job; hosts become ports of this machine."""
+    started = []
+
+    def act(job):
+        tasks = list(manifest_cases.tasks(job))
+        cluster = json.loads(tasks[0][0]["TF_CONFIG"])["cluster"]
+        addresses = [address for hosts in cluster.values() for address in hosts]
+        holders = local_cluster.reserve_ports(len(addresses))
+        places = [f"127.0.0.1:{h.getsockname()[1]}" for h in holders]
+        key = tmp_path / "exchange.key"  # What the secret would hold.
+        key.write_text(secrets.token_hex(32))
+        key.chmod(0o400)
+        processes = []
+        for env, command in tasks:
+            for address, place in zip(addresses, places, strict=True):
+                env["TF_CONFIG"] = env["TF_CONFIG"].replace(address, place)
+            env["TFDISTILL_EXCHANGE_KEY_FILE"] = str(key)
+            log = tmp_path / f"{len(started)}.log"
+            with log.open("wb") as file:
+                process = subprocess.Popen(
+                    [sys.executable, *command[1:]],
+                    cwd=_ROOT,
+                    env={**os.environ, **env},
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                )
+            process.log = log
+            started.append(process)
+            processes.append(process)
+        for holder in holders:
+            holder.close()
+        return processes
+
+    yield act
+    for process in started:
+        process.kill()
+        process.wait(LIMIT_SECS)
+
+
+def test_a_job_trains_and_goes_on_after_the_loss_of_a_pod(
+    tmp_path, capsys, start
+):
+    workdir = tmp_path / "run"
+    changes = ("num_steps=300", "backup_every_steps=20")
+    objects = manifest_cases.write(
+        capsys,
+        "--form=job",
+        "--workers_per_group=2",
+        "--volume_claim=runs",
+        "--key_secret=run1-key",
+        f"--workdir={workdir}",
+        "--recipe=digits",
+        *(f"--override={change}" for change in changes),
+    )
+    (job,) = manifest_cases.of_kind(objects, "Job").values()
+    first, second = start(job)
+    end = time.monotonic() + LIMIT_SECS
+    backup = workdir / "group_0" / "backup"
+    while not list(backup.rglob("manifest.json")):
+        assert first.poll() is second.poll() is None, first.log.read_text()
+        assert time.monotonic() < end, "no backup in time"
+        time.sleep(0.05)
+    os.kill(second.pid, signal.SIGKILL)
+    # The other ends too, by what the Job's failure policy lets it retry.
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+    code = first.wait(LIMIT_SECS)
+    assert code == 75, first.log.read_text()[-2000:]
+    assert code not in rules[0]["onExitCodes"]["values"]
+    # Both pods are replaced, at other addresses under the same names.
+    again = start(job)
+    for process in again:
+        assert process.wait(LIMIT_SECS) == 0, process.log.read_text()[-2000:]
+    result = json.loads((workdir / "results.json").read_text())
+    assert result["groups"][0]["steps"] == 300
+    lines = (workdir / "group_0" / "metrics.jsonl").read_text().splitlines()
+    starts = [x for x in map(json.loads, lines) if x.get("event") == "start"]
+    assert starts[-1]["step"] > 0
+    assert (workdir / "group_0" / "student.keras").exists()
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

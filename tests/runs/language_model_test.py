@@ -1,0 +1,113 @@
+"""Tests of the language model's recipes, as one task runs them."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from launch import recipes
+from launch import train
+from launch.task import predictions
+from launch.task import students
+from tests.cases import language_model as cases
+
+SHORT = (
+    "num_steps=20",
+    "evaluate_every_steps=10",
+    "exchange.every_steps=10",
+    "exchange.refresh_every_steps=5",
+    "codistillation.burn_in_steps=0",
+    "codistillation.ramp_steps=0",
+    "data.global_batch_size=8",
+    "data.arguments.vocabulary_size=330",
+    "data.arguments.sequence_length=8",
+    "data.arguments.num_train_tokens=3000",
+    "data.arguments.num_validation_tokens=300",
+    "model.arguments.units=16",
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_device(monkeypatch):
+    """Trains on one of the two devices that tests have."""
+    monkeypatch.setattr(
+        tfdistill, "make_strategy", lambda cluster: tf.distribute.get_strategy()
+    )
+
+
+def _run(tmp_path, *changes):
+    path = cases.write(tmp_path / "a.txt.xz", cases.documents(200))
+    options = (
+        *SHORT,
+        f"data.path={path}",
+        f"data.arguments.cache_dir={tmp_path / 'cache'}",
+        *changes,
+    )
+    return train.main(
+        [
+            "--recipe=language_model_small",
+            f"--workdir={tmp_path / 'run'}",
+            *(f"--override={option}" for option in options),
+        ]
+    )
+
+
+def test_two_groups_learn_from_each_other(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
+    for group in range(2):
+        monkeypatch.setenv("TFDISTILL_GROUP", str(group))
+        assert _run(tmp_path) == 0
+    assert "perplexity" in capsys.readouterr().out
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    directory = tmp_path / "run" / "group_1"
+    text = (directory / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    # Group 1 began when the other had ended: its teacher was there.
+    assert lines[-1]["teachers"][0]["step"] == 20
+    assert not lines[-1]["teachers"][0]["quarantined"]
+    assert lines[-1]["distillation_loss"] > 0
+    figures = results["groups"][1]["metrics"]
+    ends = [line for line in lines if line.get("event") == "epoch_end"]
+    assert figures["log_loss"] == pytest.approx(ends[-1]["val_loss"], rel=1e-4)
+    assert figures["accuracy"] == pytest.approx(ends[-1]["val_accuracy"])
+    assert figures["perplexity"] == pytest.approx(np.exp(figures["log_loss"]))
+    found = predictions.read(directory)
+    assert found.labels.shape == found.label_probabilities.shape == (296,)
+    student = keras.models.load_model(directory / "student.keras")
+    assert student.output_shape == (None, 8, 330)
+
+
+def test_the_paper_recipe_builds_the_paper_model(monkeypatch):
+    built = {}
+
+    def build(**arguments):
+        built.update(arguments)
+        raise ValueError("seen enough")
+
+    builders = {**students._BUILDERS, "language_model": build}
+    monkeypatch.setattr(students, "_BUILDERS", builders)
+    cluster = tfdistill.Cluster(group=0, num_groups=1)
+    with pytest.raises(students.OptionsError, match="seen enough"):
+        students.make_model(recipes.get("language_model"), cluster, None)
+    # The model takes over what its data have.
+    assert built == {"vocabulary_size": 24_000, "sequence_length": 32}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("data.arguments.vocabulary=9", "`data.arguments` do not fit"),
+        ("model.arguments.layers=9", "`model.arguments` do not fit"),
+        ("data.arguments.num_train_tokens=999999", "Lower it"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(tmp_path, capsys, change, words):
+    assert _run(tmp_path, change) in (train.EXIT_OPTIONS, train.EXIT_DATA)
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,157 @@
+"""A group whose only teacher's process is killed, and comes back later."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tests.programs import lost_peer as lost_peer_program
+from tfdistill.teachers import options
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(300)]
+_BOUNDS = options.Bounds(max_steps=20, ramp_steps=10)
+_STEP_SECS, _LIMIT_SECS = 0.03, 240.0
+
+
+class _Story(keras.callbacks.Callback):
+    """Kills the peer, waits until it counts nothing, and starts it again."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        super().__init__()
+        self._directory = str(directory)
+        self._deadline = time.monotonic() + _LIMIT_SECS
+        self._peer = self._started(0)
+        self._chapter = 0
+        # Of each step: the version in force and the weight.
+        self.steps: list = []
+        self.chapters: list = []
+
+    def _started(self, step: int) -> subprocess.Popen:
+        program = lost_peer_program.__file__
+        return subprocess.Popen(
+            [sys.executable, program, self._directory, str(step)]
+        )
+
+    def stop(self) -> None:
+        self._peer.kill()
+        self._peer.wait(60)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._version = self.model.teachers.versions()[1]
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps.append((self._version, float(logs["distillation_weight"])))
+        time.sleep(_STEP_SECS)
+        if time.monotonic() > self._deadline:
+            self.model.stop_training = True
+        if self._is_done():
+            self._chapter += 1
+            self.chapters.append(batch)
+            self._turn(batch)
+
+    def _is_done(self) -> bool:
+        version, weight = self.steps[-1]
+        if self._chapter == 0:  # It counts in full.
+            return version >= 0 and weight == 1.0
+        if self._chapter == 1:  # It counts nothing any more.
+            return weight == 0.0
+        return weight == 1.0  # It is back.
+
+    def _turn(self, batch: int) -> None:
+        if self._chapter == 1:
+            self.stop()
+        elif self._chapter == 2:
+            # Ahead of this group, which goes on while it starts.
+            self._peer = self._started(batch + 10_000)
+        else:
+            self.model.stop_training = True
+
+
+@pytest.mark.usefixtures("no_process_left")
+def test_a_lost_peer_fades_away_and_counts_again_when_it_is_back(tmp_path):
+    x, y = cases.data()
+    teachers = tfdistill.TeacherSet(
+        tfdistill.Exchange(tmp_path),
+        [1],
+        max_staleness_steps=_BOUNDS.max_steps,
+        staleness_ramp_steps=_BOUNDS.ramp_steps,
+        poll_secs=0.1,
+    )
+    model = cases.codistill(cases.linear(0), teachers)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(16)
+    story = _Story(tmp_path)
+    try:
+        tfdistill.Exchange(tmp_path).wait(1, timeout_secs=_LIMIT_SECS / 2)
+        cases.fit(
+            model,
+            data,
+            steps_per_epoch=10**6,
+            # The story first: it sees what was in force in the step.
+            callbacks=[story, tfdistill.TeacherLoader(every_steps=1)],
+        )
+    finally:
+        story.stop()
+    assert len(story.chapters) == 3, teachers.status()
+    for step, (version, weight) in enumerate(story.steps):
+        expected = _BOUNDS.share(step - version, 0.0) if version >= 0 else 0.0
+        assert weight == pytest.approx(expected, abs=1e-6), (step, version)
+    killed, forgotten, _ = story.chapters
+    # All the way down the ramp, with the same version.
+    weights = [round(w, 6) for _, w in story.steps[killed : forgotten + 1]]
+    assert {0.9, 0.5, 0.1, 0.0} <= set(weights)
+    assert len({v for v, _ in story.steps[forgotten - 9 : forgotten]}) == 1
+    assert teachers.status()[0]["health"] == "good"
+
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_PROGRAMS = pathlib.Path(__file__).resolve().parents[1] / "programs"
+
+
+def _run(*arguments):
+    found = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=_ROOT,
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        stdout=subprocess.PIPE,
+        timeout=280,
+        check=True,
+    )
+    return json.loads(found.stdout)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("scenario", ["prune", "replace"])
+@pytest.mark.parametrize("storage", ["rename", "manifest_last"])
+def test_a_crash_at_any_file_operation_is_survived(
+    tmp_path, no_process_left, storage, scenario
+):
+    """Claiming, writing, committing, pruning and sweeping alike."""
+    found = _run(_PROGRAMS / "crash.py", tmp_path, storage, scenario)
+    assert found["problems"] == []
+    assert len(found["calls"]) > 40
+    # The program names its operations: each kind was tried.
+    assert {"list_dir", "blocks", "write", "rename", "remove_tree"} < set(
+        found["calls"]
+    )
+
+
+@pytest.mark.multiprocess
+def test_random_kills_show_no_bad_version(tmp_path, no_process_left):
+    """The full number is `python -m benchmarks.exchange_kills`."""
+    found = _run("-m", "benchmarks.exchange_kills", "--kills=150", "--seed=7")
+    assert (found["kills"], found["bad"]) == (150, 0), found
+    assert found["versions"] > 20
+    assert found["interrupted"] > 10
+    assert found["reads"] > 20
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,123 @@
+"""SIGTERM to real tasks, in every phase of a training."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import tfdistill
+from tests.cases import free_ports
+from tests.programs import preemption as program
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(600),
+    pytest.mark.usefixtures("no_process_left"),
+]
+PROGRAM = pathlib.Path(program.__file__)
+LIMIT_SECS = 240.0
+# By phase, how many tasks a group of workers has; one needs no TF_CONFIG.
+NUM_TASKS = {
+    "start": 2,
+    "trace": 1,
+    "step": 1,
+    "evaluation": 1,
+    "exchange": 1,
+    "backup": 1,
+    "collective": 2,
+}
+
+
+def _configs(num_tasks):
+    """TF_CONFIG of each of so many workers."""
+    hosts = free_ports.addresses(num_tasks)
+    tasks = [{"type": "worker", "index": i} for i in range(num_tasks)]
+    return [
+        json.dumps({"cluster": {"worker": hosts}, "task": task})
+        for task in tasks
+    ]
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def act(phase, config="", index=0):
+        env = {**os.environ, "TFDISTILL_GROUP": "0"}
+        env |= {"TFDISTILL_NUM_GROUPS": "2"}
+        if config:
+            env["TF_CONFIG"] = config
+        log = tmp_path / f"{phase}_{index}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), phase, str(tmp_path)],
+                env=env,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        started.append(process)
+        return process
+
+    yield act
+    for process in started:
+        process.kill()
+        process.wait(LIMIT_SECS)
+
+
+def _until(condition, what):
+    end = time.monotonic() + LIMIT_SECS
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def _log(tmp_path, name):
+    return (tmp_path / f"{name}.log").read_text(errors="replace")
+
+
+def test_sigterm_ends_a_task_in_every_phase(tmp_path, start):
+    tasks = {}
+    for phase, num_tasks in NUM_TASKS.items():
+        if num_tasks == 1:
+            tasks[f"{phase}_0"] = start(phase)
+            continue
+        configs = _configs(num_tasks)
+        # Each of these waits for a peer that does not come.
+        alone = phase == "start"
+        for index in range(num_tasks):
+            config = _configs(num_tasks)[index] if alone else configs[index]
+            tasks[f"{phase}_{index}"] = start(phase, config, index)
+    secs = {}
+    # The one that waits in a collective before the one it waits for.
+    for name, process in tasks.items():
+        _until(
+            lambda name=name, process=process: (
+                (tmp_path / name).exists() or process.poll() is not None
+            ),
+            f"{name} was not reached: {_log(tmp_path, name)[-2000:]}",
+        )
+        assert process.poll() is None, _log(tmp_path, name)
+    time.sleep(1.0)  # They are on their way into C.
+    for name, process in tasks.items():
+        if process.poll() is None or name != "collective_1":
+            before = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            process.wait(LIMIT_SECS)
+            secs[name] = time.monotonic() - before
+    assert {name: p.returncode for name, p in tasks.items()} == {
+        name: 75 for name in tasks
+    }
+    # Five seconds are meant; this machine may be busy.
+    assert max(secs.values()) < 30.0, secs
+    # What could be saved was saved.
+    (step,) = tfdistill.Exchange(tmp_path / "backup", key=None).steps(0)
+    assert step >= 4
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

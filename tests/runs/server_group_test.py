@@ -1,0 +1,176 @@
+"""A group of one worker and two parameter servers, against one process.
+
+One worker takes the steps in order, so every number must be that of one
+process; what two workers do is in `server_group_workers_test.py`.
+"""
+
+import json
+import pathlib
+import shutil
+import sys
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as codistillation_cases
+from tests.cases import servers
+from tests.programs import server_group as server_group_program
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(400),
+]
+PROGRAM = pathlib.Path(server_group_program.__file__)
+
+
+class Found:
+    """What the group found, case by case."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.notes = json.loads((directory / "notes.json").read_text())
+        self._arrays = np.load(directory / "found.npz")
+
+    def of(self, name):
+        """Results of a case that did not fail."""
+        assert name not in self.notes["failed"], self.notes["failed"][name]
+        return {
+            key.removeprefix(f"{name}/"): self._arrays[key]
+            for key in self._arrays.files
+            if key.startswith(f"{name}/")
+        }
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A directory with the versions of a peer."""
+    directory = tmp_path_factory.mktemp("published")
+    servers.publish(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory, published):
+    """What the group found."""
+    directory = tmp_path_factory.mktemp("group")
+    shutil.copytree(published, directory, dirs_exist_ok=True)
+    topology = local_cluster.LocalCluster(
+        command=(sys.executable, str(PROGRAM), str(directory)),
+        workdir=str(directory / "run"),
+        ps_per_group=2,
+    )
+    with local_run.LocalRun(topology) as run:
+        result = run.wait(timeout_secs=360)
+    assert result.exit_code == 0, result.groups
+    assert not any(psutil.pid_exists(pid) for pid in run.pids.values())
+    return Found(directory)
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory, published):
+    """What one process learns from the same versions."""
+    directory = tmp_path_factory.mktemp("one_process")
+    shutil.copytree(published, directory, dirs_exist_ok=True)
+    return servers.learn(directory, tf.distribute.get_strategy())[0]
+
+
+@pytest.mark.parametrize("name", servers.CASES)
+def test_a_group_trains_as_one_process(found, name):
+    case = servers.CASES[name]
+    strategy = tf.distribute.get_strategy()
+    expected = servers.run(case, strategy, is_reference=True)
+    servers.assert_equal(found.of(name), expected, case.tolerance)
+
+
+def test_a_group_learns_from_a_peer_as_one_process_does(found, learnt):
+    ours = found.of("learn")
+    # The teacher counts from the first step after burn-in, ages by a step a
+    # step, and is replaced after the first epoch.
+    steps = np.arange(1, servers.NUM_EPOCHS + 1) * servers.NUM_STEPS - 1
+    first, second = servers.VERSIONS
+    np.testing.assert_array_equal(
+        ours["log_teacher_staleness"], steps - [first, second, second]
+    )
+    np.testing.assert_allclose(ours["log_distillation_weight"], 0.7)
+    assert (ours["log_distillation_loss"] > 0).all()
+    assert ours.keys() == learnt.keys()
+    for name, value in learnt.items():
+        np.testing.assert_allclose(
+            ours[name], value, rtol=2e-5, atol=2e-6, err_msg=name
+        )
+
+
+def test_a_swap_does_not_retrace_the_step(found):
+    found.of("learn")
+    # One execution of 5 steps and one of 2; none is traced after the first
+    # epoch, though the version changes.
+    assert found.notes["num_graphs"] == 2
+    assert found.notes["num_traced"] == [servers.NUM_STEPS] * 3
+
+
+def test_04_dense_weights_of_a_teacher_are_not_read_in_a_step(found):
+    found.of("learn")
+    notes = found.notes
+    # Only the condition that a new version has come takes them. (That they
+    # are not read is shown too by NaN in them during the last epoch.)
+    assert notes["num_masters"] == 4
+    for consumers in notes["master_consumers"]:
+        assert consumers == {"If": notes["num_masters"]}
+    assert notes["own_devices"]
+    assert not any("ps" in device for device in notes["own_devices"])
+
+
+def test_tables_of_a_teacher_lie_on_the_servers_like_the_students(found):
+    found.of("learn")
+    notes = found.notes
+    jobs = [device.split("/replica")[0] for device in notes["table_devices"]]
+    assert jobs == ["/job:ps", "/job:ps"]
+    assert len(set(notes["table_devices"])) == 2
+    # Room for the version in use and the one that is read.
+    rows = [shape[0] for shape in notes["table_shapes"]]
+    assert rows == [2 * shard for shard in notes["student_shards"]]
+    assert sum(notes["student_shards"]) == sum(servers.FIELD_SIZES)
+
+
+def test_the_export_opens_in_plain_tensorflow(found, tmp_path):
+    predicted = found.of("learn")["prediction"]
+    exchange = tfdistill.Exchange(found.directory / "exchange")
+    newest = exchange.latest(0)
+    exchange.verify(newest)
+    assert newest.step == servers.NUM_EPOCHS * servers.NUM_STEPS
+    x, _ = servers.clicks()
+    np.savez(tmp_path / "x.npz", **x)
+    codistillation_cases.run_python(
+        "import sys; import numpy as np; import tensorflow as tf\n"
+        "path, given, out = sys.argv[1:]\n"
+        "x = {k: tf.constant(v) for k, v in np.load(given).items()}\n"
+        "model = tf.saved_model.load(path)\n"
+        "assert not any('tfdistill' in name for name in sys.modules)\n"
+        "(y,) = model.signatures['serving_default'](**x).values()\n"
+        "np.save(out, y)\n",
+        newest.path,
+        str(tmp_path / "x.npz"),
+        str(tmp_path / "y.npy"),
+        cwd="/",
+    )
+    np.testing.assert_allclose(
+        np.load(tmp_path / "y.npy"), predicted, atol=1e-6
+    )
+
+
+def test_a_fresh_fit_goes_on_from_the_backup(found):
+    ours, expected = found.of("resume"), servers.resume_by_hand()
+    assert ours.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(
+            ours[name], value, rtol=2e-4, atol=2e-5, err_msg=name
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,85 @@
+"""The click recipe on real data: two groups, each with parameter servers."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import tfdistill
+from tests.cases import events as event_cases
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.data,
+    pytest.mark.timeout_secs(400),
+    pytest.mark.usefixtures("no_process_left"),
+]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NUM_STEPS = 150
+
+
+def test_two_groups_on_parameter_servers_learn_from_each_other(
+    data_dir, tmp_path
+):
+    (path,) = (data_dir / "criteo").glob("*.tsv")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "launch.local", f"--workdir={tmp_path}"),
+            *("--num_groups=2", "--workers_per_group=2", "--ps_per_group=2"),
+            "--recipe=criteo_small",
+            f"--override=data.path={path}",
+            f"--override=num_steps={NUM_STEPS}",
+            f"--override=evaluate_every_steps={NUM_STEPS // 2}",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=360,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [group["steps"] for group in results["groups"]] == [NUM_STEPS] * 2
+    for group in range(2):
+        # Better than to predict the share of clicks for all.
+        metrics = results["groups"][group]["metrics"]
+        assert metrics["normalized_entropy"] < 1 and metrics["auc"] > 0.5
+        _check_group(tmp_path, group)
+
+
+def _check_group(workdir, group):
+    text = (workdir / f"group_{group}" / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert lines[-1]["event"] == "end" and lines[-1]["step"] == NUM_STEPS
+    ends = [line for line in lines if line.get("event") == "epoch_end"]
+    assert [line["step"] for line in ends] == [NUM_STEPS // 2, NUM_STEPS]
+    # The peer's versions came while training ran, and were obeyed.
+    steps = [line["teachers"][0]["step"] for line in lines]
+    assert steps == sorted(steps) and steps[-1] > 0
+    assert not any(line["teachers"][0]["quarantined"] for line in lines)
+    assert lines[-1]["distillation_weight"] > 0
+    assert lines[-1]["distillation_loss"] > 0
+    board = workdir / f"group_{group}" / "tensorboard"
+    teacher = f"teachers/group_{1 - group}"
+    agreement = event_cases.scalars(board, f"{teacher}/agreement")
+    assert agreement and all(0 <= value <= 1 for _, value in agreement)
+    losses = event_cases.scalars(board, "codistillation/task_loss")
+    assert losses[-1][0] == NUM_STEPS
+    exchange = tfdistill.Exchange(workdir / "exchange")
+    newest = exchange.latest(group)
+    exchange.verify(newest)
+    assert newest.step == NUM_STEPS
+    student = keras.models.load_model(
+        workdir / f"group_{group}" / "student.keras",
+        custom_objects={"ShardedEmbedding": tfdistill.ShardedEmbedding},
+    )
+    weights = [np.isfinite(w).all() for w in student.get_weights()]
+    assert weights and all(weights)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,213 @@
+"""Groups with parameter servers as real processes: who dies, who goes on."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cases import free_ports
+from tests.programs import closure as closure_program
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(400),
+    pytest.mark.usefixtures("no_process_left"),
+]
+PROGRAM = pathlib.Path(closure_program.__file__)
+LIMIT_SECS = 150.0
+
+
+def _until(condition):
+    end = time.monotonic() + LIMIT_SECS
+    while not (value := condition()):
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.05)
+    return value
+
+
+def _rounds(directory):
+    """The count after each round so far, and the processes that ran it."""
+    path = directory / "progress"
+    # The last line may be half written.
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [(int(count), pids) for count, *pids in map(str.split, lines)]
+
+
+def _has_worked(directory, pid):
+    return any(str(pid) in pids for _, pids in _rounds(directory))
+
+
+def _topology(directory, num_workers, **fields):
+    return local_cluster.LocalCluster(
+        command=(sys.executable, str(PROGRAM), str(directory)),
+        workdir=str(directory),
+        workers_per_group=num_workers,
+        ps_per_group=1,
+        **fields,
+    )
+
+
+def _until_at_work(run, directory, *names):
+    """Polls the run until these workers have run closures; their pids."""
+
+    def at_work():
+        run.poll()
+        assert not run.over, run.result()
+        pids = [run.pids.get(name) for name in names]
+        return all(_has_worked(directory, pid) for pid in pids) and pids
+
+    return _until(at_work)
+
+
+def test_a_killed_worker_comes_back_and_works_again(tmp_path):
+    topology = _topology(tmp_path, 2)
+    names = ["group_0_worker_0", "group_0_worker_1"]
+    with local_run.LocalRun(topology) as run:
+        first = _until_at_work(run, tmp_path, *names)
+        os.kill(first[1], signal.SIGKILL)
+        _until(lambda: run.poll() or run.pids.get(names[1]) != first[1])
+        second = _until_at_work(run, tmp_path, *names)
+        (tmp_path / "stop").touch()
+        result = run.wait(timeout_secs=LIMIT_SECS)
+    assert second[0] == first[0] and second[1] != first[1]
+    (group,) = result.groups
+    assert (result.exit_code, group.state) == (0, "done")
+    assert group.restarts == {names[0]: 0, names[1]: 1}
+    # Nothing of what was scheduled is lost; what the dead one was at may have
+    # been counted twice.
+    rounds = _rounds(tmp_path)
+    assert 8 * len(rounds) <= rounds[-1][0] <= 8 * len(rounds) + 1
+
+
+def test_a_chief_works_and_ends_without_a_worker_that_is_gone(tmp_path):
+    topology = _topology(tmp_path, 2, worker_restarts=0)
+    names = ["group_0_worker_0", "group_0_worker_1"]
+    with local_run.LocalRun(topology) as run:
+        _, lost = _until_at_work(run, tmp_path, *names)
+        os.kill(lost, signal.SIGKILL)
+        _until(
+            lambda: run.poll() or run.result().groups[0].exit_codes[names[1]]
+        )
+        num_rounds = len(_rounds(tmp_path))
+        _until(lambda: len(_rounds(tmp_path)) > num_rounds + 20)
+        run.poll()
+        assert not run.over
+        (tmp_path / "stop").touch()
+        start = time.monotonic()
+        result = run.wait(timeout_secs=LIMIT_SECS)
+        assert time.monotonic() - start < 20
+    (group,) = result.groups
+    assert (result.exit_code, group.state) == (0, "done")
+    assert str(lost) not in _rounds(tmp_path)[-1][1]
+
+
+def test_a_killed_ps_stops_the_group(tmp_path):
+    with local_run.LocalRun(_topology(tmp_path, 1)) as run:
+        _until_at_work(run, tmp_path, "group_0_worker_0")
+        os.kill(run.pids["group_0_ps_0"], signal.SIGKILL)
+        result = run.wait(timeout_secs=LIMIT_SECS)
+    (group,) = result.groups
+    assert (result.exit_code, group.state) == (137, "failed")
+    assert group.reason == "group_0_ps_0 was ended by signal 9 (SIGKILL)"
+
+
+def test_a_chief_that_fails_ends_with_its_own_code(tmp_path):
+    with local_run.LocalRun(_topology(tmp_path, 1)) as run:
+        _until_at_work(run, tmp_path, "group_0_worker_0")
+        (tmp_path / "fail").touch()
+        start = time.monotonic()
+        result = run.wait(timeout_secs=LIMIT_SECS)
+        assert time.monotonic() - start < 20
+    (group,) = result.groups
+    assert (result.exit_code, group.failed_task) == (1, "group_0_chief_0")
+    assert "the chief was told to fail" in "\n".join(group.last_lines)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a task by hand, as on a cluster without our launcher."""
+    free = free_ports.addresses(3)
+    spec = {"chief": [free[0]], "worker": [free[1]], "ps": [free[2]]}
+    started = []
+
+    def act(task_type, **env):
+        config = {"cluster": spec, "task": {"type": task_type, "index": 0}}
+        log = tmp_path / f"{len(started)}_{task_type}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), str(tmp_path)],
+                env={**os.environ, "TF_CONFIG": json.dumps(config), **env},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        process.log = log
+        started.append(process)
+        return process
+
+    yield act
+    for process in started:
+        process.kill()
+        process.wait(LIMIT_SECS)
+
+
+def test_servers_bear_an_impostor_and_follow_their_chief(tmp_path, start):
+    chief, worker, ps = map(start, ("chief", "worker", "ps"))
+    _until(lambda: _has_worked(tmp_path, worker.pid))
+    for server in (worker, ps):
+        _until(lambda log=server.log: "serves chief:0" in log.read_text())
+    impostor = start("worker")
+    assert impostor.wait(LIMIT_SECS) == 1
+    said = impostor.log.read_text()
+    assert "worker:0 cannot listen on 127.0.0.1:" in said
+    assert "such as a second worker:0" in said
+    num_rounds = len(_rounds(tmp_path))
+    _until(lambda: len(_rounds(tmp_path)) > num_rounds + 5)
+    assert chief.poll() is worker.poll() is ps.poll() is None
+    chief.kill()
+    end = time.monotonic() + 10
+    for server in (worker, ps):
+        assert server.wait(end - time.monotonic()) == 0
+        assert ":0 ends: chief:0 at 127.0.0.1:" in server.log.read_text()
+
+
+def test_servers_wait_for_another_start_of_their_chief(tmp_path, start):
+    env = {"TFDISTILL_CHIEF_RETURN_SECS": str(LIMIT_SECS)}
+    chief, worker, ps = (start(t, **env) for t in ("chief", "worker", "ps"))
+    for server in (worker, ps):
+        _until(lambda log=server.log: "serves chief:0" in log.read_text())
+    _until(lambda: _has_worked(tmp_path, worker.pid))
+    chief.kill()
+    anew = "begins anew and waits 150 s for chief:0 at 127.0.0.1:"
+    for server in (worker, ps):
+        _until(lambda log=server.log: anew in log.read_text())
+    num_rounds = len(_rounds(tmp_path))
+    chief = start("chief", **env)
+    # From 0 on: nothing of what the first chief had placed there is left.
+    _until(lambda: len(_rounds(tmp_path)) > num_rounds)
+    assert _rounds(tmp_path)[num_rounds][0] == 8
+    (tmp_path / "stop").touch()
+    # With nothing left to do their program ends by itself.
+    for process in (chief, worker, ps):
+        assert process.wait(LIMIT_SECS) == 0
+
+
+def test_a_chief_that_does_not_return_is_done(start):
+    ps = start(
+        "ps",
+        TFDISTILL_CHIEF_RETURN_SECS="0.5",
+        TFDISTILL_CHIEF_WAS_THERE="1",
+    )
+    assert ps.wait(LIMIT_SECS) == 0
+    said = ps.log.read_text()
+    assert "has not come back within 0.5 s, so that it must be done" in said
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

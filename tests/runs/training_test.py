@@ -1,0 +1,58 @@
+"""The same trainings on real workers, against plain Keras in one process."""
+
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.cases import training as training_cases
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(400),
+    pytest.mark.usefixtures("no_process_left"),
+]
+PROGRAM = pathlib.Path(training_cases.__file__)
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    """Results of plain `keras.Model` on one device, by case."""
+    strategy = tf.distribute.get_strategy()
+    return {
+        name: training_cases.run(case, case.reference, strategy)
+        for name, case in training_cases.CASES.items()
+    }
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_two_workers_train_as_keras_in_one_process(
+    devices, tmp_path, one_process
+):
+    topology = local_cluster.LocalCluster(
+        command=(sys.executable, str(PROGRAM), str(tmp_path), str(devices)),
+        workdir=str(tmp_path / "run"),
+        workers_per_group=2,
+    )
+    with local_run.LocalRun(topology) as run:
+        result = run.wait(timeout_secs=380)
+    assert result.exit_code == 0, result.groups
+    for worker in range(2):
+        found = np.load(tmp_path / f"worker_{worker}.npz")
+        for name, case in training_cases.cases(devices).items():
+            actual = {
+                key.removeprefix(f"{name}/"): found[key]
+                for key in found.files
+                if key.startswith(f"{name}/")
+            }
+            training_cases.assert_equal(
+                actual, one_process[name], case.tolerance
+            )
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,284 @@
+"""Tests of a group inside its job: restarts, time limits, cancellation.
+
+Slurm's commands are small programs here that do what a test tells them;
+slurm_run_test.py runs with the real ones.
+"""
+
+import os
+import pathlib
+import signal
+import threading
+import time
+
+import pytest
+
+from tfdistill.slurm import group
+from tfdistill.status import observed_run
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.usefixtures("no_process_left"),
+]
+LIMIT_SECS = 60.0
+# Notes its arguments and does what the test has planned for this start.
+SRUN = """#!/bin/sh
+number=$(ls "$FAKE_SLURM" | grep -c '^srun_')
+printf '%s\\n' "$@" > "$FAKE_SLURM/srun_$number"
+for word; do
+  case $word in --failure_file=*) failure=${word#*=} ;; esac
+done
+fail() {
+  printf '{"task": "%s", "exit_code": %s, "told": %s}' \
+    "$1" "$2" "${3:-false}" > "$failure"
+}
+. "$FAKE_SLURM/plan_$number"
+"""
+SCONTROL = """#!/bin/sh
+case "$1 $2" in
+  "show hostnames") printf 'node01\\nnode02\\n' ;;
+  "--oneliner show") cat "$FAKE_SLURM/state" ;;
+  requeue*) echo "$2" >> "$FAKE_SLURM/requeued" ;;
+esac
+"""
+SCANCEL = """#!/bin/sh
+echo "$@" >> "$FAKE_SLURM/cancelled"
+touch "$FAKE_SLURM/terminated"
+"""
+# A step whose tasks end once they are told to.
+UNTIL_TOLD = """
+touch "$FAKE_SLURM/running"
+while [ ! -e "$FAKE_SLURM/terminated" ]; do sleep 0.05; done
+fail group_1_worker_0 75 true
+exit 75
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """A directory of plans, with Slurm's commands on PATH that follow them."""
+    directory = tmp_path / "slurm"
+    directory.mkdir()
+    for name, text in (
+        ("srun", SRUN),
+        ("scontrol", SCONTROL),
+        ("scancel", SCANCEL),
+    ):
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    (directory / "state").write_text("JobState=RUNNING")
+    monkeypatch.setenv("FAKE_SLURM", str(directory))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    for name, value in (
+        ("SLURM_ARRAY_JOB_ID", "40"),
+        ("SLURM_ARRAY_TASK_ID", "1"),
+        ("SLURM_JOB_NODELIST", "node[01-02]"),
+        ("SLURM_RESTART_COUNT", "2"),
+    ):
+        monkeypatch.setenv(name, value)
+    return directory
+
+
+def _group(fake, *plans, **changes):
+    for number, plan in enumerate(plans):
+        (fake / f"plan_{number}").write_text(plan)
+    fields = {
+        "num_groups": 2,
+        "workers_per_group": 3,
+        "workdir": fake.parent / "run",
+        **changes,
+    }
+    options = group.make_parser().parse_args(
+        [f"--{name}={value}" for name, value in fields.items()]
+    )
+    return group.SlurmGroup(options, ["python", "train.py", "a b"])
+
+
+def _starts(fake):
+    return len(list(fake.glob("srun_*")))
+
+
+def _told(group, fake, number=signal.SIGUSR1):
+    """Runs a group that is told to end once its step runs."""
+
+    def tell():
+        end = time.monotonic() + LIMIT_SECS
+        while not (fake / "running").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        group.tell_to_end(number)
+        if number == signal.SIGTERM:
+            (fake / "terminated").touch()  # Slurm tells the tasks itself.
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    try:
+        return group.run()
+    finally:
+        teller.join()
+
+
+def test_a_step_has_all_tasks_and_what_they_must_know(fake, capsys):
+    group = _group(
+        fake,
+        "exit 0",
+        ps_per_group=2,
+        cpus_per_worker=4,
+        srun="--container-image=image",
+        python="python3",
+    )
+    assert group.run() == 0
+    words = (fake / "srun_0").read_text().splitlines()
+    assert "--ntasks=6" in words  # With the chief.
+    assert "--cpus-per-task=4" in words
+    assert "--kill-on-bad-exit=1" in words
+    assert not [word for word in words if word.startswith("--gpus-")]
+    first = words.index("python3")
+    assert words.index("--container-image=image") < first
+    assert words[first + 1 : first + 3] == ["-m", "tfdistill.slurm.task"]
+    assert "--nodes=node01,node02" in words[first:]
+    assert "--ps_per_group=2" in words[first:]
+    assert words[-4:] == ["--", "python", "train.py", "a b"]
+    assert "group 1: done" in capsys.readouterr().out
+
+
+def test_gpus_are_asked_for_in_the_step_too(fake):
+    assert _group(fake, "exit 0", gpus_per_worker=1).run() == 0
+    assert "--gpus-per-task=1" in (fake / "srun_0").read_text().splitlines()
+
+
+def test_a_failure_is_tried_again_on_the_same_nodes(fake, capsys):
+    # The others of a step are ended in consequence: their codes are higher.
+    plans = ["fail group_1_worker_2 1; exit 143", "exit 137", "exit 0"]
+    assert _group(fake, *plans).run() == 0
+    assert _starts(fake) == 3
+    said = capsys.readouterr().out
+    assert "group_1_worker_2 ended with 1; restart 1 of 3 in 0.5 s" in said
+    assert "a task ended with 137; restart 2 of 3" in said
+    assert not list((fake.parent / "run" / "logs" / "ready").iterdir())
+    assert not (fake / "requeued").exists()
+
+
+@pytest.mark.parametrize("code", [2, 65])
+def test_what_a_retry_cannot_mend_is_not_tried_again(fake, capsys, code):
+    plan = f"fail group_1_worker_0 {code}; exit 143"
+    assert _group(fake, plan).run() == code
+    assert _starts(fake) == 1
+    assert f"exit code {code} means wrong" in capsys.readouterr().out
+
+
+def test_restarts_come_to_an_end(fake, capsys):
+    plan = "fail group_1_worker_0 1; exit 143"
+    assert _group(fake, plan, plan, max_restarts=1).run() == 1
+    assert "its 1 restarts (--max_restarts) are over" in capsys.readouterr().out
+    assert _group(fake, *[plan] * 3, max_restarts=0).run() == 1
+    assert "(--max_restarts=0)" in capsys.readouterr().out
+
+
+def test_the_status_is_seen_from_elsewhere(fake):
+    plan = "fail group_1_worker_0 1; exit 143"
+    _group(fake, plan, plan, max_restarts=1).run()
+    run = observed_run.ObservedRun(fake.parent / "run")
+    (status,) = run.look().groups
+    assert (status.group, status.state) == (1, "failed")
+    assert status.num_restarts == 1
+    assert status.last_error == "group_1_worker_0 ended with 1"
+    _group(fake, *[plan] * 2, "exit 0").run()
+    assert run.look().groups[0].state == "done"
+
+
+def test_a_port_that_is_taken_costs_no_restart(fake, capsys):
+    ready = fake.parent / "run" / "logs" / "ready"
+    plan = (
+        f"touch '{ready}/1_worker_1.port_taken'\n"
+        "fail group_1_worker_1 75; exit 75"
+    )
+    assert _group(fake, plan, "exit 0", max_restarts=0).run() == 0
+    assert "a port of it was taken" in capsys.readouterr().out
+
+
+def test_near_the_time_limit_the_tasks_end_and_the_job_is_requeued(
+    fake, capsys
+):
+    assert _told(_group(fake, UNTIL_TOLD), fake) == 75
+    assert (fake / "cancelled").read_text() == "--signal=TERM 40_1\n"
+    # Not "40": that would be all groups.
+    assert (fake / "requeued").read_text() == "40_1\n"
+    assert _starts(fake) == 1
+    said = capsys.readouterr().out
+    assert "group 1: SIGUSR1: the tasks must end" in said
+    assert "group 1: back to the queue" in said
+
+
+def test_a_job_that_is_preempted_or_lost_a_node_is_requeued_at_once(
+    fake, capsys
+):
+    # The first task to report was told to end, and not by this group.
+    assert _group(fake, "fail group_1_worker_1 75 true; exit 75").run() == 75
+    assert (fake / "requeued").read_text() == "40_1\n"
+    assert _starts(fake) == 1
+    assert "preempted, or a node was lost" in capsys.readouterr().out
+
+
+def test_a_group_that_is_done_in_time_is_not_requeued(fake):
+    plan = UNTIL_TOLD.partition("fail ")[0] + "exit 0"
+    assert _told(_group(fake, plan), fake) == 0
+    assert not (fake / "requeued").exists()
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "COMPLETING", "PENDING"])
+def test_a_job_that_slurm_ends_is_left_to_slurm(fake, capsys, state):
+    (fake / "state").write_text(f"JobState={state}")
+    assert _told(_group(fake, UNTIL_TOLD), fake, signal.SIGTERM) == 75
+    assert not (fake / "requeued").exists()
+    assert not (fake / "cancelled").exists()
+    assert f"the job is {state}" in capsys.readouterr().out
+
+
+def test_requeues_come_to_an_end_and_may_fail(fake, capsys):
+    assert _told(_group(fake, UNTIL_TOLD, max_requeues=2), fake) == 75
+    said = capsys.readouterr().out
+    assert "its 2 requeues (--max_requeues) are over" in said
+    assert "Submit the script again" in said
+    assert not (fake / "requeued").exists()
+
+    scontrol = fake.parent / "bin" / "scontrol"
+    broken = SCONTROL.replace("requeue*)", "requeue*) echo no >&2; exit 1;")
+    scontrol.write_text(broken)
+    (fake / "plan_1").write_text(UNTIL_TOLD)
+    assert _told(_group(fake), fake) == 75
+    said = capsys.readouterr().out
+    assert "`scontrol requeue 40_1` must succeed" in said
+    assert "Submit the script again" in said
+
+
+def test_a_step_that_does_not_end_is_ended_by_force(fake):
+    deaf = """
+touch "$FAKE_SLURM/running"
+trap 'kill $!; exit 137' TERM
+sleep 600 & wait
+"""
+    group = _group(fake, deaf, stop_secs=1)
+    assert _told(group, fake) == 75
+    assert (fake / "requeued").exists()
+
+
+def test_outside_a_job_it_is_refused(fake, monkeypatch, capsys):
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
+    with pytest.raises(SystemExit):
+        group.main([f"--workdir={fake}", "--", "true"])
+    said = capsys.readouterr().err
+    assert "SLURM_ARRAY_TASK_ID must be set" in said
+    with pytest.raises(SystemExit):
+        group.main([f"--workdir={fake}"])
+    assert "expected a command after --" in capsys.readouterr().err
+
+
+def test_slurm_that_does_not_answer_is_worth_a_retry(fake, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(pathlib.Path(fake, "nowhere")))
+    assert group.main([f"--workdir={fake}", "--", "true"]) == 75
+    assert "scontrol must answer" in capsys.readouterr().err
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,238 @@
+"""Tests of the status command, as people and scripts use it."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cases import runs as cases
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+from tfdistill.status import command
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _run(tmp_path, *teachers, **more):
+    now = time.time()
+    lines = [
+        cases.line(step, now - 20 + step, loss=0.5, teachers=list(teachers))
+        for step in (8, 10)
+    ]
+    cases.metrics(tmp_path, 0, lines[0], lines[1] | more)
+    return tmp_path
+
+
+def _main(capsys, *arguments):
+    code = command.main([str(argument) for argument in arguments])
+    return code, capsys.readouterr().out
+
+
+def test_what_people_see(tmp_path, capsys):
+    reasons = {"5": "its outputs must be finite.", "6": "damaged [it] is."}
+    teacher = cases.teacher(
+        health="fading",
+        share=0.25,
+        reason="older than 10 steps",
+        num_quarantined=2,
+        quarantined=reasons,
+    )
+    _run(tmp_path, teacher)
+    cases.version(tmp_path / "exchange", 0, 8, num_bytes=123_456_789)
+    code, out = _main(capsys, tmp_path)
+    assert code == 0
+    assert "group 0: running, step 10/100, loss 0.5000, newest 8" in out
+    assert "teacher group_1, version 8, health fading, share 0.25" in out
+    assert "share 0.25, steps old 2, secs old" in out
+    assert "step 8, 123.5 MB" in out
+    for reason in reasons.values():
+        assert reason in out
+
+
+def test_the_document_has_the_documented_keys(tmp_path, capsys):
+    teacher = cases.teacher(num_quarantined=1, quarantined={"5": "why"})
+    _run(tmp_path, teacher)
+    cases.version(tmp_path / "exchange", 0, 8)
+    code, out = _main(capsys, tmp_path, "--json")
+    assert code == 0
+    found = json.loads(out)
+    text = (_ROOT / "docs" / "operations.md").read_text("utf-8")
+    (group,) = found["groups"]
+    for part in (found, group, group["newest_version"], group["teachers"][0]):
+        for key in part:
+            assert f"`{key}`" in text, f"docs/operations.md lacks `{key}`"
+    assert group["teachers"][0]["quarantined"] == [{"step": 5, "reason": "why"}]
+    assert (group["step"], group["state"]) == (10, "running")
+    assert group["distillation_loss"] is None
+
+
+def test_an_exchange_behind_a_url(tmp_path, capsys):
+    tf = pytest.importorskip("tensorflow")
+    _run(tmp_path)
+    manifest = cases.version(tmp_path / "hub", 0, 8).read_bytes()
+    url = f"ram://{tmp_path.name}"
+    tf.io.gfile.makedirs(f"{url}/group_0/8")
+    with tf.io.gfile.GFile(f"{url}/group_0/8/manifest.json", "wb") as file:
+        file.write(manifest)
+    # As a launcher notes it.
+    record = {"topology": {"exchange": url}}
+    (tmp_path / "launch.json").write_text(json.dumps(record))
+    found = json.loads(_main(capsys, tmp_path, "--json")[1])
+    assert found["exchange"] == url
+    assert found["groups"][0]["newest_version"]["step"] == 8
+
+
+def test_numbers_that_are_not_finite_give_valid_json(tmp_path, capsys):
+    _run(tmp_path, loss=float("nan"), total_steps=float("inf"))
+    _, out = _main(capsys, tmp_path, "--json")
+    found = json.loads(out, parse_constant=pytest.fail)
+    assert found["groups"][0]["total_steps"] is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--interval_secs=0"],
+        ["--silent_secs=nan"],
+        ["--json", "--watch"],
+        ["--unknown"],
+    ],
+)
+def test_wrong_options(tmp_path, capsys, arguments):
+    _run(tmp_path)
+    with pytest.raises(SystemExit) as raised:
+        command.main([str(tmp_path), *arguments])
+    assert raised.value.code == 2
+
+
+def test_no_run_there(tmp_path, capsys):
+    with pytest.raises(SystemExit) as raised:
+        command.main([str(tmp_path)])
+    assert raised.value.code == 2
+    assert "There must be a run in" in capsys.readouterr().err
+
+
+def test_check_tells_by_the_exit_code(tmp_path, capsys):
+    _run(tmp_path)
+    assert _main(capsys, tmp_path, "--check")[0] == 0
+    cases.metrics(tmp_path, 1, cases.line(3, 5.0))
+    path = tmp_path / "group_1" / "metrics.jsonl"
+    os.utime(path, (5.0, 5.0))
+    assert _main(capsys, tmp_path)[0] == 0
+    code, out = _main(capsys, tmp_path, "--check")
+    assert code == 1
+    assert "group 1: silent for" in out
+
+
+def test_watch_ends_with_the_run_and_repeats_nothing(tmp_path, capsys):
+    _run(tmp_path, event="end")
+    code, out = _main(capsys, tmp_path, "--watch", "--interval_secs=0.1")
+    assert code == 0
+    assert out.count("group 0: done") == 1
+
+
+def test_what_a_terminal_shows(tmp_path, capsys, monkeypatch):
+    teacher = cases.teacher(
+        health="too_stale",
+        reason="older than 9 steps",
+        num_quarantined=2,
+        quarantined={"5": "first", "6": "second " * 30},
+    )
+    _run(tmp_path, teacher, event="end")
+    cases.version(tmp_path / "exchange", 0, 8, num_bytes=999)
+    for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COLUMNS", "100")
+    code, out = _main(capsys, tmp_path)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out)
+    assert code == 0
+    assert out != text  # It took itself to be on a terminal.
+    rows = [line.split() for line in text.splitlines() if line.strip()]
+    assert rows[0][:3] == ["group", "state", "step"]
+    assert rows[2][:3] == ["0", "done", "10/100"]
+    assert ["0", "group_1", "8", "too", "stale", "1.00", "2", "2"] in rows
+    assert "step 8, 999 bytes" in text
+    assert "second second" in text and "version 5 quarantined: first" in text
+    code, out = _main(capsys, tmp_path, "--watch", "--interval_secs=0.1")
+    assert code == 0
+    assert "10/100" in out
+
+
+def test_text_of_others_cannot_steer_the_terminal(tmp_path, capsys):
+    bad = "\x1b]0;title\x07 [bold]x[/bold] [/nothing]\r\nnext"
+    teacher = cases.teacher(name=bad, health=bad, quarantined={"5": bad})
+    _run(tmp_path, teacher)
+    cases.events(
+        tmp_path,
+        ("start", 0, 9, {}),
+        ("failed", 0, 5, {"task": bad, "reason": bad}),
+    )
+    _, out = _main(capsys, tmp_path)
+    assert "\x1b" not in out and "\x07" not in out and "\r" not in out
+    assert "[bold]x[/bold] [/nothing] next" in out
+
+
+@pytest.mark.multiprocess
+@pytest.mark.usefixtures("no_process_left")
+def test_a_reader_that_has_seen_enough(tmp_path):
+    teachers = [cases.teacher(f"group_{n}") for n in range(1, 900)]
+    _run(tmp_path, *teachers)
+    with subprocess.Popen(
+        [sys.executable, "-m", "launch.status", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=_ROOT,
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == command.EXIT_PIPE
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout_secs(120)
+@pytest.mark.usefixtures("no_process_left")
+def test_a_real_run_that_failed_and_came_back(tmp_path, capsys):
+    """Without TensorFlow, also as a program of its own."""
+    code = (
+        "import pathlib, sys\n"
+        f"mark = pathlib.Path({str(tmp_path / 'mark')!r})\n"
+        "if not mark.exists():\n"
+        "    mark.touch()\n"
+        "    sys.exit('ValueError: the first try')\n"
+    )
+    topology = local_cluster.LocalCluster(
+        command=[sys.executable, "-c", code],
+        workdir=str(tmp_path / "run"),
+        max_restarts=2,
+    )
+    with local_run.LocalRun(topology) as run:
+        assert run.wait(timeout_secs=60).exit_code == 0
+    program = (
+        "import sys\n"
+        "from tfdistill import status_cli\n"
+        "code = status_cli.main()\n"
+        "assert 'tensorflow' not in sys.modules, 'TensorFlow was imported'\n"
+        "sys.exit(code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(run_dir := tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=_ROOT,
+        check=True,
+    )
+    assert "group 0: done, restarts 1" in done.stdout
+    assert "group_0_worker_0 ended with exit code 1" in done.stdout
+    found = json.loads(_main(capsys, run_dir, "--json")[1])
+    assert (found["over"], found["exit_code"]) == (True, 0)
+    assert found["groups"][0]["restarts"] == 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

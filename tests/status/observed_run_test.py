@@ -1,0 +1,285 @@
+"""Tests of what is made of a run's files, whatever they hold."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.cases import runs as cases
+from tfdistill.launcher import files
+from tfdistill.launcher import local_cluster
+from tfdistill.status import observed_run
+from tfdistill.status import run_events
+from tfdistill.system import processes
+
+_NOW = cases.NOW
+_JUST = _NOW - 1
+
+
+@pytest.fixture(autouse=True)
+def _old_files(monkeypatch):
+    """Files are as old as their lines say, not as this test."""
+    monkeypatch.setattr(
+        "tfdistill.status.directory.RunDirectory.last_written", lambda *_: 0.0
+    )
+
+
+def _look(directory, **options):
+    run = observed_run.ObservedRun(directory, clock=lambda: _NOW, **options)
+    return run.look()
+
+
+def _states(seen):
+    return [status.state for status in seen.groups]
+
+
+_EVENTS = {
+    "starting": [("start", 0, 9, {})],
+    "running": [("start", 0, 9, {}), ("ready", 0, 5, {})],
+    "done": [("start", 0, 9, {}), ("done", 0, 5, {})],
+    "stopped": [("start", 0, 9, {}), ("stopped", 0, 5, {"reason": "x"})],
+    "failed": [("start", 0, 9, {}), ("failed", 0, 5, {"reason": "x"})],
+    "restarting": [
+        ("start", 0, 9, {}),
+        ("failed", 0, 5, {"reason": "x"}),
+        ("restart", 0, 5, {"restart": 1}),
+    ],
+}
+
+
+@pytest.mark.parametrize("state", list(_EVENTS))
+def test_states_that_a_launcher_tells(tmp_path, state):
+    cases.events(tmp_path, *_EVENTS[state])
+    (status,) = _look(tmp_path).groups
+    assert status.state == state
+    assert status.num_restarts == (state == "restarting")
+    assert status.last_error == (
+        "x" if state in ("failed", "restarting") else ""
+    )
+
+
+def test_a_restarted_group_runs_by_its_own_lines_only(tmp_path):
+    cases.metrics(tmp_path, 0, cases.line(50, _NOW - 20))
+    cases.events(tmp_path, *_EVENTS["restarting"])
+    cases.events(tmp_path, ("start", 0, 4, {"attempt": 2}))
+    assert _states(_look(tmp_path)) == ["starting"]
+    cases.metrics(tmp_path, 0, cases.line(40, _NOW - 2))
+    seen = _look(tmp_path)
+    assert _states(seen) == ["running"]
+    assert seen.groups[0].num_restarts == 1
+    assert not seen.over
+
+
+def test_the_reason_outlives_what_follows_from_it(tmp_path):
+    cases.events(
+        tmp_path,
+        ("start", 0, 9, {}),
+        ("exit", 0, 6, {"task": "group_0_worker_1", "exit_code": 3}),
+        ("failed", 0, 5, {"reason": "group_0_worker_1 ended", "exit_code": 3}),
+        ("exit", 0, 4, {"task": "group_0_worker_0", "exit_code": -15}),
+        ("end", None, 3, {"exit_code": 3}),
+    )
+    seen = _look(tmp_path)
+    assert seen.groups[0].last_error == "group_0_worker_1 ended"
+    assert (seen.over, seen.exit_code) == (True, 3)
+
+
+def test_groups_with_launchers_of_their_own(tmp_path):
+    """As under Slurm, where a group is a job, which may be requeued."""
+    directory = tmp_path / "logs"
+    for group, found in ((0, "failed"), (1, "stopped")):
+        events = [("start", group, 9, {}), (found, group, 5, {"reason": "x"})]
+        path = cases.events(tmp_path, *events)
+        path.rename(run_events.group_path(directory, group))
+    assert _states(_look(tmp_path)) == ["failed", "stopped"]
+    path = cases.events(tmp_path, ("start", 1, 2, {}))
+    with run_events.group_path(directory, 1).open("a") as file:
+        file.write(path.read_text())
+    path.unlink()
+    assert _states(_look(tmp_path)) == ["failed", "starting"]
+
+
+def test_without_a_launcher_the_lines_tell(tmp_path):
+    cases.metrics(tmp_path, 0, cases.line(5, _NOW - 100), cases.line(6, _JUST))
+    cases.metrics(tmp_path, 1, cases.line(5, _NOW - 100))
+    cases.metrics(tmp_path, 2, cases.line(9, _NOW - 900, event="end"))
+    cases.metrics(tmp_path, 3, cases.line(9, _JUST, event="epoch_end"))
+    seen = _look(tmp_path)
+    assert _states(seen) == ["running", "silent", "done", "running"]
+    assert seen.groups[1].silent_secs == 100
+    assert _states(_look(tmp_path, silent_secs=200))[1] == "running"
+
+
+def test_a_start_may_take_long_but_not_for_ever(tmp_path):
+    for ago, state in ((200, "starting"), (400, "silent")):
+        cases.events(tmp_path / state, ("start", 0, ago, {}))
+        assert _states(_look(tmp_path / state)) == [state]
+
+
+def test_groups_seen_in_the_exchange_alone(tmp_path):
+    cases.metrics(tmp_path, 0, cases.line(5, _JUST))
+    cases.version(tmp_path / "exchange", 2, 40)
+    seen = _look(tmp_path)
+    assert [status.group for status in seen.groups] == [0, 2]
+    assert _states(seen) == ["running", "unknown"]
+    assert seen.groups[1].newest.step == 40
+
+
+def test_an_exchange_elsewhere(tmp_path):
+    run = tmp_path / "run"
+    cases.metrics(run, 0, cases.line(5, _JUST))
+    cases.version(tmp_path / "hub", 0, 40)
+    assert _look(run).groups[0].newest is None
+    seen = _look(run, exchange=str(tmp_path / "hub"))
+    assert seen.groups[0].newest.step == 40
+    # As a launcher notes it.
+    record = {"topology": {"exchange": str(tmp_path / "hub")}}
+    (run / "launch.json").write_text(json.dumps(record))
+    assert _look(run).groups[0].newest.step == 40
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[1]", b"\xff\xfe", b"null", b"[" * 100_000],
+)
+def test_damaged_files_are_told_or_passed_over(tmp_path, content):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (tmp_path / "group_0").mkdir()
+    for path in (
+        tmp_path / "launch.json",
+        tmp_path / "group_0" / "metrics.jsonl",
+        logs / "events.jsonl",
+        logs / "group_0_worker_0.log",
+    ):
+        path.write_bytes(content)
+    (tmp_path / "exchange" / "group_0" / "5").mkdir(parents=True)
+    manifest = tmp_path / "exchange" / "group_0" / "5" / "manifest.json"
+    manifest.write_bytes(content)
+    seen = _look(tmp_path)
+    assert _states(seen) == ["starting"]
+    assert seen.groups[0].newest is None
+    assert any("launch.json" in problem for problem in seen.problems)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["x", None, True, [1], {"a": 1}, -1, 10**30, float("nan")]
+)
+def test_values_of_any_kind_are_survived(tmp_path, wrong):
+    record = dict.fromkeys(
+        ("step", "time", "teachers", "event", "loss", "total_steps"), wrong
+    )
+    cases.metrics(tmp_path, 0, record)
+    teacher = dict.fromkeys(cases.teacher(), wrong)
+    cases.metrics(tmp_path, 0, {"teachers": [teacher, wrong]})
+    fields = ("time", "attempt", "task", "reason", "exit_code", "silent_secs")
+    for name in ("start", "failed", "exit", "stuck", "restart", "end"):
+        cases.events(tmp_path, (name, 0, 1, dict.fromkeys(fields, wrong)))
+        cases.events(tmp_path, (wrong, wrong, 1, {}))
+    for name in ("topology", "pids", "task_starts", "launcher", "machine"):
+        (tmp_path / "launch.json").write_text(json.dumps({name: wrong}))
+        assert len(_look(tmp_path).groups) == 1
+
+
+def test_files_that_are_directories(tmp_path):
+    for name in ("launch.json", "group_0/metrics.jsonl", "logs/events.jsonl"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "exchange").touch()
+    seen = _look(tmp_path)
+    assert _states(seen) == ["starting"]
+    for name in ("launch.json", "metrics.jsonl", "events.jsonl"):
+        assert any(name in problem for problem in seen.problems)
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(observed_run.NoRunError, match="run in .*found none"):
+        observed_run.ObservedRun(tmp_path)
+    with pytest.raises(observed_run.NoRunError, match="No such file"):
+        observed_run.ObservedRun(tmp_path / "absent")
+    (tmp_path / "file").touch()
+    with pytest.raises(observed_run.NoRunError, match="Not a directory"):
+        observed_run.ObservedRun(tmp_path / "file")
+
+
+def test_an_exchange_that_was_named_must_be_there(tmp_path):
+    cases.metrics(tmp_path, 0, cases.line(5, _JUST))
+    assert not _look(tmp_path).problems  # Its own comes with a version.
+    (problem,) = _look(tmp_path, exchange=str(tmp_path / "hub")).problems
+    assert "hub" in problem and "No such file" in problem
+
+
+def _record(tmp_path, pid):
+    topology = local_cluster.LocalCluster(
+        command=[sys.executable], workdir=str(tmp_path)
+    )
+    files.write_record(topology, started=1.0, pids={"group_0_worker_0": pid})
+    path = tmp_path / "launch.json"
+    return path, json.loads(path.read_text())
+
+
+def test_a_run_whose_processes_are_gone_is_lost(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE
+    ) as child:
+        path, record = _record(tmp_path, child.pid)
+        cases.events(tmp_path, ("start", 0, 9, {}), ("ready", 0, 5, {}))
+        assert _states(_look(tmp_path)) == ["running"]  # The launcher: us.
+        record["launcher"] = {"pid": os.getpid(), "started": 1}
+        path.write_text(json.dumps(record))
+        assert _states(_look(tmp_path)) == ["running"]  # A task lives.
+        child.kill()
+        child.wait()
+    seen = _look(tmp_path)
+    assert _states(seen) == ["lost"]
+    assert seen.over
+    # Process ids of another machine, or of another boot, say nothing.
+    record["machine"] = "elsewhere"
+    path.write_text(json.dumps(record))
+    assert _states(_look(tmp_path)) == ["running"]
+    # Neither do those of a launcher that does not note their start.
+    record["machine"] = processes.machine()
+    del record["task_starts"], record["launcher"]
+    path.write_text(json.dumps(record))
+    assert _states(_look(tmp_path)) == ["running"]
+
+
+def test_errors_in_logs_are_found_where_no_event_tells_them(tmp_path):
+    cases.metrics(tmp_path, 0, cases.line(5, _NOW - 100))
+    log = tmp_path / "logs" / "group_0_worker_0.log"
+    log.parent.mkdir()
+    log.write_text(
+        "E0000 cuda_executor: error: no device\n"
+        "Traceback (most recent call last):\n"
+        "  File 'x.py', line 1\n"
+        "keras.errors.BadError: it \x1b[31mbroke\n"
+    )
+    (status,) = _look(tmp_path).groups
+    assert status.state == "silent"
+    assert status.last_error == (
+        "keras.errors.BadError: it broke (group_0_worker_0.log)"
+    )
+    with log.open("a") as file:
+        file.write("===== 2026-01-01 00:00:00: start 2 of the group =====\n")
+    assert _look(tmp_path).groups[0].last_error == ""
+
+
+def test_a_storage_that_hangs_does_not_hold_up_the_rest(tmp_path, monkeypatch):
+    pipe = tmp_path / "exchange" / "group_0" / "5"
+    pipe.mkdir(parents=True)
+    cases.metrics(tmp_path, 0, cases.line(5, _JUST))
+    release = threading.Event()
+    monkeypatch.setattr(
+        "tfdistill.exchange.reader.newest", lambda *_: release.wait(60)
+    )
+    run = observed_run.ObservedRun(tmp_path, clock=lambda: _NOW)
+    seen = run.look(limit_secs=0.2)
+    release.set()
+    assert _states(seen) == ["running"]
+    assert "has not answered" in " ".join(seen.problems)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,44 @@
+"""Tests of the log of events."""
+
+import time
+
+import pytest
+
+from tfdistill.status import run_events
+
+
+def test_events_are_read_back_and_half_a_line_is_not(tmp_path):
+    path = tmp_path / run_events.NAME
+    before = time.monotonic()
+    log = run_events.EventLog(path)
+    log.add("exit", group=1, task="group_1_worker_0", attempt=2, exit_code=-9)
+    log.add("end", exit_code=0)
+    with path.open("ab") as file:
+        file.write(b'{"event": "sta')
+    first, last = run_events.read(path)
+    log.close()
+    assert first.pop("time") <= last["time"] <= time.time()
+    assert before <= first.pop("monotonic") <= last["monotonic"]
+    assert first == {
+        "event": "exit",
+        "group": 1,
+        "task": "group_1_worker_0",
+        "attempt": 2,
+        "exit_code": -9,
+    }
+    assert (last["group"], last["task"]) == (None, None)
+
+
+def test_a_log_goes_on_where_it_was(tmp_path):
+    path = tmp_path / run_events.NAME
+    for event in ("start", "done"):
+        log = run_events.EventLog(path)
+        log.add(event)
+        # Nothing waits for the file to be closed.
+        assert run_events.read(path)[-1]["event"] == event
+        log.close()
+    assert [e["event"] for e in run_events.read(path)] == ["start", "done"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,176 @@
+"""Tests of what is shown of a run while it runs."""
+
+import io
+import json
+
+import pytest
+import rich.console
+
+from tfdistill.exchange import reader
+from tfdistill.status import group
+from tfdistill.status import tables
+
+
+def _records(*steps, pace_secs=0.5, **more):
+    return [{"step": s, "time": 1e9 + pace_secs * s} | more for s in steps]
+
+
+def test_status_line_holds_what_is_known():
+    status = group.GroupStatus(1)
+    assert tables.group_line(status) == "group 1: starting"
+    status.state = "running"
+    values = {"loss": 0.51234, "distillation_loss": 0.1, "total_steps": 500}
+    values |= {"examples_per_second": 1234.5, "teacher_staleness": None}
+    status.update(_records(10, 20, **values))
+    assert tables.group_line(status) == (
+        "group 1: running, step 20/500, loss 0.5123, distillation loss 0.1000,"
+        " examples/s 1,234, time left 4:00"
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong", ["7", None, True, [1], {}, float("nan"), 10**400, float("inf")]
+)
+def test_values_of_any_kind_are_shown_or_left_out(wrong):
+    status = group.GroupStatus(0, state="running")
+    record = dict.fromkeys(
+        ("step", "time", "loss", "total_steps", "examples_per_second"), wrong
+    )
+    # As a task would have written it.
+    status.update([json.loads(json.dumps(record))] * 2)
+    assert tables.group_line(status).startswith("group 0: running")
+    assert status.secs_left is None
+
+
+def test_time_left_follows_the_recent_pace():
+    status = group.GroupStatus(0)
+    status.update(_records(*range(1, 10), pace_secs=100, total_steps=1000))
+    status.update(_records(*range(900, 920), pace_secs=2, total_steps=1000))
+    assert status.secs_left == pytest.approx((1000 - 919) * 2)
+    status.update(_records(1005, pace_secs=2))
+    assert status.secs_left == 0
+
+
+def test_time_left_after_going_back_to_a_backup():
+    status = group.GroupStatus(0)
+    status.update(_records(500, 510, total_steps=1000))
+    status.update([{"step": 400, "time": 2e9}])
+    assert status.secs_left is None
+    status.update([{"step": 410, "time": 2e9 + 100}])
+    assert status.secs_left == pytest.approx(590 * 10)
+
+
+@pytest.mark.parametrize(
+    "secs, text", [(59.6, "1:00"), (3661, "1:01:01"), (float("inf"), "-")]
+)
+def test_duration(secs, text):
+    assert tables.duration(secs) == text
+
+
+def test_table_has_a_row_for_each_group():
+    statuses = [group.GroupStatus(g) for g in (0, 1)]
+    statuses[1].update(_records(7, distillation_loss=0.25))
+    stream = io.StringIO()
+    rich.console.Console(file=stream, width=120).print(tables.table(statuses))
+    lines = stream.getvalue().splitlines()
+    assert any("0" in line and "starting" in line for line in lines)
+    assert any("7" in line and "0.2500" in line for line in lines)
+
+
+def test_plain_lines_are_rare_and_only_on_change():
+    stream = io.StringIO()
+    display = tables.Display(stream, plain=True, interval_secs=5)
+    status = group.GroupStatus(0)
+
+    def shown(now):
+        before = len(stream.getvalue())
+        display.show([status], now=now)
+        return stream.getvalue()[before:]
+
+    assert shown(0.0) == "[    0.0 s] group 0: starting\n"
+    assert shown(60.0) == ""
+    status.state = "running"
+    assert "running" in shown(60.1)  # A new state is shown at once.
+    status.update([{"step": 1}])
+    assert shown(65.0) == ""
+    assert "step 1" in shown(65.5)
+    status.update([{"step": 2}])
+    assert shown(70.0) == ""
+    status.state = "done"
+    assert "done, step 2" in shown(70.0)
+    display.say("a [b] c")
+    assert stream.getvalue().endswith("a [b] c\n")
+    display.close()
+
+
+def test_live_table_and_messages_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    display = tables.Display(stream)
+    display.show([group.GroupStatus(3)], now=0.0)
+    display.say("see [log] at /a/b")
+    display.close()
+    assert "\x1b[" in stream.getvalue()
+    assert "staleness" in stream.getvalue()
+    assert "see [log] at /a/b" in stream.getvalue()
+
+
+def test_plain_by_default_where_there_is_no_terminal():
+    stream = io.StringIO()
+    display = tables.Display(stream)
+    display.show([group.GroupStatus(3)], now=0.0)
+    display.close()
+    assert stream.getvalue() == "[    0.0 s] group 3: starting\n"
+
+
+def _troubled():
+    status = group.GroupStatus(0, state="running")
+    teacher = {"name": "group_1", "num_quarantined": 3}
+    teacher["quarantined"] = {"7": "its outputs [must] be finite: " * 9}
+    status.update(_records(10, 20, loss=0.5, total_steps=500))
+    status.update([{"teachers": [teacher], "distillation_loss": 0.1}])
+    status.newest = reader.Published(
+        step=15, num_bytes=7, created=1.0, modified=2.0
+    )
+    status.num_restarts = 2
+    status.last_error = "group_0_worker_1 ended with exit code 3"
+    return status
+
+
+@pytest.mark.parametrize("width", [100, 80, 60, 40, 20])
+def test_the_table_fits_the_terminal(width):
+    stream = io.StringIO()
+    console = rich.console.Console(file=stream, width=width)
+    console.print(tables.groups_table([_troubled()], width=width))
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    text = stream.getvalue()
+    assert "running" in text or width == 20
+    assert ("quarantined" in lines[1]) == (width >= 60)
+    assert ("newest" in lines[1]) == (width >= 60)
+    assert len(lines) <= 7  # Notes are cut, not wrapped.
+    if width == 100:
+        (row,) = [line.split() for line in lines if "20/500" in line]
+        assert row[:4] == ["0", "running", "20/500", "0.5000"]
+        assert {"15", "3", "2"} <= set(row)
+        assert "group 0, last error: group_0_worker_1 ended" in text
+        assert "its outputs [must] be finite" in text
+
+
+def test_plain_lines_tell_a_quarantine_once():
+    stream = io.StringIO()
+    display = tables.Display(stream, plain=True)
+    status = _troubled()
+    display.show([status], now=0.0)
+    assert "quarantined 3 of group_1, last 7: its outputs" in stream.getvalue()
+    assert "newest 15, quarantined 3, restarts 2" in stream.getvalue()
+    status.record["teachers"][0]["quarantined"]["8"] = status.record[
+        "teachers"
+    ][0]["quarantined"]["7"]
+    display.show([status], now=100.0)
+    assert stream.getvalue().count("its outputs [must] be finite:") == 9
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

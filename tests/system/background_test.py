@@ -1,0 +1,122 @@
+""""""
+
+import logging
+import threading
+
+import pytest
+
+from tfdistill.system import background
+
+_WAIT_SECS = 30.0
+
+
+@pytest.fixture
+def worker():
+    thread = background.OneJobThread("test-export")
+    yield thread
+    thread.close(_WAIT_SECS)
+
+
+def test_a_job_runs_on_the_other_thread(worker):
+    names, done = [], threading.Event()
+
+    def job():
+        names.append(threading.current_thread().name)
+        done.set()
+
+    assert worker.submit(job, wait_secs=0.0)
+    assert done.wait(_WAIT_SECS)
+    assert names == ["test-export"]
+
+
+def test_nobody_queues_for_a_busy_thread(worker):
+    started, release, ran = threading.Event(), threading.Event(), []
+
+    def first():
+        started.set()
+        release.wait(_WAIT_SECS)
+        ran.append("first")
+
+    assert worker.submit(first, wait_secs=0.0)
+    assert started.wait(_WAIT_SECS)
+    assert not worker.submit(lambda: ran.append("skipped"), wait_secs=0.0)
+    assert not worker.submit(lambda: ran.append("skipped"), wait_secs=0.01)
+    release.set()
+    assert worker.submit(lambda: ran.append("third"), wait_secs=_WAIT_SECS)
+    worker.close(_WAIT_SECS)
+    assert ran == ["first", "third"]
+
+
+def test_closing_waits_for_the_job_in_progress():
+    worker = background.OneJobThread("test-export")
+    started, release, done = threading.Event(), threading.Event(), []
+
+    def job():
+        started.set()
+        release.wait(_WAIT_SECS)
+        done.append(True)
+
+    worker.submit(job, wait_secs=0.0)
+    assert started.wait(_WAIT_SECS)
+    threading.Timer(0.05, release.set).start()
+    worker.close(_WAIT_SECS)
+    assert done == [True]
+
+
+def test_closing_gives_up_in_time_and_says_so(caplog):
+    worker = background.OneJobThread("test-export")
+    release, started = threading.Event(), threading.Event()
+
+    def job():
+        started.set()
+        release.wait(_WAIT_SECS)
+
+    worker.submit(job, wait_secs=0.0)
+    assert started.wait(_WAIT_SECS)
+    try:
+        with caplog.at_level(logging.WARNING):
+            worker.close(0.01)
+        assert "given up" in caplog.text
+    finally:
+        release.set()
+
+
+def test_an_error_is_logged_and_the_thread_lives_on(worker, caplog):
+    done = threading.Event()
+
+    def fail():
+        raise ZeroDivisionError("in the job")
+
+    with caplog.at_level(logging.ERROR):
+        assert worker.submit(fail, wait_secs=0.0)
+        assert worker.submit(done.set, wait_secs=_WAIT_SECS)
+        assert done.wait(_WAIT_SECS)
+    assert "in the job" in caplog.text
+
+
+def test_pauses_double_up_to_the_longest_and_a_success_ends_them():
+    now = 0.0
+    pause = background.Backoff(first_secs=1, longest_secs=5, clock=lambda: now)
+    assert pause.is_over
+    for secs in (1, 2, 4, 5, 5):
+        pause.failed()
+        now += secs - 0.01
+        assert not pause.is_over
+        now += 0.02
+        assert pause.is_over
+    pause.failed()
+    pause.succeeded()
+    assert pause.is_over
+    pause.failed()
+    now += 1.01
+    assert pause.is_over
+
+
+@pytest.mark.parametrize(("first", "longest"), [(0, 1), (2, 1), (-1, 1)])
+def test_bad_pauses_are_named(first, longest):
+    with pytest.raises(ValueError, match="`first_secs`"):
+        background.Backoff(first_secs=first, longest_secs=longest)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,54 @@
+"""Tests of the probe: who listens, who refuses, who is not there."""
+
+import socket
+
+import pytest
+
+from tfdistill.system import processes
+
+
+def test_a_listener_is_open_and_a_closed_port_refuses():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert processes.ask(address) is processes.Answer.OPEN
+    assert processes.ask(address) is processes.Answer.REFUSED
+
+
+def test_a_host_that_is_unknown_is_silent(monkeypatch):
+    def fail(*args, **kwargs):
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    assert processes.ask("nowhere:1") is processes.Answer.SILENT
+
+
+def test_a_host_that_does_not_answer_is_silent():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        peer = server.getsockname()
+        address = f"127.0.0.1:{peer[1]}"
+        # Fills the queue that nobody empties.
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(peer)
+        answer = processes.ask(address, timeout_secs=0.2)
+        for one in waiting:
+            one.close()
+    assert answer is processes.Answer.SILENT
+
+
+def test_a_connection_that_meets_itself_counts_as_refused(monkeypatch):
+    def meet_itself(peer, timeout):
+        alone = socket.socket()
+        alone.bind(("127.0.0.1", 0))
+        alone.connect(alone.getsockname())
+        return alone
+
+    monkeypatch.setattr(socket, "create_connection", meet_itself)
+    assert processes.ask("127.0.0.1:9") is processes.Answer.REFUSED
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

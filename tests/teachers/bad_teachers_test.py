@@ -1,0 +1,292 @@
+"""Teachers that are useless, stale, broken or of another kind, in training."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tfdistill.exports import saved_model
+
+_X, _Y = cases.data()
+
+
+@pytest.fixture
+def exchange(tmp_path):
+    return tfdistill.Exchange(tmp_path / "exchange")
+
+
+def _weights(model):
+    optimizer = model.optimizer
+    return [
+        np.asarray(v.value)
+        for v in (*model.student.variables, *optimizer.variables)
+    ]
+
+
+def _assert_same_bits(found, expected):
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.tobytes() == theirs.tobytes()
+
+
+# ---- outputs that are not finite ----
+
+
+@pytest.fixture
+def policy(request):
+    before = keras.config.dtype_policy().name
+    keras.config.set_dtype_policy(request.param)
+    yield request.param
+    keras.config.set_dtype_policy(before)
+
+
+def _publish_nan(exchange, monkeypatch, step=10):
+    """A peer whose weights have become NaN, past the gates on both sides."""
+    monkeypatch.setattr(saved_model, "check_finite", lambda *_: None)
+    peer = cases.deep(1)
+    for variable in peer.variables:
+        variable.assign(tf.fill(variable.shape, float("nan")))
+    cases.publish(exchange, peer, step=step)
+
+
+@pytest.mark.parametrize(
+    ("policy", "loss"),
+    [
+        ("float32", "ForwardKL"),
+        ("float32", "ReverseKL"),
+        ("mixed_float16", "ReverseKL"),
+        ("mixed_bfloat16", "ForwardKL"),
+    ],
+    indirect=["policy"],
+)
+def test_a_teacher_of_nan_gives_the_run_without_a_teacher(
+    exchange, monkeypatch, policy, loss
+):
+    """Bit for bit: while it is asked, when it is dropped, and after."""
+    _publish_nan(exchange, monkeypatch)
+    models = [
+        cases.codistill(
+            cases.deep(0),
+            teachers,
+            optimizer=keras.optimizers.Adam(0.01),
+            distillation_loss=getattr(tfdistill.losses, loss)(temperature=2.0),
+        )
+        for teachers in (
+            cases.teacher_set(exchange, max_bad_batches=3),
+            None,
+        )
+    ]
+    for model in models:
+        cases.prepare(model, _X, _Y)
+    taught, plain = models
+    cases.load(taught, 10)
+    logs = cases.fit(
+        taught,
+        _X,
+        _Y,
+        epochs=6,
+        callbacks=[tfdistill.TeacherLoader(every_steps=1)],
+    )
+    expected = cases.fit(plain, _X, _Y, epochs=6)
+    assert logs["distillation_weight"] == [0] * 6
+    assert logs["loss"] == expected["loss"] == logs["task_loss"]
+    _assert_same_bits(_weights(taught), _weights(plain))
+    status = taught.teachers.status()[0]
+    assert (status["health"], status["num_dropped"]) == ("dropped", 1)
+    assert "3 batches in a row" in status["reason"]
+
+
+def test_one_row_of_nan_is_one_example_less(exchange):
+    """The teacher is infinite where an input is large."""
+    peer = cases.linear(1)
+    for variable in peer.variables:
+        variable.assign(tf.fill(variable.shape, 1e30))
+    cases.publish(exchange, peer)
+    x = _X.copy()
+    x[3] = 1e30
+    model = cases.codistill(cases.linear(0), cases.teacher_set(exchange))
+    cases.prepare(model, x, _Y)
+    cases.load(model, 10)
+    soft = model.teachers.predict(
+        tf.constant(x),
+        step=tf.constant(20, tf.int64),
+        active=tf.constant(True),
+        like=model.student(x),
+    )
+    expected = [[float(row != 3) for row in range(16)]]
+    np.testing.assert_array_equal(soft.weights, expected)
+    assert cases.fit(model, x, _Y)["distillation_weight"] == [1]
+
+
+# ---- versions that grow old ----
+
+
+class _Clock(keras.callbacks.Callback):
+    """A clock that a step takes forward by ten seconds."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.now += 10.0
+
+
+@pytest.mark.parametrize(
+    ("unit", "replicas"), [("steps", 1), ("secs", 1), ("secs", 2)]
+)
+def test_the_weight_follows_the_ramp_of_a_frozen_exporter(
+    exchange, unit, replicas, request, caplog
+):
+    strategy = (
+        request.getfixturevalue("two_replicas")
+        if replicas == 2
+        else tf.distribute.get_strategy()
+    )
+    scale = 1 if unit == "steps" else 10.0
+    num_traced = []
+
+    def weight(step):
+        num_traced.append(step)
+        return tf.constant(0.5)
+
+    with strategy.scope():
+        teachers = cases.teacher_set(
+            exchange,
+            **{
+                f"max_staleness_{unit}": 3 * scale,
+                f"staleness_ramp_{unit}": 4 * scale,
+            },
+        )
+        model = cases.codistill(
+            cases.linear(0), teachers, distillation_weight=weight
+        )
+    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
+    cases.prepare(model, data)
+    clock = teachers._slots[0].health.clock = _Clock()
+    # In this order: the time of a step has passed when the loader looks.
+    callbacks = [clock, tfdistill.TeacherLoader(every_steps=1)]
+    cases.publish(exchange, cases.linear(1), step=0)
+    cases.load(model, 0)
+    with caplog.at_level(logging.WARNING):
+        logs = cases.fit(model, data, epochs=10, callbacks=callbacks)
+    ramp = [1, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0, 0]
+    np.testing.assert_allclose(
+        logs["distillation_weight"], [0.5 * share for share in ramp], atol=1e-6
+    )
+    expected = np.add(
+        logs["task_loss"],
+        np.multiply(logs["distillation_weight"], logs["distillation_loss"]),
+    )
+    np.testing.assert_allclose(logs["loss"], expected, rtol=1e-5)
+    assert "is 4 steps and" in caplog.text and "is 7 steps and" in caplog.text
+    status = teachers.status()[0]
+    assert status["too_stale"] and status["share"] == 0
+    assert status["age_steps"] == 10
+    if unit == "secs":
+        assert status["age_secs"] == 100.0
+    # The peer is back: at once all counts again, and nothing was retraced.
+    cases.publish(exchange, cases.linear(2), step=10)
+    cases.load(model, 10)
+    logs = cases.fit(model, data, epochs=2, callbacks=callbacks)
+    np.testing.assert_allclose(logs["distillation_weight"], [0.5, 0.5])
+    assert teachers.status()[0]["health"] == "good"
+    assert len(num_traced) == replicas
+
+
+# ---- another kind of model ----
+
+
+def _named(**outputs):
+    """A student with outputs of some shapes, or of integers."""
+    inputs = keras.Input((cases.NUM_FEATURES,))
+    found = {}
+    for name, kind in outputs.items():
+        logits = keras.layers.Dense(3)(inputs)
+        found[name] = (
+            keras.ops.cast(logits, kind)
+            if isinstance(kind, str)
+            else keras.layers.Reshape(kind)(logits)
+        )
+    return keras.Model(inputs, found)
+
+
+@pytest.mark.parametrize("classes", [1, 9, 11])
+@pytest.mark.parametrize("allow", [False, True])
+def test_other_numbers_of_classes_are_refused(exchange, classes, allow):
+    """One class would be broadcast to ten without a word."""
+    cases.publish(exchange, cases.linear(1, classes=classes))
+    _refused(exchange, cases.linear(0, classes=10), allow, "10", str(classes))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "theirs"),
+    [
+        ({"logits": (3, 1)}, "[None, 3, 1]"),
+        ({"logits": "int32"}, "int32"),
+        ({"other": (3,)}, "other"),
+        ({"logits": (3,), "other": (3,)}, "other"),
+    ],
+    ids=["rank", "dtype", "key", "number"],
+)
+def test_other_kinds_of_outputs_are_refused(exchange, outputs, theirs):
+    cases.publish(exchange, _named(**outputs))
+    _refused(exchange, _named(logits=(3,)), True, "logits", theirs)
+
+
+def _refused(exchange, student, allow, ours, theirs):
+    graph_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    teachers = cases.teacher_set(exchange, allow_other_graphs=allow)
+    model = cases.codistill(student, teachers, loss=graph_loss)
+    y = {"logits": _Y} if isinstance(student.output_shape, dict) else _Y
+    cases.prepare(model, _X, y)
+    cases.refresh_until(model, lambda: cases.quarantined(model))
+    reason = cases.quarantined(model)[10]
+    own, found = reason.split("received", 1)
+    assert "must be those of the student" in own
+    assert ours in own and theirs in found
+    assert cases.fit(model, _X, y)["distillation_weight"] == [0]
+
+
+# ---- frozen, and not part of the student ----
+
+
+def test_a_teacher_stays_as_it_is_while_the_student_trains(exchange):
+    model = cases.codistill(
+        cases.deep(0),
+        cases.teacher_set(exchange),
+        optimizer=keras.optimizers.Adam(0.01),
+    )
+    cases.prepare(model, _X, _Y)
+    peer = cases.deep(1)
+    cases.publish(exchange, peer)
+    cases.load(model, 10)
+    values = [v.numpy() for v in model.teachers._slots[0]._variables]
+    num_slots = len(model.optimizer.variables)
+    before = [v.numpy() for v in model.student.variables]
+    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
+    cases.fit(model, data.repeat(), steps_per_epoch=100)
+    _assert_same_bits(
+        [v.numpy() for v in model.teachers._slots[0]._variables], values
+    )
+    _assert_same_bits(values, [v.numpy() for v in peer.variables])
+    assert all(
+        (v.numpy() != b).any()
+        for v, b in zip(model.student.variables, before, strict=True)
+    )
+    shapes = [tuple(v.shape) for v in model.student.trainable_variables]
+    assert [tuple(v.shape) for v in model.trainable_variables] == shapes
+    # Adam: the step, the rate and two slots a variable.
+    assert len(model.optimizer.variables) == num_slots == 2 + 2 * len(shapes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

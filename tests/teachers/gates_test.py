@@ -1,0 +1,298 @@
+""""""
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tfdistill.exports import student_graph
+from tfdistill.teachers import gates
+from tfdistill.teachers import peer
+
+_X, _Y = cases.data()
+_SPEC = tf.TensorSpec([None, 3])
+
+
+def _check(outputs, spec=_SPEC, labels=None, **kwargs):
+    batch = gates.Canary(np.zeros([2, 4]), labels=labels, **kwargs)
+    batch.check(lambda inputs: [outputs], spec)
+
+
+def test_finite_outputs_of_the_shape_pass():
+    _check(np.zeros([2, 3]))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_bad_number_is_enough(bad):
+    outputs = np.zeros([2, 3])
+    outputs[1, 2] = bad
+    with pytest.raises(ValueError, match="must be finite"):
+        _check(outputs)
+
+
+@pytest.mark.parametrize("shape", [[2, 4], [2, 1], [3, 3], [2], [2, 3, 1]])
+def test_another_shape_is_refused(shape):
+    with pytest.raises(ValueError, match=r"shape \(2, 3\); received"):
+        _check(np.zeros(shape))
+
+
+def test_worse_than_uniform_by_a_margin_is_refused():
+    for good in ([[0, 0, 0], [0, 0, 0]], [[5, 0, 0], [0, 5, 0]]):
+        _check(np.array(good, float), labels=[0, 1], margin=0.0)
+    wrong = np.array([[0, 5, 0], [5, 0, 0]], float)
+    expected = np.log(2 + np.exp(5.0))
+    with pytest.raises(ValueError, match=f"1.599.*about {expected:.1g}"):
+        _check(wrong, labels=[0, 1])
+    _check(wrong, labels=[0, 1], margin=5.0)
+
+
+def test_probabilities_and_one_output():
+    probabilities = np.array([[0.01, 0.01, 0.98]] * 2)
+    _check(probabilities, labels=[2, 2], from_logits=False, margin=0.0)
+    with pytest.raises(ValueError, match="cross-entropy"):
+        _check(probabilities, labels=[0, 0], from_logits=False)
+    spec = tf.TensorSpec([None, 1])
+    for outputs, logits in (
+        (np.full([2, 1], 4.0), True),
+        ([[0.98]] * 2, False),
+    ):
+        outputs = np.asarray(outputs)
+        _check(outputs, spec, labels=[1, 1], from_logits=logits, margin=0.0)
+        with pytest.raises(ValueError, match="cross-entropy"):
+            _check(outputs, spec, labels=[0, 0], from_logits=logits)
+
+
+@pytest.mark.parametrize("labels", [[0, 3], [-1, 0]])
+def test_labels_out_of_range(labels):
+    with pytest.raises(ValueError, match="labels must be 2 numbers in 0 to 2"):
+        _check(np.zeros([2, 3]), labels=labels)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kwargs"),
+    [
+        (np.zeros([0, 4]), {}),
+        (np.zeros([2, 4]), {"labels": [1]}),
+        (np.zeros([2, 4]), {"labels": [1.0, 2.0]}),
+        (np.zeros([2, 4]), {"margin": -1.0}),
+        ({"a": np.zeros([2, 4]), "b": np.zeros([3, 4])}, {}),
+    ],
+)
+def test_what_is_no_canary(inputs, kwargs):
+    with pytest.raises(ValueError, match="must .*received"):
+        gates.Canary(inputs, **kwargs)
+
+
+# ---- in a set of teachers ----
+
+
+@pytest.mark.parametrize("build", [cases.linear, cases.deep])
+def test_a_useless_version_is_quarantined_and_a_good_one_obeyed(
+    tmp_path, build
+):
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    good = build(1)
+    labels = np.argmax(good(_X), axis=-1)
+    batch = gates.Canary(_X, labels=labels)
+    model = cases.codistill(
+        cases.linear(0),
+        cases.teacher_set(exchange, canary=batch, allow_other_graphs=True),
+    )
+    cases.prepare(model, _X, _Y)
+    bad = build(1)
+    last = bad.layers[-1]
+    last.set_weights([-20 * w for w in last.get_weights()])
+    cases.publish(exchange, bad, step=10)
+    cases.refresh_until(model, lambda: cases.quarantined(model))
+    assert "cross-entropy on the canary" in cases.quarantined(model)[10]
+    assert model.teachers.status()[0]["step"] == -1
+    cases.publish(exchange, good, step=11)
+    cases.load(model, 11)
+
+
+@pytest.mark.parametrize("kind", ["constant", "random"])
+def test_a_teacher_that_knows_nothing_and_is_sure_of_it(tmp_path, kind):
+    """No step obeys it; one that knows the base rates passes."""
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    labels = np.repeat([0, 1, 2, 2], 4)
+    model = cases.codistill(
+        cases.linear(0),
+        cases.teacher_set(exchange, canary=gates.Canary(_X, labels=labels)),
+    )
+    cases.prepare(model, _X, _Y)
+    rng = np.random.default_rng(0)
+    kernel = np.zeros([4, 3]) if kind == "constant" else rng.normal(size=[4, 3])
+    bad, good = cases.linear(1), cases.linear(1)
+    bad.layers[-1].set_weights([9 * kernel, np.array([9.0, 0, 0])])
+    rates = np.log([0.25, 0.25, 0.5])
+    good.layers[-1].set_weights([np.zeros([4, 3]), rates])
+    cases.publish(exchange, bad, step=10)
+    cases.refresh_until(model, lambda: cases.quarantined(model))
+    assert "cross-entropy on the canary" in cases.quarantined(model)[10]
+    assert cases.fit(model, _X, _Y)["distillation_weight"] == [0]
+    cases.publish(exchange, good, step=11)
+    cases.load(model, 11)
+    assert cases.fit(model, _X, _Y)["distillation_weight"] == [1]
+
+
+def test_a_fixed_one_that_is_useless_is_refused(tmp_path):
+    student = cases.deep(1)
+    labels = np.argmin(student(_X), axis=-1)
+    student.export(str(tmp_path / "model"), verbose=False)
+    teachers = cases.teacher_set(
+        peers=(),
+        saved_models=[str(tmp_path / "model")],
+        canary=gates.Canary(_X, labels=labels, margin=0.0),
+    )
+    model = cases.codistill(cases.linear(0), teachers)
+    with pytest.raises(ValueError, match="cross-entropy on the canary"):
+        cases.prepare(model, _X, _Y)
+
+
+LABELS = ["cat", "dog", "emu"]
+
+
+def test_a_file_stands_for_its_bytes(tmp_path):
+    paths = [tmp_path / name for name in "abc"]
+    for path, text in zip(paths, ("x\ny\n", "x\ny\n", "y\nx\n"), strict=True):
+        path.write_text(text)
+    found = [gates.digests({"words": path})["words"] for path in paths]
+    assert found[0] == found[1] != found[2]
+    # Not the path's text.
+    assert found[0] != gates.digests({"words": str(paths[0])})["words"]
+    with pytest.raises(FileNotFoundError):
+        gates.digests({"words": tmp_path / "absent"})
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("", 1),
+        ("a/b", 1),
+        ("x" * 65, 1),
+        (3, 1),
+        ("labels", {1, 2}),
+        ("labels", b"x"),
+        ("labels", float("nan")),
+        ("labels", object()),
+    ],
+)
+def test_what_cannot_be_hashed(name, part):
+    with pytest.raises(ValueError, match="must be .*received"):
+        gates.digests({name: part})
+
+
+def test_the_order_of_columns_does_not_count_but_that_of_labels_does():
+    columns = {"age": "years", "name": "text"}
+    assert gates.digests({"f": columns}) == gates.digests(
+        {"f": dict(reversed(columns.items()))}
+    )
+    assert gates.digests({"l": LABELS}) != gates.digests({"l": LABELS[::-1]})
+
+
+@pytest.mark.parametrize(
+    ("theirs", "message"),
+    [
+        ({"labels": LABELS}, "says nothing of the schema's 'words'"),
+        ({"labels": LABELS, "words": [1], "z": 1}, "has a part 'z'"),
+        ({"labels": LABELS[::-1], "words": [1]}, "'labels' must be those"),
+    ],
+)
+def test_a_difference_is_named(theirs, message):
+    ours = gates.digests({"labels": LABELS, "words": [1]})
+    assert gates.schema_difference(ours, dict(ours)) is None
+    found = gates.schema_difference(ours, gates.digests(theirs))
+    assert message in found
+
+
+@pytest.mark.parametrize("theirs", [None, [], "labels", 3])
+def test_a_manifest_without_a_schema_differs(theirs):
+    ours = gates.digests({"labels": LABELS})
+    assert "nothing of its schema" in gates.schema_difference(ours, theirs)
+    assert gates.schema_difference({}, theirs) is None
+
+
+def test_an_override_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="must come with a `schema`"):
+        gates.Wanted(None, True)
+
+
+SCHEMA = {"labels": ["cat", "dog", "emu"]}
+
+
+@pytest.fixture
+def exchange(tmp_path):
+    return tfdistill.Exchange(tmp_path / "exchange")
+
+
+def _model(exchange, **kwargs):
+    model = cases.codistill(
+        cases.linear(0), cases.teacher_set(exchange, **kwargs)
+    )
+    cases.prepare(model, _X, _Y)
+    return model
+
+
+def _export(exchange, schema):
+    """One version of group 1, published while it trains."""
+    model = cases.codistill(cases.linear(1))
+    exporter = tfdistill.StudentExporter(
+        exchange, every_steps=100, group=1, schema=schema
+    )
+    cases.fit(model, _X, _Y, callbacks=[exporter])
+
+
+def test_exporters_and_teachers_with_one_schema(exchange):
+    _export(exchange, SCHEMA)
+    model = _model(exchange, schema=SCHEMA)
+    cases.load(model, exchange.latest(1).step)
+
+
+@pytest.mark.parametrize(
+    "theirs", [None, {"labels": ["dog", "cat", "emu"]}, {"words": [1]}]
+)
+def test_another_schema_is_quarantined_unless_overridden(
+    exchange, theirs, caplog
+):
+    _export(exchange, theirs)
+    step = exchange.latest(1).step
+    model = _model(exchange, schema=SCHEMA)
+    cases.refresh_until(model, lambda: cases.quarantined(model))
+    assert "allow_other_schemas=True" in cases.quarantined(model)[step]
+    with caplog.at_level(logging.WARNING):
+        model = _model(exchange, schema=SCHEMA, allow_other_schemas=True)
+        cases.load(model, step)
+    assert caplog.text.count("Obeying the teacher of group 1, though") == 1
+
+
+def test_without_a_schema_none_is_compared(exchange):
+    _export(exchange, SCHEMA)
+    cases.load(_model(exchange), exchange.latest(1).step)
+
+
+def test_a_warning_is_given_once(exchange, caplog):
+    graph = student_graph.StudentGraph(cases.linear(0), cases.input_spec())
+    screen = gates.VersionScreen(graph, schema=gates.Wanted(SCHEMA, True))
+    version = cases.publish(exchange, cases.linear(1))
+    for _ in range(3):
+        screen(version)
+    assert caplog.text.count("though its manifest says nothing") == 1
+
+
+def test_files_and_sizes_are_looked_at_first(exchange):
+    graph = student_graph.StudentGraph(cases.linear(0), cases.input_spec())
+
+    def write(directory):
+        with open(f"{directory}/saved_model.pbtxt", "w") as file:
+            file.write("x")
+
+    version = exchange.publish(write, group=1, step=1)
+    with pytest.raises(peer.RejectedError, match="saved_model.pbtxt"):
+        gates.VersionScreen(graph)(version)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,450 @@
+"""Teachers of a parameter-server group, fed by versions really published."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as codistillation_cases
+from tests.cases import servers as cases
+from tfdistill.exports import student_graph
+from tfdistill.teachers import agreement
+from tfdistill.teachers import gates
+from tfdistill.teachers import on_servers
+from tfdistill.teachers import options
+
+SPEC = {
+    "features": tf.TensorSpec([None, cases.NUM_FEATURES], tf.float32),
+    "ids": tf.TensorSpec([None, len(cases.SIZES)], tf.int64),
+}
+MAX_BAD_BATCHES = 2
+
+
+def _peer(seed):
+    student = cases.student(seed=seed)
+    codistillation_cases.randomize(student, seed)
+    return student
+
+
+class _Group:
+    """A student with one teacher, and the peer that it learns from."""
+
+    def __init__(self, directory, *, follow=True, **kwargs):
+        self.exchange = tfdistill.Exchange(directory)
+        self.remote = on_servers.RemoteTeachers(
+            options.TeacherOptions(
+                peers=(1,), max_bad_batches=MAX_BAD_BATCHES, **kwargs
+            )
+        )
+        self.x, _ = cases.data()
+        graph = student_graph.StudentGraph(cases.student(), SPEC)
+        self.slot = self.remote.make_slot("group_1", graph)
+        if follow:
+            self.follow()
+        self.decisions = agreement.Decisions(
+            tf.distribute.get_strategy(), self.remote.slots, self.remote
+        )
+        self._ask = tf.function(self._execute, autograph=False)
+
+    def follow(self, **kwargs):
+        self.slot.follow(
+            self.exchange, 1, alone=True, allow_other_graphs=False, **kwargs
+        )
+
+    def publish(self, student, step, **kwargs):
+        codistillation_cases.publish(
+            self.exchange, student, step=step, spec=SPEC, **kwargs
+        )
+
+    def stage(self):
+        self.slot.reader.look()
+        self.slot.reader.stage()
+
+    def refresh(self):
+        """What `TeacherSet.refresh` does."""
+        ready = self.decisions.drop_bad("it made no sense")
+        for slot in ready:
+            slot.swap()
+        if ready:
+            self.remote.swapped()
+        return ready
+
+    def take(self, student, step):
+        self.publish(student, step)
+        self.stage()
+        assert self.refresh() == [self.slot]
+
+    def _execute(self, arguments, step, x):
+        with self.remote.on_worker(arguments):
+            soft = self.remote.state.ask(
+                [self.slot.function],
+                x,
+                step=step,
+                active=tf.constant(True),
+                like=[tf.zeros([24, 1])],
+            )
+            return soft.outputs[0][0], soft.weights, self.remote.reported()
+
+    def ask(self, arguments, *, step=100):
+        """One execution: predictions, each row's weight, the report."""
+        step = tf.constant(step, tf.int64)
+        found = self._ask(arguments, step, self.x)
+        return [value.numpy() for value in found]
+
+
+@pytest.fixture
+def group(tmp_path):
+    return _Group(tmp_path)
+
+
+def test_before_a_version_arrives_nobody_is_asked(group):
+    arguments = group.remote.arguments()
+    np.testing.assert_array_equal(arguments, [[-1, 0, 0, 10**6]])
+    outputs, weights, report = group.ask(arguments)
+    assert not outputs.any() and not weights.any()
+    assert report.tolist() == [0, -1]
+
+
+def test_a_published_version_predicts_as_the_peer(group):
+    peer = _peer(3)
+    group.take(peer, 10)
+    arguments = group.remote.arguments()
+    np.testing.assert_array_equal(arguments, [[10, 1, 1, 10**6]])
+    outputs, weights, report = group.ask(arguments)
+    np.testing.assert_allclose(outputs, peer(group.x), rtol=1e-5)
+    assert (weights == 1).all()
+    assert report.tolist() == [0, 10]
+
+
+def test_a_version_is_read_beside_the_one_in_use(group):
+    first, second = _peer(3), _peer(4)
+    group.take(first, 10)
+    before = group.remote.arguments()
+    group.publish(second, 20)
+    group.remote.note(np.asarray([0, -1.0]))
+    group.stage()
+    # It is there, and those who were sent out before do not see it.
+    np.testing.assert_allclose(group.ask(before)[0], first(group.x), rtol=1e-5)
+    assert group.refresh() == [group.slot]
+    after = group.remote.arguments()
+    np.testing.assert_array_equal(after, [[20, 1, 0, 10**6]])
+    for arguments, peer in ((after, second), (before, first), (after, second)):
+        outputs = group.ask(arguments)[0]
+        np.testing.assert_allclose(outputs, peer(group.x), rtol=1e-5)
+    assert group._ask.experimental_get_tracing_count() == 1
+
+
+def test_workers_fetch_dense_weights_once_a_version(group):
+    peer = _peer(3)
+    group.take(peer, 10)
+    arguments = group.remote.arguments()
+    group.ask(arguments)
+    for master in group.slot._masters.values():
+        master.assign(tf.fill(master.shape, 7.0))
+    outputs = group.ask(arguments)[0]
+    np.testing.assert_allclose(outputs, peer(group.x), rtol=1e-5)
+
+
+def test_a_half_is_filled_when_nobody_uses_it(group, monkeypatch):
+    monkeypatch.setattr(on_servers, "_FREE_POLL_SECS", 0.001)
+    group.take(_peer(3), 10)
+    group.remote.arguments()
+    group.publish(_peer(4), 20)
+    group.stage()
+    in_flight = [group.remote.arguments() for _ in range(2)]
+    assert group.refresh()
+    group.publish(_peer(5), 30)
+    group.slot.reader.look()
+    reading = threading.Thread(target=group.slot.reader.stage)
+    reading.start()
+    try:
+        # Three executions went out before the swap.
+        for _ in range(3):
+            reading.join(0.05)
+            assert reading.is_alive() and not group.refresh()
+            group.remote.note(np.asarray([0, 10.0]))
+    finally:
+        group.remote._num_done = group.remote._num_scheduled
+        reading.join(30)
+    assert len(in_flight) == 2 and group.refresh() == [group.slot]
+
+
+def test_waiting_for_a_half_has_an_end(group, monkeypatch):
+    monkeypatch.setattr(on_servers, "_FREE_TIMEOUT_SECS", 0.01)
+    group.remote.arguments()
+    group.remote.swapped()
+    with pytest.raises(RuntimeError, match="has not ended in 0.01 s"):
+        group.remote._wait_until_free()
+    group.remote.note(np.asarray([0, -1.0]))
+    group.remote._wait_until_free()
+
+
+def _overflowing():
+    """Finite weights whose predictions are not."""
+    student = _peer(3)
+    kernel = student.layers[-1].kernel
+    kernel.assign(tf.fill(kernel.shape, 3e38))
+    return student
+
+
+def test_a_teacher_that_makes_no_sense_is_dropped(group):
+    group.take(_overflowing(), 10)
+    arguments = group.remote.arguments()
+    for count in range(1, MAX_BAD_BATCHES + 1):
+        assert group.slot.in_use
+        _, weights, report = group.ask(arguments)
+        assert not weights.all() and report.tolist() == [count, 10]
+        group.remote.note(report)
+        group.refresh()
+    assert not group.slot.in_use
+    assert group.slot.reader.rejected == {10: "it made no sense"}
+    np.testing.assert_array_equal(group.remote.arguments()[:, 1], [0])
+    # Its successor starts with a clean record.
+    group.take(_peer(4), 20)
+    _, weights, report = group.ask(group.remote.arguments())
+    assert weights.all() and report.tolist() == [0, 20]
+
+
+def test_a_report_speaks_of_one_version(group):
+    group.take(_peer(3), 10)
+    group.remote.note(np.asarray([MAX_BAD_BATCHES, 9.0]))
+    group.remote.note(np.asarray([MAX_BAD_BATCHES - 1, 10.0]))
+    group.refresh()
+    assert group.slot.in_use
+    group.remote.note(np.asarray([MAX_BAD_BATCHES, 10.0]))
+    group.refresh()
+    assert not group.slot.in_use
+
+
+@pytest.mark.parametrize("what", ["table", "dense"])
+def test_a_version_with_nan_is_refused(group, what, monkeypatch):
+    peer = _peer(3)
+    layer = peer.get_layer("table") if what == "table" else peer.layers[-1]
+    variable = layer.variables[0]
+    values = variable.numpy()
+    values[1, 0] = np.nan
+    variable.assign(values)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "tfdistill.exports.saved_model.check_finite", lambda *args: None
+        )
+        group.publish(peer, 10)
+    group.stage()
+    assert not group.refresh() and not group.slot.in_use
+    assert "NaN or infinite" in group.slot.reader.rejected[10]
+
+
+def test_a_version_that_is_too_old_is_not_obeyed(tmp_path):
+    group = _Group(tmp_path, bounds=options.Bounds(max_steps=50))
+    group.take(_peer(3), 10)
+    arguments = group.remote.arguments()
+    assert group.ask(arguments, step=60)[1].all()
+    assert not group.ask(arguments, step=61)[1].any()
+    # Age in seconds travels along: the coordinator has the clock.
+    for share in (0.5, 0.0):
+        group.slot.health.share_by_secs = share
+        arguments = group.remote.arguments()
+        assert int(arguments[0, 3]) == share * 10**6
+        assert group.ask(arguments, step=60)[1].any() == (share > 0)
+
+
+# ---- the whole of it, on a pretended group ----
+
+
+def _codistill(directory, optimizer):
+    teachers = codistillation_cases.teacher_set(tfdistill.Exchange(directory))
+    model = tfdistill.CodistillModel(cases.student(), teachers=teachers)
+    model.compile(
+        optimizer,
+        keras.losses.BinaryCrossentropy(from_logits=True),
+        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
+    )
+    return model
+
+
+def _teach(directory, model):
+    """Gives a model that is ready for it the teacher of another group."""
+    codistillation_cases.publish(
+        tfdistill.Exchange(directory), _peer(3), step=10, spec=SPEC
+    )
+    codistillation_cases.load(model, 10)
+    return model.fit(
+        cases.batches(),
+        epochs=2,
+        callbacks=[codistillation_cases.never()],
+        verbose=0,
+    ).history
+
+
+def test_a_group_learns_from_its_teacher_as_one_process_does(
+    tmp_path, monkeypatch
+):
+    plain = _codistill(tmp_path / "plain", keras.optimizers.Adagrad(0.1))
+    codistillation_cases.prepare(plain, cases.batches())
+    expected = _teach(tmp_path / "plain", plain)
+    cases.pretend(monkeypatch)
+    model = _codistill(tmp_path / "group", keras.optimizers.Adagrad(0.1))
+    model.build_for(cases.batches().element_spec)
+    model.prepare_executions()
+    found = _teach(tmp_path / "group", model)
+    assert model.teachers.remote and not plain.teachers.remote
+    assert found["distillation_weight"] == [1, 1]
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4)
+    cases.assert_same(cases.weights(model), cases.weights(plain), rtol=1e-4)
+
+
+def test_a_group_goes_on_with_the_version_that_it_had(tmp_path, monkeypatch):
+    cases.pretend(monkeypatch)
+    model = _codistill(tmp_path, keras.optimizers.Adagrad(0.1))
+    model.build_for(cases.batches().element_spec)
+    model.prepare_executions()
+    peer = _peer(3)
+    for step, student in ((10, peer), (11, _peer(4))):
+        codistillation_cases.publish(
+            tfdistill.Exchange(tmp_path), student, step=step, spec=SPEC
+        )
+    assert model.teachers.load_versions({1: 10}) == {1: 10}
+    arguments = model.teachers.remote.arguments()
+    np.testing.assert_array_equal(arguments[:, :2], [[10, 1]])
+    slot = model.teachers.remote.slots[0]
+
+    @tf.function
+    def ask():
+        with model.teachers.remote.on_worker(arguments):
+            return slot.function(cases.data()[0])[0]
+
+    np.testing.assert_allclose(ask(), peer(cases.data()[0]), rtol=1e-5)
+
+
+def test_a_version_is_tried_before_it_is_obeyed(tmp_path):
+    """Out of the half that is not in use, while the other one is."""
+    group = _Group(tmp_path, follow=False)
+    good, bad = _peer(3), _peer(4)
+    labels = (good(group.x).numpy() > 0).astype("int64")
+    group.follow(canary=gates.Canary(group.x, labels=labels, margin=0.0))
+    group.take(good, 10)
+    kernel = bad.layers[-1].kernel
+    kernel.assign(-1000 * kernel)
+    group.publish(bad, 20)
+    group.remote.note(np.asarray([0, -1.0]))
+    group.stage()
+    assert not group.refresh()
+    assert "cross-entropy on the canary" in group.slot.reader.rejected[20]
+    outputs, _, _ = group.ask(group.remote.arguments())
+    np.testing.assert_allclose(outputs, good(group.x), rtol=1e-5)
+    assert group.slot._on_trial.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("saved_models", ["x"]), ("allow_other_graphs", True)]
+)
+def test_other_teachers_are_refused(tmp_path, monkeypatch, option, value):
+    cases.pretend(monkeypatch)
+    teachers = codistillation_cases.teacher_set(
+        tfdistill.Exchange(tmp_path), **{option: value}
+    )
+    graph = student_graph.StudentGraph(cases.student(), SPEC)
+    with pytest.raises(ValueError, match=f"must be peers.*{option}="):
+        teachers.attach(graph, tf.distribute.get_strategy())
+
+
+def _adder(variable):
+    @tf.function
+    def add(value):
+        with on_servers.opened([variable]):
+            variable.assign(variable.value() + value)
+            return variable.value()
+
+    return add
+
+
+def test_it_keeps_its_value_from_call_to_call_and_function_to_function():
+    variable = on_servers.WorkerVariable(np.float32([1, 2]), name="one")
+    assert (variable.dtype, variable.shape) == (tf.float32, [2])
+    first, second = _adder(variable), _adder(variable)
+    np.testing.assert_array_equal(first([10.0, 20.0]), [11, 22])
+    np.testing.assert_array_equal(second([1.0, 1.0]), [12, 23])
+    np.testing.assert_array_equal(first([0.0, 0.0]), [12, 23])
+
+
+def test_variables_of_one_name_are_two():
+    one, other = (
+        on_servers.WorkerVariable(np.float32(0), name="same") for _ in range(2)
+    )
+    _adder(one)(5.0)
+    assert _adder(other)(1.0).numpy() == 1
+    assert _adder(one)(0.0).numpy() == 5
+
+
+def test_reads_and_writes_keep_their_order():
+    variable = on_servers.WorkerVariable(np.int64(3), name="ordered")
+
+    @tf.function
+    def run():
+        with on_servers.opened([variable]):
+            found = [variable.value()]
+            for value in (5, 7):
+                variable.assign(value)
+                found.append(variable.value())
+            tf.cond(
+                found[1] > 0,
+                lambda: (variable.assign(9), tf.constant(0))[1],
+                lambda: tf.constant(0),
+            )
+            return [*found, variable.value()]
+
+    assert [value.numpy() for value in run()] == [3, 5, 7, 9]
+    assert run()[0].numpy() == 9
+
+
+def test_it_converts_to_a_tensor_and_casts_what_it_is_given():
+    variable = on_servers.WorkerVariable(np.int64([1, 2]), name="cast")
+
+    @tf.function
+    def run():
+        with on_servers.opened([variable]):
+            variable.assign(tf.constant([3, 4], tf.int32))
+            plain = tf.convert_to_tensor(variable)
+            return plain, tf.convert_to_tensor(variable, tf.float32)
+
+    plain, cast = run()
+    assert (plain.dtype, cast.dtype) == (tf.int64, tf.float32)
+    np.testing.assert_array_equal(
+        [plain, tf.cast(cast, tf.int64)], [[3, 4]] * 2
+    )
+
+
+@pytest.mark.parametrize("use", ["value", "assign", "convert"])
+def test_it_is_used_only_where_it_was_opened(use):
+    variable = on_servers.WorkerVariable(np.float32(0), name="closed")
+    _adder(variable)(1.0)
+    uses = {
+        "value": variable.value,
+        "assign": lambda: variable.assign(1.0),
+        "convert": lambda: tf.convert_to_tensor(variable),
+    }
+    with pytest.raises(RuntimeError, match="tfdistill/closed/.*opened"):
+        uses[use]()
+
+
+def test_a_trace_inside_of_another_gives_the_outer_handle_back():
+    variable = on_servers.WorkerVariable(np.float32(2), name="nested")
+
+    @tf.function
+    def outer():
+        with on_servers.opened([variable]):
+            inner = _adder(variable).get_concrete_function(
+                tf.TensorSpec([], tf.float32)
+            )
+            del inner
+            return variable.value()
+
+    assert outer().numpy() == 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,434 @@
+""""""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tfdistill import losses
+from tfdistill.teachers import soft_targets
+from tfdistill.teachers import term as term_lib
+from tfdistill.training import global_batch
+
+
+def _soft(*outputs, weights=None, shares=None):
+    """One output; by teacher. `weights` by teacher and example."""
+    outputs = [tf.constant(value, tf.float32) for value in outputs]
+    batch = outputs[0].shape[0]
+    return soft_targets.SoftTargets(
+        outputs=[outputs],
+        weights=tf.constant(
+            [[1.0] * batch] * len(outputs) if weights is None else weights,
+            tf.float32,
+        ),
+        shares=tf.constant(shares or [1.0] * len(outputs), tf.float32),
+        staleness=tf.constant(0.0),
+    )
+
+
+def _term(loss, task_loss=None, **kwargs):
+    return term_lib.DistillationTerm(loss, task_loss=task_loss, **kwargs)
+
+
+def _cross_entropy(target, logits):
+    return -(target * np.log(cases.softmax(logits))).sum(-1)
+
+
+_RNG = np.random.default_rng(3)
+_A, _B, _STUDENT = _RNG.normal(size=(3, 4, 3)).astype("float32")
+
+
+def test_one_loss_on_the_mean_of_the_predictions():
+    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
+    found = float(term(_soft(_A, _B), _STUDENT, None))
+    mean = (cases.softmax(_A) + cases.softmax(_B)) / 2
+    np.testing.assert_allclose(
+        found, _cross_entropy(mean, _STUDENT).mean(), rtol=1e-5
+    )
+
+
+def test_the_kl_of_the_mean_is_not_the_mean_of_kls():
+    """A sum of pairwise terms would be another algorithm."""
+    term = _term(losses.ForwardKL(from_logits=True))
+    both = float(term(_soft(_A, _B), _STUDENT, None))
+    pairwise = [float(term(_soft(t), _STUDENT, None)) for t in (_A, _B)]
+    assert both < np.mean(pairwise) - 1e-3
+
+
+def test_examples_without_a_teacher_have_no_share():
+    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
+    weights = [[1, 0, 1, 0], [1, 1, 0, 0]]
+    found = float(term(_soft(_A, _B, weights=weights), _STUDENT, None))
+    a, b = cases.softmax(_A), cases.softmax(_B)
+    target = np.stack([(a[0] + b[0]) / 2, b[1], a[2], np.zeros(3)])
+    expected = _cross_entropy(target, _STUDENT).sum() / 4
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_without_any_teacher_it_is_zero():
+    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
+    nobody = _soft(_A * np.nan, weights=[[0.0] * 4])
+    student = tf.Variable(_STUDENT)
+    with tf.GradientTape() as tape:
+        value = term(nobody, student, None)
+    assert float(value) == 0.0
+    np.testing.assert_array_equal(tape.gradient(value, student), 0 * _STUDENT)
+    assert float(term_lib.strength(nobody, tf.float32)) == 0.0
+    assert float(term_lib.strength(_soft(_A), tf.float32)) == 1.0
+
+
+def test_a_fading_teacher_leaves_each_example_what_it_counts():
+    """The first has grown old and the second speaks of two examples only."""
+    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
+    weights = [[0.25] * 4, [1, 1, 0, 0]]
+    soft = _soft(_A, _B, weights=weights, shares=[0.25, 1.0])
+    assert float(term_lib.strength(soft, tf.float32)) == 1.0
+    a, b = cases.softmax(_A), cases.softmax(_B)
+    target = np.concatenate([(a[:2] + 4 * b[:2]) / 5, a[2:]])
+    counts = np.array([1.0, 1.0, 0.25, 0.25])
+    expected = (_cross_entropy(target, _STUDENT) * counts).mean()
+    np.testing.assert_allclose(
+        float(term(soft, _STUDENT, None)), expected, rtol=1e-5
+    )
+
+
+def test_a_single_teacher_that_fades_says_what_it_said():
+    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
+    fading = _soft(_A, shares=[1e-6])
+    assert float(term_lib.strength(fading, tf.float64)) < 2e-6
+    assert float(term(fading, _STUDENT, None)) == float(
+        term(_soft(_A), _STUDENT, None)
+    )
+
+
+def test_sample_weights_are_those_of_the_task():
+    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
+    weight = np.array([0.0, 1.0, 2.0, 3.0])
+    found = float(term(_soft(_A), _STUDENT, tf.constant(weight)))
+    values = _cross_entropy(cases.softmax(_A), _STUDENT)
+    np.testing.assert_allclose(found, (values * weight).mean(), rtol=1e-5)
+
+
+def test_weights_by_position_are_masked_by_example():
+    """Sequences: outputs [batch, time, classes], weights [batch, time]."""
+    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
+    teacher, student = _RNG.normal(size=(2, 2, 5, 3)).astype("float32")
+    weight = _RNG.uniform(size=(2, 5))
+    found = float(
+        term(_soft(teacher, weights=[[1.0, 0.0]]), student, tf.constant(weight))
+    )
+    values = _cross_entropy(cases.softmax(teacher), student) * weight
+    np.testing.assert_allclose(found, values[0].sum() / 10, rtol=1e-5)
+
+
+@pytest.mark.parametrize("length", [5, 2])
+@pytest.mark.parametrize(
+    "reduction", ["sum_over_batch_size", "mean_with_sample_weight", "sum"]
+)
+def test_sequences_are_masked_by_example_without_weights(length, reduction):
+    """Also where there are as many positions as examples."""
+    loss = losses.SoftTargetCrossEntropy(from_logits=True, reduction=reduction)
+    shape = (2, 2, length, 3)
+    teacher, student = _RNG.normal(size=shape).astype("float32")
+    soft = _soft(teacher, weights=[[1.0, 0.0]])
+    values = _cross_entropy(cases.softmax(teacher), student)[0]
+    divisors = {"sum_over_batch_size": 2 * length, "sum": 1}
+    expected = values.sum() / divisors.get(reduction, length)
+    found = float(_term(loss)(soft, student, None))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+# ---- several outputs ----
+
+
+def _two_outputs():
+    soft = soft_targets.SoftTargets(
+        outputs=[[tf.constant(_A)], [tf.constant(_B)]],
+        weights=tf.ones([1, 4]),
+        shares=tf.ones([1]),
+        staleness=tf.constant(0.0),
+    )
+    first = _cross_entropy(cases.softmax(_A), _STUDENT).mean()
+    second = _cross_entropy(cases.softmax(_B), _STUDENT).mean()
+    return soft, first, second
+
+
+@pytest.mark.parametrize(
+    ("spec", "shares"),
+    [
+        ("one", (1, 1)),
+        (["one", None], (1, 0)),
+        ([None, "one"], (0, 1)),
+        ({"b": "one", "a": None}, (0, 1)),
+        ({"b": None, "a": "one"}, (1, 0)),
+        ({"b": "one"}, (0, 1)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("structure", [dict, list])
+def test_a_loss_for_each_output(spec, shares, structure):
+    def make(part):
+        loss = losses.SoftTargetCrossEntropy(from_logits=True)
+        if isinstance(part, dict):
+            return {key: make(value) for key, value in part.items()}
+        if isinstance(part, list):
+            return [make(value) for value in part]
+        return loss if part else None
+
+    soft, first, second = _two_outputs()
+    outputs = {"a": _STUDENT, "b": _STUDENT}
+    if structure is list:
+        outputs = list(outputs.values())
+    found = float(
+        _term(make(spec), output_names=["a", "b"])(soft, outputs, None)
+    )
+    expected = shares[0] * first + shares[1] * second
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("structure", [dict, list])
+def test_keys_that_are_no_outputs_are_refused(structure):
+    soft, _, _ = _two_outputs()
+    outputs = {"a": _STUDENT, "b": _STUDENT}
+    if structure is list:
+        outputs = list(outputs.values())
+    loss = losses.SoftTargetCrossEntropy(from_logits=True)
+    term = _term({"a": loss, "c": loss}, output_names=["a", "b"])
+    with pytest.raises(ValueError, match=r"\['a', 'b'\]; received \['c'\]"):
+        term(soft, outputs, None)
+
+
+def test_keys_need_names():
+    soft, _, _ = _two_outputs()
+    loss = losses.SoftTargetCrossEntropy(from_logits=True)
+    with pytest.raises(ValueError, match="must be a list"):
+        _term({"a": loss})(soft, [_STUDENT, _STUDENT], None)
+
+
+def test_too_few_losses_are_refused():
+    soft, _, _ = _two_outputs()
+    loss = losses.SoftTargetCrossEntropy(from_logits=True)
+    with pytest.raises(ValueError, match="each of 2 outputs; received 1"):
+        _term([loss])(soft, [_STUDENT, _STUDENT], None)
+
+
+def test_sample_weights_by_output():
+    soft, first, second = _two_outputs()
+    loss = losses.SoftTargetCrossEntropy(from_logits=True)
+    weights = {"a": tf.zeros([4]), "b": tf.fill([4], 3.0)}
+    outputs = {"a": _STUDENT, "b": _STUDENT}
+    found = float(_term(loss)(soft, outputs, weights))
+    np.testing.assert_allclose(found, 3 * second, rtol=1e-5)
+    found = float(_term(loss)(soft, outputs, {"a": None, "b": weights["b"]}))
+    np.testing.assert_allclose(found, first + 3 * second, rtol=1e-5)
+
+
+# ---- logits or probabilities, as the task loss says ----
+
+
+def _scce(from_logits):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
+
+
+@pytest.mark.parametrize(
+    ("task_loss", "expected"),
+    [
+        (lambda: _scce(True), True),
+        (lambda: _scce(False), False),
+        (lambda: "sparse_categorical_crossentropy", False),
+        (lambda: [_scce(True), _scce(True)], True),
+        (lambda: {"a": _scce(True), "b": "mse"}, True),
+    ],
+)
+def test_from_logits_follows_the_task_loss(task_loss, expected):
+    wrapped = global_batch.over_global_batch(task_loss())
+    term = _term(losses.SoftTargetCrossEntropy(), task_loss=wrapped)
+    probabilities = cases.softmax(_A)
+    given = _A if expected else probabilities
+    student = _STUDENT if expected else cases.softmax(_STUDENT)
+    value = float(term(_soft(given), student, None))
+    np.testing.assert_allclose(
+        value, _cross_entropy(probabilities, _STUDENT).mean(), rtol=1e-4
+    )
+
+
+def test_each_output_follows_its_own_task_loss():
+    task = {"a": _scce(True), "b": _scce(False)}
+    loss = losses.SoftTargetCrossEntropy
+    term = _term({"a": loss(), "b": loss()}, task_loss=task)
+    soft = soft_targets.SoftTargets(
+        outputs=[[tf.constant(_A)], [tf.constant(cases.softmax(_B))]],
+        weights=tf.ones([1, 4]),
+        shares=tf.ones([1]),
+        staleness=tf.constant(0.0),
+    )
+    _, first, second = _two_outputs()
+    outputs = {"a": _STUDENT, "b": cases.softmax(_STUDENT)}
+    np.testing.assert_allclose(
+        float(term(soft, outputs, None)), first + second, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "task_loss",
+    [
+        lambda: "mse",
+        lambda: lambda y, p: p,
+        lambda: [_scce(True), _scce(False)],
+    ],
+)
+def test_from_logits_that_nobody_says_is_asked_for(task_loss):
+    with pytest.raises(ValueError, match="from_logits=True or"):
+        _term(
+            losses.SoftTargetCrossEntropy(),
+            task_loss=global_batch.over_global_batch(task_loss()),
+        )
+
+
+@pytest.mark.parametrize(
+    "loss", [keras.losses.KLDivergence(), "kl_divergence", 1.0]
+)
+def test_a_task_loss_is_no_distillation_loss(loss):
+    with pytest.raises(ValueError, match="must be a tfdistill.losses"):
+        _term(loss, task_loss=_scce(True))
+
+
+NAN = float("nan")
+
+
+def _compare(student, teachers, *, loss, weights=None, sample_weight=None):
+    """One output; the student's and each teacher's values are lists."""
+    student = tf.constant(student, tf.float32)
+    if weights is None:
+        weights = np.ones([len(teachers), student.shape[0]])
+    soft = soft_targets.SoftTargets(
+        outputs=[[tf.constant(t, tf.float32) for t in teachers]],
+        weights=tf.constant(weights, tf.float32),
+        shares=tf.ones([len(teachers)]),
+        staleness=tf.constant(0.0),
+    )
+    term = term_lib.DistillationTerm(loss, task_loss="mse")
+    kind, values = term.compare(soft, student, sample_weight)
+    return kind, values.numpy().tolist()
+
+
+def _softmax(**kwargs):
+    return tfdistill.losses.SoftTargetCrossEntropy(from_logits=True, **kwargs)
+
+
+def test_classes_are_compared_by_the_highest_value():
+    kind, found = _compare(
+        [[3, 1], [0, 1], [0, 1], [5, 2]],
+        [[[9, 0], [7, 1], [0, 1], [0, 0.1]], [[9, 0], [0, 1], [0, 1], [1, 0]]],
+        loss=_softmax(),
+    )
+    assert kind == term_lib.AGREEMENT
+    assert found == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("from_logits", "student", "teacher"),
+    [
+        (True, [[-1.0], [2.0], [0.1], [3.0]], [[-3.0], [1.0], [-0.1], [9.0]]),
+        (False, [[0.1], [0.9], [0.6], [0.7]], [[0.4], [0.8], [0.4], [0.9]]),
+        (False, [0.1, 0.9, 0.6, 0.7], [0.4, 0.8, 0.4, 0.9]),
+    ],
+)
+def test_yes_or_no_is_compared_by_the_side(from_logits, student, teacher):
+    loss = tfdistill.losses.BinarySoftTargetCrossEntropy(
+        from_logits=from_logits
+    )
+    kind, found = _compare(student, [teacher], loss=loss)
+    assert (kind, found) == (term_lib.AGREEMENT, [0.75])
+
+
+def test_values_are_compared_by_their_distance():
+    loss = tfdistill.losses.LogitsMeanSquaredError(from_logits=True)
+    kind, found = _compare([[1.0], [2.0]], [[[0.0], [5.0]]], loss=loss)
+    assert (kind, found) == (term_lib.DIFFERENCE, [2.0])
+
+
+def test_who_says_nothing_is_nan_and_spoils_no_other():
+    rows = [[3, 1], [0, 1]]
+    _, found = _compare(
+        rows,
+        [[[NAN, NAN], [0, 1]], rows, rows],
+        weights=[[0, 1], [0, 0], [2, 2]],
+        loss=_softmax(),
+    )
+    np.testing.assert_equal(found, [1.0, NAN, 1.0])
+
+
+@pytest.mark.parametrize("weight", [[1, 0, 1], [[1], [0], [1]]])
+def test_examples_of_weight_0_do_not_count(weight):
+    _, found = _compare(
+        [[3, 1], [0, 1], [0, 1]],
+        [[[3, 1], [1, 0], [1, 0]]],
+        sample_weight=tf.constant(weight, tf.float32),
+        loss=_softmax(),
+    )
+    assert found == [0.5]
+
+
+def test_positions_of_weight_0_do_not_count():
+    student = [[[1, 0], [1, 0], [0, 1]]]
+    teacher = [[[1, 0], [0, 1], [1, 0]]]
+    for weight, expected in (
+        (None, 1 / 3),
+        (tf.constant([[1.0, 1.0, 0.0]]), 0.5),
+        (tf.constant([1.0]), 1 / 3),
+    ):
+        _, found = _compare(
+            student, [teacher], sample_weight=weight, loss=_softmax()
+        )
+        assert found == pytest.approx([expected])
+
+
+def test_masked_positions_do_not_count():
+    student = tf.constant([[[1.0, 0], [1, 0], [0, 1]]])
+    student._keras_mask = tf.constant([[True, True, False]])
+    soft = soft_targets.SoftTargets(
+        outputs=[[tf.constant([[[1.0, 0], [0, 1], [1, 0]]])]],
+        weights=tf.ones([1, 1]),
+        shares=tf.ones([1]),
+        staleness=tf.constant(0.0),
+    )
+    term = term_lib.DistillationTerm(_softmax(), task_loss="mse")
+    assert term.compare(soft, student, None)[1].numpy().tolist() == [0.5]
+
+
+def test_a_regression_writes_its_own_tag(tmp_path):
+    from tests.cases import events
+
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    x, _ = cases.data()
+    model = tfdistill.CodistillModel(
+        cases.linear(0, classes=1), teachers=cases.teacher_set(exchange)
+    )
+    model.compile(
+        keras.optimizers.SGD(0.0),
+        "mse",
+        distillation_loss=tfdistill.losses.LogitsMeanSquaredError(
+            from_logits=True
+        ),
+    )
+    y = x[:, :1]
+    cases.prepare(model, x, y)
+    teacher = cases.linear(1, classes=1)
+    cases.publish(exchange, teacher, step=10)
+    cases.load(model, 10)
+    summaries = tfdistill.Summaries(tmp_path / "log", every_steps=2)
+    model.fit(
+        x, y, batch_size=8, verbose=0, callbacks=[cases.never(), summaries]
+    )
+    ((_, found),) = events.scalars(
+        tmp_path / "log", "teachers/group_1/mean_absolute_difference"
+    )
+    expected = np.abs(teacher(x) - model.student(x)).mean()
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

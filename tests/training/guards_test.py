@@ -1,0 +1,133 @@
+"""Tests of what fit, evaluate and predict report, and when."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfdistill
+from tfdistill.cluster import signs
+from tfdistill.training import guards
+
+X, Y = np.ones((12, 3), "float32"), np.ones((12, 1), "float32")
+
+
+class _Listener(keras.callbacks.Callback):
+    """Notes what the task was last said to be at, wherever it may."""
+
+    def __init__(self, ready_path):
+        super().__init__()
+        self.said = []
+        self._path = ready_path
+
+    def _note(self, where):
+        self.said.append((where, signs.read_progress(self._path).phase))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._note("epoch end")
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._note("begin")
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._note("end")
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self._note("test begin")
+
+    def on_test_batch_end(self, batch, logs=None):
+        self._note("test end")
+
+    def on_predict_batch_begin(self, batch, logs=None):
+        self._note("predict begin")
+
+
+@pytest.fixture
+def ready_path(tmp_path, monkeypatch):
+    path = tmp_path / "0_worker_0"
+    monkeypatch.setenv(signs.VARIABLE, str(path))
+    monkeypatch.setattr(signs, "_own", [])
+    return path
+
+
+@pytest.fixture
+def model():
+    result = tfdistill.CodistillModel(
+        keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    )
+    result.compile("sgd", "mse")
+    return result
+
+
+def test_each_phase_of_a_training_is_told(model, ready_path):
+    listener = _Listener(ready_path)
+    model.fit(
+        X,
+        Y,
+        batch_size=4,
+        epochs=2,
+        verbose=0,
+        validation_data=(X, Y),
+        validation_batch_size=6,
+        callbacks=[listener],
+    )
+    steps = [
+        ("begin", signs.FIRST_STEP),
+        ("end", signs.CALLBACKS),
+        ("begin", signs.STEP),
+        ("end", signs.CALLBACKS),
+        ("begin", signs.STEP),
+        ("end", signs.CALLBACKS),
+    ]
+    evaluation = [
+        ("test begin", signs.FIRST_EVALUATION_STEP),
+        ("test end", signs.CALLBACKS),
+        ("test begin", signs.EVALUATION_STEP),
+        ("test end", signs.CALLBACKS),
+    ]
+    end = [("epoch end", signs.EPOCH_END)]
+    assert listener.said == (steps + evaluation + end) * 2
+    # After it the user's own code may take any time.
+    assert signs.read_progress(ready_path).phase == signs.IDLE
+
+
+def test_evaluation_and_prediction_report_too(model, ready_path):
+    listener = _Listener(ready_path)
+    model.evaluate(X, Y, batch_size=6, verbose=0, callbacks=[listener])
+    model.predict(X, batch_size=6, verbose=0, callbacks=[listener])
+    assert [phase for _, phase in listener.said] == [
+        signs.FIRST_EVALUATION_STEP,
+        signs.CALLBACKS,
+        signs.EVALUATION_STEP,
+        signs.CALLBACKS,
+        signs.FIRST_PREDICTION_STEP,
+        signs.PREDICTION_STEP,
+    ]
+    assert signs.read_progress(ready_path).phase == signs.IDLE
+
+
+def test_a_training_that_raises_is_not_left_in_a_step(model, ready_path):
+    def fail(batch, logs):
+        raise KeyError("own code")
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_begin=fail)
+    with pytest.raises(KeyError):
+        model.fit(X, Y, verbose=0, callbacks=[callback])
+    assert signs.read_progress(ready_path).phase == signs.IDLE
+
+
+def test_a_callback_list_of_the_users_own_is_left_alone(model, ready_path):
+    callbacks = keras.callbacks.CallbackList(model=model)
+    model.evaluate(X, Y, verbose=0, callbacks=callbacks)
+    assert callbacks.callbacks == []
+    assert signs.read_progress(ready_path).phase == signs.IDLE
+
+
+def test_without_a_launcher_nothing_is_added(monkeypatch):
+    monkeypatch.setattr(signs, "_own", [])
+    arguments = {"callbacks": None}
+    with guards.reported(arguments):
+        assert arguments == {"callbacks": None}
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,376 @@
+"""Every callback that Keras ships does its work on `CodistillModel.fit`.
+
+On one device and on two replicas, with a teacher; those that write files on two
+workers are in callback_run_test.py.
+"""
+
+import csv
+import http.server
+import inspect
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tfdistill.training import guards
+
+_X, _Y = cases.data()
+_LOGS = {
+    "loss",
+    "task_loss",
+    "distillation_loss",
+    "distillation_weight",
+    "teacher_staleness",
+    "accuracy",
+}
+
+
+class Bench:
+    """One model with a teacher, traced once for all checks."""
+
+    def __init__(self, strategy: Any, directory: Any) -> None:
+        self.directory = directory
+        self.strategy = strategy
+        self.exchange = tfdistill.Exchange(directory / "exchange")
+        cases.publish(self.exchange, cases.linear(1))
+        with strategy.scope():
+            self.model = cases.codistill(
+                cases.linear(0),
+                cases.teacher_set(self.exchange),
+                metrics=["accuracy"],
+            )
+        cases.prepare(self.model, *_data())
+        cases.load(self.model, 10)
+        self._weights = self.model.get_weights()
+
+    def begin(self, directory: Any) -> None:
+        """Forgets all that was trained."""
+        self.directory = directory
+        self.model.set_weights(self._weights)
+        self.model.optimizer.learning_rate = 0.1
+        self.model.optimizer.iterations.assign(0)
+
+    def fit(self, *callbacks: Any, epochs: int = 3, **kwargs: Any) -> dict:
+        return cases.fit(
+            self.model,
+            *_data(),
+            epochs=epochs,
+            callbacks=[cases.never(), *callbacks],
+            **kwargs,
+        )
+
+    def loss_of(self, weights: Any) -> float:
+        """The task's loss of a plain student with these weights."""
+        student = cases.linear(5)
+        student.set_weights(weights)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        return float(loss(_Y, student(_X)))
+
+
+def _data() -> tuple:
+    return (_X, _Y)
+
+
+@pytest.fixture(scope="module", params=["one_device", "two_replicas"])
+def one_bench(request, tmp_path_factory):
+    if request.param == "two_replicas":
+        strategy = request.getfixturevalue("two_replicas")
+    else:
+        strategy = tf.distribute.get_strategy()
+    return Bench(strategy, tmp_path_factory.mktemp("bench"))
+
+
+@pytest.fixture
+def bench(one_bench, tmp_path):
+    one_bench.begin(tmp_path)
+    return one_bench
+
+
+def _backup_and_restore(bench: Bench, capsys: Any) -> None:
+    def backup() -> Any:
+        return keras.callbacks.BackupAndRestore(str(bench.directory / "backup"))
+
+    def stop(epoch: int, logs: Any) -> None:
+        if epoch == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        bench.fit(backup(), keras.callbacks.LambdaCallback(on_epoch_begin=stop))
+    before = bench.model.get_weights()
+    bench.begin(bench.directory)
+    found = {}
+
+    def note(epoch: int, logs: Any) -> None:
+        found.setdefault(epoch, bench.model.get_weights())
+
+    bench.fit(backup(), keras.callbacks.LambdaCallback(on_epoch_begin=note))
+    assert list(found) == [2]
+    for restored, value in zip(found[2], before, strict=True):
+        np.testing.assert_array_equal(restored, value)
+
+
+def _csv_logger(bench: Bench, capsys: Any) -> None:
+    path = bench.directory / "logs.csv"
+    logs = bench.fit(keras.callbacks.CSVLogger(path))
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert set(rows[0]) >= _LOGS | {"epoch"}
+    assert [float(row["loss"]) for row in rows] == pytest.approx(logs["loss"])
+
+
+def _early_stopping(bench: Bench, capsys: Any) -> None:
+    logs = bench.fit(
+        keras.callbacks.EarlyStopping(
+            "val_loss", mode="max", patience=1, restore_best_weights=True
+        ),
+        epochs=9,
+        validation_data=_data(),
+    )
+    # The loss falls, which is worse here: the first epoch was the best.
+    assert len(logs["loss"]) == 2
+    best = bench.loss_of(bench.model.get_weights())
+    assert best == pytest.approx(logs["val_loss"][0], rel=1e-4)
+
+
+def _history(bench: Bench, capsys: Any) -> None:
+    history = keras.callbacks.History()
+    logs = bench.fit(history)
+    assert history.history == logs
+    assert set(logs) == _LOGS
+    assert history.epoch == [0, 1, 2]
+
+
+def _lambda_callback(bench: Bench, capsys: Any) -> None:
+    seen: list = []
+    bench.fit(
+        keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: seen.append("begin"),
+            on_epoch_begin=lambda epoch, logs: seen.append(epoch),
+            on_train_batch_end=lambda batch, logs: seen.append(set(logs)),
+            on_train_end=lambda logs: seen.append("end"),
+        ),
+        epochs=2,
+        batch_size=8,
+    )
+    assert seen == ["begin", 0, _LOGS, _LOGS, 1, _LOGS, _LOGS, "end"]
+
+
+def _learning_rate_scheduler(bench: Bench, capsys: Any) -> None:
+    before = bench.model.get_weights()
+    logs = bench.fit(
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.0)
+    )
+    assert logs["learning_rate"] == [0.0] * 3
+    for found, value in zip(bench.model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(found, value)
+
+
+def _model_checkpoint(bench: Bench, capsys: Any) -> None:
+    whole = bench.directory / "last.keras"
+    best = bench.directory / "best.keras"
+    weights = bench.directory / "{epoch}.weights.h5"
+    checkpoint = keras.callbacks.ModelCheckpoint
+    logs = bench.fit(
+        checkpoint(whole),
+        checkpoint(best, monitor="val_loss", mode="max", save_best_only=True),
+        checkpoint(weights, save_weights_only=True),
+        validation_data=_data(),
+    )
+    loaded = keras.models.load_model(whole)
+    assert type(loaded) is keras.Sequential
+    np.testing.assert_allclose(loaded(_X), bench.model.student(_X), rtol=1e-6)
+    found = keras.models.load_model(best).get_weights()
+    assert bench.loss_of(found) == pytest.approx(
+        max(logs["val_loss"]), rel=1e-4
+    )
+    for epoch, expected in enumerate(logs["val_loss"], 1):
+        student = cases.linear(7)
+        student.load_weights(str(weights).format(epoch=epoch))
+        loss = bench.loss_of(student.get_weights())
+        assert loss == pytest.approx(expected, rel=1e-4)
+
+
+def _orbax_checkpoint(bench: Bench, capsys: Any) -> None:
+    pytest.importorskip("orbax.checkpoint")
+    path = bench.directory / "orbax"
+    bench.fit(keras.callbacks.OrbaxCheckpoint(path), epochs=1)
+    assert list(path.iterdir())
+
+
+def _progbar_logger(bench: Bench, capsys: Any) -> None:
+    bench.fit(epochs=2, verbose=2)  # `fit` adds one itself.
+    printed = capsys.readouterr().out
+    assert "Epoch 2/2" in printed
+    assert "distillation_loss: " in printed
+
+
+def _reduce_lr_on_plateau(bench: Bench, capsys: Any) -> None:
+    logs = bench.fit(
+        keras.callbacks.ReduceLROnPlateau(
+            "loss", factor=0.5, patience=1, min_delta=100.0
+        )
+    )
+    assert logs["learning_rate"] == pytest.approx([0.1, 0.1, 0.05])
+    rate = keras.ops.convert_to_numpy(bench.model.optimizer.learning_rate)
+    assert rate == pytest.approx(0.025)
+
+
+class _Receiver(http.server.BaseHTTPRequestHandler):
+    received: list = []
+
+    def do_POST(self) -> None:
+        size = int(self.headers["Content-Length"])
+        self.received.append((self.path, json.loads(self.rfile.read(size))))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+def _remote_monitor(bench: Bench, capsys: Any) -> None:
+    pytest.importorskip("requests")
+    _Receiver.received = []
+    with http.server.HTTPServer(("127.0.0.1", 0), _Receiver) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            root = f"http://127.0.0.1:{server.server_port}"
+            monitor = keras.callbacks.RemoteMonitor(root, send_as_json=True)
+            logs = bench.fit(monitor)
+        finally:
+            server.shutdown()
+            thread.join()
+    paths, bodies = zip(*_Receiver.received, strict=True)
+    assert paths == ("/publish/epoch/end/",) * 3
+    assert [body["epoch"] for body in bodies] == [0, 1, 2]
+    assert [body["loss"] for body in bodies] == pytest.approx(logs["loss"])
+    assert set(bodies[0]) == _LOGS | {"epoch"}
+
+
+def _swap_ema_weights(bench: Bench, capsys: Any) -> None:
+    with bench.strategy.scope():
+        optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+        model = cases.codistill(cases.linear(0), optimizer=optimizer)
+    seen: list = []
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: seen.append(model.get_weights()),
+        on_epoch_end=lambda epoch, logs: seen.append(model.get_weights()),
+    )
+    logs = cases.fit(
+        model,
+        *_data(),
+        batch_size=4,
+        validation_data=_data(),
+        callbacks=[keras.callbacks.SwapEMAWeights(), note],
+    )
+    before, trained = map(bench.loss_of, seen)
+    # Validated was the average over the steps; trained was gone on with.
+    assert trained < logs["val_loss"][0] < before
+
+
+def _tensorboard(bench: Bench, capsys: Any) -> None:
+    path = bench.directory / "board"
+    bench.fit(
+        keras.callbacks.TensorBoard(
+            path, histogram_freq=1, write_graph=True, update_freq="batch"
+        ),
+        validation_data=_data(),
+        epochs=2,
+    )
+    tags = set()
+    for file in sorted(path.rglob("events.*")):
+        for event in tf.compat.v1.train.summary_iterator(str(file)):
+            tags |= {value.tag for value in event.summary.value}
+    assert {f"epoch_{name}" for name in _LOGS} <= tags
+    assert "batch_loss" in tags
+    assert any("histogram" in tag for tag in tags)
+
+
+def _terminate_on_nan(bench: Bench, capsys: Any) -> None:
+    batches: list = []
+    x = _X.copy()
+    x[4:8] = np.nan
+    cases.fit(
+        bench.model,
+        x,
+        _Y,
+        epochs=3,
+        batch_size=4,
+        callbacks=[
+            cases.never(),
+            keras.callbacks.TerminateOnNaN(),
+            keras.callbacks.LambdaCallback(
+                on_train_batch_begin=lambda batch, logs: batches.append(batch)
+            ),
+        ],
+    )
+    assert batches == [0, 1]
+
+
+# What each class is checked by; None where there is nothing to use.
+_CHECKS: dict[str, Callable[[Bench, Any], None] | None] = {
+    "CSVLogger": _csv_logger,
+    "Callback": None,  # The base of all.
+    "CallbackList": None,  # `fit` makes it of the others.
+    "EarlyStopping": _early_stopping,
+    "History": _history,
+    "LambdaCallback": _lambda_callback,
+    "LearningRateScheduler": _learning_rate_scheduler,
+    "ModelCheckpoint": _model_checkpoint,
+    "OrbaxCheckpoint": _orbax_checkpoint,
+    "ProgbarLogger": _progbar_logger,
+    "ReduceLROnPlateau": _reduce_lr_on_plateau,
+    "RemoteMonitor": _remote_monitor,
+    "SwapEMAWeights": _swap_ema_weights,
+    "TensorBoard": _tensorboard,
+    "TerminateOnNaN": _terminate_on_nan,
+    # The last: Keras leaves a mark on a model that it has restored.
+    "BackupAndRestore": _backup_and_restore,
+}
+
+
+def test_no_callback_is_forgotten():
+    public = {
+        name
+        for name, found in vars(keras.callbacks).items()
+        if inspect.isclass(found) and not name.startswith("_")
+    }
+    # Those of a newer Keras need a check of their own.
+    assert public <= _CHECKS.keys()
+    # Keras has had Orbax for a few versions only.
+    assert _CHECKS.keys() - public <= {"OrbaxCheckpoint"}
+
+
+@pytest.mark.parametrize("name", [k for k, check in _CHECKS.items() if check])
+def test_it_does_its_work(bench, capsys, name):
+    _CHECKS[name](bench, capsys)
+
+
+def test_those_that_write_are_known_to_the_chief():
+    quiet = {
+        "Callback",
+        "EarlyStopping",
+        "History",
+        "LambdaCallback",
+        "LearningRateScheduler",
+        "ProgbarLogger",
+        "ReduceLROnPlateau",
+        "SwapEMAWeights",
+        "TerminateOnNaN",
+    }
+    refused = {"BackupAndRestore", "CallbackList"}
+    for name in _CHECKS.keys() - quiet - refused:
+        if found := getattr(keras.callbacks, name, None):
+            assert issubclass(found, guards.WRITERS), name
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,234 @@
+"""Training on two replicas of one process, against plain Keras on one."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import training as training_cases
+from tfdistill import data
+from tfdistill.cluster import replicas
+from tfdistill.training import guards
+
+NAMES = sorted(training_cases.CASES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_replicas_train_as_keras_on_one_device(name, two_replicas):
+    case = training_cases.CASES[name]
+    expected = training_cases.run(
+        case, case.reference, tf.distribute.get_strategy()
+    )
+    actual = training_cases.run(case, training_cases.SharedModel, two_replicas)
+    training_cases.assert_equal(actual, expected, case.tolerance)
+
+
+@pytest.mark.parametrize("name", ["sgd", "sample_weight", "dictionaries"])
+def test_one_device_is_keras_to_the_bit(name):
+    case = training_cases.CASES[name]
+    strategy = tf.distribute.get_strategy()
+    expected = training_cases.run(case, keras.Model, strategy)
+    actual = training_cases.run(case, training_cases.SharedModel, strategy)
+    for key, value in expected.items():
+        np.testing.assert_array_equal(actual[key], value, err_msg=key)
+
+
+def test_keras_itself_clips_before_it_sums(two_replicas):
+    # The defect that MultiWorkerTraining mends. When Keras mends it too, this
+    # fails, and `leave_reduction_to_caller` can go.
+    case = training_cases.CASES["global_clipnorm"]
+    expected = training_cases.run(
+        case, keras.Model, tf.distribute.get_strategy()
+    )
+    actual = training_cases.run(case, keras.Model, two_replicas)
+    with pytest.raises(AssertionError):
+        training_cases.assert_equal(actual, expected, case.tolerance)
+
+
+def test_regularizer_counts_once(two_replicas):
+    def loss_of(model_class, strategy):
+        with strategy.scope():
+            model = training_cases.subclassed(model_class)
+            model.compile("sgd", "mse")
+        x, y = training_cases.regression(20)
+        return model.evaluate(x, y * 0, batch_size=8, verbose=0)
+
+    keras.utils.set_random_seed(1)
+    expected = loss_of(keras.Model, tf.distribute.get_strategy())
+    keras.utils.set_random_seed(1)
+    actual = loss_of(training_cases.SharedModel, two_replicas)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
+def test_gradient_accumulation_is_refused_on_replicas(two_replicas):
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    training_cases.dense(training_cases.SharedModel).compile(optimizer, "mse")
+    with two_replicas.scope():
+        model = training_cases.dense(training_cases.SharedModel)
+        with pytest.raises(ValueError, match="gradient_accumulation_steps"):
+            model.compile(
+                keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse"
+            )
+
+
+def test_mixed_float16_scales_and_unscales_once(two_replicas):
+    def optimizer():
+        # From a scale at which nothing overflows: what a replica's own rows
+        # add up to may stay in range where the whole batch does not.
+        return keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=64
+        )
+
+    case = training_cases.Case(
+        policy="mixed_float16", optimizer=optimizer, tolerance=5e-3
+    )
+    expected = training_cases.run(
+        case, keras.Model, tf.distribute.get_strategy()
+    )
+    actual = training_cases.run(case, training_cases.SharedModel, two_replicas)
+    training_cases.assert_equal(actual, expected, case.tolerance)
+
+
+def test_run_eagerly_gives_the_same(two_replicas):
+    x, y = training_cases.regression(18)
+
+    def train(strategy, run_eagerly):
+        keras.utils.set_random_seed(2)
+        with strategy.scope():
+            model = training_cases.dense(training_cases.SharedModel)
+            model.compile("sgd", "mse", run_eagerly=run_eagerly)
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False)
+        return model.get_weights()
+
+    expected = train(tf.distribute.get_strategy(), False)
+    for actual in (train(two_replicas, True), train(two_replicas, False)):
+        for one, other in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_stop_in_mid_epoch_is_heeded(two_replicas):
+    class StopAt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 1
+
+    with two_replicas.scope():
+        model = training_cases.dense(training_cases.SharedModel)
+        model.compile("sgd", "mse")
+    x, y = training_cases.regression(64)
+    model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[StopAt()])
+    assert model.optimizer.iterations.numpy() == 2
+
+
+def test_data_without_a_policy_is_sharded_by_element():
+    dataset = tf.data.Dataset.range(4).batch(2)
+    policy = tf.data.experimental.AutoShardPolicy
+
+    def policy_of(dataset):
+        return dataset.options().experimental_distribute.auto_shard_policy
+
+    assert policy_of(data.by_element(dataset)) == policy.DATA
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policy.OFF
+    chosen = data.by_element(dataset.with_options(options))
+    assert policy_of(chosen) == policy.OFF
+
+
+@pytest.mark.parametrize(
+    "jobs, batch_size, is_marked",
+    [
+        ({"worker": ["a:1", "b:1"]}, 8, True),
+        ({"worker": ["a:1", "b:1"]}, 7, False),
+        ({"worker": ["a:1"]}, 8, False),
+        ({"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}, 8, False),
+    ],
+)
+def test_where_workers_take_their_share_is_marked(jobs, batch_size, is_marked):
+    cluster = tfdistill.Cluster(task_type="worker", task_index=0, spec=jobs)
+    dataset = tf.data.Dataset.range(4)
+    marked = data.at_workers_share(
+        dataset, cluster, global_batch_size=batch_size
+    )
+    assert (marked is not dataset) == is_marked
+    shared = data.by_element(marked.batch(batch_size))
+    policies = tf.data.experimental.AutoShardPolicy
+    policy = shared.options().experimental_distribute.auto_shard_policy
+    assert policy == (policies.HINT if is_marked else policies.DATA)
+
+
+class _Resolver:
+    def __init__(self, task_type, task_id, jobs):
+        self.task_type = task_type
+        self.task_id = task_id
+        self._jobs = jobs
+
+    def cluster_spec(self):
+        return tf.train.ClusterSpec(self._jobs)
+
+
+class _Strategy:
+    def __init__(self, *task):
+        self.cluster_resolver = _Resolver(*task)
+
+
+TWO = {"worker": ["a:1", "b:1"]}
+WITH_CHIEF = {"chief": ["c:1"], "worker": ["a:1", "b:1"]}
+
+
+@pytest.mark.parametrize(
+    ("task", "is_chief", "num_workers"),
+    [
+        (("worker", 0, TWO), True, 2),
+        (("worker", 1, TWO), False, 2),
+        (("chief", 0, WITH_CHIEF), True, 3),
+        (("worker", 0, WITH_CHIEF), False, 3),
+    ],
+)
+def test_the_chief_is_one_task(task, is_chief, num_workers):
+    strategy = _Strategy(*task)
+    assert replicas.is_chief(strategy) == is_chief
+    assert replicas.num_workers(strategy) == num_workers
+
+
+def test_writers_run_on_the_chief_only(tmp_path):
+    class OwnWriter(keras.callbacks.Callback):
+        chief_only = True
+
+    class Logger(keras.callbacks.CSVLogger):
+        pass
+
+    writers = [
+        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+        Logger(tmp_path / "own.csv"),
+        keras.callbacks.ModelCheckpoint(tmp_path / "m.keras"),
+        keras.callbacks.TensorBoard(tmp_path),
+        OwnWriter(),
+    ]
+    others = [
+        keras.callbacks.EarlyStopping(),
+        keras.callbacks.ReduceLROnPlateau(),
+        keras.callbacks.LambdaCallback(),
+    ]
+    chief, worker = _Strategy("worker", 0, TWO), _Strategy("worker", 1, TWO)
+    assert guards.select(writers + others, chief) == writers + others
+    assert guards.select(writers + others, worker) == others
+    assert guards.select(None, worker) == []
+
+
+def test_backup_and_restore_is_refused_on_several_workers(tmp_path):
+    backup = keras.callbacks.BackupAndRestore(tmp_path)
+    alone = tf.distribute.get_strategy()
+    assert guards.select([backup], alone) == [backup]
+    with pytest.raises(ValueError, match="BackupAndRestore does not work"):
+        guards.select([backup], _Strategy("worker", 1, TWO))
+
+
+def test_functional_use_leaves_the_mixin_alone():
+    training_cases.dense(training_cases.SharedModel)
+    assert keras.Model not in tfdistill.MultiWorkerTraining.__mro__
+    student = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+    assert tfdistill.CodistillModel(student)(np.zeros((2, 5))).shape == (2, 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

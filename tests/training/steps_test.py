@@ -1,0 +1,144 @@
+""""""
+
+import numpy as np
+import pytest
+
+from tests.cases import codistillation as cases
+from tfdistill.training import steps as steps_lib
+
+
+class _Recorder(steps_lib.SteppedCallback):
+    """Notes its own step and the optimizer's at each hook."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch, logs)
+        actual = int(self.model.optimizer.iterations.numpy())
+        self.seen.append((self.step, actual))
+
+
+def _generator(x, y):
+    def batches():
+        for index in range(0, len(x), 2):
+            yield x[index : index + 2], y[index : index + 2]
+
+    return batches()
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3, 4, 50])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_it_counts_what_was_done(steps_per_execution, epochs):
+    x, y = cases.data(20)
+    model = cases.codistill(
+        cases.linear(), steps_per_execution=steps_per_execution
+    )
+    recorder = _Recorder()
+    cases.fit(model, x, y, batch_size=2, epochs=epochs, callbacks=[recorder])
+    assert recorder.seen
+    for counted, actual in recorder.seen:
+        assert counted == actual
+    assert recorder.seen[-1] == (10 * epochs, 10 * epochs)
+
+
+def test_an_epoch_resumed_in_its_middle_counts_from_there():
+    x, y = cases.data(8)
+    model = cases.codistill(cases.linear())
+    cases.fit(model, x, y, batch_size=2)
+    counter = steps_lib.StepCounter()
+    counter.read(model)
+    assert counter.step == 4
+    counter.begin(35)
+    counter.advance(39, num_batches=50)
+    assert counter.step == 4 + 5
+    counter.begin(40)
+    counter.advance(60, num_batches=50)
+    assert counter.step == 4 + 15
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@pytest.mark.filterwarnings("ignore:.*input ran out of data")
+def test_it_counts_where_the_number_of_batches_is_unknown(
+    steps_per_execution,
+):
+    x, y = cases.data(20)
+    model = cases.codistill(
+        cases.linear(), steps_per_execution=steps_per_execution
+    )
+    recorder = _Recorder()
+    cases.fit(model, _generator(x, y), callbacks=[recorder])
+    for counted, actual in recorder.seen:
+        assert counted == actual
+    assert recorder.seen[-1] == (10, 10)
+
+
+def test_it_goes_on_where_the_last_training_ended():
+    x, y = cases.data(8)
+    model = cases.codistill(cases.linear())
+    for done in (0, 2):
+        recorder = _Recorder()
+        cases.fit(model, x, y, batch_size=4, callbacks=[recorder])
+        assert recorder.seen == [(done + 1, done + 1), (done + 2, done + 2)]
+
+
+def test_the_device_is_asked_once_an_epoch(monkeypatch):
+    asked = []
+    read = steps_lib.StepCounter.read
+
+    def counted(self, model):
+        asked.append(1)
+        read(self, model)
+
+    monkeypatch.setattr(steps_lib.StepCounter, "read", counted)
+    x, y = cases.data(20)
+    model = cases.codistill(cases.linear())
+    callback = steps_lib.SteppedCallback()
+    cases.fit(model, x, y, batch_size=2, epochs=3, callbacks=[callback])
+    assert len(asked) == 1 + 3
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "expected"),
+    [
+        (1, [1, 2, 3], [1, 2, 3]),
+        (3, list(range(1, 10)), [3, 6, 9]),
+        # With several steps an execution a multiple is passed, not met.
+        (3, [4, 8, 12, 16], [4, 8, 12, 16]),
+        (10, [4, 8, 12, 16, 20], [12, 20]),
+        (5, [3, 3, 7, 7, 20], [7, 20]),
+        (100, [1, 99], []),
+    ],
+)
+def test_multiples_are_due_once(every, steps, expected):
+    schedule = steps_lib.EverySteps(every)
+    schedule.start(0)
+    assert [step for step in steps if schedule.due(step)] == expected
+
+
+def test_the_step_to_start_from_is_not_due():
+    schedule = steps_lib.EverySteps(5)
+    schedule.start(10)
+    assert not schedule.due(10)
+    assert not schedule.due(14)
+    assert schedule.due(15)
+
+
+@pytest.mark.parametrize("every", [0, -1, 2.5, "3", None])
+def test_a_bad_interval_is_refused(every):
+    with pytest.raises(ValueError, match="`every_steps` must be.*>= 1"):
+        steps_lib.EverySteps(every)
+
+
+@pytest.mark.parametrize("every", [np.int64(3), True])
+def test_whole_numbers_of_other_types(every):
+    if isinstance(every, bool):
+        with pytest.raises(ValueError, match="True"):
+            steps_lib.EverySteps(every)
+    else:
+        assert steps_lib.EverySteps(every).every_steps == 3
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,1 @@
+"""A training that was stopped resumes as if it had not been."""

@@ -1,0 +1,418 @@
+"""The backup callback, where `fit` resumes, and a last backup on SIGTERM."""
+
+import contextlib
+import logging
+import os
+import types
+import typing
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill.backup import replicas
+from tfdistill.backup import store
+from tfdistill.cluster import ending
+from tfdistill.cluster import replicas as replicas_lib
+from tfdistill.parameter_server import variables
+from tfdistill.system import keras_internals
+from tfdistill.training import fit_arguments
+from tfdistill.training import steps
+
+_log = logging.getLogger(__name__)
+_PREFIX = "state"
+
+
+class Backup(steps.SteppedCallback):
+    """Backs the training up, and resumes from the newest whole backup.
+
+    `fit` with the same arguments goes on from there, on as many workers as
+    share the directory: with the step, the epoch, the metrics and the place
+    in the data as they were, and to the same weights as if it had never
+    stopped. A backup is exact to its step. It is put together out of sight,
+    checksummed, and becomes visible by one rename; the one before is kept,
+    and used where the newest is damaged. docs/backup.md says what is saved,
+    what is not, and what it costs.
+
+    Under parameter servers each of them writes its own rows while no step is
+    in flight, so that all tasks must see the directory, and the data start
+    anew. Anywhere else the chief writes, in the background.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every_steps: int | None = None,
+        max_to_keep: int = 2,
+        finish_timeout_secs: float = 600.0,
+    ) -> None:
+        """Touches no storage.
+
+        Args:
+            directory: Where backups lie; this group's own.
+            every_steps: Steps between backups, >= 1. Default: one at the end
+                of each epoch.
+            max_to_keep: Number of backups to keep, >= 2.
+            finish_timeout_secs: Longest wait for the last backup at the end
+                of training. Default 600.
+        """
+        super().__init__()
+        self._backups = store.BackupStore(directory, max_to_keep=max_to_keep)
+        self._schedule = (
+            None if every_steps is None else steps.EverySteps(every_steps)
+        )
+        self._finish_timeout_secs = finish_timeout_secs
+        self._replicas: replicas.ReplicaBackup | None = None
+        self._callbacks: Sequence[keras.callbacks.Callback] = ()
+        self._epoch = self._num_done = 0
+        self._is_due = False
+        self._last_step = -1
+        # Whether training should let what is in flight end, for `on_quiet`.
+        self.wants_quiet = False
+        # Backups left out while one was being written, once `fit` is done.
+        self.num_skipped = 0
+        # The step at which this training went on; None if it began anew.
+        self.resumed_step: int | None = None
+
+    @property
+    def num_backups(self) -> int:
+        """Number of backups that this process wrote."""
+        return self._backups.num_written
+
+    @property
+    def num_failed(self) -> int:
+        """Number of backups that could not be written."""
+        return self._backups.num_failed
+
+    # ---- where replicas hold all variables: called by `ResumableTraining` ----
+
+    def begin(
+        self, model: Any, callbacks: Sequence[keras.callbacks.Callback]
+    ) -> steps.TrainingPoint | None:
+        """Finds where to go on; every worker of the group calls it.
+
+        Args:
+            model: The model that `fit` is about to train.
+            callbacks: Those of `fit`.
+
+        Returns:
+            The point, or None where there is no whole backup.
+        """
+        self._callbacks = callbacks
+        self._replicas = replicas.ReplicaBackup(
+            self._backups,
+            model.distribute_strategy,
+            finish_timeout_secs=self._finish_timeout_secs,
+        )
+        point = self._replicas.point
+        self._last_step = point.step if point else -1
+        self.resumed_step = point.step if point else None
+        return point
+
+    def first_callback(self) -> keras.callbacks.Callback:
+        """Returns what reads the backup before other callbacks begin."""
+        return _Restoring(self._begun)
+
+    def end(self) -> None:
+        """Waits for a backup that is being written."""
+        if self._replicas is not None:
+            self._replicas.close()
+            self.num_skipped += self._replicas.num_skipped
+            self._replicas = None
+
+    def backup_now(self) -> None:
+        """Backs up between two steps, and waits until it is written.
+
+        Every worker calls it at the same step, from a callback's
+        `on_train_batch_end`.
+        """
+        self._take(self._epoch, self._num_done, wait=True)
+
+    @property
+    def _begun(self) -> replicas.ReplicaBackup:
+        if self._replicas is None:
+            raise ValueError(
+                "tfdistill.Backup must be given to the `fit` of a "
+                "tfdistill.CodistillModel, in a list of callbacks; received "
+                f"{type(self.model).__name__}. Wrap your model: "
+                "tfdistill.CodistillModel(model)."
+            )
+        return self._replicas
+
+    def _take(self, epoch: int, batch: int, *, wait: bool = False) -> None:
+        point = steps.TrainingPoint(
+            step=self.step,
+            epoch=epoch,
+            batch=batch,
+            data=self.model.data_position(),
+        )
+        self._is_due, self._last_step = False, self.step
+        self._begun.take(self.model, point, self._callbacks, wait=wait)
+
+    @property
+    def _ends_epoch(self) -> bool:
+        """Whether the epoch has had all its steps, as far as is known."""
+        num_steps = self.params.get("steps")
+        return num_steps is not None and self._num_done >= num_steps
+
+    # ---- Keras' hooks ----
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts to count the steps."""
+        super().on_train_begin(logs)
+        if not self._on_servers:
+            self._begun.restore_callbacks(self._callbacks)
+        self.wants_quiet = self._is_due = False
+        if self._schedule:
+            self._schedule.start(self.step)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes the epoch."""
+        super().on_epoch_begin(epoch, logs)
+        self._epoch, self._num_done = epoch, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Takes a backup when one is due, or asks for quiet to do so."""
+        super().on_train_batch_end(batch, logs)
+        self._num_done = batch + 1
+        due = self._schedule is not None and self._schedule.due(self.step)
+        if self._on_servers:
+            self.wants_quiet = self.wants_quiet or due
+            return
+        self._is_due = self._is_due or due
+        # The last batch's backup waits for the end of the epoch, by which
+        # validation is done and callbacks have decided.
+        if self._is_due and not self._ends_epoch:
+            self._take(self._epoch, self._num_done)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Takes the backup of an epoch, or asks for quiet to do so."""
+        if self._on_servers:
+            self.wants_quiet = self.wants_quiet or self._schedule is None
+        elif self._schedule is None or self._is_due:
+            self._take_after_epoch()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Backs up where training ended, so that it is not done again."""
+        if not self._on_servers and self.step != self._last_step:
+            self._take_after_epoch(wait=True)
+
+    def _take_after_epoch(self, *, wait: bool = False) -> None:
+        self._counter.read(self.model)
+        cut_short = self.model.stop_training and not self._ends_epoch
+        if cut_short and self.params.get("steps") is not None:
+            self._take(self._epoch, self._num_done, wait=wait)
+        else:
+            self._take(self._epoch + 1, 0, wait=wait)
+
+    # ---- parameter servers ----
+
+    @property
+    def _on_servers(self) -> bool:
+        return replicas_lib.is_used(self.model.distribute_strategy)
+
+    def restore(
+        self, state: variables.TrainingState
+    ) -> steps.TrainingPoint | None:
+        """Reads the newest whole backup, before training starts.
+
+        Args:
+            state: What to read it into.
+
+        Returns:
+            Where to go on, or None where there is no backup.
+
+        Raises:
+            ValueError: The backup is of another model or optimizer.
+        """
+        version = self._backups.newest()
+        if version is None:
+            return None
+        store.check_same(
+            version.manifest.variables, state.specs(), version.path
+        )
+        state.read(f"{version.path}/{_PREFIX}")
+        found = version.manifest.extras
+        _log.warning("Resuming from step %d of %s.", version.step, version.path)
+        self.resumed_step = version.step
+        if self.model is not None:
+            self.model.resumed_step = version.step
+        return steps.TrainingPoint(
+            step=version.step,
+            epoch=found["epoch"],
+            batch=found["batch"],
+            metric_sums=tuple(found["metric_sums"]),
+        )
+
+    def on_quiet(
+        self,
+        point: steps.TrainingPoint,
+        state: variables.TrainingState,
+    ) -> None:
+        """Writes a backup; a failure is logged, and training goes on.
+
+        Args:
+            point: Where training stands.
+            state: What to write.
+        """
+        self.wants_quiet = False
+        extras = {
+            "epoch": point.epoch,
+            "batch": point.batch,
+            "metric_sums": list(point.metric_sums),
+        }
+        self._backups.save(
+            lambda directory: state.write(f"{directory}/{_PREFIX}"),
+            step=point.step,
+            variables=state.specs(),
+            extras=extras,
+        )
+
+
+class _Restoring(keras.callbacks.Callback):
+    """Reads the backup before any other callback looks at the model."""
+
+    def __init__(self, backup: replicas.ReplicaBackup) -> None:
+        super().__init__()
+        self._backup = backup
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._backup.restore(self.model)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        # Keras has just reset them.
+        self._backup.restore_metrics()
+
+
+# See `tfdistill.training.multi_worker`: a mixin must not be a `keras.Model`.
+_Base: Any = keras.Model if typing.TYPE_CHECKING else object
+
+
+class ResumableTraining(_Base):
+    """Lets `tfdistill.Backup` say where `fit` begins, and where it stands.
+
+    Comes before `MultiWorkerTraining` among the bases of a class.
+    """
+
+    # The step at which the last `fit` went on; None if it began anew.
+    resumed_step: int | None = None
+    _data_of_fit: keras_internals.EpochData | None = None
+    # What `fit` waits to be told of, and where it is to go on.
+    _starts_at: tuple[steps.TrainingPoint | None] | None = None
+
+    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        """Trains the model, from where a backup among the callbacks stands.
+
+        Args:
+            *args: As for `keras.Model.fit`.
+            **kwargs: As for `keras.Model.fit`.
+
+        Raises:
+            ValueError: There are several backups, or a model of another
+                kind is to be resumed.
+        """
+        arguments = fit_arguments.bind(
+            types.MethodType(keras.Model.fit, self), args, kwargs
+        )
+        self.resumed_step = None
+        given = arguments.get("callbacks")
+        if isinstance(given, keras.callbacks.CallbackList):
+            return super().fit(**arguments)
+        others = keras.tree.flatten(given or [])
+        backups = [c for c in others if isinstance(c, Backup)]
+        if not backups:
+            return super().fit(**arguments)
+        if len(backups) > 1:
+            raise ValueError(
+                "`callbacks` must hold one tfdistill.Backup; received "
+                f"{len(backups)}. A larger `max_to_keep` keeps more backups."
+            )
+        (one,) = backups
+        others.remove(one)
+        try:
+            point = one.begin(self, others)
+            if point is not None:
+                arguments["initial_epoch"] = point.epoch
+                self.resumed_step = point.step
+            arguments["callbacks"] = [one.first_callback(), *others, one]
+            self._starts_at = (point,)
+            return super().fit(**arguments)
+        finally:
+            self._starts_at = self._data_of_fit = None
+            one.end()
+
+    def data_position(self) -> dict[str, Any]:
+        """Returns how far the `fit` in progress has read its data."""
+        if self._data_of_fit is None:
+            raise RuntimeError("No `fit` with a tfdistill.Backup is running.")
+        return self._data_of_fit.position()
+
+    def _maybe_symbolic_build(
+        self, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        super()._maybe_symbolic_build(iterator, data_batch)
+        # The first iterator is that of the training data.
+        if iterator is None or self._starts_at is None or self._data_of_fit:
+            return
+        self._data_of_fit = keras_internals.EpochData(iterator)
+        (point,) = self._starts_at
+        if point is not None:
+            self._data_of_fit.go_to(dict(point.data), batch=point.batch)
+
+
+@contextlib.contextmanager
+def on_sigterm(
+    arguments: dict[str, Any], strategy: tf.distribute.Strategy
+) -> Iterator[None]:
+    """Has SIGTERM end a task during one call of `fit`.
+
+    Where one process trains, or a coordinator does, and there is a
+    `tfdistill.Backup`, a last backup is tried before. Several workers would
+    first have to agree on a step: they end at once, and go on from the backup
+    before.
+
+    Args:
+        arguments: Those of the call; a callback may be added.
+        strategy: That of the model.
+    """
+    ending.install()
+    callbacks = arguments.get("callbacks")
+    found = callbacks if isinstance(callbacks, list) else []
+    backups = [c for c in found if isinstance(c, Backup)]
+    if not backups or replicas_lib.num_workers(strategy) > 1:
+        yield
+        return
+    arguments["callbacks"] = [*found, _BackUpAndEnd(backups[0])]
+    with ending.deferred():
+        yield
+
+
+class _BackUpAndEnd(keras.callbacks.Callback):
+    """Comes after the backup's own hooks."""
+
+    def __init__(self, backup: Backup) -> None:
+        super().__init__()
+        self._backup = backup
+        self._has_asked = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        steps = (self.params or {}).get("steps")
+        if not ending.requested():
+            return
+        if replicas_lib.is_used(self.model.distribute_strategy):
+            self._ask_for_quiet()
+        elif steps is None or batch + 1 < steps:
+            self._backup.backup_now()
+            ending.finish()
+        # A backup after an epoch's last step is due once callbacks have seen
+        # the epoch's end, so that the next step is soon enough.
+
+    def _ask_for_quiet(self) -> None:
+        """Waits, step by step, until what is in flight is done and saved."""
+        if not self._has_asked:
+            self._has_asked = self._backup.wants_quiet = True
+        elif not self._backup.wants_quiet:
+            ending.finish()

@@ -1,0 +1,549 @@
+"""All that training changes if replicas hold all variables: out and in again.
+
+All workers read the same backup; the chief alone writes, in the background.
+
+Most of it is the same on all replicas: weights, the optimizer's slots. The
+rest each replica has for itself: moving statistics, the states of random
+generators, sums of metrics. Those of all workers travel to the chief in one
+small collective, so that one task writes a whole state.
+"""
+
+import dataclasses
+import json
+import logging
+import pathlib
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.backup import store as backup_store
+from tfdistill.cluster import replicas
+from tfdistill.exports import saved_model
+from tfdistill.system import background
+from tfdistill.system import keras_internals
+from tfdistill.training import steps
+
+_PREFIX = "state"
+# What collectives can carry: each value as whole numbers of its own width.
+_BITS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """A state as it was between two steps; buffers are shared until then.
+
+    Attributes:
+        shared: What all replicas hold alike, by key.
+        own: What each replica has for itself, one value each, by key.
+    """
+
+    shared: dict[str, Any]
+    own: dict[str, Any]
+
+
+class ReplicaState:
+    """The variables of a built and compiled model under any such strategy."""
+
+    def __init__(self, model: Any) -> None:
+        """Names the variables.
+
+        Args:
+            model: A `CodistillModel` that `fit` has prepared.
+        """
+        self._strategy = model.distribute_strategy
+        self._is_chief = replicas.is_chief(self._strategy)
+        self._replicas = replicas.local_replicas(self._strategy)
+        self._num_replicas = int(self._strategy.num_replicas_in_sync)
+        trainable = list(model.trainable_variables)
+        metrics = list(model.metrics_variables)
+        known = {id(v) for v in (*trainable, *metrics)}
+        others = [v for v in model.variables if id(v) not in known]
+        self._trainable = _numbered("trainable", trainable)
+        self._shared = {
+            **self._trainable,
+            **_numbered("optimizer", model.optimizer.variables),
+        }
+        for index, (_, _, slots) in enumerate(model.table_slots):
+            for name, slot in slots.items():
+                self._shared[f"table/{index}/{name}"] = slot
+        self._metrics = _numbered("metric", metrics)
+        self._own = {**_numbered("other", others), **self._metrics}
+        self._gather = tf.function(
+            lambda: self._strategy.run(self._in_replica), autograph=False
+        )
+
+    def specs(self) -> dict[str, dict[str, Any]]:
+        """Returns shape and dtype of each variable by its key."""
+        return {
+            key: {
+                "shape": list(variable.shape),
+                "dtype": tf.as_dtype(variable.dtype).name,
+            }
+            for key, variable in {**self._shared, **self._own}.items()
+        }
+
+    # ---- out ----
+
+    def snapshot(self) -> Snapshot:
+        """Takes all current values; every worker calls it at the same step.
+
+        Reading shares the variables' buffers, as
+        `savedmodel.SavedModelWriter.snapshot` says.
+
+        Returns:
+            The values; those of `shared` on the chief only.
+        """
+        shared = self._shared if self._is_chief else {}
+        return Snapshot(
+            {
+                key: tf.convert_to_tensor(self._copies(variable)[0])
+                for key, variable in shared.items()
+            },
+            self._gathered(),
+        )
+
+    def _gathered(self) -> dict[str, Any]:
+        if not self._own:
+            return {}
+        if self._num_replicas == 1:
+            return {
+                key: [tf.convert_to_tensor(self._copies(variable)[0])]
+                for key, variable in self._own.items()
+            }
+        found = self._strategy.experimental_local_results(self._gather())
+        rows, own, first = found[0].numpy(), {}, 0
+        for key, variable in self._own.items():
+            dtype = tf.as_dtype(variable.dtype)
+            size = int(np.prod(variable.shape))
+            bits = rows[:, first : first + size]
+            first += size
+            own[key] = (
+                bits.astype(_BITS[dtype.size].as_numpy_dtype)
+                .view(dtype.as_numpy_dtype)
+                .reshape([self._num_replicas, *variable.shape])
+            )
+        return own
+
+    def _in_replica(self) -> tf.Tensor:
+        bits = [
+            tf.reshape(_as_bits(tf.identity(_value(variable))), [-1])
+            for variable in self._own.values()
+        ]
+        context = tf.distribute.get_replica_context()
+        return context.all_gather(tf.concat(bits, axis=0)[None], axis=0)
+
+    def write(self, directory: str, snapshot: Snapshot) -> None:
+        """Writes a checkpoint. May run in a background thread.
+
+        Args:
+            directory: An existing directory.
+            snapshot: What `snapshot` returned on the chief.
+
+        Raises:
+            ValueError: A weight is NaN or infinite.
+        """
+        weights = {key: snapshot.shared[key] for key in self._trainable}
+        saved_model.check_finite(
+            list(weights.values()),
+            [getattr(v, "path", key) for key, v in self._trainable.items()],
+        )
+        with tf.device("CPU:0"):
+            own = {key: tf.stack(each) for key, each in snapshot.own.items()}
+            values = {**snapshot.shared, **own}
+            tf.raw_ops.SaveV2(
+                prefix=f"{directory}/{_PREFIX}",
+                tensor_names=list(values),
+                shape_and_slices=[""] * len(values),
+                tensors=[tf.identity(value) for value in values.values()],
+            )
+
+    # ---- in ----
+
+    def read(self, directory: str) -> Snapshot:
+        """Reads what `write` wrote; changes nothing.
+
+        Args:
+            directory: Of the backup, whose specs were compared.
+        """
+        reader = tf.train.load_checkpoint(f"{directory}/{_PREFIX}")
+        return Snapshot(
+            {key: reader.get_tensor(key) for key in self._shared},
+            {key: reader.get_tensor(key) for key in self._own},
+        )
+
+    def assign(self, snapshot: Snapshot) -> None:
+        """Gives this worker's replicas their values, but for the metrics.
+
+        Where there are more or fewer replicas than there were, floats become
+        the mean over the replicas, and what is no float the first one's.
+        """
+        for key, variable in self._shared.items():
+            for copy in self._copies(variable):
+                copy.assign(snapshot.shared[key])
+        for key, variable in self._own.items():
+            if key not in self._metrics:
+                self._assign_own(variable, snapshot.own[key])
+
+    def assign_metrics(self, snapshot: Snapshot) -> None:
+        """Gives the metrics the sums of an epoch in progress.
+
+        Where the number of replicas is another, they start anew.
+        """
+        for key, variable in self._metrics.items():
+            values = snapshot.own[key]
+            if len(values) == self._num_replicas:
+                self._assign_own(variable, values)
+
+    def _assign_own(self, variable: Any, values: np.ndarray) -> None:
+        if len(values) != self._num_replicas:
+            is_float = tf.as_dtype(variable.dtype).is_floating
+            value = values.mean(axis=0) if is_float else values[0]
+            values = np.stack([value.astype(values.dtype)] * self._num_replicas)
+        copies = self._copies(variable)
+        for index, copy in zip(self._replicas, copies, strict=True):
+            copy.assign(values[index])
+
+    def _copies(self, variable: Any) -> tuple[Any, ...]:
+        return self._strategy.experimental_local_results(_value(variable))
+
+
+def _numbered(kind: str, variables: Any) -> dict[str, Any]:
+    return {f"{kind}/{index}": v for index, v in enumerate(variables)}
+
+
+def _value(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _as_bits(value: tf.Tensor) -> tf.Tensor:
+    if value.dtype == tf.bool:
+        return tf.cast(value, tf.int64)
+    return tf.cast(tf.bitcast(value, _BITS[value.dtype.size]), tf.int64)
+
+
+# Keras' own callbacks decide by these; weights that they keep are left out.
+_ATTRIBUTES = (
+    (keras.callbacks.EarlyStopping, ("wait", "best", "best_epoch")),
+    (keras.callbacks.ReduceLROnPlateau, ("wait", "best", "cooldown_counter")),
+    (keras.callbacks.ModelCheckpoint, ("best",)),
+)
+
+
+def of_random() -> dict[str, Any]:
+    """Returns the states of Python's and NumPy's global generators."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [
+            str(name),
+            np.asarray(keys).tolist(),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
+    }
+
+
+def set_random(state: dict[str, Any]) -> None:
+    """Gives both generators the states that `of_random` returned."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.array(keys, np.uint32), *rest))
+
+
+def of_callbacks(
+    callbacks: Sequence[keras.callbacks.Callback],
+) -> list[list[Any]]:
+    """Returns what Keras' own callbacks have counted so far.
+
+    Args:
+        callbacks: Those of `fit`.
+
+    Returns:
+        For each that is known its class's name and its numbers by name.
+    """
+    return [
+        [
+            type(callback).__name__,
+            {
+                name: None if value is None else float(value)
+                for name in names
+                for value in [getattr(callback, name, None)]
+            },
+        ]
+        for callback, names in _known(callbacks)
+    ]
+
+
+def set_callbacks(
+    callbacks: Sequence[keras.callbacks.Callback], state: list[list[Any]]
+) -> bool:
+    """Gives callbacks what they had counted, once their training has begun.
+
+    Args:
+        callbacks: Those of `fit`.
+        state: What `of_callbacks` returned.
+
+    Returns:
+        Whether the callbacks are those of then; else nothing is changed.
+    """
+    known = _known(callbacks)
+    if [type(c).__name__ for c, _ in known] != [name for name, _ in state]:
+        return False
+    for (callback, names), (_, numbers) in zip(known, state, strict=True):
+        for name in names:
+            value = numbers[name]
+            counts = name in ("wait", "best_epoch", "cooldown_counter")
+            if value is not None:
+                setattr(callback, name, int(value) if counts else value)
+    return True
+
+
+def _known(
+    callbacks: Sequence[keras.callbacks.Callback],
+) -> list[tuple[keras.callbacks.Callback, tuple[str, ...]]]:
+    return [
+        (callback, names)
+        for callback in callbacks
+        for known, names in _ATTRIBUTES
+        if isinstance(callback, known)
+    ]
+
+
+_log = logging.getLogger(__name__)
+
+
+class ReplicaBackup:
+    """The backups of one `fit`.
+
+    Attributes:
+        num_skipped: Backups left out while one was being written.
+    """
+
+    def __init__(
+        self,
+        store: backup_store.BackupStore,
+        strategy: tf.distribute.Strategy,
+        *,
+        finish_timeout_secs: float,
+    ) -> None:
+        """Chooses the backup to go on from; every worker calls it.
+
+        Args:
+            store: Where backups lie, the same on all workers.
+            strategy: The strategy in use.
+            finish_timeout_secs: Longest wait for the last backup to be
+                written.
+
+        Raises:
+            RuntimeError: A worker cannot read the backup that the chief has
+                chosen.
+        """
+        self._store, self._strategy = store, strategy
+        self._finish_timeout_secs = finish_timeout_secs
+        self._worker: background.OneJobThread | None = None
+        self._state: ReplicaState | None = None
+        self._values: Snapshot | None = None
+        self._choice = backup_store.BackupChoice(store, strategy)
+        self._chosen = self._choice.choose()
+        self.num_skipped = 0
+
+    @property
+    def point(self) -> steps.TrainingPoint | None:
+        """Where to go on; None for a training that starts anew."""
+        return self._chosen.point if self._chosen else None
+
+    # ---- before the first step ----
+
+    def restore(self, model: Any) -> None:
+        """Gives a model that `fit` has prepared the values of the backup.
+
+        Args:
+            model: The model.
+
+        Raises:
+            ValueError: The backup is of another model or optimizer.
+            RuntimeError: A worker cannot read it.
+        """
+        self._state = ReplicaState(model)
+        if replicas.is_chief(self._strategy):
+            self._worker = background.OneJobThread(
+                "tfdistill-backup", job="backup"
+            )
+        if self._chosen is None:
+            return
+        version, values = self._chosen.version, None
+        failure: Exception | None = None
+        backup_store.check_same(
+            version.manifest.variables, self._state.specs(), version.path
+        )
+        try:
+            values = self._state.read(version.path)
+        except (tf.errors.OpError, OSError, ValueError) as error:
+            failure = error
+        self._choice.fail_together(failure)
+        if values is None:
+            raise RuntimeError("went on without a backup.")
+        self._state.assign(values)
+        self._values = values
+        if replicas.num_workers(self._strategy) == 1:
+            # Workers may have generators of their own.
+            set_random(self._chosen.host["random"])
+        self._check_same_run(self._chosen.host)
+        _restore_teachers(model.teachers, self._chosen.host["teachers"])
+        _log.warning(
+            "Resuming from step %d of %s; reading past %d batches.",
+            version.step,
+            version.path,
+            self._chosen.point.data["batches"],
+        )
+
+    def restore_metrics(self) -> None:
+        """Gives the metrics the sums of the epoch in progress, once."""
+        values, self._values = self._values, None
+        if values is None or self._state is None or self.point is None:
+            return
+        if self.point.batch:
+            self._state.assign_metrics(values)
+
+    def restore_callbacks(
+        self, callbacks: Sequence[keras.callbacks.Callback]
+    ) -> None:
+        """Gives Keras' callbacks what they had counted.
+
+        Args:
+            callbacks: Those of `fit`, whose training has begun.
+        """
+        if self._chosen and not set_callbacks(
+            callbacks, self._chosen.host["callbacks"]
+        ):
+            _log.warning(
+                "`fit` has other callbacks than the backup was made with: "
+                "what they count starts anew."
+            )
+
+    def _check_same_run(self, host: dict[str, Any]) -> None:
+        """Warns of what keeps a resumed training from being the same."""
+        seed = keras_internals.global_seed()
+        if seed is None or seed != host["seed"]:
+            _log.warning(
+                "The random seed was %s at the backup and is %s now: data "
+                "that are shuffled without a seed of their own come in another "
+                "order. Call keras.utils.set_random_seed with one seed before "
+                "the data set is made.",
+                host["seed"],
+                seed,
+            )
+        before = host["replicas"]
+        now = int(self._strategy.num_replicas_in_sync)
+        if before != now:
+            _log.warning(
+                "The backup was made with %d replicas, now there are %d: "
+                "batch statistics are averaged, random generators and the "
+                "epoch's metrics start anew.",
+                before,
+                now,
+            )
+
+    # ---- between steps ----
+
+    def take(
+        self,
+        model: Any,
+        point: steps.TrainingPoint,
+        callbacks: Sequence[keras.callbacks.Callback],
+        *,
+        wait: bool = False,
+    ) -> None:
+        """Takes a snapshot, and has it written in the background.
+
+        Every worker calls it at the same step. While one is being written,
+        the next is left out.
+
+        Args:
+            model: The model.
+            point: Where training stands.
+            callbacks: Those of `fit`.
+            wait: Whether to wait for an earlier one, and for this one.
+        """
+        if self._state is None:
+            raise RuntimeError("took a backup before training began.")
+        snapshot = self._state.snapshot()
+        if self._worker is None:
+            return
+        host = {
+            "seed": keras_internals.global_seed(),
+            "random": of_random(),
+            "callbacks": of_callbacks(callbacks),
+            "teachers": _versions(model.teachers),
+            "replicas": int(self._strategy.num_replicas_in_sync),
+        }
+        limit = self._finish_timeout_secs if wait else 0.0
+        submitted = self._worker.submit(
+            lambda: self._write(snapshot, point, host), wait_secs=limit
+        )
+        self.num_skipped += not submitted
+        if wait and not self._worker.wait_idle(limit):
+            _log.warning(
+                "Step %d was not backed up within %.0f s; training goes on.",
+                point.step,
+                limit,
+            )
+
+    def _write(
+        self,
+        snapshot: Snapshot,
+        point: steps.TrainingPoint,
+        host: dict[str, Any],
+    ) -> None:
+        state = self._state
+        if state is None:
+            raise RuntimeError("wrote a backup before training began.")
+
+        def write(directory: str) -> None:
+            state.write(directory, snapshot)
+            pathlib.Path(directory, backup_store.HOST).write_text(
+                json.dumps(host)
+            )
+
+        self._store.save(
+            write,
+            step=point.step,
+            variables=state.specs(),
+            extras={
+                "epoch": point.epoch,
+                "batch": point.batch,
+                "data": dict(point.data),
+            },
+        )
+
+    def close(self) -> None:
+        """Waits for a backup that is being written; ends the thread."""
+        if self._worker is not None:
+            self._worker.close(self._finish_timeout_secs)
+            self._worker = None
+
+
+def _versions(teachers: Any) -> dict[str, int]:
+    return {str(peer): step for peer, step in teachers.versions().items()}
+
+
+def _restore_teachers(teachers: Any, versions: dict[str, int]) -> None:
+    wanted = {int(peer): step for peer, step in versions.items()}
+    if not any(step >= 0 for step in wanted.values()):
+        return
+    found = teachers.load_versions(wanted)
+    for peer, step in sorted(wanted.items()):
+        if step >= 0 and found.get(peer) != step:
+            _log.warning(
+                "Version %d of group %d, the teacher at the backup, could not "
+                "be loaded: the group is no teacher until its next refresh.",
+                step,
+                peer,
+            )

@@ -1,0 +1,285 @@
+"""Where a group's backups lie, and the one that all its workers resume from.
+
+The chief chooses and tells the others by a collective. So does each worker
+that fails, that none is left waiting for it.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import pathlib
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistill.cluster import replicas
+from tfdistill.exchange import commit
+from tfdistill.exchange import publisher
+from tfdistill.training import steps
+
+_log = logging.getLogger(__name__)
+_COPY = "backup.json"
+
+
+class BackupStore(publisher.Exchange):
+    """Backups on disk, as versions of an exchange with one group.
+
+    A backup is put together out of sight, checksummed, and becomes visible by
+    one rename.
+
+    Attributes:
+        num_written, num_failed: Backups that `save` wrote, and could not write.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], *, max_to_keep: int = 2
+    ) -> None:
+        """Touches no storage.
+
+        Args:
+            directory: Where backups lie; this group's own.
+            max_to_keep: Number of backups to keep, >= 2.
+        """
+        super().__init__(
+            directory,
+            max_to_keep=max_to_keep,
+            min_keep_secs=0.0,
+            # The group's own files outlive the run and its key.
+            key=None,
+        )
+        self.num_written = self.num_failed = 0
+
+    def save(
+        self,
+        write: Callable[[str], None],
+        *,
+        step: int,
+        variables: Mapping[str, Mapping[str, Any]],
+        extras: Mapping[str, Any],
+    ) -> None:
+        """Writes a backup, then prunes the oldest; counts and logs a failure.
+
+        Args:
+            write: Fills the directory whose path it is given.
+            step: The backup's step.
+            variables: Shape and dtype by key.
+            extras: Anything else to go on from, as JSON has it.
+        """
+
+        def write_both(directory: str) -> None:
+            write(directory)
+            # Checksums guard the files, and nothing the manifest itself.
+            text = json.dumps(_said(step, variables, extras))
+            pathlib.Path(directory, _COPY).write_text(text, encoding="utf-8")
+
+        try:
+            self.publish(
+                write_both,
+                group=0,
+                step=step,
+                variables=variables,
+                extras=extras,
+            )
+            self.num_written += 1
+        except publisher.VersionExistsError:
+            _log.info("Step %d was backed up before.", step)
+        except publisher.ExportError as error:
+            self.num_failed += 1
+            _log.warning(
+                "Step %d was not backed up, training goes on: %s", step, error
+            )
+
+    def newest(self) -> publisher.Version | None:
+        """Returns the newest whole backup, all of whose bytes were checked.
+
+        Those that are newer and damaged are logged and removed: they can
+        never be used, and would push whole ones out when the next are kept.
+
+        Returns:
+            The backup, or None where there is no whole one.
+        """
+        damaged, committed = [], self.steps(0)
+        for step in reversed(self._listed(0)):
+            if step not in committed:
+                _log.warning(
+                    "Trying the backup before: %s has no manifest.",
+                    self.version_path(0, step),
+                )
+                continue
+            try:
+                version = self.open(0, step)
+                self.verify(version)
+                self._check_manifest(version)
+            except publisher.CorruptVersionError as error:
+                _log.warning("Trying the backup before: %s", error)
+                damaged.append(self.version_path(0, step))
+                continue
+            for path in damaged:
+                self._remove(path)
+            return version
+        if damaged:
+            _log.warning(
+                "No whole backup is left in %s: training starts anew.",
+                self.group_path(0),
+            )
+        return None
+
+    def _check_manifest(self, version: publisher.Version) -> None:
+        if _COPY not in version.manifest.files:
+            return  # From before there was one.
+        blocks = self._file_system.blocks(f"{version.path}/{_COPY}")
+        found = version.manifest
+        said = _said(version.step, found.variables, found.extras)
+        if json.loads(b"".join(blocks)) != json.loads(json.dumps(said)):
+            raise publisher.CorruptVersionError(
+                f"The manifest of {version.path} differs from its copy in "
+                f"{_COPY}."
+            )
+
+    def _remove(self, path: str) -> None:
+        try:
+            commit.remove_version(self._file_system, path)
+        except OSError as error:
+            _log.warning("Could not remove %s: %s", path, error)
+
+
+def _said(step: int, variables: Any, extras: Any) -> dict[str, Any]:
+    return {
+        "step": step,
+        "variables": {key: dict(entry) for key, entry in variables.items()},
+        "extras": dict(extras),
+    }
+
+
+def check_same(theirs: Any, ours: Any, path: str) -> None:
+    """Checks that a backup is of this model and optimizer.
+
+    Args:
+        theirs: Shape and dtype by key, from the backup's manifest.
+        ours: The same of this training.
+        path: Of the backup, for the message.
+
+    Raises:
+        ValueError: They differ.
+    """
+    found = {key: dict(entry) for key, entry in theirs.items()}
+    if found == ours:
+        return
+    keys = sorted(found.keys() ^ ours.keys()) or [
+        key for key in sorted(ours) if found[key] != ours[key]
+    ]
+    raise ValueError(
+        f"The backup {path} must be of this model and optimizer; received one "
+        f"that differs in {keys[:5]}. Give another directory, or the model as "
+        "it was."
+    )
+
+
+# What is no variable, as JSON.
+HOST = "host.json"
+_NONE = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """A backup to go on from.
+
+    Attributes:
+        version: Where it is.
+        point: Where training stood.
+        host: What was in Python.
+    """
+
+    version: publisher.Version
+    point: steps.TrainingPoint
+    host: dict[str, Any]
+
+
+class BackupChoice:
+    """Lets a group agree on a backup; all workers call at one point."""
+
+    def __init__(
+        self, store: BackupStore, strategy: tf.distribute.Strategy
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            store: Where backups lie, the same on all workers.
+            strategy: The strategy in use.
+        """
+        self._store, self._strategy = store, strategy
+        self._workers = replicas.WorkerValues(strategy)
+
+    def choose(self) -> Chosen | None:
+        """Returns the newest whole backup, the same on all workers.
+
+        Returns:
+            The backup, or None where there is none.
+
+        Raises:
+            RuntimeError: A worker cannot read the one that the chief has
+                chosen.
+        """
+        version: publisher.Version | None = None
+        failure: Exception | None = None
+        if replicas.is_chief(self._strategy):
+            try:
+                version = self._store.newest()
+            except OSError as error:
+                failure = error
+        self.fail_together(failure)
+        step = max(self._workers.gathered(version.step if version else _NONE))
+        if step == _NONE:
+            return None
+        chosen = None
+        try:
+            chosen = _read(version or self._store.open(0, step))
+        except (
+            KeyError,
+            OSError,
+            RuntimeError,
+            ValueError,
+            tf.errors.OpError,
+        ) as error:
+            failure = error
+        self.fail_together(failure)
+        return chosen
+
+    def fail_together(self, failure: Exception | None) -> None:
+        """Raises on all workers if one of them has failed.
+
+        Args:
+            failure: What went wrong on this worker, or None.
+
+        Raises:
+            RuntimeError: A worker has failed.
+        """
+        failed = self._workers.gathered(failure is not None)
+        if failure is not None:
+            raise RuntimeError(
+                f"The backups in {self._store.root} must be readable on every "
+                f"worker; received {type(failure).__name__}: {failure}. Give "
+                "a directory that all of them see."
+            ) from failure
+        if any(failed):
+            replicas = [i for i, is_bad in enumerate(failed) if is_bad]
+            raise RuntimeError(
+                f"The workers of the replicas {replicas} could not read the "
+                f"backup in {self._store.root}; their logs say why."
+            )
+
+
+def _read(version: publisher.Version) -> Chosen:
+    with tf.io.gfile.GFile(f"{version.path}/{HOST}") as file:
+        host = json.loads(file.read())
+    found = version.manifest.extras
+    point = steps.TrainingPoint(
+        step=version.step,
+        epoch=found["epoch"],
+        batch=found["batch"],
+        data=dict(found["data"]),
+    )
+    return Chosen(version, point, host)

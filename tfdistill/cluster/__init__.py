@@ -1,0 +1,1 @@
+"""Which task of which group this is; how a group meets, and ends."""

@@ -1,0 +1,279 @@
+"""How a task ends when it must: SIGTERM, and waits that would never end.
+
+TensorFlow swallows the signal where several workers train, and while Python
+waits in C++ no handler of Python's runs. So the signal's number goes into a
+socket, as `signal.set_wakeup_fd` does at once, and a thread that reads there
+ends the process with exit code 75, worth a retry:
+
+- at once, where there is nothing to be saved;
+- within a `deferred()` block as soon as the block says `finish()`, at a step's
+  end, after which the training goes on from a backup of that step; but no later
+  than `GRACE_SECS` after the signal.
+
+Only code that holds Python's lock for as long, such as another library's C,
+defers it; a launcher that sends SIGKILL after SIGTERM ends that, too.
+
+A handler that the program has installed itself is left in charge, and put back
+where TensorFlow has replaced it.
+
+A worker waits for its peers at the start without a limit, and in a collective
+for as long as a peer is alive, even if it is stuck. TensorFlow's own limit for
+collectives keeps two threads for each until it has run out, thousands of them
+at a few collectives a step. One thread that looks at the clock does it.
+"""
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+from typing import NoReturn
+
+from tfdistill.system import processes
+
+EXIT_CODE = 75
+# Less than what launchers give: our own waits 5 s before SIGKILL.
+GRACE_SECS = 4.0
+
+_requested = threading.Event()
+_finished = threading.Event()
+_num_deferring = 0
+# The descriptor that signals are written to. No socket object, which Python
+# would close, and warn of, while the process ends: until then it must hear.
+_listening: list[int] = []
+_fork = threading.local()
+
+
+def requested() -> bool:
+    """Whether the task has been asked to end, and is about to.
+
+    True only within `deferred()`: everywhere else it has ended by then.
+    """
+    return _requested.is_set()
+
+
+def install(environ: Mapping[str, str] | None = None) -> bool:
+    """Has SIGTERM end this task, if it is one that a launcher has started.
+
+    Call it again after TensorFlow has set up several workers, which installs a
+    handler in C that Python does not see.
+
+    Args:
+        environ: Variables to read. Default `os.environ`.
+
+    Returns:
+        Whether it does: not outside the main thread, nor where the program
+        has a handler of its own, nor without `TF_CONFIG` or
+        `TFDISTILL_GROUP`, as in a notebook.
+    """
+    environ = os.environ if environ is None else environ
+    if not (environ.get("TF_CONFIG") or environ.get("TFDISTILL_GROUP")):
+        return False
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    found = signal.getsignal(signal.SIGTERM)
+    if found not in (signal.SIG_DFL, None, _do_nothing):
+        signal.signal(signal.SIGTERM, found)
+        return False
+    if not _listening and not _listen():
+        return False
+    signal.signal(signal.SIGTERM, _do_nothing)
+    return True
+
+
+def _before_fork() -> None:
+    # A signal to the child must not reach its parent by the socket they share.
+    if _listening:
+        block = signal.SIG_BLOCK
+        _fork.mask = signal.pthread_sigmask(block, {signal.SIGTERM})
+
+
+def _unblock() -> None:
+    mask = getattr(_fork, "mask", None)
+    if mask is not None:
+        _fork.mask = None
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _leave_child_alone() -> None:
+    """A forked process has no such thread, and ends as ever."""
+    if _listening:
+        signal.set_wakeup_fd(-1)
+        os.close(_listening.pop())
+        if signal.getsignal(signal.SIGTERM) is _do_nothing:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _unblock()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_unblock,
+    after_in_child=_leave_child_alone,
+)
+
+
+def _do_nothing(number: int, frame: Any) -> None:
+    """Only with a handler in Python is the signal's number passed on."""
+
+
+def _listen() -> bool:
+    """Starts the thread that hears of the signal; False if another does."""
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    earlier = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    if earlier != -1:  # An event loop's, say.
+        signal.set_wakeup_fd(earlier)
+        reader.close()
+        writer.close()
+        return False
+    _listening.append(writer.detach())
+    threading.Thread(
+        target=_wait, args=[reader], name="tfdistill-preemption", daemon=True
+    ).start()
+    return True
+
+
+def _wait(reader: socket.socket) -> None:
+    while signal.SIGTERM not in reader.recv(4096):
+        pass
+    # The program may have installed its own handler since.
+    if signal.getsignal(signal.SIGTERM) is not _do_nothing:
+        return
+    _requested.set()
+    if _num_deferring:
+        _finished.wait(GRACE_SECS)
+    _end()
+
+
+def _end() -> NoReturn:
+    done = "at the end of a step" if _finished.is_set() else "at once"
+    print(f"tfdistill: SIGTERM: this task ends {done}.", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    # A normal exit would wait for the other workers of the group.
+    os._exit(EXIT_CODE)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Lets what is in progress come to a good end when SIGTERM arrives.
+
+    The block asks `requested()` now and then, and says `finish()`.
+    """
+    global _num_deferring
+    _num_deferring += 1
+    try:
+        yield
+    finally:
+        _num_deferring -= 1
+        if requested():
+            finish()
+
+
+def finish() -> NoReturn:
+    """Ends this task, as all is saved that can be."""
+    _finished.set()
+    _end()
+
+
+def limit_from_env(name: str, default: float) -> float:
+    """Reads a time limit in seconds from the environment.
+
+    Args:
+        name: Of the variable.
+        default: Where it is not set.
+
+    Returns:
+        Seconds; 0 means no limit.
+
+    Raises:
+        ValueError: It is not a number >= 0.
+    """
+    text = os.environ.get(name, "")
+    try:
+        secs = float(text) if text else default
+    except ValueError:
+        secs = -1.0
+    if not 0 <= secs < float("inf"):
+        raise ValueError(
+            f"{name} must be a number of seconds >= 0 (0 for no limit); "
+            f"received {text!r}."
+        )
+    return secs
+
+
+class Watchdog:
+    """Ends the process when nothing was heard of for too long."""
+
+    def __init__(
+        self,
+        limit_secs: float,
+        explain: Callable[[], str],
+        *,
+        end: Callable[[int], Any] = os._exit,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            limit_secs: Longest silence in seconds; 0 for no limit.
+            explain: Says what was waited for, and what to do.
+            end: Ends the process with an exit code. The default skips every
+                clean-up: a thread that hangs in TensorFlow cannot be asked.
+            clock: Seconds that never go backwards.
+        """
+        self._limit_secs = limit_secs
+        self._explain = explain
+        self._end = end
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._heard = clock()
+
+    def touch(self) -> None:
+        """Says that there was progress."""
+        self._heard = self._clock()
+
+    def __enter__(self) -> "Watchdog":
+        self.touch()
+        if self._limit_secs:
+            threading.Thread(
+                target=self._watch, name="tfdistill-watchdog", daemon=True
+            ).start()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(min(1.0, self._limit_secs / 4)):
+            if self._clock() - self._heard > self._limit_secs:
+                print(f"tfdistill: {self._explain()}", file=sys.stderr)
+                faulthandler.dump_traceback(all_threads=True)
+                sys.stderr.flush()
+                self._end(EXIT_CODE)
+                return
+
+
+def unreachable(addresses: Iterable[str]) -> list[str]:
+    """Finds the tasks that nobody listens for.
+
+    Args:
+        addresses: `host:port` of each.
+
+    Returns:
+        Those that do not take a connection within two seconds.
+    """
+    return [
+        address
+        for address in addresses
+        if processes.ask(address) is not processes.Answer.OPEN
+    ]

@@ -1,0 +1,151 @@
+"""Who shares the work under a strategy: chief, workers, replicas, servers."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistill.system import keras_internals
+
+
+def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
+    """Whether this task writes its group's files.
+
+    Args:
+        strategy: The strategy in use. Defaults to the current one.
+
+    Returns:
+        True on the chief (worker 0 where the cluster names no chief), and
+        wherever there is only one task.
+    """
+    strategy = strategy or tf.distribute.get_strategy()
+    resolver = strategy.cluster_resolver
+    if resolver is None or not resolver.task_type:
+        return True
+    if resolver.task_type == "chief":
+        return True
+    has_chief = "chief" in resolver.cluster_spec().jobs
+    return (
+        resolver.task_type == "worker"
+        and resolver.task_id == 0
+        and not has_chief
+    )
+
+
+def num_workers(strategy: tf.distribute.Strategy) -> int:
+    """Number of tasks that train together under `strategy`.
+
+    Args:
+        strategy: The strategy in use.
+
+    Returns:
+        1 where one process trains: the strategy spans no other, or the
+        coordinator directs the workers of a parameter-server cluster.
+    """
+    jobs = keras_internals.jobs_of(strategy)
+    if "ps" in jobs:
+        return 1
+    return max(1, sum(len(jobs.get(job, ())) for job in ("chief", "worker")))
+
+
+class WorkerValues:
+    """Gathers numbers over one group; traced once."""
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        """Traces nothing yet.
+
+        Args:
+            strategy: The strategy in use.
+        """
+        self._strategy = strategy
+
+        def in_replica(value: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            # A value of this replica, or nobody knows where it is to go.
+            return context.all_gather(tf.identity(value), axis=0)
+
+        @tf.function(input_signature=[tf.TensorSpec([1], tf.int64)])
+        def gather(value: tf.Tensor) -> tf.Tensor:
+            return strategy.run(in_replica, args=(value,))
+
+        self._gather = gather
+
+    def gathered(self, value: int) -> list[int]:
+        """Gathers a number; all workers call it at the same point.
+
+        Args:
+            value: This worker's number, as int64 has it.
+
+        Returns:
+            One number for each replica, in the order of the workers.
+        """
+        if self._strategy.num_replicas_in_sync == 1:
+            return [value]
+        found = self._gather(tf.constant([value], tf.int64))
+        local = self._strategy.experimental_local_results(found)
+        return local[0].numpy().tolist()
+
+
+def local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
+    """Returns the indices of this worker's replicas among all of the group.
+
+    Args:
+        strategy: The strategy in use.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return [0]
+
+    @tf.function
+    def ask() -> tf.Tensor:
+        return strategy.run(
+            lambda: tf.distribute.get_replica_context().replica_id_in_sync_group
+        )
+
+    found = strategy.experimental_local_results(ask())
+    return [int(index) for index in found]
+
+
+def summed(values: list[Any]) -> list[Any]:
+    """Sums tensors over the replicas, packed into few collectives.
+
+    Args:
+        values: Tensors, indexed slices or None.
+
+    Returns:
+        The sums; None stays None.
+    """
+    present = [value for value in values if value is not None]
+    if not present:
+        return values
+    context = tf.distribute.get_replica_context()
+    summed = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
+    return [None if value is None else next(summed) for value in values]
+
+
+def gatherable(value: tf.Tensor) -> tf.Tensor:
+    """Casts to the next wider dtype that TensorFlow's collectives take."""
+    if value.dtype in (tf.bfloat16, tf.float16):
+        return tf.cast(value, tf.float32)
+    if value.dtype.is_integer or value.dtype.is_bool:
+        return tf.cast(value, tf.int64)
+    return value
+
+
+def in_replica() -> bool:
+    """Whether this code runs for one of several replicas."""
+    return (
+        not tf.distribute.in_cross_replica_context()
+        and tf.distribute.get_strategy().num_replicas_in_sync > 1
+    )
+
+
+def sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
+    """Sums a tensor of any shape over the replicas, without a gradient."""
+    context = tf.distribute.get_replica_context()
+    return tf.stop_gradient(
+        context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+    )
+
+
+def is_used(strategy: tf.distribute.Strategy) -> bool:
+    """Whether variables live on parameter servers under this strategy."""
+    return isinstance(strategy, tf.distribute.ParameterServerStrategy)

@@ -1,0 +1,263 @@
+"""What a worker or ps task does in a group with parameter servers: serve.
+
+All computation is sent to such a task by the group's coordinator, its chief.
+TensorFlow's server knows no end of it: it cannot be stopped, nor does it note
+that its coordinator has died. So the task looks for the coordinator itself.
+
+Where nobody starts the servers again together with their coordinator, as on
+Kubernetes, `TFDISTILL_CHIEF_RETURN_SECS` has them wait for another start of it:
+once it is gone the process begins anew, since what a coordinator has placed on
+a server stays there until the process ends, and takes it for done if it is not
+back in time.
+"""
+
+import contextlib
+import enum
+import errno
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import NoReturn
+
+import tensorflow as tf
+
+from tfdistill.cluster import ending
+from tfdistill.cluster import identity
+from tfdistill.cluster import signs
+from tfdistill.system import processes
+
+
+@contextlib.contextmanager
+def in_use_is_told(cluster: identity.Cluster) -> Iterator[None]:
+    """Explains the failure to listen on this task's own address.
+
+    A launcher that chose the ports starts the group again on others.
+
+    Args:
+        cluster: This task.
+
+    Raises:
+        RuntimeError: The task cannot listen on its address.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise _failure(cluster, str(error)) from error
+    except tf.errors.OpError as error:
+        if "Could not start gRPC server" not in error.message:
+            raise
+        raise _failure(cluster, error.message.strip()) from error
+
+
+def _failure(cluster: identity.Cluster, cause: str) -> RuntimeError:
+    signs.announce_port_taken()
+    return RuntimeError(
+        f"{cluster.task_name} cannot listen on {cluster.address}: {cause}. "
+        "Most likely another process listens there, such as a second "
+        f"{cluster.task_name}: end it, or give each task a port of its own in "
+        "TF_CONFIG."
+    )
+
+
+_PROBE_SECS = 1.0
+# A host that refuses has no coordinator any more; one that does not answer may
+# be back, and a ps that leaves too early costs the steps since the last backup.
+_REFUSED_SECS = 3.0
+_SILENT_SECS = 60.0
+_RETURN_VARIABLE = "TFDISTILL_CHIEF_RETURN_SECS"
+# Set from one life of a server to its next.
+_SEEN_VARIABLE = "TFDISTILL_CHIEF_WAS_THERE"
+
+
+class Presence(enum.Enum):
+    """What is known of the coordinator."""
+
+    AWAITED = "it has not been seen yet"
+    THERE = "it is there"
+    LATE = "it did not come in time"
+    GONE = "it was there, and is gone for good"
+
+
+class CoordinatorWatch:
+    """Judges from one probe after the other whether the coordinator is gone.
+
+    Times are seconds of any one clock, passed in.
+    """
+
+    def __init__(self, *, limit_secs: float, now: float) -> None:
+        """Starts the clock.
+
+        Args:
+            limit_secs: Longest wait until it is first seen; 0 for no limit.
+            now: The present time.
+        """
+        self._deadline = now + (limit_secs or float("inf"))
+        self._seen = False
+        self._answer = processes.Answer.OPEN
+        self._since = now
+
+    def note(self, answer: processes.Answer, *, now: float) -> Presence:
+        """Takes in one probe.
+
+        Args:
+            answer: What became of it.
+            now: The present time.
+
+        Returns:
+            The verdict: gone is a coordinator that was seen and has refused
+            for 3 seconds on end, or has not answered for 60.
+        """
+        if answer is not self._answer:
+            self._answer, self._since = answer, now
+        if answer is processes.Answer.OPEN:
+            self._seen = True
+            return Presence.THERE
+        if not self._seen:
+            late = now > self._deadline
+            return Presence.LATE if late else Presence.AWAITED
+        refused = answer is processes.Answer.REFUSED
+        patience = _REFUSED_SECS if refused else _SILENT_SECS
+        gone = now - self._since >= patience
+        return Presence.GONE if gone else Presence.THERE
+
+
+def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
+    """Serves the coordinator until it is gone, then ends the process.
+
+    The exit code is 0 after a coordinator that has gone, and 75 if it was not
+    seen in time. SIGTERM ends the process at once, as it does by default. A
+    coordinator that is back within seconds, at the same address, is served
+    like the one before it; with `TFDISTILL_CHIEF_RETURN_SECS` in the
+    environment also one that is back within that time.
+
+    Args:
+        cluster: A worker or ps task.
+        limit_secs: Longest wait for the coordinator; 0 for no limit.
+
+    Raises:
+        ValueError: The task is a worker with several GPUs.
+        RuntimeError: The task cannot listen on its address.
+    """
+    _check_devices(cluster)
+    return_secs = ending.limit_from_env(_RETURN_VARIABLE, 0.0)
+    is_second_life = bool(return_secs and os.environ.get(_SEEN_VARIABLE))
+    if is_second_life:
+        limit_secs = return_secs
+    server = _start(cluster)
+    address = cluster.spec["chief"][0]
+    watch = CoordinatorWatch(limit_secs=limit_secs, now=time.monotonic())
+    announced = False
+    while True:
+        answer = processes.ask(address)
+        presence = watch.note(answer, now=time.monotonic())
+        if presence is Presence.GONE and return_secs:
+            _begin_anew(
+                f"{cluster.task_name} begins anew and waits {return_secs:g} s "
+                f"for chief:0 at {address}, which is gone."
+            )
+        if presence is Presence.GONE:
+            _end(0, f"{cluster.task_name} ends: chief:0 at {address} is gone.")
+        if presence is Presence.LATE and is_second_life:
+            _end(
+                0,
+                f"{cluster.task_name} ends: chief:0 at {address} has not come "
+                f"back within {return_secs:g} s, so that it must be done.",
+            )
+        if presence is Presence.LATE:
+            _end(
+                ending.EXIT_CODE,
+                f"{cluster.task_name} waited {limit_secs:.0f} s for chief:0 at "
+                f"{address}, which {answer.value}. Look at the chief's log; "
+                "TFDISTILL_START_TIMEOUT_SECS sets the limit.",
+            )
+        if presence is Presence.THERE and not announced:
+            print(f"tfdistill: {server.target} serves chief:0", flush=True)
+            signs.announce_ready()
+            announced = True
+        for _ in range(2):
+            signs.own().say(signs.SERVING)
+            time.sleep(_PROBE_SECS / 2)
+
+
+def num_intra_op_threads(cluster: identity.Cluster, num_cores: int) -> int:
+    """Returns how many threads one operation on this task may use.
+
+    Tasks on one host share its cores evenly: on 2 cores two ps and two workers
+    trained 90,000 examples a second with one thread each and 85,000 with
+    TensorFlow's default, which is a thread for each core in every task.
+
+    Args:
+        cluster: This task.
+        num_cores: Cores of this host.
+
+    Returns:
+        At least 1, or 0 (TensorFlow's default) for a task that is the only one
+        of its group on its host, or if `TF_NUM_INTRAOP_THREADS` is set.
+
+    Example:
+        >>> spec = {"chief": ["a:1"], "worker": ["a:2", "b:1"], "ps": ["a:3"]}
+        >>> num_intra_op_threads(
+        ...     cluster_lib.Cluster(task_type="ps", spec=spec), 12
+        ... )
+        4
+    """
+    if os.environ.get("TF_NUM_INTRAOP_THREADS"):
+        return 0
+    addresses = [a for hosts in cluster.spec.values() for a in hosts]
+    hosts = [address.rpartition(":")[0] for address in addresses]
+    num_here = hosts.count(str(cluster.address).rpartition(":")[0])
+    return max(1, num_cores // num_here) if num_here > 1 else 0
+
+
+def _check_devices(cluster: identity.Cluster) -> None:
+    num_gpus = len(tf.config.list_physical_devices("GPU"))
+    if cluster.task_type == "worker" and num_gpus > 1:
+        raise ValueError(
+            "A worker of a group with parameter servers must have at most one "
+            f"GPU; {cluster.task_name} received {num_gpus}. Start a worker for "
+            "each GPU, each with its own CUDA_VISIBLE_DEVICES."
+        )
+
+
+def _start(cluster: identity.Cluster) -> tf.distribute.Server:
+    # Without it calls to a task that has died wait for its return.
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=num_intra_op_threads(
+            cluster, os.cpu_count() or 1
+        )
+    )
+    if cluster.task_type == "ps":
+        config.device_count["GPU"] = 0  # Variables live in host memory.
+    with in_use_is_told(cluster):
+        return tf.distribute.Server(
+            {job: list(hosts) for job, hosts in cluster.spec.items()},
+            job_name=cluster.task_type,
+            task_index=cluster.task_index,
+            protocol="grpc",
+            config=config,
+        )
+
+
+def _begin_anew(message: str) -> NoReturn:
+    """Runs this program again in this process, without what it holds."""
+    print(f"tfdistill: {message}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.environ[_SEEN_VARIABLE] = "1"
+    for name in os.listdir("/dev/fd"):
+        if int(name) > 2:
+            # The descriptor that was listed by is closed by now.
+            with contextlib.suppress(OSError):
+                os.set_inheritable(int(name), False)
+    os.execv(sys.executable, sys.orig_argv)
+
+
+def _end(code: int, message: str) -> NoReturn:
+    print(f"tfdistill: {message}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # A normal exit would wait for the server, which never ends.

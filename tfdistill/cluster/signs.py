@@ -1,0 +1,186 @@
+"""What a task tells its launcher: that it has started, and that it gets on.
+
+A task creates two files beside its log: one when it begins to wait for the
+other tasks of its group and one when they are all connected; and a third if it
+cannot listen on its address. Their names come from `TFDISTILL_READY_FILE`;
+without it (another launcher) nothing is written.
+
+A task keeps one line in a file beside its ready file: what it is at, and how
+often it has got on. It is overwritten in place, without ever waiting for the
+disk (half a microsecond a time on Linux), and read by a launcher that judges
+by its own clock when it last saw the line change. So a task that hangs is found
+even where it holds Python's lock, or where its threads are all gone.
+
+Without a launcher (`TFDISTILL_READY_FILE` unset) nothing is written.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterator
+from collections.abc import Mapping
+
+VARIABLE = "TFDISTILL_READY_FILE"
+_STARTING = ".starting"
+_PORT_TAKEN = ".port_taken"
+SUFFIXES = ("", _STARTING, _PORT_TAKEN)
+
+
+def announce_starting(environ: Mapping[str, str] | None = None) -> None:
+    """Says that this task is there and waits for its group.
+
+    Args:
+        environ: Variables to read. Default `os.environ`.
+    """
+    _touch(environ, _STARTING)
+
+
+def announce_ready(environ: Mapping[str, str] | None = None) -> None:
+    """Says that all tasks of this group are connected.
+
+    Args:
+        environ: Variables to read. Default `os.environ`.
+    """
+    _touch(environ, _STARTING)
+    _touch(environ, "")
+
+
+def announce_port_taken(environ: Mapping[str, str] | None = None) -> None:
+    """Says that another process listens on this task's address.
+
+    Args:
+        environ: Variables to read. Default `os.environ`.
+    """
+    _touch(environ, _PORT_TAKEN)
+
+
+def found_port_taken(ready_path: pathlib.Path) -> bool:
+    """Whether a task has said so.
+
+    Args:
+        ready_path: The task's ready file.
+    """
+    return ready_path.with_name(ready_path.name + _PORT_TAKEN).exists()
+
+
+def _touch(environ: Mapping[str, str] | None, suffix: str) -> None:
+    environ = os.environ if environ is None else environ
+    path = environ.get(VARIABLE)
+    if path:
+        pathlib.Path(path + suffix).touch()
+
+
+SUFFIX = ".progress"
+_LINE_BYTES = 64
+
+# What a task is at. From the step before to the next:
+STEP = "step"
+EVALUATION_STEP = "evaluation step"
+PREDICTION_STEP = "prediction step"
+# To the first step, with what TensorFlow traces and what the data prepare:
+FIRST_STEP = "first step of an epoch"
+FIRST_EVALUATION_STEP = "first step of an evaluation"
+FIRST_PREDICTION_STEP = "first step of a prediction"
+# In code of the user's, which may take any time:
+CALLBACKS = "callbacks"
+EPOCH_END = "end of an epoch"
+# In a worker or ps that serves its chief:
+SERVING = "serving"
+# Not in the library's hands:
+IDLE = "idle"
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """What a task last said.
+
+    Attributes:
+        phase: What it is at, one of those above.
+        count: How often it has said something.
+    """
+
+    phase: str
+    count: int
+
+
+class Reporter:
+    """Writes one task's progress."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        """Writes nothing yet.
+
+        Args:
+            environ: Variables to read. Default `os.environ`.
+        """
+        environ = os.environ if environ is None else environ
+        path = environ.get(VARIABLE)
+        self._path = path + SUFFIX if path else None
+        self._fd: int | None = None
+        self._count = 0
+        self._phase = IDLE
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody listens."""
+        return self._path is not None
+
+    @contextlib.contextmanager
+    def returning(self) -> Iterator[None]:
+        """Goes back, in the end, to what the task is at now."""
+        phase = self._phase
+        try:
+            yield
+        finally:
+            self.say(phase)
+
+    def say(self, phase: str) -> None:
+        """Says that the task has got on, and what it is at now.
+
+        Args:
+            phase: One of those above.
+        """
+        if self._path is None:
+            return
+        self._count += 1
+        self._phase = phase
+        line = f"{self._count} {phase}".ljust(_LINE_BYTES - 1) + "\n"
+        try:
+            if self._fd is None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+                self._fd = os.open(self._path, flags, 0o644)
+            os.pwrite(self._fd, line.encode(), 0)
+        except OSError:
+            self._give_up(self._path)
+
+    def _give_up(self, path: str) -> None:
+        """Leaves nothing behind that would look like a task that hangs."""
+        pathlib.Path(path).unlink(missing_ok=True)
+        self._path = None
+
+
+def read_progress(ready_path: pathlib.Path) -> Line | None:
+    """Returns what a task last said.
+
+    Args:
+        ready_path: The task's ready file.
+
+    Returns:
+        None if it has said nothing.
+    """
+    try:
+        text = pathlib.Path(f"{ready_path}{SUFFIX}").read_text("utf-8")
+        count, _, phase = text.strip().partition(" ")
+        return Line(phase, int(count))
+    except (OSError, ValueError):
+        return None
+
+
+_own: list[Reporter] = []
+
+
+def own() -> Reporter:
+    """Returns this process's one reporter."""
+    if not _own:
+        _own.append(Reporter())
+    return _own[0]

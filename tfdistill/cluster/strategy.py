@@ -1,0 +1,235 @@
+"""The one place that turns a `Cluster` into a `tf.distribute` strategy."""
+
+import atexit
+import faulthandler
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistill.cluster import ending
+from tfdistill.cluster import identity
+from tfdistill.cluster import rendezvous
+from tfdistill.cluster import server
+from tfdistill.cluster import signs
+from tfdistill.system import keras_internals
+
+_EXIT_LIMIT_SECS = 60.0
+
+
+def make_strategy(
+    cluster: identity.Cluster | None = None,
+    *,
+    start_timeout_secs: float | None = None,
+) -> tf.distribute.Strategy:
+    """Makes the strategy that a task trains under.
+
+    Call it before any other TensorFlow operation: collectives can only be set
+    up at program start. One task trains on its one device or mirrors over its
+    devices; several workers train under `MultiWorkerMirroredStrategy`, and
+    this call returns once all of them are there. With parameter servers the
+    chief trains under `ParameterServerStrategy`; on a worker or ps this call
+    does not return: it serves the chief and ends the process once that has
+    gone, so that one program does for all tasks.
+
+    Args:
+        cluster: This task and its group. Defaults to `Cluster.from_env()`.
+        start_timeout_secs: Longest wait for the other tasks, after which
+            the process names those that are missing and exits with 75.
+            Defaults to `TFDISTILL_START_TIMEOUT_SECS`, or 300; 0 for no
+            limit.
+
+    Returns:
+        The default strategy, a `MirroredStrategy`, a
+        `MultiWorkerMirroredStrategy` or a `ParameterServerStrategy`.
+
+    Raises:
+        ValueError: A worker has several GPUs and the cluster parameter
+            servers.
+        RuntimeError: TensorFlow was used before; or the chief refused this
+            task: there is another of its name, or it has another TF_CONFIG;
+            or another process listens on this task's address.
+        SystemExit: With code 75, if another task did not come in time.
+    """
+    cluster = cluster or identity.Cluster.from_env()
+    if start_timeout_secs is None:
+        start_timeout_secs = ending.limit_from_env(
+            "TFDISTILL_START_TIMEOUT_SECS", 300.0
+        )
+    keras_internals.pass_batches_on_without_autotune()
+    signs.announce_starting()
+    if cluster.uses_parameter_servers and not cluster.is_chief:
+        server.serve(cluster, limit_secs=start_timeout_secs)
+    ending.install()  # For the wait for the others.
+    with server.in_use_is_told(cluster):
+        if cluster.uses_parameter_servers:
+            strategy = _parameter_servers(cluster, start_timeout_secs)
+        elif cluster.num_workers > 1:
+            _meet(cluster, start_timeout_secs)
+            strategy = _multi_worker(cluster)
+        else:
+            strategy = _one_task()
+    ending.install()  # TensorFlow may have put its own handler there.
+    signs.announce_ready()
+    return strategy
+
+
+def _one_task() -> tf.distribute.Strategy:
+    devices = tf.config.list_logical_devices("GPU")
+    if not devices:
+        devices = tf.config.list_logical_devices("CPU")
+    if len(devices) > 1:
+        return tf.distribute.MirroredStrategy([d.name for d in devices])
+    return tf.distribute.get_strategy()
+
+
+def _meet(cluster: identity.Cluster, limit_secs: float) -> None:
+    """Waits for all workers, or ends this one with the code for a retry."""
+    names = [
+        f"{job}:{index}"
+        for job in ("chief", "worker")
+        for index in range(len(cluster.spec.get(job, ())))
+    ]
+    jobs = sorted((job, list(hosts)) for job, hosts in cluster.spec.items())
+    _or_end(
+        lambda: rendezvous.meet(
+            name=cluster.task_name,
+            identity=f"group {cluster.group} of {cluster.num_groups}: {jobs}",
+            names=names,
+            chief_address=cluster.spec[names[0].partition(":")[0]][0],
+            limit_secs=limit_secs,
+        )
+    )
+
+
+def _or_end(wait: Callable[[], None]) -> None:
+    """Ends this task with the code for a retry if others do not come."""
+    try:
+        wait()
+    except rendezvous.MissingWorkersError as error:
+        print(
+            f"tfdistill: {error} Look at the logs of who is missing; "
+            "TFDISTILL_START_TIMEOUT_SECS sets the limit.",
+            file=sys.stderr,
+        )
+        raise SystemExit(ending.EXIT_CODE) from error
+
+
+def _resolver(
+    cluster: identity.Cluster,
+) -> tf.distribute.cluster_resolver.ClusterResolver:
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({k: list(v) for k, v in cluster.spec.items()}),
+        task_type=cluster.task_type,
+        task_id=cluster.task_index,
+    )
+
+
+def _parameter_servers(
+    cluster: identity.Cluster, limit_secs: float
+) -> tf.distribute.Strategy:
+    """Makes, on the chief, the strategy that has the other tasks work."""
+    # Without it calls to a task that has died wait for its return.
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+    servers = {
+        f"{job}:{index}": address
+        for job in ("ps", "worker")
+        for index, address in enumerate(cluster.spec[job])
+    }
+    _or_end(
+        lambda: rendezvous.await_servers(
+            servers, name=cluster.task_name, limit_secs=limit_secs
+        )
+    )
+    # TensorFlow waits without a limit for one that has died since, and holds
+    # Python's lock, which this timer does not need.
+    if limit_secs:
+        faulthandler.dump_traceback_later(limit_secs, exit=True)
+    resolver = _resolver(cluster)
+    resolver.rpc_layer = "grpc"
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    faulthandler.cancel_dump_traceback_later()
+    atexit.register(_leave, strategy)
+    return strategy
+
+
+def _leave(strategy: tf.distribute.Strategy) -> None:
+    """Lets the chief end although servers are dead or hang.
+
+    The coordinator ends itself, when it is deleted, under a lock that is held
+    for as long as a worker is dead. So it is kept, by `strategy`, until all
+    ends anyway. What TensorFlow removes from servers then is waited for with
+    Python's lock held.
+    """
+    tf.distribute.coordinator.ClusterCoordinator.__del__ = lambda self: None
+    faulthandler.dump_traceback_later(_EXIT_LIMIT_SECS, exit=True)
+
+
+def _multi_worker(cluster: identity.Cluster) -> tf.distribute.Strategy:
+    try:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(
+            cluster_resolver=_resolver(cluster)
+        )
+    except RuntimeError as error:
+        if "program startup" not in str(error):
+            raise
+        raise RuntimeError(
+            "make_strategy must come before any other use of TensorFlow in "
+            f"the program of {cluster.task_name}: before tensors, variables "
+            "and models are made and devices are listed. Move it to the top "
+            "of your program."
+        ) from error
+    _ExitBarrier(strategy).install()
+    return strategy
+
+
+class _ExitBarrier:
+    """Lets no worker leave while another is still at work.
+
+    A worker that is done before the chief takes the chief down with it
+    (tf#58434): its exit looks like a lost peer. At a normal exit all workers
+    wait for each other, for `timeout_secs` at most; after an error none does.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, *, timeout_secs: float = 1800.0
+    ) -> None:
+        self._strategy = strategy
+        self._timeout_secs = timeout_secs
+        self._failed = False
+
+    def install(self) -> None:
+        previous = sys.excepthook
+
+        def note_failure(*details: Any) -> None:
+            self._failed = True
+            previous(*details)
+
+        sys.excepthook = note_failure
+        atexit.register(self._wait)
+
+    def _wait(self) -> None:
+        if self._failed:
+            return
+        # In a thread of its own, so that a peer that will never come cannot
+        # hold up the exit.
+        waiting = threading.Thread(target=self._meet, daemon=True)
+        waiting.start()
+        waiting.join(self._timeout_secs)
+
+    def _meet(self) -> None:
+        def in_replica() -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("SUM", tf.ones([]))
+
+        try:
+            tf.function(lambda: self._strategy.run(in_replica))()
+        except tf.errors.OpError as error:
+            print(
+                "tfdistill: another worker left before this one was done: "
+                f"{error.message.splitlines()[0]}",
+                file=sys.stderr,
+            )

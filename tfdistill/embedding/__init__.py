@@ -1,0 +1,1 @@
+"""Tables of ids in shards: lookups, first values, updates by rows."""

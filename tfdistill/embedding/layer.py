@@ -1,0 +1,509 @@
+"""ShardedEmbedding: tables for ids in shards, and a table as one variable."""
+
+import contextlib
+import itertools
+import operator
+import threading
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.embedding import initial_values
+from tfdistill.embedding import rows as table_rows
+from tfdistill.system import keras_internals
+
+
+class FieldIds:
+    """Turns each field's ids into ids of one table, or refuses them.
+
+    Attributes:
+        sizes: Number of ids of each field.
+        num_rows: Their sum: rows of the table.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], *, oov_index: int | None = None
+    ) -> None:
+        """Lays the fields one behind the other.
+
+        Args:
+            sizes: Number of ids of each field, each >= 1.
+            oov_index: What ids out of a field's range become; by default
+                they are an error.
+
+        Raises:
+            ValueError: No field, an empty one, or an `oov_index` that not
+                every field has.
+        """
+        if not sizes or min(sizes) < 1:
+            raise ValueError(
+                "`input_dim` must be an int >= 1 or a sequence of these; "
+                f"received {list(sizes)}. Give each field its number of ids."
+            )
+        if oov_index is not None and not 0 <= oov_index < min(sizes):
+            raise ValueError(
+                "`oov_index` must be an id of every field, in "
+                f"[0, {min(sizes)}); received {oov_index}. Enlarge "
+                "`input_dim` by one for it."
+            )
+        self.sizes = tuple(sizes)
+        self.num_rows = sum(sizes)
+        self._oov_index = oov_index
+
+    def along(self, ids: tf.Tensor, axis: int, *, owner: str) -> tf.Tensor:
+        """Returns the field of each id where the fields lie along an axis.
+
+        Args:
+            ids: Tensor with one entry for each field along `axis`.
+            axis: -1 or -2.
+            owner: Whose ids they are, for messages.
+
+        Returns:
+            int32 tensor that broadcasts to `ids`.
+
+        Raises:
+            ValueError: That axis has another size.
+        """
+        num_fields = len(self.sizes)
+        if (ids.shape.rank or 0) < -axis or ids.shape[axis] != num_fields:
+            raise ValueError(
+                f"Ids of {owner} must be "
+                f"[..., {num_fields}{', k' if axis == -2 else ''}], one for "
+                f"each entry of `input_dim`; received {ids.shape}. Stack the "
+                "fields along that axis."
+            )
+        fields = tf.range(num_fields)
+        return fields[:, tf.newaxis] if axis == -2 else fields
+
+    def in_table(
+        self, ids: tf.Tensor, fields: tf.Tensor | None, *, owner: str
+    ) -> tf.Tensor:
+        """Returns the ids' numbers in the table.
+
+        Args:
+            ids: int32 or int64 tensor of any shape.
+            fields: Integer tensor that broadcasts to `ids`: the field of each
+                one. None where there is one field.
+            owner: Whose ids they are, for messages.
+
+        Returns:
+            int64, of the shape of `ids`, in [0, num_rows).
+
+        Raises:
+            tf.errors.InvalidArgumentError: When it runs: an id is out of
+                range and there is no `oov_index`.
+        """
+        ids = tf.cast(ids, tf.int64)
+        limits = tf.constant(self.sizes[0], tf.int64)
+        if fields is not None:
+            limits = tf.gather(tf.constant(self.sizes, tf.int64), fields)
+        is_bad = tf.logical_or(ids < 0, ids >= limits)
+        if self._oov_index is None:
+            ids = _refuse(ids, limits, fields, is_bad, owner)
+        else:
+            ids = tf.where(is_bad, tf.cast(self._oov_index, tf.int64), ids)
+        if fields is None:
+            return ids
+        offsets = [0, *itertools.accumulate(self.sizes[:-1])]
+        return ids + tf.gather(tf.constant(offsets, tf.int64), fields)
+
+
+def _refuse(
+    ids: tf.Tensor,
+    limits: tf.Tensor,
+    fields: Any,
+    is_bad: tf.Tensor,
+    owner: str,
+) -> tf.Tensor:
+    """Returns the ids, behind a check that none is bad."""
+
+    def complain() -> tf.Tensor:
+        first = tf.where(is_bad)[0]
+        parts = [
+            f"Ids of {owner} must be >= 0 and < ",
+            tf.gather_nd(tf.broadcast_to(limits, tf.shape(ids)), first),
+            "; received ",
+            tf.gather_nd(ids, first),
+        ]
+        if fields is not None:
+            every = tf.broadcast_to(fields, tf.shape(ids))
+            parts += [" in field ", tf.gather_nd(every, first)]
+        parts.append(". Mend the data, or map such ids to one by `oov_index`.")
+        message = tf.strings.join(
+            [
+                p if isinstance(p, str) else tf.strings.as_string(p)
+                for p in parts
+            ]
+        )
+        with tf.control_dependencies([tf.debugging.Assert(False, [message])]):
+            return tf.constant(False)
+
+    fine = tf.cond(tf.reduce_any(is_bad), complain, lambda: tf.constant(True))
+    # Without a dependency, the lookup might fail first and say less.
+    with tf.control_dependencies([fine]):
+        return tf.identity(ids)
+
+
+_replaced = threading.local()
+
+
+@contextlib.contextmanager
+def rows_from(sources: Mapping[Any, Sequence[Any]]) -> Iterator[None]:
+    """Makes layers look up rows elsewhere than in their own variables.
+
+    Holds in this thread only; an outer call's layers keep theirs.
+
+    Args:
+        sources: By `ShardedEmbedding`: tensors or variables `[rows, dim]`
+            that make up the table in stored order, any number of them, cut as
+            `RowLayout.with_shards` of their number cuts.
+    """
+    before = getattr(_replaced, "sources", {})
+    given = {id(layer): list(rows) for layer, rows in sources.items()}
+    _replaced.sources = {**before, **given}
+    try:
+        yield
+    finally:
+        _replaced.sources = before
+
+
+def replaced_sources(layer: Any) -> list[Any] | None:
+    """Returns what a layer is to look up rows in; None: its own shards."""
+    return getattr(_replaced, "sources", {}).get(id(layer))
+
+
+_COMBINERS = (None, "sum", "mean", "sqrtn")
+
+
+@keras.saving.register_keras_serializable(package="tfdistill")
+class ShardedEmbedding(keras.layers.Layer):
+    """Looks up a vector for each id in a table that lies in shards.
+
+    Under `ParameterServerStrategy` each parameter server holds a shard;
+    elsewhere the table is one variable, unless `num_shards` says otherwise.
+    Each distinct id of a batch is fetched once and its gradients are summed
+    before they travel, so a step costs what its batch costs, however large
+    the table is. The initial values, the files and the results of training
+    do not depend on the number of shards.
+
+    One layer is one table. For one table per field, make one layer per
+    field; for one table for many fields, give their sizes as `input_dim`.
+
+    Momentum, and the moments of Adam, move only for the rows that a batch
+    touches (the "lazy" form). `tfdistill.CodistillModel` and
+    `MultiWorkerTraining` do that; in any other model Keras' own optimizer
+    updates the table, at a cost that grows with it.
+
+    Attributes:
+        layout: Where each id's row lies, a `RowLayout`.
+        shards: The table in stored order: trainable variables `[rows, dim]`.
+        num_lookups: How often the layer was called, traces included.
+
+    Example:
+        >>> layer = ShardedEmbedding([100, 7], 4)
+        >>> layer(tf.constant([[99, 0], [3, 6]])).shape.as_list()
+        [2, 2, 4]
+        >>> bags = ShardedEmbedding(100, 4, combiner="mean")
+        >>> bags(tf.ragged.constant([[5, 7], [], [5]])).shape.as_list()
+        [3, 4]
+    """
+
+    def __init__(
+        self,
+        input_dim: int | Sequence[int],
+        output_dim: int,
+        *,
+        embeddings_initializer: Any = "uniform",
+        combiner: str | None = None,
+        sharding: str = "hash",
+        num_shards: int | None = None,
+        oov_index: int | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Makes the layer; the table follows when it is built.
+
+        Args:
+            input_dim: Number of ids. A sequence: the number of ids of each
+                field; ids are then `[..., fields]`, or `[..., fields, k]`
+                with a combiner, and each field's ids count from 0.
+            output_dim: Length of a vector.
+            embeddings_initializer: As in `keras.layers.Embedding`. It makes
+                one block of about 4 million values at a time.
+            combiner: Reduces the vectors of each bag of ids to one: `"sum"`,
+                `"mean"`, or `"sqrtn"` (the sum over the square root of the
+                number of ids). Bags are the rows of ragged ids, or the last
+                axis of dense ones. Defaults to None: a vector for each id.
+            sharding: `"hash"` (default) or `"contiguous"`; see `RowLayout`.
+            num_shards: Defaults to the number of parameter servers, or 1.
+            oov_index: The id, in each field, that stands for negative ids
+                and those out of range. By default these are an error.
+            seed: Decides on the initial values. Defaults to the
+                initializer's own, which follows `keras.utils.set_random_seed`.
+            name: Name of the layer.
+            dtype: Dtype or policy, as for any layer.
+            **kwargs: As for `keras.layers.Layer`.
+
+        Raises:
+            ValueError: An argument is out of its range.
+        """
+        super().__init__(name=name, dtype=dtype, **kwargs)
+        if output_dim < 1:
+            raise ValueError(
+                f"`output_dim` must be >= 1; received {output_dim}. It is the "
+                "length of each vector."
+            )
+        if combiner not in _COMBINERS:
+            raise ValueError(
+                f"`combiner` must be one of {_COMBINERS}; received "
+                f"{combiner!r}. None gives a vector for each id."
+            )
+        sizes = [operator.index(size) for size in np.atleast_1d(input_dim)]
+        self._has_fields = np.ndim(input_dim) > 0
+        self.input_dim = sizes if self._has_fields else sizes[0]
+        self._ids = FieldIds(sizes, oov_index=oov_index)
+        self.output_dim = output_dim
+        self.combiner = combiner
+        self.embeddings_initializer = keras.initializers.get(
+            embeddings_initializer
+        )
+        self.layout = table_rows.RowLayout(
+            self._ids.num_rows, sharding=sharding, num_shards=num_shards or 1
+        )
+        self.shards: list[Any] = []
+        self.num_lookups = 0
+        self._num_shards = num_shards
+        self._oov_index = oov_index
+        self._seed = seed
+        self._on_devices = False
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the shards and fills them, each where it lives."""
+        jobs = keras_internals.jobs_of(tf.distribute.get_strategy())
+        num_servers = len(jobs.get("ps", ()))
+        self._on_devices = num_servers > 0
+        num_shards = self._num_shards or min(
+            max(num_servers, 1), self.layout.num_rows
+        )
+        self.layout = self.layout.with_shards(num_shards)
+        values = initial_values.TableValues(
+            self.embeddings_initializer,
+            layout=self.layout,
+            dim=self.output_dim,
+            seed=initial_values.agreed_seed(
+                self.embeddings_initializer, self._seed
+            ),
+        )
+        # In a trace, a variable gets its values only when that has ended.
+        fill = tf.executing_eagerly() and not values.is_constant
+        if fill and keras_internals.in_stateless_scope():
+            raise ValueError(
+                f"The layer {self.name!r} must be built outside of a "
+                "keras.StatelessScope; received a call inside one. Call "
+                "`layer.build()` before."
+            )
+        for shard, num_rows in enumerate(self.layout.shard_sizes):
+            variable = self.add_weight(
+                shape=(num_rows, self.output_dim),
+                initializer="zeros" if fill else values.initializer(shard),
+                autocast=False,
+                name="table" if num_shards == 1 else f"table_{shard}",
+            )
+            if fill:
+                values.fill(shard, variable.value)
+            self.shards.append(variable)
+        self.built = True
+
+    def call(self, ids: Any, training: bool | None = None) -> Any:
+        """Looks up the vectors.
+
+        Args:
+            ids: int32 or int64. Dense, of any rank: `[..., fields]` where
+                `input_dim` is a sequence, `[..., k]` with a combiner,
+                `[..., fields, k]` with both. Or ragged `[batch, (k)]`, where
+                `input_dim` is an int.
+            training: False, and only that, skips what serves the gradient.
+
+        Returns:
+            Floats of the layer's compute dtype: ids' shape and `[dim]`; with
+            a combiner, less the axis that it reduces. A bag without ids
+            gives zeros.
+
+        Raises:
+            ValueError: Ids are floats or of a shape that does not fit.
+        """
+        self.num_lookups += 1
+        is_sparse = isinstance(ids, tf.SparseTensor)
+        if is_sparse or ids.dtype not in (tf.int32, tf.int64):
+            raise ValueError(
+                f"Ids of the layer {self.name!r} must be int32 or int64, "
+                f"dense or ragged; received {type(ids).__name__} of "
+                f"{ids.dtype}. Give keras.Input the dtype of the ids."
+            )
+        if isinstance(ids, tf.RaggedTensor):
+            return self._call_ragged(ids, training)
+        return self._call_dense(ids, training)
+
+    def _call_dense(self, ids: tf.Tensor, training: bool | None) -> tf.Tensor:
+        fields = None
+        if self._has_fields:
+            axis = -2 if self.combiner else -1
+            fields = self._ids.along(ids, axis, owner=f"layer {self.name!r}")
+        vectors = self._vectors(ids, fields, training)
+        # Not -1 anywhere: a batch may be empty.
+        shape = tf.concat([tf.shape(ids), [self.output_dim]], axis=0)
+        vectors = tf.reshape(vectors, shape)
+        vectors.set_shape([*ids.shape, self.output_dim])
+        return table_rows.combine(vectors, self.combiner)
+
+    def _call_ragged(
+        self, ids: tf.RaggedTensor, training: bool | None
+    ) -> tf.RaggedTensor | tf.Tensor:
+        rank = ids.shape.rank
+        if (
+            self._has_fields
+            or ids.flat_values.shape.rank != 1
+            or (self.combiner and rank != 2)
+        ):
+            raise ValueError(
+                f"Ragged ids of the layer {self.name!r} must be [batch, (k)] "
+                f"of one field; received {ids.shape} for "
+                f"input_dim={self.input_dim}. Make one layer per field."
+            )
+        vectors = self._vectors(ids.flat_values, None, training)
+        return table_rows.combine(ids.with_flat_values(vectors), self.combiner)
+
+    def _vectors(
+        self, ids: tf.Tensor, fields: Any, training: bool | None
+    ) -> tf.Tensor:
+        """Returns `[number of ids, dim]`."""
+        replaced = replaced_sources(self)
+        sources = replaced or [shard.value for shard in self.shards]
+        # A traced inference must not depend on how the layer is called.
+        owner = "a ShardedEmbedding" if replaced else f"layer {self.name!r}"
+        in_table = self._ids.in_table(ids, fields, owner=owner)
+        rows = self.layout.storage_rows(tf.reshape(in_table, [-1]))
+        layout = self.layout.with_shards(len(sources))
+        on_devices = self._on_devices and not replaced
+        is_remote = on_devices or hasattr(sources[0], "gather_rows")
+        if training is False and len(sources) == 1 and not is_remote:
+            found = table_rows.read_only(sources[0], layout, rows)
+            return tf.cast(found, self.compute_dtype)
+        return table_rows.look_up(
+            sources,
+            layout,
+            rows,
+            dtype=self.compute_dtype,
+            on_devices=on_devices,
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {
+            **super().get_config(),
+            "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
+            "embeddings_initializer": keras.initializers.serialize(
+                self.embeddings_initializer
+            ),
+            "combiner": self.combiner,
+            "sharding": self.layout.sharding,
+            "num_shards": self._num_shards,
+            "oov_index": self._oov_index,
+            "seed": self._seed,
+        }
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves one array `table` in stored order, whatever the shards."""
+        shards = [keras.ops.convert_to_numpy(v) for v in self.shards]
+        store["table"] = np.concatenate(shards)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads `table` shard by shard."""
+        table = store["table"]
+        expected = (self.layout.num_rows, self.output_dim)
+        if tuple(table.shape) != expected:
+            raise ValueError(
+                f"The table of the layer {self.name!r} must have the shape "
+                f"{expected}; received {tuple(table.shape)}. Make the layer "
+                "as it was when the file was saved."
+            )
+        starts = self.layout.starts
+        for shard, variable in enumerate(self.shards):
+            variable.assign(table[starts[shard] : starts[shard + 1]])
+
+
+def layers_of(model: keras.Layer) -> list[ShardedEmbedding]:
+    """Returns all sharded embeddings of a model, nested ones too, each once.
+
+    Args:
+        model: A model or layer.
+
+    Returns:
+        The layers, in the order in which Keras finds them.
+    """
+    found = {
+        id(layer): layer
+        for layer in keras_internals.all_layers(model)
+        if isinstance(layer, ShardedEmbedding)
+    }
+    return list(found.values())
+
+
+class LogicalTable:
+    """The shards of one table, seen as one variable in stored order.
+
+    Attributes:
+        layer: The `ShardedEmbedding`.
+        shape: `[num_rows, dim]`.
+        dtype: Name of the dtype of the shards.
+        path: As for a Keras variable.
+    """
+
+    def __init__(self, layer: ShardedEmbedding) -> None:
+        """Describes the table of a built layer."""
+        self.layer = layer
+        self.shape = tf.TensorShape([layer.layout.num_rows, layer.output_dim])
+        self.dtype = layer.variable_dtype
+        self.path = f"{layer.path}/table"
+
+    @property
+    def is_on_servers(self) -> bool:
+        """Whether the shards lie on parameter servers."""
+        return any("/job:ps" in s.value.device for s in self.layer.shards)
+
+    @property
+    def value(self) -> tf.Tensor:
+        """The whole table, on the caller's device."""
+        shards = [tf.convert_to_tensor(s.value) for s in self.layer.shards]
+        return shards[0] if len(shards) == 1 else tf.concat(shards, axis=0)
+
+
+def variables_of(model: keras.Model) -> list[Any]:
+    """Returns a model's variables, one for each table.
+
+    Args:
+        model: A built model.
+
+    Returns:
+        Keras variables, and a `LogicalTable` in the place of the first shard
+        of each table.
+    """
+    layers = {
+        id(shard): layer for layer in layers_of(model) for shard in layer.shards
+    }
+    found: list[Any] = []
+    for variable in model.variables:
+        layer = layers.get(id(variable))
+        if layer is None:
+            found.append(variable)
+        elif variable is layer.shards[0]:
+            found.append(LogicalTable(layer))
+    return found

@@ -1,0 +1,262 @@
+"""Where an id's row lies, how rows are fetched, and overwritten in place.
+
+What travels between a worker and the shards is one row for each distinct id,
+and one summed gradient back.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+SHARDINGS = ("hash", "contiguous")
+# The largest id times the multiplier (0.618 of the rows) must fit in int64.
+_MOST_HASHED_ROWS = 3_000_000_000
+_GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLayout:
+    """Where the rows of a table lie: id -> stored row -> (shard, local row).
+
+    The stored order depends on `num_rows` and `sharding` alone. Shards are
+    slices of it, so that files in stored order suit any number of shards.
+
+    Attributes:
+        num_rows: Number of ids, and of rows.
+        sharding: `"hash"` spreads neighbouring ids, whose low numbers are
+            often the frequent ones, evenly over the table (multiplicative
+            hashing: Knuth, The Art of Computer Programming 3, 6.4);
+            `"contiguous"` stores row i at i.
+        num_shards: Number of slices; their sizes differ by one at most.
+
+    Raises:
+        ValueError: An attribute is out of its range.
+    """
+
+    num_rows: int
+    _: dataclasses.KW_ONLY
+    sharding: str = "hash"
+    num_shards: int = 1
+
+    def __post_init__(self) -> None:
+        """Checks the attributes."""
+        if self.num_rows < 1:
+            raise ValueError(
+                f"`num_rows` must be >= 1; received {self.num_rows}. A table "
+                "without rows has no ids to look up."
+            )
+        if self.sharding not in SHARDINGS:
+            raise ValueError(
+                f"`sharding` must be one of {SHARDINGS}; received "
+                f'{self.sharding!r}. "hash" spreads frequent ids evenly.'
+            )
+        if self.sharding == "hash" and self.num_rows > _MOST_HASHED_ROWS:
+            raise ValueError(
+                f'`num_rows` must be <= {_MOST_HASHED_ROWS} with "hash"; '
+                f'received {self.num_rows}. Use sharding="contiguous".'
+            )
+        if not 1 <= self.num_shards <= self.num_rows:
+            raise ValueError(
+                "`num_shards` must be >= 1 and at most the number of rows, "
+                f"{self.num_rows}; received {self.num_shards}. Use fewer "
+                "shards for a small table."
+            )
+
+    @property
+    def multiplier(self) -> int:
+        """What ids are multiplied with: coprime to `num_rows`, so no two meet.
+
+        Near `num_rows` over the golden ratio, successive multiples of it lie
+        as far from each other as they can.
+        """
+        multiplier = max(1, round(self.num_rows / _GOLDEN_RATIO))
+        while math.gcd(multiplier, self.num_rows) != 1:
+            multiplier -= 1
+        return multiplier
+
+    @property
+    def shard_sizes(self) -> list[int]:
+        """Rows of each shard; the first ones hold one more, if any do."""
+        size, larger = divmod(self.num_rows, self.num_shards)
+        return [size + (i < larger) for i in range(self.num_shards)]
+
+    @property
+    def starts(self) -> list[int]:
+        """First stored row of each shard, and `num_rows` at the end."""
+        size, larger = divmod(self.num_rows, self.num_shards)
+        return [i * size + min(i, larger) for i in range(self.num_shards + 1)]
+
+    def with_shards(self, num_shards: int) -> "RowLayout":
+        """Returns the same stored order, cut into other shards."""
+        return dataclasses.replace(self, num_shards=num_shards)
+
+    def storage_rows(self, ids: Any) -> tf.Tensor:
+        """Returns the rows in which ids are stored.
+
+        Args:
+            ids: int32 or int64 tensor of any shape, in [0, num_rows).
+
+        Returns:
+            int64, of the same shape.
+        """
+        ids = tf.cast(ids, tf.int64)
+        if self.sharding == "contiguous":
+            return ids
+        return ids * self.multiplier % self.num_rows
+
+    def split(self, rows: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the shards that hold stored rows, and the rows in these.
+
+        Args:
+            rows: int64 tensor of any shape: stored rows.
+
+        Returns:
+            The shards' indices, int32; and the local rows, int32 where every
+            shard is small enough for it, else int64.
+        """
+        size, larger = divmod(self.num_rows, self.num_shards)
+        shards = rows // (size + 1 if larger else size)
+        if larger:
+            # Beyond the larger shards, each block of `size` is a shard.
+            shards = tf.maximum(shards, (rows - larger) // size)
+        starts = shards * size
+        if larger:
+            starts += tf.minimum(shards, tf.cast(larger, tf.int64))
+        return tf.cast(shards, tf.int32), self.as_index(rows - starts)
+
+    def as_index(self, local_rows: tf.Tensor) -> tf.Tensor:
+        """Narrows local rows to int32 where every shard allows for it."""
+        small = self.shard_sizes[0] <= tf.int32.max
+        return tf.cast(local_rows, tf.int32 if small else tf.int64)
+
+
+def look_up(
+    sources: Sequence[Any],
+    layout: RowLayout,
+    storage_rows: tf.Tensor,
+    *,
+    dtype: Any,
+    on_devices: bool = False,
+) -> tf.Tensor:
+    """Returns rows; the tape sees one gradient row for each distinct id.
+
+    Args:
+        sources: The shards `[rows_i, dim]`: variables, for which the tape
+            yields `tf.IndexedSlices` with distinct rows, or tensors.
+        layout: The layout with as many shards as there are sources.
+        storage_rows: int64 `[num_ids]`, stored rows.
+        dtype: Of the result; gradients are summed in that of the sources.
+        on_devices: Whether to gather on each source's own device.
+
+    Returns:
+        `[num_ids, dim]`.
+    """
+    distinct, positions = tf.unique(storage_rows)
+    if len(sources) == 1:
+        rows = _gather(sources[0], layout.as_index(distinct), on_devices)
+        return _expand(rows, positions, dtype)
+    shards, local_rows = layout.split(distinct)
+    num_shards = len(sources)
+    parts = tf.dynamic_partition(local_rows, shards, num_shards)
+    places = tf.dynamic_partition(
+        tf.range(tf.size(distinct)), shards, num_shards
+    )
+    found = [
+        _gather(source, part, on_devices)
+        for source, part in zip(sources, parts, strict=True)
+    ]
+    rows = tf.dynamic_stitch(places, found)
+    return _expand(rows, positions, dtype)
+
+
+def read_only(
+    source: Any, layout: RowLayout, storage_rows: tf.Tensor
+) -> tf.Tensor:
+    """Returns rows of one whole table, where no gradient is wanted."""
+    return tf.gather(source, layout.as_index(storage_rows))
+
+
+def _gather(source: Any, rows: tf.Tensor, on_device: bool) -> tf.Tensor:
+    if hasattr(source, "gather_rows"):
+        return source.gather_rows(rows)
+    if not on_device:
+        return tf.gather(source, rows)
+    with tf.device(source.device):
+        return tf.gather(source, rows)
+
+
+def _expand(rows: tf.Tensor, positions: tf.Tensor, dtype: Any) -> tf.Tensor:
+    """Repeats rows; the gradients of one row are summed before they leave."""
+
+    @tf.custom_gradient
+    def expand(rows: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        def gradient(upstream: Any) -> tf.Tensor:
+            segments = positions
+            if isinstance(upstream, tf.IndexedSlices):
+                segments = tf.gather(positions, upstream.indices)
+                upstream = upstream.values
+            return tf.math.unsorted_segment_sum(
+                tf.cast(upstream, rows.dtype), segments, tf.shape(rows)[0]
+            )
+
+        return tf.gather(tf.cast(rows, dtype), positions), gradient
+
+    return expand(rows)
+
+
+def sum_per_row(
+    gradient: tf.IndexedSlices,
+) -> tf.IndexedSlices:
+    """Sums slices of the same row, so that each row comes once."""
+    rows, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(
+        gradient.values, positions, tf.size(rows)
+    )
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+def combine(vectors: Any, combiner: str | None) -> Any:
+    """Reduces the vectors of each bag of ids to one.
+
+    Args:
+        vectors: Floats, dense `[..., k, dim]` or ragged `[batch, (k), dim]`.
+        combiner: `"sum"`, `"mean"` or `"sqrtn"`: over the number of ids, or
+            over its square root. None returns the vectors as they are.
+
+    Returns:
+        `[..., dim]`, zeros for a bag without ids.
+    """
+    if combiner is None:
+        return vectors
+    if isinstance(vectors, tf.RaggedTensor):
+        bag_of, num_bags = vectors.value_rowids(), vectors.nrows()
+        total = tf.math.unsorted_segment_sum(vectors.values, bag_of, num_bags)
+        sizes = tf.cast(vectors.row_lengths(), total.dtype)[:, tf.newaxis]
+    else:
+        total = tf.reduce_sum(vectors, axis=-2)
+        sizes = tf.cast(tf.shape(vectors)[-2], total.dtype)
+    if combiner == "sum":
+        return total
+    divisor = sizes if combiner == "mean" else tf.sqrt(sizes)
+    return tf.math.divide_no_nan(total, divisor)
+
+
+def write_rows(variable: tf.Variable, first: int, values: tf.Tensor) -> None:
+    """Overwrites rows that follow one another, where the variable lives.
+
+    Args:
+        variable: One variable of one device, `[rows, ...]`.
+        first: Row that the first value is for.
+        values: Its dtype, `[number of rows, ...]`.
+    """
+    with tf.device(variable.device):
+        tf.raw_ops.ResourceStridedSliceAssign(
+            ref=variable.handle,
+            begin=[first],
+            end=[first + int(values.shape[0])],
+            strides=[1],
+            value=values,
+        )

@@ -1,0 +1,446 @@
+"""The optimizers' update rules as single operations, dense and by rows.
+
+One operation updates a variable, or the touched rows of a table, where it
+lies: what a step costs follows from its gradient, not from the table.
+
+One operation updates a variable, or the touched rows of a table, where it
+lies: what a step costs follows from its gradient, not from the table.
+"""
+
+from collections.abc import Hashable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+Slots = Mapping[str, tf.Variable]
+Hyperparameters = dict[str, tf.Tensor]
+
+
+class UpdateRule:
+    """How one optimizer changes variables; see `rules.rule_for`.
+
+    Attributes:
+        slots: Initial values of what it keeps for each element, by name.
+    """
+
+    slots: dict[str, float] = {}
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Takes the settings of a Keras optimizer."""
+        self._optimizer = optimizer
+
+    def hyperparameters(self, step: Any) -> Hyperparameters:
+        """Returns what changes from step to step.
+
+        Args:
+            step: Integer scalar: updates made before this one. A learning
+                rate schedule reads `optimizer.iterations` by itself.
+
+        Returns:
+            float32 scalars by name.
+        """
+        del step  # Most rules know no bias correction.
+        return {
+            "learning_rate": tf.cast(
+                tf.convert_to_tensor(self._optimizer.learning_rate), tf.float32
+            )
+        }
+
+    def apply_dense(
+        self,
+        variable: Any,
+        slots: Slots,
+        grad: Any,
+        hyper: Mapping[str, tf.Tensor],
+    ) -> None:
+        """Updates a whole variable, on its device.
+
+        Args:
+            variable: The `tf.Variable`.
+            slots: Its slots, of its shape.
+            grad: Gradient of its shape, dense or slices.
+            hyper: What `hyperparameters` returned.
+        """
+        if isinstance(grad, tf.IndexedSlices):
+            grad = tf.math.unsorted_segment_sum(
+                grad.values, grad.indices, variable.shape[0]
+            )
+        self._on_device(self._dense, variable, slots, hyper, grad)
+
+    def apply_rows(
+        self,
+        variable: Any,
+        slots: Slots,
+        rows: tf.Tensor,
+        grads: tf.Tensor,
+        hyper: Mapping[str, tf.Tensor],
+    ) -> None:
+        """Updates some rows, on the variable's device; others stay as is.
+
+        Args:
+            variable: The `tf.Variable` `[num_rows, dim]`.
+            slots: Its slots, of its shape.
+            rows: int32 or int64 `[n]`, all different.
+            grads: `[n, dim]`.
+            hyper: What `hyperparameters` returned.
+        """
+        self._on_device(self._rows, variable, slots, hyper, grads, rows)
+
+    def _on_device(
+        self,
+        update: Any,
+        variable: Any,
+        slots: Slots,
+        hyper: Mapping[str, tf.Tensor],
+        grad: tf.Tensor,
+        *rows: tf.Tensor,
+    ) -> None:
+        dtype = variable.dtype
+        cast = {name: tf.cast(value, dtype) for name, value in hyper.items()}
+        handles = {name: slot.handle for name, slot in slots.items()}
+        with tf.device(variable.device):
+            update(variable.handle, handles, cast, tf.cast(grad, dtype), *rows)
+
+    def _dense(self, var: Any, slots: Any, hyper: Any, grad: Any) -> None:
+        raise NotImplementedError
+
+    def _rows(
+        self, var: Any, slots: Any, hyper: Any, grad: Any, rows: Any
+    ) -> None:
+        raise NotImplementedError
+
+
+class Descent(UpdateRule):
+    """Gradient descent."""
+
+    def _dense(self, var: Any, slots: Any, hyper: Any, grad: Any) -> None:
+        tf.raw_ops.ResourceApplyGradientDescent(
+            var=var, alpha=hyper["learning_rate"], delta=grad
+        )
+
+    def _rows(
+        self, var: Any, slots: Any, hyper: Any, grad: Any, rows: Any
+    ) -> None:
+        tf.raw_ops.ResourceScatterSub(
+            resource=var, indices=rows, updates=hyper["learning_rate"] * grad
+        )
+
+
+class Momentum(UpdateRule):
+    """Descent with momentum, Nesterov's too, by Keras' formula."""
+
+    slots = {"momentum": 0.0}
+
+    def _arguments(self, var: Any, slots: Any, hyper: Any, grad: Any) -> Any:
+        return {
+            "var": var,
+            "accum": slots["momentum"],
+            "lr": hyper["learning_rate"],
+            "grad": grad,
+            "momentum": tf.cast(self._optimizer.momentum, grad.dtype),
+            "use_nesterov": self._optimizer.nesterov,
+        }
+
+    def _dense(self, var: Any, slots: Any, hyper: Any, grad: Any) -> None:
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            **self._arguments(var, slots, hyper, grad)
+        )
+
+    def _rows(
+        self, var: Any, slots: Any, hyper: Any, grad: Any, rows: Any
+    ) -> None:
+        tf.raw_ops.ResourceSparseApplyKerasMomentum(
+            **self._arguments(var, slots, hyper, grad), indices=rows
+        )
+
+
+class Adagrad(UpdateRule):
+    """Adagrad (Duchi et al. 2011)."""
+
+    def __init__(self, optimizer: Any) -> None:
+        """Takes the settings of a `keras.optimizers.Adagrad`."""
+        super().__init__(optimizer)
+        # Keras divides by sqrt(accumulator + epsilon), the operation by
+        # sqrt(accumulator) + epsilon: so epsilon goes into the accumulator.
+        initial = optimizer.initial_accumulator_value + optimizer.epsilon
+        self.slots = {"accumulator": initial}
+
+    def _arguments(self, var: Any, slots: Any, hyper: Any, grad: Any) -> Any:
+        return {
+            "var": var,
+            "accum": slots["accumulator"],
+            "lr": hyper["learning_rate"],
+            "epsilon": tf.zeros([], grad.dtype),
+            "grad": grad,
+        }
+
+    def _dense(self, var: Any, slots: Any, hyper: Any, grad: Any) -> None:
+        tf.raw_ops.ResourceApplyAdagradV2(
+            **self._arguments(var, slots, hyper, grad)
+        )
+
+    def _rows(
+        self, var: Any, slots: Any, hyper: Any, grad: Any, rows: Any
+    ) -> None:
+        tf.raw_ops.ResourceSparseApplyAdagradV2(
+            **self._arguments(var, slots, hyper, grad), indices=rows
+        )
+
+
+class Adam(UpdateRule):
+    """Adam; on rows its lazy form, for which there is no one operation."""
+
+    slots = {"m": 0.0, "v": 0.0}
+
+    def hyperparameters(self, step: Any) -> Hyperparameters:
+        """Adds the powers that correct the bias of the moments."""
+        exponent = tf.cast(step, tf.float32) + 1.0
+        return {
+            **super().hyperparameters(step),
+            "beta_1_power": tf.pow(self._optimizer.beta_1, exponent),
+            "beta_2_power": tf.pow(self._optimizer.beta_2, exponent),
+        }
+
+    def _dense(self, var: Any, slots: Any, hyper: Any, grad: Any) -> None:
+        optimizer = self._optimizer
+        tf.raw_ops.ResourceApplyAdam(
+            var=var,
+            m=slots["m"],
+            v=slots["v"],
+            beta1_power=hyper["beta_1_power"],
+            beta2_power=hyper["beta_2_power"],
+            lr=hyper["learning_rate"],
+            beta1=tf.cast(optimizer.beta_1, grad.dtype),
+            beta2=tf.cast(optimizer.beta_2, grad.dtype),
+            epsilon=tf.cast(optimizer.epsilon, grad.dtype),
+            grad=grad,
+        )
+
+    def _rows(
+        self, var: Any, slots: Any, hyper: Any, grad: Any, rows: Any
+    ) -> None:
+        def moved(slot: Any, target: tf.Tensor, beta: float) -> tf.Tensor:
+            before = tf.raw_ops.ResourceGather(
+                resource=slot, indices=rows, dtype=grad.dtype
+            )
+            after = before + (target - before) * (1.0 - beta)
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=slot, indices=rows, updates=after
+            )
+            return after
+
+        m = moved(slots["m"], grad, self._optimizer.beta_1)
+        v = moved(slots["v"], tf.square(grad), self._optimizer.beta_2)
+        correction = tf.sqrt(1.0 - hyper["beta_2_power"]) / (
+            1.0 - hyper["beta_1_power"]
+        )
+        rate = hyper["learning_rate"] * correction
+        change = m * rate / (tf.sqrt(v) + self._optimizer.epsilon)
+        tf.raw_ops.ResourceScatterSub(
+            resource=var, indices=rows, updates=change
+        )
+
+
+class Ftrl(UpdateRule):
+    """FTRL-proximal (McMahan et al. 2013)."""
+
+    def __init__(self, optimizer: Any) -> None:
+        """Takes the settings of a `keras.optimizers.Ftrl`."""
+        super().__init__(optimizer)
+        initial = optimizer.initial_accumulator_value
+        self.slots = {"accumulator": initial, "linear": 0.0}
+
+    def _arguments(self, var: Any, slots: Any, hyper: Any, grad: Any) -> Any:
+        optimizer, rate = self._optimizer, hyper["learning_rate"]
+        return {
+            "var": var,
+            "accum": slots["accumulator"],
+            "linear": slots["linear"],
+            "grad": grad,
+            "lr": rate,
+            "l1": tf.cast(optimizer.l1_regularization_strength, grad.dtype),
+            "l2": optimizer.l2_regularization_strength
+            + optimizer.beta / (2.0 * rate),
+            "l2_shrinkage": tf.cast(
+                optimizer.l2_shrinkage_regularization_strength, grad.dtype
+            ),
+            "lr_power": tf.cast(optimizer.learning_rate_power, grad.dtype),
+        }
+
+    def _dense(self, var: Any, slots: Any, hyper: Any, grad: Any) -> None:
+        tf.raw_ops.ResourceApplyFtrlV2(
+            **self._arguments(var, slots, hyper, grad)
+        )
+
+    def _rows(
+        self, var: Any, slots: Any, hyper: Any, grad: Any, rows: Any
+    ) -> None:
+        tf.raw_ops.ResourceSparseApplyFtrlV2(
+            **self._arguments(var, slots, hyper, grad), indices=rows
+        )
+
+
+# Exact classes: a subclass may update otherwise.
+_RULES: dict[type, type[UpdateRule]] = {
+    keras.optimizers.SGD: Descent,
+    keras.optimizers.Adagrad: Adagrad,
+    keras.optimizers.Adam: Adam,
+    keras.optimizers.Ftrl: Ftrl,
+}
+_UNSUPPORTED = (
+    "weight_decay",
+    "use_ema",
+    "gradient_accumulation_steps",
+    "loss_scale_factor",
+    "amsgrad",
+)
+
+
+def rule_for(optimizer: keras.optimizers.Optimizer) -> UpdateRule:
+    """Returns the fused form of a Keras optimizer's update.
+
+    Dense updates equal Keras' own to float32 tolerance. Updates of rows are
+    lazy: momentum and moments of other rows stay as they are, and bias is
+    corrected by the global step.
+
+    Args:
+        optimizer: `SGD` (with momentum, Nesterov too), `Adagrad`, `Adam` or
+            `Ftrl` of `keras.optimizers`.
+
+    Returns:
+        The rule; it reads the optimizer's settings when it is called.
+
+    Raises:
+        ValueError: Another optimizer, or an option that is not supported.
+    """
+    if type(optimizer) not in _RULES:
+        names = ", ".join(sorted(cls.__name__ for cls in _RULES))
+        raise ValueError(
+            f"The optimizer must be one of {names} of keras.optimizers, for "
+            f"fused updates; received {type(optimizer).__name__}. Choose one "
+            "of these, or a model without ShardedEmbedding and parameter "
+            "servers."
+        )
+    for option in _UNSUPPORTED:
+        value = getattr(optimizer, option, None)
+        if value:
+            raise ValueError(
+                f"`{option}` of the optimizer must be unset for fused "
+                f"updates; received {value}. Leave it out."
+            )
+    if getattr(optimizer, "momentum", 0):
+        return Momentum(optimizer)
+    return _RULES[type(optimizer)](optimizer)
+
+
+def clip(
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[Any],
+    groups: Sequence[Hashable] | None = None,
+) -> list[Any]:
+    """Clips as the optimizer does, without making anything dense.
+
+    Args:
+        optimizer: Its `clipnorm`, `global_clipnorm` or `clipvalue` is used.
+        gradients: Tensors, None, or indexed slices with distinct rows.
+        groups: By `clipnorm`, gradients of one group are clipped by their
+            common norm: give the shards of a table the same object. Defaults
+            to a group for each gradient, as does None for a single one.
+
+    Returns:
+        The clipped gradients.
+    """
+    if optimizer.clipvalue and optimizer.clipvalue > 0:
+        limit = optimizer.clipvalue
+        return [
+            _mapped(g, lambda v: tf.clip_by_value(v, -limit, limit))
+            for g in gradients
+        ]
+    if optimizer.global_clipnorm and optimizer.global_clipnorm > 0:
+        scale = _global_scale(_norm(gradients), optimizer.global_clipnorm)
+        return [_scaled(g, scale) for g in gradients]
+    if not (optimizer.clipnorm and optimizer.clipnorm > 0):
+        return list(gradients)
+    keys = [
+        index if group is None else (group,)
+        for index, group in enumerate(groups or [None] * len(gradients))
+    ]
+    members: dict[Any, list[Any]] = {}
+    for key, gradient in zip(keys, gradients, strict=True):
+        members.setdefault(key, []).append(gradient)
+    limit = optimizer.clipnorm
+    scales = {
+        key: limit / tf.maximum(_norm(members[key]), limit) for key in members
+    }
+    return [
+        _scaled(g, scales[key]) for key, g in zip(keys, gradients, strict=True)
+    ]
+
+
+def _global_scale(norm: tf.Tensor, limit: float) -> tf.Tensor:
+    scale = limit * tf.minimum(1.0 / norm, 1.0 / limit)
+    # As in Keras: a norm that is not finite makes all gradients NaN.
+    return scale + (norm - norm)
+
+
+def _norm(gradients: Sequence[Any]) -> tf.Tensor:
+    """Norm of all values of several gradients, a float32 scalar."""
+    values = [
+        g.values if isinstance(g, tf.IndexedSlices) else g
+        for g in gradients
+        if g is not None
+    ]
+    squares = [tf.reduce_sum(tf.square(tf.cast(v, tf.float32))) for v in values]
+    return tf.sqrt(tf.add_n(squares)) if squares else tf.zeros([])
+
+
+def _scaled(gradient: Any, scale: tf.Tensor) -> Any:
+    return _mapped(gradient, lambda v: v * tf.cast(scale, v.dtype))
+
+
+def _mapped(gradient: Any, function: Any) -> Any:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            function(gradient.values), gradient.indices, gradient.dense_shape
+        )
+    return function(gradient)
+
+
+def make_slots(
+    rule: UpdateRule,
+    variables: Sequence[Any],
+    strategy: tf.distribute.Strategy,
+) -> list[dict[str, tf.Variable]]:
+    """Makes what a rule keeps for each variable, beside that variable.
+
+    Args:
+        rule: The update rule.
+        variables: `tf.Variable`s, made in the strategy's scope.
+        strategy: The strategy of the variables.
+
+    Returns:
+        For each variable, its slots by name.
+    """
+    return [
+        {
+            name: _slot_beside(variable, strategy, name, initial)
+            for name, initial in rule.slots.items()
+        }
+        for variable in variables
+    ]
+
+
+def _slot_beside(
+    variable: Any, strategy: tf.distribute.Strategy, name: str, initial: float
+) -> tf.Variable:
+    with strategy.scope(), strategy.extended.colocate_vars_with(variable):
+        return tf.Variable(
+            lambda: tf.fill(variable.shape, tf.cast(initial, variable.dtype)),
+            trainable=False,
+            name=name,
+        )

@@ -1,0 +1,1 @@
+"""Versions on disk: claimed, published, signed, read, pruned."""

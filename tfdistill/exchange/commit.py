@@ -1,0 +1,300 @@
+"""How a version comes into sight whole, and how it goes."""
+
+import contextlib
+import logging
+import math
+import tempfile
+import uuid
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from tfdistill.exchange import claim
+from tfdistill.exchange import filesystem
+from tfdistill.exchange import manifest
+from tfdistill.exchange import versions
+
+LEASE_SECS = 3600.0
+
+_log = logging.getLogger(__name__)
+
+
+class Retention:
+    """Decides by this process' own clock which versions may go.
+
+    A version may go once `max_to_keep` newer ones exist and `min_keep_secs`
+    have passed since this object first saw a newer one. Times written by other
+    machines play no part, and a restarted publisher starts counting anew.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_to_keep: int,
+        min_keep_secs: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """Checks the options.
+
+        Args:
+          max_to_keep: Number of newest versions that always stay; at least 2.
+          min_keep_secs: Seconds that a version stays once it is superseded.
+          clock: Seconds of a clock that never goes backwards.
+        """
+        if type(max_to_keep) is not int or max_to_keep < 2:
+            raise ValueError(
+                "`max_to_keep` must be an integer >= 2, or the version that a "
+                "peer is reading could be removed as the next one appears; "
+                f"received {max_to_keep!r}."
+            )
+        if not min_keep_secs >= 0:
+            raise ValueError(
+                "`min_keep_secs` must be >= 0 seconds; received "
+                f"{min_keep_secs!r}."
+            )
+        self._max_to_keep = max_to_keep
+        self._min_keep_secs = min_keep_secs
+        self._clock = clock
+        self._superseded: dict[int, dict[int, float]] = {}
+
+    def expired(self, group: int, steps: Sequence[int]) -> list[int]:
+        """Returns the versions that may go now, oldest first.
+
+        Args:
+          group: The group they belong to.
+          steps: All its versions, ascending.
+        """
+        now = self._clock()
+        earlier = self._superseded.get(group, {})
+        since = {step: earlier.get(step, now) for step in steps[:-1]}
+        self._superseded[group] = since
+        return [
+            step
+            for step in steps[: -self._max_to_keep]
+            if now - since[step] >= self._min_keep_secs
+        ]
+
+
+def remove_version(file_system: filesystem.FileSystem, directory: str) -> None:
+    """Removes a version so that no reader ever takes a part for the whole."""
+    parent, _, name = directory.rpartition("/")
+    trash = f"{parent}/.trash-{name}-{uuid.uuid4().hex}"
+    if filesystem.move(file_system, directory, trash):
+        file_system.remove_tree(trash)
+        return
+    try:
+        file_system.remove(f"{directory}/{manifest.FILE_NAME}")
+    except FileNotFoundError:
+        pass  # A part of a version: what never was published.
+    file_system.remove_tree(directory)
+
+
+def sweep(
+    file_system: filesystem.FileSystem,
+    group_dir: str,
+    *,
+    incarnation: str,
+    lease_secs: float,
+) -> None:
+    """Removes what crashed publishers of one group left behind.
+
+    Trash goes at once, and so do temporary directories of `incarnation`. What
+    another incarnation was writing goes when nothing in it has changed for
+    `lease_secs`, seen from the newest manifest of the group: both times come
+    from the storage's clock, so the clocks of the machines do not matter.
+
+    Args:
+      file_system: Where the group's directory is.
+      group_dir: The directory.
+      incarnation: The caller's own, which must not be publishing meanwhile.
+      lease_secs: Seconds after which an unfinished version is abandoned.
+    """
+    manifests = [0.0]
+    unfinished = []
+    for path in _directories(file_system, group_dir):
+        name = path.rpartition("/")[2]
+        if name.startswith(".trash-") or (
+            name.startswith(".tmp-") and name.endswith(incarnation)
+        ):
+            _remove(file_system, path)
+        elif name.startswith(".tmp-"):
+            unfinished.append(path)
+        elif versions.step_of_name(name) is not None:
+            written = _manifest_time(file_system, path)
+            if written is None:
+                unfinished.append(path)
+            else:
+                manifests.append(written)
+    for path in unfinished:
+        changed = _last_change(file_system, path)
+        if max(manifests) - changed >= lease_secs:
+            _log.info("Removing %s, abandoned by its publisher.", path)
+            _remove(file_system, path)
+
+
+def _directories(
+    file_system: filesystem.FileSystem, parent: str
+) -> Iterator[str]:
+    try:
+        names = file_system.list_dir(parent)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in sorted(names):
+        path = f"{parent}/{name}"
+        with contextlib.suppress(FileNotFoundError):
+            if file_system.stat(path).is_dir:
+                yield path
+
+
+def _remove(file_system: filesystem.FileSystem, path: str) -> None:
+    try:
+        file_system.remove_tree(path)
+    except OSError as error:
+        _log.warning("Could not remove %s: %s", path, error)
+
+
+def _manifest_time(
+    file_system: filesystem.FileSystem, directory: str
+) -> float | None:
+    try:
+        return file_system.stat(f"{directory}/{manifest.FILE_NAME}").modified
+    except FileNotFoundError:
+        return None
+
+
+def _last_change(file_system: filesystem.FileSystem, directory: str) -> float:
+    try:
+        changes = [file_system.stat(directory).modified]
+        for _, found in filesystem.walk(file_system, directory):
+            changes.append(found.modified)
+        return max(changes)
+    except FileNotFoundError:  # Its publisher is at work.
+        return math.inf
+
+
+class Staging:
+    """A temporary directory that becomes a version, or leaves no trace.
+
+    Where directories can be renamed it lies beside the version, so that one
+    rename publishes it. Elsewhere it is a local directory (`TMPDIR` says
+    where), copied file by file with the manifest last.
+
+    Attributes:
+      path: The directory.
+    """
+
+    def __init__(
+        self,
+        file_system: filesystem.FileSystem,
+        final: str,
+        *,
+        incarnation: str,
+    ) -> None:
+        """Makes the directory.
+
+        Args:
+          file_system: Where the version goes.
+          final: The directory of the version.
+          incarnation: Marks the directory as this publisher's.
+        """
+        self._target = file_system
+        self._final = final
+        self._parent, _, name = final.rpartition("/")
+        self._source: filesystem.FileSystem = filesystem.LocalFileSystem()
+        if file_system.renames_atomically:
+            self._source = file_system
+            self.path = f"{self._parent}/.tmp-{name}-{incarnation}"
+            file_system.remove_tree(self.path)
+            file_system.make_dirs(self.path)
+        else:
+            self.path = tempfile.mkdtemp(prefix="tfdistill-export-")
+
+    def files(self) -> dict[str, manifest.FileEntry]:
+        """Returns size and checksum of each file, by path, and syncs them.
+
+        Raises:
+          NotRegularFileError: For a link, pipe or device.
+          ManifestError: For a name that no manifest can hold.
+        """
+        entries = {}
+        directories = [self.path]
+        for name, found in filesystem.walk(self._source, self.path):
+            path = f"{self.path}/{name}"
+            if found.is_dir:
+                directories.append(path)
+                continue
+            manifest.check_file_name(name)
+            entries[name] = versions.checksum(self._source, path)
+            self._sync(path)
+        for directory in reversed(directories):
+            self._sync(directory)
+        return entries
+
+    def commit(
+        self, checked: manifest.Manifest, *, confirm: Callable[[], None]
+    ) -> None:
+        """Makes the version visible.
+
+        Args:
+          checked: The manifest, with the entries that `files` returned.
+          confirm: Called before anything in sight is changed, at last right
+            before the version comes into sight. What it raises ends the
+            publication; after a `ClaimLostError` nothing in sight is touched.
+        """
+        text = checked.to_json().encode()
+        confirm()
+        self._clear()
+        if self._source is self._target:
+            self._target.write(f"{self.path}/{manifest.FILE_NAME}", [text])
+            self._sync(self.path)
+            confirm()
+            if filesystem.move(self._target, self.path, self._final):
+                self._sync_parent()
+                return
+        try:
+            for name in sorted(checked.files):
+                blocks = self._source.blocks(f"{self.path}/{name}")
+                self._target.write(f"{self._final}/{name}", blocks)
+            confirm()
+            self._target.write(f"{self._final}/{manifest.FILE_NAME}", [text])
+        except claim.ClaimLostError:
+            raise  # What lies there may be the new owner's by now.
+        except BaseException:
+            self._take_back()
+            raise
+
+    def discard(self) -> None:
+        """Removes the temporary directory if it is still there."""
+        try:
+            self._source.remove_tree(self.path)
+        except OSError as error:
+            _log.warning("Could not remove %s: %s", self.path, error)
+
+    def _clear(self) -> None:
+        try:
+            found = self._target.stat(self._final)
+        except FileNotFoundError:
+            return
+        if not found.is_dir:
+            raise NotADirectoryError(
+                f"{self._final} must be absent or a directory, and is neither."
+            )
+        remove_version(self._target, self._final)
+
+    def _take_back(self) -> None:
+        try:
+            remove_version(self._target, self._final)
+        except OSError as error:
+            _log.warning("Could not remove %s: %s", self._final, error)
+
+    def _sync(self, path: str) -> None:
+        # What is copied from here need not survive a crash itself.
+        if self._source is self._target:
+            self._source.sync(path)
+
+    def _sync_parent(self) -> None:
+        try:
+            self._target.sync(self._parent)
+        except OSError as error:
+            # Readers see the version by now: it can no longer fail.
+            _log.warning("Could not sync %s: %s", self._parent, error)

@@ -1,0 +1,294 @@
+"""The exchange: versions published and pruned by one process of each group.
+
+Needs TensorFlow for URLs alone, and never Keras. How a version comes into
+sight and what a reader must check is written in docs/protocol.md.
+"""
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+from tfdistill.exchange import claim as group_claim
+from tfdistill.exchange import commit
+from tfdistill.exchange import filesystem
+from tfdistill.exchange import manifest
+from tfdistill.exchange import reader
+from tfdistill.exchange import signing
+from tfdistill.exchange import versions
+
+_log = logging.getLogger(__name__)
+
+ClaimLostError = group_claim.ClaimLostError
+CorruptVersionError = versions.CorruptVersionError
+ExportError = versions.ExportError
+GroupClaimedError = group_claim.GroupClaimedError
+Version = versions.Version
+VersionExistsError = versions.VersionExistsError
+VersionNotFoundError = versions.VersionNotFoundError
+
+
+class Exchange(reader.VersionReader):
+    """The shared directory through which groups see each other's exports.
+
+    One process of each group publishes; any number read. Methods may be
+    called from several threads.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None,
+        *,
+        max_to_keep: int = 3,
+        min_keep_secs: float = 60.0,
+        key: signing.KeyOption = "environment",
+        file_system: filesystem.FileSystem | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Touches no storage but the key's file.
+
+        Args:
+          root: A directory, or a URL of a scheme that `tf.io.gfile` knows. It
+            need not exist. None, as `Cluster.exchange` is for a single group
+            without a launcher: nothing is published or found.
+          max_to_keep: Number of newest versions of a group that always stay;
+            at least 2.
+          min_keep_secs: Seconds that a version stays once it is superseded:
+            the time a peer has for reading it.
+          key: Signs what is published; versions that are not signed with it
+            are refused. Default: the environment's, see `signing.signer_for`;
+            without one, nothing is signed or checked. None: no key.
+          file_system: Used with `root` as it is. Default: what `root` asks for.
+          clock: Seconds of a clock that never goes backwards; ages are
+            measured by it. Default: `time.monotonic`.
+        """
+        super().__init__(root, key=key, file_system=file_system)
+        self.incarnation = uuid.uuid4().hex
+        self._retention = commit.Retention(
+            max_to_keep=max_to_keep, min_keep_secs=min_keep_secs, clock=clock
+        )
+        self._lock = threading.RLock()
+        self._claims: dict[int, group_claim.GroupClaim] = {}
+
+    def claim(
+        self,
+        group: int,
+        *,
+        lease_secs: float = group_claim.LEASE_SECS,
+        renew_secs: float = group_claim.RENEW_SECS,
+    ) -> group_claim.GroupClaim:
+        """Claims a group, so that no other process publishes for it.
+
+        From then on `publish` looks, right before a version comes into sight,
+        whether the claim still stands. Without a claim it does not.
+
+        Args:
+          group: Index of the group.
+          lease_secs: Seconds without a sign of life after which another
+            process' claim is taken over. Default 10.
+          renew_secs: Seconds between this process' signs of life. Default 1.
+
+        Returns:
+          The claim, to be released in the end; also good for `with`.
+
+        Raises:
+          GroupClaimedError: If another process has the group, and is alive.
+          ExportError: If the exchange has no place.
+        """
+        self._refuse_disabled()
+        claimed = self._claims.get(group)
+        if claimed is None or not claimed.is_active:
+            claimed = group_claim.GroupClaim(
+                self._file_system,
+                self.group_path(group),
+                owner=group_claim.ClaimRecord.of_this_process(self.incarnation),
+                lease_secs=lease_secs,
+                renew_secs=renew_secs,
+            )
+            claimed.start()
+            self._claims[group] = claimed
+        return claimed
+
+    def publish(
+        self,
+        write: Callable[[str], None],
+        *,
+        group: int,
+        step: int,
+        graph_fingerprint: str = "",
+        inputs: Any = None,
+        outputs: Any = None,
+        variables: Mapping[str, Mapping[str, Any]] | None = None,
+        extras: Mapping[str, Any] | None = None,
+    ) -> Version:
+        """Publishes one version, then prunes its group.
+
+        Args:
+          write: Fills the directory whose local path (for a local exchange, a
+            path on the same disk) it is given.
+          group: Index of the publishing group; one process publishes for it.
+          step: The student's global step, the version's number.
+          graph_fingerprint: Equal for versions that differ in variables alone.
+          inputs: Structure of input specs, as JSON.
+          outputs: Structure of output specs, as JSON.
+          variables: Name to `{"shape": [...], "dtype": "..."}`.
+          extras: Anything else to put into the manifest, as JSON.
+
+        Returns:
+          The version, which readers see by now.
+
+        Raises:
+          ValueError: If the manifest cannot hold an argument.
+          VersionExistsError: If the version is there, and whole. A broken one
+            is replaced.
+          ClaimLostError: If the group was claimed, and is another process' by
+            now. Nothing is visible then, and nothing will be.
+          ExportError: For any other failure. No part of the version is visible
+            then, and earlier versions are untouched.
+        """
+        self._refuse_disabled()
+        draft = manifest.Manifest(
+            group=versions.index("group", group),
+            step=versions.index("step", step),
+            created=time.time(),
+            incarnation=self.incarnation,
+            files={},
+            graph_fingerprint=graph_fingerprint,
+            inputs=inputs,
+            outputs=outputs,
+            variables=variables or {},
+            libraries=manifest.installed_versions(),
+            extras=extras or {},
+        )
+        with self._lock:
+            version = self._publish(write, draft)
+            self._try_to_prune(draft.group)
+            return version
+
+    def _publish(
+        self, write: Callable[[str], None], draft: manifest.Manifest
+    ) -> Version:
+        try:
+            self._refuse_existing(draft.group, draft.step)
+            return self._export(write, draft)
+        except (VersionExistsError, *group_claim.ERRORS):
+            raise
+        except Exception as error:
+            # It may have failed because a new owner removed its files.
+            self._refuse_lost(draft.group)
+            # A full disk stays full where only exports that succeed prune.
+            self._try_to_prune(draft.group)
+            if isinstance(error, ExportError):
+                raise
+            path = self.version_path(draft.group, draft.step)
+            raise ExportError(
+                f"Could not publish {path}: {type(error).__name__}: "
+                f"{error}. No part of it is visible to readers."
+            ) from error
+
+    def prune(self, group: int) -> list[int]:
+        """Removes versions that may go, and what crashed publishers left.
+
+        Only the process that publishes for a group may call it for that group;
+        `publish` does so itself.
+
+        Returns:
+          The steps removed.
+
+        Raises:
+          OSError: If the group's directory cannot be listed.
+        """
+        removed = []
+        with self._lock:
+            for step in self._retention.expired(group, self.steps(group)):
+                path = self.version_path(group, step)
+                try:
+                    commit.remove_version(self._file_system, path)
+                except OSError as error:
+                    _log.warning("Could not remove %s: %s", path, error)
+                else:
+                    removed.append(step)
+            commit.sweep(
+                self._file_system,
+                self.group_path(group),
+                incarnation=self.incarnation,
+                # Nobody else is writing there while the claim is held.
+                lease_secs=0.0 if self._holds(group) else commit.LEASE_SECS,
+            )
+        return removed
+
+    def _try_to_prune(self, group: int) -> None:
+        try:
+            self.prune(group)
+        except OSError as error:
+            _log.warning("Could not prune group %d: %s", group, error)
+
+    def _refuse_lost(self, group: int) -> None:
+        try:
+            self._confirm(group)
+        except group_claim.ERRORS:
+            raise
+        except (OSError, RuntimeError) as error:
+            _log.debug("The claim of group %d: %s", group, error)
+
+    def _holds(self, group: int) -> bool:
+        claimed = self._claims.get(group)
+        return claimed is not None and claimed.is_held
+
+    def _confirm(self, group: int) -> None:
+        claimed = self._claims.get(group)
+        # A claim that was released says nothing; one that was lost does.
+        if claimed is not None and not claimed.is_released:
+            claimed.confirm()
+
+    def _refuse_disabled(self) -> None:
+        if not self.enabled:
+            raise ExportError(
+                "There is nowhere to publish to: the exchange was made with "
+                "root=None. Set TFDISTILL_EXCHANGE, or give it a directory."
+            )
+
+    def _refuse_existing(self, group: int, step: int) -> None:
+        try:
+            version = self.open(group, step)
+            self.verify(version)
+        except versions.VersionNotFoundError:
+            return
+        except versions.CorruptVersionError as error:
+            _log.warning("Replacing a broken version: %s", error)
+            return
+        raise VersionExistsError(
+            f"Step {step} of group {group} must be published once; "
+            f"{version.path} is there and whole, from incarnation "
+            f"{version.manifest.incarnation}."
+        )
+
+    def _export(
+        self, write: Callable[[str], None], draft: manifest.Manifest
+    ) -> Version:
+        final = self.version_path(draft.group, draft.step)
+        stage = commit.Staging(
+            self._file_system, final, incarnation=self.incarnation
+        )
+        try:
+            write(stage.path)
+            files = stage.files()
+            if not files:
+                raise ExportError(
+                    f"`write` must leave at least one file in {stage.path}; "
+                    "it left none."
+                )
+            checked = dataclasses.replace(draft, files=files)
+            if self._signer is not None:
+                checked = self._signer.sign(checked)
+            stage.commit(checked, confirm=lambda: self._confirm(draft.group))
+        finally:
+            stage.discard()
+        # As a reader gets it: tuples of the caller have become lists.
+        checked = manifest.Manifest.from_json(checked.to_json())
+        return versions.Version(draft.group, draft.step, final, checked)

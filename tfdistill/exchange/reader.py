@@ -1,0 +1,496 @@
+"""Published versions as a reader sees them: list, open, verify, wait, watch.
+
+The directory `<root>/group_<g>/<step>/` is a version once it holds a valid
+manifest, and whole once each file agrees with it; docs/protocol.md has the
+rules. Nothing found there is trusted, and links are not followed.
+
+Manifests are read and no file beside them; nothing is verified, so that a look
+costs one small file a group. A storage that hangs must not stop who looks at
+it: `PublishedWatch` asks it in a thread of its own.
+"""
+
+import dataclasses
+import logging
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Protocol
+
+from tfdistill.exchange import filesystem
+from tfdistill.exchange import manifest
+from tfdistill.exchange import signing
+from tfdistill.exchange import versions
+from tfdistill.system import untrusted
+
+_log = logging.getLogger(__name__)
+
+
+class VersionReader:
+    """Reads the versions of any group. Threads may share one."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None,
+        *,
+        key: signing.KeyOption = "environment",
+        file_system: filesystem.FileSystem | None = None,
+    ) -> None:
+        """Touches no storage but the key's file.
+
+        Args:
+          root: A directory, or a URL of a scheme that `tf.io.gfile` knows. It
+            need not exist. None, as for a single group without a launcher:
+            nothing is ever found, and `enabled` is False.
+          key: Versions that are not signed with it are refused; see
+            `Exchange`.
+          file_system: Used with `root` as it is. Default: what `root` asks for.
+        """
+        self.enabled = root is not None
+        if root is None:
+            file_system, root = filesystem.LocalFileSystem(), ""
+        if file_system is None:
+            file_system, root = filesystem.for_root(root)
+        self.root = os.fspath(root)
+        self._file_system = file_system
+        self._signer = signing.signer_for(key) if self.enabled else None
+        self._told_unchecked = False
+        self._newest: dict[int, versions.Version] = {}
+        self._passed_over: dict[tuple[int, int], int] = {}
+
+    def group_path(self, group: int) -> str:
+        """Returns the directory of a group's versions."""
+        return f"{self.root}/group_{versions.index('group', group)}"
+
+    def version_path(self, group: int, step: int) -> str:
+        """Returns the directory of one version, whether it exists or not."""
+        return f"{self.group_path(group)}/{versions.index('step', step)}"
+
+    def steps(self, group: int) -> list[int]:
+        """Returns the steps of the group's committed versions, ascending.
+
+        A version counts once its manifest is there; what is not a version,
+        and what cannot be looked at right now, is left out.
+
+        Raises:
+          OSError: If the group's directory is there and cannot be listed.
+        """
+        return [s for s in self._listed(group) if self._committed(group, s)]
+
+    def open(self, group: int, step: int) -> versions.Version:
+        """Returns a version by reading its manifest, and nothing else of it.
+
+        Raises:
+          VersionNotFoundError: If there is no such version.
+          CorruptVersionError: If its manifest is not one to trust.
+          OSError: If the storage fails.
+        """
+        path = self.version_path(group, step)
+        try:
+            for directory in (self.group_path(group), path):
+                if not self._file_system.stat(directory).is_dir:
+                    raise NotADirectoryError("links are not followed")
+            text = filesystem.read(
+                self._file_system,
+                f"{path}/{manifest.FILE_NAME}",
+                max_bytes=manifest.MAX_BYTES,
+            )
+            found = manifest.Manifest.from_json(text)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise versions.VersionNotFoundError(
+                f"There is no version at {path}: {error}. It was not published "
+                "yet, or was pruned."
+            ) from error
+        except (
+            manifest.ManifestError,
+            filesystem.NotRegularFileError,
+        ) as error:
+            raise versions.CorruptVersionError(
+                f"{path}/{manifest.FILE_NAME} must be a valid manifest: {error}"
+            ) from error
+        if (found.group, found.step) != (group, step) or not found.files:
+            raise versions.CorruptVersionError(
+                f"The manifest of {path} must name its files, group {group} "
+                f"and step {step}; received {len(found.files)} files, group "
+                f"{found.group} and step {found.step}. Was it copied there?"
+            )
+        self._check_signature(path, found)
+        return versions.Version(found.group, found.step, path, found)
+
+    def latest(self, group: int) -> versions.Version | None:
+        """Returns the newest version whose files are all there, or None.
+
+        Newest means the highest step. Sizes are compared and checksums are
+        not: call `verify` before use. Versions that are incomplete, or whose
+        manifest is malformed, are passed over with a warning if they stay so,
+        and the next older one is taken. While the storage fails, what was
+        found last stays the answer; without a directory of the group the
+        answer is None.
+        """
+        known = self._newest.get(group)
+        found, uncertain = None, False
+        try:
+            for step in reversed(self._listed(group)):
+                try:
+                    version = self.open(group, step)
+                    versions.check_listing(self._file_system, version)
+                except versions.VersionNotFoundError:
+                    continue
+                except versions.CorruptVersionError as error:
+                    self._tell_once(group, step, error)
+                except OSError as error:
+                    _log.debug("Step %d, group %d: %s", step, group, error)
+                    uncertain = True
+                else:
+                    found = version
+                    break
+        except OSError as error:
+            _log.debug("Could not list group %d: %s", group, error)
+            return known
+        if uncertain and known and (not found or found.step < known.step):
+            return known
+        self._newest.pop(group, None)
+        if found:
+            self._newest[group] = found
+        return found
+
+    def verify(
+        self, version: versions.Version, *, max_bytes: int | None = None
+    ) -> None:
+        """Compares each file of a version with its manifest.
+
+        Args:
+          version: What `open`, `latest` or `wait` returned.
+          max_bytes: Refuse a version of more bytes than this, before any file
+            is read. Default: no limit.
+
+        Raises:
+          CorruptVersionError: If a file is missing, is not a regular file,
+            differs in size or checksum, or is not in the manifest: the message
+            names the file and both values.
+          VersionNotFoundError: If the version was pruned or replaced meanwhile.
+          OSError: If the storage fails; the version may well be good.
+        """
+        try:
+            total = sum(entry.size for entry in version.manifest.files.values())
+            if max_bytes is not None and total > max_bytes:
+                raise versions.CorruptVersionError(
+                    f"{version.path} must have at most {max_bytes} bytes; its "
+                    f"manifest names {total}."
+                )
+            versions.check_listing(self._file_system, version)
+            versions.check_content(self._file_system, version)
+        except versions.CorruptVersionError as error:
+            if self._is_gone(version):
+                raise versions.VersionNotFoundError(
+                    f"{version.path} was pruned or replaced while it was "
+                    "read; take the newest version instead."
+                ) from error
+            raise
+
+    def fetch(self, version: versions.Version, directory: str) -> None:
+        """Copies a version's files to an empty local directory, verified.
+
+        Raises:
+          CorruptVersionError: If a file differs from its manifest.
+          OSError: If the storage or the disk fails.
+        """
+        versions.copy_content(self._file_system, version, directory)
+
+    def wait(
+        self,
+        group: int,
+        *,
+        newer_than: int = -1,
+        timeout_secs: float,
+        poll_secs: float = 0.5,
+    ) -> versions.Version:
+        """Returns the group's newest version once it is newer than a step.
+
+        Args:
+          group: The group to wait for.
+          newer_than: Step that the version must exceed. Default: any version.
+          timeout_secs: Seconds after which to give up; 0 looks once.
+          poll_secs: Seconds between two looks, varied a little so that many
+            readers do not come at once.
+
+        Raises:
+          TimeoutError: If no such version appeared in time.
+        """
+        if not timeout_secs >= 0 or not poll_secs > 0:
+            raise ValueError(
+                "`timeout_secs` must be >= 0 and `poll_secs` > 0; received "
+                f"{timeout_secs!r} and {poll_secs!r}."
+            )
+        deadline = time.monotonic() + timeout_secs
+        while True:
+            found = self.latest(group)
+            if found is not None and found.step > newer_than:
+                return found
+            left = deadline - time.monotonic()
+            if left <= 0:
+                seen = "none" if found is None else f"step {found.step}"
+                raise TimeoutError(
+                    f"Group {group} must publish a version newer than step "
+                    f"{newer_than} in {self.group_path(group)} within "
+                    f"{timeout_secs} s; the newest seen is {seen}. Check that "
+                    "the group runs and uses the same exchange."
+                )
+            time.sleep(min(left, poll_secs * random.uniform(0.8, 1.2)))
+
+    def _check_signature(self, path: str, found: manifest.Manifest) -> None:
+        if self._signer is not None:
+            try:
+                self._signer.check(found)
+            except signing.SignatureError as error:
+                raise versions.CorruptVersionError(
+                    f"The manifest of {path} is not to be trusted: {error}"
+                ) from error
+        elif signing.is_signed(found) and not self._told_unchecked:
+            self._told_unchecked = True
+            _log.warning(
+                "Versions in %s are signed, and this process has no key: their "
+                "signatures are not checked. Set %s.",
+                self.root,
+                signing.FILE_VARIABLE,
+            )
+
+    def _tell_once(self, group: int, step: int, error: Exception) -> None:
+        # The first time it may be about to come, or to go.
+        times = self._passed_over.get((group, step), 0) + 1
+        self._passed_over[group, step] = times
+        level = logging.WARNING if times == 2 else logging.DEBUG
+        _log.log(level, "Passing over a version: %s", error)
+
+    def _listed(self, group: int) -> list[int]:
+        if not self.enabled:
+            return []
+        try:
+            names = self._file_system.list_dir(self.group_path(group))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        steps = [versions.step_of_name(name) for name in names]
+        return sorted(step for step in steps if step is not None)
+
+    def _committed(self, group: int, step: int) -> bool:
+        path = self.version_path(group, step)
+        try:
+            is_dir = self._file_system.stat(path).is_dir
+            found = self._file_system.stat(f"{path}/{manifest.FILE_NAME}")
+        except OSError:
+            return False
+        return is_dir and found.is_file
+
+    def _is_gone(self, version: versions.Version) -> bool:
+        try:
+            return self.open(version.group, version.step) != version
+        except versions.VersionNotFoundError:
+            return True
+        except versions.CorruptVersionError:
+            return False
+
+
+_GROUP_DIR = re.compile(r"group_(0|[1-9][0-9]{0,5})")
+# Broken versions that are passed over in search of a good one.
+_MAX_LOOKS = 5
+
+
+class Storage(Protocol):
+    """What is asked of a storage; see `filesystem.FileSystem`."""
+
+    def list_dir(self, path: str) -> list[str]:
+        """Returns the names in a directory."""
+
+    def stat(self, path: str) -> filesystem.Stat:
+        """Returns what is known of a path."""
+
+    def blocks(self, path: str) -> Iterator[bytes]:
+        """Yields the content of a file."""
+
+
+def local_storage(root: str) -> tuple[Storage, str]:
+    """Returns the storage of a directory, and the directory made absolute."""
+    return filesystem.LocalFileSystem(), os.path.abspath(root)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Published:
+    """The newest version of a group.
+
+    Attributes:
+        step: Its number.
+        num_bytes: Of its files, by its manifest.
+        created: When it was published, in Unix seconds of the publisher.
+        modified: When the storage saw it, in Unix seconds of the storage; 0
+            where it does not tell.
+        broken: Newer versions whose manifests cannot be read.
+    """
+
+    step: int
+    num_bytes: int
+    created: float
+    modified: float
+    broken: tuple[int, ...] = ()
+
+
+def newest(file_system: Storage, root: str, group: int) -> Published | None:
+    """Returns the newest version of a group whose manifest is a valid one.
+
+    Args:
+        file_system: Where the exchange is.
+        root: Its directory there.
+        group: Index of the group.
+
+    Raises:
+        OSError: If the storage fails.
+    """
+    path = f"{root}/group_{group}"
+    try:
+        names = file_system.list_dir(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    steps = [
+        s for name in names if (s := versions.step_of_name(name)) is not None
+    ]
+    broken: list[int] = []
+    for step in sorted(steps, reverse=True):
+        try:
+            return _read(file_system, path, step, tuple(broken))
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # Not committed yet, or pruned meanwhile.
+        except (manifest.ManifestError, filesystem.NotRegularFileError):
+            broken.append(step)
+            if len(broken) >= _MAX_LOOKS:
+                break
+    return None
+
+
+def _read(
+    file_system: Storage,
+    path: str,
+    step: int,
+    broken: tuple[int, ...],
+) -> Published:
+    name = f"{path}/{step}/{manifest.FILE_NAME}"
+    modified = file_system.stat(name).modified
+    text = b""
+    for block in file_system.blocks(name):
+        text += block
+        if len(text) > manifest.MAX_BYTES:
+            break  # Refused for its length.
+    found = manifest.Manifest.from_json(text)
+    return Published(
+        step=step,
+        num_bytes=sum(entry.size for entry in found.files.values()),
+        created=float(found.created),
+        modified=modified,
+        broken=broken,
+    )
+
+
+OpenStorage = Callable[[str], tuple[Storage, str]]
+
+
+class PublishedWatch:
+    """Looks into an exchange again and again, without making anyone wait.
+
+    Attributes:
+        problem: Why the last look failed; empty where it did not.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        interval_secs: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+        open_storage: OpenStorage = local_storage,
+        must_be_there: bool = False,
+    ) -> None:
+        """Touches no storage yet.
+
+        Args:
+            root: The exchange, a directory or URL.
+            interval_secs: Least seconds between two looks. Default 2.
+            clock: Seconds of a clock that never goes backwards.
+            open_storage: Finds the storage of a root. Default: of a local one;
+                `filesystem.for_root` knows URLs, too.
+            must_be_there: Whether it is a `problem` that there is no such
+                directory. Default False: the first version makes it.
+        """
+        self.problem = ""
+        self._root = root
+        self._interval_secs = interval_secs
+        self._clock = clock
+        self._open_storage = open_storage
+        self._must_be_there = must_be_there
+        self._thread: threading.Thread | None = None
+        self._began = -float("inf")
+        self._found: Mapping[int, Published] = {}
+        self._groups: Collection[int] = ()
+
+    @property
+    def groups(self) -> Collection[int]:
+        """The groups that the last look has seen in the exchange."""
+        return self._groups
+
+    def look(
+        self, groups: Collection[int], *, limit_secs: float = 0.0
+    ) -> Mapping[int, Published]:
+        """Returns what the last look has found, and starts one if it is due.
+
+        Args:
+            groups: Groups to look for, besides those that are there.
+            limit_secs: Seconds to wait for the present look. Default 0.
+        """
+        now = self._clock()
+        running = self._thread is not None and self._thread.is_alive()
+        if not running and now - self._began >= self._interval_secs:
+            self._began = now
+            self._thread = threading.Thread(
+                target=self._look, args=(list(groups),), daemon=True
+            )
+            self._thread.start()
+        if limit_secs and self._thread is not None:
+            self._thread.join(limit_secs)
+        if self._thread is not None and self._thread.is_alive():
+            waited = self._clock() - self._began
+            if waited >= (limit_secs or self._interval_secs):
+                self.problem = (
+                    f"{self._root} has not answered for {waited:.0f} s"
+                )
+        return dict(self._found)
+
+    def _look(self, wanted: Collection[int]) -> None:
+        try:
+            storage, root = self._open_storage(self._root)
+            there = _groups_there(
+                storage, root, must_be_there=self._must_be_there
+            )
+            found = {}
+            for group in sorted({*wanted, *there}):
+                version = newest(storage, root, group)
+                if version is not None:
+                    found[group] = version
+        except (ImportError, OSError, ValueError) as error:
+            self.problem = untrusted.one_line(f"{self._root}: {error}")
+            return
+        self._groups, self._found, self.problem = there, found, ""
+
+
+def _groups_there(
+    storage: Storage, root: str, *, must_be_there: bool
+) -> list[int]:
+    try:
+        names = storage.list_dir(root)
+    except (FileNotFoundError, NotADirectoryError):
+        if must_be_there:
+            raise
+        return []
+    matches = (_GROUP_DIR.fullmatch(name) for name in names)
+    return sorted(int(match[1]) for match in matches if match)

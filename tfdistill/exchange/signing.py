@@ -1,0 +1,207 @@
+"""Signatures of manifests: whether a version comes from this run.
+
+A signature is an HMAC-SHA256 over the manifest's own text, written without
+the signature. The text names the group, the step and the SHA-256 of each file,
+so that neither can change and no manifest counts in another one's place. The
+key is shared by all groups: they trust each other, and nobody else.
+"""
+
+import hashlib
+import hmac
+import logging
+import os
+import pathlib
+import secrets
+import stat
+from collections.abc import Mapping
+from typing import Literal
+
+from tfdistill.exchange import manifest
+
+KEY_VARIABLE = "TFDISTILL_EXCHANGE_KEY"
+FILE_VARIABLE = "TFDISTILL_EXCHANGE_KEY_FILE"
+VARIABLES = frozenset({KEY_VARIABLE, FILE_VARIABLE})
+MIN_KEY_BYTES = 16
+MAX_KEY_BYTES = 4096
+
+# What `key` may be where an exchange is made.
+KeyOption = bytes | Literal["environment"] | None
+
+_FIELD = "signature"
+_PREFIX = "hmac-sha256:"
+
+_log = logging.getLogger(__name__)
+
+
+class SignatureError(ValueError):
+    """A manifest that is not signed with the key in use."""
+
+
+class Signer:
+    """Signs manifests with one key and checks such signatures."""
+
+    def __init__(self, key: bytes) -> None:
+        """Keeps the key, which no message or `repr` of this object shows.
+
+        Args:
+            key: At least 16 bytes, as hard to guess as random ones.
+
+        Raises:
+            ValueError: It is no key.
+        """
+        if not isinstance(key, bytes):
+            raise ValueError(
+                "The key of an exchange must be bytes; received a "
+                f"{type(key).__name__}. Encode text: key=text.encode()."
+            )
+        if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
+            raise ValueError(
+                f"The key of an exchange must have {MIN_KEY_BYTES} to "
+                f"{MAX_KEY_BYTES} bytes; received {len(key)}. Make one with: "
+                "openssl rand -hex 32"
+            )
+        self._key = key
+
+    def sign(self, unsigned: manifest.Manifest) -> manifest.Manifest:
+        """Returns the manifest with its signature among its `extras`.
+
+        Raises:
+            ValueError: `extras` hold a signature already.
+        """
+        if _FIELD in unsigned.extras:
+            raise ValueError(
+                f"`extras` must leave {_FIELD!r} to the exchange; received "
+                f"{sorted(unsigned.extras)}."
+            )
+        return _with_extras(
+            unsigned, {**unsigned.extras, _FIELD: self._of(unsigned)}
+        )
+
+    def check(self, signed: manifest.Manifest) -> None:
+        """Checks a manifest's signature.
+
+        Raises:
+            SignatureError: There is none, or it was made with another key or
+                for another content.
+        """
+        found = signed.extras.get(_FIELD)
+        if found is None:
+            raise SignatureError(
+                "it must be signed, as this process has a key; it has no "
+                "signature. Give every group the same key."
+            )
+        rest = {k: v for k, v in signed.extras.items() if k != _FIELD}
+        expected = self._of(_with_extras(signed, rest))
+        # As bytes: the comparison of texts refuses those beyond ASCII.
+        received = str(found).encode("utf-8", "backslashreplace")
+        if not hmac.compare_digest(received, expected.encode()):
+            raise SignatureError(
+                "its signature must be that of this run's key over its "
+                "content, and is not: it was changed, or signed with another "
+                "key."
+            )
+
+    def proof(self, question: bytes) -> str:
+        """Returns what only holders of this key can answer to a question.
+
+        Args:
+            question: Random bytes of who asks, never used before.
+        """
+        # Not the text of any manifest: no answer is a signature.
+        text = b"tfdistill proof\0" + question
+        return hmac.new(self._key, text, hashlib.sha256).hexdigest()
+
+    def _of(self, unsigned: manifest.Manifest) -> str:
+        text = unsigned.to_json().encode()
+        return _PREFIX + hmac.new(self._key, text, hashlib.sha256).hexdigest()
+
+
+def is_signed(found: manifest.Manifest) -> bool:
+    """Whether a manifest has a signature, right or wrong."""
+    return _FIELD in found.extras
+
+
+def _with_extras(
+    found: manifest.Manifest, extras: Mapping[str, object]
+) -> manifest.Manifest:
+    return manifest.Manifest(**{**vars(found), "extras": extras})
+
+
+def signer_for(
+    key: KeyOption, environ: Mapping[str, str] | None = None
+) -> Signer | None:
+    """Returns what signs and checks with a key, or None without one.
+
+    Args:
+        key: The key; None for none; `"environment"` for the one of the
+            environment, if it has one: the text of `TFDISTILL_EXCHANGE_KEY`
+            or the content of the file that `TFDISTILL_EXCHANGE_KEY_FILE`
+            names, without white space around it.
+        environ: Variables to read. Default `os.environ`.
+
+    Raises:
+        ValueError: It is no key, its file cannot be read, or the environment
+            names two.
+    """
+    if key is None:
+        return None
+    if key != "environment":
+        return Signer(key)
+    environ = os.environ if environ is None else environ
+    text, path = environ.get(KEY_VARIABLE), environ.get(FILE_VARIABLE)
+    if text and path:
+        raise ValueError(
+            f"At most one of {KEY_VARIABLE} and {FILE_VARIABLE} must be set; "
+            "received both. Unset one."
+        )
+    if text:
+        return Signer(text.strip().encode())
+    return Signer(_read(path)) if path else None
+
+
+def has_key(environ: Mapping[str, str]) -> bool:
+    """Whether an environment names a key."""
+    return any(environ.get(name) for name in VARIABLES)
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(MAX_KEY_BYTES + 64)
+    except OSError as error:
+        raise ValueError(
+            f"{FILE_VARIABLE} must name a file that can be read; received "
+            f"{path!r}: {error.strerror}."
+        ) from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        _log.warning(
+            "The key file %s can be used by others than its owner (mode %o): "
+            "chmod 600 it.",
+            path,
+            stat.S_IMODE(mode),
+        )
+    return content.strip()
+
+
+def make_file(path: pathlib.Path) -> None:
+    """Writes a random key to a file for its owner alone; keeps one there.
+
+    A run that is started again in its directory goes on with its key, and so
+    with the versions that it published before.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: It can be neither made nor read.
+        ValueError: It is there and holds no key.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except FileExistsError:
+        Signer(_read(str(path)))
+        return
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(32) + "\n")

@@ -1,0 +1,206 @@
+"""A published version, the ways it can be bad, and how that is found out."""
+
+import dataclasses
+import hashlib
+import operator
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tfdistill.exchange import filesystem
+from tfdistill.exchange import manifest as manifest_lib
+
+
+def checksum(
+    file_system: filesystem.FileSystem,
+    path: str,
+    *,
+    max_bytes: int | None = None,
+) -> manifest_lib.FileEntry:
+    """Returns the number of bytes in a file and their SHA-256.
+
+    Args:
+      file_system: Where the file is.
+      path: Its path.
+      max_bytes: Reading stops at the first block beyond it. Default: no limit.
+    """
+    digest = hashlib.sha256()
+    size = 0
+    for block in file_system.blocks(path):
+        digest.update(block)
+        size += len(block)
+        if max_bytes is not None and size > max_bytes:
+            break
+    return manifest_lib.FileEntry(size, digest.hexdigest())
+
+
+class ExportError(RuntimeError):
+    """A version could not be published; its `__cause__` says why."""
+
+
+class VersionExistsError(ExportError):
+    """The version to publish is there already, and whole."""
+
+
+class VersionNotFoundError(RuntimeError):
+    """There is no such version, or there is none any more."""
+
+
+class CorruptVersionError(RuntimeError):
+    """A version differs from what its manifest says, or has none to trust."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Version:
+    """A published version.
+
+    Attributes:
+      group: Index of the group that published it.
+      step: The student's global step at which it was taken.
+      path: The SavedModel's directory, local or a URL.
+      manifest: What it holds.
+    """
+
+    group: int
+    step: int
+    path: str
+    manifest: manifest_lib.Manifest = dataclasses.field(hash=False, repr=False)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files but the manifest."""
+        return sum(entry.size for entry in self.manifest.files.values())
+
+
+def check_listing(file_system: filesystem.FileSystem, version: Version) -> None:
+    """Compares names, kinds and sizes of a version's files with its manifest.
+
+    Raises:
+      CorruptVersionError: If any differs: the message names the file.
+      OSError: If the storage fails.
+    """
+    expected = version.manifest.files
+    missing = set(expected)
+    walk = filesystem.walk(file_system, version.path)
+    try:
+        for count, (name, found) in enumerate(walk):
+            if count > 2 * manifest_lib.MAX_FILES:
+                raise CorruptVersionError(
+                    f"{version.path} must have at most "
+                    f"{2 * manifest_lib.MAX_FILES} entries; it has more."
+                )
+            if found.is_dir or name == manifest_lib.FILE_NAME:
+                continue
+            _check_entry(version, name, found)
+            missing.discard(name)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CorruptVersionError(
+            f"{version.path} changed while it was listed: {error}"
+        ) from error
+    if missing:
+        raise CorruptVersionError(
+            f"{version.path} must have the {len(expected)} files of its "
+            f"manifest; missing: {sorted(missing)[:5]}."
+        )
+
+
+def check_content(file_system: filesystem.FileSystem, version: Version) -> None:
+    """Compares the content of a version's files with its manifest.
+
+    Raises:
+      CorruptVersionError: If any differs: the message names the file.
+      OSError: If the storage fails.
+    """
+    for name, expected in version.manifest.files.items():
+        path = f"{version.path}/{name}"
+        try:
+            received = checksum(file_system, path, max_bytes=expected.size)
+        except (FileNotFoundError, filesystem.NotRegularFileError) as error:
+            raise CorruptVersionError(
+                f"{path} must be a regular file: {error}"
+            ) from error
+        if received != expected:
+            raise CorruptVersionError(
+                f"{path} must have {expected.size} bytes with SHA-256 "
+                f"{expected.sha256} by its manifest; received "
+                f"{received.size} bytes with {received.sha256}."
+            )
+
+
+def copy_content(
+    file_system: filesystem.FileSystem, version: Version, directory: str
+) -> None:
+    """Copies a version's files to a local directory, checking each.
+
+    What is read from the copy is what was checked, whoever writes to the
+    storage meanwhile.
+
+    Raises:
+      CorruptVersionError: If a file differs from its manifest.
+      OSError: If the storage or the disk fails.
+    """
+    local = filesystem.LocalFileSystem()
+    check_listing(file_system, version)
+    for name, expected in version.manifest.files.items():
+        blocks = file_system.blocks(f"{version.path}/{name}")
+        local.write(f"{directory}/{name}", _at_most(blocks, expected.size))
+    copy = dataclasses.replace(version, path=directory)
+    check_listing(local, copy)
+    check_content(local, copy)
+
+
+def _at_most(blocks: Iterator[bytes], num_bytes: int) -> Iterator[bytes]:
+    """Yields blocks up to the first beyond a number of bytes."""
+    for block in blocks:
+        yield block
+        num_bytes -= len(block)
+        if num_bytes < 0:
+            return
+
+
+def _check_entry(version: Version, name: str, found: filesystem.Stat) -> None:
+    path = f"{version.path}/{name}"
+    expected = version.manifest.files.get(name)
+    if expected is None:
+        raise CorruptVersionError(
+            f"{path} must be absent: the manifest does not name it."
+        )
+    if not found.is_file:
+        raise CorruptVersionError(
+            f"{path} must be a regular file; it is a link or a device."
+        )
+    if found.size != expected.size:
+        raise CorruptVersionError(
+            f"{path} must have {expected.size} bytes by its manifest; it has "
+            f"{found.size}."
+        )
+
+
+def index(name: str, value: Any) -> int:
+    """Returns `value` as an int, or raises ValueError naming `name`."""
+    try:
+        result = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        result = -1
+    if not 0 <= result <= manifest_lib.MAX_INT:
+        raise ValueError(
+            f"`{name}` must be an integer in 0..2**63-1; received {value!r}."
+        )
+    return result
+
+
+_STEP = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+def step_of_name(name: str) -> int | None:
+    """Returns the step that a directory name stands for, or None.
+
+    Args:
+        name: Of a directory in that of a group.
+
+    Example:
+        >>> step_of("1200"), step_of("012"), step_of(".tmp-12-a")
+        (1200, None, None)
+    """
+    step = int(name) if _STEP.fullmatch(name) else None
+    return step if step is not None and step <= manifest_lib.MAX_INT else None

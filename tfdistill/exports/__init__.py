@@ -1,0 +1,1 @@
+"""The student as a SavedModel; SavedModels as checked, frozen functions."""

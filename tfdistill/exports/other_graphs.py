@@ -1,0 +1,188 @@
+"""Graphs that are not the student's own: checked, loaded, called as it is."""
+
+import logging
+import tempfile
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistill.exchange import publisher
+from tfdistill.exchange import versions
+from tfdistill.exports import graph_check
+from tfdistill.exports import student_graph
+
+
+class FrozenFunction:
+    """A loaded SavedModel that is called as the student is.
+
+    Loading a SavedModel runs code from it: load none that you do not trust.
+
+    Attributes:
+        variables: The variables to assign new values to, in the order of the
+            student graph that wrote them; empty for a SavedModel that
+            `SavedModelWriter` did not write.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        input_spec: Any,
+        output_spec: Any,
+    ) -> None:
+        """Loads a SavedModel; inside a strategy's scope, one copy a device.
+
+        Args:
+            directory: The SavedModel, with a signature `serving_default`.
+            input_spec: Structure of `tf.TensorSpec` of the student's inputs.
+            output_spec: Structure of `tf.TensorSpec` of its outputs.
+
+        Raises:
+            ValueError: Its inputs or outputs do not fit the student's.
+        """
+        self._loaded = tf.saved_model.load(directory)
+        signature = self._loaded.signatures.get("serving_default")
+        if signature is None:
+            raise ValueError(
+                f"The SavedModel {directory} must have the signature "
+                f"'serving_default'; found {sorted(self._loaded.signatures)}."
+            )
+        self._signature = signature
+        self.variables = list(getattr(self._loaded, "model_variables", ()))
+        wanted = signature.structured_input_signature[1]
+        self._inputs = _match(
+            {name: spec.shape for name, spec in wanted.items()},
+            student_graph.named(input_spec, "inputs"),
+            what=f"inputs of {directory}",
+        )
+        self._dtypes = {name: spec.dtype for name, spec in wanted.items()}
+        self._outputs = _match(
+            {
+                name: spec.shape
+                for name, spec in signature.structured_outputs.items()
+            },
+            student_graph.named(output_spec, "outputs"),
+            what=f"outputs of {directory}",
+        )
+
+    def __call__(self, inputs: Any) -> list[tf.Tensor]:
+        """Predicts.
+
+        Args:
+            inputs: The student's inputs, `[batch, ...]`.
+
+        Returns:
+            The outputs, flat, in the order of the student's.
+        """
+        flat = student_graph.named(inputs, "inputs")
+        fed = {
+            theirs: tf.cast(flat[ours], self._dtypes[theirs])
+            for ours, theirs in self._inputs.items()
+        }
+        outputs = self._signature(**fed)
+        return [outputs[theirs] for theirs in self._outputs.values()]
+
+
+def _match(
+    theirs: dict[str, tf.TensorShape], ours: dict[str, Any], *, what: str
+) -> dict[str, str]:
+    """Finds their name for each of ours: by name, or else by position."""
+    by_legal_name = {
+        student_graph.legal_name(name, "_"): name for name in theirs
+    }
+    if set(by_legal_name) == set(ours):
+        pairs = {name: by_legal_name[name] for name in ours}
+    elif len(theirs) == len(ours) and (
+        len(ours) == 1 or all(n.startswith("output_") for n in theirs)
+    ):
+        pairs = dict(zip(ours, sorted(theirs, key=_position), strict=True))
+    else:
+        raise ValueError(
+            f"The {what} must be named {sorted(ours)}; found {sorted(theirs)}."
+        )
+    for name, their_name in pairs.items():
+        if not theirs[their_name].is_compatible_with(ours[name].shape):
+            raise ValueError(
+                f"The {what} must have the student's shapes: {name} is "
+                f"{ours[name].shape}; found {theirs[their_name]}."
+            )
+    return pairs
+
+
+def _position(name: str) -> tuple[int, str]:
+    number = name.rpartition("_")[2]
+    return (int(number) if number.isdigit() else 0, name)
+
+
+_log = logging.getLogger(__name__)
+
+
+def load(
+    directory: str, graph: student_graph.StudentGraph, *, trust: bool
+) -> FrozenFunction:
+    """Loads a SavedModel that the user has named.
+
+    Args:
+        directory: A path or URL.
+        graph: The student's, whose inputs and outputs it must have.
+        trust: Whether to load it whatever it holds, with a warning.
+
+    Returns:
+        The SavedModel as a function.
+
+    Raises:
+        ValueError: It holds what may not run, or does not fit the student.
+        OSError: It cannot be read.
+    """
+    try:
+        graph_check.check_directory(directory)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(
+            "`saved_models` must name directories that hold a saved_model.pb; "
+            f"received {directory!r}. Of a .keras file make one by "
+            "keras.models.load_model(FILE).export(DIR)."
+        ) from error
+    except graph_check.GraphError as error:
+        if not trust:
+            raise ValueError(
+                f"The SavedModel {directory} is not loaded: {error} If you "
+                "trust whoever made it as you trust a program, set "
+                "TeacherSet(trust_saved_models=True), in a recipe "
+                "codistillation.trust_saved_models."
+            ) from error
+        _log.warning("Loading the SavedModel %s, though %s", directory, error)
+    return _loaded(directory, graph)
+
+
+def load_version(
+    exchange: publisher.Exchange,
+    version: versions.Version,
+    graph: student_graph.StudentGraph,
+) -> FrozenFunction:
+    """Loads a peer's graph from a copy that nobody else can change.
+
+    Args:
+        exchange: Where the version is.
+        version: A version of a graph other than the student's.
+        graph: The student's.
+
+    Returns:
+        The version as a function.
+
+    Raises:
+        ValueError: It holds what may not run, or does not fit the student.
+        CorruptVersionError: It differs from its manifest.
+        OSError: It cannot be read or copied.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfdistill-peer-") as directory:
+        exchange.fetch(version, directory)
+        graph_check.check_directory(directory)
+        return _loaded(directory, graph)
+
+
+def _loaded(
+    directory: str, graph: student_graph.StudentGraph
+) -> FrozenFunction:
+    return FrozenFunction(
+        directory, input_spec=graph.input_spec, output_spec=graph.output_spec
+    )

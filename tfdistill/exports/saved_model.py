@@ -1,0 +1,347 @@
+"""A student as SavedModels: the graph once, the variables often; and back.
+
+`model.export` traces and writes everything each time. Between two exports of
+one student only values change, so `SavedModelWriter` keeps the graph's files
+and writes one copy of each variable beside them. What it writes is a whole
+SavedModel for `tf.saved_model.load` and TensorFlow Serving.
+"""
+
+import pathlib
+import tempfile
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill.embedding import layer
+from tfdistill.exports import server_bundle
+from tfdistill.exports import student_graph
+
+
+class Servable(tf.Module):
+    """What the SavedModel holds: variables, `serve` and a signature."""
+
+    def __init__(
+        self,
+        graph: student_graph.StudentGraph,
+        values: Sequence[tf.Tensor | None],
+        *,
+        dtypes: Sequence[tf.DType],
+    ) -> None:
+        """Makes the variables; traces nothing yet.
+
+        Args:
+            graph: The student's traced inference.
+            values: One for each of its variables; None stands for a table on
+                parameter servers, whose values are written another way.
+            dtypes: Of the variables, as they are stored.
+        """
+        super().__init__()
+        with tf.init_scope():
+            self.model_variables = [
+                _stand_in(variable, dtype)
+                if value is None
+                else tf.Variable(value, trainable=False, name=variable.path)
+                for value, variable, dtype in zip(
+                    values, graph.variables, dtypes, strict=True
+                )
+            ]
+        # A SavedModel holds a table only where an attribute leads to it.
+        self.tables = list(graph.tables)
+        self._graph = graph
+        self.serve = tf.function(
+            lambda inputs: graph(self.model_variables, inputs),
+            input_signature=[graph.input_spec],
+            autograph=False,
+        )
+
+    def signature(self) -> Any:
+        """`serving_default`, in the flat form that signatures must have."""
+        flat = student_graph.leaf_names(self._graph.input_spec, "inputs")
+
+        @tf.function(autograph=False)
+        def serving_default(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+            inputs = keras.tree.pack_sequence_as(
+                self._graph.input_spec, [tensors[name] for name in flat]
+            )
+            outputs = self.serve(inputs)
+            return student_graph.named(outputs, "outputs")
+
+        return serving_default.get_concrete_function(
+            **{
+                name: tf.TensorSpec(spec.shape, spec.dtype, name=name)
+                for name, spec in student_graph.named(
+                    self._graph.input_spec, "inputs"
+                ).items()
+            }
+        )
+
+
+def _stand_in(table: layer.LogicalTable, dtype: tf.DType) -> tf.Variable:
+    """A variable of one row, in a graph that holds for any number of them."""
+    dim = table.shape[1]
+    return tf.Variable(
+        tf.zeros([1, dim], dtype),
+        shape=tf.TensorShape([None, dim]),
+        trainable=False,
+        name=table.path,
+    )
+
+
+_KEY = "model_variables/{}/.ATTRIBUTES/VARIABLE_VALUE"
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_VARIABLES = ("variables/variables.index", "variables/variables.data")
+# Floats as narrow as the exchange allows them to travel.
+EXCHANGE_DTYPES = ("bfloat16",)
+
+# None stands for a table on parameter servers, which is read as it is written.
+Snapshot = list[tf.Tensor | None]
+
+
+class SavedModelWriter:
+    """Writes one student as a SavedModel, again and again.
+
+    Attributes:
+        graph: The student's traced inference.
+        variables: Manifest entries: shape and dtype by checkpoint key.
+    """
+
+    def __init__(
+        self,
+        graph: student_graph.StudentGraph,
+        *,
+        variables_dtype: str | None = None,
+    ) -> None:
+        """Prepares the writer; nothing is written or traced yet.
+
+        Args:
+            graph: The student's traced inference.
+            variables_dtype: `"bfloat16"` halves what travels: float variables
+                are stored as bfloat16 and widened inside the graph. Defaults
+                to each variable's own dtype.
+
+        Raises:
+            ValueError: An unknown `variables_dtype`.
+        """
+        if variables_dtype not in (None, *EXCHANGE_DTYPES):
+            raise ValueError(
+                "`variables_dtype` must be None or one of "
+                f"{EXCHANGE_DTYPES}; received {variables_dtype!r}."
+            )
+        self.graph = graph
+        self._dtypes = [
+            tf.as_dtype(variables_dtype)
+            if variables_dtype and tf.as_dtype(v.dtype).is_floating
+            else tf.as_dtype(v.dtype)
+            for v in graph.variables
+        ]
+        self.variables: dict[str, dict[str, Any]] = {
+            _KEY.format(index): {
+                "shape": list(variable.shape),
+                "dtype": dtype.name,
+            }
+            for index, (variable, dtype) in enumerate(
+                zip(graph.variables, self._dtypes, strict=True)
+            )
+        }
+        self._files: dict[str, bytes] | None = None
+        self._object_graph: tf.Tensor | None = None
+
+    def snapshot(self) -> Snapshot:
+        """Takes the student's current values, for the training thread.
+
+        Reading shares the variable's buffer; the next update of the variable
+        writes to a new one. So this takes no time and no copy, and the
+        values stay as they are however long a writer holds them.
+
+        Tables on parameter servers are not part of it: their rows are read
+        while they are written, as every step there reads what others have
+        written by then.
+
+        Returns:
+            One tensor for each variable, None for a table on servers.
+        """
+        return [
+            None if _is_on_servers(v) else tf.convert_to_tensor(v.value)
+            for v in self.graph.variables
+        ]
+
+    def write(self, directory: str, snapshot: Snapshot) -> None:
+        """Writes a whole SavedModel. May run in a background thread.
+
+        Args:
+            directory: An existing empty directory, or URL of one.
+            snapshot: What `snapshot()` returned.
+
+        Raises:
+            ValueError: A value is NaN or infinite.
+        """
+        held = [
+            (variable, value)
+            for variable, value in zip(
+                self.graph.variables, snapshot, strict=True
+            )
+            if value is not None
+        ]
+        check_finite([v for _, v in held], [v.path for v, _ in held])
+        with tf.device("CPU:0"):
+            values = [
+                None if value is None else tf.cast(value, dtype)
+                for value, dtype in zip(snapshot, self._dtypes, strict=True)
+            ]
+            if self._files is None:
+                self._files, self._object_graph = self._write_graph(values)
+            for name, content in self._files.items():
+                path = f"{directory}/{name}"
+                tf.io.gfile.makedirs(path.rpartition("/")[0])
+                with tf.io.gfile.GFile(path, "wb") as file:
+                    file.write(content)
+            tf.io.gfile.makedirs(f"{directory}/variables")
+            self._write_values(f"{directory}/variables/variables", values)
+
+    def _write_values(self, prefix: str, values: Snapshot) -> None:
+        keys = list(self.variables)
+        whole = {
+            k: v for k, v in zip(keys, values, strict=True) if v is not None
+        }
+        whole[_OBJECT_GRAPH] = self._object_graph
+        if len(whole) > len(keys):
+            tf.raw_ops.SaveV2(
+                prefix=prefix,
+                tensor_names=list(whole),
+                shape_and_slices=[""] * len(whole),
+                tensors=list(whole.values()),
+            )
+            return
+        bundle = server_bundle.BundleWriter(prefix)
+        bundle.add(whole)
+        for key, variable, dtype in zip(
+            keys, self.graph.variables, self._dtypes, strict=True
+        ):
+            if key not in whole:
+                shards = [shard.value for shard in variable.layer.shards]
+                bundle.add_rows(key, shards, dtype=dtype)
+        bundle.finish()
+
+    def _write_graph(
+        self, values: Snapshot
+    ) -> tuple[dict[str, bytes], tf.Tensor]:
+        """Lets TensorFlow write one SavedModel and keeps its graph's files."""
+        served = Servable(self.graph, values, dtypes=self._dtypes)
+        with tempfile.TemporaryDirectory(prefix="tfdistill-") as directory:
+            tf.saved_model.save(
+                served, directory, signatures=served.signature()
+            )
+            root = pathlib.Path(directory)
+            files = {
+                str(path.relative_to(root)): path.read_bytes()
+                for path in sorted(root.rglob("*"))
+                if path.is_file()
+            }
+            reader = tf.train.load_checkpoint(
+                f"{directory}/variables/variables"
+            )
+            expected = {*self.variables, _OBJECT_GRAPH}
+            found = set(reader.get_variable_to_shape_map())
+            if found != expected:
+                raise RuntimeError(
+                    "TensorFlow wrote other checkpoint keys than expected: "
+                    f"{sorted(found ^ expected)}. This version of TensorFlow "
+                    f"({tf.__version__}) is not supported."
+                )
+            object_graph = tf.constant(reader.get_tensor(_OBJECT_GRAPH))
+        return {
+            name: content
+            for name, content in files.items()
+            if not name.startswith(_VARIABLES)
+        }, object_graph
+
+
+def _is_on_servers(variable: Any) -> bool:
+    return isinstance(variable, layer.LogicalTable) and variable.is_on_servers
+
+
+def check_finite(values: Sequence[Any], names: Sequence[str]) -> None:
+    """Checks that no float holds a NaN or an infinity.
+
+    Args:
+        values: Tensors or arrays.
+        names: One name for each value.
+
+    Raises:
+        ValueError: A value is not finite; the message names the first.
+    """
+    for value, name in zip(values, names, strict=True):
+        tensor = tf.convert_to_tensor(value)
+        if tensor.dtype.is_floating and not bool(
+            tf.reduce_all(tf.math.is_finite(tensor))
+        ):
+            raise ValueError(f"{name} holds NaN or infinite values.")
+
+
+def read_variables(
+    directory: str, variables: Mapping[str, Mapping[str, Any]]
+) -> Snapshot:
+    """Reads a version's variables, in the order of the student's.
+
+    Args:
+        directory: The SavedModel, written by `SavedModelWriter`.
+        variables: Expected shape and dtype by checkpoint key; floats of
+            another width are accepted.
+
+    Returns:
+        One finite tensor for each variable.
+
+    Raises:
+        ValueError: A variable is missing, has another shape or kind of
+            dtype, or is not finite.
+    """
+    reader = tf.train.load_checkpoint(f"{directory}/variables/variables")
+    shapes = reader.get_variable_to_shape_map()
+    dtypes = reader.get_variable_to_dtype_map()
+    values = []
+    for key, expected in variables.items():
+        if key not in shapes:
+            raise ValueError(f"variable {key} is missing.")
+        kind = tf.as_dtype(expected["dtype"]).is_floating
+        if list(shapes[key]) != list(expected["shape"]) or (
+            dtypes[key].is_floating != kind
+        ):
+            raise ValueError(
+                f"variable {key} must be {expected['dtype']} "
+                f"{list(expected['shape'])}; received {dtypes[key].name} "
+                f"{list(shapes[key])}."
+            )
+        with tf.device("CPU:0"):
+            values.append(tf.constant(reader.get_tensor(key)))
+    check_finite(values, list(variables))
+    return values
+
+
+def in_order(
+    variables: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Mapping[str, Any]]:
+    """Brings a manifest's variables into the order they were written in.
+
+    Args:
+        variables: Shape and dtype by checkpoint key.
+
+    Returns:
+        The same entries, by the number in their keys.
+
+    Raises:
+        ValueError: The keys are not those that `SavedModelWriter` writes.
+    """
+    ordered = {
+        _KEY.format(index): variables.get(_KEY.format(index))
+        for index in range(len(variables))
+    }
+    found = {key: entry for key, entry in ordered.items() if entry}
+    if len(found) != len(variables):
+        raise ValueError(
+            f"the manifest's variables must be numbered 0 to "
+            f"{len(variables) - 1}; received {sorted(variables)}."
+        )
+    return found

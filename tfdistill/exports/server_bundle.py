@@ -1,0 +1,162 @@
+"""A checkpoint written and read by the servers that hold the pieces of it.
+
+The rows of a table never pass through the coordinator: each parameter server
+writes its own to a part of its own, block by block, and the parts are merged
+into one TensorFlow checkpoint in which the table is a single tensor.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistill.embedding import rows as table_rows
+
+# As large as a block may be in memory beside its table: 2**22 floats, 16 MB.
+_BLOCK_ELEMENTS = 2**22
+
+
+class BundleWriter:
+    """Writes one checkpoint from any number of tasks.
+
+    All tasks must see the directory: it lies on a shared file system wherever
+    they run on several machines.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        """Writes nothing yet.
+
+        Args:
+            prefix: Of the checkpoint's files; its directory must exist.
+        """
+        self._prefix = prefix
+        self._directory = f"{prefix}.parts"
+        self._parts: list[str] = []
+        tf.io.gfile.makedirs(self._directory)
+
+    def add(self, tensors: Mapping[str, tf.Tensor]) -> None:
+        """Writes whole tensors, on the task that calls.
+
+        Args:
+            tensors: By checkpoint key.
+        """
+        if not tensors:
+            return
+        with tf.device("CPU:0"):
+            self._save(
+                list(tensors),
+                [""] * len(tensors),
+                [tf.identity(tensor) for tensor in tensors.values()],
+            )
+
+    def add_rows(
+        self,
+        key: str,
+        shards: Sequence[tf.Variable],
+        *,
+        dtype: tf.DType | None = None,
+    ) -> None:
+        """Writes variables as one tensor, each on the task that holds it.
+
+        Args:
+            key: The tensor's key.
+            shards: Variables `[rows_i, dim]`, which follow one another.
+            dtype: Of the tensor. Default: the variables' own.
+
+        Raises:
+            ValueError: A value is NaN or infinite.
+        """
+        num_rows, dim = _total_shape(shards)
+        start = 0
+        for shard in shards:
+            for first, last in _blocks(int(shard.shape[0]), dim):
+                with tf.device(shard.device):
+                    rows = tf.gather(shard, tf.range(first, last))
+                    finite = tf.reduce_all(tf.math.is_finite(rows))
+                    rows = tf.cast(rows, dtype or rows.dtype)
+                    where = f"{num_rows} {dim} {start + first},{last - first}"
+                    self._save([key], [f"{where}:0,{dim}"], [rows])
+                if not bool(finite):
+                    raise ValueError(f"{key} holds NaN or infinite values.")
+            start += int(shard.shape[0])
+
+    def finish(self) -> None:
+        """Merges the parts; the checkpoint is whole from here on."""
+        with tf.device("CPU:0"):
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=self._parts,
+                destination_prefix=self._prefix,
+                delete_old_dirs=False,
+            )
+        tf.io.gfile.rmtree(self._directory)
+
+    def _save(
+        self,
+        names: Sequence[str],
+        slices: Sequence[str],
+        tensors: Sequence[tf.Tensor],
+    ) -> None:
+        part = f"{self._directory}/part_{len(self._parts)}"
+        tf.raw_ops.SaveV2(
+            prefix=part,
+            tensor_names=list(names),
+            shape_and_slices=list(slices),
+            tensors=list(tensors),
+        )
+        self._parts.append(part)
+
+
+def read_rows(
+    prefix: str,
+    key: str,
+    shards: Sequence[tf.Variable],
+    *,
+    half: int | None = None,
+) -> bool:
+    """Reads one tensor into variables, each on the task that holds it.
+
+    Args:
+        prefix: Of the checkpoint's files.
+        key: The tensor's key.
+        shards: Variables `[rows_i, dim]`, which follow one another.
+        half: Which half of each variable's rows to fill, 0 or 1. Default:
+            all rows.
+
+    Returns:
+        Whether all values are finite; they were written in any case.
+    """
+    parts = 1 if half is None else 2
+    counts = [int(shard.shape[0]) // parts for shard in shards]
+    dim = int(shards[0].shape[1])
+    total, start, finite = sum(counts), 0, True
+    stored = tf.train.load_checkpoint(prefix).get_variable_to_dtype_map()[key]
+    for shard, count in zip(shards, counts, strict=True):
+        offset = count * (half or 0)
+        for first, last in _blocks(count, dim):
+            where = f"{total} {dim} {start + first},{last - first}:0,{dim}"
+            with tf.device(shard.device):
+                rows = tf.raw_ops.RestoreV2(
+                    prefix=prefix,
+                    tensor_names=[key],
+                    shape_and_slices=[where],
+                    dtypes=[stored],
+                )[0]
+                rows = tf.cast(rows, shard.dtype)
+                all_finite = tf.reduce_all(tf.math.is_finite(rows))
+                table_rows.write_rows(shard, offset + first, rows)
+            finite = finite and bool(all_finite)
+        start += count
+    return finite
+
+
+def _total_shape(shards: Sequence[Any]) -> tuple[int, int]:
+    return sum(int(s.shape[0]) for s in shards), int(shards[0].shape[1])
+
+
+def _blocks(num_rows: int, dim: int) -> list[tuple[int, int]]:
+    size = max(1, _BLOCK_ELEMENTS // dim)
+    return [
+        (first, min(first + size, num_rows))
+        for first in range(0, num_rows, size)
+    ]

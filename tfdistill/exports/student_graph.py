@@ -1,0 +1,337 @@
+"""A student's inference as a pure function of variable values and inputs.
+
+One trace serves three ends: the graph of every export, the teachers of peers
+with the same graph (our own graph, their values), and the fingerprint by
+which two groups find out that their graphs are the same.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill.embedding import layer
+
+_Table: Any = tf.saved_model.experimental.TrackableResource
+
+
+def tables_used(model: keras.Model, captured: Sequence[Any]) -> list[Any]:
+    """Finds the tables that a traced function of a model looks into.
+
+    Args:
+        model: Any Keras model, with layers nested to any depth.
+        captured: The function's captured tensors.
+
+    Returns:
+        The tables, each once, in the order of the layers' attributes. Layers
+        hold others too, from the time when they were adapted.
+    """
+    handles = {id(tensor) for tensor in captured}
+    return [
+        table
+        for table in _walk(model, set())
+        if id(table.resource_handle) in handles
+    ]
+
+
+def _walk(value: Any, seen: set[int]) -> Iterator[Any]:
+    if id(value) in seen:
+        return
+    if isinstance(value, _Table):
+        seen.add(id(value))
+        yield value
+    elif isinstance(value, keras.layers.Layer):
+        seen.add(id(value))
+        for attribute in vars(value).values():
+            yield from _walk(attribute, seen)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _walk(item, seen)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _walk(item, seen)
+
+
+def tables_fingerprint(tables: Sequence[Any]) -> str:
+    """Hashes what the tables hold: another vocabulary is another graph.
+
+    Args:
+        tables: Lookup tables; resources that cannot be read count by number.
+
+    Returns:
+        SHA-256 in hexadecimal; empty without tables.
+    """
+    if not tables:
+        return ""
+    digest = hashlib.sha256()
+    for table in tables:
+        digest.update(b"table")
+        if hasattr(table, "export"):
+            keys, values = (column.numpy() for column in table.export())
+            for key, value in sorted(
+                zip(keys.tolist(), values.tolist(), strict=True)
+            ):
+                digest.update(repr((key, value)).encode())
+    return digest.hexdigest()
+
+
+class StudentGraph:
+    """One student's traced inference, `(values, inputs) -> outputs`.
+
+    Attributes:
+        variables: The student's variables; the shards of a table count as
+            one `LogicalTable`.
+        input_spec: Structure of `tf.TensorSpec`, batch dimension None.
+        output_spec: Structure of `tf.TensorSpec`, batch dimension None.
+        tables: The student's lookup tables, which go into its exports.
+        fingerprint: 64 hexadecimal digits; equal for equal computations, in
+            whatever process, strategy or naming they were traced.
+    """
+
+    def __init__(self, student: keras.Model, input_spec: Any) -> None:
+        """Traces the student in inference mode.
+
+        Args:
+            student: A built Keras model.
+            input_spec: Structure of `tf.TensorSpec` or tensors, as the
+                student is called with.
+
+        Raises:
+            ValueError: The student is not built, or keeps variables that
+                Keras does not know.
+        """
+        if not student.built:
+            raise ValueError(
+                f"The student {student.name!r} must be built before it is "
+                "traced; received one without variables. Call it once on a "
+                "batch, or give it an Input."
+            )
+        self._student = student
+        self.variables = layer.variables_of(student)
+        self.input_spec = keras.tree.map_structure(_batch_spec, input_spec)
+        values = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
+        self._function = tf.function(self.infer_from, autograph=False)
+        self._concrete = self._function.get_concrete_function(
+            values, self.input_spec
+        )
+        self._refuse_captured_variables()
+        self.tables = tables_used(student, self._concrete.captured_inputs)
+        self.output_spec = keras.tree.map_structure(
+            _batch_spec, self._concrete.structured_outputs
+        )
+        contents = tables_fingerprint(self.tables)
+        self.fingerprint = fingerprint(self._concrete, contents)
+
+    def infer_from(self, values: Sequence[Any], inputs: Any) -> Any:
+        """Runs the student's inference untraced, with tables in any shards.
+
+        Args:
+            values: One tensor for each of `variables`; for a table, a tensor
+                or a list of sources as `embedding.rows_from` takes them.
+            inputs: Tensors of the structure of `input_spec`.
+
+        Returns:
+            The outputs, in the student's structure.
+        """
+        mapping, rows = [], {}
+        for variable, value in zip(self.variables, values, strict=True):
+            if isinstance(variable, layer.LogicalTable):
+                sources = value if isinstance(value, list) else [value]
+                rows[variable.layer] = sources
+            else:
+                mapping.append((variable, value))
+        with (
+            keras.StatelessScope(state_mapping=mapping),
+            layer.rows_from(rows),
+        ):
+            return self._student(inputs, training=False)
+
+    def __call__(self, values: Sequence[Any], inputs: Any) -> Any:
+        """Runs the student's inference with other values in its variables.
+
+        Args:
+            values: One tensor or variable for each of `variables`, of its
+                shape; floats of another width are cast.
+            inputs: Tensors of the structure of `input_spec`.
+
+        Returns:
+            The outputs, in the student's structure.
+        """
+        # A variable itself would be traced anew, for each shape of inputs.
+        cast = [
+            tf.cast(tf.convert_to_tensor(value), variable.dtype)
+            for value, variable in zip(values, self.variables, strict=True)
+        ]
+        return self._function(cast, inputs)
+
+    def _refuse_captured_variables(self) -> None:
+        captured = self._concrete.graph.variables
+        if captured:
+            names = ", ".join(sorted(v.name for v in captured))
+            raise ValueError(
+                "Every variable of the student must be a Keras variable, so "
+                f"that a teacher can have values of its own; received {names}."
+                " Create them with `self.add_weight(...)`."
+            )
+
+
+def _batch_spec(value: Any) -> tf.TensorSpec:
+    shape = tf.TensorShape(value.shape)
+    if shape.rank:
+        shape = tf.TensorShape([None, *shape[1:]])
+    return tf.TensorSpec(shape, tf.as_dtype(value.dtype))
+
+
+def fingerprint(concrete: Any, contents: str = "") -> str:
+    """Hashes what a traced function computes, not how it names things.
+
+    Args:
+        concrete: A `ConcreteFunction`.
+        contents: What else the result depends on.
+
+    Returns:
+        SHA-256 over operations, attributes and wiring, in hexadecimal.
+    """
+    graph = concrete.graph.as_graph_def()
+    functions = {f.signature.name: f for f in graph.library.function}
+    digest = hashlib.sha256()
+    outputs = [tensor.name for tensor in concrete.graph.outputs]
+    _hash_nodes(digest, graph.node, functions, returns=outputs)
+    for tensor, _ in concrete.graph.captures:
+        if tensor.dtype not in (tf.resource, tf.variant):
+            digest.update(tf.io.serialize_tensor(tensor).numpy())
+    digest.update(contents.encode())
+    return digest.hexdigest()
+
+
+def _hash_nodes(
+    digest: Any,
+    nodes: Sequence[Any],
+    functions: Mapping[str, Any],
+    returns: Sequence[str],
+    arguments: Sequence[str] = (),
+) -> None:
+    """Adds a graph to the digest, its nodes named by their positions."""
+    names = [*arguments, *(node.name for node in nodes)]
+    index = {name: str(position) for position, name in enumerate(names)}
+
+    def position(reference: str) -> str:
+        control = "^" if reference.startswith("^") else ""
+        name, _, output = reference.lstrip("^").partition(":")
+        return f"{control}{index[name]}:{output}"
+
+    for node in nodes:
+        digest.update(f"{node.op}|".encode())
+        inputs = sorted(
+            (position(i) for i in node.input if i.startswith("^")),
+        )
+        inputs += [position(i) for i in node.input if not i.startswith("^")]
+        digest.update(",".join(inputs).encode())
+        for key in sorted(node.attr):
+            if not key.startswith("_") and key != "shared_name":
+                digest.update(f"|{key}=".encode())
+                _hash_attribute(digest, node.attr[key], functions)
+    digest.update(",".join(position(name) for name in returns).encode())
+
+
+def _hash_attribute(
+    digest: Any, attribute: Any, functions: Mapping[str, Any]
+) -> None:
+    """Adds an attribute; a function it names is added by its body."""
+    called = [attribute.func, *attribute.list.func]
+    for reference in called:
+        body = functions.get(reference.name)
+        if body is not None:
+            _hash_nodes(
+                digest,
+                body.node_def,
+                functions,
+                returns=[body.ret[a.name] for a in body.signature.output_arg],
+                arguments=[a.name for a in body.signature.input_arg],
+            )
+    if not any(reference.name for reference in called):
+        digest.update(attribute.SerializeToString(deterministic=True))
+
+
+def leaf_names(structure: Any, default: str) -> list[str]:
+    """Names the leaves of a structure, in the order of `keras.tree.flatten`.
+
+    Args:
+        structure: A tensor, or dicts, lists and tuples of tensors.
+        default: Name of a single leaf, and prefix of numbered ones.
+
+    Returns:
+        A name for each leaf: dict keys joined by "_", list positions.
+
+    Raises:
+        ValueError: Two leaves would have one name.
+    """
+    if not isinstance(structure, (dict, list, tuple)):
+        return [default]
+    paths = keras.tree.flatten_with_path(structure)
+    found = [
+        "_".join(str(part) for part in path)
+        if isinstance(path[0], str)
+        else f"{default}_{'_'.join(str(part) for part in path)}"
+        for path, _ in paths
+    ]
+    legal = [legal_name(name, default) for name in found]
+    if len(set(legal)) != len(legal):
+        raise ValueError(
+            f"The names of {default} must differ in more than characters "
+            "that a signature cannot hold (all but letters, digits and _); "
+            f"received {found}. Rename some."
+        )
+    return legal
+
+
+def legal_name(name: str, default: str) -> str:
+    """Makes a name one that TensorFlow takes as a signature's argument.
+
+    Args:
+        name: Any name, such as a data set's column.
+        default: Prefix for a name that does not start with a letter.
+
+    Returns:
+        The name, with "_" for each character that is not allowed.
+    """
+    legal = re.sub("[^A-Za-z0-9_]", "_", name)
+    return legal if legal[:1].isalpha() else f"{default}_{legal}"
+
+
+def named(structure: Any, default: str) -> dict[str, Any]:
+    """Flattens a structure to a dict by `names`.
+
+    Args:
+        structure: A tensor, or dicts, lists and tuples of tensors.
+        default: Name of a single leaf.
+
+    Returns:
+        Leaf by name.
+    """
+    leaves = keras.tree.flatten(structure)
+    return dict(zip(leaf_names(structure, default), leaves, strict=True))
+
+
+def to_json(structure: Any, default: str) -> dict[str, Any]:
+    """Describes specs for a manifest.
+
+    Args:
+        structure: Structure of `tf.TensorSpec`.
+        default: Name of a single leaf.
+
+    Returns:
+        `{"shape": [None, ...], "dtype": "float32"}` by leaf name.
+    """
+    return {
+        name: {
+            "shape": None if spec.shape.rank is None else list(spec.shape),
+            "dtype": spec.dtype.name,
+        }
+        for name, spec in named(structure, default).items()
+    }

@@ -1,0 +1,1 @@
+"""Groups of tasks as processes of this machine; no TensorFlow."""

@@ -1,0 +1,187 @@
+"""The launcher's own files: its lock, its record and the tasks' logs."""
+
+import dataclasses
+import fcntl
+import json
+import os
+import pathlib
+import shutil
+import socket
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import IO
+
+from tfdistill.cluster import signs
+from tfdistill.exchange import signing
+from tfdistill.launcher import local_cluster
+from tfdistill.status import record
+from tfdistill.status import run_events
+from tfdistill.system import processes
+from tfdistill.system import untrusted
+
+_NUM_LAST_LINES = 20
+_TAIL_BYTES = 32768
+
+
+def lock(topology: local_cluster.LocalCluster) -> IO[bytes]:
+    """Makes sure that no other launcher is at work in the same directory.
+
+    Returns:
+        A file to be kept open; closing it, or dying, gives up the lock.
+
+    Raises:
+        ValueError: If another launcher has it, or nothing can be written.
+    """
+    path = topology.logs_dir / "launcher.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    except OSError as cause:
+        raise ValueError(
+            "`workdir` must be a directory that can be written to; received "
+            f"{topology.workdir!r}: {cause.strerror}. Choose another."
+        ) from cause
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ValueError(
+            "`workdir` must not be in use by another launcher; received "
+            f"{topology.workdir!r}. Wait for that run, stop it, or choose "
+            "another directory."
+        ) from None
+    return file
+
+
+def ensure_key(
+    topology: local_cluster.LocalCluster, environ: Mapping[str, str]
+) -> None:
+    """Makes the key of the run, unless the tasks will inherit one.
+
+    Args:
+        topology: What is launched.
+        environ: The launcher's own environment.
+
+    Raises:
+        ValueError: The key that there is cannot be used.
+    """
+    if signing.has_key(environ):
+        signing.signer_for("environment", environ)
+    else:
+        signing.make_file(topology.key_path)
+
+
+def make_room(topology: local_cluster.LocalCluster) -> list[str]:
+    """Renames the files of an earlier run; returns the new names."""
+    ready_dir = topology.logs_dir / "ready"
+    if ready_dir.exists():
+        shutil.rmtree(ready_dir)
+    ready_dir.mkdir()
+    logs = topology.logs_dir.glob("group_*_*_*.log")
+    old = [path for path in logs if len(path.suffixes) == 1]
+    others = [_record_path(topology), events_path(topology)]
+    old += [path for path in others if path.exists()]
+    number = 1
+    while any(_numbered(path, number).exists() for path in old):
+        number += 1
+    return [str(path.rename(_numbered(path, number))) for path in sorted(old)]
+
+
+def events_path(topology: local_cluster.LocalCluster) -> pathlib.Path:
+    """Returns the file of the run's events."""
+    return topology.logs_dir / run_events.NAME
+
+
+def forget_progress(ready_path: pathlib.Path) -> None:
+    """Removes what a task of that name has told its launcher before.
+
+    Args:
+        ready_path: The task's ready file.
+    """
+    for suffix in (*signs.SUFFIXES, signs.SUFFIX):
+        path = ready_path.with_name(ready_path.name + suffix)
+        path.unlink(missing_ok=True)
+
+
+def mark_restart(path: pathlib.Path, attempt: int) -> None:
+    """Begins a new part of a log that goes on.
+
+    Args:
+        path: The log.
+        attempt: How often the group has been started by now.
+    """
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"===== {now}: start {attempt} of the group =====\n")
+
+
+def _numbered(path: pathlib.Path, number: int) -> pathlib.Path:
+    return path.with_suffix(f".{number}{path.suffix}")
+
+
+def _record_path(topology: local_cluster.LocalCluster) -> pathlib.Path:
+    return pathlib.Path(topology.workdir, record.NAME)
+
+
+def write_record(
+    topology: local_cluster.LocalCluster,
+    *,
+    started: float,
+    pids: Mapping[str, int],
+    attempts: Sequence[int] = (),
+) -> None:
+    """Writes launch.json: what was launched, when, and as which processes.
+
+    Args:
+        topology: What was launched.
+        started: When, in seconds since 1970.
+        pids: The process id of each task, by name; of those that run, or ran
+            last.
+        attempts: How often each group has been started, from group 0 on.
+    """
+    record = {
+        "format": 1,
+        "started": started,
+        # So that others find out whether the process ids mean anything to
+        # them, and still mean the same processes.
+        "host": socket.gethostname(),
+        "machine": processes.machine(),
+        "launcher": {
+            "pid": os.getpid(),
+            "started": processes.started(os.getpid()),
+        },
+        "task_starts": {
+            name: processes.started(pid) for name, pid in pids.items()
+        },
+        "topology": dataclasses.asdict(topology),
+        "pids": dict(pids),
+        "attempts": list(attempts),
+    }
+    path = _record_path(topology)
+    draft = path.with_suffix(".json.tmp")
+    draft.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def quote(path: pathlib.Path) -> list[str]:
+    """Returns the last lines of a log as a message."""
+    lines = last_lines(path)
+    return [f"--- last {len(lines)} lines of {path}", *lines, "---"]
+
+
+def last_lines(path: pathlib.Path) -> list[str]:
+    """Returns the last lines of a log, at most twenty, as plain text.
+
+    Of a line that was overwritten in place, as progress bars are, only what
+    was visible in the end is returned.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL_BYTES))
+        text = file.read().decode("utf-8", errors="replace")
+    lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
+    shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+    return [untrusted.without_control(line) for line in shown][
+        -_NUM_LAST_LINES:
+    ]

@@ -1,0 +1,333 @@
+"""What a run on this machine consists of: groups, tasks, ports and files.
+
+Nothing is started here; see local_run.py.
+
+The number of threads of a task is left alone. On 2 cores, four single-task
+groups training a small convolution net took between 0 and 9% fewer seconds a
+step with `TF_NUM_INTRAOP_THREADS=1` and `OMP_NUM_THREADS=1`, which is within
+the noise; on a machine with many cores and many tasks set them yourself.
+"""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+import socket
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from tfdistill.cluster import identity
+from tfdistill.cluster import signs
+from tfdistill.exchange import signing
+
+# What the launcher says of each task; nobody else may.
+IDENTITY_VARIABLES = frozenset(
+    {
+        "TF_CONFIG",
+        "TFDISTILL_EXCHANGE",
+        "TFDISTILL_GROUP",
+        "TFDISTILL_NUM_GROUPS",
+        "TFDISTILL_READY_FILE",
+        "TFDISTILL_WORKDIR",
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """One process to be: who it is and where its files go.
+
+    Attributes:
+        cluster: Its place in its group.
+        env: Variables to set on top of the inherited ones.
+        log_path: File for its stdout and stderr.
+        ready_path: File it creates once its group is connected.
+    """
+
+    cluster: identity.Cluster
+    env: Mapping[str, str]
+    log_path: pathlib.Path
+    ready_path: pathlib.Path
+
+    @property
+    def name(self) -> str:
+        """A name unique in the run, such as `group_0_worker_1`."""
+        return self.log_path.stem
+
+    def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Returns the whole environment of the process.
+
+        Args:
+            inherited: The launcher's own; its identity variables are dropped.
+
+        Raises:
+            ValueError: If a TFDISTILL_ variable of it is unknown.
+        """
+        result = {
+            name: value
+            for name, value in inherited.items()
+            if name not in IDENTITY_VARIABLES
+        }
+        result.setdefault("PYTHONUNBUFFERED", "1")  # Logs are read live.
+        if self.cluster.uses_parameter_servers:
+            # As TensorFlow's guide to parameter servers asks of each server.
+            result.setdefault("GRPC_FAIL_FAST", "use_caller")
+        result.update(self.env)
+        if signing.has_key(inherited):  # The user's key, not one of our own.
+            result.pop(signing.FILE_VARIABLE, None)
+            result.update(
+                {k: v for k, v in inherited.items() if k in signing.VARIABLES}
+            )
+        identity.Cluster.from_env(result)
+        return result
+
+
+HOST = "127.0.0.1"
+_FAILURE_RULES = ("stop", "continue")
+_WORKER_RESTARTS = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalCluster:
+    """A command to be run as groups of tasks on this machine.
+
+    Attributes:
+        command: Program and arguments, the same for each task.
+        workdir: Local directory for logs and results; created if needed.
+        num_groups: Number of groups. Default 1.
+        workers_per_group: Workers in each. Default 1.
+        ps_per_group: Parameter servers in each. Default 0; if there are any,
+            each group has a chief besides its workers, which coordinates.
+        exchange: Directory or URL that the groups share. Default: `exchange`
+            in the workdir.
+        env: Variables to set for each task. Default none.
+        on_group_failure: `"stop"` (default) ends the other groups when one
+            has failed, `"continue"` lets them finish.
+        start_timeout_secs: See `startup.StartWatch`. Default 300; 0 is none.
+        grace_secs: Time between SIGTERM and SIGKILL. Default 5.
+        worker_restarts: How often each worker of a group with parameter
+            servers is started again after its end, whatever the reason. Once
+            one has used them up the group goes on with the workers that are
+            left, and none is started again. Default None: 10, or 0 without
+            parameter servers, where a worker cannot come back to its group.
+        max_restarts: How often each group is started again as a whole after
+            it has failed. Default 0.
+        frozen_secs: A task that has been stopped by a signal for so long is
+            killed. Default 3; 0 for none, as somebody who debugs wants it.
+        stuck_secs: A group whose steps stop coming is given up after so many
+            seconds, or later where its steps are slow: see
+            `watches.ProgressWatch`. Default 8; 0 for never.
+
+    Raises:
+        ValueError: If a field is out of range.
+    """
+
+    command: Sequence[str]
+    workdir: str
+    num_groups: int = 1
+    workers_per_group: int = 1
+    ps_per_group: int = 0
+    exchange: str | None = None
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    on_group_failure: str = "stop"
+    start_timeout_secs: float = 300.0
+    grace_secs: float = 5.0
+    worker_restarts: int | None = None
+    max_restarts: int = 0
+    frozen_secs: float = 3.0
+    stuck_secs: float = 8.0
+
+    def __post_init__(self) -> None:
+        """Validates the fields and makes local paths absolute."""
+        for name, least in (
+            ("num_groups", 1),
+            ("workers_per_group", 1),
+            ("ps_per_group", 0),
+            ("start_timeout_secs", 0),
+            ("grace_secs", 0),
+            ("worker_restarts", 0),
+            ("max_restarts", 0),
+            ("frozen_secs", 0),
+            ("stuck_secs", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise ValueError(
+                    f"`{name}` must be >= {least}; received {value}."
+                )
+        if self.worker_restarts and not self.ps_per_group:
+            raise ValueError(
+                "`worker_restarts` must be left out where `ps_per_group` is "
+                f"0; received {self.worker_restarts}. Without parameter "
+                "servers a group ends with its first worker."
+            )
+        if self.on_group_failure not in _FAILURE_RULES:
+            raise ValueError(
+                f"`on_group_failure` must be one of {_FAILURE_RULES}; received "
+                f"{self.on_group_failure!r}."
+            )
+        taken = sorted((IDENTITY_VARIABLES | signing.VARIABLES) & set(self.env))
+        if taken:
+            raise ValueError(
+                "`env` must leave alone what the launcher sets for each task; "
+                f"received {', '.join(taken)}. Use the launcher's options, and "
+                "its own environment for the exchange's key."
+            )
+        self._check_command()
+        self._set_paths()
+
+    def _check_command(self) -> None:
+        if isinstance(self.command, str) or not self.command:
+            raise ValueError(
+                "`command` must be a list of a program and its arguments; "
+                f"received {self.command!r}."
+            )
+        if shutil.which(self.command[0]) is None:
+            raise ValueError(
+                "`command` must begin with a program on PATH or the path of "
+                f"an executable file; received {self.command[0]!r}. To run a "
+                f"script, write: python {self.command[0]}"
+            )
+        object.__setattr__(self, "command", tuple(self.command))
+
+    def _set_paths(self) -> None:
+        if not self.workdir or "://" in self.workdir:
+            raise ValueError(
+                "`workdir` must be a local directory, as logs are written "
+                f"there; received {self.workdir!r}. A URL may be given as "
+                "`exchange`."
+            )
+        object.__setattr__(self, "workdir", os.path.abspath(self.workdir))
+        if self.exchange and "://" not in self.exchange:
+            path = os.path.abspath(self.exchange)
+            object.__setattr__(self, "exchange", path)
+
+    @property
+    def logs_dir(self) -> pathlib.Path:
+        """Directory of the tasks' logs."""
+        return pathlib.Path(self.workdir, "logs")
+
+    @property
+    def key_path(self) -> pathlib.Path:
+        """File of the key that the tasks sign with, unless they inherit one."""
+        return pathlib.Path(self.workdir, "exchange.key")
+
+    @property
+    def num_ports(self) -> int:
+        """Number of ports that `tasks` needs."""
+        return self.num_groups * self.ports_per_group
+
+    @property
+    def ports_per_group(self) -> int:
+        """Number of ports that `group_tasks` needs."""
+        return sum(self._sizes().values())
+
+    @property
+    def num_worker_restarts(self) -> int:
+        """How often each worker may be started again."""
+        if self.worker_restarts is None:
+            return _WORKER_RESTARTS if self.ps_per_group else 0
+        return self.worker_restarts
+
+    def _sizes(self) -> dict[str, int]:
+        """Returns the number of tasks of each type that have an address."""
+        if self.ps_per_group:
+            return {
+                "chief": 1,
+                "worker": self.workers_per_group,
+                "ps": self.ps_per_group,
+            }
+        if self.workers_per_group > 1:
+            return {"worker": self.workers_per_group}
+        return {}
+
+    def tasks(self, ports: Sequence[int]) -> tuple[tuple[Task, ...], ...]:
+        """Returns the tasks of each group.
+
+        Args:
+            ports: `num_ports` free ports of this machine.
+        """
+        size = self.ports_per_group
+        return tuple(
+            self.group_tasks(group, ports[group * size : (group + 1) * size])
+            for group in range(self.num_groups)
+        )
+
+    def group_tasks(self, group: int, ports: Sequence[int]) -> tuple[Task, ...]:
+        """Returns the tasks of one group.
+
+        Args:
+            group: Its index.
+            ports: `ports_per_group` free ports of this machine.
+        """
+        return self.tasks_at(group, [f"{HOST}:{port}" for port in ports])
+
+    def tasks_at(
+        self, group: int, addresses: Sequence[str]
+    ) -> tuple[Task, ...]:
+        """Returns the tasks of one group: a chief, the workers, then the ps.
+
+        Args:
+            group: Its index.
+            addresses: `host:port` of each task, as many as `ports_per_group`;
+                of machines that share the workdir.
+        """
+        free = iter(addresses)
+        spec = {
+            task_type: tuple(next(free) for _ in range(size))
+            for task_type, size in self._sizes().items()
+        }
+        names = [(t, i) for t, hosts in spec.items() for i in range(len(hosts))]
+        clusters = [
+            identity.Cluster(
+                task_type=task_type,
+                task_index=index,
+                spec=spec,
+                group=group,
+                num_groups=self.num_groups,
+                exchange=self.exchange,
+                workdir=self.workdir,
+            )
+            for task_type, index in names or [("worker", 0)]
+        ]
+        return tuple(self._task(cluster) for cluster in clusters)
+
+    def _task(self, cluster: identity.Cluster) -> Task:
+        kind = f"{cluster.task_type}_{cluster.task_index}"
+        name = f"group_{cluster.group}_{kind}"
+        # Shorter than the log's name, as others read it: <group>_<type>_<i>.
+        ready_path = self.logs_dir / "ready" / f"{cluster.group}_{kind}"
+        env = {
+            **self.env,
+            **cluster.to_env(),
+            signing.FILE_VARIABLE: str(self.key_path),
+            signs.VARIABLE: str(ready_path),
+        }
+        return Task(
+            cluster=cluster,
+            env=env,
+            log_path=self.logs_dir / f"{name}.log",
+            ready_path=ready_path,
+        )
+
+
+def reserve_ports(num_ports: int) -> list[socket.socket]:
+    """Binds sockets to free ports chosen by the kernel.
+
+    While the caller keeps the sockets, the kernel gives these ports to nobody
+    who asks for any port. As they are bound with SO_REUSEADDR and do not
+    listen, TensorFlow's server, which names the port, can still listen on it.
+
+    Args:
+        num_ports: How many.
+
+    Returns:
+        The bound sockets; close them at the end of the run.
+    """
+    sockets = []
+    for _ in range(num_ports):
+        holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((HOST, 0))
+        sockets.append(holder)
+    return sockets

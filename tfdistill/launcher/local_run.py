@@ -1,0 +1,325 @@
+"""Runs a cluster on this machine, from the first process to the last.
+
+TensorFlow listens on every interface, whatever address `TF_CONFIG` names, and
+asks nobody who they are; docs/security.md says what to do about it.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+from tfdistill.exchange import reader
+from tfdistill.launcher import files
+from tfdistill.launcher import group as supervised_group
+from tfdistill.launcher import local_cluster
+from tfdistill.status import run_events
+from tfdistill.status import tables
+
+_INTERFACES = pathlib.Path("/sys/class/net")
+
+
+def reachable_interfaces(
+    interfaces: pathlib.Path = _INTERFACES,
+) -> list[str]:
+    """Returns the network interfaces by which others may reach this machine.
+
+    Args:
+        interfaces: Where Linux describes them. Where it does not, all but the
+            loopback interface count.
+    """
+    names = {name for _, name in socket.if_nameindex()}
+    found = []
+    for name in sorted(names):
+        if name in ("lo", "lo0"):
+            continue
+        try:
+            state = (interfaces / name / "operstate").read_text().strip()
+        except OSError:
+            state = "unknown"
+        if state != "down":
+            found.append(name)
+    return found
+
+
+def ports_warning(num_ports: int) -> str | None:
+    """Returns what to tell the user, or None where there is nothing to fear.
+
+    Args:
+        num_ports: Ports that the tasks will listen on.
+    """
+    interfaces = reachable_interfaces() if num_ports else []
+    if not interfaces:
+        return None
+    return (
+        f"warning: the tasks' TensorFlow servers ({num_ports} ports) listen on "
+        f"every network interface ({', '.join(interfaces)}) and ask for no "
+        "password: whoever reaches them can run code as you. Keep this "
+        "machine behind a firewall; see docs/security.md."
+    )
+
+
+_POLL_SECS = 0.2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended.
+
+    Attributes:
+        groups: One result for each group, in order.
+        exit_code: 0 if all groups are done, else the code of the first task
+            whose failure ended its group for good: 128 + n for one ended by
+            signal n, 75 where a task did not start in time or a group was
+            stuck, 130 or 143 after Ctrl-C or SIGTERM.
+    """
+
+    groups: tuple[run_events.GroupResult, ...]
+    exit_code: int
+
+
+class LocalRun:
+    """A run in progress; leaving its `with` block ends every process.
+
+    Example:
+        with LocalRun(LocalCluster(command=[...], workdir="run")) as run:
+            result = run.wait(timeout_secs=600)
+    """
+
+    def __init__(
+        self,
+        topology: local_cluster.LocalCluster,
+        *,
+        display: tables.Display | None = None,
+    ) -> None:
+        """Describes the run; entering it starts the processes.
+
+        Args:
+            topology: What to run.
+            display: Where to show progress. Default: nowhere.
+
+        Raises:
+            ValueError: If the environment or the workdir cannot be used.
+        """
+        self._topology = topology
+        self._display = display
+        self._groups: list[supervised_group.SupervisedGroup] = []
+        self._events: run_events.EventLog | None = None
+        self._start_time = time.monotonic()
+        self._signals: list[int] = []
+        self._failed: supervised_group.SupervisedGroup | None = None
+        self._started = 0.0
+        self._recorded: tuple[dict[str, int], list[int]] = ({}, [])
+        exchange = topology.exchange or f"{topology.workdir}/exchange"
+        # To look behind a URL takes TensorFlow, which a launcher does without.
+        self._published = (
+            None if "://" in exchange else reader.PublishedWatch(exchange)
+        )
+        placeholders = range(1, topology.num_ports + 1)
+        for tasks in topology.tasks(placeholders):
+            for task in tasks:  # Refuse a wrong environment before any start.
+                task.environ(os.environ)
+        self._lock = files.lock(topology)
+        try:
+            files.ensure_key(topology, os.environ)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def __enter__(self) -> "LocalRun":
+        """Starts a process for each task."""
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Kills what is left."""
+        self.close()
+
+    def _start(self) -> None:
+        topology = self._topology
+        kept = files.make_room(topology)
+        if kept:
+            self._say(f"files of an earlier run kept as {', '.join(kept)}")
+        replaced = sorted(local_cluster.IDENTITY_VARIABLES & set(os.environ))
+        if replaced:
+            self._say(f"replaced for each task: {', '.join(replaced)}")
+        if warning := ports_warning(topology.num_ports):
+            self._say(warning)
+        self._events = run_events.EventLog(files.events_path(topology))
+        # All ports are reserved before the first task starts.
+        for group in range(topology.num_groups):
+            self._groups.append(
+                supervised_group.SupervisedGroup(
+                    group, topology=topology, events=self._events
+                )
+            )
+        self._start_time = time.monotonic()
+        self._started = time.time()
+        for running in self._groups:
+            running.start()
+        self._say(f"logs: {topology.logs_dir}")
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by name of the task, as far as they have started."""
+        return {
+            name: process.pid
+            for group in self._groups
+            for name, process in group.processes.items()
+            if process.pid is not None
+        }
+
+    @property
+    def over(self) -> bool:
+        """Whether every process has ended."""
+        return all(group.over for group in self._groups)
+
+    def poll(self, timeout_secs: float = _POLL_SECS) -> None:
+        """Waits for news at most this long and acts on it."""
+        waiting = [
+            process
+            for group in self._groups
+            for process in group.processes.values()
+            if not process.closed
+        ]
+        select.select(waiting, [], [], timeout_secs)
+        self._obey_signals()
+        for group in self._groups:
+            for message in group.advance():
+                self._say(message)
+        self._settle_failures()
+        self._record()
+        if self._display is not None:
+            statuses = [group.status for group in self._groups]
+            if self._published is not None:
+                newest = self._published.look(range(len(statuses)))
+                for status in statuses:
+                    status.newest = newest.get(status.group)
+            elapsed = time.monotonic() - self._start_time
+            self._display.show(statuses, now=elapsed)
+
+    def wait(self, timeout_secs: float | None = None) -> RunResult:
+        """Supervises the run to its end.
+
+        Args:
+            timeout_secs: Longest time to wait. Default None: no limit.
+
+        Returns:
+            How it ended.
+
+        Raises:
+            TimeoutError: If processes are still running then.
+        """
+        start = time.monotonic()
+        while not self.over:
+            if timeout_secs is not None:
+                if time.monotonic() - start > timeout_secs:
+                    running = [
+                        tables.group_line(g.status) for g in self._groups
+                    ]
+                    raise TimeoutError(
+                        f"the run has not ended within {timeout_secs:g} s: "
+                        f"{'; '.join(running)}"
+                    )
+            self.poll()
+        self.poll(0)  # States and messages of the last to end.
+        return self.result()
+
+    def supervise(self) -> RunResult:
+        """Starts everything and supervises it to the end.
+
+        In the main thread, SIGINT (Ctrl-C), SIGTERM and SIGHUP stop all tasks;
+        a second one kills them at once.
+        """
+        with _handlers(self), self:
+            return self.wait()
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Ends the run as the signal does; a second time kills at once."""
+        self._signals.append(number)
+
+    def _obey_signals(self) -> None:
+        if not self._signals:
+            return
+        name = signal.Signals(self._signals[0]).name
+        for group in self._groups:
+            if len(self._signals) > 1:
+                group.kill()
+            group.stop(f"the launcher received {name}")
+
+    def _settle_failures(self) -> None:
+        failed = [group for group in self._groups if group.exit_code]
+        if not failed or self._failed is not None:
+            return
+        self._failed = min(failed, key=lambda group: group.failure_time or 0)
+        if self._topology.on_group_failure == "stop":
+            reason = f"group {self._failed.status.group} failed"
+            for group in self._groups:
+                group.stop(reason)
+
+    def _record(self) -> None:
+        """Writes what runs, whenever all process ids are known anew."""
+        num_processes = sum(len(group.processes) for group in self._groups)
+        pids = self.pids
+        attempts = [group.num_starts for group in self._groups]
+        known = (pids, attempts)
+        if known == self._recorded or len(pids) < num_processes:
+            return
+        self._recorded = known
+        files.write_record(
+            self._topology,
+            started=self._started,
+            pids=pids,
+            attempts=attempts,
+        )
+
+    def result(self) -> RunResult:
+        """Returns how the run ended, or how far it is."""
+        code = self._failed.exit_code if self._failed else 0
+        if self._signals:
+            code = 128 + self._signals[0]
+        groups = tuple(group.result() for group in self._groups)
+        return RunResult(groups=groups, exit_code=code)
+
+    def close(self) -> None:
+        """Kills every process that is left and frees the ports."""
+        for group in self._groups:
+            if not group.over:
+                group.kill()
+            group.close()
+        if self._events is not None:
+            self._events.add("end", exit_code=self.result().exit_code)
+            self._events.close()
+            self._events = None
+        self._lock.close()
+
+    def _say(self, text: str) -> None:
+        if self._display is not None:
+            self._display.say(text)
+
+
+@contextlib.contextmanager
+def _handlers(local_run: LocalRun) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = {
+        number: signal.signal(number, lambda n, _: local_run.interrupt(n))
+        for number in _SIGNALS
+    }
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

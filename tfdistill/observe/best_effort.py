@@ -1,0 +1,100 @@
+"""Callbacks whose files may fail, as on a full disk, while training goes on."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_log = logging.getLogger(__name__)
+# What TensorFlow raises where a file cannot be written: a full disk is
+# OutOfRange to it. A lost peer (Unavailable, Aborted) is none of these.
+STORAGE_ERRORS = (
+    OSError,
+    tf.errors.DataLossError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.NotFoundError,
+    tf.errors.OutOfRangeError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.ResourceExhaustedError,
+    tf.errors.UnknownError,
+)
+_HOOKS = (
+    "on_epoch_begin",
+    "on_epoch_end",
+    "on_predict_batch_begin",
+    "on_predict_batch_end",
+    "on_predict_begin",
+    "on_predict_end",
+    "on_test_batch_begin",
+    "on_test_batch_end",
+    "on_test_begin",
+    "on_test_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_train_begin",
+    "on_train_end",
+)
+
+
+class BestEffort(keras.callbacks.Callback):
+    """Runs another callback, and warns where its files cannot be written.
+
+    `keras.callbacks.TensorBoard` and `ModelCheckpoint` end a training that
+    meets a full disk; within this one it goes on. Errors of storage alone are
+    caught (`OSError`, and what TensorFlow raises for one); others are raised.
+
+    Example:
+        BestEffort(keras.callbacks.TensorBoard("logs"))
+    """
+
+    # It is for callbacks that write files; see `tfdistill.cluster.replicas`.
+    chief_only = True
+
+    def __init__(self, callback: keras.callbacks.Callback) -> None:
+        """Takes the callback to run.
+
+        Args:
+            callback: Its hooks are called as Keras would.
+        """
+        super().__init__()
+        self.callback = callback
+        # How often a hook failed.
+        self.num_failures = 0
+
+    def set_params(self, params: Any) -> None:
+        """Hands on the parameters of `fit`."""
+        super().set_params(params)
+        self.callback.set_params(params)
+
+    def set_model(self, model: keras.Model) -> None:
+        """Hands on the model."""
+        super().set_model(model)
+        self._try("set_model", model)
+
+    def _try(self, hook: str, *args: Any, **kwargs: Any) -> None:
+        try:
+            getattr(self.callback, hook)(*args, **kwargs)
+        except STORAGE_ERRORS as error:
+            self.num_failures += 1
+            _log.log(
+                logging.INFO if self.num_failures > 1 else logging.WARNING,
+                "%s could not write its files in %s, training goes on: %s: %s",
+                type(self.callback).__name__,
+                hook,
+                type(error).__name__,
+                error,
+            )
+
+
+def _forward(hook: str) -> Callable[..., None]:
+    def call(self: BestEffort, *args: Any, **kwargs: Any) -> None:
+        self._try(hook, *args, **kwargs)
+
+    call.__name__ = hook
+    return call
+
+
+for _hook in _HOOKS:
+    setattr(BestEffort, _hook, _forward(_hook))

@@ -1,0 +1,172 @@
+"""The run's progress as JSON lines, for people, plots and the launcher."""
+
+import contextlib
+import json
+import logging
+import math
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistill.training import steps
+
+_log = logging.getLogger(__name__)
+
+
+class RunLog(steps.SteppedCallback):
+    """Appends the run's progress to `metrics.jsonl`, one JSON object a line.
+
+    `CodistillModel.fit` adds one by itself where `TFDISTILL_WORKDIR` is set;
+    the launcher's live status reads it. Each line holds the step, the epoch,
+    the time (Unix seconds), the logs (null for NaN), `examples_per_second`
+    since the line before, and `total_steps` where it is known. In a training
+    that `tfdistill.Backup` resumes, lines of steps that are done again go.
+    """
+
+    chief_only = True
+
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        *,
+        every_secs: float = 1.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Writes nothing yet.
+
+        Args:
+            directory: Where `metrics.jsonl` grows.
+            every_secs: Least time between two lines in an epoch. Default 1.
+            clock: Unix seconds. Default `time.time`.
+        """
+        super().__init__()
+        self._path = pathlib.Path(directory) / "metrics.jsonl"
+        self._every_secs = every_secs
+        self._clock = clock
+        self._epoch = 0
+        self._num_examples = 0.0
+        self._written = (0.0, 0.0)
+        self._failed = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Makes the directory and notes the start."""
+        super().on_train_begin(logs)
+        if not hasattr(self.model, "teachers"):
+            raise ValueError(
+                "RunLog must be given to the `fit` of a "
+                "tfdistill.CodistillModel; received "
+                f"{type(self.model).__name__}. Wrap your model: "
+                "tfdistill.CodistillModel(model)."
+            )
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if getattr(self.model, "resumed_step", None) == self.step:
+            _forget_after(self._path, self.step)
+        # Step, epoch and batch at which this training begins.
+        self._first: tuple[int, int, int] | None = None
+        self._written = (self._clock(), 0.0)
+        self._write({"event": "start"})
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes the epoch."""
+        super().on_epoch_begin(epoch, logs)
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Notes where training begins, or goes on."""
+        super().on_train_batch_begin(batch, logs)
+        if self._first is None:
+            self._first = (self.step, self._epoch, batch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Writes a line when the last one is old enough."""
+        super().on_train_batch_end(batch, logs)
+        self._num_examples += float(self.model.examples_of_last_execution)
+        if self._clock() - self._written[0] >= self._every_secs:
+            self._write(logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Writes a line with the epoch's logs, validation included."""
+        self._counter.read(self.model)
+        self._write({"event": "epoch_end", **(logs or {})})
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Notes the end."""
+        self._counter.read(self.model)
+        self._write({"event": "end", **(logs or {})})
+
+    def _write(self, logs: dict[str, Any] | None) -> None:
+        now = self._clock()
+        then, examples = self._written
+        line = {
+            "step": self.step,
+            "epoch": self._epoch,
+            "time": now,
+            "total_steps": self._total_steps(),
+            "teachers": self.model.teachers.status(),
+            **{key: _plain(value) for key, value in (logs or {}).items()},
+        }
+        if now > then and self._num_examples > examples:
+            line["examples_per_second"] = (self._num_examples - examples) / (
+                now - then
+            )
+        self._written = (now, self._num_examples)
+        self._append(json.dumps(line) + "\n")
+
+    def _append(self, text: str) -> None:
+        """Writes a line; where that fails it is lost, and training goes on."""
+        try:
+            # After a failure a part of a line may stand there.
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("\n" * self._failed + text)
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                _log.warning(
+                    "%s lacks lines from now on, training goes on: %s",
+                    self._path,
+                    error,
+                )
+            self._failed = True
+
+    def _total_steps(self) -> int | None:
+        steps, epochs = self.params.get("steps"), self.params.get("epochs")
+        # Where a training goes on is known with its first batch.
+        first = self._first or ((0, 0, 0) if self.step == 0 else None)
+        if not steps or not epochs or first is None:
+            return None
+        step, epoch, batch = first
+        return step + int(steps) * (int(epochs) - epoch) - batch
+
+
+def _forget_after(path: pathlib.Path, step: int) -> None:
+    """Leaves out what a training logged after the step it goes on from.
+
+    A line that a crash has cut short goes, too.
+    """
+    kept = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                found = json.loads(line)
+                if found["step"] <= step and found.get("event") != "end":
+                    kept.append(line)
+    draft = path.with_name(f".{path.name}")
+    draft.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    draft.replace(path)
+
+
+def _plain(value: Any) -> Any:
+    """A log value as JSON has it: numbers, lists of them, null for NaN."""
+    if isinstance(value, str):
+        return value
+    return _finite(tf.convert_to_tensor(value).numpy().tolist())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    number = float(value)
+    return number if math.isfinite(number) else None

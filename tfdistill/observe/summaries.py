@@ -1,0 +1,519 @@
+"""Shows a group's codistillation in TensorBoard."""
+
+import collections
+import math
+import os
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from tensorboard.plugins.text import summary_v2 as text_summary
+
+from tfdistill.cluster import identity
+from tfdistill.cluster import replicas
+from tfdistill.observe import event_file
+from tfdistill.observe import profile_steps as profile_steps_lib
+from tfdistill.observe import run_description
+from tfdistill.observe import step_profile
+from tfdistill.observe import tags
+from tfdistill.system import processes
+from tfdistill.teachers import term
+from tfdistill.training import steps
+
+Scalars = dict[str, Any]
+# Of more values than a curve each is worth, none is shown.
+_MOST_VALUES = 32
+
+
+def of_logs(logs: Mapping[str, Any]) -> Scalars:
+    """Returns logs as scalars; `tag_0`, `tag_1` and so on of a vector.
+
+    What is no number, and vectors of more than 32 values, are left out.
+
+    Args:
+        logs: Logs of an epoch by tag.
+
+    Example:
+        >>> of_logs({"loss": 1.5, "f1": np.array([0.5, 0.25]), "note": "a"})
+        {'loss': 1.5, 'f1_0': 0.5, 'f1_1': 0.25}
+    """
+    found: Scalars = {}
+    for tag, value in logs.items():
+        values = np.asarray(value)
+        if values.dtype.kind not in "biuf" or values.size > _MOST_VALUES:
+            continue
+        if not values.ndim:
+            found[tag] = float(values)
+        for index, number in enumerate(values.flat if values.ndim else ()):
+            found[f"{tag}_{index}"] = float(number)
+    return found
+
+
+def of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> Scalars:
+    """Returns the scalars of all teachers but how far they agree.
+
+    Args:
+        status: What `TeacherSet.status` returned.
+        step: The student's global step.
+
+    Returns:
+        Values by tag; None for what is not known.
+    """
+    found: Scalars = {}
+    for index, teacher in enumerate(status):
+        version = teacher["step"] if teacher["step"] >= 0 else None
+        name = tags.of_teacher(teacher["name"], index)
+        values = {
+            "staleness_steps": None if version is None else step - version,
+            "staleness_secs": teacher["age_secs"],
+            "version": version,
+            "health": tags.HEALTH_CODES[teacher["health"]],
+            "share": teacher["share"],
+            "num_quarantined": teacher["num_quarantined"],
+            "num_swaps": teacher["swaps"],
+            "read_secs": teacher["read_secs"],
+            "read_bytes": teacher["last_bytes"],
+        }
+        found |= {f"teachers/{name}/{key}": v for key, v in values.items()}
+    return found
+
+
+def of_exchange(exporter: Any, loader: Any) -> Scalars:
+    """Returns the scalars of exports and refreshes.
+
+    Args:
+        exporter: The `StudentExporter` of the training, or None.
+        loader: Its `TeacherLoader`, or None.
+    """
+    found: Scalars = {}
+    if exporter is not None:
+        found |= {
+            "exchange/export_secs": exporter.writes.last_secs,
+            "exchange/export_bytes": exporter.last_num_bytes,
+            "exchange/num_published": exporter.num_published,
+            "exchange/num_skipped": exporter.num_skipped,
+            "exchange/num_failed": exporter.num_failed,
+            "exchange/export_blocked_secs": exporter.blocked.last_secs,
+        }
+    if loader is not None:
+        found["exchange/refresh_blocked_secs"] = loader.blocked.last_secs
+    return found
+
+
+class TeacherNews:
+    """Tells what has changed about the teachers since it was last asked."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        """Knows of no teacher.
+
+        Args:
+            clock: Unix seconds. Default `time.time`.
+        """
+        self._clock = clock
+        self._known: dict[str, tuple[str, frozenset[int]]] = {}
+
+    def of(
+        self, status: Sequence[Mapping[str, Any]], step: int
+    ) -> dict[str, str]:
+        """Returns what is new, as Markdown, by tag.
+
+        Args:
+            status: What `TeacherSet.status` returned.
+            step: The student's global step.
+        """
+        now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._clock()))
+        news = {}
+        for index, teacher in enumerate(status):
+            name = tags.of_teacher(teacher["name"], index)
+            before = self._known.get(name, ("absent", frozenset()))
+            refused = frozenset(teacher["quarantined"])
+            self._known[name] = teacher["health"], refused
+            lines = [
+                f"version {version} is quarantined: "
+                f"{_quoted(teacher['quarantined'][version])}"
+                for version in sorted(refused - before[1])
+            ]
+            if teacher["health"] != before[0]:
+                why = teacher["reason"]
+                lines.append(
+                    f"version {teacher['step']} is "
+                    f"**{teacher['health'].replace('_', ' ')}**"
+                    + (f": {_quoted(why)}" if why else "")
+                )
+            if lines:
+                news[f"teachers/{name}/news"] = "\n".join(
+                    f"- step {step}, {now} UTC: {line}" for line in lines
+                )
+        return news
+
+
+def _quoted(reason: str) -> str:
+    """As code: a reason may repeat what a peer has written."""
+    return f"`{' '.join(reason.replace('`', chr(39)).split())}`"
+
+
+class IntervalMeans:
+    """Takes the steps before an interval out of Keras' means since the epoch.
+
+    A mean over an epoch hides what changes late in it.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Has seen nothing yet.
+
+        Args:
+            names: Names of logs that are means over the epoch's steps.
+        """
+        self._names = list(names)
+        self._before: tuple[int, dict[str, float]] | None = None
+
+    def begin(self, num_done: int) -> None:
+        """Begins an epoch, or goes on in its middle.
+
+        Args:
+            num_done: Steps of the epoch that the means hold already.
+        """
+        nothing = dict.fromkeys(self._names, 0.0)
+        self._before = (0, nothing) if num_done == 0 else None
+
+    def take(
+        self, logs: Mapping[str, Any], *, num_done: int
+    ) -> dict[str, float]:
+        """Returns the means of the steps since the last call.
+
+        Args:
+            logs: With the means by now.
+            num_done: Steps of the epoch done by now.
+
+        Returns:
+            Means by name; none at the first call in an epoch that was resumed
+            in its middle, where those of the steps before are not known.
+        """
+        now = {name: float(logs[name]) for name in self._names if name in logs}
+        before, self._before = self._before, (num_done, now)
+        if before is None or num_done <= before[0]:
+            return {}
+        then, means = before
+        return {
+            name: (mean * num_done - means.get(name, 0.0) * then)
+            / (num_done - then)
+            for name, mean in now.items()
+        }
+
+
+class TrainingPace:
+    """Counts steps, examples and seconds since the last look."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Starts the clock.
+
+        Args:
+            clock: Seconds of a clock that never goes backwards.
+        """
+        self._clock = clock
+        # Callbacks whose `blocked` tells how long they held training up.
+        self._blocking: list[Any] = []
+        self._paused_at: float | None = None
+        self.begin()
+
+    def begin(self, blocking: Sequence[Any] | None = None) -> None:
+        """Starts to measure anew.
+
+        Args:
+            blocking: Callbacks with `blocked`, a `background.WorkTimes`.
+                Default: those of before.
+        """
+        if blocking is not None:
+            self._blocking = list(blocking)
+        self._start = self._clock()
+        if self._paused_at is not None:
+            self._paused_at = self._start
+        self._paused_secs = 0.0
+        self._blocked_before = self._blocked_secs()
+        self.num_steps, self._num_examples = 0, 0.0
+
+    def add(self, num_steps: int, num_examples: float) -> None:
+        """Counts what one execution did."""
+        self.num_steps += num_steps
+        self._num_examples += num_examples
+
+    def pause(self) -> None:
+        """Stops the clock: an evaluation begins, or an epoch has ended."""
+        self._paused_at = self._clock()
+
+    def go_on(self) -> None:
+        """Starts the clock again."""
+        if self._paused_at is not None:
+            self._paused_secs += self._clock() - self._paused_at
+            self._paused_at = None
+
+    def take(self) -> dict[str, float]:
+        """Returns what was measured, by tag, and begins anew."""
+        now = self._clock() if self._paused_at is None else self._paused_at
+        secs = now - self._start - self._paused_secs
+        blocked = self._blocked_secs() - self._blocked_before
+        steps, examples = self.num_steps, self._num_examples
+        self.begin()
+        if not steps or secs <= 0.0:
+            return {}
+        return {
+            "host/examples_per_second": examples / secs,
+            "host/step_secs": secs / steps,
+            "exchange/blocked_share": min(1.0, blocked / secs),
+        }
+
+    def _blocked_secs(self) -> float:
+        return sum(c.blocked.total_secs for c in self._blocking)
+
+
+# Of a group, in its directory: `tensorboard --logdir` shows it as the run.
+DIRECTORY = "tensorboard"
+_LOSSES = ("loss", "task_loss", "distillation_loss")
+_IN_STEP = (*_LOSSES, "distillation_weight", "teacher_staleness")
+# Of the executions before a point, by how many agreement is measured: each
+# costs a read.
+_NUM_COMPARED = 20
+_COMPARED = (term.AGREEMENT, term.DIFFERENCE)
+
+
+class Summaries(steps.SteppedCallback):
+    """Writes what a codistilled training does, for TensorBoard.
+
+    Losses, each teacher's staleness, health and agreement, exports and
+    refreshes, speed and memory, at the student's global step; quarantines and
+    the configuration as text; a custom-scalars layout and hyperparameters.
+    `docs/tensorboard.md` lists the tags. `CodistillModel.fit` adds one by
+    itself where `TFDISTILL_WORKDIR` is set.
+
+    A thread of its own writes, and storage that fails costs points but no
+    step. Where a training goes on from a `tfdistill.Backup`, TensorBoard
+    forgets the points of steps that are done again.
+
+    Example:
+        callbacks = [tfdistill.Summaries("logs", profile_steps="100:110")]
+    """
+
+    chief_only = True
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every_steps: int = 50,
+        profile_steps: str | None = None,
+        configuration: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Writes nothing yet.
+
+        Args:
+            directory: Of the TensorBoard run; a path or a URL.
+            every_steps: Steps between points, >= 1. Default 50.
+            profile_steps: `"FIRST:LAST"`: steps to trace for TensorBoard's
+                profiler, on this task. Defaults to the environment's
+                (`TFDISTILL_PROFILE_STEPS`), else none.
+            configuration: What the run consists of, as JSON has it, for its
+                text and hyperparameters. Defaults to what the compiled model
+                tells.
+
+        Raises:
+            ValueError: An argument is not as above.
+        """
+        super().__init__()
+        self._directory = os.fspath(directory)
+        self._schedule = steps.EverySteps(every_steps)
+        self._profile = step_profile.StepProfile(
+            directory, profile_steps_lib.asked(profile_steps)
+        )
+        self._configuration = configuration
+        self._exporter: Any = None
+        self._loader: Any = None
+        self._file: event_file.EventFile | None = None
+        self._means = IntervalMeans(_LOSSES)
+        self._news = TeacherNews()
+        self._pace = TrainingPace()
+        # What the last executions measured, since the last point at most.
+        self._compared: collections.deque[tuple[str, list[Any]]] = (
+            collections.deque(maxlen=_NUM_COMPARED)
+        )
+
+    def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Takes note of whom to ask about exports and refreshes.
+
+        `CodistillModel.fit` calls it.
+
+        Args:
+            callbacks: All of the training.
+        """
+        for callback in callbacks:
+            if getattr(callback, "exports_student", False):
+                self._exporter = callback
+            if getattr(callback, "follows_teachers", False):
+                self._loader = callback
+
+    # ---- Keras' hooks ----
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Writes what is known before the first step."""
+        super().on_train_begin(logs)
+        if not hasattr(self.model, "teachers"):
+            raise ValueError(
+                "Summaries must be given to the `fit` of a "
+                "tfdistill.CodistillModel; received "
+                f"{type(self.model).__name__}. Wrap your model: "
+                "tfdistill.CodistillModel(model)."
+            )
+        self._schedule.start(self.step)
+        if self._file is not None:
+            self._file.close()  # Of a training that an error has ended.
+        self._file = event_file.EventFile(self._directory, step=self.step)
+        configuration = self._configuration
+        if configuration is None:
+            configuration = run_description.of_model(self.model)
+        group = identity.Cluster.from_env().group
+        self._hparams = run_description.hyperparameters(
+            {"group": group, **configuration}
+        )
+        self._knows_metrics = False
+        self._text(
+            {"run/configuration": run_description.markdown(configuration)}
+        )
+        self._add(tags.layout())
+        self._add(run_description.session(self._hparams, f"group_{group}"))
+        self._is_fresh, self._num_done = True, 0
+        self._compared.clear()
+        self._pace.begin(
+            [c for c in (self._exporter, self._loader) if c is not None]
+        )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes that means begin anew."""
+        super().on_epoch_begin(epoch, logs)
+        self._pace.go_on()
+        self._is_fresh, self._num_done = True, 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Starts a trace that is due."""
+        super().on_train_batch_begin(batch, logs)
+        if self._is_fresh:
+            self._is_fresh = False
+            self._means.begin(batch)
+        self._profile.begin_step(
+            self.step, num_steps=self.model.steps_per_execution
+        )
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Writes a point when one is due."""
+        before = self.step
+        super().on_train_batch_end(batch, logs)
+        self._profile.end_step(self.step)
+        self._num_done = batch + 1
+        self._pace.add(
+            self.step - before, float(self.model.examples_of_last_execution)
+        )
+        for kind in _COMPARED:
+            values = self.model.detail(kind)
+            if values:
+                self._compared.append((kind, values))
+        if self._schedule.due(self.step):
+            self._point(logs or {})
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Stops the clock of training."""
+        self._pace.pause()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Starts the clock of training again."""
+        self._pace.go_on()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Writes the epoch's metrics."""
+        self._pace.pause()
+        self._counter.read(self.model)
+        found = of_logs(
+            {
+                f"validation/{name.removeprefix('val_')}"
+                if name.startswith("val_")
+                else f"training/{name}": value
+                for name, value in (logs or {}).items()
+                if name not in _IN_STEP
+            }
+        )
+        rate = _learning_rate(self.model)
+        if rate is not None:
+            found["training/learning_rate"] = rate
+        self._scalars(found)
+        if not self._knows_metrics:
+            self._knows_metrics = True
+            self._add(run_description.experiment(self._hparams, list(found)))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Writes the last point and closes the file."""
+        self._profile.end()
+        self._counter.read(self.model)
+        if self._pace.num_steps:
+            self._point(logs or {})
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    # ---- one point ----
+
+    def _point(self, logs: Mapping[str, Any]) -> None:
+        status = self.model.teachers.status()
+        means = self._means.take(logs, num_done=self._num_done)
+        weight = logs.get("distillation_weight")
+        self._scalars(
+            {
+                **{f"codistillation/{key}": v for key, v in means.items()},
+                "codistillation/distillation_weight": weight,
+                **of_teachers(status, self.step),
+                **self._agreement(status),
+                **of_exchange(self._exporter, self._loader),
+                **self._pace.take(),
+                "host/rss_bytes": processes.resident_bytes(),
+            }
+        )
+        self._text(self._news.of(status, self.step))
+
+    def _agreement(self, status: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Means over the batches since the last point."""
+        found = {}
+        for index, teacher in enumerate(status):
+            name = tags.of_teacher(teacher["name"], index)
+            for kind in _COMPARED:
+                values = [
+                    float(values[index])
+                    for key, values in self._compared
+                    if key == kind
+                ]
+                known = [value for value in values if not math.isnan(value)]
+                if known:
+                    mean = sum(known) / len(known)
+                    found[f"teachers/{name}/{kind}"] = mean
+        self._compared.clear()
+        return found
+
+    # ---- to the file ----
+
+    def _scalars(self, values: Mapping[str, Any]) -> None:
+        known = {k: float(v) for k, v in values.items() if v is not None}
+        self._add(known)
+
+    def _text(self, texts: Mapping[str, str]) -> None:
+        for tag, text in texts.items():
+            self._add(text_summary.text_pb(tag, text).SerializeToString())
+
+    def _add(self, summary: bytes | event_file.Scalars) -> None:
+        if self._file is not None:
+            self._file.add(summary, step=self.step)
+
+
+def _learning_rate(model: Any) -> float | None:
+    rate = getattr(model.optimizer, "learning_rate", None)
+    if rate is None or replicas.is_used(model.distribute_strategy):
+        return None
+    return float(keras.ops.convert_to_numpy(rate))

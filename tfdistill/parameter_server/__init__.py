@@ -1,0 +1,1 @@
+"""The same fit for a model whose variables live on servers."""

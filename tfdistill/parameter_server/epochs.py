@@ -1,0 +1,312 @@
+"""Scheduled steps, a short window of them in flight, epoch after epoch.
+
+The coordinator keeps every worker busy with a few executions and takes their
+results in the order in which they were scheduled. An execution counts once,
+when its result has arrived: one that was cut short by a lost worker is run
+again elsewhere, with the same step numbers, and still counts once.
+"""
+
+import collections
+import warnings
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.cluster import signs
+from tfdistill.parameter_server import metric_totals
+from tfdistill.parameter_server import variables
+from tfdistill.parameter_server import worker
+from tfdistill.parameter_server import worker_data
+from tfdistill.training import fit_arguments
+from tfdistill.training import steps
+
+# Enough that a worker finds its next execution waiting, and few enough that
+# callbacks see the training as it stands.
+_IN_FLIGHT_PER_WORKER = 2
+
+
+class Executions:
+    """Schedules functions on the workers and yields what they return."""
+
+    def __init__(self, coordinator: Any, *, num_workers: int) -> None:
+        """Schedules nothing yet.
+
+        Args:
+            coordinator: A `tf.distribute.coordinator.ClusterCoordinator`.
+            num_workers: Number of workers.
+        """
+        self._coordinator = coordinator
+        self.limit = _IN_FLIGHT_PER_WORKER * num_workers
+        self._pending: collections.deque[Any] = collections.deque()
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def schedule(
+        self, function: Any, args: Sequence[Any], *, tag: Any = None
+    ) -> None:
+        """Schedules one call on any worker.
+
+        Args:
+            function: A `tf.function` or its concrete function.
+            args: Its arguments; per-worker iterators may be among them.
+            tag: Returned with the result.
+        """
+        result = self._coordinator.schedule(function, args=tuple(args))
+        self._pending.append((tag, result))
+
+    def oldest(self) -> tuple[Any, Any]:
+        """Waits for the oldest call.
+
+        Returns:
+            Its tag, and its result on this task.
+
+        Raises:
+            Exception: What a call raised, whichever it was; all others are
+                cancelled.
+        """
+        tag, pending = self._pending.popleft()
+        try:
+            return tag, pending.get()
+        except Exception:
+            # It may only have been cancelled for the sake of another: what
+            # went wrong first is what `join` raises.
+            self._pending.clear()
+            self._coordinator.join()
+            raise
+
+    def run(
+        self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]
+    ) -> Iterator[Any]:
+        """Calls a function once for each of `arguments`.
+
+        Args:
+            function: A `tf.function`.
+            arguments: The arguments of each call.
+
+        Yields:
+            The results, in order.
+        """
+        for args in arguments:
+            self.schedule(function, args)
+        while self._pending:
+            yield self.oldest()[1]
+
+    def cancel(self) -> None:
+        """Forgets what is in flight; waits until it has ended.
+
+        An error among it is not raised: another is on its way already.
+        """
+        self._pending.clear()
+        try:
+            self._coordinator.join()
+        except Exception as error:  # Whatever a user's function raises.
+            tf.get_logger().debug("While leaving: %s", error)
+
+
+Logs = dict[str, Any]
+
+
+class TrainingEpochs:
+    """Schedules training steps and reports them as they are done."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        step: worker.RemoteStep,
+        data: worker_data.WorkerData,
+        window: Executions,
+        *,
+        num_workers: int,
+        steps_per_epoch: int | None,
+        state: variables.TrainingState,
+        backups: Sequence[Any],
+    ) -> None:
+        """Traces nothing yet.
+
+        Args:
+            model: A built and compiled model.
+            step: Its step on a worker.
+            data: What the workers read.
+            window: Runs the steps.
+            num_workers: Number of workers.
+            steps_per_epoch: Steps an epoch; None for all that the data hold.
+            state: What changes in training.
+            backups: The `backup.Backup`s among the callbacks.
+
+        Raises:
+            ValueError: The data never end and no number of steps was given.
+        """
+        self._model = model
+        self._step = step
+        self._data = data
+        self._window = window
+        self._num_workers = num_workers
+        self._steps_per_epoch = steps_per_epoch
+        self._state = state
+        self._backups = list(backups)
+        self._endless = data.is_endless()
+        if self._endless and steps_per_epoch is None:
+            raise ValueError(
+                "`steps_per_epoch` must be given where the data repeat "
+                "forever; received None."
+            )
+        self._functions: dict[int, worker.TrainFunction] = {}
+        self._totals = metric_totals.MetricTotals(model)
+        self._metric_names = list(self._totals.results())
+        self._iterator: Any = None
+        # Number of updates done.
+        self._global_step = 0
+        self._resumed: steps.TrainingPoint | None = None
+
+    def start(self, initial_epoch: int) -> int:
+        """Reads the newest backup, if there is one, and finds where to start.
+
+        Args:
+            initial_epoch: What `fit` was given.
+
+        Returns:
+            The index of the first epoch.
+        """
+        iterations = self._model.optimizer.iterations
+        for backup in self._backups:
+            self._resumed = self._resumed or backup.restore(self._state)
+        if self._resumed:
+            iterations.assign(self._resumed.step)
+        self._global_step = int(iterations.numpy())
+        return self._resumed.epoch if self._resumed else initial_epoch
+
+    def run(self, epoch: int, callbacks: keras.callbacks.CallbackList) -> Logs:
+        """Trains for one epoch.
+
+        Args:
+            epoch: Its index.
+            callbacks: Told of each execution once it is done.
+
+        Returns:
+            The epoch's logs.
+        """
+        model, window = self._model, self._window
+        done = scheduled = self._begin()
+        ended: set[int] = set()
+        logs: Logs = {}
+        while True:
+            is_due = any(backup.wants_quiet for backup in self._backups)
+            # Nothing more is wanted of data that have ended everywhere, nor
+            # of a training that a callback has stopped.
+            while len(window) < window.limit and not (
+                is_due or model.stop_training or len(ended) == self._num_workers
+            ):
+                num_steps = self._num_steps(scheduled)
+                if not num_steps:
+                    break
+                self._schedule(num_steps, scheduled - done)
+                scheduled += num_steps
+            if not len(window):
+                if not is_due:
+                    break
+                self.back_up(epoch, done)
+                continue
+            asked, result = self._oldest()
+            if result.num_steps < asked:
+                ended.add(result.worker)
+                scheduled -= asked - result.num_steps
+            if result.num_steps:
+                callbacks.on_train_batch_begin(done)
+                done += result.num_steps
+                logs = self._note(result)
+                callbacks.on_train_batch_end(done - 1, logs)
+        if not done and not model.stop_training:
+            raise fit_arguments.no_batch(epoch)
+        self._end(done)
+        return logs
+
+    def _begin(self) -> int:
+        """Returns how many of the epoch's steps are done already."""
+        self._totals.reset()
+        if self._iterator is None or not self._endless:
+            self._iterator = self._data.iterator()
+        resumed, self._resumed = self._resumed, None
+        if resumed is None:
+            return 0
+        if resumed.metric_sums:
+            self._totals.add(np.asarray(resumed.metric_sums))
+        return resumed.batch
+
+    def back_up(self, epoch: int, done: int) -> None:
+        """Lets those who wait for quiet have it; nothing is in flight.
+
+        Args:
+            epoch: Index of the epoch in progress.
+            done: Number of its steps done.
+        """
+        point = steps.TrainingPoint(
+            step=self._global_step,
+            epoch=epoch,
+            batch=done,
+            metric_sums=tuple(self._totals.sums.tolist()) if done else (),
+        )
+        # Storage may be slow; no step is late meanwhile.
+        with signs.own().returning():
+            signs.own().say(signs.CALLBACKS)
+            for backup in self._backups:
+                if backup.wants_quiet:
+                    backup.on_quiet(point, self._state)
+
+    def _num_steps(self, scheduled: int) -> int:
+        """Steps of the next execution: fewer at the end of the epoch."""
+        wanted = int(self._model.steps_per_execution)
+        if self._steps_per_epoch is None:
+            return wanted
+        return min(wanted, self._steps_per_epoch - scheduled)
+
+    def _schedule(self, num_steps: int, ahead: int) -> None:
+        if num_steps not in self._functions:
+            self._functions[num_steps] = worker.TrainFunction(
+                self._model,
+                self._step,
+                self._totals,
+                num_steps=num_steps,
+                endless=self._endless,
+                metric_names=self._metric_names,
+            )
+        function = self._functions[num_steps]
+        first_step = tf.constant(self._global_step + ahead, tf.int64)
+        self._window.schedule(
+            function.function,
+            (
+                self._iterator,
+                first_step,
+                self._model.execution_arguments(),
+            ),
+            tag=num_steps,
+        )
+
+    def _oldest(self) -> tuple[int, worker.TrainResult]:
+        num_steps, vector = self._window.oldest()
+        return num_steps, self._functions[num_steps].result(vector)
+
+    def _note(self, result: worker.TrainResult) -> Logs:
+        self._global_step += result.num_steps
+        self._totals.add(result.added)
+        self._model.note_report(result.report)
+        self._model.examples_of_last_execution = result.num_examples
+        shown = self._model.shown_logs(result.logs)
+        return {**self._totals.results(), **shown}
+
+    def _end(self, done: int) -> None:
+        """Leaves the counters as callbacks and users expect to find them."""
+        self._model.optimizer.iterations.assign(self._global_step)
+        self._totals.assign()
+        wanted = self._steps_per_epoch
+        if wanted and done < wanted and not self._model.stop_training:
+            warnings.warn(
+                f"The data ended after {done} of {wanted} steps of the epoch. "
+                "Repeat them (`dataset.repeat()`) or lower `steps_per_epoch`.",
+                stacklevel=4,
+            )

@@ -1,0 +1,213 @@
+"""What each worker of a parameter-server group reads: its share of the data.
+
+A data set travels to the workers as a serialized graph, or is made there by
+the user's function. Training reads endless per-worker iterators, which
+TensorFlow makes anew on a worker that was restarted. Evaluation reads a
+numbered share from its start to its end inside one call, so that the call can
+be run again elsewhere without an example being counted twice.
+"""
+
+from typing import Any
+from typing import TypeAlias
+
+import keras
+import tensorflow as tf
+
+from tfdistill.training import global_batch
+
+# A batched `tf.data.Dataset`, or what makes one from an `InputContext`.
+Source: TypeAlias = Any
+_EXTERNAL_STATE_WARN = 0
+
+
+def source_of(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None = None,
+    shuffle: bool = False,
+) -> Source:
+    """Makes a source of what `fit`, `evaluate` or `predict` was given.
+
+    Args:
+        x: A batched `tf.data.Dataset`, a function of a
+            `tf.distribute.InputContext` that returns one, or arrays.
+        y: Targets, with arrays only.
+        sample_weight: Weights, with arrays only.
+        batch_size: Rows a batch, with arrays only. Default 32.
+        shuffle: Whether arrays are shuffled.
+
+    Returns:
+        The data set or function.
+
+    Raises:
+        ValueError: Something else was given, or targets beside a data set.
+    """
+    if isinstance(x, tf.data.Dataset) or callable(x):
+        if y is not None or sample_weight is not None or batch_size:
+            raise ValueError(
+                "`y`, `sample_weight` and `batch_size` must be left out where "
+                "`x` is a data set or a data set function, which hold them; "
+                f"received x={type(x).__name__}."
+            )
+        return x
+    if x is None or isinstance(x, tf.distribute.DistributedDataset):
+        raise ValueError(
+            "`x` must be a tf.data.Dataset, a function of a "
+            "tf.distribute.InputContext that returns one, or arrays; received "
+            f"{type(x).__name__}."
+        )
+    parts = [part for part in (x, y, sample_weight) if part is not None]
+    dataset = tf.data.Dataset.from_tensor_slices(tuple(parts))
+    if shuffle:
+        # Of no rows, too: that is told of elsewhere.
+        dataset = dataset.shuffle(tf.maximum(dataset.cardinality(), 1))
+    return dataset.batch(batch_size or 32)
+
+
+class TravellingDataset:
+    """A data set that can be made again inside a function on a worker."""
+
+    def __init__(self, source: Source) -> None:
+        """Serializes a data set; a function is called where it is needed.
+
+        Args:
+            source: What `source_of` returned.
+
+        Raises:
+            ValueError: The data set cannot travel.
+        """
+        self._source = source
+        self._graph: tf.Tensor | None = None
+        if isinstance(source, tf.data.Dataset):
+            self.element_spec = source.element_spec
+            self._graph = _serialized(source)
+        else:
+            made = tf.function(
+                lambda: self.on_worker(tf.distribute.InputContext())
+            ).get_concrete_function()
+            # Such a handle means nothing in another process.
+            if any(t.dtype == tf.variant for t in made.captured_inputs):
+                raise ValueError(
+                    "A data set function must make its whole data set itself; "
+                    "received one that uses a data set made outside of it. "
+                    "Move that into the function, or pass it in place of the "
+                    "function."
+                )
+            self.element_spec = made.structured_outputs.element_spec
+
+    def on_worker(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
+        """Makes the data set; call it in a function that a worker runs.
+
+        Args:
+            context: Which of how many input pipelines this is. A data set is
+                cut to that share by whole batches; a function does it.
+        """
+        if self._graph is None:
+            made = self._source(context)
+            if not isinstance(made, tf.data.Dataset):
+                raise ValueError(
+                    "A data set function must return a tf.data.Dataset; "
+                    f"received {type(made).__name__}."
+                )
+            return made
+        dataset = tf.data.experimental.from_variant(
+            tf.raw_ops.DatasetFromGraph(graph_def=self._graph),
+            self.element_spec,
+        )
+        return dataset.shard(
+            context.num_input_pipelines, context.input_pipeline_id
+        )
+
+    def share(
+        self, index: Any, count: int, *, num_batches: int | None = None
+    ) -> tf.data.Dataset:
+        """Makes one of `count` shares that together hold each batch once.
+
+        Args:
+            index: int64 scalar, which share.
+            count: Number of shares.
+            num_batches: How many batches of the whole to read. Default all.
+        """
+        # A function that does not shard, or not by what it is told, must not
+        # make an example count twice: it makes everything and we cut.
+        whole = self.on_worker(tf.distribute.InputContext())
+        if num_batches is not None:
+            whole = whole.take(num_batches)
+        return whole.shard(count, index)
+
+
+def _serialized(dataset: tf.data.Dataset) -> tf.Tensor:
+    try:
+        graph = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            external_state_policy=_EXTERNAL_STATE_WARN,
+            strip_device_assignment=True,
+        )
+    except tf.errors.OpError as error:
+        raise ValueError(
+            "The data set cannot travel to the workers of a parameter-server "
+            "group: it holds what lives in this process only. Pass a function "
+            "of a tf.distribute.InputContext that makes it there. TensorFlow "
+            f"says: {error.message.splitlines()[0]}"
+        ) from error
+    if b"PyFunc" in graph.numpy():
+        raise ValueError(
+            "The data set calls Python code (from_generator, py_function or "
+            "numpy_function), which cannot travel to the workers of a "
+            "parameter-server group. Write it with TensorFlow operations or "
+            "read files."
+        )
+    return graph
+
+
+class WorkerData:
+    """The training data of all workers, each reading its own share."""
+
+    def __init__(
+        self, coordinator: Any, source: Source, *, num_workers: int
+    ) -> None:
+        """Sends the data set to the workers; reads nothing yet.
+
+        Args:
+            coordinator: A `tf.distribute.coordinator.ClusterCoordinator`.
+            source: What `source_of` returned.
+            num_workers: Number of workers.
+        """
+        travelling = TravellingDataset(source)
+
+        def dataset_of_worker() -> tf.data.Dataset:
+            index = this_worker()
+            return travelling.on_worker(
+                tf.distribute.InputContext(num_workers, index, 1)
+            )
+
+        self._datasets = coordinator.create_per_worker_dataset(
+            dataset_of_worker
+        )
+        self._coordinator = coordinator
+        self._of_worker = dataset_of_worker
+        self.element_spec = self._datasets.element_spec
+
+    def iterator(self) -> Any:
+        """Returns new per-worker iterators, to be passed to `schedule`."""
+        return iter(self._datasets)
+
+    def is_endless(self) -> bool:
+        """Asks a worker whether its data repeat forever."""
+        cardinality = self._coordinator.schedule(
+            tf.function(lambda: self._of_worker().cardinality())
+        )
+        return bool(cardinality.fetch() == tf.data.INFINITE_CARDINALITY)
+
+
+def this_worker() -> tf.Tensor:
+    """Index of the worker that runs the function being traced, int64."""
+    return tf.distribute.coordinator.experimental_get_current_worker_index()
+
+
+def num_rows(element: Any) -> tf.Tensor:
+    """Number of examples in an element of the data, float32 scalar."""
+    x = keras.utils.unpack_x_y_sample_weight(element)[0]
+    return global_batch.GlobalBatch.of(x).total

@@ -1,0 +1,1 @@
+"""One group inside its Slurm job; no TensorFlow."""

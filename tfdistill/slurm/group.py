@@ -1,0 +1,297 @@
+"""Runs one group inside its Slurm job: its steps, restarts and requeues.
+
+python -m tfdistill.slurm.group [options] -- COMMAND
+
+Slurm's batch script becomes this process. It starts the group's tasks by srun;
+starts them again in the same allocation where they have failed and a retry can
+help; and, where the time limit is near or the job is preempted, has them end
+and puts the job back into the queue, to go on from the last backup.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from tfdistill.cluster import signs
+from tfdistill.launcher import command as cli
+from tfdistill.launcher import restarts
+from tfdistill.slurm import commands
+from tfdistill.slurm import place
+from tfdistill.slurm import task
+from tfdistill.status import run_events
+
+EXIT_RETRY = 75
+# What Slurm is told to send before the time limit.
+SIGNAL = "USR1"
+_POLL_SECS = 0.2
+# Between two attempts to reach the tasks of a step that may just be starting.
+_AGAIN_SECS = 2.0
+# After SIGTERM srun ends its step by force; this is for one that does not.
+_FORCE_SECS = 60.0
+
+
+class SlurmGroup:
+    """One group in its job; `run` runs it to the job's end."""
+
+    def __init__(
+        self, options: argparse.Namespace, command: Sequence[str]
+    ) -> None:
+        """Reads which job this is, and on which nodes.
+
+        Args:
+            options: Those of `make_parser`.
+            command: What each task runs.
+
+        Raises:
+            ValueError: An option is wrong, or this is no job of an array.
+            RuntimeError: Slurm does not answer.
+        """
+        self._options = options
+        # Tasks look for the command themselves, on their own nodes.
+        self._command = list(command)
+        topology = task.topology_of(options, [sys.executable])
+        self._num_tasks = topology.ports_per_group or 1
+        self._group = place.number_of(os.environ, "SLURM_ARRAY_TASK_ID")
+        array = place.number_of(os.environ, "SLURM_ARRAY_JOB_ID")
+        self._job = f"{array}_{self._group}"
+        self._num_requeues = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        node_list = place.text_of(os.environ, "SLURM_JOB_NODELIST")
+        self._nodes = commands.hostnames(node_list)
+        self._ready_dir = topology.logs_dir / "ready"
+        self._ready_dir.mkdir(parents=True, exist_ok=True)
+        self._events_path = run_events.group_path(
+            topology.logs_dir, self._group
+        )
+        placeholders = range(1, self._num_tasks + 1)
+        self._ready_paths = {
+            task.name: task.ready_path
+            for task in topology.group_tasks(self._group, placeholders)
+        }
+        self._told: str | None = None
+        self._blamed: str | None = None
+        self._restarts = restarts.GroupRestarts(
+            limit=options.max_restarts, now=time.monotonic()
+        )
+
+    def tell_to_end(self, number: int, frame: Any = None) -> None:
+        """Notes, as a signal's handler, that the job must end soon."""
+        self._told = signal.Signals(number).name
+
+    def run(self) -> int:
+        """Runs the group until it is done, given up or requeued.
+
+        Returns:
+            The exit code of the job.
+        """
+        while True:
+            code = self._run_step()
+            if code == 0:
+                self._say("done")
+                self._note("done")
+                return 0
+            if self._told or not self._waits_for_restart(code):
+                break
+            self._restarts.note_start(now=time.monotonic())
+        if not self._told:
+            return code
+        with commands.undisturbed():
+            self._requeue()
+        return EXIT_RETRY
+
+    def _run_step(self) -> int:
+        """Starts all tasks; returns the exit code of the first to fail."""
+        name = f"{self._group}.{uuid.uuid4().hex}.failed"
+        failure_file = self._ready_dir / name
+        self._note("start")
+        process = subprocess.Popen(self._srun(failure_file))
+        code = self._wait(process)
+        self._blamed = None
+        try:
+            found = json.loads(failure_file.read_text("utf-8"))
+        except (OSError, ValueError):
+            return code  # Of a node that was lost, say.
+        failure_file.unlink(missing_ok=True)
+        self._blamed = found["task"]
+        if found["told"] and self._told is None:
+            # Where the job must make way for another, its tasks get some
+            # seconds, and this process hears nothing before they are over.
+            # Where a node is lost, its tasks report nothing, and the others
+            # are ended in consequence.
+            self._say(
+                "the tasks were told to end: the job is preempted, or a node "
+                "was lost"
+            )
+            self._told = "SIGTERM"
+        return found["exit_code"]
+
+    def _srun(self, failure_file: pathlib.Path) -> list[str]:
+        options = self._options
+        gpus = options.gpus_per_worker
+        return [
+            "srun",
+            f"--ntasks={self._num_tasks}",
+            # Not inherited from sbatch since Slurm 22.05.
+            f"--cpus-per-task={options.cpus_per_worker}",
+            *([f"--gpus-per-task={gpus}"] if gpus else []),
+            # Ranks that follow each other node by node, as task and port need.
+            "--distribution=block",
+            "--export=ALL",
+            "--mpi=none",
+            # The loss of one task ends the others at once; the end of one that
+            # is done does not.
+            "--kill-on-bad-exit=1",
+            "--wait=0",
+            *options.srun,
+            options.python,
+            "-m",
+            "tfdistill.slurm.task",
+            *task.option_list(options),
+            f"--nodes={','.join(self._nodes)}",
+            f"--failure_file={failure_file}",
+            "--",
+            *self._command,
+        ]
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        """Waits for a step; once told to end, has it end."""
+        told: float | None = None
+        next_try: float | None = 0.0
+        while True:
+            try:
+                return process.wait(_POLL_SECS)
+            except subprocess.TimeoutExpired:
+                now = time.monotonic()
+            if self._told is None:
+                continue
+            if told is None:
+                self._say(f"{self._told}: the tasks must end")
+                told = now
+            waited = now - told - self._options.stop_secs / 2
+            if waited > _FORCE_SECS:
+                process.kill()
+            elif waited > 0:
+                process.terminate()
+            elif self._told == "SIGTERM":
+                continue  # Slurm ends the whole job, and tells the tasks.
+            elif next_try is not None and now >= next_try:
+                next_try = None if self._terminate() else now + _AGAIN_SECS
+
+    def _terminate(self) -> bool:
+        try:
+            commands.terminate_steps(self._job)
+        except RuntimeError as error:
+            self._say(str(error))
+            return False
+        return True
+
+    def _waits_for_restart(self, code: int) -> bool:
+        """Decides about another start; returns once it is due."""
+        path = self._ready_paths.get(self._blamed or "")
+        delay, text = self._restarts.plan(
+            code,
+            port_taken=path is not None and signs.found_port_taken(path),
+            now=time.monotonic(),
+        )
+        self._say(
+            f"{self._blamed or 'a task'} ended with {code}; "
+            f"{text or 'not started again (--max_restarts=0)'}"
+        )
+        reason = f"{self._blamed or 'a task'} ended with {code}"
+        self._note("failed", exit_code=code, reason=reason)
+        if delay is None:
+            return False
+        self._note("restart", delay_secs=delay, restart=self._restarts.made)
+        while not self._restarts.is_due(now=time.monotonic()):
+            if self._told:
+                return False
+            time.sleep(_POLL_SECS)
+        return True
+
+    def _requeue(self) -> None:
+        """Puts the job back into the queue, unless Slurm ends it anyway."""
+        self._note("stopped", reason=f"the job was told to end: {self._told}")
+        again = "Submit the script again: the group goes on from its backup."
+        if self._num_requeues >= self._options.max_requeues:
+            limit = self._options.max_requeues
+            self._say(
+                f"its {limit} requeues (--max_requeues) are over. {again}"
+            )
+            return
+        try:
+            state = commands.job_state(self._job)
+            if state != "RUNNING":
+                # Cancelled, or requeued by Slurm itself.
+                self._say(f"the job is {state}, so it is left to Slurm")
+                return
+            self._say("back to the queue; it goes on from its last backup")
+            commands.requeue(self._job)
+        except RuntimeError as error:
+            self._say(f"not requeued: {error} {again}")
+
+    def _note(self, event: str, **details: Any) -> None:
+        """Adds an event for those who look at the run from elsewhere."""
+        attempt = self._restarts.num_starts
+        with contextlib.suppress(OSError):  # A full disk ends no training.
+            log = run_events.EventLog(self._events_path)
+            with contextlib.closing(log):
+                log.add(event, group=self._group, attempt=attempt, **details)
+
+    def _say(self, text: str) -> None:
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        print(f"{now} group {self._group}: {text}", flush=True)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the options before `--`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tfdistill.slurm.group", allow_abbrev=False
+    )
+    task.add_options(parser)
+    add = parser.add_argument
+    add("--cpus_per_worker", type=int, default=1)
+    add("--max_restarts", type=int, default=3)
+    add("--max_requeues", type=int, default=100)
+    add("--stop_secs", type=int, default=120)
+    add("--python", default=sys.executable)
+    add("--srun", action="append", default=[])
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: Arguments without the program's name. Default `sys.argv[1:]`.
+
+    Returns:
+        The exit code.
+    """
+    parser = make_parser()
+    arguments = sys.argv[1:] if argv is None else argv
+    before, command = cli.split_command(arguments)
+    options = parser.parse_args(before)
+    if not command:
+        parser.error("expected a command after --, such as: -- python train.py")
+    try:
+        group = SlurmGroup(options, command)
+    except ValueError as error:
+        parser.error(str(error))
+    except RuntimeError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return EXIT_RETRY
+    for number in (getattr(signal, f"SIG{SIGNAL}"), signal.SIGTERM):
+        signal.signal(number, group.tell_to_end)
+    return group.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+"""One task of a Slurm job step: gives a command its identity, and waits for it.
+
+srun ... python -m tfdistill.slurm.task --nodes=n1,n2 [options] -- COMMAND
+
+The command gets TF_CONFIG and TFDISTILL_* as from launch.local, and its output
+goes to the same log. This process stays, as a small parent: what srun returns
+for a step whose other tasks were ended in consequence does not tell which exit
+code was the first.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from tfdistill.cluster import identity
+from tfdistill.cluster import signs
+from tfdistill.launcher import command as cli
+from tfdistill.launcher import files
+from tfdistill.launcher import local_cluster
+from tfdistill.slurm import place as slurm_place
+
+EXIT_OPTIONS, EXIT_RETRY = 2, 75
+# Slurm sends them to every process of a step, so that the command gets them
+# too; this one is there to tell how it took them.
+_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+# Those that have come.
+_told: list[int] = []
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that describe a group, whatever runs it."""
+    add = parser.add_argument
+    add("--workdir", required=True)
+    add("--exchange")
+    for name, default in (
+        ("--num_groups", 1),
+        ("--workers_per_group", 1),
+        ("--ps_per_group", 0),
+        ("--gpus_per_worker", 0),
+    ):
+        add(name, type=int, default=default)
+    first, end = slurm_place.DEFAULT_PORTS
+    add("--ports", default=f"{first}-{end - 1}")
+
+
+def option_list(options: argparse.Namespace) -> list[str]:
+    """Returns the options of `add_options` as they are given to a task."""
+    names = [
+        "workdir",
+        "exchange",
+        "num_groups",
+        "workers_per_group",
+        "ps_per_group",
+        "gpus_per_worker",
+        "ports",
+    ]
+    return [
+        f"--{name}={getattr(options, name)}"
+        for name in names
+        if getattr(options, name) is not None
+    ]
+
+
+def topology_of(
+    options: argparse.Namespace, command: Sequence[str]
+) -> local_cluster.LocalCluster:
+    """Returns the files, tasks and limits of a run.
+
+    Args:
+        options: Those of `add_options`.
+        command: What each task runs.
+
+    Raises:
+        ValueError: An option is wrong, or the command is no program.
+    """
+    return local_cluster.LocalCluster(
+        command=command,
+        workdir=options.workdir,
+        exchange=options.exchange,
+        num_groups=options.num_groups,
+        workers_per_group=options.workers_per_group,
+        ps_per_group=options.ps_per_group,
+    )
+
+
+def find_task(
+    topology: local_cluster.LocalCluster,
+    place: slurm_place.Place,
+    ports: tuple[int, int],
+) -> local_cluster.Task:
+    """Returns the task that is to run in a place.
+
+    Args:
+        topology: What the run consists of.
+        place: Of this process.
+        ports: See `place.Place.addresses`.
+
+    Raises:
+        ValueError: Slurm has started another number of tasks, or no such
+            group.
+    """
+    if place.group >= topology.num_groups:
+        raise ValueError(
+            "SLURM_ARRAY_TASK_ID must be the index of a group, less than "
+            f"--num_groups={topology.num_groups}; received {place.group}. "
+            "Write a new script for another number of groups."
+        )
+    tasks = topology.tasks_at(place.group, place.addresses(ports))
+    if len(tasks) != len(place.hosts):
+        raise ValueError(
+            f"The step must have {len(tasks)} tasks, as many as a group; "
+            f"received {len(place.hosts)}. Leave --ntasks to the script."
+        )
+    return tasks[place.rank]
+
+
+def environment(
+    task: local_cluster.Task,
+    place: slurm_place.Place,
+    environ: Mapping[str, str],
+    *,
+    num_gpus: int = 0,
+) -> dict[str, str]:
+    """Returns the whole environment of a task's command.
+
+    Args:
+        task: Who it is.
+        place: Where it is.
+        environ: What Slurm has set, and what the user has.
+        num_gpus: GPUs of each task; 0 leaves CUDA_VISIBLE_DEVICES alone.
+
+    Raises:
+        ValueError: There are too few GPUs, or an unknown TFDISTILL_ variable.
+    """
+    result = task.environ(environ)
+    if num_gpus:
+        result["CUDA_VISIBLE_DEVICES"] = slurm_place.visible_gpus(
+            environ, local_rank=place.local_rank, num_gpus=num_gpus
+        )
+    return result
+
+
+def port_is_taken(cluster: identity.Cluster) -> bool:
+    """Whether another process listens on this task's own port."""
+    if cluster.address is None:
+        return False
+    port = int(cluster.address.rpartition(":")[2])
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As TensorFlow's server does: connections that have just been closed
+        # are no hindrance.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return True
+    return False
+
+
+def run(
+    command: Sequence[str],
+    task: local_cluster.Task,
+    place: slurm_place.Place,
+    env: Mapping[str, str],
+) -> int:
+    """Runs a task's command to its end.
+
+    Args:
+        command: Program and arguments.
+        task: Who it is.
+        place: Where it is.
+        env: The command's environment.
+
+    Returns:
+        The command's exit code, or 128 + n if signal n has ended it.
+    """
+    task.ready_path.parent.mkdir(parents=True, exist_ok=True)
+    files.forget_progress(task.ready_path)
+    for number in _SIGNALS:
+        # A handler, as the command would inherit that a signal is ignored.
+        signal.signal(number, _leave_to_command)
+    with task.log_path.open("ab", buffering=0) as log:
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        step = f"job {place.job_id}, step {place.step_id}"
+        node = place.hosts[place.rank]
+        log.write(f"===== {now}: {step} on {node} =====\n".encode())
+        if port_is_taken(task.cluster):
+            signs.announce_port_taken(env)
+            log.write(
+                f"tfdistill: another process listens on {task.cluster.address}"
+                "; the group will be started on other ports.\n".encode()
+            )
+            return EXIT_RETRY
+        process = subprocess.Popen(
+            command,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        code = process.wait()
+    return 128 - code if code < 0 else code
+
+
+def _leave_to_command(number: int, frame: Any) -> None:
+    """Waits on: the command has had the signal, too."""
+    _told.append(number)
+
+
+def record_failure(path: pathlib.Path, name: str, exit_code: int) -> bool:
+    """Notes which task of a step has failed first, and if it was told to end.
+
+    Args:
+        path: A file of this step alone, which the first one makes.
+        name: Of the task that has failed.
+        exit_code: Its own.
+
+    Returns:
+        Whether it is the first.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        descriptor = os.open(path, flags, 0o644)
+    except FileExistsError:
+        return False
+    with open(descriptor, "w", encoding="utf-8") as file:
+        told = signal.SIGTERM in _told
+        json.dump({"task": name, "exit_code": exit_code, "told": told}, file)
+    return True
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: Arguments without the program's name. Default `sys.argv[1:]`.
+
+    Returns:
+        The exit code: that of the command, or 2 for a wrong environment.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m tfdistill.slurm.task", allow_abbrev=False
+    )
+    add_options(parser)
+    parser.add_argument("--nodes", required=True)
+    parser.add_argument("--failure_file", required=True)
+    arguments = sys.argv[1:] if argv is None else argv
+    before, command = cli.split_command(arguments)
+    options = parser.parse_args(before)
+    failure_file = pathlib.Path(options.failure_file)
+    environ = os.environ
+    try:
+        topology = topology_of(options, command)
+        place = slurm_place.Place.from_env(
+            environ, nodes=options.nodes.split(",")
+        )
+        ports = slurm_place.parse_ports(options.ports)
+        task = find_task(topology, place, ports)
+        env = environment(
+            task, place, environ, num_gpus=options.gpus_per_worker
+        )
+    except ValueError as error:
+        name = f"rank {environ.get('SLURM_PROCID')}"
+        record_failure(failure_file, name, EXIT_OPTIONS)
+        parser.error(str(error))
+    code = run(topology.command, task, place, env)
+    if code and record_failure(failure_file, task.name, code) and not _told:
+        print(f"{task.name} ended with {code}", file=sys.stderr)
+        print("\n".join(files.quote(task.log_path)), file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

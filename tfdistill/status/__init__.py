@@ -1,0 +1,1 @@
+"""A run as its files show it: events, record, metrics; no TensorFlow."""

@@ -1,0 +1,179 @@
+"""What is known of one group and its teachers.
+
+The lines may come from another release, or from nobody who means well: what
+is not of the expected type counts as not said.
+"""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+from tfdistill.exchange import reader
+from tfdistill.system import untrusted
+
+_GROUP = re.compile(r"group_(0|[1-9][0-9]{0,8})")
+_MAX_TEACHERS = 1000
+
+
+class TeacherStatus(NamedTuple):
+    """One teacher, as the chief of the group that learns from it sees it.
+
+    Attributes:
+        name: Such as `group_1`.
+        group: Index of its group; None for a fixed SavedModel.
+        step: The version in use; None without one.
+        health: `absent`, `good`, `fading`, `too_stale` or `dropped`, and empty
+            where it is not told.
+        reason: Why it is not obeyed, or not fully; may be empty.
+        share: What it counts, from 0 to 1.
+        age_steps: The student's step less the version's.
+        age_secs: Seconds since the group first saw the version.
+        num_quarantined: Versions that were refused.
+        quarantined: Reason by version, of the newest of those.
+    """
+
+    name: str
+    group: int | None
+    step: int | None
+    health: str
+    reason: str
+    share: float | None
+    age_steps: int | None
+    age_secs: float | None
+    num_quarantined: int
+    quarantined: Mapping[int, str]
+
+
+def of_record(record: Mapping[str, Any]) -> list[TeacherStatus]:
+    """Returns the teachers in a line of a group's metrics.
+
+    Args:
+        record: What `RunLog` has written.
+    """
+    found = record.get("teachers")
+    if not isinstance(found, list):
+        return []
+    return [
+        _of_entry(entry)
+        for entry in found[:_MAX_TEACHERS]
+        if isinstance(entry, Mapping)
+    ]
+
+
+def _of_entry(entry: Mapping[str, Any]) -> TeacherStatus:
+    name = untrusted.one_line(entry.get("name", "?"), max_chars=80)
+    group = _GROUP.fullmatch(name)
+    step = _count(entry.get("step"))
+    quarantined = _quarantined(entry.get("quarantined"))
+    told = _count(entry.get("num_quarantined"))
+    return TeacherStatus(
+        name=name,
+        group=int(group[1]) if group else None,
+        step=step,
+        health=_text(entry.get("health")),
+        reason=_text(entry.get("reason")),
+        share=untrusted.number(entry.get("share")),
+        age_steps=untrusted.whole(entry.get("age_steps")),
+        age_secs=untrusted.number(entry.get("age_secs")),
+        num_quarantined=len(quarantined) if told is None else told,
+        quarantined=quarantined,
+    )
+
+
+def _quarantined(found: Any) -> dict[int, str]:
+    if not isinstance(found, Mapping):
+        return {}
+    return {
+        int(step): untrusted.one_line(reason)
+        for step, reason in list(found.items())[:100]
+        if isinstance(step, str) and re.fullmatch("[0-9]{1,19}", step)
+    }
+
+
+def _count(value: Any) -> int | None:
+    found = untrusted.whole(value)
+    return found if found is not None and found >= 0 else None
+
+
+def _text(value: Any) -> str:
+    return untrusted.one_line(value) if isinstance(value, str) else ""
+
+
+_Pace = collections.deque[tuple[float, float]]
+
+
+@dataclasses.dataclass
+class GroupStatus:
+    """What is known of one group.
+
+    Attributes:
+        group: Index of the group.
+        state: `starting`, `running`, `stopping`, `done`, `failed`, `stopped`,
+            `restarting` or, for who only sees the files of a run, `silent`.
+        record: The newest value of every key seen in the group's metrics.
+        newest: Its newest version in the exchange; None if none is known.
+        num_restarts: How often it was started again as a whole.
+        num_worker_restarts: How often workers of it were started again, since
+            it was last started itself.
+        last_error: Why it, or a task of it, last failed; empty if none did.
+        silent_secs: Of a group in the state `silent`: since when.
+    """
+
+    group: int
+    state: str = "starting"
+    record: dict[str, Any] = dataclasses.field(default_factory=dict)
+    newest: reader.Published | None = None
+    num_restarts: int = 0
+    num_worker_restarts: int = 0
+    last_error: str = ""
+    silent_secs: float | None = None
+    _pace: _Pace = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=20), repr=False
+    )
+
+    def update(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Takes in newer records, the newest last."""
+        for record in records:
+            self.record.update(record)
+            step = untrusted.number(record.get("step"))
+            time = untrusted.number(record.get("time"))
+            if step is None or time is None:
+                continue
+            if self._pace and step < self._pace[-1][0]:
+                self._pace.clear()  # The group went back to a backup.
+            self._pace.append((step, time))
+
+    def number(self, key: str) -> float | None:
+        """Returns a finite number of the record; None where there is none.
+
+        Args:
+            key: Of the metrics.
+        """
+        return untrusted.number(self.record.get(key))
+
+    @property
+    def teachers(self) -> list[TeacherStatus]:
+        """Its teachers, by the newest line that names any."""
+        return of_record(self.record)
+
+    @property
+    def num_quarantined(self) -> int:
+        """Versions of all its teachers that it has refused."""
+        return sum(teacher.num_quarantined for teacher in self.teachers)
+
+    @property
+    def secs_left(self) -> float | None:
+        """Seconds to the last step at the recent pace; None if unknown."""
+        total = self.number("total_steps")
+        if total is None or len(self._pace) < 2:
+            return None
+        (first_step, first_time), (step, time) = self._pace[0], self._pace[-1]
+        if step <= first_step or time <= first_time:
+            return None
+        return (
+            max(0.0, total - step) * (time - first_time) / (step - first_step)
+        )

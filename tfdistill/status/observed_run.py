@@ -1,0 +1,345 @@
+"""A run as its files show it, to who did not start it.
+
+The files may be half written, come from a machine that has died, or hold
+anything at all: what cannot be read is told, and never raised.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tfdistill.exchange import filesystem
+from tfdistill.exchange import reader
+from tfdistill.status import directory
+from tfdistill.status import group as group_status
+from tfdistill.status import record
+from tfdistill.status import run_events
+from tfdistill.system import untrusted
+
+_TAIL_BYTES = 65536
+# How Python ends a traceback, how its command lines report wrong options, and
+# how the library and its programs say that they end.
+_ERROR = re.compile(
+    r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt)(?:: .*)?"
+    r"|[^\s:][^:]{0,80}: error: .*"
+    r"|Fatal Python error: .*"
+    r"|(?:Segmentation fault|Killed|Aborted|Bus error).{0,20}"
+)
+# Where a launcher has started the task again.
+_RESTART = re.compile(r"===== .*: start [0-9]+ of the group =====")
+
+
+class LogError(NamedTuple):
+    """A line of a log.
+
+    Attributes:
+        log: Name of the file.
+        text: The line.
+        modified: When the file was last written to, in Unix seconds.
+        ends_it: Whether little follows it in the log.
+    """
+
+    log: str
+    text: str
+    modified: float
+    ends_it: bool
+
+
+def last_error(logs: list[pathlib.Path]) -> LogError | None:
+    """Returns the last error in the log that was written to last.
+
+    Args:
+        logs: Files; one that cannot be read is left out.
+    """
+    dated = []
+    for path in logs:
+        try:
+            dated.append((path.stat().st_mtime, path))
+        except OSError:
+            continue
+    for modified, path in sorted(dated, reverse=True):
+        found = _last(path)
+        if found is not None:
+            text, ends_it = found
+            return LogError(path.name, text, modified, ends_it)
+    return None
+
+
+def _last(path: pathlib.Path) -> tuple[str, bool] | None:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read(_TAIL_BYTES).decode("utf-8", errors="replace")
+    except OSError:
+        return None
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for age, line in enumerate(reversed(lines)):
+        if _RESTART.fullmatch(line):
+            return None  # What is above has been dealt with.
+        if _ERROR.fullmatch(line[:4096]):
+            return untrusted.one_line(line), age < 3
+    return None
+
+
+# Enough for the pace and for the newest value of each log.
+_METRICS_BYTES = 256 * 1024
+_EVENTS_BYTES = 4 * 1024 * 1024
+# A start imports TensorFlow, traces, and waits for the others.
+_START_SECS = 300.0
+OVER = (*run_events.ENDED, "lost")
+
+
+class NoRunError(ValueError):
+    """There is no run in the directory, or it cannot be looked into."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Observation:
+    """A run at one moment.
+
+    Attributes:
+        time: When, in Unix seconds of this machine.
+        groups: What is known of each group, in order.
+        last_lines: By group, when it last wrote anything, in Unix seconds.
+        exchange: Where the versions were looked for.
+        exit_code: The launcher's, once it has ended; else None.
+        problems: What could not be read, in words.
+    """
+
+    time: float
+    groups: list[group_status.GroupStatus]
+    last_lines: dict[int, float]
+    exchange: str
+    exit_code: int | None
+    problems: list[str]
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be expected."""
+        return self.exit_code is not None or all(
+            status.state in OVER for status in self.groups
+        )
+
+
+class ObservedRun:
+    """Looks at a run, as often as it is asked to.
+
+    Attributes:
+        exchange: Where its versions are looked for.
+    """
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike[str],
+        *,
+        exchange: str | None = None,
+        silent_secs: float = 60.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Begins to follow the files.
+
+        Args:
+            workdir: Directory of the run.
+            exchange: Directory or URL of the exchange. Default: what the
+                launcher was told, or `exchange` in the directory.
+            silent_secs: A group that has begun to train and has not written
+                for so long is silent; one that starts has five minutes at
+                least. Default 60.
+            clock: Unix seconds.
+
+        Raises:
+            NoRunError: There is no run.
+        """
+        self._workdir = pathlib.Path(workdir)
+        self._directory = directory.RunDirectory(workdir)
+        self._silent_secs = silent_secs
+        self._clock = clock
+        self._problems: dict[str, str] = {}
+        self._record = self._read_record()
+        self._tails: dict[int, untrusted.Tail] = {}
+        self._statuses: dict[int, group_status.GroupStatus] = {}
+        self._event_tails: dict[pathlib.Path, untrusted.Tail] = {}
+        self._events = run_events.EventStates()
+        self._follow_events()
+        if not self._groups(()) and self._record is None:
+            raise NoRunError(
+                f"There must be a run in {self._workdir}: launch.json, "
+                "group_0/metrics.jsonl or logs/group_0_worker_0.log; found "
+                "none of these. Give the run's workdir."
+            )
+        told = self._record.exchange if self._record else None
+        self.exchange = exchange or told or str(self._workdir / "exchange")
+        self._published = reader.PublishedWatch(
+            self.exchange,
+            interval_secs=1.0,
+            open_storage=filesystem.for_root,
+            # One that was named is there, or the name is wrong.
+            must_be_there=exchange is not None,
+        )
+
+    def _read_record(self) -> record.LaunchRecord | None:
+        try:
+            os.listdir(self._workdir)
+        except OSError as error:
+            raise NoRunError(
+                f"The directory of a run must be one that can be read; "
+                f"received {str(self._workdir)!r}: {error.strerror}."
+            ) from error
+        path = self._workdir / record.NAME
+        try:
+            found = record.read_record(path)
+        except (OSError, ValueError) as error:
+            self._note(path, error)
+            return record.LaunchRecord()
+        self._problems.pop(str(path), None)
+        return found
+
+    def look(self, *, limit_secs: float = 5.0) -> Observation:
+        """Returns how things are now.
+
+        Args:
+            limit_secs: Longest wait for the exchange. Default 5.
+        """
+        self._record = self._read_record()
+        self._follow_events()
+        groups = self._groups(self._published.groups)
+        newest = self._published.look(groups, limit_secs=limit_secs)
+        groups = self._groups(self._published.groups)
+        now = self._clock()
+        last_lines = {}
+        for group in groups:
+            status = self._statuses.setdefault(
+                group, group_status.GroupStatus(group)
+            )
+            self._follow_metrics(status)
+            status.newest = newest.get(group)
+            last_lines[group] = self._last_sign(status)
+            self._judge(status, now, last_lines[group])
+        problems = list(self._problems.values())
+        if self._published.problem:
+            problems.append(f"the exchange: {self._published.problem}")
+        return Observation(
+            time=now,
+            groups=[self._statuses[group] for group in groups],
+            last_lines=last_lines,
+            exchange=self.exchange,
+            exit_code=self._events.exit_code,
+            problems=problems,
+        )
+
+    def _groups(self, in_exchange: Iterable[int]) -> list[int]:
+        found = {*in_exchange, *self._events.groups}
+        if self._record is not None:
+            found |= set(range(self._record.num_groups))
+        found |= self._directory.groups()
+        return sorted(found)
+
+    def _follow_events(self) -> None:
+        for path in self._directory.events():
+            try:
+                if path not in self._event_tails:
+                    self._event_tails[path] = untrusted.Tail(
+                        path, last_bytes=_EVENTS_BYTES
+                    )
+                self._events.take(self._event_tails[path].read())
+            except OSError as error:
+                self._note(path, error)
+
+    def _follow_metrics(self, status: group_status.GroupStatus) -> None:
+        path = self._directory.metrics(status.group)
+        try:
+            if status.group not in self._tails:
+                self._tails[status.group] = untrusted.Tail(
+                    path, last_bytes=_METRICS_BYTES
+                )
+            records = self._tails[status.group].read()
+        except OSError as error:
+            self._note(path, error)
+            return
+        if records:
+            # It stays in the record for good, and says how the run ended.
+            status.record.pop("event", None)
+        status.update(records)
+
+    def _last_sign(self, status: group_status.GroupStatus) -> float:
+        """Returns when a group last wrote anything; 0 if it never did."""
+        event = self._events.groups.get(status.group)
+        return max(
+            status.number("time") or 0.0,
+            self._directory.last_written(status.group),
+            event.last if event else 0.0,
+        )
+
+    def _judge(
+        self, status: group_status.GroupStatus, now: float, last_sign: float
+    ) -> None:
+        """Decides on the state of a group."""
+        status.silent_secs = None
+        told = self._events.groups.get(status.group)
+        trains = status.number("step") is not None
+        if told is None:
+            status.state = "running" if trains else "starting"
+            ended = status.record.get("event") == "end"
+            if ended or self._directory.has_results(status.group):
+                status.state = "done"
+            elif not last_sign and status.newest is not None:
+                status.state = "unknown"  # Its files are elsewhere.
+        else:
+            status.num_restarts = told.num_restarts
+            status.num_worker_restarts = told.num_worker_restarts
+            status.last_error = told.last_error
+            # A line of the attempt before says nothing of this one.
+            trains = (status.number("time") or 0.0) > told.since
+            status.state = told.state or "starting"
+            if status.state == "starting" and trains:
+                status.state = "running"
+        if status.state in run_events.ENDED:
+            self._add_log_error(status)
+            return
+        if self._events.exit_code is not None:
+            status.state = "stopped"
+            return
+        if self._is_lost(status.group):
+            status.state = "lost"
+            status.last_error = (
+                "its launcher and its tasks are gone, and nothing tells why: "
+                "killed, out of memory, or the machine went down"
+            )
+            return
+        silent_secs = max(0.0, now - last_sign)
+        limit = self._silent_secs
+        if not trains:
+            limit = max(limit, _START_SECS)
+        if last_sign and silent_secs > limit:
+            status.state, status.silent_secs = "silent", silent_secs
+        self._add_log_error(status)
+
+    def _is_lost(self, group: int) -> bool:
+        """Whether its launcher and all its tasks are known to be gone."""
+        record = self._record
+        return (
+            record is not None
+            and record.launcher_has_ended is True
+            and record.num_alive(group) == 0
+        )
+
+    def _add_log_error(self, status: group_status.GroupStatus) -> None:
+        found = last_error(self._directory.logs(status.group))
+        if found is None or status.state == "done":
+            return
+        if not status.last_error:
+            status.last_error = f"{found.text} ({found.log})"
+        elif found.ends_it and found.text not in status.last_error:
+            status.last_error += f"; {found.log} ends with: {found.text}"
+
+    def _note(self, path: pathlib.Path, error: Exception) -> None:
+        why = getattr(error, "strerror", None) or error
+        self._problems[str(path)] = untrusted.one_line(
+            f"{path} cannot be read: {why}"
+        )

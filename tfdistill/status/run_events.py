@@ -1,0 +1,262 @@
+"""What happened in a run: written line by line, and what the lines show.
+
+`logs/events.jsonl` in the run's directory grows by one JSON object a line and
+is never rewritten; that of an earlier run is renamed before the next begins.
+Each line has
+
+    time        Unix seconds
+    monotonic   the launcher's `time.monotonic()` at the same moment
+    event       what happened, see below
+    group       the group's index, or null where it concerns the whole run
+    task        the task's name, such as "group_0_worker_1", or null
+    attempt     how often the group has been started by then, from 1
+
+and what belongs to the event:
+
+    start       a task runs                                       pid
+    ready       a task is connected to its group
+    exit        a task has ended                                  exit_code
+    stopped_by_signal, continued   a task was stopped, or goes on after it
+    frozen      a task was stopped for too long, and is killed    silent_secs
+    stuck       a task made no progress for too long, and its group (or, of a
+                group with parameter servers, it alone) is killed
+                                                     silent_secs, phase
+    late        tasks did not start in time                       reason
+    worker_restart  a worker of a group with parameter servers will be started
+                    again                                         delay_secs
+    failed      the group has failed                   exit_code, reason
+    restart     the group will be started again        delay_secs, restart
+    done        the group is done
+    stopped     the group was told to end                         reason
+    end         the whole run has ended                           exit_code
+
+Where each group has a launcher of its own, as under Slurm, each keeps its own
+file, `events_group_<g>.jsonl`, and `start` stands for all of its tasks. Such a
+file goes on when the group does.
+
+`exit_code` is minus the number of the signal for a task that a signal ended.
+Where `failed` names a task, it is the one to blame. `launch.json` beside
+`logs` holds the process ids and attempts of the present moment.
+"""
+
+import dataclasses
+import json
+import pathlib
+import signal
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from tfdistill.system import untrusted
+
+NAME = "events.jsonl"
+
+
+def group_path(logs_dir: pathlib.Path, group: int) -> pathlib.Path:
+    """Returns the file of a group that has a launcher of its own.
+
+    Args:
+        logs_dir: The run's `logs`.
+        group: Index of the group.
+    """
+    return logs_dir / f"events_group_{group}.jsonl"
+
+
+class EventLog:
+    """Appends events to a file; each line is written at once and whole."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Opens the file.
+
+        Args:
+            path: File to append to; its directory exists.
+        """
+        self._file = path.open("ab", buffering=0)
+
+    def add(
+        self,
+        event: str,
+        *,
+        group: int | None = None,
+        task: str | None = None,
+        **details: Any,
+    ) -> None:
+        """Adds one event, as of now.
+
+        Args:
+            event: One of those above.
+            group: Index of the group.
+            task: Name of the task.
+            **details: What belongs to the event.
+        """
+        line = {
+            "time": time.time(),
+            "monotonic": time.monotonic(),
+            "event": event,
+            "group": group,
+            "task": task,
+            **details,
+        }
+        self._file.write(json.dumps(line).encode() + b"\n")
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def read(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns all events in a file so far.
+
+    Args:
+        path: File of a run, which may be in progress.
+    """
+    # What follows the last line break is still being written.
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupResult:
+    """How one group ended.
+
+    Attributes:
+        group: Index of the group.
+        state: `"done"`, `"failed"` or, if it was told to end, `"stopped"`.
+        exit_codes: Exit code of each task by name; minus the signal's number
+            for a task that a signal ended.
+        failed_task: Name of the task that failed first, to which the failure
+            of its peers is due; None if none failed by itself.
+        reason: What happened, in words; empty for a group that is done.
+        last_lines: The last lines of the failed task's log.
+        restarts: How often each worker was started again, by name, since the
+            group was last started; of a group with parameter servers only.
+        group_restarts: How often the whole group was started again.
+    """
+
+    group: int
+    state: str
+    exit_codes: Mapping[str, int | None]
+    failed_task: str | None
+    reason: str
+    last_lines: tuple[str, ...]
+    restarts: Mapping[str, int]
+    group_restarts: int = 0
+
+
+def describe(code: int) -> str:
+    """Returns an exit code in words.
+
+    Args:
+        code: Minus the signal's number for a task that a signal ended.
+    """
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    return f"was ended by signal {-code} ({name})"
+
+
+ENDED = ("done", "failed", "stopped")
+
+
+@dataclasses.dataclass
+class EventState:
+    """One group by its events.
+
+    Attributes:
+        state: `starting`, `running`, `done`, `failed`, `stopped` or
+            `restarting`; empty before the first event.
+        since: When it last started, in Unix seconds; 0 if not known.
+        last: Time of its last event.
+        attempt: How often it has been started, from 1.
+        num_restarts: How often it was started again, or will be.
+        num_worker_restarts: Of workers, since it was last started.
+        last_error: Why it, or a task of it, last failed; empty if none did.
+        last_error_time: When; 0 if none did.
+    """
+
+    state: str = ""
+    since: float = 0.0
+    last: float = 0.0
+    attempt: int = 0
+    num_restarts: int = 0
+    num_worker_restarts: int = 0
+    last_error: str = ""
+    last_error_time: float = 0.0
+
+
+class EventStates:
+    """Follows the events of a run.
+
+    Attributes:
+        groups: What is known of each group that had an event.
+        exit_code: The launcher's, once it has ended; None before.
+    """
+
+    def __init__(self) -> None:
+        """Knows nothing yet."""
+        self.groups: dict[int, EventState] = {}
+        self.exit_code: int | None = None
+
+    def take(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Takes in newer events, the newest last.
+
+        Args:
+            events: Lines of events.jsonl; what is not one is left out.
+        """
+        for event in events:
+            name = event.get("event")
+            group = untrusted.whole(event.get("group"))
+            if name == "end":
+                self.exit_code = untrusted.whole(event.get("exit_code"))
+            if (
+                isinstance(name, str)
+                and group is not None
+                and 0 <= group < 10**6
+            ):
+                self._take(
+                    self.groups.setdefault(group, EventState()), name, event
+                )
+
+    def _take(
+        self, found: EventState, name: str, event: Mapping[str, Any]
+    ) -> None:
+        before = found.state
+        time = untrusted.number(event.get("time")) or 0.0
+        attempt = untrusted.whole(event.get("attempt")) or 0
+        found.last = max(found.last, time)
+        if name == "start" and (attempt > found.attempt or before in ENDED):
+            found.attempt, found.since = attempt, time
+            found.state, found.num_worker_restarts = "starting", 0
+        elif name == "ready" and found.state == "starting":
+            found.state = "running"
+        elif name in ENDED:
+            found.state = name
+        elif name == "restart":
+            found.state = "restarting"
+            restart = untrusted.whole(event.get("restart"))
+            found.num_restarts = restart or found.num_restarts
+        elif name == "worker_restart":
+            found.num_worker_restarts += 1
+        error = _error(name, event)
+        # What ends after the group has failed, or was told to, is no error.
+        if error and (name != "exit" or before in ("starting", "running")):
+            found.last_error, found.last_error_time = error, time
+
+
+def _error(name: str, event: Mapping[str, Any]) -> str:
+    """Returns what went wrong in one event; empty if nothing did."""
+    task = untrusted.one_line(event.get("task") or "", max_chars=80)
+    if name in ("failed", "late"):
+        return untrusted.one_line(event.get("reason") or name)
+    if name in ("frozen", "stuck"):
+        secs = untrusted.number(event.get("silent_secs")) or 0.0
+        what = "was stopped" if name == "frozen" else "made no progress"
+        return f"{task or 'it'} {what} for {secs:.0f} s"
+    code = untrusted.whole(event.get("exit_code"))
+    if name == "exit" and code:
+        return f"{task} {describe(code)}"
+    return ""

@@ -1,0 +1,1 @@
+"""What Python, Keras and the machine give, made safe to rely on."""

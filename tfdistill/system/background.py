@@ -1,0 +1,172 @@
+"""Work beside the training thread: one job at a time, pauses, durations."""
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+
+_log = logging.getLogger(__name__)
+
+
+class OneJobThread:
+    """Does a job in the background, if it is not busy with another."""
+
+    def __init__(self, name: str, *, job: str = "export") -> None:
+        """Starts the thread.
+
+        Args:
+            name: Name of the thread.
+            job: What it writes, for the log.
+        """
+        self._job = job
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(1)
+        self._idle = threading.Semaphore(1)
+        self._thread = threading.Thread(
+            target=self._run, name=name, daemon=True
+        )
+        self._thread.start()
+
+    def submit(self, job: Callable[[], None], *, wait_secs: float) -> bool:
+        """Hands over a job, if the thread is idle within `wait_secs`."""
+        if not self._idle.acquire(timeout=wait_secs or 0.0):
+            return False
+        self._jobs.put(job)
+        return True
+
+    def wait_idle(self, timeout_secs: float) -> bool:
+        """Waits until no job is in progress; whether that is so in time."""
+        if not self._idle.acquire(timeout=timeout_secs):
+            return False
+        self._idle.release()
+        return True
+
+    def close(self, timeout_secs: float) -> None:
+        """Waits for the job in progress and ends the thread."""
+        self._jobs.put(None)
+        self._thread.join(timeout_secs)
+        if self._thread.is_alive():
+            _log.warning(
+                "The last %s was not written within %.0f s; it is given up. "
+                "Is its storage out of reach?",
+                self._job,
+                timeout_secs,
+            )
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception:  # Training must not end for a file.
+                _log.exception("The %s failed; training goes on.", self._job)
+            finally:
+                self._idle.release()
+
+
+def delay_secs(
+    num_failures: int, *, first_secs: float, longest_secs: float
+) -> float:
+    """Returns the pause after some failures in a row.
+
+    Args:
+        num_failures: Failures before this one.
+        first_secs: The pause after the first; each is twice the one before.
+        longest_secs: What no pause exceeds.
+    """
+    # No float has room for 2 to the power of many thousands.
+    return min(first_secs * 2.0 ** min(num_failures, 64), longest_secs)
+
+
+class Backoff:
+    """Doubles the pause with each failure in a row; a success ends it.
+
+    Example:
+    >>> now = 100.0
+    >>> pause = Backoff(first_secs=1.0, longest_secs=30.0, clock=lambda: now)
+    >>> pause.failed()
+    >>> pause.is_over
+    False
+    >>> now += 1.0
+    >>> pause.is_over
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        first_secs: float,
+        longest_secs: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Starts without a pause.
+
+        Args:
+            first_secs: Seconds of the first pause, > 0.
+            longest_secs: Seconds that no pause exceeds, >= `first_secs`.
+            clock: Seconds of a clock that never goes backwards. Default:
+                `time.monotonic`.
+        """
+        if not 0 < first_secs <= longest_secs:
+            raise ValueError(
+                "`first_secs` must be > 0 and at most `longest_secs`; received "
+                f"{first_secs!r} and {longest_secs!r}."
+            )
+        self._first_secs = first_secs
+        self._longest_secs = longest_secs
+        self._clock = clock
+        self._num_failures = 0
+        self._until: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is time to try again."""
+        until = self._until
+        return until is None or self._clock() >= until
+
+    def failed(self) -> None:
+        """Starts a pause, twice as long as the one before."""
+        self._until = self._clock() + delay_secs(
+            self._num_failures,
+            first_secs=self._first_secs,
+            longest_secs=self._longest_secs,
+        )
+        self._num_failures += 1
+
+    def succeeded(self) -> None:
+        """Ends the pause; the next one is short again."""
+        self._num_failures = 0
+        self._until = None
+
+
+class WorkTimes:
+    """Seconds of one kind of work, measured on the thread that does it.
+
+    One thread measures and others may read: each figure is replaced as a
+    whole.
+
+    Attributes:
+        last_secs: Seconds of the last time; None before the first.
+        total_secs: Seconds of all times.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Has measured nothing yet.
+
+        Args:
+            clock: Seconds of a clock that never goes backwards.
+        """
+        self._clock = clock
+        self.last_secs: float | None = None
+        self.total_secs = 0.0
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measures what is done within, also where it fails."""
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            self.last_secs = self._clock() - begin
+            self.total_secs += self.last_secs

@@ -1,0 +1,319 @@
+"""The private Keras names this package needs: each with its reason and check.
+
+Nothing else in the package touches a private name of Keras or TensorFlow.
+`tests/keras_internals_test.py` fails on the day one of them changes.
+"""
+
+import inspect
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import stateless_scope
+from keras.src.backend.tensorflow import optimizer as tf_optimizer
+from keras.src.backend.tensorflow import trainer as tf_trainer
+from tensorflow.python.data.ops import multi_device_iterator_ops
+
+
+def read_past(iterator: Any, num_batches: int) -> None:
+    """Reads batches and drops them.
+
+    A loop inside TensorFlow: asked from Python, an iterator over several
+    workers took 20 ms for each batch, minutes for a long training.
+
+    Args:
+        iterator: Of a data set, distributed or not.
+        num_batches: How many it must still have.
+    """
+    if not num_batches:
+        return
+
+    @tf.function(autograph=False)
+    def read(source: Any, count: tf.Tensor) -> None:
+        def step(done: tf.Tensor) -> tf.Tensor:
+            source.get_next()
+            return done + 1
+
+        tf.while_loop(
+            lambda done: done < count,
+            step,
+            [tf.zeros((), tf.int64)],
+            parallel_iterations=1,
+        )
+
+    read(iterator, tf.constant(num_batches, tf.int64))
+
+
+TESTED_KERAS = ("3.12", "3.16")
+
+
+def check_keras() -> None:
+    """Checks that this Keras has the private names used here.
+
+    Raises:
+        RuntimeError: Keras runs on another backend, or a name is missing.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise RuntimeError(
+            "tfdistill needs Keras on TensorFlow; received the backend "
+            f"{keras.backend.backend()!r}. Unset KERAS_BACKEND or set it to "
+            "'tensorflow'."
+        )
+    missing = [
+        f"{owner.__name__}.{name}"
+        for owner, name in (
+            (tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build"),
+            (tf_trainer.TensorFlowTrainer, "_symbolic_build"),
+            (tf_trainer.TFEpochIterator, "_enumerate_iterator"),
+            (tf_trainer.TFEpochIterator, "_get_iterator"),
+            (tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients"),
+            (tf_optimizer.TFOptimizer, "_get_variable_index"),
+            (keras.Layer, "_flatten_layers"),
+            (stateless_scope, "in_stateless_scope"),
+        )
+        if not hasattr(owner, name)
+    ]
+    if missing or "data_batch" not in _symbolic_build_arguments():
+        raise RuntimeError(
+            f"Keras {keras.__version__} lacks what tfdistill builds on "
+            f"({', '.join(missing) or '_symbolic_build(data_batch=)'}). "
+            f"Tested with Keras {TESTED_KERAS[0]} to {TESTED_KERAS[1]}: "
+            "install one of these."
+        )
+
+
+def _symbolic_build_arguments() -> list[str]:
+    build = tf_trainer.TensorFlowTrainer._symbolic_build
+    return list(inspect.signature(build).parameters)
+
+
+def leave_reduction_to_caller(optimizer: keras.Optimizer) -> None:
+    """Makes `optimizer.apply` take gradients that are already reduced.
+
+    Keras 3 clips in `apply` and sums over replicas only afterwards
+    (`BaseOptimizer._backend_apply_gradients`), so clipping sees one
+    replica's gradient and the update depends on the number of replicas.
+    `MultiWorkerTraining` sums first; the sum inside the optimizer has no public
+    switch and is turned off on this instance.
+
+    Args:
+        optimizer: A built or unbuilt Keras optimizer; one wrapped in a
+            `LossScaleOptimizer` is handled too.
+
+    Raises:
+        ValueError: The optimizer accumulates gradients.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    for instance in (optimizer, inner):
+        if instance is None:
+            continue
+        if instance.gradient_accumulation_steps:
+            # Keras updates inside a condition, where replicas cannot meet.
+            raise ValueError(
+                "`gradient_accumulation_steps` does not work on several "
+                "replicas; received "
+                f"{instance.gradient_accumulation_steps}. Use a larger global "
+                "batch on more replicas, or train on one device."
+            )
+        instance._all_reduce_sum_gradients = list
+
+
+def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
+    """Returns the place of a variable among those of a built optimizer.
+
+    Keras' own guide to writing optimizers finds slots this way; there is no
+    public name for it.
+
+    Args:
+        optimizer: A built optimizer.
+        variable: A Keras variable, or a replica's copy.
+    """
+    return int(optimizer._get_variable_index(variable))
+
+
+def build_from_spec(
+    model: keras.Model,
+    element_spec: Any,
+    *,
+    scope: Callable[[], Any],
+    optimized: Callable[[keras.Model], list[Any]] | None = None,
+) -> Any:
+    """Builds model, metrics, loss and optimizer from a data set's spec.
+
+    Keras builds from a batch that it reduces over the workers, which fails
+    for a tuple of `PerReplica` values (keras#20585). One replica's spec says
+    the same without reading any data.
+
+    Args:
+        model: The compiled model.
+        element_spec: Element spec of a `tf.data.Dataset` or distributed data
+            set: tensors specs or `PerReplica` specs of `[batch, ...]`.
+        scope: Returns the strategy's scope to build in.
+        optimized: Returns the built model's variables that its optimizer is
+            to keep slots for. Defaults to all trainable ones.
+
+    Returns:
+        The spec of one replica's inputs `x`.
+    """
+    batch = keras.tree.map_structure(_first_replica, element_spec)
+    optimizer = model.optimizer
+    build_optimizer = optimizer is not None and not optimizer.built
+    with scope():
+        try:
+            # Keras builds an optimizer that is not built, on all variables.
+            if build_optimizer:
+                optimizer.built = True
+            model._symbolic_build(data_batch=batch)
+        finally:
+            if build_optimizer:
+                optimizer.built = False
+        if build_optimizer:
+            optimizer.build(
+                optimized(model) if optimized else model.trainable_variables
+            )
+    return keras.utils.unpack_x_y_sample_weight(batch)[0]
+
+
+def _first_replica(spec: Any) -> Any:
+    """The spec of the first local replica; other specs are returned as is."""
+    if isinstance(spec, tf.distribute.DistributedValues) or hasattr(
+        spec, "_value_specs"
+    ):
+        return spec._value_specs[0]
+    return spec
+
+
+def distributed_element_spec(epoch_iterator: Any) -> Any:
+    """Returns the element spec of the data that `fit` is about to read.
+
+    `Trainer._maybe_symbolic_build` is handed Keras' private epoch iterator;
+    the distributed data set inside it is the only holder of the spec.
+
+    Args:
+        epoch_iterator: A `TFEpochIterator`.
+    """
+    return epoch_iterator._distributed_dataset.element_spec
+
+
+def jobs_of(strategy: tf.distribute.Strategy) -> dict[str, list[str]]:
+    """Returns the addresses of a strategy's tasks by job.
+
+    `ParameterServerStrategy` keeps its resolver where the public property
+    `cluster_resolver` does not look: that is None.
+
+    Args:
+        strategy: Any strategy.
+
+    Returns:
+        Addresses by job; empty for a strategy of one process.
+    """
+    resolver = strategy.cluster_resolver or getattr(
+        strategy, "_cluster_resolver", None
+    )
+    return dict(resolver.cluster_spec().as_dict()) if resolver else {}
+
+
+def all_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """Returns a layer and all layers inside it, from the outside in.
+
+    `keras.Model.layers` names those of a model, but a layer made of layers
+    has no such public attribute.
+    """
+    return list(layer._flatten_layers())
+
+
+def in_stateless_scope() -> bool:
+    """Whether variables made here get values only after a `StatelessScope`."""
+    return bool(stateless_scope.in_stateless_scope())
+
+
+def global_seed() -> int | None:
+    """Returns the seed of `tf.random.set_seed`, or None where none is set.
+
+    There is no public way to read it without drawing from it.
+    """
+    from tensorflow.python.eager import context
+
+    seed = context.global_seed()
+    return None if seed is None else int(seed)
+
+
+def pass_batches_on_without_autotune() -> None:
+    """Has strategies pass batches on to their devices without autotuning.
+
+    An iterator that goes away waits for its autotuning thread, which may miss
+    its wake-up and sleep on for as long as the iterator has lived: on 2 busy
+    cores 2 of 12 iterators of 12 s took 9 s and 20 s to go, 0 of 24 without
+    autotuning. `tf.distribute` makes these data sets itself and has no option
+    for it. Without the private function nothing is changed.
+    """
+    original = getattr(
+        multi_device_iterator_ops, "_create_device_dataset", None
+    )
+    if original is None or getattr(original, "has_no_autotune", False):
+        return
+
+    def create(*args: Any, **kwargs: Any) -> tf.data.Dataset:
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return original(*args, **kwargs).with_options(options)
+
+    create.has_no_autotune = True  # type: ignore[attr-defined]
+    multi_device_iterator_ops._create_device_dataset = create
+
+
+class EpochData:
+    """Says how far `fit` has read its data, and has it go on from there.
+
+    Keras keeps that in a private iterator over epochs, which always starts
+    at the first batch of an epoch.
+    """
+
+    def __init__(self, epoch_iterator: Any) -> None:
+        """Counts the iterators that a `TFEpochIterator` makes from now on."""
+        self._it = epoch_iterator
+        self._make = epoch_iterator._get_iterator
+        self._num_iterators = 0
+        epoch_iterator._get_iterator = self._counted
+
+    def _counted(self) -> Any:
+        self._num_iterators += 1
+        return self._make()
+
+    def position(self) -> dict[str, Any]:
+        """Returns where reading stands, as JSON has it."""
+        return {
+            "iterators": self._num_iterators,
+            "batches": self._it._steps_seen,
+            "is_kept": self._it._current_iterator is not None,
+            "num_batches": self._it._num_batches,
+        }
+
+    def go_to(self, position: dict[str, Any], *, batch: int) -> None:
+        """Has the first epoch go on at `position`, at its batch `batch`."""
+        self._it._enumerate_iterator = lambda: self._resumed(position, batch)
+
+    def _resumed(self, position: dict[str, Any], batch: int) -> Iterator[Any]:
+        it, current = self._it, iter(())
+        del it._enumerate_iterator
+        # Each iterator moves the seeds of shuffles on, read or not.
+        for _ in range(position["iterators"]):
+            current = iter(it._get_iterator())
+        if batch or position["is_kept"]:
+            read_past(current, position["batches"])
+        it._steps_seen = position["batches"]
+        it._num_batches = it._num_batches or position["num_batches"]
+        it._current_iterator = current if position["is_kept"] else None
+        whole = it.steps_per_epoch
+        limit = whole or it._num_batches
+        if batch and limit:
+            # Keras keeps the iterator where it was told a number of steps.
+            it.steps_per_epoch, it._current_iterator = limit - batch, current
+        elif batch:
+            it._get_iterator = lambda: current
+        for begin, end, source in it._enumerate_iterator():
+            it.steps_per_epoch, it._get_iterator = whole, self._counted
+            it._steps_seen += 0 if limit else batch
+            yield begin + batch, end + batch, source

@@ -1,0 +1,129 @@
+"""Whether a process lives and an address answers.
+
+`tfdistill.launcher.task_process` reads /proc by itself: it runs without this
+package.
+"""
+
+import enum
+import os
+import pathlib
+import socket
+from typing import NamedTuple
+
+PROC = pathlib.Path("/proc")
+
+
+class ProcessStatus(NamedTuple):
+    """A process at one moment.
+
+    Attributes:
+        state: One letter, such as `S` for one that sleeps.
+        started: When it began, in clock ticks since boot: with the process id
+            it names a process even after the id is used again.
+    """
+
+    state: str
+    started: int
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended; a zombie has."""
+        return self.state not in ("Z", "X")
+
+
+def status_of(pid: int) -> ProcessStatus | None:
+    """Returns the status of a process, or None where none is told."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The second field is the program's name, which may hold anything.
+    fields = text.rpartition(")")[2].split()
+    if len(fields) <= 19:
+        return None
+    return ProcessStatus(fields[0], int(fields[19]))
+
+
+def resident_bytes() -> int | None:
+    """Returns this process' resident memory, or None where none is told."""
+    try:
+        fields = (PROC / "self" / "statm").read_text().split()
+    except OSError:
+        return None
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def started(pid: int) -> int:
+    """Returns when a process began, in clock ticks; 0 where none is told."""
+    found = status_of(pid)
+    return found.started if found else 0
+
+
+def machine() -> str:
+    """Returns what names one boot of this machine, and this pid namespace.
+
+    Process ids mean something to those alone for whom it is the same. Empty
+    where the system does not tell.
+    """
+    try:
+        boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+        # Containers of one machine count their processes apart.
+        return f"{boot}/{os.readlink(PROC / 'self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def has_ended(pid: int, *, started: int) -> bool:
+    """Whether a process of this machine is known to have ended.
+
+    Args:
+        pid: Its id, which may be another process' by now.
+        started: When it began, as `of` tells.
+    """
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass  # It is another user's.
+    found = status_of(pid)
+    if found is None:
+        return False
+    return not found.is_alive or found.started != started
+
+
+_CONNECT_SECS = 2.0
+
+
+class Answer(enum.Enum):
+    """What became of an attempt to connect."""
+
+    OPEN = "takes connections"
+    REFUSED = "refuses connections"
+    SILENT = "does not answer"
+
+
+def ask(address: str, *, timeout_secs: float = _CONNECT_SECS) -> Answer:
+    """Connects to an address and hangs up.
+
+    Args:
+        address: `host:port`.
+        timeout_secs: Longest wait in seconds. Default 2.
+
+    Returns:
+        `OPEN` if somebody listens, `REFUSED` if the host is there and nobody
+        does, `SILENT` for all else, such as a host that is down or unknown.
+    """
+    host, _, port = address.rpartition(":")
+    peer = (host.strip("[]"), int(port))
+    try:
+        with socket.create_connection(peer, timeout=timeout_secs) as connection:
+            # Where nobody listens on a port that the kernel also hands out,
+            # a connection may by chance meet itself.
+            if connection.getsockname() == connection.getpeername():
+                return Answer.REFUSED
+    except ConnectionRefusedError:
+        return Answer.REFUSED
+    except OSError:
+        return Answer.SILENT
+    return Answer.OPEN

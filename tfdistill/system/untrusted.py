@@ -1,0 +1,166 @@
+"""What others wrote, read with distrust: text, JSON values, growing files."""
+
+import json
+import math
+import pathlib
+import re
+import socket
+import time
+from typing import Any
+
+# Colours and cursor movements; control characters other than tabs; what turns
+# the direction of text; and halves of surrogate pairs, which JSON may hold and
+# no stream can write.
+_CONTROL = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f"
+    r"\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def without_control(text: str) -> str:
+    """Returns a line without what would steer a terminal, or break a stream.
+
+    Args:
+        text: One line.
+
+    Example:
+        >>> without_control("a" + chr(27) + "[31mb" + chr(7))
+        'ab'
+    """
+    return _CONTROL.sub("", text)
+
+
+def one_line(value: Any, *, max_chars: int = 500) -> str:
+    r"""Returns any value as one line of bounded length.
+
+    Args:
+        value: What was read; text as it is, anything else as Python shows it.
+        max_chars: Longest line. Default 500.
+
+    Example:
+        >>> one_line("it failed:\n  no such file", max_chars=18)
+        'it failed: no s...'
+    """
+    text = value if isinstance(value, str) else repr(value)
+    text = without_control(" ".join(text[: 4 * max_chars].split()))
+    return text if len(text) <= max_chars else f"{text[: max_chars - 3]}..."
+
+
+_LINE_BYTES = 4096
+# What the programs of other languages, too, take for a whole number.
+_MAX_WHOLE = 2**63
+
+
+def number(value: Any) -> float | None:
+    """Returns a finite number as a float, or None for anything else.
+
+    Args:
+        value: What JSON held.
+
+    Example:
+        >>> number(3), number(True), number("3"), number(float("nan"))
+        (3.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        result = float(value)
+    except OverflowError:
+        return None
+    return result if math.isfinite(result) else None
+
+
+def whole(value: Any) -> int | None:
+    """Returns a whole number of 64 bits, or None for anything else.
+
+    Args:
+        value: What JSON held.
+
+    Example:
+        >>> whole(-3), whole(True), whole(3.0), whole(10**30)
+        (-3, None, None, None)
+    """
+    if type(value) is int and -_MAX_WHOLE <= value < _MAX_WHOLE:
+        return value
+    return None
+
+
+def receive(
+    connection: socket.socket, *, limit_secs: float
+) -> dict[str, Any] | None:
+    """Reads one line that holds a JSON object, whoever sent it.
+
+    Args:
+        connection: Where the line comes from.
+        limit_secs: Longest wait for the whole line, in seconds.
+
+    Returns:
+        The object; None for anything else, and if no whole line came in time.
+    """
+    deadline = time.monotonic() + limit_secs
+    received = b""
+    try:
+        while not received.endswith(b"\n") and len(received) < _LINE_BYTES:
+            remaining_secs = deadline - time.monotonic()
+            if remaining_secs <= 0:
+                return None
+            connection.settimeout(remaining_secs)
+            block = connection.recv(_LINE_BYTES)
+            if not block:
+                return None
+            received += block
+        message = json.loads(received)
+    # UTF-8 and the digits of a number raise ValueError; depth, RecursionError.
+    except (OSError, ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
+class Tail:
+    """Reads the records that are appended to one file from now on."""
+
+    def __init__(self, path: pathlib.Path, *, last_bytes: int = 0) -> None:
+        """Remembers where the file ends now, if it exists.
+
+        Args:
+            path: File of JSON objects, one a line. It may appear later.
+            last_bytes: How much of what is there now is read, too. Default 0.
+        """
+        self._path = path
+        self._partial = b""
+        self._inode, size = self._find()
+        # What begins within a line is no JSON object, and is left out.
+        self._offset = max(0, size - last_bytes)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Returns the records completed since the last call.
+
+        Lines that are not JSON objects are left out: a task may have been
+        killed in the middle of one.
+        """
+        inode, size = self._find()
+        if inode != self._inode or size < self._offset:
+            self._inode, self._offset, self._partial = inode, 0, b""
+        if size == self._offset:
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        self._offset += len(data)
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        return [record for line in lines if (record := _parse(line))]
+
+    def _find(self) -> tuple[int, int]:
+        try:
+            stat = self._path.stat()
+        except FileNotFoundError:
+            return 0, 0
+        return stat.st_ino, stat.st_size
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}

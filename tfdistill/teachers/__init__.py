@@ -1,0 +1,1 @@
+"""From a peer's version to the distillation term of a step."""

@@ -1,0 +1,374 @@
+"""What a version must pass before it teaches: files, specs, schema, a batch.
+
+Two models may have the same shapes and yet other classes, words or columns.
+Their predictions then fit together by shape alone, and nothing fails.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.exchange import versions
+from tfdistill.exports import graph_check
+from tfdistill.exports import student_graph
+from tfdistill.teachers import peer
+
+# Of a manifest's `extras`.
+SCHEMA_FIELD = "schema"
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_BLOCK_BYTES = 1024 * 1024
+
+
+def digests(schema: Mapping[str, Any]) -> dict[str, str]:
+    """Hashes each part of a schema.
+
+    Args:
+        schema: What must be the same in every group, by names of your own,
+            such as `{"labels": ["cat", "dog"], "vocabulary":
+            pathlib.Path("words.txt"), "features": {"age": "years"}}`. A path
+            stands for its file's bytes, anything else for itself as JSON:
+            text, numbers, lists and dicts.
+
+    Returns:
+        SHA-256 in hexadecimal by name.
+
+    Raises:
+        ValueError: A name or a part cannot be hashed.
+        OSError: A file cannot be read.
+
+    Example:
+        >>> digests({"labels": ["a", "b"]}) == digests({"labels": ("a", "b")})
+        True
+        >>> digests({"labels": ["a", "b"]}) == digests({"labels": ["b", "a"]})
+        False
+    """
+    found = {}
+    for name, part in schema.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(
+                "The names in a `schema` must be 1 to 64 letters, digits, "
+                f"'_', '.' or '-'; received {name!r}."
+            )
+        digest = hashlib.sha256()
+        if isinstance(part, os.PathLike):
+            with open(part, "rb") as file:
+                while block := file.read(_BLOCK_BYTES):
+                    digest.update(block)
+        else:
+            digest.update(_text(name, part).encode())
+        found[name] = digest.hexdigest()
+    return found
+
+
+def _text(name: str, part: Any) -> str:
+    try:
+        return json.dumps(part, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"The part {name!r} of a `schema` must be a pathlib.Path, or "
+            f"something that JSON can hold; received {type(part).__name__}: "
+            f"{error}."
+        ) from error
+
+
+class Wanted:
+    """The schema that peers must have.
+
+    Attributes:
+        ours: What `digests` returned; empty where nothing is compared.
+        only_warn: Whether another one is taken, with a warning.
+    """
+
+    def __init__(
+        self, schema: Mapping[str, Any] | None, only_warn: bool
+    ) -> None:
+        """Hashes the schema.
+
+        Args:
+            schema: See `digests`; None for nothing to be compared.
+            only_warn: Whether another one is taken, with a warning.
+
+        Raises:
+            ValueError: The schema cannot be hashed, or there is none.
+            OSError: A file of it cannot be read.
+        """
+        if only_warn and not schema:
+            raise ValueError(
+                "`allow_other_schemas` must come with a `schema` to compare; "
+                f"received schema={schema!r}. Leave it out."
+            )
+        self.ours = digests(schema or {})
+        self.only_warn = only_warn
+
+
+def schema_difference(ours: Mapping[str, str], theirs: Any) -> str | None:
+    """Says how a peer's schema differs from ours.
+
+    Args:
+        ours: What `digests` returned.
+        theirs: What the peer's manifest says; None where it says nothing.
+
+    Returns:
+        None where they are equal, else one sentence about the first part that
+        differs. Where we have no schema, none of theirs differs.
+    """
+    if not ours:
+        return None
+    if not isinstance(theirs, Mapping):
+        return "its manifest says nothing of its schema."
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in theirs:
+            return f"its manifest says nothing of the schema's {name!r}."
+        if name not in ours:
+            return f"its schema has a part {name!r}, which ours has not."
+        if theirs[name] != ours[name]:
+            return f"its {name!r} must be those of this group, and are others."
+    return None
+
+
+_log = logging.getLogger(__name__)
+# Of a mean in float32: the uniform distribution itself is allowed.
+_ROUNDING = 1e-5
+
+
+class Canary:
+    """A small batch of real inputs, and perhaps their labels.
+
+    Each version of a peer, and each fixed SavedModel, predicts it before it is
+    put in place. One whose outputs are not finite or have another shape is
+    refused; with labels, so is one that does worse than knowing nothing. The
+    batch is held out by the user: an untrained student fails it by its labels,
+    so leave them out, or widen `margin`, where peers publish from the start.
+    """
+
+    def __init__(
+        self,
+        inputs: Any,
+        *,
+        labels: Any = None,
+        from_logits: bool = True,
+        margin: float = 0.5,
+    ) -> None:
+        """Checks the labels.
+
+        Args:
+            inputs: As the student is called with, `[batch, ...]`.
+            labels: Class indices `[batch, ...]`, or 0 and 1 for a student of
+                one output. The student must then have one output tensor,
+                `[batch, ..., classes]`. Default: outputs are only looked at.
+            from_logits: Whether the outputs are logits, not probabilities.
+            margin: The mean cross-entropy, in nats, may exceed that of the
+                uniform distribution by this much. Default 0.5.
+
+        Raises:
+            ValueError: An argument is not as above.
+        """
+        if not 0 <= margin < math.inf:
+            raise ValueError(
+                f"`margin` must be finite and >= 0; received {margin}."
+            )
+        self.inputs = keras.tree.map_structure(tf.convert_to_tensor, inputs)
+        sizes = {int(t.shape[0]) for t in keras.tree.flatten(self.inputs)}
+        self._labels = None if labels is None else np.asarray(labels)
+        if self._labels is not None:
+            sizes.add(len(self._labels))
+            if self._labels.dtype.kind not in "iub":
+                raise ValueError(
+                    "`labels` must be whole numbers, class indices; received "
+                    f"{self._labels.dtype}."
+                )
+        if len(sizes) != 1 or 0 in sizes:
+            raise ValueError(
+                "`inputs` and `labels` must have one and the same number of "
+                f"examples, >= 1; received {sorted(sizes)}."
+            )
+        self._batch_size = sizes.pop()
+        self._from_logits = from_logits
+        self._margin = margin
+
+    def check(
+        self, predict: Callable[[Any], list[Any]], output_spec: Any
+    ) -> None:
+        """Asks a teacher.
+
+        Args:
+            predict: From inputs to the flat list of outputs.
+            output_spec: Structure of `tf.TensorSpec` of the student's outputs.
+
+        Raises:
+            ValueError: Its answer is not sensible; the message says why.
+        """
+        wanted = keras.tree.flatten(output_spec)
+        outputs = [tf.convert_to_tensor(t) for t in predict(self.inputs)]
+        if len(outputs) != len(wanted):
+            raise ValueError(
+                f"its outputs on the canary batch must be {len(wanted)}; "
+                f"received {len(outputs)}."
+            )
+        for output, spec in zip(outputs, wanted, strict=True):
+            shape = tf.TensorShape([self._batch_size, *spec.shape[1:]])
+            if not shape.is_compatible_with(output.shape):
+                raise ValueError(
+                    f"its outputs on the canary batch must have the shape "
+                    f"{shape}; received {output.shape}."
+                )
+            finite = tf.math.is_finite(tf.cast(output, tf.float32))
+            if not bool(tf.reduce_all(finite)):
+                raise ValueError(
+                    "its outputs on the canary batch must be finite; received "
+                    "NaN or infinite ones."
+                )
+        if self._labels is not None:
+            self._check_against_uniform(outputs)
+
+    def _check_against_uniform(self, outputs: list[tf.Tensor]) -> None:
+        if len(outputs) != 1:
+            raise ValueError(
+                "a canary batch with labels is for students of one output; "
+                f"received {len(outputs)}. Leave the labels out."
+            )
+        logits = self._logits(tf.cast(outputs[0], tf.float32))
+        num_classes = int(logits.shape[-1])
+        logits = tf.reshape(logits, [-1, num_classes])
+        labels = np.asarray(self._labels).reshape(-1)
+        if (
+            len(labels) != len(logits)
+            or not ((labels >= 0) & (labels < num_classes)).all()
+        ):
+            raise ValueError(
+                f"the canary batch's labels must be {len(logits)} numbers in 0 "
+                f"to {num_classes - 1}; received {len(labels)}, up to "
+                f"{labels.max()}."
+            )
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        loss = float(tf.reduce_mean(losses))
+        most = math.log(num_classes) + self._margin
+        if not loss <= most + _ROUNDING:
+            _log.info("The cross-entropy on the canary batch is %.4f.", loss)
+            # One digit: a reason is told once, and each version of a peer
+            # that has diverged would have another number.
+            raise ValueError(
+                "its cross-entropy on the canary batch must be at most "
+                f"{most:.3f}, that of the uniform distribution and a margin; "
+                f"received about {loss:.1g}."
+            )
+
+    def _logits(self, outputs: tf.Tensor) -> tf.Tensor:
+        """Gives outputs a logit for each class; one output is that of 1."""
+        if self._from_logits:
+            logits, other = outputs, tf.zeros_like(outputs)
+        else:
+            logits = tf.math.log(tf.clip_by_value(outputs, 1e-12, 1.0))
+            other = tf.math.log(tf.clip_by_value(1 - outputs, 1e-12, 1.0))
+        if outputs.shape[-1] == 1:
+            logits = tf.concat([other, logits], axis=-1)
+        return logits
+
+
+class VersionScreen:
+    """Checks the files, the size, the specs and the schema of a version."""
+
+    def __init__(
+        self,
+        graph: student_graph.StudentGraph,
+        *,
+        schema: Wanted | None = None,
+    ) -> None:
+        """Reads nothing.
+
+        Args:
+            graph: The student's traced inference.
+            schema: What peers must have. Default: nothing is compared.
+        """
+        self._graph = graph
+        self._schema = schema or Wanted(None, False)
+        self._told: set[str] = set()
+
+    def __call__(self, version: versions.Version) -> None:
+        """Checks one version.
+
+        Raises:
+            RejectedError: It must not be read.
+        """
+        found = version.manifest
+        own_graph = found.graph_fingerprint == self._graph.fingerprint
+        try:
+            graph_check.check_names(found.files)
+            graph_check.check_size(
+                version.num_bytes, self._graph, own_graph=own_graph
+            )
+        except ValueError as error:
+            raise peer.RejectedError(str(error)) from error
+        for what, ours, said in (
+            ("inputs", self._graph.input_spec, found.inputs),
+            ("outputs", self._graph.output_spec, found.outputs),
+        ):
+            check_spec(what, student_graph.to_json(ours, what), said)
+        self._check_schema(version)
+
+    def _check_schema(self, version: versions.Version) -> None:
+        theirs = version.manifest.extras.get(SCHEMA_FIELD)
+        difference = schema_difference(self._schema.ours, theirs)
+        if difference is None:
+            return
+        if not self._schema.only_warn:
+            raise peer.RejectedError(
+                f"{difference} Give every group's StudentExporter and "
+                "TeacherSet the same `schema`, or set "
+                "TeacherSet(allow_other_schemas=True)."
+            )
+        if difference not in self._told:
+            self._told.add(difference)
+            _log.warning(
+                "Obeying the teacher of group %d, though %s",
+                version.group,
+                difference,
+            )
+
+
+def check_spec(what: str, ours: dict[str, Any], theirs: Any) -> None:
+    """Checks a version's inputs or outputs against the student's.
+
+    Args:
+        what: `"inputs"` or `"outputs"`.
+        ours: What `specs.to_json` made of the student's.
+        theirs: What the version's manifest says.
+
+    Raises:
+        RejectedError: They differ in names, shapes or kinds of numbers.
+    """
+
+    def kinds(spec: Any) -> Any:
+        return {
+            name: (leaf["shape"], _kind(leaf["dtype"]))
+            for name, leaf in spec.items()
+        }
+
+    try:
+        same = kinds(ours) == kinds(theirs)
+    except (AttributeError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise peer.RejectedError(
+            f"its {what} must be those of the student, {ours}; received "
+            f"{theirs}."
+        )
+
+
+def _kind(name: str) -> str:
+    """What a dtype must have in common: numbers of other widths are cast."""
+    dtype = tf.as_dtype(name)
+    if dtype.is_floating:
+        return "float"
+    return "integer" if dtype.is_integer else dtype.name

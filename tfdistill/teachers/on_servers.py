@@ -1,0 +1,422 @@
+"""Teachers of a parameter-server group: tables on servers, the rest on workers.
+
+A teacher's tables lie in shards beside the student's, each with room for two
+versions: one in use, one being read. Its dense weights are kept by every
+worker, which fetches them once for each version. Which version and which half
+are in force travels with each execution, so a swap stops nobody, and one
+execution never mixes two versions.
+
+Parameter servers hold what workers share. What a worker keeps for itself
+(teachers' dense weights, counts of bad batches) must not cost a message each
+step, and must come back by itself on a worker that was restarted. The public
+operations of resource variables do both: a handle is found by name on the
+worker that runs the function, and made there if it is not.
+"""
+
+import contextlib
+import time
+import typing
+import uuid
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.embedding import layer
+from tfdistill.embedding import rows
+from tfdistill.exchange import versions
+from tfdistill.exports import saved_model
+from tfdistill.exports import server_bundle
+from tfdistill.exports import student_graph
+from tfdistill.parameter_server import trainer
+from tfdistill.teachers import options
+from tfdistill.teachers import peer
+from tfdistill.teachers import slot as teacher_slot
+from tfdistill.teachers import soft_targets
+
+
+class WorkerVariable:
+    """A variable of the worker on which a function happens to run.
+
+    Use it inside `opened`, in a function that a worker runs.
+    """
+
+    def __init__(self, initial: Any, *, name: str) -> None:
+        """Makes nothing yet.
+
+        Args:
+            initial: Value, as an array, on a worker that has none yet.
+            name: For people.
+        """
+        self._initial = np.asarray(initial)
+        self.dtype = tf.as_dtype(self._initial.dtype)
+        self.shape = tf.TensorShape(self._initial.shape)
+        # Never that of an earlier run: servers outlive a coordinator.
+        self._shared_name = f"tfdistill/{name}/{uuid.uuid4().hex}"
+        self._handle: tf.Tensor | None = None
+
+    def value(self) -> tf.Tensor:
+        """Returns the value on this worker."""
+        value = tf.raw_ops.ReadVariableOp(
+            resource=self._opened_handle(), dtype=self.dtype
+        )
+        value.set_shape(self.shape)
+        return value
+
+    def assign(self, value: Any) -> None:
+        """Sets the value on this worker."""
+        tf.raw_ops.AssignVariableOp(
+            resource=self._opened_handle(), value=tf.cast(value, self.dtype)
+        )
+
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
+        """Converts to a tensor: the value on this worker."""
+        value = self.value()
+        return value if dtype is None else tf.cast(value, dtype)
+
+    def _opened_handle(self) -> tf.Tensor:
+        if self._handle is None:
+            raise RuntimeError(
+                f"{self._shared_name} must be used inside worker_variable."
+                "opened, in a function that a worker runs."
+            )
+        return self._handle
+
+    def _open(self) -> None:
+        self._handle = tf.raw_ops.VarHandleOp(
+            dtype=self.dtype, shape=self.shape, shared_name=self._shared_name
+        )
+        tf.cond(
+            tf.raw_ops.VarIsInitializedOp(resource=self._handle),
+            lambda: tf.constant(True),
+            self._initialize,
+        )
+
+    def _initialize(self) -> tf.Tensor:
+        self.assign(self._initial)
+        return tf.constant(True)
+
+
+@contextlib.contextmanager
+def opened(variables: Sequence[WorkerVariable]) -> Iterator[None]:
+    """Makes variables usable while one function is traced.
+
+    Args:
+        variables: All that the function uses. Each gets one handle, so that
+            reads and writes keep their order.
+    """
+    before = [variable._handle for variable in variables]
+    for variable in variables:
+        variable._open()
+    try:
+        yield
+    finally:
+        for variable, handle in zip(variables, before, strict=True):
+            variable._handle = handle
+
+
+class _HalfOfRows:
+    """One half of a shard that has room for two versions."""
+
+    def __init__(self, rows: tf.Variable, half: tf.Tensor) -> None:
+        self._rows = rows
+        self._start = half * (int(rows.shape[0]) // 2)
+        self.dtype = rows.dtype
+        self.shape = tf.TensorShape([rows.shape[0] // 2, rows.shape[1]])
+
+    def gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        with tf.device(self._rows.device):
+            return tf.gather(self._rows, tf.cast(rows, tf.int64) + self._start)
+
+
+class RemoteSlot(teacher_slot.TeacherSlot):
+    """The place of one teacher of a parameter-server group."""
+
+    def __init__(
+        self,
+        name: str,
+        graph: student_graph.StudentGraph,
+        *,
+        wait_until_free: Any,
+    ) -> None:
+        """Makes an empty place. Call it in the strategy's scope.
+
+        Args:
+            name: Name for logs.
+            graph: The student's traced inference.
+            wait_until_free: Waits until no execution in flight uses the half
+                that was swapped out last.
+        """
+        super().__init__(name, graph)
+        self._wait_until_free = wait_until_free
+        self.half = 0
+        self._tables = {
+            index: [_two_halves(shard.value) for shard in variable.layer.shards]
+            for index, variable in enumerate(graph.variables)
+            if isinstance(variable, layer.LogicalTable)
+        }
+        self._masters: dict[int, tf.Variable] = {}
+        self._local: dict[int, WorkerVariable] = {}
+        for index, variable in enumerate(graph.variables):
+            if index in self._tables:
+                continue
+            dtype = tf.as_dtype(variable.dtype)
+            self._masters[index] = tf.Variable(
+                tf.zeros([2, *variable.shape], dtype), trainable=False
+            )
+            self._local[index] = WorkerVariable(
+                np.zeros(variable.shape, dtype.as_numpy_dtype),
+                name=f"{name}_{index}",
+            )
+        self._version = WorkerVariable(np.int64(-1), name=f"{name}_version")
+        self._half: tf.Tensor | None = None
+        self._on_trial = tf.function(self._infer_on_trial, autograph=False)
+
+    # ---- on a worker ----
+
+    @property
+    def worker_variables(self) -> list[WorkerVariable]:
+        """What each worker keeps of this teacher."""
+        return [*self._local.values(), self._version]
+
+    def use(self, arguments: tf.Tensor) -> None:
+        """Takes the version that an execution is to use.
+
+        Args:
+            arguments: int64 `[4]`: version, in use, half, share.
+        """
+        version, in_use, self._half, _ = tf.unstack(arguments)
+        is_new = (in_use > 0) & tf.not_equal(version, self._version.value())
+
+        def fetch() -> tf.Tensor:
+            for index, master in self._masters.items():
+                with tf.device(master.device):
+                    value = tf.gather(master, self._half)
+                self._local[index].assign(value)
+            self._version.assign(version)
+            return tf.constant(True)
+
+        tf.cond(is_new, fetch, lambda: tf.constant(False))
+
+    def _own_graph(self) -> tuple[Any, list[Any]]:
+        return self._infer, []
+
+    def _infer(self, inputs: Any) -> list[tf.Tensor]:
+        values = [
+            [_HalfOfRows(rows, self._half) for rows in self._tables[index]]
+            if index in self._tables
+            else self._local[index].value()
+            for index in range(len(self._graph.variables))
+        ]
+        return keras.tree.flatten(self._graph.infer_from(values, inputs))
+
+    # ---- in the background, on the coordinator ----
+
+    def _read_values(
+        self, version: versions.Version, expected: Any
+    ) -> saved_model.Snapshot:
+        """Reads a version into the half that is not in use."""
+        self._wait_until_free()
+        half, prefix = 1 - self.half, f"{version.path}/variables/variables"
+        keys = list(expected)
+        dense = saved_model.read_variables(
+            version.path,
+            {keys[index]: expected[keys[index]] for index in self._masters},
+        )
+        for master, value in zip(self._masters.values(), dense, strict=True):
+            with tf.device(master.device):
+                row = tf.cast(value, master.dtype)[tf.newaxis]
+                rows.write_rows(master, half, row)
+        for index, shards in self._tables.items():
+            finite = server_bundle.read_rows(
+                prefix, keys[index], shards, half=half
+            )
+            if not finite:
+                raise peer.RejectedError(
+                    f"{keys[index]} holds NaN or infinite values."
+                )
+        return []
+
+    def _predict(self, values: Any, inputs: Any) -> list[Any]:
+        """Runs the version in the half that is not in use."""
+        half = tf.constant(1 - self.half, tf.int64)
+        return list(self._on_trial(half, inputs))
+
+    def _infer_on_trial(self, half: tf.Tensor, inputs: Any) -> list[tf.Tensor]:
+        values: list[Any] = []
+        for index in range(len(self._graph.variables)):
+            if index in self._tables:
+                shards = self._tables[index]
+                values.append([_HalfOfRows(rows, half) for rows in shards])
+                continue
+            master = self._masters[index]
+            with tf.device(master.device):
+                values.append(tf.gather(master, half))
+        return keras.tree.flatten(self._graph.infer_from(values, inputs))
+
+    def _install(self, values: saved_model.Snapshot) -> None:
+        self.half = 1 - self.half
+
+
+def _two_halves(shard: tf.Variable) -> tf.Variable:
+    strategy = tf.distribute.get_strategy()
+    shape = [2 * int(shard.shape[0]), int(shard.shape[1])]
+    with strategy.extended.colocate_vars_with(shard):
+        return tf.Variable(
+            lambda: tf.zeros(shape, shard.dtype), trainable=False
+        )
+
+
+_FREE_TIMEOUT_SECS, _FREE_POLL_SECS = 600.0, 0.02
+# What travels for each teacher: version, whether it is in use, which half, and
+# what it counts by its age in seconds, in millionths.
+_NUM_FIELDS, _SHARE_UNIT = 4, 1_000_000
+
+
+class RemoteTeachers:
+    """What the executions of a group need to know of its teachers."""
+
+    def __init__(self, options: options.TeacherOptions) -> None:
+        """Makes no slot yet.
+
+        Args:
+            options: Of the teachers.
+        """
+        self.state = soft_targets.TeacherState.of(
+            options,
+            shared=WorkerVariable,
+            of_replica=WorkerVariable,
+        )
+        self.slots: list[RemoteSlot] = []
+        self._max_bad_batches = options.max_bad_batches
+        self._bad = np.zeros([options.num_teachers], bool)
+        self._num_scheduled = self._num_done = 0
+        self._swapped_at = 0
+
+    def make_slot(
+        self, name: str, graph: student_graph.StudentGraph
+    ) -> RemoteSlot:
+        """Makes the place of one more teacher, in the strategy's scope."""
+        slot = RemoteSlot(name, graph, wait_until_free=self._wait_until_free)
+        self.slots.append(slot)
+        return slot
+
+    # ---- on the coordinator ----
+
+    def arguments(self) -> tf.Tensor:
+        """Returns what the next execution is to use, int64 `[teachers, 4]`."""
+        self._num_scheduled += 1
+        return tf.constant(
+            [
+                [
+                    slot.step,
+                    int(slot.in_use),
+                    slot.half,
+                    round(slot.health.share_by_secs * _SHARE_UNIT),
+                ]
+                for slot in self.slots
+            ],
+            tf.int64,
+            shape=[len(self.slots), _NUM_FIELDS],
+        )
+
+    def note(self, report: np.ndarray) -> None:
+        """Takes what an execution reported, in the order of their scheduling.
+
+        Args:
+            report: What `reported` returned on the worker.
+        """
+        self._num_done += 1
+        bad, steps = report.reshape(2, -1)
+        for index, slot in enumerate(self.slots):
+            if int(steps[index]) == slot.step and slot.in_use:
+                self._bad[index] |= bad[index] >= self._max_bad_batches
+
+    def sum(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Answers as `agreement.Agreement` does, for one coordinator."""
+        bad, self._bad = self._bad, np.zeros_like(self._bad)
+        return values, bad
+
+    def swapped(self) -> None:
+        """Notes that executions from now on use other versions."""
+        self._swapped_at = self._num_scheduled
+
+    def _wait_until_free(self) -> None:
+        deadline = time.monotonic() + _FREE_TIMEOUT_SECS
+        while self._num_done < self._swapped_at:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    "An execution that uses the version before has not ended "
+                    f"in {_FREE_TIMEOUT_SECS:g} s."
+                )
+            time.sleep(_FREE_POLL_SECS)
+
+    # ---- on a worker ----
+
+    @contextlib.contextmanager
+    def on_worker(self, arguments: tf.Tensor) -> Iterator[None]:
+        """Puts the versions of an execution in force while it is traced.
+
+        Args:
+            arguments: What `arguments` returned.
+        """
+        variables = [
+            *self.state.variables,
+            *(v for slot in self.slots for v in slot.worker_variables),
+        ]
+        with opened(variables):
+            self.state.assign(
+                steps=arguments[:, 0],
+                in_use=arguments[:, 1] > 0,
+                shares=arguments[:, 3] / _SHARE_UNIT,
+            )
+            for index, slot in enumerate(self.slots):
+                slot.use(arguments[index])
+            yield
+
+    def reported(self) -> tf.Tensor:
+        """Returns, at its end, what an execution has to say: float64."""
+        steps = tf.convert_to_tensor(self.state.variables[0])
+        return tf.cast(
+            tf.concat([self.state.bad_in_a_row(), steps], axis=0), tf.float64
+        )
+
+
+_Base: Any = trainer.ParameterServerTraining if typing.TYPE_CHECKING else object
+
+
+class RemoteTeaching(_Base):
+    """Tells executions which teachers to use, and hears how they did."""
+
+    teachers: Any
+    graph: Any
+
+    def prepare_executions(self) -> None:
+        """Makes the teachers' variables, on servers and workers."""
+        if len(self.teachers):
+            self.teachers.attach(self.graph, self.distribute_strategy)
+
+    def execution_arguments(self) -> tf.Tensor:
+        """Returns which versions of the teachers an execution uses."""
+        remote = self.teachers.remote
+        return remote.arguments() if remote else super().execution_arguments()
+
+    def on_worker(self, arguments: tf.Tensor) -> Any:
+        """Puts these versions in force while an execution is traced."""
+        remote = self.teachers.remote
+        if remote:
+            return remote.on_worker(arguments)
+        return super().on_worker(arguments)
+
+    def execution_report(self) -> tf.Tensor:
+        """Returns how often in a row each teacher made no sense."""
+        remote = self.teachers.remote
+        return remote.reported() if remote else super().execution_report()
+
+    def note_report(self, report: Any) -> None:
+        """Takes an execution's report on the teachers."""
+        if self.teachers.remote:
+            self.teachers.remote.note(report)

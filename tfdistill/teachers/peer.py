@@ -1,0 +1,298 @@
+"""One peer's versions: found, read in the background, agreed on, swapped in.
+
+A version goes through a group in this order: the chief *proposes* the newest
+one it sees; a collective *announces* it to all workers; each *stages* it (reads
+and checks it in the background); once all have it, all swap it in at the same
+step. A version that any worker cannot use is rejected by all.
+"""
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+from tfdistill.exchange import publisher
+from tfdistill.exchange import versions
+
+_log = logging.getLogger(__name__)
+
+PENDING, READY, FAILED = 0, 1, -1
+# Storage may show the files of a version one after the other, or lose sight of
+# one for a moment: what contradicts a version must be seen twice.
+_LOOKS_TO_BE_SURE = 2
+
+
+class RejectedError(ValueError):
+    """A version must not become a teacher; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """A version that was read and checked, ready to be swapped in."""
+
+    version: versions.Version
+    values: Any
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the version's graph."""
+        return self.version.manifest.graph_fingerprint
+
+
+class PeerReader:
+    """Follows one peer. The training thread and one other may share it."""
+
+    def __init__(
+        self,
+        exchange: publisher.Exchange,
+        group: int,
+        *,
+        read: Callable[[versions.Version], Any],
+        alone: bool,
+        screen: Callable[[versions.Version], None] | None = None,
+        max_attempts: int = 5,
+    ) -> None:
+        """Touches no storage.
+
+        Args:
+            exchange: Where the peer publishes.
+            group: Index of the peer.
+            read: Checks a version and returns its values; raises
+                `RejectedError` for one that must not be used.
+            alone: Whether this task decides for itself, without workers
+                beside it.
+            screen: Looks at a version's manifest before any file of it is
+                read; raises `RejectedError`. Default: all may be read.
+            max_attempts: How often storage may fail before the version is
+                given up.
+        """
+        self.group = group
+        self.current = -1
+        self.rejected: dict[int, str] = {}
+        self._exchange = exchange
+        self._read = read
+        self._screen = screen
+        self._alone = alone
+        self._max_attempts = max_attempts
+        self._lock = threading.Lock()
+        self._proposal = -1
+        self._announced = -1
+        self._staged: Staged | None = None
+        self._failure: str | None = None
+        self._attempts = self._doubts = 0
+        # By step, which run of the publisher a version came from: the last
+        # one that was seen, and the one that was rejected.
+        self._seen: dict[int, str] = {}
+        self._rejected_runs: dict[int, str | None] = {}
+
+    # ---- background thread ----
+
+    def look(self) -> None:
+        """Looks for the newest version that is neither in use nor rejected.
+
+        A rejected step counts again once another run of the publisher has
+        published it anew.
+        """
+        newest = self._exchange.latest(self.group)
+        candidates = [newest.step] if newest else []
+        if newest and newest.step in self.rejected:
+            candidates = self._exchange.steps(self.group)
+        anew = {step for step in candidates if self._is_anew(step)}
+        with self._lock:
+            # Under the lock: a version may have been taken or rejected while
+            # the storage was asked.
+            usable = [
+                step
+                for step in candidates
+                if step > self.current
+                and (step not in self.rejected or step in anew)
+            ]
+            if newest and newest.step in usable:
+                self._seen[newest.step] = newest.manifest.incarnation
+            self._proposal = max(usable, default=-1)
+            if self._alone and self._announced < 0:
+                self._announce(self._proposal)
+
+    def _is_anew(self, step: int) -> bool:
+        rejected = self._rejected_runs.get(step)
+        if rejected is None or step <= self.current:
+            return False
+        try:
+            found = self._exchange.open(self.group, step)
+        except (
+            OSError,
+            versions.CorruptVersionError,
+            versions.VersionNotFoundError,
+        ):
+            return False
+        return found.manifest.incarnation != rejected
+
+    def stage(self) -> None:
+        """Reads the announced version, if there is one still to read."""
+        with self._lock:
+            step = self._announced
+            if step < 0 or self._staged or self._failure:
+                return
+        staged, failure = None, None
+        try:
+            version = self._exchange.open(self.group, step)
+            with self._lock:
+                self._seen[step] = version.manifest.incarnation
+            if self._screen is not None:
+                self._screen(version)
+            self._exchange.verify(version)
+            staged = Staged(version, self._read(version))
+        except RejectedError as error:
+            failure = str(error)
+        except (
+            versions.CorruptVersionError,
+            versions.VersionNotFoundError,
+        ) as error:
+            self._doubts += 1
+            if self._doubts >= _LOOKS_TO_BE_SURE:
+                gone = isinstance(error, versions.VersionNotFoundError)
+                failure = f"it is gone: {error}" if gone else str(error)
+        except Exception as error:  # TensorFlow's readers raise many kinds.
+            self._attempts += 1
+            _log.info("Reading version %d failed: %s", step, error)
+            if self._attempts >= self._max_attempts:
+                failure = f"{type(error).__name__}: {error}"
+        with self._lock:
+            if self._announced == step:
+                self._staged, self._failure = staged, failure
+
+    # ---- training thread ----
+
+    @property
+    def proposal(self) -> int:
+        """The step of the version to announce next, or -1."""
+        with self._lock:
+            return self._proposal if self._announced < 0 else -1
+
+    @property
+    def announced(self) -> int:
+        """The step of the version being staged, or -1."""
+        return self._announced
+
+    @property
+    def state(self) -> int:
+        """Whether the announced version is READY, FAILED or PENDING here."""
+        with self._lock:
+            if self._announced < 0:
+                return PENDING
+            if self._failure is not None:
+                return FAILED
+            return READY if self._staged else PENDING
+
+    @property
+    def staged(self) -> Staged | None:
+        """What `take` would return, if there is anything."""
+        with self._lock:
+            return self._staged
+
+    def announce(self, step: int) -> None:
+        """Makes `step` the version that all workers stage; -1 for none."""
+        with self._lock:
+            self._announce(step)
+
+    def _announce(self, step: int) -> None:
+        self._announced = step
+        self._staged = self._failure = None
+        self._attempts = self._doubts = 0
+        # The chief may announce a rejected step if it was published anew.
+        self.rejected.pop(step, None)
+        self._rejected_runs.pop(step, None)
+
+    def take(self) -> Staged:
+        """Returns the staged version and makes it the current one.
+
+        Raises:
+            RuntimeError: Nothing is staged.
+        """
+        with self._lock:
+            staged = self._staged
+            if staged is None:
+                raise RuntimeError(
+                    f"group {self.group}: no version is ready to be taken."
+                )
+            self.current = staged.version.step
+            self._proposal = -1
+            self._announce(-1)
+            self._seen = {
+                step: run
+                for step, run in self._seen.items()
+                if step >= self.current
+            }
+            return staged
+
+    def reject(self, step: int, reason: str | None = None) -> None:
+        """Quarantines a version: it is never proposed again.
+
+        Another version of the same step is, if another run of the publisher
+        published it. The log warns, but once only for the same reason.
+
+        Args:
+            step: The version.
+            reason: Why. Defaults to what this worker found, if it did.
+        """
+        with self._lock:
+            reason = reason or self._failure or "another worker refused it"
+            if step not in self.rejected:
+                # Every later version may have the same fault: told once.
+                known = reason in self.rejected.values()
+                _log.log(
+                    logging.INFO if known else logging.WARNING,
+                    "Quarantined the teacher of group %d, version %d: %s "
+                    "Training goes on without this version.",
+                    self.group,
+                    step,
+                    reason,
+                )
+            self.rejected.setdefault(step, reason)
+            self._rejected_runs.setdefault(step, self._seen.get(step))
+            if self._proposal == step:
+                self._proposal = -1
+            if self._announced == step:
+                self._announce(-1)
+
+
+class Poller(threading.Thread):
+    """Reads for all peers, one after the other, until it is stopped."""
+
+    def __init__(
+        self,
+        readers: Sequence[PeerReader],
+        proposes: bool,
+        poll_secs: float,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            readers: The peers to follow.
+            proposes: Whether this task looks for new versions: the chief.
+            poll_secs: Seconds between two rounds.
+        """
+        super().__init__(name="tfdistill-teachers", daemon=True)
+        self._readers = readers
+        self._proposes = proposes
+        self._poll_secs = poll_secs
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Looks and reads; errors are logged and tried again."""
+        while not self._stopping.is_set():
+            for reader in self._readers:
+                try:
+                    if self._proposes:
+                        reader.look()
+                    reader.stage()
+                except Exception:  # The exchange may be out of reach a while.
+                    _log.exception("Looking for group %d failed", reader.group)
+            self._stopping.wait(self._poll_secs)
+
+    def stop(self) -> None:
+        """Ends the thread; waits 30 s at most for a read in progress."""
+        self._stopping.set()
+        self.join(timeout=30.0)

@@ -1,0 +1,221 @@
+"""What teachers say in one step, and how far each is to be believed."""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Self
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.teachers import options
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SoftTargets:
+    """What the teachers say about one batch.
+
+    Attributes:
+        outputs: By output of the student, in `keras.tree.flatten` order: one
+            float32 tensor `[batch, ...]` for each teacher.
+        weights: float32 `[num_teachers, batch]`; 0 where a teacher is absent,
+            too stale, or not finite.
+        shares: float32 `[num_teachers]` in [0, 1]: what each teacher counts
+            by the age of its version; 0 where it is not asked.
+        staleness: float32 scalar, mean steps since the versions in use; NaN
+            where no peer is in use.
+    """
+
+    outputs: list[list[tf.Tensor]]
+    weights: tf.Tensor
+    shares: tf.Tensor
+    staleness: tf.Tensor
+
+    @property
+    def share_of_rows(self) -> tf.Tensor:
+        """The greatest share of those who speak of a row, float32 `[batch]`.
+
+        A teacher that fades hands over to the others, not to nobody.
+        """
+        shares = tf.where(self.weights > 0, self.shares[:, tf.newaxis], 0.0)
+        return tf.reduce_max(shares, axis=0)
+
+
+class TeacherState:
+    """Which version of each teacher is in force, as the graph reads it.
+
+    Make it in the strategy's scope. Versions change by assignment, so the
+    training step is never traced again for them.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[float],
+        *,
+        bounds: options.Bounds | None = None,
+        shared: Callable[..., Any] | None = None,
+        of_replica: Callable[..., Any] | None = None,
+    ) -> None:
+        """Makes the variables; no teacher is in use.
+
+        Args:
+            weights: Each teacher's share in the aggregate, >= 0.
+            bounds: How old a peer's version may be. Default: of any age.
+            shared: Makes a variable, from its initial value and a name, that
+                is the same on all replicas. Defaults to the strategy's.
+            of_replica: Makes one that each replica has for itself.
+        """
+        self._weights = list(weights)
+        self._bounds = bounds or options.Bounds()
+        count = len(self._weights)
+        shared, of_replica = shared or _mirrored, of_replica or _of_replica
+        zeros = np.zeros([count], np.int64)
+        self._steps = shared(zeros - 1, name="teacher_steps")
+        self._in_use = shared(zeros.astype(bool), name="teachers_in_use")
+        self._shares = shared(
+            np.ones([count], np.float32), name="teacher_shares"
+        )
+        self._bad_batches = of_replica(zeros, name="bad_batches")
+        self._bad_steps = of_replica(zeros, name="bad_steps")
+
+    @classmethod
+    def of(cls, options: options.TeacherOptions, **kwargs: Any) -> Self:
+        """Makes the state for a set's options; `kwargs` as in `__init__`."""
+        return cls(options.weights or [], bounds=options.bounds, **kwargs)
+
+    @property
+    def variables(self) -> list[Any]:
+        """All of them."""
+        return [
+            self._steps,
+            self._in_use,
+            self._shares,
+            self._bad_batches,
+            self._bad_steps,
+        ]
+
+    def assign(self, *, steps: Any, in_use: Any, shares: Any = None) -> None:
+        """Sets, between steps, which versions are in force.
+
+        Args:
+            steps: Each teacher's version; -1 for a fixed one, or none.
+            in_use: Whether each is to be asked.
+            shares: What each counts by its age in seconds, in [0, 1].
+                Default: as before.
+        """
+        self._steps.assign(steps)
+        self._in_use.assign(in_use)
+        if shares is not None:
+            self._shares.assign(shares)
+
+    def bad_in_a_row(self) -> tf.Tensor:
+        """int64 `[num_teachers]`: this replica's last batches without sense."""
+        # A count speaks of one version: its successor starts with none, even
+        # while nobody asks it.
+        is_same = self._bad_steps.value() == tf.convert_to_tensor(self._steps)
+        count = self._bad_batches.value()
+        return tf.where(is_same, count, tf.zeros_like(count))
+
+    def ask(
+        self,
+        teachers: Sequence[Callable[[Any], list[tf.Tensor]]],
+        inputs: Any,
+        *,
+        step: tf.Tensor,
+        active: tf.Tensor,
+        like: list[tf.Tensor],
+    ) -> SoftTargets:
+        """Asks each teacher in use; see `TeacherSet.predict`."""
+        shares = tf.where(active, self._shares_at(step), 0.0)
+        usable = shares > 0
+        # Only their proportion matters to an aggregate: a single teacher that
+        # fades says what it said, in whatever precision.
+        relative = tf.math.divide_no_nan(shares, tf.reduce_max(shares))
+        outputs, weights, bad = [], [], []
+        for index, teacher in enumerate(teachers):
+            answers = _ask(teacher, inputs, usable[index], like)
+            finite = _finite_rows(answers)
+            outputs.append(answers)
+            weight = self._weights[index] * relative[index]
+            weights.append(tf.where(finite, weight, 0.0))
+            bad.append(usable[index] & ~tf.reduce_all(finite))
+        self._count_bad(usable, tf.stack(bad))
+        return SoftTargets(
+            outputs=[list(column) for column in zip(*outputs, strict=True)],
+            weights=tf.stack(weights),
+            shares=shares,
+            staleness=self._staleness(step),
+        )
+
+    def _count_bad(self, usable: tf.Tensor, bad: tf.Tensor) -> None:
+        before = self.bad_in_a_row()
+        in_a_row = tf.where(bad, before + 1, tf.zeros_like(before))
+        self._bad_batches.assign(tf.where(usable, in_a_row, before))
+        self._bad_steps.assign(tf.convert_to_tensor(self._steps))
+
+    def _shares_at(self, step: tf.Tensor) -> tf.Tensor:
+        """What each teacher counts at a step, float32 `[num_teachers]`."""
+        in_use = tf.convert_to_tensor(self._in_use)
+        steps = tf.convert_to_tensor(self._steps)
+        by_steps = self._bounds.share_by_steps(step - steps)
+        by_age = tf.minimum(by_steps, tf.convert_to_tensor(self._shares))
+        is_fixed = steps < 0
+        return tf.where(in_use, tf.where(is_fixed, 1.0, by_age), 0.0)
+
+    def _staleness(self, step: tf.Tensor) -> tf.Tensor:
+        steps = tf.convert_to_tensor(self._steps)
+        is_used = (self._shares_at(step) > 0) & (steps >= 0)
+        used = tf.cast(is_used, tf.float32)
+        total = tf.reduce_sum(tf.cast(step - steps, tf.float32) * used)
+        return total / tf.reduce_sum(used)
+
+
+def _mirrored(initial: np.ndarray, *, name: str) -> tf.Variable:
+    return tf.Variable(
+        initial,
+        trainable=False,
+        name=name,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )
+
+
+def _of_replica(initial: np.ndarray, *, name: str) -> tf.Variable:
+    return tf.Variable(
+        initial,
+        trainable=False,
+        name=name,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,
+    )
+
+
+def _ask(
+    teacher: Callable[[Any], list[tf.Tensor]],
+    inputs: Any,
+    usable: tf.Tensor,
+    like: list[tf.Tensor],
+) -> list[tf.Tensor]:
+    """Runs one teacher, or nothing at all while it is not in use."""
+
+    def answer() -> list[tf.Tensor]:
+        return [tf.cast(output, tf.float32) for output in teacher(inputs)]
+
+    def nothing() -> list[tf.Tensor]:
+        return [tf.zeros(tf.shape(wanted), tf.float32) for wanted in like]
+
+    answers = tf.cond(usable, answer, nothing)
+    for output, wanted in zip(answers, like, strict=True):
+        output.set_shape(wanted.shape)
+    return [tf.stop_gradient(output) for output in answers]
+
+
+def _finite_rows(outputs: list[tf.Tensor]) -> tf.Tensor:
+    """Finds the rows, bool `[batch]`, whose outputs are all finite."""
+    rows = [
+        tf.reduce_all(
+            tf.math.is_finite(output), axis=list(range(1, output.shape.rank))
+        )
+        for output in outputs
+    ]
+    return tf.reduce_all(tf.stack(rows), axis=0)

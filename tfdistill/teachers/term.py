@@ -1,0 +1,351 @@
+"""What a step pays for differing from its teachers, and how far they agree.
+
+Measured on the batch that the step has asked the teachers about anyway, and
+on one replica's rows: it costs a comparison, and no collective.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill import losses as losses_lib
+from tfdistill.teachers import soft_targets
+from tfdistill.training import global_batch
+
+# The fraction of predictions for the same class; where an output has no
+# classes, the mean distance from the student's value.
+AGREEMENT, DIFFERENCE = "agreement", "mean_absolute_difference"
+
+
+def kind_of(loss: Any, output: tf.Tensor) -> str:
+    """Returns what can be said of an output: `AGREEMENT` or `DIFFERENCE`.
+
+    Args:
+        loss: The distillation loss of the output.
+        output: The student's, `[batch, ...]`.
+    """
+    if isinstance(loss, losses_lib.BinarySoftTargetCrossEntropy):
+        return AGREEMENT
+    has_classes = output.shape.rank > 1 and output.shape[-1] != 1
+    return AGREEMENT if has_classes else DIFFERENCE
+
+
+def measure(
+    loss: Any,
+    teachers: Sequence[tf.Tensor],
+    student: tf.Tensor,
+    counts: Sequence[tf.Tensor],
+) -> tf.Tensor:
+    """Compares each teacher with the student on one output.
+
+    Args:
+        loss: The distillation loss of the output.
+        teachers: What each teacher says, `[batch, ...]`.
+        student: What the student says, `[batch, ...]`.
+        counts: For each teacher which examples, or positions, count: float,
+            0 or 1.
+
+    Returns:
+        float32 `[num_teachers]`; NaN for a teacher of whom nothing counts, as
+        before it has a version.
+    """
+    compare = _comparison(loss, tf.cast(student, tf.float32))
+    return tf.stack(
+        [
+            _mean_where(compare, teacher, count)
+            for teacher, count in zip(teachers, counts, strict=True)
+        ]
+    )
+
+
+def _comparison(loss: Any, student: tf.Tensor) -> Any:
+    if kind_of(loss, student) == DIFFERENCE:
+        return lambda teacher: _flat(tf.abs(teacher - student))
+    if isinstance(loss, losses_lib.BinarySoftTargetCrossEntropy):
+        middle = 0.0 if loss.from_logits else 0.5
+        own_side = student > middle
+        return lambda teacher: _flat(
+            tf.cast((teacher > middle) == own_side, tf.float32)
+        )
+    own_class = tf.argmax(student, axis=-1)
+    return lambda teacher: tf.cast(
+        tf.argmax(teacher, axis=-1) == own_class, tf.float32
+    )
+
+
+def _flat(values: tf.Tensor) -> tf.Tensor:
+    """Means over the last axis, as a loss has it."""
+    return values if values.shape.rank == 1 else tf.reduce_mean(values, -1)
+
+
+def _mean_where(
+    compare: Any, teacher: tf.Tensor, count: tf.Tensor
+) -> tf.Tensor:
+    values = compare(teacher)
+    # NaN of an example that does not count must not spread. Where none
+    # counts, 0 / 0 is the NaN that says so.
+    kept = tf.where(count > 0, values, tf.zeros_like(values))
+    return tf.reduce_sum(kept) / tf.reduce_sum(count)
+
+
+class DistillationTerm:
+    """Sums the distillation losses of a student's outputs.
+
+    It is scaled as the task loss is: by the global batch, with the same
+    sample weights and masks.
+    """
+
+    def __init__(
+        self,
+        losses: Any,
+        *,
+        task_loss: Any,
+        output_names: Sequence[str] | None = None,
+    ) -> None:
+        """Settles each loss's `from_logits` by the task loss beside it.
+
+        Args:
+            losses: One loss for all outputs, or a dict, list or tuple of
+                losses (or None) by output.
+            task_loss: What the model is compiled with, by output.
+            output_names: Names of the student's outputs in order, for a dict
+                of losses where the outputs are none. None if unknown.
+
+        Raises:
+            ValueError: A loss is not a `DistillationLoss`.
+        """
+        self._losses = _map_losses(losses, task_loss)
+        self._output_names = list(output_names or ())
+
+    def __call__(
+        self, soft: soft_targets.SoftTargets, y_pred: Any, sample_weight: Any
+    ) -> tf.Tensor:
+        """Computes this replica's share of the term.
+
+        Args:
+            soft: What the teachers say.
+            y_pred: The student's outputs.
+            sample_weight: As in the data: None, a tensor, or by output.
+
+        Returns:
+            float scalar; 0 where no teacher is in use.
+
+        Raises:
+            ValueError: There are not as many losses as outputs.
+        """
+        flat_pred = keras.tree.flatten(y_pred)
+        losses = self._by_output(y_pred, len(flat_pred))
+        weights = _by_output(sample_weight, len(flat_pred))
+        # The whole term is scaled by the greatest share; see `strength`.
+        of_rows = tf.math.divide_no_nan(
+            soft.share_of_rows, tf.reduce_max(soft.shares)
+        )
+        total = tf.zeros([])
+        for outputs, student, loss, weight in zip(
+            soft.outputs, flat_pred, losses, weights, strict=True
+        ):
+            if loss is None:
+                continue
+            target = loss.inner.aggregate(outputs, soft.weights)
+            mask = _masked(weight, of_rows, student)
+            share = loss(target, student, mask)
+            total += tf.cast(share, tf.float32)
+        return total
+
+    def compare(
+        self, soft: soft_targets.SoftTargets, y_pred: Any, sample_weight: Any
+    ) -> tuple[str, tf.Tensor]:
+        """Compares each teacher with the student, on this replica's rows.
+
+        Where some distilled outputs have classes, by these alone.
+
+        Args:
+            soft: What the teachers say.
+            y_pred: The student's outputs.
+            sample_weight: As in the data: None, a tensor, or by output.
+
+        Returns:
+            What was measured, `term.AGREEMENT` or
+            `DIFFERENCE`, and float32 `[num_teachers]`: the mean over outputs;
+            NaN for a teacher that was not asked.
+        """
+        flat_pred = keras.tree.flatten(y_pred)
+        found: dict[str, list[tf.Tensor]] = {}
+        for outputs, student, loss, weight in zip(
+            soft.outputs,
+            flat_pred,
+            self._by_output(y_pred, len(flat_pred)),
+            _by_output(sample_weight, len(flat_pred)),
+            strict=True,
+        ):
+            if loss is None:
+                continue
+            counts = [
+                _that_count(row > 0, weight, student)
+                for row in tf.unstack(soft.weights)
+            ]
+            kind = kind_of(loss.inner, student)
+            found.setdefault(kind, []).append(
+                measure(loss.inner, outputs, student, counts)
+            )
+        for kind in (
+            AGREEMENT,
+            DIFFERENCE,
+        ):
+            if kind in found:
+                return kind, tf.reduce_mean(tf.stack(found[kind]), axis=0)
+        nothing = tf.fill([soft.weights.shape[0]], float("nan"))
+        return AGREEMENT, nothing
+
+    def _by_output(self, y_pred: Any, count: int) -> list[Any]:
+        losses = self._losses
+        if not isinstance(losses, (dict, list, tuple)):
+            return [losses] * count
+        if isinstance(losses, dict):
+            return self._by_name(losses, y_pred, count)
+        if len(losses) != count:
+            raise ValueError(
+                f"`distillation_loss` must hold one loss (or None) for each "
+                f"of {count} outputs; received {len(losses)}."
+            )
+        return list(losses)
+
+    def _by_name(
+        self, losses: dict[str, Any], y_pred: Any, count: int
+    ) -> list[Any]:
+        if isinstance(y_pred, dict):
+            paths = keras.tree.flatten_with_path(y_pred)
+            names = [path[0] for path, _ in paths]
+        else:
+            names = self._output_names
+        if len(names) != count:
+            raise ValueError(
+                "`distillation_loss` must be a list where the student's "
+                f"outputs have no names; received the keys {list(losses)}."
+            )
+        unknown = set(losses) - set(names)
+        if unknown:
+            raise ValueError(
+                "`distillation_loss` must be keyed by outputs "
+                f"{sorted(names)}; received {sorted(unknown)} as well."
+            )
+        return [losses.get(name) for name in names]
+
+
+def strength(soft: soft_targets.SoftTargets, dtype: Any) -> tf.Tensor:
+    """Returns what the whole term counts: the greatest share of a teacher.
+
+    1 while a fresh teacher is in use, less once all have grown old, and 0
+    where none is in use for any example.
+
+    Args:
+        soft: What the teachers say.
+        dtype: Float dtype of the answer.
+
+    Returns:
+        Scalar in [0, 1].
+    """
+    speaks = tf.reduce_any(soft.weights > 0)
+    greatest = tf.reduce_max(soft.shares)
+    return tf.cast(tf.where(speaks, greatest, 0.0), dtype)
+
+
+def _map_losses(losses: Any, task_loss: Any) -> Any:
+    if isinstance(losses, dict):
+        return {
+            key: _map_losses(value, _part(task_loss, key))
+            for key, value in losses.items()
+        }
+    if isinstance(losses, (list, tuple)):
+        return [
+            _map_losses(value, _part(task_loss, index))
+            for index, value in enumerate(losses)
+        ]
+    if losses is None:
+        return None
+    if not isinstance(losses, losses_lib.DistillationLoss):
+        raise ValueError(
+            "`distillation_loss` must be a tfdistill.losses.DistillationLoss; "
+            f"received {losses!r}. A task loss compares with labels, not with "
+            "several teachers."
+        )
+    return global_batch.GlobalBatchLoss(_settled(losses, task_loss))
+
+
+def _part(structure: Any, key: Any) -> Any:
+    try:
+        return structure[key]
+    except (KeyError, IndexError, TypeError):
+        return structure
+
+
+def _settled(
+    loss: losses_lib.DistillationLoss, task_loss: Any
+) -> losses_lib.DistillationLoss:
+    """Takes `from_logits` from the task loss where it was left open."""
+    if loss.from_logits is not None:
+        return loss
+    answers = {
+        answer
+        for answer in map(_from_logits, keras.tree.flatten(task_loss))
+        if answer is not None
+    }
+    if len(answers) != 1:
+        raise ValueError(
+            f"{type(loss).__name__} cannot tell from the task loss whether "
+            "outputs are logits. Construct it with from_logits=True or "
+            "from_logits=False; True also for the values of a regression."
+        )
+    return loss.with_from_logits(answers.pop())
+
+
+def _from_logits(task_loss: Any) -> bool | None:
+    inner = getattr(task_loss, "inner", task_loss)
+    if isinstance(inner, keras.losses.Loss):
+        try:
+            answer = inner.get_config().get("from_logits")
+        except NotImplementedError:
+            return None
+        if answer is None and "crossentropy" in inner.name.lower():
+            # Named by a string: Keras' functions default to probabilities.
+            return False
+        return answer
+    return None
+
+
+def _by_output(sample_weight: Any, count: int) -> list[Any]:
+    if sample_weight is None or not isinstance(
+        sample_weight, (dict, list, tuple)
+    ):
+        return [sample_weight] * count
+    return keras.tree.flatten(sample_weight)
+
+
+def _masked(weight: Any, of_rows: tf.Tensor, student: tf.Tensor) -> tf.Tensor:
+    """Scales examples, at all positions: those without a teacher by 0."""
+    if weight is None:
+        # As many as the loss has values: one for each position of a sequence.
+        rank = max(len(student.shape) - 1, 1)
+        mask = tf.reshape(of_rows, [-1, *[1] * (rank - 1)])
+        return tf.broadcast_to(mask, tf.shape(student)[:rank])
+    weight = tf.cast(weight, tf.float32)
+    extra = weight.shape.rank - 1
+    return weight * tf.reshape(of_rows, [-1, *[1] * extra])
+
+
+def _that_count(rows: tf.Tensor, weight: Any, student: tf.Tensor) -> tf.Tensor:
+    """Which examples, or positions, a comparison counts: float, 0 or 1."""
+    count = _masked(None, tf.cast(rows, tf.float32), student)
+    for other in (weight, getattr(student, "_keras_mask", None)):
+        if other is None:
+            continue
+        other = tf.cast(tf.cast(other, tf.float32) > 0, tf.float32)
+        if other.shape.rank > count.shape.rank:
+            # `[batch, 1]` beside outputs `[batch, 1]`.
+            other = tf.reshape(other, tf.shape(count))
+        extra = count.shape.rank - other.shape.rank
+        shape = tf.concat([tf.shape(other), [1] * extra], axis=0)
+        count *= tf.reshape(other, shape)
+    return count

@@ -1,0 +1,1 @@
+"""A step and a fit that do not depend on who shares the work."""

@@ -1,0 +1,265 @@
+"""The arguments of `fit`, by name, and checked before anything is trained.
+
+Keras goes on with a warning, or without one, where data hold nothing or end
+too early, and leaves out arguments that do not fit the others.
+"""
+
+import inspect
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistill import data_checks
+from tfdistill.cluster import replicas
+
+_OF_ARRAYS = ("y", "sample_weight", "batch_size", "validation_split")
+_OF_VALIDATION = ("validation_steps", "validation_batch_size")
+
+
+def bind(
+    method: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns all arguments by name, from the signature of Keras' own method.
+
+    Args:
+        method: The method, bound to its model.
+        args: Positional arguments.
+        kwargs: The others.
+    """
+    bound = inspect.signature(method).bind(*args, **kwargs).arguments
+    extra = bound.pop("kwargs", {})
+    return {**bound, **extra}
+
+
+def check(
+    arguments: Mapping[str, Any],
+    model: keras.Model | None = None,
+    *,
+    starts_over: bool = False,
+) -> None:
+    """Checks what `fit` was given, as far as it can be known before.
+
+    Args:
+        arguments: By name; those that are absent have Keras' defaults.
+        model: The compiled model, whose replicas share each batch. Default:
+            one replica.
+        starts_over: Whether each epoch reads the data from their start,
+            though `steps_per_epoch` is given.
+
+    Raises:
+        ValueError: An argument is out of range, or contradicts another.
+        data_checks.DataError: The data hold nothing, or too little.
+    """
+    _check_numbers(arguments)
+    _check_contradictions(arguments)
+    strategy = model.distribute_strategy if model else None
+    num_replicas = strategy.num_replicas_in_sync if strategy else 1
+    if num_replicas > 1 and model and model.jit_compile:
+        raise ValueError(
+            "`jit_compile` must be left out of `compile` where several "
+            f"replicas train; received True with {num_replicas}. XLA cannot "
+            "compile what they exchange."
+        )
+    _check_batch(arguments, num_replicas)
+    num_batches = check_data("x", arguments.get("x"))
+    if num_batches is not None:
+        _check_steps(arguments, num_batches, starts_over)
+    validation = arguments.get("validation_data")
+    if validation is None:
+        return
+    num_batches = check_data("validation_data", validation)
+    steps = arguments.get("validation_steps")
+    if num_batches == tf.data.INFINITE_CARDINALITY and steps is None:
+        raise ValueError(
+            "`validation_steps` must be given where the validation data repeat "
+            "forever; received None."
+        )
+
+
+def check_alike(
+    arguments: Mapping[str, Any], strategy: tf.distribute.Strategy
+) -> None:
+    """Checks that the data let all workers make the same steps; a collective.
+
+    Keras counts on each worker by what its own data hold. One that ends an
+    epoch before the others meets them in a collective that is not theirs.
+
+    Args:
+        arguments: As for `check`.
+        strategy: A strategy over several workers.
+
+    Raises:
+        data_checks.DataError: On all workers, if one has other data.
+    """
+    names = {"x": "steps_per_epoch", "validation_data": "validation_steps"}
+    workers = replicas.WorkerValues(strategy)
+    for name, steps in names.items():
+        shares = workers.gathered(_amount(arguments.get(name)))
+        if len(set(shares)) > 1:
+            raise data_checks.DataError(
+                f"`{name}` must be equally much on all workers; received "
+                f"{', '.join(map(str, shares))} batches or examples, by "
+                f"replica (-1: endless). Repeat all shares (`repeat()`) and "
+                f"pass `{steps}`; or pass one `tf.data.Dataset`, the same on "
+                "all workers, of which `fit` gives each its rows. An empty "
+                "share needs more data or fewer workers."
+            )
+
+
+def _amount(data: Any) -> int:
+    """Batches or examples, as `cardinality` has it where that is unknown."""
+    if isinstance(data, tf.data.Dataset):
+        return int(data.cardinality())
+    if isinstance(data, tf.distribute.DistributedDataset):
+        return int(data.cardinality)
+    rows = _num_rows(data)
+    return tf.data.UNKNOWN_CARDINALITY if rows is None else rows
+
+
+def check_data(name: str, data: Any) -> int | None:
+    """Checks that data hold something, where that can be told.
+
+    Args:
+        name: Of the argument.
+        data: Data set, arrays, or anything else that Keras reads.
+
+    Returns:
+        Batches of a `tf.data.Dataset`, as `cardinality` has it; None of
+        anything else.
+
+    Raises:
+        data_checks.DataError: They are empty.
+    """
+    number, unit = _num_rows(data), "examples"
+    if isinstance(data, tf.data.Dataset):
+        number, unit = int(data.cardinality()), "batches"
+    if number == 0:
+        raise data_checks.DataError(
+            f"`{name}` must hold at least one example; received data of 0 "
+            f"{unit}. See what the files, filters, shards and `take` before "
+            "it leave."
+        )
+    return number if unit == "batches" else None
+
+
+def no_batch(epoch: int) -> data_checks.DataError:
+    """Returns the error over data that have ended before their first batch.
+
+    Args:
+        epoch: Index of the epoch that wanted it.
+    """
+    return data_checks.DataError(
+        "`x` must hold at least one batch; it ended before the first of epoch "
+        f"{epoch + 1}. See what its files, filters and generators leave, and "
+        "repeat what can be read only once."
+    )
+
+
+def _num_rows(data: Any) -> int | None:
+    """Examples in arrays, None of anything else."""
+    for leaf in keras.tree.flatten(data):
+        shape = getattr(leaf, "shape", None)
+        if shape is not None and len(shape):
+            return shape[0]
+    return None
+
+
+def _check_numbers(arguments: Mapping[str, Any]) -> None:
+    for name, least in (
+        ("steps_per_epoch", 1),
+        ("batch_size", 1),
+        ("validation_steps", 1),
+        ("validation_batch_size", 1),
+        ("epochs", 0),
+        ("initial_epoch", 0),
+    ):
+        value = arguments.get(name)
+        if value is not None and value < least:
+            raise ValueError(f"`{name}` must be >= {least}; received {value}.")
+
+
+def _check_contradictions(arguments: Mapping[str, Any]) -> None:
+    if isinstance(arguments.get("x"), tf.data.Dataset):
+        for name in _OF_ARRAYS:
+            if _is_given(arguments, name):
+                raise ValueError(
+                    f"`{name}` is for arrays; received one with a data set, "
+                    "which holds batches, targets and weights itself. Leave it "
+                    "out."
+                )
+    has_data = arguments.get("validation_data") is not None
+    has_split = _is_given(arguments, "validation_split")
+    if has_data and has_split:
+        raise ValueError(
+            "`validation_split` takes examples of `x`, and `validation_data` "
+            "are others; received both. Leave one of them out."
+        )
+    for name in _OF_VALIDATION:
+        if _is_given(arguments, name) and not (has_data or has_split):
+            raise ValueError(
+                f"`{name}` needs validation data; received "
+                f"{arguments[name]} without any. Pass `validation_data`, or "
+                "leave it out."
+            )
+    first, last = arguments.get("initial_epoch", 0), arguments.get("epochs", 1)
+    if last and first > last:
+        raise ValueError(
+            "`initial_epoch` must not be beyond `epochs`, the index to stop "
+            f"before; received {first} and {last}. To train {last} more, pass "
+            f"epochs={first + last}."
+        )
+
+
+def _is_given(arguments: Mapping[str, Any], name: str) -> bool:
+    value = arguments.get(name)
+    return value is not None and not (np.isscalar(value) and not value)
+
+
+def _check_batch(arguments: Mapping[str, Any], num_replicas: int) -> None:
+    """Checks that each replica gets at least one example."""
+    data, size = arguments.get("x"), None
+    if isinstance(data, tf.data.Dataset):
+        inputs = keras.utils.unpack_x_y_sample_weight(data.element_spec)[0]
+        shape = next(iter(keras.tree.flatten(inputs))).shape
+        size = shape[0] if shape.rank else None
+    elif _num_rows(data):
+        # As many as Keras takes where it is told nothing.
+        size = min(arguments.get("batch_size") or 32, _num_rows(data) or 0)
+    if size is not None and size < num_replicas:
+        raise ValueError(too_small_a_batch(size, num_replicas))
+
+
+def too_small_a_batch(num_examples: int, num_replicas: int) -> str:
+    """Returns what to say of a batch that some replicas get nothing of."""
+    return (
+        f"A global batch must hold an example for each of {num_replicas} "
+        f"replicas; received {num_examples}. Batches are global: use a "
+        "larger size, or fewer workers."
+    )
+
+
+def _check_steps(
+    arguments: Mapping[str, Any], num_batches: int, starts_over: bool
+) -> None:
+    steps = arguments.get("steps_per_epoch")
+    # Endless or unknown: a callback may end an epoch that never ends.
+    if steps is None or num_batches < 0:
+        return
+    epochs = arguments.get("epochs", 1) - arguments.get("initial_epoch", 0)
+    wanted = steps if starts_over else steps * epochs
+    # Keras starts over where the data end together with an epoch.
+    if wanted > num_batches and (starts_over or num_batches % steps):
+        what = f"{steps} steps an epoch"
+        if not starts_over:
+            what += f" for {epochs} epoch(s)"
+        raise data_checks.DataError(
+            f"`x` must hold enough batches for {what}; received "
+            f"{num_batches}, so the data would end after step {num_batches}. "
+            "Repeat them (`dataset.repeat()`), or leave `steps_per_epoch` out "
+            "for one pass an epoch."
+        )

@@ -1,0 +1,234 @@
+"""Losses divided by the global batch, however it fell on the replicas.
+
+Keras averages over each replica's own batch and divides by the number of
+replicas. That is the mean over the global batch only while all replicas hold
+equally many examples; a partial last batch, a mask or weights that are not
+spread evenly make it another loss. Here each replica's share is its own sum
+over the global divisor, so that the shares add up to the one-process loss.
+"""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill.cluster import replicas
+
+_active = threading.local()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GlobalBatch:
+    """How many examples of one step this replica and all replicas hold.
+
+    Attributes:
+        local: float32 scalar, examples on this replica.
+        total: float32 scalar, examples on all replicas.
+        num_replicas: Number of replicas that take part.
+    """
+
+    local: tf.Tensor
+    total: tf.Tensor
+    num_replicas: int
+
+    @classmethod
+    def of(cls, inputs: Any) -> "GlobalBatch":
+        """Counts the examples of `inputs`; one small collective at most.
+
+        Args:
+            inputs: Structure of dense, ragged or sparse tensors
+                `[batch, ...]`, or a single one.
+
+        Returns:
+            The counts. Where the batch size is known while tracing, every
+            replica holds that many and nothing is sent.
+        """
+        first = next(
+            value for value in keras.tree.flatten(inputs) if value is not None
+        )
+        num_replicas = (
+            tf.distribute.get_strategy().num_replicas_in_sync
+            if replicas.in_replica()
+            else 1
+        )
+        local = tf.cast(_num_rows(first), tf.float32)
+        if num_replicas == 1:
+            total = local
+        elif first.shape.rank and first.shape[0] is not None:
+            total = local * num_replicas
+        else:
+            total = replicas.sum_over_replicas(local)
+        return cls(local=local, total=total, num_replicas=num_replicas)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Makes this the batch that `GlobalBatchLoss` divides by."""
+        outer = getattr(_active, "batch", None)
+        _active.batch = self
+        try:
+            yield
+        finally:
+            _active.batch = outer
+
+
+def _num_rows(value: Any) -> tf.Tensor:
+    if isinstance(value, tf.RaggedTensor):
+        return value.nrows()
+    if isinstance(value, tf.SparseTensor):
+        return value.dense_shape[0]
+    return tf.shape(value)[0]
+
+
+class GlobalBatchLoss(keras.losses.Loss):
+    """Any Keras loss, reduced over the global batch.
+
+    On one replica it is the wrapped loss itself. On several, each replica's
+    value is its share: the shares add up to what one process would compute
+    on the whole batch, for every Keras reduction, with masks and weights.
+    """
+
+    def __init__(self, inner: keras.losses.Loss) -> None:
+        """Wraps a loss.
+
+        Args:
+            inner: The loss to reduce over the global batch.
+        """
+        super().__init__(name=inner.name, reduction=inner.reduction)
+        self.inner = inner
+
+    def __call__(
+        self, y_true: Any, y_pred: Any, sample_weight: Any = None
+    ) -> Any:
+        """Returns this replica's share of the loss, a float scalar."""
+        if not replicas.in_replica():
+            return self.inner(y_true, y_pred, sample_weight)
+        batch = getattr(_active, "batch", None) or GlobalBatch.of(y_pred)
+        mask = getattr(y_pred, "_keras_mask", None)
+        dtype = self.inner.dtype
+        y_true, y_pred = keras.tree.map_structure(
+            lambda value: keras.ops.convert_to_tensor(value, dtype=dtype),
+            (y_true, y_pred),
+        )
+        values = self.inner.call(y_true, y_pred)
+        return _share(values, sample_weight, mask, self.reduction, batch)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Returns the wrapped loss's values before any reduction."""
+        return self.inner.call(y_true, y_pred)
+
+
+def _share(
+    values: tf.Tensor,
+    sample_weight: Any,
+    mask: Any,
+    reduction: str | None,
+    batch: GlobalBatch,
+) -> tf.Tensor:
+    """Reduces as `keras.losses.Loss` does, with divisors summed globally."""
+    if values.shape.rank == 0:
+        # The loss reduced by itself: taken as a mean over its batch.
+        share = tf.cast(batch.local / batch.total, values.dtype)
+        return tf.math.multiply_no_nan(values, share)
+    weights = None
+    if sample_weight is not None:
+        weights = tf.cast(sample_weight, values.dtype)
+        values, weights = _same_rank(values, weights)
+    float_mask = None
+    if mask is not None:
+        float_mask = tf.cast(mask, values.dtype)
+        values, float_mask = _same_rank(values, float_mask)
+        weights = float_mask if weights is None else weights * float_mask
+    weighted = values if weights is None else values * weights
+    if reduction in (None, "none"):
+        return weighted
+    total = tf.reduce_sum(weighted)
+    if reduction == "sum":
+        return total
+    if reduction == "mean_with_sample_weight" and weights is not None:
+        return tf.math.divide_no_nan(
+            total, replicas.sum_over_replicas(tf.reduce_sum(weights))
+        )
+    per_example = tf.cast(tf.reduce_prod(tf.shape(values)[1:]), values.dtype)
+    divisor = tf.cast(batch.total, values.dtype) * per_example
+    if float_mask is not None and reduction != "mean_with_sample_weight":
+        size = tf.cast(tf.size(float_mask), values.dtype)
+        counts = replicas.sum_over_replicas(
+            tf.stack([tf.reduce_sum(float_mask), size])
+        )
+        divisor *= tf.math.divide_no_nan(counts[0], counts[1])
+    return tf.math.divide_no_nan(total, divisor)
+
+
+def _same_rank(
+    first: tf.Tensor, second: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Adds or removes a last dimension of one, as Keras' losses do."""
+    difference = first.shape.rank - second.shape.rank
+    if difference == 1:
+        if first.shape[-1] == 1 and second.shape.rank != 1:
+            return tf.squeeze(first, -1), second
+        return first, tf.expand_dims(second, -1)
+    if difference == -1 and second.shape[-1] == 1:
+        return first, tf.squeeze(second, -1)
+    return first, second
+
+
+class _FunctionLoss(keras.losses.Loss):
+    """A loss given as a function `(y_true, y_pred) -> values`."""
+
+    def __init__(self, function: Callable[..., Any], *, name: str) -> None:
+        super().__init__(name=name)
+        self._function = function
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        if hasattr(y_true, "shape") and hasattr(y_pred, "shape"):
+            y_true, y_pred = _same_rank(y_true, y_pred)
+        return self._function(y_true, y_pred)
+
+
+class _Crossentropy(keras.losses.Loss):
+    """Keras' "crossentropy": which one it is follows from the shapes."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        if y_pred.shape[-1] == 1:
+            function = keras.losses.binary_crossentropy
+        elif y_true.shape.rank < y_pred.shape.rank or y_true.shape[-1] == 1:
+            function = keras.losses.sparse_categorical_crossentropy
+        else:
+            function = keras.losses.categorical_crossentropy
+        y_true, y_pred = _same_rank(y_true, y_pred)
+        return function(y_true, y_pred)
+
+
+def over_global_batch(loss: Any) -> Any:
+    """Wraps what `compile(loss=...)` takes, leaf by leaf.
+
+    Args:
+        loss: A loss, its name, a function of `(y_true, y_pred)`, None, or a
+            list or dict of these.
+
+    Returns:
+        The same structure of `GlobalBatchLoss`.
+    """
+    if isinstance(loss, dict):
+        return {key: over_global_batch(value) for key, value in loss.items()}
+    if isinstance(loss, (list, tuple)):
+        return type(loss)(over_global_batch(value) for value in loss)
+    if loss is None or isinstance(loss, GlobalBatchLoss):
+        return loss
+    if isinstance(loss, str) and loss.lower() in ("crossentropy", "ce"):
+        return GlobalBatchLoss(_Crossentropy(name=loss))
+    resolved = keras.losses.get(loss)
+    if not isinstance(resolved, keras.losses.Loss):
+        name = loss if isinstance(loss, str) else _function_name(resolved)
+        resolved = _FunctionLoss(resolved, name=name)
+    return GlobalBatchLoss(resolved)
+
+
+def _function_name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)

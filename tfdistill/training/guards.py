@@ -1,0 +1,370 @@
+"""The callbacks that `fit` adds: finite loss, data, progress, watchdog.
+
+A hang is told from slow code by what a task is at, so one callback comes before
+all others and one after them: what lies between is the user's.
+"""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill import data_checks
+from tfdistill.cluster import ending
+from tfdistill.cluster import replicas
+from tfdistill.cluster import signs
+from tfdistill.system import keras_internals
+from tfdistill.training import fit_arguments
+
+
+class StepWatchdog(keras.callbacks.Callback):
+    """A watchdog over `fit`: any batch or epoch counts as progress."""
+
+    def __init__(self, watchdog: ending.Watchdog) -> None:
+        """Watches from the start of training to its end.
+
+        Args:
+            watchdog: Not yet started.
+        """
+        super().__init__()
+        self._watchdog = watchdog
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts the watch."""
+        self._watchdog.__enter__()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Ends the watch."""
+        self._watchdog.__exit__()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counts as progress."""
+        self._watchdog.touch()
+
+    on_test_batch_end = on_train_batch_end
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Counts as progress."""
+        self._watchdog.touch()
+
+
+def over_steps(strategy: Any) -> StepWatchdog:
+    """Makes the watchdog of one worker's `fit`.
+
+    Args:
+        strategy: A strategy over several workers.
+
+    Returns:
+        A callback that ends a worker which has made no step for
+        `TFDISTILL_STALL_TIMEOUT_SECS`, by default half an hour.
+    """
+    limit_secs = ending.limit_from_env("TFDISTILL_STALL_TIMEOUT_SECS", 1800.0)
+    jobs = keras_internals.jobs_of(strategy)
+    addresses = [address for job in jobs.values() for address in job]
+
+    def explain() -> str:
+        missing = ", ".join(ending.unreachable(addresses)) or "none"
+        return (
+            f"no step was finished in {limit_secs:.0f} s, so a worker of the "
+            f"group is stuck. Workers that do not answer: {missing}. Where "
+            "each thread of this one stands is below. Steps, evaluations and "
+            "callbacks that take longer need a higher "
+            "TFDISTILL_STALL_TIMEOUT_SECS (0 for no limit)."
+        )
+
+    return StepWatchdog(ending.Watchdog(limit_secs, explain))
+
+
+_NAMES = (
+    "CSVLogger",
+    "ModelCheckpoint",
+    "OrbaxCheckpoint",  # Not in every Keras.
+    "RemoteMonitor",
+    "TensorBoard",
+)
+WRITERS = tuple(
+    getattr(keras.callbacks, name)
+    for name in _NAMES
+    if hasattr(keras.callbacks, name)
+)
+
+
+def select(
+    callbacks: Any, strategy: tf.distribute.Strategy
+) -> list[keras.callbacks.Callback]:
+    """Keeps the callbacks that this task runs.
+
+    Callbacks that write files (`ModelCheckpoint`, `OrbaxCheckpoint`,
+    `TensorBoard`, `CSVLogger`, `RemoteMonitor`, their subclasses, and any whose
+    attribute `chief_only` is true) stay on the chief; all others run on every
+    worker, since they may change the training.
+
+    Args:
+        callbacks: What `fit` was given.
+        strategy: The strategy in use.
+
+    Returns:
+        The callbacks of this task, in order.
+
+    Raises:
+        ValueError: `BackupAndRestore` on several workers: it restores one
+            worker and leaves the others behind.
+    """
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        if replicas.num_workers(strategy) == 1:
+            return callbacks
+        raise ValueError(
+            "`callbacks` must be a list of callbacks on several workers, so "
+            "that files are written by one of them; received a CallbackList."
+        )
+    if not isinstance(callbacks, Sequence):
+        callbacks = [callbacks]
+    if replicas.num_workers(strategy) == 1:
+        return list(callbacks)
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise ValueError(
+                "keras.callbacks.BackupAndRestore does not work on several "
+                "workers: each would overwrite the others' files and only one "
+                "would be restored. Use tfdistill.Backup, which does."
+            )
+    if replicas.is_chief(strategy):
+        return list(callbacks)
+    return [c for c in callbacks if not _writes_files(c)]
+
+
+def _writes_files(callback: keras.callbacks.Callback) -> bool:
+    return isinstance(callback, WRITERS) or getattr(
+        callback, "chief_only", False
+    )
+
+
+_ACTIONS = ("raise", "warn")
+# Asking for the loss waits for the device, so it is asked for now and then.
+_CHECK_EVERY_EXECUTIONS = 100
+_PARTS = ("task_loss", "distillation_loss", "distillation_weight")
+
+
+def added_to(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks of `fit`, with those of this module before them.
+
+    They come first so that nothing is saved or published of what they refuse.
+
+    Args:
+        callbacks: What `fit` is to run. A `CallbackList` is run as it is.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    found = keras.tree.flatten(callbacks or [])
+    watches: list[keras.callbacks.Callback] = [_DataWatch()]
+    # Who asked Keras to stop there quietly gets that.
+    own = (FiniteLoss, keras.callbacks.TerminateOnNaN)
+    if not any(isinstance(callback, own) for callback in found):
+        watches.append(FiniteLoss())
+    return [*watches, *found]
+
+
+class FiniteLoss(keras.callbacks.Callback):
+    """Ends a training whose loss is NaN or infinite, with an error.
+
+    `fit` adds one by itself, unless there is one among its callbacks already,
+    or Keras' `TerminateOnNaN`. The loss in the logs is a mean since the epoch
+    began, so that no step is missed: it is looked at every hundredth execution
+    and at the end of each epoch. All workers see the same one, and end alike.
+    """
+
+    def __init__(self, *, action: str = "raise") -> None:
+        """Checks the action.
+
+        Args:
+            action: `"raise"` (default) or `"warn"`, once an epoch.
+
+        Raises:
+            ValueError: It is neither.
+        """
+        super().__init__()
+        if action not in _ACTIONS:
+            raise ValueError(
+                f"`action` must be one of {_ACTIONS}; received {action!r}."
+            )
+        self._action = action
+        self._epoch = self._num_executions = 0
+        self._told = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begins to count; all workers count alike."""
+        self._epoch, self._num_executions, self._told = epoch, 0, False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Looks at the loss now and then."""
+        self._num_executions += 1
+        if self._num_executions % _CHECK_EVERY_EXECUTIONS == 0:
+            self._check(logs, f"by step {batch + 1}")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Looks at the loss."""
+        self._check(logs, "at the end")
+
+    def _check(self, logs: Any, where: str) -> None:
+        loss = (logs or {}).get("loss")
+        if loss is None or math.isfinite(float(loss)) or self._told:
+            return
+        parts = [f"{k} {float(logs[k]):g}" for k in _PARTS if k in logs]
+        message = (
+            f"The loss must be finite; received {float(loss):g} {where} of "
+            f"epoch {self._epoch + 1}"
+            f"{' (' + ', '.join(parts) + ')' if parts else ''}. Either the "
+            "training has diverged: lower the learning rate or clip gradients "
+            "(global_clipnorm). Or an example is not finite: "
+            "tfdistill.data_checks.checked(dataset) names it."
+        )
+        if self._action == "raise":
+            raise RuntimeError(message)
+        warnings.warn(message, stacklevel=2)
+        self._told = True
+
+
+class _DataWatch(keras.callbacks.Callback):
+    """Tells of data whose size was not known, and that were too few."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_steps = self._num_test_batches = 0
+        self._is_first, self._has_begun = True, False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._num_steps, self._has_begun = 0, False
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        # Not in an epoch whose steps were all done before a restart.
+        self._has_begun = True
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._num_steps = batch + 1
+        if self._is_first:
+            self._is_first = False
+            self._check_batch()
+
+    def _check_batch(self) -> None:
+        replicas = self.model.distribute_strategy.num_replicas_in_sync
+        examples = getattr(self.model, "examples_of_last_execution", None)
+        if replicas == 1 or examples is None:
+            return
+        size = round(float(examples) / self.model.steps_per_execution)
+        if size < replicas:
+            raise ValueError(fit_arguments.too_small_a_batch(size, replicas))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._has_begun and not self._num_steps:
+            raise fit_arguments.no_batch(epoch)
+        wanted = self.params.get("steps")
+        if (
+            wanted
+            and self._num_steps < wanted
+            and not self.model.stop_training
+            and not getattr(self.model, "tells_last_batch_done", False)
+        ):
+            warnings.warn(
+                f"The data ended after step {self._num_steps} of {wanted} of "
+                f"epoch {epoch + 1}. Repeat them (`dataset.repeat()`) or lower "
+                "`steps_per_epoch`.",
+                stacklevel=2,
+            )
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._num_test_batches = 0
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._num_test_batches += 1
+
+    def on_test_end(self, logs: Any = None) -> None:
+        if not self._num_test_batches:
+            raise data_checks.DataError(
+                "`validation_data` must hold at least one batch; they ended "
+                "before the first. See what their files, filters and "
+                "generators leave."
+            )
+
+
+class _Reporting(keras.callbacks.Callback):
+    """A callback that never makes Keras wait for a step's logs."""
+
+    async_safe = True
+
+
+class _Before(_Reporting):
+    """The first of all callbacks: a step is done, and theirs is the turn."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        signs.own().say(signs.CALLBACKS)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        signs.own().say(signs.CALLBACKS)
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        signs.own().say(signs.CALLBACKS)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        signs.own().say(signs.EPOCH_END)
+
+
+class _After(_Reporting):
+    """The last of all callbacks: the next step is on its way."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        signs.own().say(signs.FIRST_STEP)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        steps = (self.params or {}).get("steps")
+        ends = steps is not None and batch + 1 >= steps
+        signs.own().say(signs.EPOCH_END if ends else signs.STEP)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        signs.own().say(signs.FIRST_EVALUATION_STEP)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        signs.own().say(signs.EVALUATION_STEP)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        # What follows is Keras' own, or callbacks at the end of an epoch.
+        signs.own().say(signs.EPOCH_END)
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        signs.own().say(signs.FIRST_PREDICTION_STEP)
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        signs.own().say(signs.PREDICTION_STEP)
+
+    def on_predict_end(self, logs: Any = None) -> None:
+        # The results of all batches are put together.
+        signs.own().say(signs.EPOCH_END)
+
+
+@contextlib.contextmanager
+def reported(arguments: dict[str, Any]) -> Iterator[None]:
+    """Reports the progress of one call of `fit`, `evaluate` or `predict`.
+
+    A `CallbackList` of the user's own is left as it is; then nothing is
+    reported, and nobody takes the task for stuck.
+
+    Args:
+        arguments: Those of the call; its `callbacks` are replaced.
+    """
+    reporter = signs.own()
+    callbacks = arguments.get("callbacks")
+    if not reporter.is_heard:
+        yield
+        return
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        given = keras.tree.flatten(callbacks or [])
+        arguments["callbacks"] = [_Before(), *given, _After()]
+    # One call may be made within another, and may end by an exception.
+    with reporter.returning():
+        yield
