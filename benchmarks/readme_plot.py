@@ -31,6 +31,7 @@ _FIGURES = flags.DEFINE_string(
 _OUTPUT = flags.DEFINE_string(
     "output", "docs/images/quickstart.svg", "SVG file to write"
 )
+_LIMITS = {"disagreement": (0, 5), "accuracy": (95, 99)}
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 _COLOURS = {"independent": "#0072B2", "codistilled": "#D55E00"}
 _PANELS = (
@@ -84,7 +85,7 @@ def _panel(
         axes.scatter(values, [place] * len(values), color=colour, alpha=0.5)
         axes.plot([mean, mean], [place - 0.25, place + 0.25], color=colour)
         axes.annotate(
-            f"mean {mean:.1f}",
+            f"mean {mean:.2f}",
             (mean, place - 0.25),
             xytext=(0, 3),
             textcoords="offset points",
@@ -96,8 +97,7 @@ def _panel(
     axes.set_ylim(len(_COLOURS) - 0.5, -0.7)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    if name == "disagreement":
-        axes.set_xlim(left=0)
+    axes.set_xlim(_LIMITS[name])
 
 
 def main(argv: Sequence[str]) -> None:
