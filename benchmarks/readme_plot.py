@@ -76,12 +76,18 @@ def draw(figures: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
         figure.savefig(path, metadata={"Date": None})
 
 
+def _mean(
+    figures: Sequence[Mapping[str, Any]], method: str, name: str
+) -> float:
+    return 100 * sum(found[method][name] for found in figures) / len(figures)
+
+
 def _panel(
     axes: Any, figures: Sequence[Mapping[str, Any]], *, name: str, label: str
 ) -> None:
     for place, (method, colour) in enumerate(_COLOURS.items()):
         values = [100 * found[method][name] for found in figures]
-        mean = sum(values) / len(values)
+        mean = _mean(figures, method, name)
         axes.scatter(values, [place] * len(values), color=colour, alpha=0.5)
         axes.plot([mean, mean], [place - 0.25, place + 0.25], color=colour)
         axes.annotate(
@@ -116,7 +122,11 @@ def main(argv: Sequence[str]) -> None:
         record.parent.mkdir(parents=True, exist_ok=True)
         found = collect(pathlib.Path(_RUNS.value))
         record.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    draw(json.loads(record.read_text("utf-8")), pathlib.Path(_OUTPUT.value))
+    figures = json.loads(record.read_text("utf-8"))
+    for name, label in _PANELS:
+        for method in _COLOURS:
+            print(f"{label}, {method}: {_mean(figures, method, name):.2f}")
+    draw(figures, pathlib.Path(_OUTPUT.value))
     print(_OUTPUT.value)
 
 
