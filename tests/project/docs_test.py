@@ -2,8 +2,8 @@
 
 Python blocks are run here, with `fit` cut to two steps, and those that are
 files are compiled. Commands meet the parser of the program they name, with
-their recipe, overrides and methods. tests/guide_test.py runs docs/guide.md as
-it is typed; tests/quickstart_test.py and tests/install_test.py run the scripts
+their recipe, overrides and methods. tests/guide_test.py types the pages of the
+guide; tests/quickstart_test.py and tests/install_test.py run the scripts
 of the README. Blocks marked `<!-- not run: reason -->` are skipped, and the
 reason is told.
 """
@@ -321,10 +321,15 @@ def test_the_home_page_has_the_ten_lines_of_the_readme():
     assert block_of("docs/index.md") == block_of("README.md")
 
 
+def test_the_citation_has_the_version_of_the_package():
+    text = (docs_blocks.ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"\nversion: {tfdistill.__version__}\n" in text
+
+
 # --- Links -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", docs_blocks.pages())
+@pytest.mark.parametrize("page", [*docs_blocks.pages(), "SECURITY.md"])
 def test_links_lead_somewhere_on_a_code_host(page):
     wrong = []
     for target in docs_blocks.links(page):

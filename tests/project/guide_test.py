@@ -1,4 +1,4 @@
-"""docs/guide.md, typed as it stands into an empty directory.
+"""The pages of the guide, typed as they stand into an empty directory.
 
 Only `/tmp` is another directory here. What each command must leave behind or
 print stands in `_EXPECTED`, so that a command that does nothing is found.
@@ -14,9 +14,19 @@ import pytest
 
 from tests.cases import docs_blocks
 
-# The first test runs the page, about 75 s on two cores of one's own.
+# The first test runs the pages, about 75 s on two idle cores.
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(800)]
-_PAGE = "docs/guide.md"
+# In the order in which a reader types them; later pages use earlier files.
+_PAGES = (
+    "docs/guide.md",
+    "docs/guide_launching.md",
+    "docs/guide_models.md",
+    "docs/guide_parameter_servers.md",
+    "docs/guide_tuning.md",
+    "docs/guide_offline.md",
+    "docs/guide_serving.md",
+    "docs/guide_troubleshooting.md",
+)
 _LIMIT_SECS = 300
 # For a part of each command: what it prints.
 _EXPECTED = {
@@ -37,7 +47,7 @@ _EXPECTED = {
 
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory):
-    """Runs the page; returns the directory that stands for /tmp."""
+    """Runs the pages; returns the directory that stands for /tmp."""
     directory = tmp_path_factory.mktemp("guide")
     tmp = tmp_path_factory.mktemp("tmp")
     environ = os.environ | {
@@ -45,7 +55,8 @@ def typed(tmp_path_factory):
         "PYTHONPATH": str(docs_blocks.ROOT),
     }
     expected = dict(_EXPECTED)
-    for block in docs_blocks.blocks(_PAGE):
+    blocks = [block for page in _PAGES for block in docs_blocks.blocks(page)]
+    for block in blocks:
         if block.not_run:
             continue
         text = block.text.replace("/tmp/", f"{tmp}/")
@@ -65,8 +76,13 @@ def typed(tmp_path_factory):
             for part in [part for part in expected if part in block.text]:
                 wanted = expected.pop(part)
                 assert wanted in done.stdout, f"{block}\n{done.stdout[-6000:]}"
-    assert not expected, f"{_PAGE} has no such commands any more: {expected}"
+    assert not expected, f"the guide lacks these commands: {expected}"
     return tmp
+
+
+def test_no_page_of_the_guide_is_left_out():
+    found = [page for page in docs_blocks.pages() if "/guide" in page]
+    assert sorted(_PAGES) == sorted(found)
 
 
 def test_every_command_of_the_guide_works(typed, no_process_left):

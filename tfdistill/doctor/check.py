@@ -16,7 +16,7 @@ class Result:
     """What became of a check.
 
     Attributes:
-        name: Of the check; its row in docs/operations.md.
+        name: Of the check; its row in docs/doctor.md.
         status: `ok`, `warning`, `failed` or `skipped`.
         seen: What was found.
         remedy: What to do; empty where nothing need be done.
