@@ -149,6 +149,9 @@ def _fresh_state() -> Iterator[None]:
         keras.config.set_dtype_policy("float32")
         keras.config.set_floatx("float32")
         tf.config.run_functions_eagerly(False)
+        if strategy := sys.modules.get("tfdistill.cluster.strategy"):
+            # The default strategy is the same object in every test.
+            strategy._CLUSTERS.clear()
         # Its full collection took a second and more late in a long run.
         keras.utils.clear_session(free_memory=False)
 
