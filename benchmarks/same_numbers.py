@@ -33,8 +33,8 @@ from typing import Any
 
 from benchmarks import measure
 from benchmarks import same_numbers_task
-from models import data_places
 
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
 _TIMEOUT_SECS = 900.0
 _FIXED_ENV = {
     "CUDA_VISIBLE_DEVICES": "-1",
@@ -129,7 +129,7 @@ def _chosen(wanted: Sequence[str]) -> list[str]:
 
 
 def _environ() -> dict[str, str]:
-    root = str(pathlib.Path(__file__).resolve().parent.parent)
+    root = str(_ROOT)
     inherited = os.environ.get("PYTHONPATH")
     kept = {
         name: value
@@ -278,7 +278,8 @@ def run(wanted: Sequence[str]) -> tuple[dict[str, Found], dict[str, str]]:
 
 def _lacks_data(name: str) -> str | None:
     """Why the data of a recipe cannot be read, if they cannot."""
-    directory = data_places.data_dir()
+    given = os.environ.get("TFDISTILL_DATA")
+    directory = pathlib.Path(given or _ROOT.parent / "shared" / "data")
     if name != _CRITEO or (directory / "criteo").is_dir():
         return None
     return (
