@@ -91,9 +91,9 @@ def digest_of_file(path: pathlib.Path) -> str:
 # ---- data ----
 
 
-def _numbers() -> tuple[np.ndarray, np.ndarray]:
+def _numbers(number: int = _NUM_EXAMPLES) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(7)
-    x = rng.normal(size=(_NUM_EXAMPLES, 5)).astype("float32")
+    x = rng.normal(size=(number, 5)).astype("float32")
     return x, (x @ rng.normal(size=(5, 1)) + 0.1).astype("float32")
 
 
@@ -102,8 +102,8 @@ def _weighted() -> tuple:
     return *_numbers(), weights.astype("float32")
 
 
-def _classes() -> tuple[np.ndarray, np.ndarray]:
-    x, y = _numbers()
+def _classes(number: int = _NUM_EXAMPLES) -> tuple[np.ndarray, np.ndarray]:
+    x, y = _numbers(number)
     return x, np.abs(y[:, 0] * 3).astype("int64") % 3
 
 
@@ -204,7 +204,9 @@ def _lars() -> Any:
 _OPTIMIZERS = keras.optimizers
 _TAUGHT: dict[str, Any] = {
     "student": _classifier,
-    "data": _classes,
+    # The last batch has one for each of four replicas: the statistics of a
+    # share without examples are NaN.
+    "data": functools.partial(_classes, _NUM_EXAMPLES + 1),
     "loss": _sparse,
     "is_wrapped": True,
 }
@@ -455,6 +457,21 @@ def train(
     return {"weights": digest(weights), **logs}
 
 
+def _use_all_devices(number: int) -> None:
+    """Gives a worker of several a replica on each of its CPU devices.
+
+    TensorFlow does so for GPUs; of CPUs it takes the first only.
+    """
+    from tensorflow.python.distribute import collective_all_reduce_strategy
+
+    def devices(self: Any, resolver: Any, worker: str) -> tuple[Any, str]:
+        found = tuple(f"{worker}/device:CPU:{i}" for i in range(number))
+        return found, "CPU"
+
+    extended = collective_all_reduce_strategy.CollectiveAllReduceExtended
+    extended._initialize_local_devices = devices
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the cases of one place as one task.
 
@@ -475,7 +492,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         [tf.config.LogicalDeviceConfiguration()] * DEVICES[options.place],
     )
     cluster = tfdistill.Cluster.from_env()
+    if options.place == "two_workers":
+        _use_all_devices(DEVICES[options.place])
     strategy = tfdistill.make_strategy(cluster)
+    expected = DEVICES[options.place] * cluster.num_workers
+    if strategy.num_replicas_in_sync != expected:
+        raise RuntimeError(
+            f"{options.place} must have {expected} replicas; received "
+            f"{strategy.num_replicas_in_sync}."
+        )
     exchange = tfdistill.Exchange(options.exchange, key=None)
     found = {}
     for name, case in cases_of(options.place).items():
