@@ -317,7 +317,7 @@ class TeacherSet:
                 )
             return
         self._graph = graph
-        if replicas.is_used(strategy):
+        if replicas.on_servers(strategy):
             self._options.check_remote()
             self.remote = on_servers.RemoteTeachers(self._options)
         with strategy.scope():
