@@ -101,9 +101,9 @@ class StudentExporter(steps.SteppedCallback):
         """Claims the group and starts the writing thread, on the chief."""
         super().on_train_begin(logs)
         strategy = self.codistilled.distribute_strategy
-        self._group = self._given_group
-        if self._group is None:
-            self._group = strategy_lib.cluster_of(strategy).group
+        cluster = strategy_lib.cluster_of(strategy)
+        given = self._given_group
+        self._group = cluster.group if given is None else given
         self._schedule.start(self.step)
         self._looks_for_earlier = self.step == 0
         if replicas.is_chief(strategy):
