@@ -23,17 +23,10 @@ _log = logging.getLogger(__name__)
 def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
     """Has one call of `fit` resume from, and write to, the `Backup` it got.
 
-    `arguments` are adjusted: where to begin, and what must run before and after
-    all other callbacks. If SIGTERM arrives while one process trains, or a
+    Its `arguments` are adjusted: where to begin, and what must run before and
+    after all other callbacks. If SIGTERM arrives while one process trains, or a
     coordinator does, a last backup is tried. Several workers would first have
     to agree on a step: they end at once, and resume from the backup before.
-
-    Args:
-        model: A `CodistillModel`, compiled.
-        arguments: Those of the call.
-
-    Raises:
-        ValueError: There are several backups.
     """
     given = arguments.get("callbacks")
     is_list = not isinstance(given, keras.callbacks.CallbackList)
