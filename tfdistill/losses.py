@@ -17,7 +17,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["DistillationLoss", "weighted_mean"]
+__all__ = [
+    "BinarySoftTargetCrossEntropy",
+    "DistillationLoss",
+    "ForwardKL",
+    "LogitsMeanSquaredError",
+    "ReverseKL",
+    "SoftTargetCrossEntropy",
+]
+
+_AGGREGATIONS = ("probabilities", "logits")
+# The smallest probability whose logarithm is taken: exp(-87.3).
+TINY = float(np.finfo(np.float32).tiny)
 
 
 def weighted_mean(
@@ -98,11 +109,6 @@ def _check_shapes(outputs: Sequence[tf.Tensor], weights: tf.Tensor) -> None:
             f"with the outputs' leading dimensions; received weights of shape "
             f"{tuple(weights.shape)} for outputs of shape {tuple(shapes[0])}."
         )
-
-
-_AGGREGATIONS = ("probabilities", "logits")
-# The smallest probability whose logarithm is taken: exp(-87.3).
-TINY = float(np.finfo(np.float32).tiny)
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
@@ -283,16 +289,6 @@ class DistillationLoss(keras.losses.Loss):
         log_p = tf.where(masked, tf.cast(math.log(TINY), log_p.dtype), log_p)
         student = tf.where(masked, tf.zeros_like(log_p), tf.exp(log_p))
         return target, log_p, student
-
-
-__all__ = [
-    "BinarySoftTargetCrossEntropy",
-    "DistillationLoss",
-    "ForwardKL",
-    "LogitsMeanSquaredError",
-    "ReverseKL",
-    "SoftTargetCrossEntropy",
-]
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")

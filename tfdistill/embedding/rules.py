@@ -2,9 +2,6 @@
 
 One operation updates a variable, or the touched rows of a table, where it
 lies: what a step costs follows from its gradient, not from the table.
-
-One operation updates a variable, or the touched rows of a table, where it
-lies: what a step costs follows from its gradient, not from the table.
 """
 
 from collections.abc import Hashable
@@ -33,14 +30,10 @@ class UpdateRule:
         self._optimizer = optimizer
 
     def hyperparameters(self, step: Any) -> Hyperparameters:
-        """Returns what changes from step to step.
+        """Returns what changes from step to step, float32 scalars by name.
 
-        Args:
-            step: Integer scalar: updates made before this one. A learning
-                rate schedule reads `optimizer.iterations` by itself.
-
-        Returns:
-            float32 scalars by name.
+        `step` counts the updates made before this one. A learning rate
+        schedule reads `optimizer.iterations` by itself.
         """
         del step  # Most rules know no bias correction.
         return {
@@ -56,14 +49,7 @@ class UpdateRule:
         grad: Any,
         hyper: Mapping[str, tf.Tensor],
     ) -> None:
-        """Updates a whole variable, on its device.
-
-        Args:
-            variable: The `tf.Variable`.
-            slots: Its slots, of its shape.
-            grad: Gradient of its shape, dense or slices.
-            hyper: What `hyperparameters` returned.
-        """
+        """Updates a whole variable, on its device; slices are made dense."""
         if isinstance(grad, tf.IndexedSlices):
             grad = tf.math.unsorted_segment_sum(
                 grad.values, grad.indices, variable.shape[0]
@@ -80,12 +66,7 @@ class UpdateRule:
     ) -> None:
         """Updates some rows, on the variable's device; others stay as is.
 
-        Args:
-            variable: The `tf.Variable` `[num_rows, dim]`.
-            slots: Its slots, of its shape.
-            rows: int32 or int64 `[n]`, all different.
-            grads: `[n, dim]`.
-            hyper: What `hyperparameters` returned.
+        `rows` are integers `[n]`, all different, and `grads` `[n, dim]`.
         """
         self._on_device(self._rows, variable, slots, hyper, grads, rows)
 
@@ -302,19 +283,11 @@ _UNSUPPORTED = (
 def rule_for(optimizer: keras.optimizers.Optimizer) -> UpdateRule:
     """Returns the fused form of a Keras optimizer's update.
 
-    Dense updates equal Keras' own to float32 tolerance. Updates of rows are
-    lazy: momentum and moments of other rows stay as they are, and bias is
-    corrected by the global step.
-
-    Args:
-        optimizer: `SGD` (with momentum, Nesterov too), `Adagrad`, `Adam` or
-            `Ftrl` of `keras.optimizers`.
-
-    Returns:
-        The rule; it reads the optimizer's settings when it is called.
-
-    Raises:
-        ValueError: Another optimizer, or an option that is not supported.
+    For `SGD` (with momentum, Nesterov too), `Adagrad`, `Adam` and `Ftrl` of
+    `keras.optimizers`; ValueError for others, and for options that are not
+    supported. Dense updates equal Keras' own to float32 tolerance. Updates of
+    rows are lazy: momentum and moments of other rows stay as they are, and
+    bias is corrected by the global step.
     """
     if type(optimizer) not in _RULES:
         names = ", ".join(sorted(cls.__name__ for cls in _RULES))
@@ -343,15 +316,9 @@ def clip(
 ) -> list[Any]:
     """Clips as the optimizer does, without making anything dense.
 
-    Args:
-        optimizer: Its `clipnorm`, `global_clipnorm` or `clipvalue` is used.
-        gradients: Tensors, None, or indexed slices with distinct rows.
-        groups: By `clipnorm`, gradients of one group are clipped by their
-            common norm: give the shards of a table the same object. Defaults
-            to a group for each gradient, as does None for a single one.
-
-    Returns:
-        The clipped gradients.
+    Gradients are tensors, None, or indexed slices with distinct rows. By
+    `clipnorm`, gradients of one group are clipped by their common norm: give
+    the shards of a table the same object. None is a group of its own.
     """
     if optimizer.clipvalue and optimizer.clipvalue > 0:
         limit = optimizer.clipvalue
@@ -416,15 +383,9 @@ def make_slots(
     variables: Sequence[Any],
     strategy: tf.distribute.Strategy,
 ) -> list[dict[str, tf.Variable]]:
-    """Makes what a rule keeps for each variable, beside that variable.
+    """Makes what a rule keeps for each variable, by name, beside that variable.
 
-    Args:
-        rule: The update rule.
-        variables: `tf.Variable`s, made in the strategy's scope.
-        strategy: The strategy of the variables.
-
-    Returns:
-        For each variable, its slots by name.
+    The variables are `tf.Variable`s made in the strategy's scope.
     """
     return [
         {
