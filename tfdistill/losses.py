@@ -44,14 +44,14 @@ def weighted_mean(
         outputs: One float tensor `[batch, ...]` per teacher, all of one shape
             and dtype.
         weights: `[num_teachers]` or `[num_teachers, batch, ...]`, of the
-            outputs' dtype, >= 0. Where it is 0 the output may be NaN.
+            outputs' dtype, >= 0. If it is 0 the output may be NaN.
         transform: Applied to each output before the mean is taken; keeps the
             shape and the dtype.
         filler: A value in the domain of `transform`, put in place of masked
             outputs.
 
     Returns:
-        The mean, zero where no weight is positive; and the sum of the
+        The mean, zero if no weight is positive; and the sum of the
         weights over the teachers, broadcastable to the mean.
 
     Raises:
@@ -116,7 +116,7 @@ class DistillationLoss(keras.losses.Loss):
     """Base class: turns several teachers' outputs into one soft target.
 
     A subclass needs only `call(y_true, y_pred)`. Work is done in float32
-    (float64 where `dtype="float64"`), whatever the outputs' dtype.
+    (float64 if `dtype="float64"`), whatever the outputs' dtype.
 
     Args:
         temperature: Divides the logits of teachers and student, > 0. On
@@ -200,7 +200,7 @@ class DistillationLoss(keras.losses.Loss):
                 teacher, all of one shape and of any float dtype.
             weights: `[num_teachers]`, or one weight per example (and
                 position): `[num_teachers, batch, ...]`. Non-negative; they
-                are divided by their sum over the teachers. Where a weight is
+                are divided by their sum over the teachers. If a weight is
                 0 the teacher's values are not looked at: they may be NaN.
 
         Returns:

@@ -1,4 +1,4 @@
-"""LARS, and weight decay of kernels alone."""
+"""LARS, and weight decay of kernels only."""
 
 import functools
 import typing
@@ -139,7 +139,7 @@ class CoupledKernelDecay(KernelDecay):
 
 @functools.cache
 def with_kernel_decay(kind: type, *, coupled: bool) -> type:
-    """Returns an optimizer's class in which the kernels alone decay.
+    """Returns an optimizer's class in which only the kernels decay.
 
     Args:
         kind: A class of `keras.optimizers`, such as `SGD`.

@@ -331,8 +331,8 @@ def _top(model):
     ("change", "message"),
     [
         (_recurse, "must not call themselves"),
-        (_call_outside, "its own file alone; found .'__some"),
-        (_hide_call, "its own file alone; found .'__some"),
+        (_call_outside, "its own file only; found .'__some"),
+        (_hide_call, "its own file only; found .'__some"),
         (_duplicate, "must be no other function's"),
         (_shadow, "must be no other function's or operation's"),
         (_custom, "found MyOwnOp"),

@@ -114,7 +114,7 @@ def _refuse(
         if fields is not None:
             every = tf.broadcast_to(fields, tf.shape(ids))
             parts += [" in field ", tf.gather_nd(every, first)]
-        parts.append(". Mend the data, or map such ids to one by `oov_index`.")
+        parts.append(". Fix the data, or map such ids to one by `oov_index`.")
         message = tf.strings.join(
             [
                 p if isinstance(p, str) else tf.strings.as_string(p)
@@ -271,7 +271,7 @@ def agreed_seed(initializer: Any, seed: int | None) -> int:
     """
     if seed is None:
         own = getattr(initializer, "seed", None)
-        # As Keras draws where it is given no seed.
+        # As Keras draws if it is given no seed.
         seed = own if isinstance(own, int) else random.randint(1, 10**9)
     seed %= _SEED_RANGE
     strategy = tf.distribute.get_strategy()
@@ -430,9 +430,9 @@ class ShardedEmbedding(keras.layers.Layer):
         """Looks up the vectors.
 
         Args:
-            ids: int32 or int64. Dense, of any rank: `[..., fields]` where
+            ids: int32 or int64. Dense, of any rank: `[..., fields]` if
                 `input_dim` is a sequence, `[..., k]` with a combiner,
-                `[..., fields, k]` with both. Or ragged `[batch, (k)]`, where
+                `[..., fields, k]` with both. Or ragged `[batch, (k)]`, if
                 `input_dim` is an int.
             training: False, and only that, skips what serves the gradient.
 

@@ -29,7 +29,7 @@ def rows_per_block(dim: int) -> int:
 class RowLayout:
     """Where the rows of a table lie: id -> stored row -> (shard, local row).
 
-    The stored order depends on `num_rows` and `sharding` alone. Shards are
+    The stored order depends only on `num_rows` and `sharding`. Shards are
     slices of it, so that files in stored order suit any number of shards.
 
     Attributes:
@@ -125,7 +125,7 @@ class RowLayout:
         return tf.cast(shards, tf.int32), self.as_index(rows - starts)
 
     def as_index(self, local_rows: tf.Tensor) -> tf.Tensor:
-        """Narrows local rows to int32 where every shard allows for it."""
+        """Narrows local rows to int32 if every shard allows it."""
         small = self.shard_sizes[0] <= tf.int32.max
         return tf.cast(local_rows, tf.int32 if small else tf.int64)
 
@@ -167,7 +167,7 @@ def look_up(
 def read_only(
     source: Any, layout: RowLayout, storage_rows: tf.Tensor
 ) -> tf.Tensor:
-    """Returns rows of one whole table, where no gradient is wanted."""
+    """Returns rows of one whole table, for which no gradient is wanted."""
     return tf.gather(source, layout.as_index(storage_rows))
 
 

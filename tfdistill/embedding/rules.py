@@ -24,6 +24,9 @@ class UpdateRule:
     """
 
     slots: dict[str, float] = {}
+    # The operations.
+    dense: Any = None
+    by_rows: Any = None
 
     def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Takes the settings of a Keras optimizer."""
@@ -85,13 +88,18 @@ class UpdateRule:
         with tf.device(variable.device):
             update(variable.handle, handles, cast, tf.cast(grad, dtype), *rows)
 
-    def _dense(self, var: Any, slots: Any, hyper: Any, grad: Any) -> None:
+    def _arguments(self, var: Any, slots: Any, hyper: Any, grad: Any) -> Any:
+        """Returns what the operations `dense` and `by_rows` both take."""
         raise NotImplementedError
+
+    def _dense(self, var: Any, slots: Any, hyper: Any, grad: Any) -> None:
+        self.dense(**self._arguments(var, slots, hyper, grad))
 
     def _rows(
         self, var: Any, slots: Any, hyper: Any, grad: Any, rows: Any
     ) -> None:
-        raise NotImplementedError
+        arguments = self._arguments(var, slots, hyper, grad)
+        self.by_rows(**arguments, indices=rows)
 
 
 class Descent(UpdateRule):
@@ -113,6 +121,8 @@ class Descent(UpdateRule):
 class Momentum(UpdateRule):
     """Descent with momentum, Nesterov's too, by Keras' formula."""
 
+    dense = staticmethod(tf.raw_ops.ResourceApplyKerasMomentum)
+    by_rows = staticmethod(tf.raw_ops.ResourceSparseApplyKerasMomentum)
     slots = {"momentum": 0.0}
 
     def _arguments(self, var: Any, slots: Any, hyper: Any, grad: Any) -> Any:
@@ -125,21 +135,12 @@ class Momentum(UpdateRule):
             "use_nesterov": self._optimizer.nesterov,
         }
 
-    def _dense(self, var: Any, slots: Any, hyper: Any, grad: Any) -> None:
-        tf.raw_ops.ResourceApplyKerasMomentum(
-            **self._arguments(var, slots, hyper, grad)
-        )
-
-    def _rows(
-        self, var: Any, slots: Any, hyper: Any, grad: Any, rows: Any
-    ) -> None:
-        tf.raw_ops.ResourceSparseApplyKerasMomentum(
-            **self._arguments(var, slots, hyper, grad), indices=rows
-        )
-
 
 class Adagrad(UpdateRule):
     """Adagrad (Duchi et al. 2011)."""
+
+    dense = staticmethod(tf.raw_ops.ResourceApplyAdagradV2)
+    by_rows = staticmethod(tf.raw_ops.ResourceSparseApplyAdagradV2)
 
     def __init__(self, optimizer: Any) -> None:
         """Takes the settings of a `keras.optimizers.Adagrad`."""
@@ -157,18 +158,6 @@ class Adagrad(UpdateRule):
             "epsilon": tf.zeros([], grad.dtype),
             "grad": grad,
         }
-
-    def _dense(self, var: Any, slots: Any, hyper: Any, grad: Any) -> None:
-        tf.raw_ops.ResourceApplyAdagradV2(
-            **self._arguments(var, slots, hyper, grad)
-        )
-
-    def _rows(
-        self, var: Any, slots: Any, hyper: Any, grad: Any, rows: Any
-    ) -> None:
-        tf.raw_ops.ResourceSparseApplyAdagradV2(
-            **self._arguments(var, slots, hyper, grad), indices=rows
-        )
 
 
 class Adam(UpdateRule):
@@ -228,6 +217,9 @@ class Adam(UpdateRule):
 class Ftrl(UpdateRule):
     """FTRL-proximal (McMahan et al. 2013)."""
 
+    dense = staticmethod(tf.raw_ops.ResourceApplyFtrlV2)
+    by_rows = staticmethod(tf.raw_ops.ResourceSparseApplyFtrlV2)
+
     def __init__(self, optimizer: Any) -> None:
         """Takes the settings of a `keras.optimizers.Ftrl`."""
         super().__init__(optimizer)
@@ -250,18 +242,6 @@ class Ftrl(UpdateRule):
             ),
             "lr_power": tf.cast(optimizer.learning_rate_power, grad.dtype),
         }
-
-    def _dense(self, var: Any, slots: Any, hyper: Any, grad: Any) -> None:
-        tf.raw_ops.ResourceApplyFtrlV2(
-            **self._arguments(var, slots, hyper, grad)
-        )
-
-    def _rows(
-        self, var: Any, slots: Any, hyper: Any, grad: Any, rows: Any
-    ) -> None:
-        tf.raw_ops.ResourceSparseApplyFtrlV2(
-            **self._arguments(var, slots, hyper, grad), indices=rows
-        )
 
 
 # Exact classes: a subclass may update otherwise.

@@ -191,7 +191,7 @@ class Library:
         if unknown := found - self.functions.keys():
             raise GraphError(
                 f"its function {function.name!r} must call functions of its "
-                f"own file alone; found {sorted(unknown)[:3]}."
+                f"own file only; found {sorted(unknown)[:3]}."
             )
         return found
 
@@ -222,7 +222,7 @@ class Library:
             name = pending.pop()
             if name not in self.functions:
                 raise GraphError(
-                    f"its objects must use functions of its own file alone; "
+                    f"its objects must use functions of its own file only; "
                     f"found {name!r}."
                 )
             if name not in found:
@@ -281,7 +281,7 @@ class _Loops:
         sizes: bool = True,
         depth: int = 0,
     ) -> bool:
-        """Whether a tensor holds small constants >= 0, or sizes, alone.
+        """Whether a tensor holds only small constants >= 0, or sizes.
 
         Arguments are followed to whatever any caller passes.
         """
@@ -377,7 +377,7 @@ def _counts_up(body: Function, counter: int) -> bool:
 
 
 def _is_constant(node: Any, least: int) -> bool:
-    """Whether a node holds whole numbers in `least` to `MAX_STEPS` alone."""
+    """Whether a node holds whole numbers only from `least` to `MAX_STEPS`."""
     if node is None or node.op != "Const":
         return False
     tensor = node.attr["value"].tensor
@@ -519,7 +519,7 @@ def _tensor_dtypes(attributes: Mapping[str, Any]) -> Iterator[int]:
 
 
 def _check_assets(graph: Any, library: Library) -> None:
-    """Lets tables be filled from the SavedModel's own assets alone."""
+    """Lets tables be filled only from the SavedModel's own assets."""
     objects = graph.object_graph_def
     for asset in graph.asset_file_def:
         try:

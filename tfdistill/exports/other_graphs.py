@@ -125,7 +125,7 @@ def load(
         if not trust:
             raise ValueError(
                 f"The SavedModel {directory} is not loaded: {error} If you "
-                "trust whoever made it as you trust a program, set "
+                "trust its author as you trust a program's, set "
                 "TeacherSet(trust_saved_models=True), in a recipe "
                 "codistillation.trust_saved_models."
             ) from error

@@ -45,7 +45,7 @@ class Servable(tf.Module):
                     values, graph.variables, dtypes, strict=True
                 )
             ]
-        # A SavedModel holds a table only where an attribute leads to it.
+        # A SavedModel holds a table only if an attribute leads to it.
         self.tables = list(graph.tables)
         self._graph = graph
         self.serve = tf.function(

@@ -138,7 +138,7 @@ class StudentGraph:
         One tensor or variable for each of `variables`, of its shape; floats
         of another width are cast.
         """
-        # A variable itself would be traced anew, for each shape of inputs.
+        # A variable itself would be traced again for each shape of inputs.
         cast = [
             tf.cast(tf.convert_to_tensor(value), variable.dtype)
             for value, variable in zip(values, self.variables, strict=True)

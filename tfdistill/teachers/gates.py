@@ -1,7 +1,7 @@
 """What a version must pass before it teaches: files, specs, schema, a batch.
 
 Two models may have the same shapes and yet other classes, words or columns.
-Their predictions then fit together by shape alone, and nothing fails.
+Their predictions then fit together by shape only, and nothing fails.
 """
 
 import hashlib
@@ -108,11 +108,12 @@ def schema_difference(ours: Mapping[str, str], theirs: Any) -> str | None:
 class Canary:
     """A small batch of real inputs, and perhaps their labels.
 
-    Each version of a peer, and each fixed SavedModel, predicts it before it is
-    put in place. One whose outputs are not finite or have another shape is
-    refused; with labels, so is one that does worse than knowing nothing. The
-    batch is held out by the user: an untrained student fails it by its labels,
-    so leave them out, or widen `margin`, where peers publish from the start.
+    Each version of a peer, and each fixed SavedModel, must predict this batch
+    before it becomes a teacher. A version is refused if its outputs are not
+    finite or have another shape, and, with labels, if it is worse than a
+    uniform guess. Hold the batch out of training. An untrained student fails
+    it by its labels: leave them out, or widen `margin`, if peers publish from
+    the start.
     """
 
     def __init__(

@@ -232,7 +232,7 @@ class PeerReader:
                 _log.log(
                     logging.INFO if known else logging.WARNING,
                     "Quarantined the teacher of group %d, version %d: %s "
-                    "Training goes on without this version.",
+                    "Training continues without this version.",
                     self.group,
                     step,
                     reason,

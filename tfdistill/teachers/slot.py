@@ -348,7 +348,7 @@ class TeacherSlot:
         raise ValueError(
             "its graph differs from the student's, and running a peer's graph "
             "is off by default. Train the same model in each group, or set "
-            "TeacherSet(allow_other_graphs=True) where you trust all of them."
+            "TeacherSet(allow_other_graphs=True) if you trust all of them."
         )
 
 

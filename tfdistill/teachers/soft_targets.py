@@ -18,12 +18,12 @@ class SoftTargets:
     Attributes:
         outputs: By output of the student, in `keras.tree.flatten` order: one
             float32 tensor `[batch, ...]` for each teacher.
-        weights: float32 `[num_teachers, batch]`; 0 where a teacher is absent,
+        weights: float32 `[num_teachers, batch]`; 0 if a teacher is absent,
             too stale, or not finite.
         shares: float32 `[num_teachers]` in [0, 1]: what each teacher counts
-            by the age of its version; 0 where it is not asked.
+            by the age of its version; 0 if it is not asked.
         staleness: float32 scalar, mean steps since the versions in use; NaN
-            where no peer is in use.
+            if no peer is in use.
     """
 
     outputs: list[list[tf.Tensor]]
@@ -33,7 +33,7 @@ class SoftTargets:
 
     @property
     def share_of_rows(self) -> tf.Tensor:
-        """The greatest share of those who speak of a row, float32 `[batch]`.
+        """The greatest share of a teacher in use for a row, float32 `[batch]`.
 
         A teacher that fades hands over to the others, not to nobody.
         """

@@ -66,28 +66,29 @@ class TeacherSet:
         """Reads nothing yet.
 
         Args:
-            exchange: Where peers publish. Needed where there are `peers`.
+            exchange: Where peers publish. Required if there are `peers`.
             peers: Groups to learn from: `cluster.peers`, or any list.
             saved_models: Directories of fixed teachers.
             weights: One weight >= 0 for each of `peers`, then for each of
                 `saved_models`. Defaults to equal weights.
-            max_staleness_steps: A version older than this many of the
-                student's steps is not obeyed. Defaults to no bound.
-            max_staleness_secs: Likewise, seconds since this group first saw
-                it. Defaults to no bound.
-            staleness_ramp_steps: Steps after `max_staleness_steps` in which a
-                version's weight falls to 0. Default 0: at once.
+            max_staleness_steps: The number of the student's steps beyond
+                which an older version loses its weight. Default: no bound.
+            max_staleness_secs: Likewise, in seconds since this group first
+                saw the version. Default: no bound.
+            staleness_ramp_steps: Steps after `max_staleness_steps` over which
+                the weight falls to 0. Default 0: at once.
             staleness_ramp_secs: Likewise, after `max_staleness_secs`.
             max_bad_batches: Batches in a row with NaN or infinite outputs
                 after which a version is quarantined. Default 3.
             allow_other_graphs: Whether to run peers' graphs that differ from
-                the student's and hold only what `graph_ops` lists.
+                the student's, if they hold only what `graph_ops` lists.
             trust_saved_models: Whether to load `saved_models` that hold more,
                 with a warning.
             schema: What peers' labels, vocabularies and columns must be; see
                 `gates.digests`. Default: nothing is compared.
-            allow_other_schemas: Whether to warn only of another schema.
-            canary: A batch that teachers must predict before they are obeyed.
+            allow_other_schemas: Whether to accept another schema, with a
+                warning.
+            canary: A batch that each version must predict before it is used.
             poll_secs: Seconds between two looks at the exchange. Default 1.
 
         Raises:
@@ -245,8 +246,8 @@ class TeacherSet:
     def refresh(self, *, step: int | None = None) -> list[str]:
         """Lets the group agree on versions and swaps in what all have.
 
-        Every worker calls it at the same step. It reads no file and waits
-        for none, except to load a graph that differs from the student's.
+        Every worker calls it at the same step. It neither reads files nor
+        waits for them, except to load a graph that differs from the student's.
 
         Args:
             step: The student's global step, by which teachers that have
