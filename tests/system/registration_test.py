@@ -1,4 +1,7 @@
-"""`import tfdistill` is enough to read a `.keras` file with our classes."""
+"""`import tfdistill` is enough to read a `.keras` file with our classes.
+
+Also one that an earlier release wrote, which names other modules.
+"""
 
 import subprocess
 import sys
@@ -8,12 +11,15 @@ import numpy as np
 import pytest
 
 import tfdistill
+from tests.cases import golden_files
 
 _LOAD = """
 {imports}
 assert not any(name.startswith("tfdistill.embedding") for name in sys.modules)
 model = keras.saving.load_model(sys.argv[1])
 print(type(model.layers[0]).__name__, type(model.optimizer).__name__)
+earlier = keras.saving.load_model(sys.argv[2])
+print(*{type(layer).__name__ for layer in earlier.layers})
 print(*model(keras.ops.array([[1, 2]])).numpy()[0])
 """
 _NAMES = """
@@ -61,8 +67,13 @@ def saved(tmp_path_factory):
 )
 def test_importing_the_package_is_enough_in_either_order(saved, imports):
     path, expected = saved
-    kinds, outputs = _run(_LOAD.format(imports=imports), str(path))[-2:]
+    kinds, earlier, outputs = _run(
+        _LOAD.format(imports=imports),
+        str(path),
+        str(golden_files.GOLDEN / "table.keras"),
+    )[-3:]
     assert kinds == "ShardedEmbedding LARS"
+    assert "ShardedEmbedding" in earlier.split()
     np.testing.assert_allclose(
         np.fromstring(outputs, sep=" "), expected, rtol=1e-5
     )

@@ -1,9 +1,13 @@
 """How old a version may be, and what its age leaves it."""
 
+import dataclasses
+import inspect
+
 import pytest
 import tensorflow as tf
 
 from tfdistill.teachers import options
+from tfdistill.teachers import teacher_set
 
 _AGES = [-3, 0, 9, 10, 11, 12, 14, 2**40]
 
@@ -79,6 +83,14 @@ def test_impossible_bounds_are_refused(steps, secs, message):
             max_staleness_secs=secs[0],
             staleness_ramp_secs=secs[1],
         )
+
+
+def test_the_options_are_the_arguments_of_a_teacher_set():
+    arguments = set(inspect.signature(teacher_set.TeacherSet).parameters)
+    fields = {
+        field.name for field in dataclasses.fields(options.TeacherOptions)
+    }
+    assert fields == arguments - {"exchange"}
 
 
 def test_other_schemas_need_one_to_compare_with():
