@@ -4,7 +4,8 @@ Each teacher is a `TeacherSlot` (slot.py), a peer's is fed by a `PeerReader`
 (peer.py), and all workers move them alike by an `Agreement` (agreement.py).
 How old a version may be, and what it then counts, is decided by
 `TeacherOptions.share` (options.py). A new kind of teacher is another way to
-fill a slot's `function`, and a line in `TeacherSet.attach`.
+fill a slot's `function`, beside `follow` and `load`, and a line in
+`TeacherSet.attach`.
 """
 
 import logging
