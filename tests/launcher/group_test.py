@@ -28,8 +28,7 @@ LIMIT_SECS = 60.0
 PRELUDE = f"""
 import ctypes, json, os, pathlib, signal, socket, sys, time
 sys.path.insert(0, {str(pathlib.Path(__file__).resolve().parents[2])!r})
-from tfdistill import progress
-from tfdistill import startup
+from tfdistill.cluster import signs
 GROUP = int(os.environ["TFDISTILL_GROUP"])
 CONFIG = json.loads(os.environ.get("TF_CONFIG", "{{}}"))
 TYPE = CONFIG.get("task", {{}}).get("type", "worker")
@@ -37,13 +36,13 @@ INDEX = CONFIG.get("task", {{}}).get("index", 0)
 NAME = f"group_{{GROUP}}_{{TYPE}}_{{INDEX}}"
 WORKDIR = pathlib.Path(os.environ["TFDISTILL_WORKDIR"])
 def connect():
-    startup.announce_starting()
-    startup.announce_ready()
+    signs.announce_starting()
+    signs.announce_ready()
 def train(num_steps):
     state = WORKDIR / f"{{NAME}}.steps"
     done = int(state.read_text()) if state.exists() else 0
     for step in range(done, num_steps):
-        progress.own().say(progress.STEP)
+        signs.own().say(signs.STEP)
         hang = WORKDIR / f"{{NAME}}.hang"
         if hang.exists():
             hang.unlink()
@@ -68,9 +67,9 @@ def _topology(tmp_path, code, **fields):
     )
 
 
-def _run(topology):
+def _run(topology, **options):
     display = tables.Display(plain=True)
-    with local_run.LocalRun(topology, display=display) as run:
+    with local_run.LocalRun(topology, display=display, **options) as run:
         return run.wait(timeout_secs=LIMIT_SECS)
 
 
@@ -227,12 +226,12 @@ def test_a_missing_task_is_named_and_waited_for_again(tmp_path, capsys):
 if INDEX == 1 and not (WORKDIR / "x").exists():
     (WORKDIR / "x").touch()
     time.sleep(600)
-startup.announce_starting()
+signs.announce_starting()
 while not (WORKDIR / "second").exists():
     if INDEX == 1:
         (WORKDIR / "second").touch()
     time.sleep(0.02)
-startup.announce_ready()
+signs.announce_ready()
 """
     topology = _topology(
         tmp_path, code, workers_per_group=2, start_timeout_secs=3
@@ -245,32 +244,28 @@ startup.announce_ready()
     assert "group_0_worker_0" not in late["reason"]
 
 
-def test_a_group_starts_on_other_ports_where_one_is_taken(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_group_starts_on_other_ports_if_one_is_taken(tmp_path, capsys):
     code = """
 host, port = CONFIG["cluster"]["worker"][INDEX].split(":")
-startup.announce_starting()
+signs.announce_starting()
 try:
     socket.create_server((host, int(port)))
 except OSError:
-    startup.announce_port_taken()
+    signs.announce_port_taken()
     raise
-startup.announce_ready()
+signs.announce_ready()
 """
-    reserve = local_cluster.reserve_ports
     squatters = []
 
     def first_taken(num_ports):
-        holders = reserve(num_ports)
+        holders = local_cluster.reserve_ports(num_ports)
         if not squatters:
             holders[1].listen()
             squatters.append(holders[1])
         return holders
 
-    monkeypatch.setattr(local_cluster, "reserve_ports", first_taken)
     topology = _topology(tmp_path, code, workers_per_group=2, max_restarts=0)
-    result = _run(topology)
+    result = _run(topology, reserve_ports=first_taken)
     assert result.exit_code == 0, result.groups
     assert result.groups[0].group_restarts == 0
     assert "a port of it was taken" in capsys.readouterr().out
@@ -285,7 +280,7 @@ if TYPE == "chief" or "chief" not in CONFIG["cluster"]:
     train(100)
     sys.exit(0)
 while True:
-    progress.own().say(progress.SERVING)
+    signs.own().say(signs.SERVING)
     time.sleep(0.1)
 """
     topology = _topology(
@@ -324,7 +319,7 @@ while True:
 def test_a_task_that_hangs_with_pythons_lock_is_found(tmp_path, capsys):
     topology = _topology(
         tmp_path,
-        "connect()\ntrain(100)\nprogress.own().say(progress.IDLE)",
+        "connect()\ntrain(100)\nsigns.own().say(signs.IDLE)",
         num_groups=2,
         stuck_secs=3.0,
     )
@@ -350,14 +345,14 @@ def test_a_stuck_worker_of_a_chief_is_started_again_alone(tmp_path):
 connect()
 if TYPE == "chief":
     while not (WORKDIR / "back").exists():
-        progress.own().say(progress.STEP)
+        signs.own().say(signs.STEP)
         time.sleep(0.1)
     sys.exit(0)
 hang = WORKDIR / "hang"
 if TYPE == "worker" and hang.exists():
     (WORKDIR / "back").touch()
 while True:
-    progress.own().say(progress.SERVING)
+    signs.own().say(signs.SERVING)
     if TYPE == "worker" and hang.exists():
         ctypes.PyDLL(None).sleep(600)
     time.sleep(0.1)

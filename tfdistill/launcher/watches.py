@@ -95,10 +95,7 @@ class StartWatch:
 
     def _has_appeared(self, name: str) -> bool:
         path = self._ready_files[name]
-        return (
-            path.exists()
-            or path.with_name(path.name + signs._STARTING).exists()
-        )
+        return path.exists() or signs.found_starting(path)
 
     def _message(self, names: Sequence[str], what: str) -> str:
         return (

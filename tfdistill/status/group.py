@@ -1,7 +1,7 @@
-"""What is known of one group and its teachers.
+"""What is known of a run: its groups and their teachers.
 
-The lines may come from another release, or from nobody who means well: what
-is not of the expected type counts as not said.
+Lines of metrics may come from another release, or from nobody who means
+well: what is not of the expected type counts as not said.
 """
 
 import collections
@@ -49,11 +49,7 @@ class TeacherStatus(NamedTuple):
 
 
 def of_record(record: Mapping[str, Any]) -> list[TeacherStatus]:
-    """Returns the teachers in a line of a group's metrics.
-
-    Args:
-        record: What `RunLog` has written.
-    """
+    """Returns the teachers in a line of a group's metrics."""
     found = record.get("teachers")
     if not isinstance(found, list):
         return []
@@ -148,11 +144,7 @@ class GroupStatus:
             self._pace.append((step, time))
 
     def number(self, key: str) -> float | None:
-        """Returns a finite number of the record; None where there is none.
-
-        Args:
-            key: Of the metrics.
-        """
+        """Returns a finite number of the record; None if there is none."""
         return untrusted.number(self.record.get(key))
 
     @property
@@ -177,3 +169,30 @@ class GroupStatus:
         return (
             max(0.0, total - step) * (time - first_time) / (step - first_step)
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """A run at one moment.
+
+    Attributes:
+        time: When, in Unix seconds of this machine.
+        groups: What is known of each group, in order.
+        last_lines: By group, when it last wrote anything, in Unix seconds.
+        exchange: Where the versions were looked for.
+        over: Whether nothing more is to be expected.
+        exit_code: The launcher's, once it has ended; else None.
+        problems: What could not be read, in words.
+    """
+
+    time: float
+    groups: Sequence[GroupStatus]
+    last_lines: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    exchange: str = ""
+    over: bool = False
+    exit_code: int | None = None
+    problems: Sequence[str] = ()
+
+    def age_secs(self, version: reader.Published) -> float:
+        """Returns a version's age, by the storage's clock if it has one."""
+        return max(0.0, self.time - (version.modified or version.created))

@@ -4,7 +4,6 @@ The files may be half written, come from a machine that has died, or hold
 anything at all: what cannot be read is told, and never raised.
 """
 
-import dataclasses
 import os
 import pathlib
 import re
@@ -92,39 +91,11 @@ _METRICS_BYTES = 256 * 1024
 _EVENTS_BYTES = 4 * 1024 * 1024
 # A start imports TensorFlow, traces, and waits for the others.
 _START_SECS = 300.0
-OVER = (*run_events.ENDED, "lost")
+_OVER = (*run_events.ENDED, "lost")
 
 
 class NoRunError(ValueError):
     """There is no run in the directory, or it cannot be looked into."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Observation:
-    """A run at one moment.
-
-    Attributes:
-        time: When, in Unix seconds of this machine.
-        groups: What is known of each group, in order.
-        last_lines: By group, when it last wrote anything, in Unix seconds.
-        exchange: Where the versions were looked for.
-        exit_code: The launcher's, once it has ended; else None.
-        problems: What could not be read, in words.
-    """
-
-    time: float
-    groups: list[group_status.GroupStatus]
-    last_lines: dict[int, float]
-    exchange: str
-    exit_code: int | None
-    problems: list[str]
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more is to be expected."""
-        return self.exit_code is not None or all(
-            status.state in OVER for status in self.groups
-        )
 
 
 class ObservedRun:
@@ -141,6 +112,7 @@ class ObservedRun:
         exchange: str | None = None,
         silent_secs: float = 60.0,
         clock: Callable[[], float] = time.time,
+        open_storage: reader.OpenStorage = filesystem.for_root,
     ) -> None:
         """Begins to follow the files.
 
@@ -152,6 +124,7 @@ class ObservedRun:
                 for so long is silent; one that starts has five minutes at
                 least. Default 60.
             clock: Unix seconds.
+            open_storage: Finds the storage of the exchange.
 
         Raises:
             NoRunError: There is no run.
@@ -178,7 +151,7 @@ class ObservedRun:
         self._published = reader.PublishedWatch(
             self.exchange,
             interval_secs=1.0,
-            open_storage=filesystem.for_root,
+            open_storage=open_storage,
             # One that was named is there, or the name is wrong.
             must_be_there=exchange is not None,
         )
@@ -200,7 +173,7 @@ class ObservedRun:
         self._problems.pop(str(path), None)
         return found
 
-    def look(self, *, limit_secs: float = 5.0) -> Observation:
+    def look(self, *, limit_secs: float = 5.0) -> group_status.RunStatus:
         """Returns how things are now.
 
         Args:
@@ -224,12 +197,16 @@ class ObservedRun:
         problems = list(self._problems.values())
         if self._published.problem:
             problems.append(f"the exchange: {self._published.problem}")
-        return Observation(
+        statuses = [self._statuses[group] for group in groups]
+        exit_code = self._events.exit_code
+        return group_status.RunStatus(
             time=now,
-            groups=[self._statuses[group] for group in groups],
+            groups=statuses,
             last_lines=last_lines,
             exchange=self.exchange,
-            exit_code=self._events.exit_code,
+            over=exit_code is not None
+            or all(status.state in _OVER for status in statuses),
+            exit_code=exit_code,
             problems=problems,
         )
 
