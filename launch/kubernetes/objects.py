@@ -1,7 +1,7 @@
-"""A run as objects of Kubernetes: pods, services, policies, Jobs, TFJobs.
+"""A run as objects of Kubernetes: pods, services, policies and Jobs.
 
-The operator writes TF_CONFIG, makes a service for each task, and ends what is
-left once the group is done.
+TFJobs are the legacy form, at the end: their operator writes TF_CONFIG, makes a
+service for each task, and ends what is left once the group is done.
 """
 
 import json
@@ -320,6 +320,7 @@ def _identity(
     ]
 
 
+# Legacy: clusters that still have Kubeflow's training operator, version 1.
 _REPLICAS = {"chief": "Chief", "worker": "Worker", "ps": "PS"}
 
 

@@ -161,22 +161,17 @@ OWN_VARIABLES = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(local_cluster.Topology):
     """A command to be run as groups of pods.
+
+    The workdir is an absolute directory in the containers.
 
     Attributes:
         form: `"job"` for Indexed Jobs, which need nothing but Kubernetes, or
-            `"tfjob"` for TFJobs of Kubeflow's training operator.
+            `"tfjob"` (legacy) for TFJobs of Kubeflow's training operator.
         name: From which all names are made.
         image: Of the containers.
         command: Program and arguments, the same for each task.
-        workdir: Absolute directory of the run, in the containers.
-        num_groups: Number of groups. Default 1.
-        workers_per_group: Workers in each. Default 1.
-        ps_per_group: Parameter servers in each. Default 0; with any, each
-            group has a chief besides.
-        exchange: Directory or URL that the groups share. Default: `exchange`
-            in the workdir.
         volume_claim: PersistentVolumeClaim that all pods mount. Default None:
             a directory that ends with its pod.
         mount_path: Where; the workdir lies in it. Default: the workdir.
@@ -208,11 +203,6 @@ class Run:
     name: str
     image: str
     command: Sequence[str]
-    workdir: str
-    num_groups: int = 1
-    workers_per_group: int = 1
-    ps_per_group: int = 0
-    exchange: str | None = None
     volume_claim: str | None = None
     mount_path: str | None = None
     namespace: str | None = None
@@ -234,6 +224,7 @@ class Run:
 
     def __post_init__(self) -> None:
         """Validates the fields."""
+        super().__post_init__()
         self._check_numbers()
         self._check_names()
         self._check_paths()
@@ -250,20 +241,14 @@ class Run:
         if self.form not in FORMS:
             must = f"be one of {FORMS}"
             raise error("form", must, self.form, "job needs no operator.")
-        for name, least in (
-            ("num_groups", 1),
-            ("workers_per_group", 1),
-            ("ps_per_group", 0),
-            ("gpus_per_worker", 0),
-            ("max_restarts", 0),
-            ("start_timeout_secs", 1),
-            ("run_as_user", 1),
-            ("keep_secs", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                must = f"be >= {least}"
-                raise error(name, must, value, "Correct it.")
+        local_cluster.check_at_least(
+            self,
+            gpus_per_worker=0,
+            max_restarts=0,
+            start_timeout_secs=1,
+            run_as_user=1,
+            keep_secs=0,
+        )
         if self.ps_per_group and self.gpus_per_worker > 1:
             raise error(
                 "gpus_per_worker",
@@ -358,22 +343,6 @@ class Run:
                 )
         # Refuses unknown TFDISTILL_ names, and says which one is near.
         identity.Cluster.from_env(self.env)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The number of tasks of each type in a group."""
-        if not self.ps_per_group:
-            return {"worker": self.workers_per_group}
-        return {
-            "chief": 1,
-            "worker": self.workers_per_group,
-            "ps": self.ps_per_group,
-        }
-
-    @property
-    def num_tasks(self) -> int:
-        """Number of tasks in a group."""
-        return sum(self.sizes.values())
 
     def group_name(self, group: int) -> str:
         """Returns the name of a group's service, or of its TFJob."""

@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill.cluster import ending
 from tfdistill.cluster import signs
 from tfdistill.launcher import command as cli
 from tfdistill.launcher import restarts
@@ -29,7 +30,6 @@ from tfdistill.slurm import place
 from tfdistill.slurm import task
 from tfdistill.status import run_events
 
-EXIT_RETRY = 75
 # What Slurm is told to send before the time limit.
 SIGNAL = "USR1"
 _POLL_SECS = 0.2
@@ -59,7 +59,7 @@ class SlurmGroup:
         # Tasks look for the command themselves, on their own nodes.
         self._command = list(command)
         topology = task.topology_of(options, [sys.executable])
-        self._num_tasks = topology.ports_per_group or 1
+        self._topology = topology
         self._group = place.number_of(os.environ, "SLURM_ARRAY_TASK_ID")
         array = place.number_of(os.environ, "SLURM_ARRAY_JOB_ID")
         self._job = f"{array}_{self._group}"
@@ -71,16 +71,14 @@ class SlurmGroup:
         self._events_path = run_events.group_path(
             topology.logs_dir, self._group
         )
-        placeholders = range(1, self._num_tasks + 1)
+        placeholders = range(1, topology.num_tasks + 1)
         self._ready_paths = {
             task.name: task.ready_path
             for task in topology.group_tasks(self._group, placeholders)
         }
         self._told: str | None = None
         self._blamed: str | None = None
-        self._restarts = restarts.GroupRestarts(
-            limit=options.max_restarts, now=time.monotonic()
-        )
+        self._restarts = restarts.GroupRestarts(limit=options.max_restarts)
 
     def tell_to_end(self, number: int, frame: Any = None) -> None:
         """Notes, as a signal's handler, that the job must end soon."""
@@ -100,12 +98,12 @@ class SlurmGroup:
                 return 0
             if self._told or not self._waits_for_restart(code):
                 break
-            self._restarts.note_start(now=time.monotonic())
+            self._restarts.note_start()
         if not self._told:
             return code
         with commands.undisturbed():
             self._requeue()
-        return EXIT_RETRY
+        return ending.EXIT_CODE
 
     def _run_step(self) -> int:
         """Starts all tasks; returns the exit code of the first to fail."""
@@ -138,7 +136,7 @@ class SlurmGroup:
         gpus = options.gpus_per_worker
         return [
             "srun",
-            f"--ntasks={self._num_tasks}",
+            f"--ntasks={self._topology.num_tasks}",
             # Not inherited from sbatch since Slurm 22.05.
             f"--cpus-per-task={options.cpus_per_worker}",
             *([f"--gpus-per-task={gpus}"] if gpus else []),
@@ -154,7 +152,9 @@ class SlurmGroup:
             options.python,
             "-m",
             "tfdistill.slurm.task",
-            *task.option_list(options),
+            *self._topology.arguments(),
+            f"--gpus_per_worker={gpus}",
+            f"--ports={options.ports}",
             f"--nodes={','.join(self._nodes)}",
             f"--failure_file={failure_file}",
             "--",
@@ -199,7 +199,6 @@ class SlurmGroup:
         delay, text = self._restarts.plan(
             code,
             port_taken=path is not None and signs.found_port_taken(path),
-            now=time.monotonic(),
         )
         self._say(
             f"{self._blamed or 'a task'} ended with {code}; "
@@ -210,7 +209,7 @@ class SlurmGroup:
         if delay is None:
             return False
         self._note("restart", delay_secs=delay, restart=self._restarts.made)
-        while not self._restarts.is_due(now=time.monotonic()):
+        while not self._restarts.is_due:
             if self._told:
                 return False
             time.sleep(_POLL_SECS)
@@ -287,7 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     except RuntimeError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return EXIT_RETRY
+        return ending.EXIT_CODE
     for number in (getattr(signal, f"SIG{SIGNAL}"), signal.SIGTERM):
         signal.signal(number, group.tell_to_end)
     return group.run()

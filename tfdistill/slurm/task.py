@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill.cluster import ending
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
 from tfdistill.launcher import command as cli
@@ -28,7 +29,7 @@ from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
 from tfdistill.slurm import place as slurm_place
 
-EXIT_OPTIONS, EXIT_RETRY = 2, 75
+EXIT_OPTIONS = 2
 # Slurm sends them to every process of a step, so that the command gets them
 # too; this one is there to tell how it took them.
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -52,44 +53,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--ports", default=f"{first}-{end - 1}")
 
 
-def option_list(options: argparse.Namespace) -> list[str]:
-    """Returns the options of `add_options` as they are given to a task."""
-    names = [
-        "workdir",
-        "exchange",
-        "num_groups",
-        "workers_per_group",
-        "ps_per_group",
-        "gpus_per_worker",
-        "ports",
-    ]
-    return [
-        f"--{name}={getattr(options, name)}"
-        for name in names
-        if getattr(options, name) is not None
-    ]
-
-
 def topology_of(
     options: argparse.Namespace, command: Sequence[str]
 ) -> local_cluster.LocalCluster:
-    """Returns the files, tasks and limits of a run.
-
-    Args:
-        options: Those of `add_options`.
-        command: What each task runs.
-
-    Raises:
-        ValueError: An option is wrong, or the command is no program.
-    """
-    return local_cluster.LocalCluster(
-        command=command,
-        workdir=options.workdir,
-        exchange=options.exchange,
-        num_groups=options.num_groups,
-        workers_per_group=options.workers_per_group,
-        ps_per_group=options.ps_per_group,
-    )
+    """Returns the files, tasks and limits of a run."""
+    chosen = local_cluster.Topology.chosen(options)
+    return local_cluster.LocalCluster(command=command, **chosen)
 
 
 def find_task(
@@ -198,7 +167,7 @@ def run(
                 f"tfdistill: another process listens on {task.cluster.address}"
                 "; the group will be started on other ports.\n".encode()
             )
-            return EXIT_RETRY
+            return ending.EXIT_CODE
         process = subprocess.Popen(
             command,
             env=dict(env),
