@@ -5,10 +5,12 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
 
+from tfdistill.cluster import identity
 from tfdistill.doctor import check
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import reader
@@ -55,6 +57,25 @@ class _Seen(NamedTuple):
     renamed: bool
     modified: float
     written: tuple[float, float]
+
+
+def checks(
+    cluster: identity.Cluster,
+) -> Iterator[tuple[str, Callable[[], Iterable[check.Result]]]]:
+    """Yields the name of each check of a task's storage, and what makes it."""
+    root, workdir = cluster.exchange, cluster.workdir
+    if root is None:
+        yield EXCHANGE, lambda: [check.skipped(EXCHANGE, "no exchange is set")]
+    else:
+        groups = cluster.num_groups
+        yield EXCHANGE, lambda: exchange(root)
+        yield EXCHANGE, lambda: [space(root, name=EXCHANGE, num_groups=groups)]
+        yield CLOCK, lambda: clocks(root, groups)
+    if workdir is None:
+        yield WORKDIR, lambda: [check.skipped(WORKDIR, "no workdir is set")]
+    else:
+        yield WORKDIR, lambda: exchange(workdir, name=WORKDIR)
+        yield WORKDIR, lambda: [space(workdir, name=WORKDIR)]
 
 
 def exchange(
@@ -153,22 +174,27 @@ def _clear(storage: filesystem.FileSystem, path: str) -> None:
         return  # What failed before has been told.
 
 
-def space(path: str, *, name: str, num_groups: int = 0) -> check.Result:
-    """Looks whether a local disk has room.
+def _free_bytes(path: str) -> int:
+    return shutil.disk_usage(path).free
 
-    Args:
-        path: A directory, which need not exist; or a URL.
-        name: Of the check.
-        num_groups: Groups that publish there; it must have room for more of
-            their versions.
-    """
+
+def space(
+    path: str,
+    *,
+    name: str,
+    num_groups: int = 0,
+    free_bytes: Callable[[str], int] = lambda path: (
+        shutil.disk_usage(path).free
+    ),
+) -> check.Result:
+    """Looks whether a local disk has room for more versions of the groups."""
     if "://" in path:
         return check.skipped(name, f"{path} does not tell how much is free")
     there = os.path.abspath(path)
     while not os.path.isdir(there) and there != os.path.dirname(there):
         there = os.path.dirname(there)
     try:
-        free = shutil.disk_usage(there).free
+        free = free_bytes(there)
     except OSError as error:
         return check.skipped(name, f"{there} does not tell its room: {error}")
     num_bytes = _largest_version(there, num_groups)
