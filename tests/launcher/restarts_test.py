@@ -20,7 +20,7 @@ def clock():
 
 
 def _plan(restarts, exit_code=1, *, port_taken=False):
-    return restarts.plan(exit_code, port_taken=port_taken)
+    return restarts.plan_after(exit_code, port_taken=port_taken)
 
 
 def test_delays_double_up_to_a_bound_until_the_restarts_are_over(clock):

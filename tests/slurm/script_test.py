@@ -121,7 +121,7 @@ def test_whatever_stands_in_a_command_arrives_as_it_is(tmp_path):
         ({"srun": ["--ntasks=9"]}, "leave --ntasks to the script"),
         ({"sbatch": ["-a0-9"]}, "leave --array to the script"),
         ({"srun": ["-n9"]}, "leave --ntasks to the script"),
-        ({"gpus_per_worker": 1, "ps_per_group": 1}, "0 where `ps_per_group`"),
+        ({"gpus_per_worker": 1, "ps_per_group": 1}, "0 if `ps_per_group`"),
         ({"partition": 'a"b'}, "no quotes, backslashes or line breaks"),
         ({"account": "a\n#SBATCH --x"}, "no quotes, backslashes or line"),
     ],

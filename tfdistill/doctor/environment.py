@@ -29,14 +29,7 @@ KEY = "key"
 def cluster_of(
     environ: Mapping[str, str] | None = None,
 ) -> tuple[identity.Cluster | None, check.Result]:
-    """Reads the environment of this task.
-
-    Args:
-        environ: Variables to read. Default `os.environ`.
-
-    Returns:
-        The cluster, or None if it is not one; and the result.
-    """
+    """Reads the environment of this task; None if it describes no task."""
     try:
         cluster = identity.Cluster.from_env(environ)
     except ValueError as error:
@@ -67,16 +60,11 @@ def _describe(cluster: identity.Cluster) -> str:
 def peers(
     cluster: identity.Cluster, environ: Mapping[str, str] | None = None
 ) -> Iterator[check.Result]:
-    """Checks what makes several groups work together.
-
-    Args:
-        cluster: This task.
-        environ: Variables to read. Default `os.environ`.
-    """
+    """Checks what makes several groups work together."""
     environ = os.environ if environ is None else environ
     if cluster.num_groups == 1:
-        told = "TFDISTILL_NUM_GROUPS" in environ
-        if "TFDISTILL_EXCHANGE" in environ and not told:
+        has_number = "TFDISTILL_NUM_GROUPS" in environ
+        if "TFDISTILL_EXCHANGE" in environ and not has_number:
             yield check.warning(
                 ENVIRONMENT,
                 "TFDISTILL_EXCHANGE is set and TFDISTILL_NUM_GROUPS is not: "
@@ -104,12 +92,7 @@ def peers(
 def key(
     environ: Mapping[str, str] | None = None, *, num_groups: int = 2
 ) -> Iterator[check.Result]:
-    """Checks the key that versions are signed with.
-
-    Args:
-        environ: Variables to read. Default `os.environ`.
-        num_groups: Groups in the run: one alone needs no key.
-    """
+    """Checks the key that versions are signed with; one group needs none."""
     environ = os.environ if environ is None else environ
     try:
         signer = signing.signer_for("environment", environ)
@@ -196,12 +179,7 @@ def of_packages(
     *,
     installed: Callable[[str], str | None] = _installed,
 ) -> Iterator[check.Result]:
-    """Compares what is installed with what is supported.
-
-    Args:
-        wanted: Range by name. Default: those of tfdistill.
-        installed: Returns the version of a package, or None.
-    """
+    """Compares what is installed with what is supported."""
     wanted = ranges() if wanted is None else wanted
     if not wanted:
         yield check.warning(
@@ -233,7 +211,7 @@ def of_packages(
 def of_backend(
     environ: Mapping[str, str] | None = None,
 ) -> Iterator[check.Result]:
-    """Checks that Keras is told to run on TensorFlow."""
+    """Checks that Keras is to run on TensorFlow."""
     environ = os.environ if environ is None else environ
     backend = environ.get("KERAS_BACKEND", "")
     if backend not in ("", "tensorflow"):

@@ -87,11 +87,7 @@ def exchange(
 ) -> Iterator[check.Result]:
     """Writes, lists, renames, reads and removes a small directory.
 
-    Args:
-        root: A directory or URL.
-        name: Of the check.
-        file_system: Used with `root` as it is. Default: what `root` asks for.
-        clock: Unix seconds of this host.
+    A `file_system` is used with `root` as it is.
     """
     try:
         if file_system is None:
@@ -171,7 +167,7 @@ def _clear(storage: filesystem.FileSystem, path: str) -> None:
     try:
         storage.remove_tree(path)
     except OSError:
-        return  # What failed before has been told.
+        return  # What failed before is reported.
 
 
 def _free_bytes(path: str) -> int:
@@ -222,13 +218,7 @@ def clocks(
     *,
     file_system: filesystem.FileSystem | None = None,
 ) -> Iterator[check.Result]:
-    """Compares each group's clock with the storage's, by its newest version.
-
-    Args:
-        root: The exchange.
-        groups: Number of groups.
-        file_system: Used with `root` as it is. Default: what `root` asks for.
-    """
+    """Compares each group's clock with the storage's, by its newest version."""
     if file_system is None:
         file_system, root = filesystem.for_root(root)
     compared = []

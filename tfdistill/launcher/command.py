@@ -162,16 +162,7 @@ def run(
     options: argparse.Namespace,
     command: Sequence[str],
 ) -> int:
-    """Runs a command as the options say.
-
-    Args:
-        parser: Reports a wrong option, which exits with code 2.
-        options: The parsed options of `make_parser`.
-        command: Program and arguments.
-
-    Returns:
-        The exit code.
-    """
+    """Runs a command as the options say."""
     fields = vars(options) | {"command": command}
     plain = True if fields.pop("plain") else None
     display = tables.Display(plain=plain)

@@ -31,7 +31,7 @@ from tfdistill.status import group as group_status
 from tfdistill.status import run_events
 from tfdistill.system import untrusted
 
-# Reserves as many ports as it is told to; see local_cluster.reserve_ports.
+# Binds so many sockets to free ports; see local_cluster.reserve_ports.
 ReservePorts = Callable[[int], list[socket.socket]]
 
 
@@ -99,7 +99,7 @@ class Attempt:
             ],
             limit=topology.num_worker_restarts,
         )
-        self._task_watch = watches.TaskWatch(self._tasks, topology=topology)
+        self._watch = watches.TaskWatch(self._tasks, topology=topology)
         self._killed_for: dict[str, str] = {}
         # By event and process id, as a task may be started again.
         self._noted: set[tuple[str, int | None]] = set()
@@ -115,7 +115,7 @@ class Attempt:
         self.failed_task: str | None = None
         self.failure_time: float | None = None
         self.port_taken = False
-        self._start_watch = watches.StartWatch(
+        self._start_limit = watches.StartLimit(
             {task.name: task.ready_path for task in tasks},
             limit_secs=topology.start_timeout_secs,
             now=time.monotonic(),
@@ -209,21 +209,21 @@ class Attempt:
             self._request_stop()
             return []
         running = [n for n, p in self.processes.items() if p.exit_code is None]
-        late = self._start_watch.late(running, now=now)
+        late = self._start_limit.late(running, now=now)
         if late:
             self._note("late", reason=late)
             return self._give_up(late, now)
         messages = self._look(now)
         if self.end_state is None:
             messages += self._restart_workers(now)
-        warning = self._start_watch.warning(now=now)
+        warning = self._start_limit.warning(now=now)
         if warning and self.end_state is None:
             messages.append(f"group {self.status.group}: {warning}")
         return messages
 
     def _look(self, now: float) -> list[str]:
         """Kills the tasks that do nothing."""
-        for found in self._task_watch.look(self.processes):
+        for found in self._watch.look(self.processes):
             self._note(found.event, task=found.task, **found.details)
             if found.text and found.task is None:
                 messages = self._give_up(found.text, now)
@@ -245,7 +245,7 @@ class Attempt:
                 continue
             delay = self._restarts.note_end(name)
             self.status.last_error = what = self._describe(name, code)
-            self._task_watch.note_end(name)
+            self._watch.note_end(name)
             if self._restarts.none_left:
                 reason = (
                     f"{what}, and no worker is left: one has used up its "
@@ -291,7 +291,7 @@ class Attempt:
         return [*self._fail(reason), *quoted]
 
     def _give_up(self, reason: str, now: float) -> list[str]:
-        """Fails where no single task is to blame."""
+        """Fails when no single task is to blame."""
         self.exit_code, self.failure_time = ending.EXIT_CODE, now
         return self._fail(reason)
 
@@ -443,7 +443,7 @@ class SupervisedGroup:
 
     def _decide(self) -> list[str]:
         """Decides, once for each failure, whether the group comes back."""
-        delay, text = self._restarts.plan(
+        delay, text = self._restarts.plan_after(
             self._attempt.exit_code, port_taken=self._attempt.port_taken
         )
         if delay is None:

@@ -36,7 +36,7 @@ IDENTITY_VARIABLES = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """One process to be: who it is and where its files go.
+    """One process to be: its identity and where its files go.
 
     Attributes:
         cluster: Its place in its group.
@@ -56,14 +56,7 @@ class Task:
         return self.log_path.stem
 
     def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Returns the whole environment of the process.
-
-        Args:
-            inherited: The launcher's own; its identity variables are dropped.
-
-        Raises:
-            ValueError: If a TFDISTILL_ variable of it is unknown.
-        """
+        """Returns the whole environment of the process; ValueError if bad."""
         result = {
             name: value
             for name, value in inherited.items()
@@ -89,11 +82,7 @@ _WORKER_RESTARTS = 10
 
 
 def check_at_least(fields: object, **limits: float) -> None:
-    """Checks numbers among the fields of an object; None passes.
-
-    Raises:
-        ValueError: One is less than its limit.
-    """
+    """Checks that fields of an object are None or large enough numbers."""
     for name, least in limits.items():
         value = getattr(fields, name)
         if value is not None and not value >= least:
@@ -177,9 +166,6 @@ class LocalCluster(Topology):
         stuck_secs: A group whose steps stop coming is given up after so many
             seconds, or later if its steps are slow: see
             `watches.ProgressLimit`. Default 8; 0 for never.
-
-    Raises:
-        ValueError: If a field is out of range.
     """
 
     command: Sequence[str]
@@ -206,7 +192,7 @@ class LocalCluster(Topology):
         )
         if self.worker_restarts and not self.ps_per_group:
             raise ValueError(
-                "`worker_restarts` must be left out where `ps_per_group` is "
+                "`worker_restarts` must be left out if `ps_per_group` is "
                 f"0; received {self.worker_restarts}. Without parameter "
                 "servers a group ends with its first worker."
             )
@@ -279,11 +265,7 @@ class LocalCluster(Topology):
         return self.worker_restarts
 
     def tasks(self, ports: Sequence[int]) -> tuple[tuple[Task, ...], ...]:
-        """Returns the tasks of each group.
-
-        Args:
-            ports: `num_ports` free ports of this machine.
-        """
+        """Returns the tasks of each group, at `num_ports` ports."""
         size = self.ports_per_group
         return tuple(
             self.group_tasks(group, ports[group * size : (group + 1) * size])
@@ -291,12 +273,7 @@ class LocalCluster(Topology):
         )
 
     def group_tasks(self, group: int, ports: Sequence[int]) -> tuple[Task, ...]:
-        """Returns the tasks of one group.
-
-        Args:
-            group: Its index.
-            ports: `ports_per_group` free ports of this machine.
-        """
+        """Returns the tasks of one group, at ports of this machine."""
         return self.tasks_at(group, [f"{HOST}:{port}" for port in ports])
 
     def tasks_at(
@@ -304,10 +281,7 @@ class LocalCluster(Topology):
     ) -> tuple[Task, ...]:
         """Returns the tasks of one group: a chief, the workers, then the ps.
 
-        Args:
-            group: Its index.
-            addresses: `host:port` of each task, as many as `ports_per_group`;
-                of machines that share the workdir.
+        `addresses` are `host:port` of each, on machines that share the workdir.
         """
         free = iter(addresses)
         spec = {
@@ -352,15 +326,10 @@ class LocalCluster(Topology):
 def reserve_ports(num_ports: int) -> list[socket.socket]:
     """Binds sockets to free ports chosen by the kernel.
 
-    While the caller keeps the sockets, the kernel gives these ports to nobody
-    who asks for any port. As they are bound with SO_REUSEADDR and do not
-    listen, TensorFlow's server, which names the port, can still listen on it.
-
-    Args:
-        num_ports: How many.
-
-    Returns:
-        The bound sockets; close them at the end of the run.
+    While the caller keeps the sockets, to close them at the end of the run, no
+    process that asks the kernel for any port gets these. As they are bound with
+    SO_REUSEADDR and do not listen, TensorFlow's server, which names the port,
+    can still listen on it.
     """
     sockets = []
     for _ in range(num_ports):

@@ -102,13 +102,8 @@ class LocalRun:
     ) -> None:
         """Describes the run; entering it starts the processes.
 
-        Args:
-            topology: What to run.
-            display: Where to show progress. Default: nowhere.
-            reserve_ports: Binds as many ports as it is told to.
-
-        Raises:
-            ValueError: If the environment or the workdir cannot be used.
+        Without a display nothing is shown. ValueError if the environment or
+        the workdir cannot be used.
         """
         self._topology = topology
         self._display = display
@@ -220,17 +215,7 @@ class LocalRun:
         )
 
     def wait(self, timeout_secs: float | None = None) -> RunResult:
-        """Supervises the run to its end.
-
-        Args:
-            timeout_secs: Longest time to wait. Default None: no limit.
-
-        Returns:
-            How it ended.
-
-        Raises:
-            TimeoutError: If processes are still running then.
-        """
+        """Supervises the run to its end, or raises TimeoutError."""
         start = time.monotonic()
         while not self.over:
             if timeout_secs is not None:

@@ -36,25 +36,27 @@ class Restarts:
     Attributes:
         made: Restarts so far, the planned one included.
         planned: Whether one is planned and not yet made.
+        num_starts: Starts so far, restarts that did not count included.
     """
 
     def __init__(
         self, *, limit: int, first_delay_secs: float, clock: _Clock
     ) -> None:
-        self._limit = limit
+        self.limit = limit
+        self.made = 0
+        self.planned = False
+        self.num_starts = 1
         self._clock = clock
+        self._started = clock()
         self._pause = background.Backoff(
             first_secs=first_delay_secs,
             longest_secs=_LONGEST_DELAY_SECS,
             clock=clock,
         )
-        self._started = clock()
-        self.made = 0
-        self.planned = False
 
     def plan(self) -> float | None:
         """Plans the next restart; its delay, or None if none is left."""
-        if self.made >= self._limit:
+        if self.made >= self.limit:
             return None
         if self._clock() - self._started >= _HEALTHY_SECS:
             self._pause.succeeded()
@@ -62,13 +64,9 @@ class Restarts:
         self.planned = True
         return self._pause.failed()
 
-    def plan_extra(self) -> None:
-        """Plans one at once, which does not count."""
-        self.planned = True
-
     def cancel(self) -> None:
-        """Takes back the planned one, if there is one."""
-        self.made -= self.planned
+        """Takes back the planned one."""
+        self.made -= 1
         self.planned = False
 
     @property
@@ -79,26 +77,20 @@ class Restarts:
     def note_start(self) -> None:
         """Takes in that the planned one was made."""
         self.planned = False
+        self.num_starts += 1
         self._started = self._clock()
 
 
-class GroupRestarts:
+class GroupRestarts(Restarts):
     """The restarts of one whole group, by the reasons of its failures."""
 
     def __init__(self, *, limit: int, clock: _Clock = time.monotonic) -> None:
-        self._limit = limit
-        self._restarts = Restarts(
+        super().__init__(
             limit=limit, first_delay_secs=_FIRST_DELAY_SECS, clock=clock
         )
         self._port_tries = 1
-        self.num_starts = 1
 
-    @property
-    def made(self) -> int:
-        """Restarts so far, the planned one included."""
-        return self._restarts.made
-
-    def plan(
+    def plan_after(
         self, exit_code: int, *, port_taken: bool
     ) -> tuple[float | None, str]:
         """Takes in that the group has failed.
@@ -109,9 +101,9 @@ class GroupRestarts:
         """
         if port_taken and self._port_tries < _PORT_TRIES:
             self._port_tries += 1
-            self._restarts.plan_extra()
+            self.planned = True
             return 0.0, "a port of it was taken: it is started on others"
-        if not self._limit:
+        if not self.limit:
             return None, ""
         if exit_code in _HOPELESS:
             why = _HOPELESS[exit_code]
@@ -119,20 +111,10 @@ class GroupRestarts:
                 f"not started again: exit code {exit_code} means {why}, and "
                 "a retry would end the same way"
             )
-        delay = self._restarts.plan()
+        delay = self.plan()
         if delay is None:
-            return None, f"its {self._limit} restarts (--max_restarts) are over"
-        return delay, f"restart {self.made} of {self._limit} in {delay:g} s"
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the group is to be started again now."""
-        return self._restarts.is_due
-
-    def note_start(self) -> None:
-        """Takes in that the group was started again."""
-        self._restarts.note_start()
-        self.num_starts += 1
+            return None, f"its {self.limit} restarts (--max_restarts) are over"
+        return delay, f"restart {self.made} of {self.limit} in {delay:g} s"
 
 
 class WorkerRestarts:

@@ -3,9 +3,9 @@
 python -m tfdistill.slurm.group [options] -- COMMAND
 
 Slurm's batch script becomes this process. It starts the group's tasks by srun;
-starts them again in the same allocation where they have failed and a retry can
-help; and, where the time limit is near or the job is preempted, has them end
-and puts the job back into the queue, to go on from the last backup.
+starts them again in the same allocation if they fail and a retry can help; and,
+when the time limit is near or the job is preempted, has them end and puts the
+job back into the queue, to resume from the last backup.
 """
 
 import argparse
@@ -45,16 +45,7 @@ class SlurmGroup:
     def __init__(
         self, options: argparse.Namespace, command: Sequence[str]
     ) -> None:
-        """Reads which job this is, and on which nodes.
-
-        Args:
-            options: Those of `make_parser`.
-            command: What each task runs.
-
-        Raises:
-            ValueError: An option is wrong, or this is no job of an array.
-            RuntimeError: Slurm does not answer.
-        """
+        """Reads which job this is, and on which nodes."""
         self._options = options
         # Tasks look for the command themselves, on their own nodes.
         self._command = list(command)
@@ -85,11 +76,7 @@ class SlurmGroup:
         self._told = signal.Signals(number).name
 
     def run(self) -> int:
-        """Runs the group until it is done, given up or requeued.
-
-        Returns:
-            The exit code of the job.
-        """
+        """Runs the group to the end of the job; returns the job's exit code."""
         while True:
             code = self._run_step()
             if code == 0:
@@ -120,9 +107,9 @@ class SlurmGroup:
         failure_file.unlink(missing_ok=True)
         self._blamed = found["task"]
         if found["told"] and self._told is None:
-            # Where the job must make way for another, its tasks get some
+            # If the job must make way for another, its tasks get some
             # seconds, and this process hears nothing before they are over.
-            # Where a node is lost, its tasks report nothing, and the others
+            # If a node is lost, its tasks report nothing, and the others
             # are ended in consequence.
             self._say(
                 "the tasks were told to end: the job is preempted, or a node "
@@ -196,7 +183,7 @@ class SlurmGroup:
     def _waits_for_restart(self, code: int) -> bool:
         """Decides about another start; returns once it is due."""
         path = self._ready_paths.get(self._blamed or "")
-        delay, text = self._restarts.plan(
+        delay, text = self._restarts.plan_after(
             code,
             port_taken=path is not None and signs.found_port_taken(path),
         )
@@ -218,7 +205,7 @@ class SlurmGroup:
     def _requeue(self) -> None:
         """Puts the job back into the queue, unless Slurm ends it anyway."""
         self._note("stopped", reason=f"the job was told to end: {self._told}")
-        again = "Submit the script again: the group goes on from its backup."
+        again = "Submit the script again: the group resumes from its backup."
         if self._num_requeues >= self._options.max_requeues:
             limit = self._options.max_requeues
             self._say(
@@ -231,13 +218,13 @@ class SlurmGroup:
                 # Cancelled, or requeued by Slurm itself.
                 self._say(f"the job is {state}, so it is left to Slurm")
                 return
-            self._say("back to the queue; it goes on from its last backup")
+            self._say("back to the queue; it resumes from its last backup")
             commands.requeue(self._job)
         except RuntimeError as error:
             self._say(f"not requeued: {error} {again}")
 
     def _note(self, event: str, **details: Any) -> None:
-        """Adds an event for those who look at the run from elsewhere."""
+        """Adds an event, for `tfdistill-status`."""
         attempt = self._restarts.num_starts
         with contextlib.suppress(OSError):  # A full disk ends no training.
             log = run_events.EventLog(self._events_path)

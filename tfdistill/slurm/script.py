@@ -56,9 +56,6 @@ class Script:
             limit.
         stop_secs: Seconds before the time limit at which its tasks are told
             to end.
-
-    Raises:
-        ValueError: A field is wrong.
     """
 
     topology: local_cluster.LocalCluster
@@ -94,7 +91,7 @@ class Script:
         )
         if self.gpus_per_worker and self.topology.ps_per_group:
             raise ValueError(
-                "`gpus_per_worker` must be 0 where `ps_per_group` is not; "
+                "`gpus_per_worker` must be 0 if `ps_per_group` is not; "
                 f"received {self.gpus_per_worker}. Slurm gives each task of a "
                 "step the same, so that each ps would hold GPUs too. Train "
                 "without parameter servers on GPUs."
@@ -129,11 +126,10 @@ class Script:
         return (
             "#!/bin/bash\n"
             "# One element of this array is one group of the run: it has its "
-            "own allocation,\n# fails and restarts alone, and may start at "
-            "another time than the others.\n#\n"
-            "#   sbatch THIS_FILE               starts all groups, or goes on "
-            "with them\n"
-            "#   sbatch --array=1 THIS_FILE     group 1 alone\n"
+            "own allocation,\n# fails and restarts on its own, and may start "
+            "at another time than the others.\n#\n"
+            "#   sbatch THIS_FILE               starts or resumes all groups\n"
+            "#   sbatch --array=1 THIS_FILE     only group 1\n"
             f"{directives}\n{setup}\n"
             "# Starts the tasks by srun, again after a failure, and requeues "
             "the job near its\n# time limit. It takes this shell's place, and "

@@ -66,17 +66,7 @@ def find_task(
     place: slurm_place.Place,
     ports: tuple[int, int],
 ) -> local_cluster.Task:
-    """Returns the task that is to run in a place.
-
-    Args:
-        topology: What the run consists of.
-        place: Of this process.
-        ports: See `place.Place.addresses`.
-
-    Raises:
-        ValueError: Slurm has started another number of tasks, or no such
-            group.
-    """
+    """Returns the task that is to run in a place."""
     if place.group >= topology.num_groups:
         raise ValueError(
             "SLURM_ARRAY_TASK_ID must be the index of a group, less than "
@@ -101,14 +91,7 @@ def environment(
 ) -> dict[str, str]:
     """Returns the whole environment of a task's command.
 
-    Args:
-        task: Who it is.
-        place: Where it is.
-        environ: What Slurm has set, and what the user has.
-        num_gpus: GPUs of each task; 0 leaves CUDA_VISIBLE_DEVICES alone.
-
-    Raises:
-        ValueError: There are too few GPUs, or an unknown TFDISTILL_ variable.
+    With `num_gpus` = 0 CUDA_VISIBLE_DEVICES is left alone.
     """
     result = task.environ(environ)
     if num_gpus:
@@ -140,17 +123,7 @@ def run(
     place: slurm_place.Place,
     env: Mapping[str, str],
 ) -> int:
-    """Runs a task's command to its end.
-
-    Args:
-        command: Program and arguments.
-        task: Who it is.
-        place: Where it is.
-        env: The command's environment.
-
-    Returns:
-        The command's exit code, or 128 + n if signal n has ended it.
-    """
+    """Runs a task's command; its exit code, or 128 + n after signal n."""
     task.ready_path.parent.mkdir(parents=True, exist_ok=True)
     files.forget_progress(task.ready_path)
     for number in _SIGNALS:
@@ -185,15 +158,10 @@ def _leave_to_command(number: int, frame: Any) -> None:
 
 
 def record_failure(path: pathlib.Path, name: str, exit_code: int) -> bool:
-    """Notes which task of a step has failed first, and if it was told to end.
+    """Notes a failure if it is the first of its step; returns whether it is.
 
-    Args:
-        path: A file of this step alone, which the first one makes.
-        name: Of the task that has failed.
-        exit_code: Its own.
-
-    Returns:
-        Whether it is the first.
+    `path` is a file of this step only. The note also says whether the task was
+    told to end.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:

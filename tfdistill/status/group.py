@@ -1,7 +1,7 @@
 """What is known of a run: its groups and their teachers.
 
-Lines of metrics may come from another release, or from nobody who means
-well: what is not of the expected type counts as not said.
+Lines of metrics may come from another release, or hold anything:
+what is not of the expected type is left out.
 """
 
 import collections
@@ -27,7 +27,7 @@ class TeacherStatus(NamedTuple):
         group: Index of its group; None for a fixed SavedModel.
         step: The version in use; None without one.
         health: `absent`, `good`, `fading`, `too_stale` or `dropped`, and empty
-            where it is not told.
+            if it is not known.
         reason: Why it is not obeyed, or not fully; may be empty.
         share: What it counts, from 0 to 1.
         age_steps: The student's step less the version's.
@@ -65,7 +65,7 @@ def _of_entry(entry: Mapping[str, Any]) -> TeacherStatus:
     group = _GROUP.fullmatch(name)
     step = _count(entry.get("step"))
     quarantined = _quarantined(entry.get("quarantined"))
-    told = _count(entry.get("num_quarantined"))
+    num_quarantined = _count(entry.get("num_quarantined"))
     return TeacherStatus(
         name=name,
         group=int(group[1]) if group else None,
@@ -75,7 +75,9 @@ def _of_entry(entry: Mapping[str, Any]) -> TeacherStatus:
         share=untrusted.number(entry.get("share")),
         age_steps=untrusted.whole(entry.get("age_steps")),
         age_secs=untrusted.number(entry.get("age_secs")),
-        num_quarantined=len(quarantined) if told is None else told,
+        num_quarantined=(
+            len(quarantined) if num_quarantined is None else num_quarantined
+        ),
         quarantined=quarantined,
     )
 
@@ -109,7 +111,8 @@ class GroupStatus:
     Attributes:
         group: Index of the group.
         state: `starting`, `running`, `stopping`, `done`, `failed`, `stopped`,
-            `restarting` or, for who only sees the files of a run, `silent`.
+            `restarting`; seen from a run's files only, also `silent`, `lost`
+            or `unknown`.
         record: The newest value of every key seen in the group's metrics.
         newest: Its newest version in the exchange; None if none is known.
         num_restarts: How often it was started again as a whole.

@@ -1,7 +1,7 @@
-"""A run as its files show it, to who did not start it.
+"""A run as its files show it, when something else has started it.
 
 The files may be half written, come from a machine that has died, or hold
-anything at all: what cannot be read is told, and never raised.
+anything at all: what cannot be read is reported, and never raised.
 """
 
 import os
@@ -16,7 +16,6 @@ from tfdistill.exchange import filesystem
 from tfdistill.exchange import reader
 from tfdistill.status import directory
 from tfdistill.status import group as group_status
-from tfdistill.status import record
 from tfdistill.status import run_events
 from tfdistill.system import untrusted
 
@@ -50,11 +49,7 @@ class LogError(NamedTuple):
 
 
 def last_error(logs: list[pathlib.Path]) -> LogError | None:
-    """Returns the last error in the log that was written to last.
-
-    Args:
-        logs: Files; one that cannot be read is left out.
-    """
+    """Returns the last error in the newest log that has one."""
     dated = []
     for path in logs:
         try:
@@ -114,20 +109,11 @@ class ObservedRun:
         clock: Callable[[], float] = time.time,
         open_storage: reader.OpenStorage = filesystem.for_root,
     ) -> None:
-        """Begins to follow the files.
+        """Begins to follow the files; NoRunError if there are none.
 
-        Args:
-            workdir: Directory of the run.
-            exchange: Directory or URL of the exchange. Default: what the
-                launcher was told, or `exchange` in the directory.
-            silent_secs: A group that has begun to train and has not written
-                for so long is silent; one that starts has five minutes at
-                least. Default 60.
-            clock: Unix seconds.
-            open_storage: Finds the storage of the exchange.
-
-        Raises:
-            NoRunError: There is no run.
+        A group that has begun to train and has not written for `silent_secs` is
+        silent; one that starts has five minutes at least. The exchange is by
+        default the one that the launcher was given, or `exchange` in `workdir`.
         """
         self._workdir = pathlib.Path(workdir)
         self._directory = directory.RunDirectory(workdir)
@@ -138,7 +124,7 @@ class ObservedRun:
         self._tails: dict[int, untrusted.Tail] = {}
         self._statuses: dict[int, group_status.GroupStatus] = {}
         self._event_tails: dict[pathlib.Path, untrusted.Tail] = {}
-        self._events = run_events.EventStates()
+        self._events = run_events.RunHistory()
         self._follow_events()
         if not self._groups(()) and self._record is None:
             raise NoRunError(
@@ -146,8 +132,8 @@ class ObservedRun:
                 "group_0/metrics.jsonl or logs/group_0_worker_0.log; found "
                 "none of these. Give the run's workdir."
             )
-        told = self._record.exchange if self._record else None
-        self.exchange = exchange or told or str(self._workdir / "exchange")
+        recorded = self._record.exchange if self._record else None
+        self.exchange = exchange or recorded or str(self._workdir / "exchange")
         self._published = reader.PublishedWatch(
             self.exchange,
             interval_secs=1.0,
@@ -156,7 +142,7 @@ class ObservedRun:
             must_be_there=exchange is not None,
         )
 
-    def _read_record(self) -> record.LaunchRecord | None:
+    def _read_record(self) -> directory.LaunchRecord | None:
         try:
             os.listdir(self._workdir)
         except OSError as error:
@@ -164,21 +150,17 @@ class ObservedRun:
                 f"The directory of a run must be one that can be read; "
                 f"received {str(self._workdir)!r}: {error.strerror}."
             ) from error
-        path = self._workdir / record.NAME
+        path = self._workdir / directory.RECORD
         try:
-            found = record.read_record(path)
+            found = directory.read_record(path)
         except (OSError, ValueError) as error:
             self._note(path, error)
-            return record.LaunchRecord()
+            return directory.LaunchRecord()
         self._problems.pop(str(path), None)
         return found
 
     def look(self, *, limit_secs: float = 5.0) -> group_status.RunStatus:
-        """Returns how things are now.
-
-        Args:
-            limit_secs: Longest wait for the exchange. Default 5.
-        """
+        """Returns how things are; waits up to `limit_secs` for the exchange."""
         self._record = self._read_record()
         self._follow_events()
         groups = self._groups(self._published.groups)
@@ -258,9 +240,9 @@ class ObservedRun:
     ) -> None:
         """Decides on the state of a group."""
         status.silent_secs = None
-        told = self._events.groups.get(status.group)
+        history = self._events.groups.get(status.group)
         trains = status.number("step") is not None
-        if told is None:
+        if history is None:
             status.state = "running" if trains else "starting"
             ended = status.record.get("event") == "end"
             if ended or self._directory.has_results(status.group):
@@ -268,12 +250,12 @@ class ObservedRun:
             elif not last_sign and status.newest is not None:
                 status.state = "unknown"  # Its files are elsewhere.
         else:
-            status.num_restarts = told.num_restarts
-            status.num_worker_restarts = told.num_worker_restarts
-            status.last_error = told.last_error
+            status.num_restarts = history.num_restarts
+            status.num_worker_restarts = history.num_worker_restarts
+            status.last_error = history.last_error
             # A line of the attempt before says nothing of this one.
-            trains = (status.number("time") or 0.0) > told.since
-            status.state = told.state or "starting"
+            trains = (status.number("time") or 0.0) > history.since
+            status.state = history.state or "starting"
             if status.state == "starting" and trains:
                 status.state = "running"
         if status.state in run_events.ENDED:
@@ -285,7 +267,7 @@ class ObservedRun:
         if self._is_lost(status.group):
             status.state = "lost"
             status.last_error = (
-                "its launcher and its tasks are gone, and nothing tells why: "
+                "its launcher and its tasks are gone, and nothing says why: "
                 "killed, out of memory, or the machine went down"
             )
             return

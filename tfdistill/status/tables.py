@@ -327,18 +327,11 @@ class Display:
         interval_secs: float = 5.0,
         errors: bool = False,
     ) -> None:
-        """Chooses between a live view and plain lines.
+        """Chooses between a live view and, without a terminal, plain lines.
 
         Plain lines are written on each change of a group's state, and at most
-        every `interval_secs` on other changes; each note once.
-
-        Args:
-            stream: Where to write. Default `sys.stdout`.
-            plain: Whether to write lines. Default: if it is not a terminal.
-            interval_secs: Least time between two plain lines on a group whose
-                state stays the same.
-            errors: Whether plain lines report a group's last error. Default
-                False, as a launcher reports it by `say`.
+        every `interval_secs` on other changes; each note once. A group's last
+        error is among the notes if `errors`: a launcher reports it by `say`.
         """
         self._stream = sys.stdout if stream is None else stream
         self._interval_secs = interval_secs
@@ -364,7 +357,7 @@ class Display:
             self._live.console.print(text, markup=False, highlight=False)
 
     def show(self, run: group.RunStatus) -> None:
-        """Shows the present status; times are told from the first call on."""
+        """Shows the present status; lines count seconds from the first call."""
         if self._live is not None:
             found = view(run, width=self._live.console.width, whole=False)
             self._live.update(found, refresh=True)
