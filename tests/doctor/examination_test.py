@@ -268,8 +268,8 @@ def _cluster(*addresses, index=0, **more):
 
 
 @contextlib.contextmanager
-def _station(cluster, **options):
-    opened, result = network.open_station(cluster, **options)
+def _listening(cluster, **options):
+    opened, result = network.listen(cluster, **options)
     try:
         yield opened, result
     finally:
@@ -278,13 +278,13 @@ def _station(cluster, **options):
 
 
 def test_a_free_port_of_this_host():
-    with _station(_cluster(*_addresses(1))) as (_, result):
+    with _listening(_cluster(*_addresses(1))) as (_, result):
         assert result.status == check.OK
 
 
 def test_a_port_that_another_process_holds():
     with _port() as port:
-        with _station(_cluster(f"localhost:{port}")) as (opened, result):
+        with _listening(_cluster(f"localhost:{port}")) as (opened, result):
             assert opened is None
             assert "is taken" in _only([result], check.FAILED, "address").seen
             assert "ss -ltnp" in result.remedy
@@ -292,7 +292,7 @@ def test_a_port_that_another_process_holds():
 
 def test_an_address_of_no_host():
     addresses = free_ports.addresses(1, host="no-such-host.invalid")
-    with _station(_cluster(*addresses)) as (_, result):
+    with _listening(_cluster(*addresses)) as (_, result):
         found = _only([result], check.FAILED, "address")
     assert "is no known host" in found.seen
     assert "the host that TF_CONFIG names" in found.remedy
@@ -301,10 +301,10 @@ def test_an_address_of_no_host():
 def test_an_address_that_leads_to_a_host_with_a_doctor_of_its_own():
     other = network.card_of(_cluster("a:1"), None)
 
-    def ask(station, address):
+    def ask(responder, address):
         return other
 
-    with _station(_cluster(*_addresses(1)), ask=ask) as (_, result):
+    with _listening(_cluster(*_addresses(1)), ask=ask) as (_, result):
         found = _only([result], check.FAILED, "address")
     assert "is answered by another process, worker:0" in found.seen
 
@@ -313,16 +313,16 @@ def _meet(*clusters, options=(), wait_secs=20.0):
     """Each cluster's task looks for the others, all at the same time."""
     found = {}
     options = options or [{}] * len(clusters)
-    stations = [
-        network.open_station(cluster, **each)[0]
+    responders = [
+        network.listen(cluster, **each)[0]
         for cluster, each in zip(clusters, options, strict=True)
     ]
-    assert all(stations)
+    assert all(responders)
 
     def look(number):
         found[number] = list(
             network.others(
-                clusters[number], stations[number], wait_secs=wait_secs
+                clusters[number], responders[number], wait_secs=wait_secs
             )
         )
 
@@ -333,7 +333,7 @@ def _meet(*clusters, options=(), wait_secs=20.0):
         thread.start()
     for thread in threads:
         thread.join(60)
-    for opened in stations:
+    for opened in responders:
         opened.close()
     return [found[n] for n in range(len(clusters))]
 
@@ -424,7 +424,7 @@ def test_what_is_no_doctor_is_told_apart(answer):
 
         threading.Thread(target=reply, daemon=True).start()
         cluster = _cluster(*_addresses(1), address)
-        with _station(cluster) as (opened, _):
+        with _listening(cluster) as (opened, _):
             with pytest.raises(network.NoAnswerError, match="not the doctor"):
                 opened.ask(address)
 

@@ -80,7 +80,7 @@ def card_of(cluster: identity.Cluster, signer: signing.Signer | None) -> Card:
     )
 
 
-class Station(socketserver.ThreadingTCPServer):
+class Responder(socketserver.ThreadingTCPServer):
     """Answers with a task's card at its port, until it is closed."""
 
     allow_reuse_address = True
@@ -174,9 +174,9 @@ def examine(
         yield check.skipped(ADDRESS, "one task, without TF_CONFIG")
         yield check.skipped(REACH, "one task: nobody to reach")
         return
-    station, result = open_station(cluster, signer)
+    responder, result = listen(cluster, signer)
     yield result
-    if station is None:
+    if responder is None:
         yield check.skipped(REACH, "its own address comes first")
         return
     try:
@@ -185,45 +185,45 @@ def examine(
         elif not reach:
             yield check.skipped(REACH, "not asked for (--no_reach)")
         else:
-            yield from others(cluster, station, wait_secs=wait_secs)
+            yield from others(cluster, responder, wait_secs=wait_secs)
     finally:
-        station.close()
+        responder.close()
 
 
-def open_station(
+def listen(
     cluster: identity.Cluster,
     signer: signing.Signer | None = None,
     *,
     clock: Callable[[], float] = time.time,
-    ask: Callable[[Station, str], Card] = Station.ask,
-) -> tuple[Station | None, check.Result]:
+    ask: Callable[[Responder, str], Card] = Responder.ask,
+) -> tuple[Responder | None, check.Result]:
     """Listens on this task's own address, and looks whether it leads here.
 
-    Returns the station, to be closed, or None if the port cannot be used; and
+    Returns the responder, to be closed, or None if the port cannot be used; and
     the result. `ask` asks at an address.
     """
     address = str(cluster.address)
     port = int(address.rpartition(":")[2])
     try:
-        station = Station(card_of(cluster, signer), port, clock)
+        responder = Responder(card_of(cluster, signer), port, clock)
     except OSError as error:
         return None, _no_port(cluster, port, error)
     try:
-        answer = ask(station, address)
+        answer = ask(responder, address)
         problem = ""
-        if answer.process != station.own.process:
+        if answer.process != responder.own.process:
             problem = f"is answered by another process, {answer.task}"
     except NoAnswerError as error:
         problem = str(error)
     if problem:
-        return station, check.failed(
+        return responder, check.failed(
             ADDRESS,
             f"{address}, the address of {cluster.task_name}, does not lead to "
             f"this host: it {problem}",
             "Start this task on the host that TF_CONFIG names for it, or "
             "correct its index or its address there; look at the firewall.",
         )
-    return station, check.ok(
+    return responder, check.ok(
         ADDRESS, f"{address} is free, and leads to this host"
     )
 
@@ -248,7 +248,7 @@ def _no_port(
 
 
 def others(
-    cluster: identity.Cluster, station: Station, *, wait_secs: float
+    cluster: identity.Cluster, responder: Responder, *, wait_secs: float
 ) -> Iterator[check.Result]:
     """Looks for all other tasks of the group, and waits until they have, too.
 
@@ -266,12 +266,12 @@ def others(
     while True:
         for name in addresses.keys() - answers.keys():
             try:
-                answers[name] = station.ask(
+                answers[name] = responder.ask(
                     addresses[name], timeout_secs=min(_REPLY_SECS, wait_secs)
                 )
             except NoAnswerError as error:
                 problems[name] = str(error)
-        unheard = addresses.keys() - station.heard
+        unheard = addresses.keys() - responder.heard
         if len(answers) == len(addresses) and not unheard:
             break
         if any(answer.task != name for name, answer in answers.items()):
@@ -283,7 +283,7 @@ def others(
     good = []
     for name, address in sorted(addresses.items()):
         fault = _fault(
-            station.own, name, address, answers.get(name), problems.get(name)
+            responder.own, name, address, answers.get(name), problems.get(name)
         )
         if fault is None:
             good.append(name)
@@ -291,14 +291,14 @@ def others(
             yield fault
     if good:
         yield check.ok(REACH, f"each at its own address: {', '.join(good)}")
-    for name in set(good) - station.heard:
+    for name in set(good) - responder.heard:
         yield check.warning(
             REACH,
             f"{name} has answered, and has not asked {cluster.task_name}",
             f"Look at what the doctor says there: {name} may not reach "
             f"{cluster.address}.",
         )
-    yield from _keys_and_clocks(station.own, answers)
+    yield from _keys_and_clocks(responder.own, answers)
 
 
 def _fault(

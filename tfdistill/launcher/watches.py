@@ -39,7 +39,6 @@ class StartLimit:
         limit_secs: float,
         now: float,
     ) -> None:
-        """Starts the clock."""
         self._ready_files = dict(ready_files)
         self._limit_secs = limit_secs
         self._launch = now
@@ -189,7 +188,6 @@ class AwakeClock:
     """Seconds that go on by at most one from one reading to the next."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Starts at 0."""
         self._clock = clock
         self._last = clock()
         self._total = 0.0
@@ -238,7 +236,6 @@ class TaskWatch:
         topology: local_cluster.LocalCluster,
         clock: AwakeClock | None = None,
     ) -> None:
-        """Starts the clock."""
         self._tasks = dict(tasks)
         self._frozen_secs = topology.frozen_secs
         self._clock = clock or AwakeClock()

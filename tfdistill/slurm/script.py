@@ -23,6 +23,16 @@ _OWN = (
 )
 # The same by one letter, which its value may follow at once.
 _OWN_SHORT = {"a": "array", "n": "ntasks", "o": "output"}
+# What is passed on to the process that runs the group, besides its topology.
+_OF_GROUP = (
+    "cpus_per_worker",
+    "gpus_per_worker",
+    "ports",
+    "max_restarts",
+    "max_requeues",
+    "stop_secs",
+    "python",
+)
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _MEMORY = re.compile(r"([1-9][0-9]*)([MGT])")
 # Between the lines of one command.
@@ -183,13 +193,7 @@ class Script:
         """Returns the lines of the command that runs a group."""
         options = [
             *self.topology.arguments(),
-            f"--cpus_per_worker={self.cpus_per_worker}",
-            f"--gpus_per_worker={self.gpus_per_worker}",
-            f"--ports={self.ports}",
-            f"--max_restarts={self.max_restarts}",
-            f"--max_requeues={self.max_requeues}",
-            f"--stop_secs={self.stop_secs}",
-            f"--python={self.python}",
+            *(f"--{name}={getattr(self, name)}" for name in _OF_GROUP),
             *(f"--srun={option}" for option in self.srun),
         ]
         return [

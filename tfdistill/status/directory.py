@@ -32,7 +32,6 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Touches no storage."""
         self.path = pathlib.Path(path)
 
     def events(self) -> list[pathlib.Path]:

@@ -145,7 +145,6 @@ class RunHistory:
     """
 
     def __init__(self) -> None:
-        """Knows nothing yet."""
         self.groups: dict[int, GroupHistory] = {}
         self.exit_code: int | None = None
 
