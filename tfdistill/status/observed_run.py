@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
+from typing import Any
 from typing import NamedTuple
 
 from tfdistill.exchange import filesystem
@@ -121,9 +122,8 @@ class ObservedRun:
         self._clock = clock
         self._problems: dict[str, str] = {}
         self._record = self._read_record()
-        self._tails: dict[int, untrusted.Tail] = {}
+        self._tails: dict[pathlib.Path, untrusted.Tail] = {}
         self._statuses: dict[int, group_status.GroupStatus] = {}
-        self._event_tails: dict[pathlib.Path, untrusted.Tail] = {}
         self._events = run_events.RunHistory()
         self._follow_events()
         if not self._groups(()) and self._record is None:
@@ -199,28 +199,25 @@ class ObservedRun:
         found |= self._directory.groups()
         return sorted(found)
 
+    def _new_lines(
+        self, path: pathlib.Path, *, last_bytes: int
+    ) -> list[dict[str, Any]]:
+        """Returns what a file has gained, with its end at the first look."""
+        try:
+            if path not in self._tails:
+                self._tails[path] = untrusted.Tail(path, last_bytes=last_bytes)
+            return self._tails[path].read()
+        except OSError as error:
+            self._note(path, error)
+            return []
+
     def _follow_events(self) -> None:
         for path in self._directory.events():
-            try:
-                if path not in self._event_tails:
-                    self._event_tails[path] = untrusted.Tail(
-                        path, last_bytes=_EVENTS_BYTES
-                    )
-                self._events.take(self._event_tails[path].read())
-            except OSError as error:
-                self._note(path, error)
+            self._events.take(self._new_lines(path, last_bytes=_EVENTS_BYTES))
 
     def _follow_metrics(self, status: group_status.GroupStatus) -> None:
         path = self._directory.metrics(status.group)
-        try:
-            if status.group not in self._tails:
-                self._tails[status.group] = untrusted.Tail(
-                    path, last_bytes=_METRICS_BYTES
-                )
-            records = self._tails[status.group].read()
-        except OSError as error:
-            self._note(path, error)
-            return
+        records = self._new_lines(path, last_bytes=_METRICS_BYTES)
         if records:
             # It stays in the record for good, and says how the run ended.
             status.record.pop("event", None)
