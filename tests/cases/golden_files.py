@@ -166,7 +166,9 @@ def launch(workdir: pathlib.Path, *arguments: str) -> None:
         for name, value in os.environ.items()
         if not name.startswith(("TF_CONFIG", "TFDISTILL_"))
     }
-    environ |= {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    # Also if it runs as a program, outside of pytest.
+    path = os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")])
+    environ |= {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}
     done = subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=workdir,
