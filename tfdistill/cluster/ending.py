@@ -64,15 +64,9 @@ def install(environ: Mapping[str, str] | None = None) -> bool:
     """Has SIGTERM end this task, if it is one that a launcher has started.
 
     Call it again after TensorFlow has set up several workers, which installs a
-    handler in C that Python does not see.
-
-    Args:
-        environ: Variables to read. Default `os.environ`.
-
-    Returns:
-        Whether it does: not outside the main thread, nor where the program
-        has a handler of its own, nor without `TF_CONFIG` or
-        `TFDISTILL_GROUP`, as in a notebook.
+    handler in C that Python does not see. Returns whether it does: not outside
+    the main thread, not if the program has a handler of its own, and not
+    without `TF_CONFIG` or `TFDISTILL_GROUP`, as in a notebook.
     """
     environ = os.environ if environ is None else environ
     if not (environ.get("TF_CONFIG") or environ.get("TFDISTILL_GROUP")):
@@ -186,18 +180,7 @@ def finish() -> NoReturn:
 
 
 def limit_from_env(name: str, default: float) -> float:
-    """Reads a time limit in seconds from the environment.
-
-    Args:
-        name: Of the variable.
-        default: Where it is not set.
-
-    Returns:
-        Seconds; 0 means no limit.
-
-    Raises:
-        ValueError: It is not a number >= 0.
-    """
+    """Reads a limit in seconds from the environment; 0 means no limit."""
     text = os.environ.get(name, "")
     try:
         secs = float(text) if text else default
@@ -222,14 +205,10 @@ class Watchdog:
         end: Callable[[int], Any] = os._exit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts nothing yet.
+        """Takes what `explain`s the wait, and what `end`s the process.
 
-        Args:
-            limit_secs: Longest silence in seconds; 0 for no limit.
-            explain: Says what was waited for, and what to do.
-            end: Ends the process with an exit code. The default skips every
-                clean-up: a thread that hangs in TensorFlow cannot be asked.
-            clock: Seconds that never go backwards.
+        `os._exit` skips every clean-up: a thread that hangs in TensorFlow
+        cannot be asked. `limit_secs` of 0 means no limit.
         """
         self._limit_secs = limit_secs
         self._explain = explain
@@ -264,14 +243,7 @@ class Watchdog:
 
 
 def unreachable(addresses: Iterable[str]) -> list[str]:
-    """Finds the tasks that nobody listens for.
-
-    Args:
-        addresses: `host:port` of each.
-
-    Returns:
-        Those that do not take a connection within two seconds.
-    """
+    """Returns which `host:port` take no connection within two seconds."""
     return [
         address
         for address in addresses

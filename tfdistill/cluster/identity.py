@@ -53,15 +53,8 @@ def parse_number(field: str, text: str) -> int:
 def parse(text: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """Splits the JSON text of TF_CONFIG into its task and its cluster.
 
-    Args:
-        text: The variable's value. Empty text and `{}` count as unset.
-
-    Returns:
-        The task as `{"type": ..., "index": ...}` and the cluster, of which
-        only the outer shape has been checked; both empty if it is unset.
-
-    Raises:
-        ValueError: Naming the field that is wrong.
+    Both are empty if it is unset, that is empty or `{}`. Of the cluster only
+    the outer shape has been checked.
     """
     config = _load(text)
     if config == {}:
@@ -119,11 +112,7 @@ def _check_keys(
 
 
 def checked_spec(spec: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Returns a valid copy of a cluster's addresses by task type.
-
-    Raises:
-        ValueError: If the addresses cannot make up one running cluster.
-    """
+    """Returns a valid copy of a cluster's addresses by task type."""
     field = "TF_CONFIG.cluster"
     if not isinstance(spec, Mapping):
         raise error(field, "map task types to addresses", spec, _SHAPE)
@@ -181,11 +170,7 @@ def _host_and_port(field: str, address: Any) -> tuple[str, int]:
 def check_task(
     task_type: Any, task_index: Any, spec: Mapping[str, tuple[str, ...]]
 ) -> None:
-    """Checks that a task is one of those in the cluster.
-
-    Raises:
-        ValueError: Naming the field that is wrong.
-    """
+    """Checks that a task is one of those in the cluster."""
     field = "`task_type` (TF_CONFIG.task.type)"
     if task_type == "evaluator":
         raise error(field, "not be evaluator", task_type, _EVALUATOR)

@@ -42,18 +42,8 @@ def meet(
 ) -> None:
     """Returns once all tasks of the group have met.
 
-    Args:
-        name: This task, such as `"worker:1"`.
-        identity: The same text in every task of the group, and in no other
-            group's.
-        names: All tasks, the chief first.
-        chief_address: `host:port` of the chief.
-        limit_secs: Longest wait in seconds; 0 for no limit.
-        clock: Seconds that never go backwards.
-
-    Raises:
-        MissingWorkersError: A task did not come in time.
-        RefusedError: The chief knows no such task, or had it already.
+    `identity` is the same text in every task of the group and in no other
+    group's; `names` has the chief first. `limit_secs` of 0 means no limit.
     """
     deadline = clock() + (limit_secs or float("inf"))
     if name == names[0]:
@@ -73,16 +63,8 @@ def await_servers(
     """Returns once all servers of a group take connections.
 
     A coordinator does not meet its servers: one that was started anew comes
-    back in the middle of training, when there is nobody to meet.
-
-    Args:
-        servers: `host:port` of each, by name.
-        name: This task, such as `"chief:0"`.
-        limit_secs: Longest wait in seconds; 0 for no limit.
-        clock: Seconds that never go backwards.
-
-    Raises:
-        MissingWorkersError: A server did not come in time.
+    back in the middle of training, when there is nobody to meet. `servers` has
+    the `host:port` of each by name; `limit_secs` of 0 means no limit.
     """
     deadline = clock() + (limit_secs or float("inf"))
     while missing := {

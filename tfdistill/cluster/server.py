@@ -33,12 +33,6 @@ def in_use_is_told(cluster: identity.Cluster) -> Iterator[None]:
     """Explains the failure to listen on this task's own address.
 
     A launcher that chose the ports starts the group again on others.
-
-    Args:
-        cluster: This task.
-
-    Raises:
-        RuntimeError: The task cannot listen on its address.
     """
     try:
         yield
@@ -88,27 +82,16 @@ class CoordinatorWatch:
     """
 
     def __init__(self, *, limit_secs: float, now: float) -> None:
-        """Starts the clock.
-
-        Args:
-            limit_secs: Longest wait until it is first seen; 0 for no limit.
-            now: The present time.
-        """
         self._deadline = now + (limit_secs or float("inf"))
         self._seen = False
         self._answer = processes.Answer.OPEN
         self._since = now
 
     def note(self, answer: processes.Answer, *, now: float) -> Presence:
-        """Takes in one probe.
+        """Takes in one probe, and returns the verdict.
 
-        Args:
-            answer: What became of it.
-            now: The present time.
-
-        Returns:
-            The verdict: gone is a coordinator that was seen and has refused
-            for 3 seconds on end, or has not answered for 60.
+        A coordinator is gone if it was seen and has refused for 3 seconds on
+        end, or has not answered for 60.
         """
         if answer is not self._answer:
             self._answer, self._since = answer, now
@@ -131,15 +114,8 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
     seen in time. SIGTERM ends the process at once, as it does by default. A
     coordinator that is back within seconds, at the same address, is served
     like the one before it; with `TFDISTILL_CHIEF_RETURN_SECS` in the
-    environment also one that is back within that time.
-
-    Args:
-        cluster: A worker or ps task.
-        limit_secs: Longest wait for the coordinator; 0 for no limit.
-
-    Raises:
-        ValueError: The task is a worker with several GPUs.
-        RuntimeError: The task cannot listen on its address.
+    environment also one that is back within that time. `limit_secs` of 0 means
+    no limit.
     """
     _check_devices(cluster)
     return_secs = ending.limit_from_env(_RETURN_VARIABLE, 0.0)
@@ -187,21 +163,14 @@ def num_intra_op_threads(cluster: identity.Cluster, num_cores: int) -> int:
 
     Tasks on one host share its cores evenly: on 2 cores two ps and two workers
     trained 90,000 examples a second with one thread each and 85,000 with
-    TensorFlow's default, which is a thread for each core in every task.
-
-    Args:
-        cluster: This task.
-        num_cores: Cores of this host.
-
-    Returns:
-        At least 1, or 0 (TensorFlow's default) for a task that is the only one
-        of its group on its host, or if `TF_NUM_INTRAOP_THREADS` is set.
+    TensorFlow's default, which is a thread for each core in every task. 0
+    stands for that default: for a task alone on its host, or if
+    `TF_NUM_INTRAOP_THREADS` is set.
 
     Example:
         >>> spec = {"chief": ["a:1"], "worker": ["a:2", "b:1"], "ps": ["a:3"]}
-        >>> num_intra_op_threads(
-        ...     cluster_lib.Cluster(task_type="ps", spec=spec), 12
-        ... )
+        >>> cluster = identity.Cluster(task_type="ps", spec=spec)
+        >>> num_intra_op_threads(cluster, 12)
         4
     """
     if os.environ.get("TF_NUM_INTRAOP_THREADS"):

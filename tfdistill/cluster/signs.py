@@ -28,39 +28,23 @@ SUFFIXES = ("", _STARTING, _PORT_TAKEN)
 
 
 def announce_starting(environ: Mapping[str, str] | None = None) -> None:
-    """Says that this task is there and waits for its group.
-
-    Args:
-        environ: Variables to read. Default `os.environ`.
-    """
+    """Says that this task is there and waits for its group."""
     _touch(environ, _STARTING)
 
 
 def announce_ready(environ: Mapping[str, str] | None = None) -> None:
-    """Says that all tasks of this group are connected.
-
-    Args:
-        environ: Variables to read. Default `os.environ`.
-    """
+    """Says that all tasks of this group are connected."""
     _touch(environ, _STARTING)
     _touch(environ, "")
 
 
 def announce_port_taken(environ: Mapping[str, str] | None = None) -> None:
-    """Says that another process listens on this task's address.
-
-    Args:
-        environ: Variables to read. Default `os.environ`.
-    """
+    """Says that another process listens on this task's address."""
     _touch(environ, _PORT_TAKEN)
 
 
 def found_port_taken(ready_path: pathlib.Path) -> bool:
-    """Whether a task has said so.
-
-    Args:
-        ready_path: The task's ready file.
-    """
+    """Whether a task with this ready file has said so."""
     return ready_path.with_name(ready_path.name + _PORT_TAKEN).exists()
 
 
@@ -108,11 +92,6 @@ class Reporter:
     """Writes one task's progress."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        """Writes nothing yet.
-
-        Args:
-            environ: Variables to read. Default `os.environ`.
-        """
         environ = os.environ if environ is None else environ
         path = environ.get(VARIABLE)
         self._path = path + SUFFIX if path else None
@@ -135,11 +114,7 @@ class Reporter:
             self.say(phase)
 
     def say(self, phase: str) -> None:
-        """Says that the task has got on, and what it is at now.
-
-        Args:
-            phase: One of those above.
-        """
+        """Says that the task has got on, and which phase it is in now."""
         if self._path is None:
             return
         self._count += 1
@@ -160,14 +135,7 @@ class Reporter:
 
 
 def read_progress(ready_path: pathlib.Path) -> Line | None:
-    """Returns what a task last said.
-
-    Args:
-        ready_path: The task's ready file.
-
-    Returns:
-        None if it has said nothing.
-    """
+    """Returns what a task last said; None if it has said nothing."""
     try:
         text = pathlib.Path(f"{ready_path}{SUFFIX}").read_text("utf-8")
         count, _, phase = text.strip().partition(" ")

@@ -80,12 +80,7 @@ class ClaimRecord:
 
     @classmethod
     def from_json(cls, text: bytes) -> "ClaimRecord | None":
-        """Reads a record, or returns None for what is none.
-
-        Args:
-          text: What `to_json` returned, as UTF-8. It may be torn: some storage
-            shows a file while it is written.
-        """
+        """Reads a record; None for what is none, such as a torn file."""
         try:
             fields = json.loads(text)
             record = cls(**fields) if isinstance(fields, dict) else None
@@ -166,12 +161,6 @@ class ClaimFiles:
     def __init__(
         self, file_system: filesystem.FileSystem, group_dir: str
     ) -> None:
-        """Touches no storage.
-
-        Args:
-          file_system: Where the group's directory is.
-          group_dir: The directory; it need not exist.
-        """
         self._file_system = file_system
         self._group_dir = group_dir
         # Until a rename is refused, as some mounts do.
@@ -195,11 +184,10 @@ class ClaimFiles:
         return Claim(number, text, ClaimRecord.from_json(text))
 
     def create(self, number: int, record: ClaimRecord) -> bool:
-        """Makes a claim, unless another process was faster.
+        """Makes a claim, unless another process was faster; whether it did.
 
-        Returns:
-          Whether it was made. Unless `creates_exclusively`, True only says
-          that nobody was seen: `read` it again after a while.
+        Unless `creates_exclusively`, True says only that nobody was seen:
+        `read` the claim again after a while.
         """
         path = self._path(number)
         draft = f"{self._group_dir}/.tmp-claim-{record.incarnation}"
@@ -260,12 +248,7 @@ class Watch:
         self._last: tuple[int, bytes] | None = None
 
     def see(self, found: Claim, now: float) -> None:
-        """Takes down what was read, and when if it is new.
-
-        Args:
-          found: The newest claim.
-          now: The time, taken after it was read.
-        """
+        """Notes what was read; `now` is the time after it was read."""
         seen = (found.number, found.text)
         if seen != self._last:
             self._last, self.since = seen, now
@@ -306,17 +289,10 @@ class GroupClaim:
         renew_secs: float = RENEW_SECS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Touches no storage.
+        """Touches no storage; the group's directory need not exist.
 
-        Args:
-          file_system: Where the group's directory is.
-          group_dir: The directory; it need not exist.
-          owner: Who claims the group.
-          lease_secs: Seconds without a sign of life after which another
-            process' claim is taken over. Default 10.
-          renew_secs: Seconds between two signs of life. Default 1.
-          clock: Seconds of a clock that never goes backwards. Default:
-            `time.monotonic`.
+        After `lease_secs` without a sign of life from another process, its
+        claim is taken over.
         """
         if not 0 < 3 * renew_secs <= lease_secs:
             raise ValueError(
@@ -365,9 +341,6 @@ class GroupClaim:
         be dead, and after the lease where that cannot be known. While the
         storage is out of reach it returns too, and goes on trying in the
         background; nothing can be published before that succeeds.
-
-        Raises:
-          GroupClaimedError: If another process has the group, and is alive.
         """
         try:
             self._acquire()
@@ -376,23 +349,15 @@ class GroupClaim:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises what the background has found out; touches no storage.
-
-        Raises:
-          GroupClaimedError: If another process had the group before.
-          ClaimLostError: If another process has taken it over.
-        """
+        """Raises what the background has found out; touches no storage."""
         if self._failure is not None:
             raise self._failure
 
     def confirm(self) -> None:
         """Makes sure, by looking, that the group is still this process'.
 
-        Raises:
-          GroupClaimedError: If another process had the group before.
-          ClaimLostError: If another process has taken it over.
-          RuntimeError: If the claim could not be taken yet.
-          OSError: If the storage fails.
+        Raises what `check` does, or a RuntimeError if the claim could not be
+        taken yet.
         """
         self.check()
         if not self._number:

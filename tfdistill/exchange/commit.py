@@ -34,13 +34,6 @@ class Retention:
         min_keep_secs: float,
         clock: Callable[[], float],
     ) -> None:
-        """Checks the options.
-
-        Args:
-          max_to_keep: Number of newest versions that always stay; at least 2.
-          min_keep_secs: Seconds that a version stays once it is superseded.
-          clock: Seconds of a clock that never goes backwards.
-        """
         if type(max_to_keep) is not int or max_to_keep < 2:
             raise ValueError(
                 "`max_to_keep` must be an integer >= 2, or the version that a "
@@ -58,12 +51,7 @@ class Retention:
         self._superseded: dict[int, dict[int, float]] = {}
 
     def expired(self, group: int, steps: Sequence[int]) -> list[int]:
-        """Returns the versions that may go now, oldest first.
-
-        Args:
-          group: The group they belong to.
-          steps: All its versions, ascending.
-        """
+        """Returns which of all steps, ascending, may go now: oldest first."""
         now = self._clock()
         earlier = self._superseded.get(group, {})
         since = {step: earlier.get(step, now) for step in steps[:-1]}
@@ -102,12 +90,7 @@ def sweep(
     another incarnation was writing goes when nothing in it has changed for
     `lease_secs`, seen from the newest manifest of the group: both times come
     from the storage's clock, so the clocks of the machines do not matter.
-
-    Args:
-      file_system: Where the group's directory is.
-      group_dir: The directory.
-      incarnation: The caller's own, which must not be publishing meanwhile.
-      lease_secs: Seconds after which an unfinished version is abandoned.
+    `incarnation` must not be publishing meanwhile.
     """
     manifests = [0.0]
     unfinished = []
@@ -190,13 +173,6 @@ class Staging:
         *,
         incarnation: str,
     ) -> None:
-        """Makes the directory.
-
-        Args:
-          file_system: Where the version goes.
-          final: The directory of the version.
-          incarnation: Marks the directory as this publisher's.
-        """
         self._target = file_system
         self._final = final
         self._parent, _, name = final.rpartition("/")
@@ -210,12 +186,7 @@ class Staging:
             self.path = tempfile.mkdtemp(prefix="tfdistill-export-")
 
     def files(self) -> dict[str, manifest.FileEntry]:
-        """Returns size and checksum of each file, by path, and syncs them.
-
-        Raises:
-          NotRegularFileError: For a link, pipe or device.
-          ManifestError: For a name that no manifest can hold.
-        """
+        """Returns size and checksum of each regular file, and syncs them."""
         entries = {}
         directories = [self.path]
         for name, found in filesystem.walk(self._source, self.path):
@@ -233,13 +204,11 @@ class Staging:
     def commit(
         self, checked: manifest.Manifest, *, confirm: Callable[[], None]
     ) -> None:
-        """Makes the version visible.
+        """Makes the version visible, with the entries that `files` returned.
 
-        Args:
-          checked: The manifest, with the entries that `files` returned.
-          confirm: Called before anything in sight is changed, at last right
-            before the version comes into sight. What it raises ends the
-            publication; after a `ClaimLostError` nothing in sight is touched.
+        `confirm` is called before anything in sight is changed, and again
+        right before the version comes into sight. What it raises ends the
+        publication; after a `ClaimLostError` nothing in sight is touched.
         """
         text = checked.to_json().encode()
         confirm()

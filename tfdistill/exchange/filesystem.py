@@ -18,15 +18,7 @@ from typing import Protocol
 
 
 def write(path: str, blocks: Iterable[bytes]) -> None:
-    """Writes a file beside its place, syncs it, and moves it there.
-
-    Args:
-      path: The file, which may exist; its directory must.
-      blocks: The content.
-
-    Raises:
-      OSError: If the disk fails; what was there before is left alone.
-    """
+    """Writes a file beside its place, syncs it, and moves it there."""
     draft = f"{path}.{os.getpid()}.part"
     try:
         with open(draft, "wb") as file:
@@ -199,11 +191,7 @@ class GFileSystem:
     renames_atomically = False
 
     def __init__(self, scheme: str) -> None:
-        """Imports TensorFlow.
-
-        Args:
-          scheme: The part of the URLs before `://`.
-        """
+        """Imports TensorFlow."""
         import tensorflow as tf
 
         self._gfile = tf.io.gfile
@@ -285,14 +273,7 @@ class GFileSystem:
 
 
 def for_root(root: str | os.PathLike[str]) -> tuple[FileSystem, str]:
-    """Returns the file system of a path or URL, and the root made absolute.
-
-    Args:
-      root: A local path, or a URL of a scheme that `tf.io.gfile` knows.
-
-    Raises:
-      ValueError: If `root` is neither.
-    """
+    """Returns the file system of a path or URL, and the root made absolute."""
     if not isinstance(root, str | os.PathLike) or not os.fspath(root):
         raise ValueError(
             "The root of an exchange must be a directory or a URL, as "

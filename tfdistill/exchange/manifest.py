@@ -102,11 +102,7 @@ class Manifest:
             _check_json(field, getattr(self, field))
 
     def to_json(self) -> str:
-        """Returns the manifest as indented JSON text with sorted keys.
-
-        Raises:
-          ManifestError: If the text would be longer than `MAX_BYTES`.
-        """
+        """Returns the manifest as indented JSON text with sorted keys."""
         fields = dict(vars(self))
         fields["files"] = {name: vars(e) for name, e in self.files.items()}
         text = json.dumps(fields, sort_keys=True, indent=1, default=dict)
@@ -115,18 +111,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Manifest":
-        """Reads a manifest from JSON text.
-
-        Args:
-          text: What `to_json` returned; bytes are taken as UTF-8.
-
-        Returns:
-          The manifest.
-
-        Raises:
-          ManifestError: For anything that `to_json` would not have written:
-            the message names the field.
-        """
+        """Reads what `to_json` returned, or raises a ManifestError."""
         _check_length(len(text))
         fields = _parse(text)
         _check_format(fields.get("format"))

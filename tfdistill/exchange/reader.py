@@ -339,16 +339,7 @@ class Published:
 
 
 def newest(file_system: Storage, root: str, group: int) -> Published | None:
-    """Returns the newest version of a group whose manifest is a valid one.
-
-    Args:
-        file_system: Where the exchange is.
-        root: Its directory there.
-        group: Index of the group.
-
-    Raises:
-        OSError: If the storage fails.
-    """
+    """Returns the newest version of a group whose manifest is a valid one."""
     path = f"{root}/group_{group}"
     try:
         names = file_system.list_dir(path)
@@ -412,17 +403,7 @@ class PublishedWatch:
         open_storage: OpenStorage = local_storage,
         must_be_there: bool = False,
     ) -> None:
-        """Touches no storage yet.
-
-        Args:
-            root: The exchange, a directory or URL.
-            interval_secs: Least seconds between two looks. Default 2.
-            clock: Seconds of a clock that never goes backwards.
-            open_storage: Finds the storage of a root. Default: of a local one;
-                `filesystem.for_root` knows URLs, too.
-            must_be_there: Whether it is a `problem` that there is no such
-                directory. Default False: the first version makes it.
-        """
+        """Touches no storage yet."""
         self.problem = ""
         self._root = root
         self._interval_secs = interval_secs
@@ -442,12 +423,7 @@ class PublishedWatch:
     def look(
         self, groups: Collection[int], *, limit_secs: float = 0.0
     ) -> Mapping[int, Published]:
-        """Returns what the last look has found, and starts one if it is due.
-
-        Args:
-            groups: Groups to look for, besides those that are there.
-            limit_secs: Seconds to wait for the present look. Default 0.
-        """
+        """Returns what the last look has found, and starts one if it is due."""
         now = self._clock()
         running = self._thread is not None and self._thread.is_alive()
         if not running and now - self._began >= self._interval_secs:

@@ -41,14 +41,7 @@ class Signer:
     """Signs manifests with one key and checks such signatures."""
 
     def __init__(self, key: bytes) -> None:
-        """Keeps the key, which no message or `repr` of this object shows.
-
-        Args:
-            key: At least 16 bytes, as hard to guess as random ones.
-
-        Raises:
-            ValueError: It is no key.
-        """
+        """Keeps the key, which no message or `repr` of this object shows."""
         if not isinstance(key, bytes):
             raise ValueError(
                 "The key of an exchange must be bytes; received a "
@@ -63,11 +56,7 @@ class Signer:
         self._key = key
 
     def sign(self, unsigned: manifest.Manifest) -> manifest.Manifest:
-        """Returns the manifest with its signature among its `extras`.
-
-        Raises:
-            ValueError: `extras` hold a signature already.
-        """
+        """Returns the manifest with its signature among its `extras`."""
         if _FIELD in unsigned.extras:
             raise ValueError(
                 f"`extras` must leave {_FIELD!r} to the exchange; received "
@@ -78,12 +67,7 @@ class Signer:
         )
 
     def check(self, signed: manifest.Manifest) -> None:
-        """Checks a manifest's signature.
-
-        Raises:
-            SignatureError: There is none, or it was made with another key or
-                for another content.
-        """
+        """Raises a SignatureError unless this key made the signature."""
         found = signed.extras.get(_FIELD)
         if found is None:
             raise SignatureError(
@@ -104,8 +88,7 @@ class Signer:
     def proof(self, question: bytes) -> str:
         """Returns what only holders of this key can answer to a question.
 
-        Args:
-            question: Random bytes of who asks, never used before.
+        The question is random bytes, never used before.
         """
         # Not the text of any manifest: no answer is a signature.
         text = b"tfdistill proof\0" + question
@@ -189,13 +172,6 @@ def make_file(path: pathlib.Path) -> None:
 
     A run that is started again in its directory goes on with its key, and so
     with the versions that it published before.
-
-    Args:
-        path: The file.
-
-    Raises:
-        OSError: It can be neither made nor read.
-        ValueError: It is there and holds no key.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:

@@ -40,13 +40,9 @@ class EventFile:
         step: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Starts the thread; points of later steps in the directory go.
+        """Starts the thread; training resumes at `step`.
 
-        Args:
-            directory: Of the run; a path or a URL.
-            step: The step that training goes on from. TensorBoard forgets
-                what an earlier training has written of the steps after it.
-            clock: Unix seconds. Default `time.time`.
+        TensorBoard forgets what an earlier training wrote of later steps.
         """
         self._directory = os.fspath(directory)
         self._clock = clock
@@ -61,12 +57,7 @@ class EventFile:
         self.num_failures = self.num_lost = 0
 
     def add(self, summary: bytes | Scalars, *, step: int) -> None:
-        """Hands over a summary; it is written as soon as the thread is free.
-
-        Args:
-            summary: What to write: scalars by tag, or a serialized summary.
-            step: The student's global step.
-        """
+        """Hands over scalars by tag or a serialized summary, and returns."""
         with self._lock:
             if len(self._waiting) >= _MAX_WAITING:
                 self.num_lost += 1
@@ -79,11 +70,7 @@ class EventFile:
         self._thread.submit(self._write, wait_secs=0.0)
 
     def close(self, timeout_secs: float = 30.0) -> None:
-        """Writes what is left and ends the thread.
-
-        Args:
-            timeout_secs: Longest wait for storage. Default 30.
-        """
+        """Writes what is left and ends the thread."""
         deadline = time.monotonic() + timeout_secs
         if self._thread.wait_idle(timeout_secs):
             self._thread.submit(self._finish, wait_secs=0.0)

@@ -34,9 +34,6 @@ def of_logs(logs: Mapping[str, Any]) -> Scalars:
 
     What is no number, and vectors of more than 32 values, are left out.
 
-    Args:
-        logs: Logs of an epoch by tag.
-
     Example:
         >>> of_logs({"loss": 1.5, "f1": np.array([0.5, 0.25]), "note": "a"})
         {'loss': 1.5, 'f1_0': 0.5, 'f1_1': 0.25}
@@ -54,15 +51,7 @@ def of_logs(logs: Mapping[str, Any]) -> Scalars:
 
 
 def of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> Scalars:
-    """Returns the scalars of all teachers but how far they agree.
-
-    Args:
-        status: What `TeacherSet.status` returned.
-        step: The student's global step.
-
-    Returns:
-        Values by tag; None for what is not known.
-    """
+    """Returns each teacher's scalars but its agreement; None if unknown."""
     found: Scalars = {}
     for index, teacher in enumerate(status):
         version = teacher["step"] if teacher["step"] >= 0 else None
@@ -83,12 +72,7 @@ def of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> Scalars:
 
 
 def of_exchange(exporter: Any, loader: Any) -> Scalars:
-    """Returns the scalars of exports and refreshes.
-
-    Args:
-        exporter: The `StudentExporter` of the training, or None.
-        loader: Its `TeacherLoader`, or None.
-    """
+    """Returns the scalars of exports and refreshes."""
     found: Scalars = {}
     if exporter is not None:
         found |= {
@@ -108,23 +92,13 @@ class TeacherNews:
     """Tells what has changed about the teachers since it was last asked."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        """Knows of no teacher.
-
-        Args:
-            clock: Unix seconds. Default `time.time`.
-        """
         self._clock = clock
         self._known: dict[str, tuple[str, frozenset[int]]] = {}
 
     def of(
         self, status: Sequence[Mapping[str, Any]], step: int
     ) -> dict[str, str]:
-        """Returns what is new, as Markdown, by tag.
-
-        Args:
-            status: What `TeacherSet.status` returned.
-            step: The student's global step.
-        """
+        """Returns what is new, as Markdown, by tag."""
         now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._clock()))
         news = {}
         for index, teacher in enumerate(status):
@@ -163,20 +137,11 @@ class IntervalMeans:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        """Has seen nothing yet.
-
-        Args:
-            names: Names of logs that are means over the epoch's steps.
-        """
         self._names = list(names)
         self._before: tuple[int, dict[str, float]] | None = None
 
     def begin(self, num_done: int) -> None:
-        """Begins an epoch, or goes on in its middle.
-
-        Args:
-            num_done: Steps of the epoch that the means hold already.
-        """
+        """Begins an epoch, of which the means hold some steps already."""
         nothing = dict.fromkeys(self._names, 0.0)
         self._before = (0, nothing) if num_done == 0 else None
 
@@ -185,13 +150,8 @@ class IntervalMeans:
     ) -> dict[str, float]:
         """Returns the means of the steps since the last call.
 
-        Args:
-            logs: With the means by now.
-            num_done: Steps of the epoch done by now.
-
-        Returns:
-            Means by name; none at the first call in an epoch that was resumed
-            in its middle, where those of the steps before are not known.
+        None at the first call in an epoch that was resumed in its middle: the
+        means of the steps before are not known.
         """
         now = {name: float(logs[name]) for name in self._names if name in logs}
         before, self._before = self._before, (num_done, now)
@@ -209,11 +169,6 @@ class TrainingPace:
     """Counts steps, examples and seconds since the last look."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Starts the clock.
-
-        Args:
-            clock: Seconds of a clock that never goes backwards.
-        """
         self._clock = clock
         # Callbacks whose `blocked` tells how long they held training up.
         self._blocking: list[Any] = []
@@ -221,12 +176,7 @@ class TrainingPace:
         self.begin()
 
     def begin(self, blocking: Sequence[Any] | None = None) -> None:
-        """Starts to measure anew.
-
-        Args:
-            blocking: Callbacks with `blocked`, a `background.WorkTimes`.
-                Default: those of before.
-        """
+        """Starts to measure again; callbacks in `blocking` replace the last."""
         if blocking is not None:
             self._blocking = list(blocking)
         self._start = self._clock()

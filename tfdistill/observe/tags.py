@@ -152,12 +152,7 @@ _CHARTS: dict[str, dict[str, Sequence[str]]] = {
 
 
 def of_teacher(name: str, index: int) -> str:
-    """Returns what stands for `<teacher>` in a tag.
-
-    Args:
-        name: Of the teacher: `group_<g>`, or the path of a SavedModel.
-        index: Of the teacher in its set.
-    """
+    """Returns what stands for `<teacher>` in a tag."""
     is_group = re.fullmatch(r"group_[0-9]+", name)
     return name if is_group else f"saved_model_{index}"
 

@@ -22,10 +22,6 @@ def read_past(iterator: Any, num_batches: int) -> None:
 
     A loop inside TensorFlow: asked from Python, an iterator over several
     workers took 20 ms for each batch, minutes for a long training.
-
-    Args:
-        iterator: Of a data set, distributed or not.
-        num_batches: How many it must still have.
     """
     if not num_batches:
         return
@@ -50,11 +46,7 @@ TESTED_KERAS = ("3.12", "3.16")
 
 
 def check_keras() -> None:
-    """Checks that this Keras has the private names used here.
-
-    Raises:
-        RuntimeError: Keras runs on another backend, or a name is missing.
-    """
+    """Checks that this Keras has the private names used here."""
     if keras.backend.backend() != "tensorflow":
         raise RuntimeError(
             "tfdistill needs Keras on TensorFlow; received the backend "
@@ -97,13 +89,6 @@ def leave_reduction_to_caller(optimizer: keras.Optimizer) -> None:
     replica's gradient and the update depends on the number of replicas.
     `MultiWorkerTraining` sums first; the sum inside the optimizer has no public
     switch and is turned off on this instance.
-
-    Args:
-        optimizer: A built or unbuilt Keras optimizer; one wrapped in a
-            `LossScaleOptimizer` is handled too.
-
-    Raises:
-        ValueError: The optimizer accumulates gradients.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     for instance in (optimizer, inner):
@@ -125,10 +110,6 @@ def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
 
     Keras' own guide to writing optimizers finds slots this way; there is no
     public name for it.
-
-    Args:
-        optimizer: A built optimizer.
-        variable: A Keras variable, or a replica's copy.
     """
     return int(optimizer._get_variable_index(variable))
 
@@ -144,18 +125,9 @@ def build_from_spec(
 
     Keras builds from a batch that it reduces over the workers, which fails
     for a tuple of `PerReplica` values (keras#20585). One replica's spec says
-    the same without reading any data.
-
-    Args:
-        model: The compiled model.
-        element_spec: Element spec of a `tf.data.Dataset` or distributed data
-            set: tensors specs or `PerReplica` specs of `[batch, ...]`.
-        scope: Returns the strategy's scope to build in.
-        optimized: Returns the built model's variables that its optimizer is
-            to keep slots for. Defaults to all trainable ones.
-
-    Returns:
-        The spec of one replica's inputs `x`.
+    the same without reading any data; that of its inputs `x` is returned.
+    The optimizer keeps slots for the variables that `optimized` returns of the
+    built model, by default all trainable ones.
     """
     batch = keras.tree.map_structure(_first_replica, element_spec)
     optimizer = model.optimizer
@@ -190,24 +162,15 @@ def distributed_element_spec(epoch_iterator: Any) -> Any:
 
     `Trainer._maybe_symbolic_build` is handed Keras' private epoch iterator;
     the distributed data set inside it is the only holder of the spec.
-
-    Args:
-        epoch_iterator: A `TFEpochIterator`.
     """
     return epoch_iterator._distributed_dataset.element_spec
 
 
 def jobs_of(strategy: tf.distribute.Strategy) -> dict[str, list[str]]:
-    """Returns the addresses of a strategy's tasks by job.
+    """Returns the addresses of a strategy's tasks by job; none for one process.
 
     `ParameterServerStrategy` keeps its resolver where the public property
     `cluster_resolver` does not look: that is None.
-
-    Args:
-        strategy: Any strategy.
-
-    Returns:
-        Addresses by job; empty for a strategy of one process.
     """
     resolver = strategy.cluster_resolver or getattr(
         strategy, "_cluster_resolver", None

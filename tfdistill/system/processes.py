@@ -76,9 +76,7 @@ def machine() -> str:
 def has_ended(pid: int, *, started: int) -> bool:
     """Whether a process of this machine is known to have ended.
 
-    Args:
-        pid: Its id, which may be another process' by now.
-        started: When it began, as `of` tells.
+    Its id may be another process' by now, which `started` tells.
     """
     try:
         os.kill(pid, 0)
@@ -104,15 +102,10 @@ class Answer(enum.Enum):
 
 
 def ask(address: str, *, timeout_secs: float = _CONNECT_SECS) -> Answer:
-    """Connects to an address and hangs up.
+    """Connects to `host:port` and hangs up.
 
-    Args:
-        address: `host:port`.
-        timeout_secs: Longest wait in seconds. Default 2.
-
-    Returns:
-        `OPEN` if somebody listens, `REFUSED` if the host is there and nobody
-        does, `SILENT` for all else, such as a host that is down or unknown.
+    `REFUSED` means that the host is there and nobody listens; `SILENT` is all
+    else, such as a host that is down or unknown.
     """
     host, _, port = address.rpartition(":")
     peer = (host.strip("[]"), int(port))

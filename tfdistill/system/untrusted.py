@@ -20,9 +20,6 @@ _CONTROL = re.compile(
 def without_control(text: str) -> str:
     """Returns a line without what would steer a terminal, or break a stream.
 
-    Args:
-        text: One line.
-
     Example:
         >>> without_control("a" + chr(27) + "[31mb" + chr(7))
         'ab'
@@ -32,10 +29,6 @@ def without_control(text: str) -> str:
 
 def one_line(value: Any, *, max_chars: int = 500) -> str:
     r"""Returns any value as one line of bounded length.
-
-    Args:
-        value: What was read; text as it is, anything else as Python shows it.
-        max_chars: Longest line. Default 500.
 
     Example:
         >>> one_line("it failed:\n  no such file", max_chars=18)
@@ -54,9 +47,6 @@ _MAX_WHOLE = 2**63
 def number(value: Any) -> float | None:
     """Returns a finite number as a float, or None for anything else.
 
-    Args:
-        value: What JSON held.
-
     Example:
         >>> number(3), number(True), number("3"), number(float("nan"))
         (3.0, None, None, None)
@@ -73,9 +63,6 @@ def number(value: Any) -> float | None:
 def whole(value: Any) -> int | None:
     """Returns a whole number of 64 bits, or None for anything else.
 
-    Args:
-        value: What JSON held.
-
     Example:
         >>> whole(-3), whole(True), whole(3.0), whole(10**30)
         (-3, None, None, None)
@@ -90,12 +77,7 @@ def receive(
 ) -> dict[str, Any] | None:
     """Reads one line that holds a JSON object, whoever sent it.
 
-    Args:
-        connection: Where the line comes from.
-        limit_secs: Longest wait for the whole line, in seconds.
-
-    Returns:
-        The object; None for anything else, and if no whole line came in time.
+    None for anything else, and if the whole line did not come in time.
     """
     deadline = time.monotonic() + limit_secs
     received = b""
@@ -120,11 +102,9 @@ class Tail:
     """Reads the records that are appended to one file from now on."""
 
     def __init__(self, path: pathlib.Path, *, last_bytes: int = 0) -> None:
-        """Remembers where the file ends now, if it exists.
+        """Starts at the end of the file, or `last_bytes` before it.
 
-        Args:
-            path: File of JSON objects, one a line. It may appear later.
-            last_bytes: How much of what is there now is read, too. Default 0.
+        The file need not exist yet.
         """
         self._path = path
         self._partial = b""
