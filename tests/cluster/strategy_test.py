@@ -79,7 +79,7 @@ def test_a_late_call_says_where_it_belongs():
     # Alone, but past the meeting: what is late is TensorFlow.
     result = _run(
         "import tensorflow as tf; tf.ones([])\n"
-        "import tfdistill; from tfdistill import rendezvous\n"
+        "import tfdistill; from tfdistill.cluster import rendezvous\n"
         "rendezvous.meet = lambda **_: None\n"
         "tfdistill.make_strategy()",
         env,

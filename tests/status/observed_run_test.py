@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from tests.cases import runs as cases
+from tfdistill.exchange import reader
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
 from tfdistill.status import observed_run
@@ -272,7 +273,7 @@ def test_a_storage_that_hangs_does_not_hold_up_the_rest(tmp_path, monkeypatch):
     cases.metrics(tmp_path, 0, cases.line(5, _JUST))
     release = threading.Event()
     monkeypatch.setattr(
-        "tfdistill.exchange.reader.newest", lambda *_: release.wait(60)
+        reader.VersionReader, "glance", lambda *_: release.wait(60)
     )
     run = observed_run.ObservedRun(tmp_path, clock=lambda: _NOW)
     seen = run.look(limit_secs=0.2)

@@ -37,9 +37,9 @@ from collections.abc import Mapping
 from typing import Any
 from typing import NoReturn
 
+from tfdistill.cluster import signs
 from tfdistill.system import processes
 
-EXIT_CODE = 75
 # Less than what launchers give: our own waits 5 s before SIGKILL.
 GRACE_SECS = 4.0
 
@@ -154,7 +154,7 @@ def _end() -> NoReturn:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     # A normal exit would wait for the other workers of the group.
-    os._exit(EXIT_CODE)
+    os._exit(signs.EXIT_RETRY)
 
 
 @contextlib.contextmanager
@@ -238,7 +238,7 @@ class Watchdog:
                 print(f"tfdistill: {self._explain()}", file=sys.stderr)
                 faulthandler.dump_traceback(all_threads=True)
                 sys.stderr.flush()
-                self._end(EXIT_CODE)
+                self._end(signs.EXIT_RETRY)
                 return
 
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tfdistill.system import run_files
+
 TASK_TYPES = ("chief", "worker", "ps")
 # Keys that hosted services add and that say nothing about the cluster.
 _IGNORABLE = {
@@ -378,7 +380,7 @@ class Cluster:
         """This group's own directory in the workdir; None without one."""
         if self.workdir is None:
             return None
-        return _join(self.workdir, f"group_{self.group}")
+        return _join(self.workdir, run_files.group_name(self.group))
 
 
 def _join(base: str, name: str) -> str:

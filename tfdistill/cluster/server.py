@@ -144,7 +144,7 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
             )
         if presence is Presence.LATE:
             _end(
-                ending.EXIT_CODE,
+                signs.EXIT_RETRY,
                 f"{cluster.task_name} waited {limit_secs:.0f} s for chief:0 at "
                 f"{address}, which {answer.value}. Look at the chief's log; "
                 "TFDISTILL_START_TIMEOUT_SECS sets the limit.",

@@ -1,17 +1,15 @@
-"""What a task tells its launcher: that it has started, and that it gets on.
+"""What a task tells its launcher: its start, its progress, and why it ends.
 
 A task creates two files beside its log: one when it begins to wait for the
 other tasks of its group and one when they are all connected; and a third if it
-cannot listen on its address. Their names come from `TFDISTILL_READY_FILE`;
-without it (another launcher) nothing is written.
+cannot listen on its address. A fourth holds its progress in one line: its
+phase, and how often it has reported. The line is overwritten in place, without
+ever waiting for the disk (half a microsecond a time on Linux), and the launcher
+judges by its own clock when it last saw the line change. So a task that hangs
+is found even if it holds Python's lock, or if its threads are all gone.
 
-A task keeps one line in a file beside its ready file: what it is at, and how
-often it has got on. It is overwritten in place, without ever waiting for the
-disk (half a microsecond a time on Linux), and read by a launcher that judges
-by its own clock when it last saw the line change. So a task that hangs is found
-even where it holds Python's lock, or where its threads are all gone.
-
-Without a launcher (`TFDISTILL_READY_FILE` unset) nothing is written.
+The names of the files come from `TFDISTILL_READY_FILE`; without it (another
+launcher) nothing is written.
 """
 
 import contextlib
@@ -21,6 +19,9 @@ import pathlib
 from collections.abc import Iterator
 from collections.abc import Mapping
 
+# Exit code of a task that failed for a reason that may be gone at another try:
+# another task did not come or was lost, or it was told to end.
+EXIT_RETRY = 75
 VARIABLE = "TFDISTILL_READY_FILE"
 _STARTING = ".starting"
 _PORT_TAKEN = ".port_taken"

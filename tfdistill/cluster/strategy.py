@@ -115,7 +115,7 @@ def _or_end(wait: Callable[[], None]) -> None:
             "TFDISTILL_START_TIMEOUT_SECS sets the limit.",
             file=sys.stderr,
         )
-        raise SystemExit(ending.EXIT_CODE) from error
+        raise SystemExit(signs.EXIT_RETRY) from error
 
 
 def _resolver(

@@ -18,6 +18,7 @@ from tfdistill.launcher import local_cluster
 from tfdistill.status import record
 from tfdistill.status import run_events
 from tfdistill.system import processes
+from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
 _NUM_LAST_LINES = 20
@@ -158,10 +159,8 @@ def write_record(
         "pids": dict(pids),
         "attempts": list(attempts),
     }
-    path = _record_path(topology)
-    draft = path.with_suffix(".json.tmp")
-    draft.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    draft.replace(path)
+    text = json.dumps(record, indent=2) + "\n"
+    run_files.write(_record_path(topology), [text.encode()])
 
 
 def quote(path: pathlib.Path) -> list[str]:

@@ -76,10 +76,6 @@ class ProcessNews:
         return new
 
 
-# Worth another try, as for a task that lost its peers.
-EXIT_RETRY = 75
-
-
 class GroupRun:
     """Supervises the processes of one group.
 
@@ -214,7 +210,7 @@ class GroupRun:
         late = self._watch and self._watch.late(running, now=now)
         if late:
             self._note("late", reason=late)
-            self.exit_code, self.failure_time = EXIT_RETRY, now
+            self.exit_code, self.failure_time = signs.EXIT_RETRY, now
             return self._fail(None, late, now)
         messages = self._look(now)
         if self._end_state is None:
@@ -230,7 +226,7 @@ class GroupRun:
         for found in self._task_watch.look(self._processes):
             self._note(found.event, task=found.task, **found.details)
             if found.text and found.task is None:
-                self.exit_code, self.failure_time = EXIT_RETRY, now
+                self.exit_code, self.failure_time = signs.EXIT_RETRY, now
                 messages += self._fail(None, found.text, now)
                 self.hang_up()
                 break

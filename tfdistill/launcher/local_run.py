@@ -120,7 +120,7 @@ class LocalRun:
         exchange = topology.exchange or f"{topology.workdir}/exchange"
         # To look behind a URL takes TensorFlow, which a launcher does without.
         self._published = (
-            None if "://" in exchange else reader.PublishedWatch(exchange)
+            None if "://" in exchange else reader.NewestVersions(exchange)
         )
         placeholders = range(1, topology.num_ports + 1)
         for tasks in topology.tasks(placeholders):

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistill.system import run_files
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class RunLog(steps.SteppedCallback):
             clock: Unix seconds. Default `time.time`.
         """
         super().__init__()
-        self._path = pathlib.Path(directory) / "metrics.jsonl"
+        self._path = pathlib.Path(directory) / run_files.METRICS
         self._every_secs = every_secs
         self._clock = clock
         self._epoch = 0
@@ -153,9 +154,7 @@ def _forget_after(path: pathlib.Path, step: int) -> None:
                 found = json.loads(line)
                 if found["step"] <= step and found.get("event") != "end":
                     kept.append(line)
-    draft = path.with_name(f".{path.name}")
-    draft.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-    draft.replace(path)
+    run_files.write(path, (f"{line}\n".encode() for line in kept))
 
 
 def _plain(value: Any) -> Any:

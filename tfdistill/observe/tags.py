@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import summary as custom_scalars
 
+from tfdistill.system import run_files
+
 # Of each tag its unit and what it says. `<teacher>` is `group_1`, or
 # `saved_model_0` for the first fixed one; `<metric>` is a compiled metric.
 SCALARS: dict[str, tuple[str, str]] = {
@@ -153,7 +155,7 @@ _CHARTS: dict[str, dict[str, Sequence[str]]] = {
 
 def of_teacher(name: str, index: int) -> str:
     """Returns what stands for `<teacher>` in a tag."""
-    is_group = re.fullmatch(r"group_[0-9]+", name)
+    is_group = run_files.group_of(name) is not None
     return name if is_group else f"saved_model_{index}"
 
 

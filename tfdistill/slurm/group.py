@@ -29,7 +29,6 @@ from tfdistill.slurm import place
 from tfdistill.slurm import task
 from tfdistill.status import run_events
 
-EXIT_RETRY = 75
 # What Slurm is told to send before the time limit.
 SIGNAL = "USR1"
 _POLL_SECS = 0.2
@@ -105,7 +104,7 @@ class SlurmGroup:
             return code
         with commands.undisturbed():
             self._requeue()
-        return EXIT_RETRY
+        return signs.EXIT_RETRY
 
     def _run_step(self) -> int:
         """Starts all tasks; returns the exit code of the first to fail."""
@@ -287,7 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     except RuntimeError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return EXIT_RETRY
+        return signs.EXIT_RETRY
     for number in (getattr(signal, f"SIG{SIGNAL}"), signal.SIGTERM):
         signal.signal(number, group.tell_to_end)
     return group.run()

@@ -28,7 +28,7 @@ from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
 from tfdistill.slurm import place as slurm_place
 
-EXIT_OPTIONS, EXIT_RETRY = 2, 75
+EXIT_OPTIONS = 2
 # Slurm sends them to every process of a step, so that the command gets them
 # too; this one is there to tell how it took them.
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -198,7 +198,7 @@ def run(
                 f"tfdistill: another process listens on {task.cluster.address}"
                 "; the group will be started on other ports.\n".encode()
             )
-            return EXIT_RETRY
+            return signs.EXIT_RETRY
         process = subprocess.Popen(
             command,
             env=dict(env),

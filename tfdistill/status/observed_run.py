@@ -13,7 +13,6 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tfdistill.exchange import filesystem
 from tfdistill.exchange import reader
 from tfdistill.status import directory
 from tfdistill.status import group as group_status
@@ -175,10 +174,9 @@ class ObservedRun:
             )
         told = self._record.exchange if self._record else None
         self.exchange = exchange or told or str(self._workdir / "exchange")
-        self._published = reader.PublishedWatch(
+        self._published = reader.NewestVersions(
             self.exchange,
             interval_secs=1.0,
-            open_storage=filesystem.for_root,
             # One that was named is there, or the name is wrong.
             must_be_there=exchange is not None,
         )

@@ -63,9 +63,12 @@ class OneJobThread:
 def delay_secs(
     num_failures: int, *, first_secs: float, longest_secs: float
 ) -> float:
-    """Returns the pause after a failure: twice that after the one before.
+    """Returns the pause after some failures in a row.
 
-    `num_failures` counts those before this one.
+    Args:
+        num_failures: Failures before this one.
+        first_secs: The pause after the first; each is twice the one before.
+        longest_secs: What no pause exceeds.
     """
     # No float has room for 2 to the power of many thousands.
     return min(first_secs * 2.0 ** min(num_failures, 64), longest_secs)

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistill.system import run_files
 from tfdistill.teachers import gates
 
 
@@ -144,7 +145,7 @@ class TeacherOptions:
     @property
     def names_of_peers(self) -> dict[int, str]:
         """The name of each peer, by group."""
-        return {group: f"group_{group}" for group in self.peers}
+        return {group: run_files.group_name(group) for group in self.peers}
 
     def check_remote(self) -> None:
         """Checks what a parameter-server group cannot have.
