@@ -1,4 +1,4 @@
-""""""
+"""One process at a time publishes for a group."""
 
 import dataclasses
 import errno

@@ -1,4 +1,4 @@
-""""""
+"""The file operations of local disks and of URLs."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-""""""
+"""Versions published and pruned, and what a failure at any call leaves."""
 
 import errno
 import hashlib

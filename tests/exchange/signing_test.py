@@ -1,4 +1,4 @@
-""""""
+"""Signatures of manifests, and the keys that make them."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-""""""
+"""Files that cannot be written, and trainings that go on."""
 
 import json
 import os

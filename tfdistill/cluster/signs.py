@@ -25,7 +25,8 @@ EXIT_RETRY = 75
 VARIABLE = "TFDISTILL_READY_FILE"
 _STARTING = ".starting"
 _PORT_TAKEN = ".port_taken"
-SUFFIXES = ("", _STARTING, _PORT_TAKEN)
+_PROGRESS = ".progress"
+SUFFIXES = ("", _STARTING, _PORT_TAKEN, _PROGRESS)
 
 
 def announce_starting(environ: Mapping[str, str] | None = None) -> None:
@@ -56,7 +57,6 @@ def _touch(environ: Mapping[str, str] | None, suffix: str) -> None:
         pathlib.Path(path + suffix).touch()
 
 
-SUFFIX = ".progress"
 _LINE_BYTES = 64
 
 # What a task is at. From the step before to the next:
@@ -95,7 +95,7 @@ class Reporter:
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
         path = environ.get(VARIABLE)
-        self._path = path + SUFFIX if path else None
+        self._path = path + _PROGRESS if path else None
         self._fd: int | None = None
         self._count = 0
         self._phase = IDLE
@@ -138,7 +138,7 @@ class Reporter:
 def read_progress(ready_path: pathlib.Path) -> Line | None:
     """Returns what a task last said; None if it has said nothing."""
     try:
-        text = pathlib.Path(f"{ready_path}{SUFFIX}").read_text("utf-8")
+        text = pathlib.Path(f"{ready_path}{_PROGRESS}").read_text("utf-8")
         count, _, phase = text.strip().partition(" ")
         return Line(phase, int(count))
     except (OSError, ValueError):

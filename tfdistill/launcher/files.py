@@ -100,7 +100,7 @@ def forget_progress(ready_path: pathlib.Path) -> None:
     Args:
         ready_path: The task's ready file.
     """
-    for suffix in (*signs.SUFFIXES, signs.SUFFIX):
+    for suffix in signs.SUFFIXES:
         path = ready_path.with_name(ready_path.name + suffix)
         path.unlink(missing_ok=True)
 

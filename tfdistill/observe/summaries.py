@@ -10,82 +10,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 from tensorboard.plugins.text import summary_v2 as text_summary
 
-from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
-from tfdistill.observe import event_file
+from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.observe import profile_steps as profile_steps_lib
 from tfdistill.observe import run_description
 from tfdistill.observe import step_profile
+from tfdistill.observe import summary_file
 from tfdistill.observe import tags
 from tfdistill.system import processes
+from tfdistill.system import run_files
 from tfdistill.teachers import term
 from tfdistill.training import steps
-
-Scalars = dict[str, Any]
-# Of more values than a curve each is worth, none is shown.
-_MOST_VALUES = 32
-
-
-def of_logs(logs: Mapping[str, Any]) -> Scalars:
-    """Returns logs as scalars; `tag_0`, `tag_1` and so on of a vector.
-
-    What is no number, and vectors of more than 32 values, are left out.
-
-    Example:
-        >>> of_logs({"loss": 1.5, "f1": np.array([0.5, 0.25]), "note": "a"})
-        {'loss': 1.5, 'f1_0': 0.5, 'f1_1': 0.25}
-    """
-    found: Scalars = {}
-    for tag, value in logs.items():
-        values = np.asarray(value)
-        if values.dtype.kind not in "biuf" or values.size > _MOST_VALUES:
-            continue
-        if not values.ndim:
-            found[tag] = float(values)
-        for index, number in enumerate(values.flat if values.ndim else ()):
-            found[f"{tag}_{index}"] = float(number)
-    return found
-
-
-def of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> Scalars:
-    """Returns each teacher's scalars but its agreement; None if unknown."""
-    found: Scalars = {}
-    for index, teacher in enumerate(status):
-        version = teacher["step"] if teacher["step"] >= 0 else None
-        name = tags.of_teacher(teacher["name"], index)
-        values = {
-            "staleness_steps": None if version is None else step - version,
-            "staleness_secs": teacher["age_secs"],
-            "version": version,
-            "health": tags.HEALTH_CODES[teacher["health"]],
-            "share": teacher["share"],
-            "num_quarantined": teacher["num_quarantined"],
-            "num_swaps": teacher["swaps"],
-            "read_secs": teacher["read_secs"],
-            "read_bytes": teacher["last_bytes"],
-        }
-        found |= {f"teachers/{name}/{key}": v for key, v in values.items()}
-    return found
-
-
-def of_exchange(exporter: Any, loader: Any) -> Scalars:
-    """Returns the scalars of exports and refreshes."""
-    found: Scalars = {}
-    if exporter is not None:
-        found |= {
-            "exchange/export_secs": exporter.writes.last_secs,
-            "exchange/export_bytes": exporter.last_num_bytes,
-            "exchange/num_published": exporter.num_published,
-            "exchange/num_skipped": exporter.num_skipped,
-            "exchange/num_failed": exporter.num_failed,
-            "exchange/export_blocked_secs": exporter.blocked.last_secs,
-        }
-    if loader is not None:
-        found["exchange/refresh_blocked_secs"] = loader.blocked.last_secs
-    return found
 
 
 class TeacherNews:
@@ -102,7 +39,7 @@ class TeacherNews:
         now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._clock()))
         news = {}
         for index, teacher in enumerate(status):
-            name = tags.of_teacher(teacher["name"], index)
+            name = tags.teacher_tag(teacher["name"], index)
             before = self._known.get(name, ("absent", frozenset()))
             refused = frozenset(teacher["quarantined"])
             self._known[name] = teacher["health"], refused
@@ -281,7 +218,7 @@ class Summaries(steps.SteppedCallback):
         self._configuration = configuration
         self._exporter: Any = None
         self._loader: Any = None
-        self._file: event_file.EventFile | None = None
+        self._file: summary_file.SummaryFile | None = None
         self._means = IntervalMeans(_LOSSES)
         self._news = TeacherNews()
         self._pace = TrainingPace()
@@ -319,20 +256,24 @@ class Summaries(steps.SteppedCallback):
         self._schedule.start(self.step)
         if self._file is not None:
             self._file.close()  # Of a training that an error has ended.
-        self._file = event_file.EventFile(self._directory, step=self.step)
+        self._file = summary_file.SummaryFile(self._directory, step=self.step)
         configuration = self._configuration
         if configuration is None:
             configuration = run_description.of_model(self.model)
-        group = identity.Cluster.from_env().group
+        cluster = strategy_lib.cluster_of(self.model.distribute_strategy)
         self._hparams = run_description.hyperparameters(
-            {"group": group, **configuration}
+            {"group": cluster.group, **configuration}
         )
         self._knows_metrics = False
         self._text(
             {"run/configuration": run_description.markdown(configuration)}
         )
         self._add(tags.layout())
-        self._add(run_description.session(self._hparams, f"group_{group}"))
+        self._add(
+            run_description.session(
+                self._hparams, run_files.group_name(cluster.group)
+            )
+        )
         self._is_fresh, self._num_done = True, 0
         self._compared.clear()
         self._pace.begin(
@@ -383,7 +324,7 @@ class Summaries(steps.SteppedCallback):
         """Writes the epoch's metrics."""
         self._pace.pause()
         self._counter.read(self.model)
-        found = of_logs(
+        found = tags.of_logs(
             {
                 f"validation/{name.removeprefix('val_')}"
                 if name.startswith("val_")
@@ -420,9 +361,9 @@ class Summaries(steps.SteppedCallback):
             {
                 **{f"codistillation/{key}": v for key, v in means.items()},
                 "codistillation/distillation_weight": weight,
-                **of_teachers(status, self.step),
+                **tags.of_teachers(status, self.step),
                 **self._agreement(status),
-                **of_exchange(self._exporter, self._loader),
+                **tags.of_exchange(self._exporter, self._loader),
                 **self._pace.take(),
                 "host/rss_bytes": processes.resident_bytes(),
             }
@@ -433,7 +374,7 @@ class Summaries(steps.SteppedCallback):
         """Means over the batches since the last point."""
         found = {}
         for index, teacher in enumerate(status):
-            name = tags.of_teacher(teacher["name"], index)
+            name = tags.teacher_tag(teacher["name"], index)
             for kind in _COMPARED:
                 values = [
                     float(values[index])
@@ -457,7 +398,7 @@ class Summaries(steps.SteppedCallback):
         for tag, text in texts.items():
             self._add(text_summary.text_pb(tag, text).SerializeToString())
 
-    def _add(self, summary: bytes | event_file.Scalars) -> None:
+    def _add(self, summary: bytes | summary_file.Scalars) -> None:
         if self._file is not None:
             self._file.add(summary, step=self.step)
 

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, written without a wait in the training loop."""
+"""TensorBoard's files of summaries, written without a wait in training."""
 
 import collections
 import itertools
@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,7 +26,7 @@ Scalars = dict[str, float]
 _Waiting = tuple[float, int, bytes | Scalars]
 
 
-class EventFile:
+class SummaryFile:
     """Appends summaries to the event files of one TensorBoard run.
 
     A thread of its own writes them. Where storage fails, what was not written
@@ -39,6 +40,7 @@ class EventFile:
         *,
         step: int,
         clock: Callable[[], float] = time.time,
+        open_writer: Callable[[str], Any] = tf.io.TFRecordWriter,
     ) -> None:
         """Starts the thread; training resumes at `step`.
 
@@ -46,10 +48,11 @@ class EventFile:
         """
         self._directory = os.fspath(directory)
         self._clock = clock
+        self._open_writer = open_writer
         self._restart_step = step + 1
         self._lock = threading.Lock()
         self._waiting: collections.deque[_Waiting] = collections.deque()
-        self._writer: tf.io.TFRecordWriter | None = None
+        self._writer: Any = None
         self._thread = background.OneJobThread(
             "tfdistill-summaries", job="summary"
         )
@@ -109,7 +112,7 @@ class EventFile:
             for _ in events:
                 self._waiting.popleft()
 
-    def _open(self, events: list[tf.compat.v1.Event]) -> tf.io.TFRecordWriter:
+    def _open(self, events: list[tf.compat.v1.Event]) -> Any:
         """Opens a new file, which takes the place of what comes after it."""
         if self.num_failures:
             # Some of these may stand in the file that failed.
@@ -120,7 +123,7 @@ class EventFile:
             f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}."
             f"{os.getpid()}.{next(_numbers):04d}"
         )
-        writer = tf.io.TFRecordWriter(os.path.join(self._directory, name))
+        writer = self._open_writer(os.path.join(self._directory, name))
         for head in (
             {"file_version": _VERSION},
             {
