@@ -14,6 +14,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import summaries as summary_cases
+from tfdistill.cluster import strategy
 from tfdistill.observe import summaries
 from tfdistill.observe import tags
 from tfdistill.system import background
@@ -288,9 +289,12 @@ def test_the_configuration_is_told_as_text_and_hyperparameters(tmp_path):
     assert found["group"] == 0.0
 
 
-def test_a_cluster_built_by_hand_reports_as_what_it_says(tmp_path):
-    strategy = tfdistill.make_strategy(tfdistill.Cluster(group=1, num_groups=3))
-    with strategy.scope():
+def test_a_cluster_built_by_hand_reports_as_what_it_says(
+    tmp_path, two_replicas, monkeypatch
+):
+    cluster = tfdistill.Cluster(group=1, num_groups=3)
+    monkeypatch.setitem(strategy._CLUSTERS, two_replicas, cluster)
+    with two_replicas.scope():
         model = cases.codistill(cases.linear(0))
     _fit(model, tmp_path)
     (text,) = summary_cases.texts(tmp_path, "run/configuration")
