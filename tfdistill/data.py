@@ -240,7 +240,7 @@ def shuffled_indices(
 ) -> tf.data.Dataset:
     """Returns an endless data set of indices, each epoch in a new order.
 
-    The order depends on the arguments alone, not on global seeds or on how
+    The order depends only on the arguments, not on global seeds or on how
     often it was read: all workers of a group see the same one, and `skip(n)`
     continues a run exactly.
 
@@ -293,11 +293,11 @@ def _is_shuffled(dataset: tf.data.Dataset) -> bool:
 
 
 def by_element(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Shards a data set by element wherever its user chose no policy.
+    """Shards a data set by element unless its user chose a policy.
 
-    TensorFlow's automatic choice is by file where it can, which gives the
+    TensorFlow's automatic choice is by file if possible, which gives the
     workers other examples than one process would have in the same batch, and
-    a warning where it cannot.
+    otherwise warns.
     """
     policy = tf.data.experimental.AutoShardPolicy
     options = tf.data.Options()

@@ -126,12 +126,11 @@ with ending.deferred():
 
 def test_but_not_for_ever(start):
     process = start(
+        "ending.GRACE_SECS = 0.3\n"
         "ending.install()\n"
         "with ending.deferred():\n    ready()\n    time.sleep(600)"
     )
-    before = time.monotonic()
     assert _terminate(process)[0] == 75
-    assert 3.9 < time.monotonic() - before < 30.0
 
 
 def test_an_end_by_itself_after_the_signal_counts_as_one(start):

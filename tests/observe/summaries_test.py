@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 
 import keras
@@ -379,54 +377,6 @@ def test_replicas_agree_as_one(tmp_path, exchange, two_replicas):
         tmp_path / "log", "teachers/group_1/agreement"
     )
     assert len(found) == 2 and all(0 <= value <= 1 for _, value in found)
-
-
-_PROGRAM = """
-import resource
-import sys
-
-from tests.cases import codistillation as cases
-import keras
-
-import tfdistill
-
-before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-
-class FullDisk(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 1:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
-        if epoch == 3:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-model = cases.codistill(cases.linear(0))
-summaries = tfdistill.Summaries(sys.argv[1], every_steps=1)
-x, y = cases.data()
-cases.fit(model, x, y, batch_size=4, epochs=5,
-          callbacks=[FullDisk(), summaries])
-print("steps", int(model.optimizer.iterations))
-"""
-
-
-@pytest.mark.multiprocess
-def test_a_full_disk_delays_points_and_costs_no_step(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(tmp_path)],
-        env=summary_cases.environment(),
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "steps 20" in done.stdout
-    assert "lacks summaries for now, training goes on" in done.stderr
-    found = summary_cases.scalars(
-        tmp_path, "codistillation/distillation_weight"
-    )
-    # Those of the full disk waited for its end.
-    assert [step for step, _ in found] == list(range(1, 21))
 
 
 class _Clock:

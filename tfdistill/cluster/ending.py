@@ -1,20 +1,20 @@
 """How a task ends when it must: SIGTERM, and waits that would never end.
 
-TensorFlow swallows the signal where several workers train, and while Python
+TensorFlow swallows the signal if several workers train, and while Python
 waits in C++ no handler of Python's runs. So the signal's number goes into a
 socket, as `signal.set_wakeup_fd` does at once, and a thread that reads there
 ends the process with exit code 75, worth a retry:
 
-- at once, where there is nothing to be saved;
+- at once, if there is nothing to save;
 - within a `deferred()` block as soon as the block says `finish()`, at a step's
-  end, after which the training goes on from a backup of that step; but no later
+  end, after which the training resumes from a backup of that step; but no later
   than `GRACE_SECS` after the signal.
 
 Only code that holds Python's lock for as long, such as another library's C,
 defers it; a launcher that sends SIGKILL after SIGTERM ends that, too.
 
 A handler that the program has installed itself is left in charge, and put back
-where TensorFlow has replaced it.
+if TensorFlow has replaced it.
 
 A worker waits for its peers at the start without a limit, and in a collective
 for as long as a peer is alive, even if it is stuck. TensorFlow's own limit for

@@ -135,7 +135,7 @@ def checked_spec(spec: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         remedy = "Make the others workers."
         raise error(f"{field}.chief", "name one task", spec["chief"], remedy)
     if "ps" in spec and not ("chief" in spec and "worker" in spec):
-        must = "name a chief and a worker where it names a ps"
+        must = "name a chief and a worker if it names a ps"
         remedy = (
             "Add the missing tasks, or remove ps to train without parameter "
             "servers."

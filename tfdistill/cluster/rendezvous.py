@@ -8,13 +8,11 @@ address to TensorFlow.
 """
 
 import contextlib
-import json
 import socket
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Any
 
 from tfdistill.system import processes
 from tfdistill.system import untrusted
@@ -24,7 +22,7 @@ _REPLY_SECS = 5.0
 
 
 class MissingWorkersError(RuntimeError):
-    """Not all workers came in time; the message names who did not."""
+    """Not all workers came in time; the message names those that did not."""
 
 
 class RefusedError(RuntimeError):
@@ -62,8 +60,8 @@ def await_servers(
 ) -> None:
     """Returns once all servers of a group take connections.
 
-    A coordinator does not meet its servers: one that was started anew comes
-    back in the middle of training, when there is nobody to meet. `servers` has
+    A coordinator does not meet its servers: one that was restarted comes
+    back in the middle of training, when no task waits for it. `servers` has
     the `host:port` of each by name; `limit_secs` of 0 means no limit.
     """
     deadline = clock() + (limit_secs or float("inf"))
@@ -109,15 +107,18 @@ def _gather(
             connections.enter_context(connection)
             task, refusal = _judge(connection, identity, names, arrived)
             if refusal:
-                _send(connection, {"refused": refusal})
+                untrusted.send(
+                    connection, {"refused": refusal}, limit_secs=_REPLY_SECS
+                )
                 connection.close()
             elif task:
                 arrived[task] = connection
             # One that has died meanwhile will come again, or is missing.
             for name in [n for n, c in arrived.items() if _gone(c)]:
                 del arrived[name]
+        # One that is gone will come again, or be missed.
         for connection in arrived.values():
-            _send(connection, {"go": True})
+            untrusted.send(connection, {"go": True}, limit_secs=_REPLY_SECS)
 
 
 def _listen(port: int) -> socket.socket:
@@ -132,7 +133,7 @@ def _judge(
     names: Sequence[str],
     arrived: dict[str, socket.socket],
 ) -> tuple[str, str]:
-    """Returns who is there and why it is refused; both may be empty."""
+    """Returns which task it is and why it is refused; both may be empty."""
     message = untrusted.receive(connection, limit_secs=_REPLY_SECS)
     if message is None or "task" not in message:
         connection.close()  # Not one of ours: a probe, or a scanner.
@@ -168,13 +169,17 @@ def _report(
 ) -> None:
     """Tells the chief that this task is there, and waits for its word."""
     host, _, port = address.rpartition(":")
-    seen = "nobody answers there"
+    seen = "no task answers there"
     while clock() <= deadline:
         try:
             with socket.create_connection(
                 (host.strip("[]"), int(port)), timeout=_REPLY_SECS
             ) as connection:
-                _send(connection, {"identity": identity, "task": name})
+                untrusted.send(
+                    connection,
+                    {"identity": identity, "task": name},
+                    limit_secs=_REPLY_SECS,
+                )
                 remaining = min(deadline - clock(), 1e6)
                 answer = untrusted.receive(
                     connection, limit_secs=max(remaining, 0.1)
@@ -193,11 +198,3 @@ def _report(
     raise MissingWorkersError(
         f"{name} waited {limit_secs:.0f} s for the chief at {address}: {seen}."
     )
-
-
-def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    try:
-        connection.settimeout(_REPLY_SECS)
-        connection.sendall(json.dumps(message).encode() + b"\n")
-    except OSError:
-        return  # The other side is gone; it will come again, or be missed.

@@ -1,14 +1,14 @@
 """What a worker or ps task does in a group with parameter servers: serve.
 
 All computation is sent to such a task by the group's coordinator, its chief.
-TensorFlow's server knows no end of it: it cannot be stopped, nor does it note
-that its coordinator has died. So the task looks for the coordinator itself.
+TensorFlow's server cannot be stopped, and does not notice that its coordinator
+has died. So the task looks for the coordinator itself.
 
-Where nobody starts the servers again together with their coordinator, as on
-Kubernetes, `TFDISTILL_CHIEF_RETURN_SECS` has them wait for another start of it:
-once it is gone the process begins anew, since what a coordinator has placed on
-a server stays there until the process ends, and takes it for done if it is not
-back in time.
+If the servers are not restarted together with their coordinator, as on
+Kubernetes, `TFDISTILL_CHIEF_RETURN_SECS` makes them wait for its next start:
+once it is gone the process restarts itself, since a coordinator's variables
+stay on a server until its process ends. A coordinator that is not back in time
+is taken for done.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from tfdistill.system import processes
 
 
 @contextlib.contextmanager
-def in_use_is_told(cluster: identity.Cluster) -> Iterator[None]:
+def port_in_use_explained(cluster: identity.Cluster) -> Iterator[None]:
     """Explains the failure to listen on this task's own address.
 
     A launcher that chose the ports starts the group again on others.
@@ -75,7 +75,7 @@ class Presence(enum.Enum):
     GONE = "it was there, and is gone for good"
 
 
-class CoordinatorWatch:
+class CoordinatorPresence:
     """Judges from one probe after the other whether the coordinator is gone.
 
     Times are seconds of any one clock, passed in.
@@ -124,14 +124,16 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
         limit_secs = return_secs
     server = _start(cluster)
     address = cluster.spec["chief"][0]
-    watch = CoordinatorWatch(limit_secs=limit_secs, now=time.monotonic())
+    coordinator = CoordinatorPresence(
+        limit_secs=limit_secs, now=time.monotonic()
+    )
     announced = False
     while True:
         answer = processes.ask(address)
-        presence = watch.note(answer, now=time.monotonic())
+        presence = coordinator.note(answer, now=time.monotonic())
         if presence is Presence.GONE and return_secs:
-            _begin_anew(
-                f"{cluster.task_name} begins anew and waits {return_secs:g} s "
+            _restart(
+                f"{cluster.task_name} restarts and waits {return_secs:g} s "
                 f"for chief:0 at {address}, which is gone."
             )
         if presence is Presence.GONE:
@@ -201,7 +203,7 @@ def _start(cluster: identity.Cluster) -> tf.distribute.Server:
     )
     if cluster.task_type == "ps":
         config.device_count["GPU"] = 0  # Variables live in host memory.
-    with in_use_is_told(cluster):
+    with port_in_use_explained(cluster):
         return tf.distribute.Server(
             {job: list(hosts) for job, hosts in cluster.spec.items()},
             job_name=cluster.task_type,
@@ -211,7 +213,7 @@ def _start(cluster: identity.Cluster) -> tf.distribute.Server:
         )
 
 
-def _begin_anew(message: str) -> NoReturn:
+def _restart(message: str) -> NoReturn:
     """Runs this program again in this process, without what it holds."""
     print(f"tfdistill: {message}", file=sys.stderr)
     sys.stdout.flush()

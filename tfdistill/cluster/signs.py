@@ -115,7 +115,7 @@ class Reporter:
             self.say(phase)
 
     def say(self, phase: str) -> None:
-        """Says that the task has got on, and which phase it is in now."""
+        """Says that there was progress, and which phase the task is in now."""
         if self._path is None:
             return
         self._count += 1

@@ -69,7 +69,7 @@ def make_strategy(
     if cluster.uses_parameter_servers and not cluster.is_chief:
         server.serve(cluster, limit_secs=start_timeout_secs)
     ending.install()  # For the wait for the others.
-    with server.in_use_is_told(cluster):
+    with server.port_in_use_explained(cluster):
         if cluster.uses_parameter_servers:
             strategy = _parameter_servers(cluster, start_timeout_secs)
         elif cluster.num_workers > 1:
@@ -130,7 +130,7 @@ def _or_end(wait: Callable[[], None]) -> None:
         wait()
     except rendezvous.MissingWorkersError as error:
         print(
-            f"tfdistill: {error} Look at the logs of who is missing; "
+            f"tfdistill: {error} Look at the logs of the missing tasks; "
             "TFDISTILL_START_TIMEOUT_SECS sets the limit.",
             file=sys.stderr,
         )

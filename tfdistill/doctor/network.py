@@ -11,7 +11,6 @@ is proven without telling anything of it.
 import errno
 import hashlib
 import hmac
-import json
 import secrets
 import socket
 import threading
@@ -138,7 +137,7 @@ class Station:
             }
             if self._signer is not None:
                 told["proof"] = _proof(self._signer, question)
-            if _send(connection, told):
+            if untrusted.send(connection, told, limit_secs=_REPLY_SECS):
                 task = str(asked.get("task", ""))[:80]
                 self._heard[task] = str(asked.get("identity", ""))[:80]
 
@@ -164,7 +163,7 @@ class Station:
             with socket.create_connection(
                 (host.strip("[]"), int(port)), timeout=timeout_secs
             ) as connection:
-                _send(connection, asked)
+                untrusted.send(connection, asked, limit_secs=_REPLY_SECS)
                 told = _receive(connection)
         except ConnectionRefusedError:
             raise NoAnswerError("refuses connections") from None
@@ -202,15 +201,6 @@ def _proof(signer: signing.Signer, question: str) -> str:
 def _bytes(text: str) -> bytes:
     # JSON of others may hold what UTF-8 has no bytes for.
     return text.encode(errors="surrogatepass")
-
-
-def _send(connection: socket.socket, message: dict[str, Any]) -> bool:
-    try:
-        connection.settimeout(_REPLY_SECS)
-        connection.sendall(json.dumps(message).encode() + b"\n")
-    except OSError:
-        return False
-    return True
 
 
 def _receive(connection: socket.socket) -> dict[str, Any] | None:

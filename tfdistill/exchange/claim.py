@@ -1,16 +1,17 @@
 """The claim of a group: one process at a time publishes for it.
 
-The holder counts up in its claim about once a second. A second process that
-wants the group watches: while the count moves it fails, and once it has stood
-still for the lease it takes the claim over. A holder that was frozen meanwhile
-finds the other's claim, and never publishes again. Time is each process' own,
-so clocks that differ do not matter; docs/protocol.md has the rules.
+The holder increases a count in its claim about once a second. A second process
+that wants the group reads it: while the count grows, that process fails; once
+the count has not changed for the lease, that process takes the claim over. A
+holder that was frozen meanwhile finds the other's claim, and never publishes
+again. Each process measures time by its own clock, so clocks that differ do not
+matter; docs/protocol.md has the rules.
 
 Claims are numbered. `<group>/.claim-<n>/owner.json` holds the n-th, and the
-highest number counts. To follow the n-th claim is to make the n+1-th, which
-one process alone can do where directories are renamed as a whole: a directory
-that holds a claim already stands in the way of a rename. Elsewhere the one who
-wrote last has it, and the others find out by reading it again.
+highest number counts. To follow the n-th claim is to make the n+1-th. If
+directories are renamed as a whole, only one process can: a directory that holds
+a claim already blocks the rename. Otherwise the last one to write has it, and
+the others find out by reading it again.
 
 A record comes from another process, often from another machine, so it is read
 as hostile input.
@@ -47,7 +48,7 @@ class ClaimRecord:
       host: Name of its machine, for people.
       pid: Its process id there.
       machine: One boot of one machine, and the namespace that `pid` counts
-        in; empty where the system does not tell.
+        in; empty if the system does not say.
       started: When the process started, in the units of that machine.
       counter: Grows for as long as the process lives.
       released: Whether the process has finished with the group.
@@ -155,7 +156,7 @@ class ClaimFiles:
     """Reads and writes the claims of one group; failures are OSErrors.
 
     Attributes:
-      creates_exclusively: Whether one process alone can make a claim.
+      creates_exclusively: Whether only one process can make a claim.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class ClaimFiles:
         self.creates_exclusively = file_system.renames_atomically
 
     def newest(self) -> Claim | None:
-        """Returns the claim that counts, or None where there is none."""
+        """Returns the claim that counts, or None."""
         number = max(self._numbers(), default=None)
         if number is None:
             return None
@@ -186,8 +187,8 @@ class ClaimFiles:
     def create(self, number: int, record: ClaimRecord) -> bool:
         """Makes a claim, unless another process was faster; whether it did.
 
-        Unless `creates_exclusively`, True says only that nobody was seen:
-        `read` the claim again after a while.
+        Unless `creates_exclusively`, True says only that no other process was
+        seen: `read` the claim again after a while.
         """
         path = self._path(number)
         draft = f"{self._group_dir}/.tmp-claim-{record.incarnation}"
@@ -233,8 +234,8 @@ class ClaimFiles:
         return f"{self._group_dir}/.claim-{number}"
 
 
-class Watch:
-    """Whether another process' claim moves, by this process' own clock.
+class LastChange:
+    """When another process' claim last changed, by this process' clock.
 
     Attributes:
       since: When what was seen last was seen first.
@@ -337,15 +338,15 @@ class GroupClaim:
     def start(self) -> None:
         """Takes the claim and renews it in the background.
 
-        Returns at once where the group is free or its last owner is known to
-        be dead, and after the lease where that cannot be known. While the
-        storage is out of reach it returns too, and goes on trying in the
-        background; nothing can be published before that succeeds.
+        Returns at once if the group is free or its last owner is known to be
+        dead, and after the lease if that cannot be known. If the storage is
+        out of reach it returns too and keeps trying in the background; nothing
+        can be published before that succeeds.
         """
         try:
             self._acquire()
         except OSError as error:
-            self._tell_outage(error)
+            self._log_outage(error)
         self._thread.start()
 
     def check(self) -> None:
@@ -389,14 +390,14 @@ class GroupClaim:
                 else:
                     self._acquire()
             except OSError as error:
-                self._tell_outage(error)
+                self._log_outage(error)
             except ERRORS as error:
                 self._failure = error
                 _log.error("%s", error)
                 return
             else:
                 self._out_of_reach = False
-        # Where this fails the owner's death, or the lease, says the same.
+        # If this fails, the owner's death, or the lease, says the same.
         with contextlib.suppress(OSError, ClaimLostError):
             if self._number:
                 self._owner = dataclasses.replace(self._owner, released=True)
@@ -434,7 +435,7 @@ class GroupClaim:
             )
 
     def _acquire(self) -> None:
-        watch = Watch()
+        seen = LastChange()
         poll_secs = self._renew_secs / _LOOKS_A_RENEWAL
         while not self._stopping.is_set():
             # Before the look: this process may be frozen right after it.
@@ -442,7 +443,7 @@ class GroupClaim:
             newest = self._files.newest()
             if newest is None:
                 taken = self._take(0)
-            elif self._may_follow(newest, watch, now):
+            elif self._may_follow(newest, seen, now):
                 taken = self._take(newest.number)
             else:
                 taken = False
@@ -450,21 +451,21 @@ class GroupClaim:
                 return
             self._stopping.wait(poll_secs)
 
-    def _may_follow(self, newest: Claim, watch: Watch, now: float) -> bool:
+    def _may_follow(self, newest: Claim, seen: LastChange, now: float) -> bool:
         record = newest.record
         if record is not None and (
             record.is_gone() or record.incarnation == self._incarnation
         ):
             return True
-        watch.see(newest, self._clock())
-        if watch.num_moves >= _MOVES_OF_THE_LIVING:
+        seen.see(newest, self._clock())
+        if seen.num_moves >= _MOVES_OF_THE_LIVING:
             raise GroupClaimedError(
                 f"{self._group_dir} must have one publisher; "
                 f"{record or 'another process'} claims it and is alive. Give "
                 "each group an index of its own (TFDISTILL_GROUP) and each run "
                 "an exchange of its own, or end that process first."
             )
-        if now - watch.since < self._lease_secs:
+        if now - seen.since < self._lease_secs:
             return False
         _log.warning(
             "Taking over %s: %s has given no sign of life for %.0f s.",
@@ -494,9 +495,7 @@ class GroupClaim:
     def _incarnation(self) -> str:
         return self._owner.incarnation
 
-    def _tell_outage(self, error: OSError) -> None:
+    def _log_outage(self, error: OSError) -> None:
         level = logging.DEBUG if self._out_of_reach else logging.WARNING
         self._out_of_reach = True
-        _log.log(
-            level, "Cannot claim %s, trying on: %s", self._group_dir, error
-        )
+        _log.log(level, "Cannot claim %s yet: %s", self._group_dir, error)

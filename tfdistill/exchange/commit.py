@@ -1,4 +1,4 @@
-"""How a version comes into sight whole, and how it goes."""
+"""How a version becomes visible as a whole, and how it is removed."""
 
 import contextlib
 import logging
@@ -24,7 +24,7 @@ class Retention:
 
     A version may go once `max_to_keep` newer ones exist and `min_keep_secs`
     have passed since this object first saw a newer one. Times written by other
-    machines play no part, and a restarted publisher starts counting anew.
+    machines play no part, and a restarted publisher starts counting again.
     """
 
     def __init__(
@@ -158,8 +158,8 @@ def _last_change(file_system: filesystem.FileSystem, directory: str) -> float:
 class Staging:
     """A temporary directory that becomes a version, or leaves no trace.
 
-    Where directories can be renamed it lies beside the version, so that one
-    rename publishes it. Elsewhere it is a local directory (`TMPDIR` says
+    If directories can be renamed it lies beside the version, so that one
+    rename publishes it. Otherwise it is a local directory (`TMPDIR` says
     where), copied file by file with the manifest last.
 
     Attributes:

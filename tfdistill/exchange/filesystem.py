@@ -1,7 +1,7 @@
 """The few file operations the exchange needs, on local disks and by URL.
 
 Failures of either kind surface as `OSError`, so that callers need not know
-which one they talk to. TensorFlow is imported for URLs alone.
+which one they talk to. TensorFlow is imported only for URLs.
 """
 
 import contextlib
@@ -282,7 +282,7 @@ def walk(file_system: FileSystem, root: str) -> Iterator[tuple[str, Stat]]:
 
 
 def read(file_system: FileSystem, path: str, *, max_bytes: int) -> bytes:
-    """Returns a file's content, or its start where it exceeds `max_bytes`."""
+    """Returns a file's content, or its start if it exceeds `max_bytes`."""
     content = bytearray()
     for block in file_system.blocks(path):
         content += block
@@ -292,7 +292,7 @@ def read(file_system: FileSystem, path: str, *, max_bytes: int) -> bytes:
 
 
 def move(file_system: FileSystem, source: str, target: str) -> bool:
-    """Renames a directory as a whole, or returns False where none can."""
+    """Renames a directory as a whole, or returns False if it cannot."""
     if not file_system.renames_atomically:
         return False
     try:

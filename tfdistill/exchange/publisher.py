@@ -1,7 +1,7 @@
 """The exchange: versions published and pruned by one process of each group.
 
-Needs TensorFlow for URLs alone, and never Keras. How a version comes into
-sight and what a reader must check is written in docs/protocol.md.
+Needs TensorFlow only for URLs, and never Keras. docs/protocol.md says how a
+version becomes visible and what a reader must check.
 """
 
 import dataclasses
@@ -133,7 +133,7 @@ class Exchange(reader.VersionReader):
             path on the same disk) it is given.
           group: Index of the publishing group; one process publishes for it.
           step: The student's global step, the version's number.
-          graph_fingerprint: Equal for versions that differ in variables alone.
+          graph_fingerprint: Equal for versions that differ only in variables.
           inputs: Structure of input specs, as JSON.
           outputs: Structure of output specs, as JSON.
           variables: Name to `{"shape": [...], "dtype": "..."}`.
@@ -181,7 +181,7 @@ class Exchange(reader.VersionReader):
         except Exception as error:
             # It may have failed because a new owner removed its files.
             self._refuse_lost(draft.group)
-            # A full disk stays full where only exports that succeed prune.
+            # A full disk would stay full if only exports that succeed pruned.
             self._try_to_prune(draft.group)
             if isinstance(error, ExportError):
                 raise

@@ -1,4 +1,4 @@
-"""Published versions as a reader sees them: list, open, verify, wait, watch.
+"""Published versions as a reader sees them: list, open, verify, wait.
 
 The directory `<root>/group_<g>/<step>/` is a version once it holds a valid
 manifest, and whole once each file agrees with it; docs/protocol.md has the
@@ -53,7 +53,7 @@ class VersionReader:
         self.root = os.fspath(root)
         self._file_system = file_system
         self._signer = signing.signer_for(key) if self.enabled else None
-        self._told_unchecked = False
+        self._has_warned = False
         self._newest: dict[int, versions.Version] = {}
         self._passed_over: dict[tuple[int, int], int] = {}
 
@@ -141,7 +141,7 @@ class VersionReader:
                 except versions.VersionNotFoundError:
                     continue
                 except versions.CorruptVersionError as error:
-                    self._tell_once(group, step, error)
+                    self._log_once(group, step, error)
                 except OSError as error:
                     _log.debug("Step %d, group %d: %s", step, group, error)
                     uncertain = True
@@ -278,11 +278,10 @@ class VersionReader:
                 self._signer.check(found.manifest)
             except signing.SignatureError as error:
                 raise versions.CorruptVersionError(
-                    f"The manifest of {found.path} is not to be trusted: "
-                    f"{error}"
+                    f"The manifest of {found.path} cannot be trusted: {error}"
                 ) from error
-        elif signing.is_signed(found.manifest) and not self._told_unchecked:
-            self._told_unchecked = True
+        elif signing.is_signed(found.manifest) and not self._has_warned:
+            self._has_warned = True
             _log.warning(
                 "Versions in %s are signed, and this process has no key: their "
                 "signatures are not checked. Set %s.",
@@ -290,7 +289,7 @@ class VersionReader:
                 signing.FILE_VARIABLE,
             )
 
-    def _tell_once(self, group: int, step: int, error: Exception) -> None:
+    def _log_once(self, group: int, step: int, error: Exception) -> None:
         # The first time it may be about to come, or to go.
         times = self._passed_over.get((group, step), 0) + 1
         self._passed_over[group, step] = times
@@ -348,7 +347,7 @@ class Published:
         num_bytes: Of its files.
         created: When it was published, in Unix seconds of the publisher.
         modified: When the storage saw it, in Unix seconds of the storage; 0
-            if it does not tell.
+            if it does not say.
         broken: Newer versions whose manifests cannot be read.
     """
 
@@ -363,8 +362,8 @@ class NewestVersions:
     """The newest version of each group, looked for without a wait.
 
     Only manifests are read, whoever signed them, so that a look costs one small
-    file a group. A storage that hangs must not stop who looks at it: a thread
-    asks it.
+    file a group. A thread reads, because a storage that hangs must not stop
+    its user.
 
     Attributes:
         problem: Why the last look failed; empty if it did not.

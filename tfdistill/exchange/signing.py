@@ -3,7 +3,7 @@
 A signature is an HMAC-SHA256 over the manifest's own text, written without
 the signature. The text names the group, the step and the SHA-256 of each file,
 so that neither can change and no manifest counts in another one's place. The
-key is shared by all groups: they trust each other, and nobody else.
+key is shared by all groups: they trust only each other.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ VARIABLES = frozenset({KEY_VARIABLE, FILE_VARIABLE})
 MIN_KEY_BYTES = 16
 MAX_KEY_BYTES = 4096
 
-# What `key` may be where an exchange is made.
+# What an exchange takes as its `key`.
 KeyOption = bytes | Literal["environment"] | None
 
 _FIELD = "signature"
@@ -168,10 +168,10 @@ def _read(path: str) -> bytes:
 
 
 def make_file(path: pathlib.Path) -> None:
-    """Writes a random key to a file for its owner alone; keeps one there.
+    """Writes a random key to a file that only its owner can read.
 
-    A run that is started again in its directory goes on with its key, and so
-    with the versions that it published before.
+    A key that is there stays: a run that is started again in its directory
+    can use the versions that it published before.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 _log = logging.getLogger(__name__)
-# What TensorFlow raises where a file cannot be written: a full disk is
+# What TensorFlow raises if a file cannot be written: a full disk is
 # OutOfRange to it. A lost peer (Unavailable, Aborted) is none of these.
 STORAGE_ERRORS = (
     OSError,
@@ -39,11 +39,11 @@ _HOOKS = (
 
 
 class BestEffort(keras.callbacks.Callback):
-    """Runs another callback, and warns where its files cannot be written.
+    """Runs another callback, and warns if its files cannot be written.
 
     `keras.callbacks.TensorBoard` and `ModelCheckpoint` end a training that
-    meets a full disk; within this one it goes on. Errors of storage alone are
-    caught (`OSError`, and what TensorFlow raises for one); others are raised.
+    meets a full disk; within this one it continues. Only errors of storage are
+    caught (`OSError`, and what TensorFlow raises for one).
 
     Example:
         BestEffort(keras.callbacks.TensorBoard("logs"))

@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 class RunLog(steps.SteppedCallback):
     """Appends the run's progress to `metrics.jsonl`, one JSON object a line.
 
-    `CodistillModel.fit` adds one by itself where `TFDISTILL_WORKDIR` is set;
+    `CodistillModel.fit` adds one by itself if `TFDISTILL_WORKDIR` is set;
     the launcher's live status reads it. Each line holds the step, the epoch,
     the time (Unix seconds), the logs (null for NaN), `examples_per_second`
-    since the line before, and `total_steps` where it is known. In a training
+    since the line before, and `total_steps` if it is known. In a training
     that `tfdistill.Backup` resumes, lines of steps that are done again go.
     """
 
@@ -76,7 +76,7 @@ class RunLog(steps.SteppedCallback):
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Notes where training begins, or goes on."""
+        """Notes the first step of this training."""
         super().on_train_batch_begin(batch, logs)
         if self._first is None:
             self._first = (self.step, self._epoch, batch)
@@ -117,7 +117,7 @@ class RunLog(steps.SteppedCallback):
         self._append(json.dumps(line) + "\n")
 
     def _append(self, text: str) -> None:
-        """Writes a line; where that fails it is lost, and training goes on."""
+        """Writes a line; if that fails it is lost, and training continues."""
         try:
             # After a failure a part of a line may stand there.
             with self._path.open("a", encoding="utf-8") as file:
@@ -134,7 +134,7 @@ class RunLog(steps.SteppedCallback):
 
     def _total_steps(self) -> int | None:
         steps, epochs = self.params.get("steps"), self.params.get("epochs")
-        # Where a training goes on is known with its first batch.
+        # Where a training resumes is known with its first batch.
         first = self._first or ((0, 0, 0) if self.step == 0 else None)
         if not steps or not epochs or first is None:
             return None
@@ -143,7 +143,7 @@ class RunLog(steps.SteppedCallback):
 
 
 def _forget_after(path: pathlib.Path, step: int) -> None:
-    """Leaves out what a training logged after the step it goes on from.
+    """Removes what a training logged after the step that it resumes from.
 
     A line that a crash has cut short goes, too.
     """

@@ -55,7 +55,7 @@ class StepProfile:
             self._stop()
 
     def end(self) -> None:
-        """Ends a trace that goes on, and warns of one that never began."""
+        """Ends a running trace, and warns of one that never began."""
         if self._is_running:
             self._stop()
         elif self._steps is not None:

@@ -26,7 +26,7 @@ from tfdistill.training import steps
 
 
 class TeacherNews:
-    """Tells what has changed about the teachers since it was last asked."""
+    """What has changed about the teachers since the last look."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -107,7 +107,7 @@ class TrainingPace:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        # Callbacks whose `blocked` tells how long they held training up.
+        # Callbacks whose `blocked` says how long they held training up.
         self._blocking: list[Any] = []
         self._paused_at: float | None = None
         self.begin()
@@ -139,7 +139,7 @@ class TrainingPace:
             self._paused_at = None
 
     def take(self) -> dict[str, float]:
-        """Returns what was measured, by tag, and begins anew."""
+        """Returns what was measured, by tag, and starts again."""
         now = self._clock() if self._paused_at is None else self._paused_at
         secs = now - self._start - self._paused_secs
         blocked = self._blocked_secs() - self._blocked_before
@@ -174,10 +174,10 @@ class Summaries(steps.SteppedCallback):
     refreshes, speed and memory, at the student's global step; quarantines and
     the configuration as text; a custom-scalars layout and hyperparameters.
     `docs/tensorboard.md` lists the tags. `CodistillModel.fit` adds one by
-    itself where `TFDISTILL_WORKDIR` is set.
+    itself if `TFDISTILL_WORKDIR` is set.
 
     A thread of its own writes, and storage that fails costs points but no
-    step. Where a training goes on from a `tfdistill.Backup`, TensorBoard
+    step. If a training resumes from a `tfdistill.Backup`, TensorBoard
     forgets the points of steps that are done again.
 
     Example:
@@ -203,8 +203,7 @@ class Summaries(steps.SteppedCallback):
                 profiler, on this task. Defaults to the environment's
                 (`TFDISTILL_PROFILE_STEPS`), else none.
             configuration: What the run consists of, as JSON has it, for its
-                text and hyperparameters. Defaults to what the compiled model
-                tells.
+                text and hyperparameters. Defaults to the compiled model's own.
 
         Raises:
             ValueError: An argument is not as above.
@@ -228,7 +227,7 @@ class Summaries(steps.SteppedCallback):
         )
 
     def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Takes note of whom to ask about exports and refreshes.
+        """Finds the callbacks that know of exports and refreshes.
 
         `CodistillModel.fit` calls it.
 
@@ -281,7 +280,7 @@ class Summaries(steps.SteppedCallback):
         )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes that means begin anew."""
+        """Starts new means."""
         super().on_epoch_begin(epoch, logs)
         self._pace.go_on()
         self._is_fresh, self._num_done = True, 0

@@ -29,7 +29,7 @@ _Waiting = tuple[float, int, bytes | Scalars]
 class SummaryFile:
     """Appends summaries to the event files of one TensorBoard run.
 
-    A thread of its own writes them. Where storage fails, what was not written
+    A thread of its own writes them. If storage fails, what was not written
     waits for the next time, in a new file: the failed one may end in half a
     record, after which TensorBoard reads no further.
     """

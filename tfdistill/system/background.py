@@ -145,7 +145,7 @@ class WorkTimes:
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """Measures what is done within, also where it fails."""
+        """Measures the block, also if it fails."""
         begin = self._clock()
         try:
             yield

@@ -1,7 +1,7 @@
 """The private Keras names this package needs: each with its reason and check.
 
 Nothing else in the package touches a private name of Keras or TensorFlow.
-`tests/keras_internals_test.py` fails on the day one of them changes.
+`tests/system/keras_internals_test.py` fails on the day one of them changes.
 """
 
 import inspect
@@ -193,7 +193,7 @@ def in_stateless_scope() -> bool:
 
 
 def global_seed() -> int | None:
-    """Returns the seed of `tf.random.set_seed`, or None where none is set.
+    """Returns the seed of `tf.random.set_seed`, or None if none is set.
 
     There is no public way to read it without drawing from it.
     """
@@ -228,7 +228,7 @@ def pass_batches_on_without_autotune() -> None:
 
 
 class EpochData:
-    """Says how far `fit` has read its data, and has it go on from there.
+    """Says how far `fit` has read its data, and resumes it there.
 
     Keras keeps that in a private iterator over epochs, which always starts
     at the first batch of an epoch.
@@ -246,7 +246,7 @@ class EpochData:
         return self._make()
 
     def position(self) -> dict[str, Any]:
-        """Returns where reading stands, as JSON has it."""
+        """Returns how far it has been read, as JSON has it."""
         return {
             "iterators": self._num_iterators,
             "batches": self._it._steps_seen,
@@ -255,7 +255,7 @@ class EpochData:
         }
 
     def go_to(self, position: dict[str, Any], *, batch: int) -> None:
-        """Has the first epoch go on at `position`, at its batch `batch`."""
+        """Resumes the first epoch at `position`, at its batch `batch`."""
         self._it._enumerate_iterator = lambda: self._resumed(position, batch)
 
     def _resumed(self, position: dict[str, Any], batch: int) -> Iterator[Any]:
@@ -272,7 +272,7 @@ class EpochData:
         whole = it.steps_per_epoch
         limit = whole or it._num_batches
         if batch and limit:
-            # Keras keeps the iterator where it was told a number of steps.
+            # Keras keeps the iterator if it was given a number of steps.
             it.steps_per_epoch, it._current_iterator = limit - batch, current
         elif batch:
             it._get_iterator = lambda: current

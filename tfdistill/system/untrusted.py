@@ -98,6 +98,18 @@ def receive(
     return message if isinstance(message, dict) else None
 
 
+def send(
+    connection: socket.socket, message: dict[str, Any], *, limit_secs: float
+) -> bool:
+    """Sends a line for `receive`; False if the other side is gone."""
+    try:
+        connection.settimeout(limit_secs)
+        connection.sendall(json.dumps(message).encode() + b"\n")
+    except OSError:
+        return False
+    return True
+
+
 class Tail:
     """Reads the records that are appended to one file from now on."""
 
