@@ -1,16 +1,12 @@
 """Strategies of one task, and what cannot be made into one."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import tensorflow as tf
 
 import tfdistill
 from tests.cases import free_ports
 from tfdistill.cluster import identity
+from tfdistill.cluster import rendezvous
 from tfdistill.cluster import server
 from tfdistill.cluster import strategy
 
@@ -61,25 +57,6 @@ def test_workers_and_ps_of_a_coordinator_serve(monkeypatch, task_type):
     assert caught.value.args == (f"{task_type}:0", 7)
 
 
-def _run(code, env):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def _two_workers():
-    config = {
-        "cluster": {"worker": free_ports.addresses(2)},
-        "task": {"type": "worker", "index": 0},
-    }
-    return {"TF_CONFIG": json.dumps(config)}
-
-
 def test_a_missing_worker_is_named_and_the_exit_code_says_retry(capsys):
     cluster = identity.Cluster(spec={"worker": free_ports.addresses(2)})
     with pytest.raises(SystemExit) as ended:
@@ -88,19 +65,15 @@ def test_a_missing_worker_is_named_and_the_exit_code_says_retry(capsys):
     assert "worker:0 waited 1 s for worker:1" in capsys.readouterr().err
 
 
-@pytest.mark.multiprocess
-def test_a_late_call_says_where_it_belongs():
-    env = _two_workers()
+def test_a_late_call_says_where_it_belongs(monkeypatch):
+    tf.ones([])
     # Alone, but past the meeting: what is late is TensorFlow.
-    result = _run(
-        "import tensorflow as tf; tf.ones([])\n"
-        "import tfdistill; from tfdistill.cluster import rendezvous\n"
-        "rendezvous.meet = lambda **_: None\n"
-        "tfdistill.make_strategy()",
-        env,
-    )
-    assert result.returncode == 1
-    assert "must come before any other use of TensorFlow" in result.stderr
+    monkeypatch.setattr(rendezvous, "meet", lambda **_: None)
+    cluster = identity.Cluster(spec={"worker": free_ports.addresses(2)})
+    with pytest.raises(
+        RuntimeError, match="must come before any other use of TensorFlow"
+    ):
+        tfdistill.make_strategy(cluster)
 
 
 if __name__ == "__main__":
