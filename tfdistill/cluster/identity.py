@@ -19,7 +19,7 @@ _IGNORABLE = {
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 _EVALUATOR = (
-    "TensorFlow waits for an evaluator for ever. Remove it, and run the "
+    "TensorFlow waits for an evaluator forever. Remove it, and run the "
     "evaluation as a program of its own without TF_CONFIG."
 )
 _SPARSE = (

@@ -19,7 +19,7 @@ from tfdistill.cluster import signs
 from tfdistill.system import keras_internals
 
 _EXIT_LIMIT_SECS = 60.0
-# Which task each strategy was made for: nobody asks the environment again.
+# Which task each strategy was made for: no one asks the environment again.
 _CLUSTERS: weakref.WeakKeyDictionary[
     tf.distribute.Strategy, identity.Cluster
 ] = weakref.WeakKeyDictionary()
@@ -84,14 +84,9 @@ def make_strategy(
 
 
 def cluster_of(strategy: tf.distribute.Strategy) -> identity.Cluster:
-    """Returns this task and its group, as the strategy's maker was told.
+    """Returns the cluster that `make_strategy` made a strategy for.
 
-    Args:
-        strategy: Of the model. One that `make_strategy` did not make says
-            nothing of groups: then the environment does.
-
-    Raises:
-        ValueError: The environment is asked, and describes no cluster.
+    Any other strategy says nothing of groups: then the environment does.
     """
     return _CLUSTERS.get(strategy) or identity.Cluster.from_env()
 

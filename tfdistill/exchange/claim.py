@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 from tfdistill.exchange import filesystem
 from tfdistill.system import processes
+from tfdistill.system import untrusted
 
 MAX_BYTES = 4096
 _INCARNATION = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -64,7 +65,7 @@ class ClaimRecord:
 
     @classmethod
     def of_this_process(cls, incarnation: str) -> "ClaimRecord":
-        """Returns this process' record, as it claims a group."""
+        """Returns this process's record, as it claims a group."""
         pid = os.getpid()
         name = re.sub(r"[^!-~]", "?", socket.gethostname())[:255]
         return cls(
@@ -83,11 +84,10 @@ class ClaimRecord:
     def from_json(cls, text: bytes) -> "ClaimRecord | None":
         """Reads a record; None for what is none, such as a torn file."""
         try:
-            fields = json.loads(text)
-            record = cls(**fields) if isinstance(fields, dict) else None
-        except (ValueError, TypeError, RecursionError):
+            record = cls(**(untrusted.json_object(text) or {}))
+        except TypeError:
             return None
-        return record if record is not None and record._is_valid() else None
+        return record if record._is_valid() else None
 
     def is_gone(self) -> bool:
         """Whether the process is known to live no more.
@@ -235,7 +235,7 @@ class ClaimFiles:
 
 
 class LastChange:
-    """When another process' claim last changed, by this process' clock.
+    """When another process's claim last changed, by this process's clock.
 
     Attributes:
       since: When what was seen last was seen first.
@@ -278,7 +278,7 @@ ERRORS = (GroupClaimedError, ClaimLostError)
 
 
 class GroupClaim:
-    """This process' claim of one group. Threads may share it."""
+    """This process's claim of one group. Threads may share it."""
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """How a version becomes visible as a whole, and how it is removed."""
 
 import contextlib
+import functools
 import logging
 import math
 import tempfile
@@ -20,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Retention:
-    """Decides by this process' own clock which versions may go.
+    """Decides by this process's own clock which versions may go.
 
     A version may go once `max_to_keep` newer ones exist and `min_keep_secs`
     have passed since this object first saw a newer one. Times written by other
@@ -99,7 +100,7 @@ def sweep(
         if name.startswith(".trash-") or (
             name.startswith(".tmp-") and name.endswith(incarnation)
         ):
-            _remove(file_system, path)
+            try_to_remove(file_system.remove_tree, path)
         elif name.startswith(".tmp-"):
             unfinished.append(path)
         elif versions.step_of_name(name) is not None:
@@ -112,7 +113,7 @@ def sweep(
         changed = _last_change(file_system, path)
         if max(manifests) - changed >= lease_secs:
             _log.info("Removing %s, abandoned by its publisher.", path)
-            _remove(file_system, path)
+            try_to_remove(file_system.remove_tree, path)
 
 
 def _directories(
@@ -129,11 +130,14 @@ def _directories(
                 yield path
 
 
-def _remove(file_system: filesystem.FileSystem, path: str) -> None:
+def try_to_remove(remove: Callable[[str], None], path: str) -> bool:
+    """Calls `remove` on a path; if that fails, warns and returns False."""
     try:
-        file_system.remove_tree(path)
+        remove(path)
     except OSError as error:
         _log.warning("Could not remove %s: %s", path, error)
+        return False
+    return True
 
 
 def _manifest_time(
@@ -229,15 +233,13 @@ class Staging:
         except claim.ClaimLostError:
             raise  # What lies there may be the new owner's by now.
         except BaseException:
-            self._take_back()
+            remove = functools.partial(remove_version, self._target)
+            try_to_remove(remove, self._final)
             raise
 
     def discard(self) -> None:
         """Removes the temporary directory if it is still there."""
-        try:
-            self._source.remove_tree(self.path)
-        except OSError as error:
-            _log.warning("Could not remove %s: %s", self.path, error)
+        try_to_remove(self._source.remove_tree, self.path)
 
     def _clear(self) -> None:
         try:
@@ -249,12 +251,6 @@ class Staging:
                 f"{self._final} must be absent or a directory, and is neither."
             )
         remove_version(self._target, self._final)
-
-    def _take_back(self) -> None:
-        try:
-            remove_version(self._target, self._final)
-        except OSError as error:
-            _log.warning("Could not remove %s: %s", self._final, error)
 
     def _sync(self, path: str) -> None:
         # What is copied from here need not survive a crash itself.

@@ -20,22 +20,6 @@ STORAGE_ERRORS = (
     tf.errors.ResourceExhaustedError,
     tf.errors.UnknownError,
 )
-_HOOKS = (
-    "on_epoch_begin",
-    "on_epoch_end",
-    "on_predict_batch_begin",
-    "on_predict_batch_end",
-    "on_predict_begin",
-    "on_predict_end",
-    "on_test_batch_begin",
-    "on_test_batch_end",
-    "on_test_begin",
-    "on_test_end",
-    "on_train_batch_begin",
-    "on_train_batch_end",
-    "on_train_begin",
-    "on_train_end",
-)
 
 
 class BestEffort(keras.callbacks.Callback):
@@ -96,5 +80,6 @@ def _forward(hook: str) -> Callable[..., None]:
     return call
 
 
-for _hook in _HOOKS:
-    setattr(BestEffort, _hook, _forward(_hook))
+for _hook in dir(keras.callbacks.Callback):
+    if _hook.startswith("on_"):
+        setattr(BestEffort, _hook, _forward(_hook))

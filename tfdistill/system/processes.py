@@ -45,7 +45,7 @@ def status_of(pid: int) -> ProcessStatus | None:
 
 
 def resident_bytes() -> int | None:
-    """Returns this process' resident memory, or None if that is unknown."""
+    """Returns this process's resident memory, or None if that is unknown."""
     try:
         fields = (PROC / "self" / "statm").read_text().split()
     except OSError:
@@ -76,7 +76,7 @@ def machine() -> str:
 def has_ended(pid: int, *, started: int) -> bool:
     """Whether a process of this machine is known to have ended.
 
-    Its id may be another process' by now, which `started` shows.
+    Its id may be another process's by now, which `started` shows.
     """
     try:
         os.kill(pid, 0)

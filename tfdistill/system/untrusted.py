@@ -72,6 +72,16 @@ def whole(value: Any) -> int | None:
     return None
 
 
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """Returns the object that JSON text holds, or None for anything else."""
+    try:
+        value = json.loads(text)
+    # UTF-8 and the digits of a number raise ValueError; depth, RecursionError.
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def receive(
     connection: socket.socket, *, limit_secs: float
 ) -> dict[str, Any] | None:
@@ -91,11 +101,9 @@ def receive(
             if not block:
                 return None
             received += block
-        message = json.loads(received)
-    # UTF-8 and the digits of a number raise ValueError; depth, RecursionError.
-    except (OSError, ValueError, RecursionError):
+    except OSError:
         return None
-    return message if isinstance(message, dict) else None
+    return json_object(received)
 
 
 def send(
@@ -140,7 +148,7 @@ class Tail:
             data = file.read()
         self._offset += len(data)
         *lines, self._partial = (self._partial + data).split(b"\n")
-        return [record for line in lines if (record := _parse(line))]
+        return [record for line in lines if (record := json_object(line))]
 
     def _find(self) -> tuple[int, int]:
         try:
@@ -148,11 +156,3 @@ class Tail:
         except FileNotFoundError:
             return 0, 0
         return stat.st_ino, stat.st_size
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
