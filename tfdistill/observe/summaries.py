@@ -15,8 +15,8 @@ from tensorboard.plugins.text import summary_v2 as text_summary
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.observe import profile_steps as profile_steps_lib
+from tfdistill.observe import profiler
 from tfdistill.observe import run_description
-from tfdistill.observe import step_profile
 from tfdistill.observe import summary_file
 from tfdistill.observe import tags
 from tfdistill.system import processes
@@ -211,7 +211,7 @@ class Summaries(steps.SteppedCallback):
         super().__init__()
         self._directory = os.fspath(directory)
         self._schedule = steps.EverySteps(every_steps)
-        self._profile = step_profile.StepProfile(
+        self._profile = profiler.StepTracer(
             directory, profile_steps_lib.asked(profile_steps)
         )
         self._configuration = configuration

@@ -17,7 +17,7 @@ _ERRORS = (
 _log = logging.getLogger(__name__)
 
 
-class StepProfile:
+class StepTracer:
     """Traces the training steps from one to another, both included.
 
     The trace appears under `plugins/profile` of its directory once the last
