@@ -27,6 +27,15 @@ from tfdistill.cluster import identity
 from tfdistill.cluster import signs
 from tfdistill.system import processes
 
+_PROBE_SECS = 1.0
+# A host that refuses has no coordinator any more; one that does not answer may
+# be back, and a ps that leaves too early costs the steps since the last backup.
+_REFUSED_SECS = 3.0
+_SILENT_SECS = 60.0
+_RETURN_VARIABLE = "TFDISTILL_CHIEF_RETURN_SECS"
+# Set from one life of a server to its next.
+_SEEN_VARIABLE = "TFDISTILL_CHIEF_WAS_THERE"
+
 
 @contextlib.contextmanager
 def port_in_use_explained(cluster: identity.Cluster) -> Iterator[None]:
@@ -54,16 +63,6 @@ def _failure(cluster: identity.Cluster, cause: str) -> RuntimeError:
         f"{cluster.task_name}: end it, or give each task a port of its own in "
         "TF_CONFIG."
     )
-
-
-_PROBE_SECS = 1.0
-# A host that refuses has no coordinator any more; one that does not answer may
-# be back, and a ps that leaves too early costs the steps since the last backup.
-_REFUSED_SECS = 3.0
-_SILENT_SECS = 60.0
-_RETURN_VARIABLE = "TFDISTILL_CHIEF_RETURN_SECS"
-# Set from one life of a server to its next.
-_SEEN_VARIABLE = "TFDISTILL_CHIEF_WAS_THERE"
 
 
 class Presence(enum.Enum):

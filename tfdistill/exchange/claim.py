@@ -36,8 +36,18 @@ from tfdistill.system import processes
 from tfdistill.system import untrusted
 
 MAX_BYTES = 4096
+LEASE_SECS = 10.0
+RENEW_SECS = 1.0
 _INCARNATION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HOST_NAME = re.compile(r"[!-~]{0,255}")
+_FILE_NAME = re.compile(r"\.claim-([1-9][0-9]{0,17})")
+_FILE = "owner.json"
+_TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
+# The last count of a process that has just died may still come into sight.
+_MOVES_OF_THE_LIVING = 2
+_LOOKS_A_RENEWAL = 4
+_RELEASE_SECS = 10.0
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,11 +141,6 @@ def _matches(pattern: re.Pattern[str], value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
-
-
-_FILE_NAME = re.compile(r"\.claim-([1-9][0-9]{0,17})")
-_FILE = "owner.json"
-_TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 
 
 class Claim(NamedTuple):
@@ -254,16 +259,6 @@ class LastChange:
         if seen != self._last:
             self._last, self.since = seen, now
             self.num_moves += 1
-
-
-LEASE_SECS = 10.0
-RENEW_SECS = 1.0
-
-# The last count of a process that has just died may still come into sight.
-_MOVES_OF_THE_LIVING = 2
-_LOOKS_A_RENEWAL = 4
-_RELEASE_SECS = 10.0
-_log = logging.getLogger(__name__)
 
 
 class GroupClaimedError(ValueError):

@@ -22,6 +22,8 @@ from tfdistill.exchange import versions
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
+# Broken versions that are passed over in search of a good one.
+_MAX_LOOKS = 5
 _log = logging.getLogger(__name__)
 
 
@@ -332,10 +334,6 @@ class VersionReader:
             return True
         except versions.CorruptVersionError:
             return False
-
-
-# Broken versions that are passed over in search of a good one.
-_MAX_LOOKS = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

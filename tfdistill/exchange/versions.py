@@ -10,22 +10,7 @@ from typing import Any
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest as manifest_lib
 
-
-def checksum(
-    file_system: filesystem.FileSystem,
-    path: str,
-    *,
-    max_bytes: int | None = None,
-) -> manifest_lib.FileEntry:
-    """Returns the size and SHA-256 of a file, of its start beyond a limit."""
-    digest = hashlib.sha256()
-    size = 0
-    for block in file_system.blocks(path):
-        digest.update(block)
-        size += len(block)
-        if max_bytes is not None and size > max_bytes:
-            break
-    return manifest_lib.FileEntry(size, digest.hexdigest())
+_STEP = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class ExportError(RuntimeError):
@@ -64,6 +49,23 @@ class Version:
     def num_bytes(self) -> int:
         """Bytes of all files but the manifest."""
         return sum(entry.size for entry in self.manifest.files.values())
+
+
+def checksum(
+    file_system: filesystem.FileSystem,
+    path: str,
+    *,
+    max_bytes: int | None = None,
+) -> manifest_lib.FileEntry:
+    """Returns the size and SHA-256 of a file, of its start beyond a limit."""
+    digest = hashlib.sha256()
+    size = 0
+    for block in file_system.blocks(path):
+        digest.update(block)
+        size += len(block)
+        if max_bytes is not None and size > max_bytes:
+            break
+    return manifest_lib.FileEntry(size, digest.hexdigest())
 
 
 def check_listing(file_system: filesystem.FileSystem, version: Version) -> None:
@@ -167,9 +169,6 @@ def index(name: str, value: Any) -> int:
             f"`{name}` must be an integer in 0..2**63-1; received {value!r}."
         )
     return result
-
-
-_STEP = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 def step_of_name(name: str) -> int | None:

@@ -16,32 +16,6 @@ from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
-
-def read_past(iterator: Any, num_batches: int) -> None:
-    """Reads batches and drops them.
-
-    A loop inside TensorFlow: asked from Python, an iterator over several
-    workers took 20 ms for each batch, minutes for a long training.
-    """
-    if not num_batches:
-        return
-
-    @tf.function(autograph=False)
-    def read(source: Any, count: tf.Tensor) -> None:
-        def step(done: tf.Tensor) -> tf.Tensor:
-            source.get_next()
-            return done + 1
-
-        tf.while_loop(
-            lambda done: done < count,
-            step,
-            [tf.zeros((), tf.int64)],
-            parallel_iterations=1,
-        )
-
-    read(iterator, tf.constant(num_batches, tf.int64))
-
-
 TESTED_KERAS = ("3.12", "3.16")
 
 
@@ -225,6 +199,31 @@ def pass_batches_on_without_autotune() -> None:
 
     create.has_no_autotune = True  # type: ignore[attr-defined]
     multi_device_iterator_ops._create_device_dataset = create
+
+
+def read_past(iterator: Any, num_batches: int) -> None:
+    """Reads batches and drops them.
+
+    A loop inside TensorFlow: asked from Python, an iterator over several
+    workers took 20 ms for each batch, minutes for a long training.
+    """
+    if not num_batches:
+        return
+
+    @tf.function(autograph=False)
+    def read(source: Any, count: tf.Tensor) -> None:
+        def step(done: tf.Tensor) -> tf.Tensor:
+            source.get_next()
+            return done + 1
+
+        tf.while_loop(
+            lambda done: done < count,
+            step,
+            [tf.zeros((), tf.int64)],
+            parallel_iterations=1,
+        )
+
+    read(iterator, tf.constant(num_batches, tf.int64))
 
 
 class EpochData:

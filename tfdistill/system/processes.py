@@ -11,6 +11,7 @@ import socket
 from typing import NamedTuple
 
 PROC = pathlib.Path("/proc")
+_CONNECT_SECS = 2.0
 
 
 class ProcessStatus(NamedTuple):
@@ -88,9 +89,6 @@ def has_ended(pid: int, *, started: int) -> bool:
     if found is None:
         return False
     return not found.is_alive or found.started != started
-
-
-_CONNECT_SECS = 2.0
 
 
 class Answer(enum.Enum):

@@ -15,6 +15,9 @@ _CONTROL = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f"
     r"\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+_LINE_BYTES = 4096
+# What the programs of other languages, too, take for a whole number.
+_MAX_WHOLE = 2**63
 
 
 def without_control(text: str) -> str:
@@ -37,11 +40,6 @@ def one_line(value: Any, *, max_chars: int = 500) -> str:
     text = value if isinstance(value, str) else repr(value)
     text = without_control(" ".join(text[: 4 * max_chars].split()))
     return text if len(text) <= max_chars else f"{text[: max_chars - 3]}..."
-
-
-_LINE_BYTES = 4096
-# What the programs of other languages, too, take for a whole number.
-_MAX_WHOLE = 2**63
 
 
 def number(value: Any) -> float | None:
