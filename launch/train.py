@@ -19,9 +19,10 @@ from typing import Any
 import tfdistill
 from launch import recipes
 from launch.config import config
+from tfdistill.cluster import signs
 from tfdistill.observe import profile_steps
 
-EXIT_FAILURE, EXIT_OPTIONS, EXIT_DATA, EXIT_RETRY = 1, 2, 65, 75
+EXIT_FAILURE, EXIT_OPTIONS, EXIT_DATA = 1, 2, 65
 _PROG = "python -m launch.train"
 
 
@@ -129,7 +130,8 @@ def _train(
     except lost as error:
         traceback.print_exc()
         summary = error.message.splitlines()[0]
-        return _fail(EXIT_RETRY, f"lost another task of the group: {summary}")
+        message = f"lost another task of the group: {summary}"
+        return _fail(signs.EXIT_RETRY, message)
     except Exception:  # Its exit code is 1, whatever it is.
         traceback.print_exc()
         return EXIT_FAILURE

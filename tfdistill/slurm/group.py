@@ -21,7 +21,6 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from tfdistill.cluster import ending
 from tfdistill.cluster import signs
 from tfdistill.launcher import command as cli
 from tfdistill.launcher import restarts
@@ -90,7 +89,7 @@ class SlurmGroup:
             return code
         with commands.undisturbed():
             self._requeue()
-        return ending.EXIT_CODE
+        return signs.EXIT_RETRY
 
     def _run_step(self) -> int:
         """Starts all tasks; returns the exit code of the first to fail."""
@@ -273,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     except RuntimeError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return ending.EXIT_CODE
+        return signs.EXIT_RETRY
     for number in (getattr(signal, f"SIG{SIGNAL}"), signal.SIGTERM):
         signal.signal(number, group.tell_to_end)
     return group.run()

@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from tfdistill.cluster import ending
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
 from tfdistill.launcher import command as cli
@@ -140,7 +139,7 @@ def run(
                 f"tfdistill: another process listens on {task.cluster.address}"
                 "; the group will be started on other ports.\n".encode()
             )
-            return ending.EXIT_CODE
+            return signs.EXIT_RETRY
         process = subprocess.Popen(
             command,
             env=dict(env),
