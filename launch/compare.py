@@ -33,7 +33,7 @@ def _notes() -> str:
     swept = ", ".join([*methods.ALIASES, methods.NUM_GROUPS])
     return (
         programs.listing("methods", described)
-        + f"\n\nsweeps by name: {swept};\nor any field of the recipe"
+        + f"\n\nsweeps by name:\n  {swept},\nor by any field of the recipe"
     )
 
 

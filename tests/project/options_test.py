@@ -110,6 +110,10 @@ OPTIONS = {
     "benchmarks.parameter_server_task": """
         task=! setting=! steps=! epochs=!
     """,
+    "benchmarks.readme_plot": """
+        runs=None figures=docs/results/quickstart/figures.json
+        output=docs/images/quickstart.svg
+    """,
     "benchmarks.recovery": """
         rounds=3
     """,

@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import faulthandler
 import functools
+import inspect
 import itertools
 import logging as python_logging
 import math
@@ -211,7 +212,9 @@ class Program:
     def help(self, full: bool = False) -> str:
         """Returns what `--help`, or `--helpfull`, prints."""
         defined = self.defined()
-        parts = [self._usage(), textwrap.fill(self.about, _WIDTH)]
+        paragraphs = inspect.cleandoc(self.about).split("\n\n")
+        parts = [self._usage()]
+        parts += [textwrap.fill(text, _WIDTH) for text in paragraphs]
         for title, names in defined.sections.items():
             lines = [
                 _described(defined.values[name], name in defined.required)
@@ -300,6 +303,9 @@ def _described(flag: flags.Flag[Any], required: bool = False) -> str:
     match = re.match(r"<(\S+)>: (.*)", text)
     value, text = match.groups() if match else (_value_name(flag), text)
     notes = ["required"] if required else []
+    if len(value) > _COLUMN:
+        notes.append(f"one of {value.replace('|', ', ')}")
+        value = "NAME"
     shown = _default(flag.default)
     if shown and "default" not in text:
         notes.append(f"default {shown}")
@@ -312,7 +318,7 @@ def _default(value: Any) -> str:
     if value is None or value is False:
         return ""
     if isinstance(value, list):
-        return ",".join(map(str, value))
+        return ", ".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
