@@ -1,7 +1,6 @@
 """A group whose only teacher's process is killed, and comes back later."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -119,7 +118,6 @@ def _run(*arguments):
     found = subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
         stdout=subprocess.PIPE,
         timeout=280,
         check=True,
