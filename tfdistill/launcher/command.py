@@ -147,9 +147,7 @@ def run(options: programs.Options) -> int:
 
 
 def _check_size(topology: local_cluster.LocalCluster) -> None:
-    chiefs = 1 if topology.ps_per_group else 0
-    of_group = topology.workers_per_group + topology.ps_per_group + chiefs
-    number = topology.num_groups * of_group
+    number = topology.num_groups * topology.num_tasks
     if number > _MOST_TASKS:
         raise ValueError(
             f"The tasks of one machine must be at most {_MOST_TASKS}, each a "
