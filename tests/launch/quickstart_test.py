@@ -129,7 +129,7 @@ def test_a_workdir_that_cannot_be_made_is_refused(tmp_path, capsys):
 
 
 def test_earlier_runs_are_kept_and_a_failed_run_ends_it(
-    tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch, caplog
 ):
     (tmp_path / "007").mkdir()
     (tmp_path / "notes").mkdir()
@@ -146,8 +146,7 @@ def test_earlier_runs_are_kept_and_a_failed_run_ends_it(
         assert f"--workdir={tmp_path / number / 'independent'}" in argv
         assert argv[-1] == "--override=codistillation.enabled=false"
         calls.clear()
-    message = capsys.readouterr().err
-    assert "the independent run ended with exit code 65" in message
+    assert "the independent run ended with exit code 65" in caplog.text
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "007",
         "008",

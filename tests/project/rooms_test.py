@@ -64,7 +64,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "status": {"exchange", "system"},
     "launcher": {"cluster", "exchange", "status", "system"},
-    "slurm": {"cluster", "launcher", "status"},
+    "slurm": {"cluster", "launcher", "status", "system"},
     "doctor": {
         "_version",
         "cluster",
@@ -76,7 +76,14 @@ ROOMS: dict[str, set[str]] = {
 }
 # What `models` and `launch` may use besides the names of `tfdistill.__all__`.
 _PUBLIC = {"data", "data_checks", "losses", "metrics", "schedules"}
-_OF_PROGRAMS = {"doctor", "exchange", "launcher", "slurm", "status"}
+_OF_PROGRAMS = {
+    "doctor",
+    "exchange",
+    "launcher",
+    "slurm",
+    "status",
+    "system",
+}
 # What programs still reach for and should find under a public name.
 _STILL_REACHED = {
     "cluster",
