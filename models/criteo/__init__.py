@@ -1,6 +1,5 @@
 """Criteo's display ads: data sets, schema and network."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import keras
 import tensorflow as tf
 
 import tfdistill
+from models import places
 from models.criteo import batches
 from models.criteo import converted
 from models.criteo import files
@@ -23,7 +23,7 @@ def make_datasets(
     global_batch_size: int,
     data: str = "disjoint",
     seed: int = 0,
-    path: files.Paths | None = None,
+    path: places.Paths | None = None,
     field_sizes: int | Sequence[int] = converted.DEFAULT_FIELD_SIZE,
     min_count: int = 1,
     split: str = "hash",
@@ -33,7 +33,7 @@ def make_datasets(
     num_validation: int | None = None,
     malformed: str = "skip",
     missing_value: float = 0.0,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: places.Path | None = None,
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
     """Returns a group's training data and the common validation data.
 
@@ -53,7 +53,8 @@ def make_datasets(
             `"shared"`: all groups get all of them, each in its own order.
         seed: Chooses the order of the training rows.
         path: Files, patterns or directories of TAB-separated rows (a label, 13
-            integers, 26 categories), plain or gzip, in the order of time.
+            integers, 26 categories), plain or gzip, in the order of time; or
+            `tfds:NAME` of TensorFlow Datasets, see `models.criteo.tfds`.
             Default: `criteo` in the data directory, which is the environment
             variable TFDISTILL_DATA, else `../shared/data` beside the
             repository.

@@ -1,11 +1,11 @@
 """A language model: which sub-word comes next, by LSTMs over real text."""
 
-import os
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from models import places
 from models.language_model import batches
 from models.language_model import lstm
 from models.language_model import text
@@ -21,7 +21,7 @@ def make_datasets(
     global_batch_size: int,
     data: str = "disjoint",
     seed: int = 0,
-    path: text.Paths | None = None,
+    path: places.Paths | None = None,
     sequence_length: int = 32,
     **text_options: Any,
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
@@ -76,43 +76,29 @@ def make_datasets(
 
 
 def make_schema(
-    *,
-    path: text.Paths | None = None,
-    validation_path: text.Paths | None = None,
-    vocabulary_size: int = tokens.DEFAULT_VOCABULARY_SIZE,
-    validation_fraction: float | None = None,
-    split_seed: int = 0,
-    num_train_tokens: int | None = None,
-    num_validation_tokens: int | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    *, sequence_length: int = 32, **text_options: Any
 ) -> dict[str, Any]:
-    """Returns what inputs and outputs mean: the vocabulary; see `open_tokens`.
+    """Returns what inputs and outputs mean: the vocabulary.
 
     Groups whose machines made it from other text have other sub-words.
+
+    Args:
+        sequence_length: Without influence.
+        **text_options: As for `open_tokens`.
     """
-    tokens = open_tokens(
-        path=path,
-        validation_path=validation_path,
-        vocabulary_size=vocabulary_size,
-        validation_fraction=validation_fraction,
-        split_seed=split_seed,
-        num_train_tokens=num_train_tokens,
-        num_validation_tokens=num_validation_tokens,
-        cache_dir=cache_dir,
-    )
-    return {"vocabulary": tokens.vocabulary}
+    return {"vocabulary": open_tokens(**text_options).vocabulary}
 
 
 def open_tokens(
     *,
-    path: text.Paths | None = None,
-    validation_path: text.Paths | None = None,
+    path: places.Paths | None = None,
+    validation_path: places.Paths | None = None,
     vocabulary_size: int = tokens.DEFAULT_VOCABULARY_SIZE,
     validation_fraction: float | None = None,
     split_seed: int = 0,
     num_train_tokens: int | None = None,
     num_validation_tokens: int | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: places.Path | None = None,
 ) -> tokens.Tokens:
     """Returns the tokens of a text, which are made at the first call.
 

@@ -1,4 +1,4 @@
-""""""
+"""Tests of the click log by TensorFlow Datasets: the builder, the rows."""
 
 import pathlib
 import subprocess

@@ -1,6 +1,5 @@
 """Tests of the way from documents to tokens on file."""
 
-import json
 import pathlib
 import subprocess
 import sys
@@ -8,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from models import cache
 from models.language_model import text as text_lib
 from models.language_model import tokens as tokens_lib
 from tests.cases import language_model as cases
@@ -237,22 +237,32 @@ def test_what_was_damaged_is_refused(source, tmp_path):
         tokenize(source, tmp_path)
 
 
-def test_files_that_change_meanwhile_are_refused(source, tmp_path, monkeypatch):
-    tokenize(source, tmp_path)  # The vocabulary at least is there.
-    encode = tokens_lib._tokenize
+def test_files_that_change_meanwhile_are_refused(source, tmp_path):
+    class Changing(text_lib.Source):
+        def documents(self):
+            yield from super().documents()
+            cases.write(source, TEXTS[1:])
 
-    def change(*args):
-        cases.write(source, TEXTS[1:])
-        return encode(*args)
-
-    monkeypatch.setattr(tokens_lib, "_tokenize", change)
     with pytest.raises(RuntimeError, match="changed while they were read"):
-        tokenize(source, tmp_path, num_validation_tokens=100)
+        tokens_lib.open_or_tokenize(
+            [Changing(source)],
+            [],
+            options=Options(vocabulary_size=330),
+            cache_dir=tmp_path / "cache",
+        )
 
 
-def test_progress_is_told_of(source, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(tokens_lib, "_TELL_EVERY_SECS", 0.0)
+def test_progress_is_reported(source, tmp_path, capfd):
     tokens = tokenize(source, tmp_path)
+    tokens_lib.tokenize(
+        tokens_lib.split_documents(
+            text_lib.sources(source), [], Options(validation_fraction=0.2)
+        ),
+        tokens_lib.load_vocabulary(tokens.vocabulary),
+        Options(vocabulary_size=330),
+        tmp_path,
+        progress=cache.Progress(every_secs=0.0),
+    )
     error = capfd.readouterr().err
     number = tokens.num_tokens["train"]
     assert f"Text: 200 documents read, {number} train tokens" in error
@@ -281,8 +291,8 @@ def test_two_processes_at_once_share_what_is_made(source, tmp_path):
     assert printed[0] == printed[1] != b""
     made = [p for p in (tmp_path / "c").iterdir() if ".lock" not in p.name]
     assert sorted(p.name for p in made) == sorted(printed[0].decode().split())
-    (header,) = (tmp_path / "c").glob("*/header.json")
-    tokens = json.loads(header.read_text())
+    directory = tmp_path / "c" / printed[0].decode().split()[0]
+    tokens = cache.read_header(directory)
     assert tokens["num_tokens"]["train"] > 1000
 
 
