@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from launch import recipes
+from launch.comparison import bootstrap
 from launch.comparison import collect
 from launch.comparison import experiment
 from launch.comparison import methods
-from launch.comparison import statistics
 
 _PROG = "python -m launch.compare"
 _METHODS = "independent,codistill"
@@ -74,10 +74,10 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add(
         "--trials",
         type=int,
-        default=statistics.LEAST_TRIALS,
+        default=bootstrap.LEAST_TRIALS,
         metavar="N",
         help="retrains of each method, with other seeds; default "
-        f"{statistics.LEAST_TRIALS}, the least from which a verdict is made",
+        f"{bootstrap.LEAST_TRIALS}, the least from which a verdict is made",
     )
     add(
         "--override",

@@ -34,14 +34,7 @@ def natural_order(path: pathlib.Path) -> list[tuple[int, int, str]]:
 
 
 def check_names(names: Sequence[Any]) -> None:
-    """Checks the files that a user's `path` stands for.
-
-    Args:
-        names: One for each file.
-
-    Raises:
-        ValueError: If there is none, or one comes twice.
-    """
+    """Checks the files that a user's `path` stands for."""
     if not names:
         raise ValueError("`path` must name at least one file; received none.")
     twice = [

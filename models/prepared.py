@@ -64,9 +64,8 @@ class Prepared:
         if not self._builder.is_prepared():
             raise ValueError(
                 f"{self.name!r} must be prepared before it is read; it was "
-                f"not found in {self._builder.data_dir}. Run `tfds build "
-                f"{found[1]}`, or set TFDS_DATA_DIR to where it is."
-                + self._hint()
+                f"not found in {self._builder.data_dir}. {self._remedy}, or "
+                "set TFDS_DATA_DIR to where it is."
             )
         info = self._builder.info
         try:
@@ -79,10 +78,11 @@ class Prepared:
             ) from cause
         self._check_features(features)
 
-    def _hint(self) -> str:
-        """What else to say if the data set was not prepared."""
-        own = getattr(self._builder, "MANUAL_DOWNLOAD_INSTRUCTIONS", None)
-        return f" {' '.join(own.split())}" if own else ""
+    @property
+    def _remedy(self) -> str:
+        """How a data set that was not prepared is prepared."""
+        name = self.name.removeprefix(PREFIX)
+        return f"Run tfds.builder({name!r}).download_and_prepare()"
 
     def _check_features(
         self, features: Mapping[str, tuple[Any, tuple[int, ...]]]

@@ -1,10 +1,6 @@
 """report.json: every figure, what may be said of it, and what to know.
 
 Imports neither TensorFlow nor Keras.
-
-Imports neither TensorFlow nor Keras.
-
-Imports neither TensorFlow nor Keras.
 """
 
 import math
@@ -14,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from launch.comparison import bootstrap
 from launch.comparison import collect
-from launch.comparison import statistics
 
 _NAMES = {
     "codistill": "codistillation",
@@ -24,17 +20,11 @@ _NAMES = {
 
 
 def verdict_on(name: str, figures: Mapping[str, Any], *, target: float) -> str:
-    """Returns the verdict on a method, compared with `independent`.
-
-    Args:
-        name: Of the method.
-        figures: Its part of the report.
-        target: Validation log loss that steps are counted to.
-    """
+    """Returns the verdict on a method, from its part of the report."""
     plain = name if "[" in name else name.replace("_", " ")
     shown = _NAMES.get(name, plain)
     versus = figures["versus_independent"]
-    least = statistics.LEAST_TRIALS
+    least = bootstrap.LEAST_TRIALS
     for count, whose in (
         (figures["num_trials"], ""),
         (versus["num_trials"], " of independent"),
@@ -142,15 +132,7 @@ def notes_on(
     loss: float | None,
     budget: str | None,
 ) -> list[str]:
-    """Returns the notes, each a sentence or more.
-
-    Args:
-        methods: Name of each method to its finished trials, one or more.
-        found: Name of each method to its part of the report.
-        target: As for `target.make`.
-        loss: What that came to, if anything.
-        budget: One of `budget.BUDGETS`, if known.
-    """
+    """Returns the notes on all methods, each a sentence or more."""
     return [
         *_past_best(found, target),
         *_budgets(found, budget),
@@ -300,11 +282,8 @@ def make(
 ) -> dict[str, Any]:
     """Returns the whole report, as JSON has it.
 
-    Args:
-        methods: Name of each method to its finished trials, one or more.
-        target: As for `target.make`.
-        descriptions: Name of each method to what it is.
-        context: What else the report tells: the configuration and the like.
+    Each method has one finished trial or more; `context` is what else the
+    report says, such as the configuration.
     """
     baseline = methods.get(BASELINE, ())
     aim = None
@@ -313,7 +292,7 @@ def make(
     found = _figures(methods, descriptions, aim)
     return {
         **context,
-        "confidence": statistics.CONFIDENCE,
+        "confidence": bootstrap.CONFIDENCE,
         "target": aim.to_tree() if aim else None,
         "notes": [
             *context.get("notes", ()),
@@ -365,13 +344,13 @@ def _method(
         "num_trials": len(trials),
         "figures": {
             # A short trial may have heard no teacher, and have no staleness.
-            name: statistics.over_trials(
+            name: bootstrap.over_trials(
                 [t.figures[name] for t in trials if name in t.figures]
             ).to_tree()
             for name in {n: None for t in trials for n in t.figures}
         },
         "churn": {
-            name: statistics.over_pairs(matrix).to_tree()
+            name: bootstrap.over_pairs(matrix).to_tree()
             for name, matrix in churn.items()
         },
         "spread": {
@@ -427,7 +406,7 @@ def _to_target(trials: Trials, loss: float) -> dict[str, Any]:
             "seconds_to_target": [seconds for _, _, seconds in reached],
         }
         found |= {
-            name: statistics.over_trials(values).to_tree()
+            name: bootstrap.over_trials(values).to_tree()
             for name, values in columns.items()
         }
     return found
@@ -456,7 +435,7 @@ def _versus(
     }
     for name in (collect.METRIC, f"best_{collect.METRIC}"):
         if all(name in t.figures for t in (*trials, *baseline)):
-            value, interval = statistics.difference(
+            value, interval = bootstrap.difference(
                 [trial.figures[name] for trial in trials],
                 [trial.figures[name] for trial in baseline],
             )
@@ -483,7 +462,7 @@ def _versus_churn(
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in ours.keys() & theirs.keys():
-        value, interval = statistics.ratio_of_pairs(ours[name], theirs[name])
+        value, interval = bootstrap.ratio_of_pairs(ours[name], theirs[name])
         # Where retrains of independent agree, there is no multiple of that.
         found[name] = {
             "ratio": value if math.isfinite(value) else None,

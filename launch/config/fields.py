@@ -94,10 +94,7 @@ class Section:
                 field.metadata[_RANGE].check(name, value)
 
     def taken_by(self, function: Callable[..., Any]) -> dict[str, Any]:
-        """Returns the fields that a callable has arguments of the same name for.
-
-        Those have the library's meaning, and its default.
-        """
+        """Returns the fields that a callable takes under the same names."""
         taken = inspect.signature(function).parameters
         names = (field.name for field in dataclasses.fields(self))
         return {name: getattr(self, name) for name in names if name in taken}

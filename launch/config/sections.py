@@ -259,6 +259,7 @@ OPTIMIZERS = (
     "rmsprop",
     "sgd",
 )
+LEARNING_RATES = ("constant", "linear", "cosine", "steps")
 # What Keras gives AdamW where nothing is said.
 _ADAMW_WEIGHT_DECAY = 0.004
 
@@ -273,9 +274,7 @@ class Optimizer(fields.Section):
     learning_rate: float = fields.option(above=0)
     # "linear" and "cosine" fall to zero over the whole run; "steps" multiplies
     # the rate by `drop_factor` after each of these numbers of updates.
-    schedule: str = fields.option(
-        "constant", choices=("constant", "linear", "cosine", "steps")
-    )
+    schedule: str = fields.option("constant", choices=LEARNING_RATES)
     boundaries: tuple[int, ...] = ()
     drop_factor: float = fields.option(0.1, above=0)
     # First steps, in which the rate rises evenly from `warmup_from` to

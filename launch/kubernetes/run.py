@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from tfdistill.cluster import identity
+import tfdistill
 from tfdistill.exchange import signing
 from tfdistill.launcher import local_cluster
 
@@ -357,7 +357,7 @@ class Run:
                     "Use the options; the key comes from --key_secret.",
                 )
         # Refuses unknown TFDISTILL_ names, and says which one is near.
-        identity.Cluster.from_env(self.env)
+        tfdistill.Cluster.from_env(self.env)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -389,7 +389,7 @@ class Run:
 
     def task_env(self, group: int) -> dict[str, str]:
         """Returns what all tasks of a group have in their environment."""
-        cluster = identity.Cluster(
+        cluster = tfdistill.Cluster(
             group=group,
             num_groups=self.num_groups,
             exchange=self.exchange,

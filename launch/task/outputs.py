@@ -40,9 +40,6 @@ def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
     A group goes on from its last backup, or starts anew where there is none
     yet. Every task checks before it joins its group, so all of them come to
     the same result.
-
-    Raises:
-        ValueError: If the workdir has another configuration.
     """
     path = pathlib.Path(cluster.workdir or "") / CONFIG
     if not path.exists():
@@ -74,12 +71,7 @@ def group_dir(workdir: str | os.PathLike[str], group: int) -> pathlib.Path:
 
 
 def write_student(save: Callable[[str], None], directory: pathlib.Path) -> None:
-    """Has the student saved as `student.keras`.
-
-    Args:
-        save: Saves to a path.
-        directory: Of the group.
-    """
+    """Has the student saved as `student.keras`."""
     draft = directory / f".{uuid.uuid4().hex}-{STUDENT}"
     try:
         save(str(draft))
@@ -91,12 +83,7 @@ def write_student(save: Callable[[str], None], directory: pathlib.Path) -> None:
 def write_predictions(directory: pathlib.Path, predicted: Any) -> None:
     """Writes what a group predicts for the validation data.
 
-    Args:
-        directory: Of the group.
-        predicted: One of `launch.task.predictions`.
-
-    Raises:
-        RuntimeError: If a prediction is not finite: training has diverged.
+    Refuses what is not finite: training has diverged.
     """
     arrays = predicted.arrays()
     if not all(np.isfinite(array).all() for array in arrays.values()):
@@ -116,13 +103,7 @@ def write_results(
     Of groups that end at the same time at least one finds the files of all;
     if several do, they write the same.
 
-    Args:
-        result: Of the group, as JSON has it; `"group"` is its index.
-        workdir: Of the run.
-        num_groups: Number of groups in the run.
-
-    Returns:
-        Whether all groups are done, and the run's results written.
+    Returns whether all groups are done, and the results of the run written.
     """
     directory = group_dir(workdir, result["group"])
     _write_json(directory / RESULTS, result)
@@ -145,20 +126,12 @@ def write_results(
 
 
 def read_results(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the results of a run or, from its directory, of a group.
-
-    Raises:
-        OSError: If there are none.
-    """
+    """Returns the results of a run or, from its directory, of a group."""
     return json.loads(pathlib.Path(directory, RESULTS).read_bytes())
 
 
 def read_records(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns what a group has told of its progress, line by line.
-
-    Raises:
-        OSError: If there is no such file.
-    """
+    """Returns what a group has told of its progress, line by line."""
     text = pathlib.Path(directory, RECORDS).read_text(encoding="utf-8")
     return list(map(json.loads, text.splitlines()))
 
@@ -179,11 +152,7 @@ def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Opens a file to write that appears whole, in place of an older, or not.
-
-    Args:
-        path: Of the file; its directory is made if there is none.
-    """
+    """Opens a file to write that appears whole, or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{uuid.uuid4().hex}-{path.name}")
     try:

@@ -42,16 +42,12 @@ def make_datasets(
     0 if missing, 1 if rare, else 2 + hash % (size - 2), where the hash is of
     the column and the text, and the same on all machines.
 
-    Both data sets are the same on every worker of a group; `fit` gives each
-    worker its rows of every batch. They can be sent to processes that see the
-    same `cache_dir`.
+    For the common arguments see `models`. Elements are (`{"integers": float32
+    [batch, 13], "categories": int32 [batch, 26]}`, labels float32 `[batch,
+    1]`). Both data sets can be sent to processes that see the same
+    `cache_dir`.
 
-    Args:
-        cluster: Says which group this is.
-        global_batch_size: Examples per step of the whole group.
-        data: `"disjoint"` (default): the groups share out the training rows;
-            `"shared"`: all groups get all of them, each in its own order.
-        seed: Chooses the order of the training rows.
+    Further arguments:
         path: Files, patterns or directories of TAB-separated rows (a label, 13
             integers, 26 categories), plain or gzip, in the order of time; or
             `tfds:NAME` of TensorFlow Datasets, see `models.criteo.tfds`.
@@ -76,12 +72,6 @@ def make_datasets(
             zeros. Default 0.
         cache_dir: Where the converted rows are kept. Default: `tfdistill` in
             the user's cache directory.
-
-    Returns:
-        Endless shuffled training batches, all of the full size; and the
-        validation rows in order, whose last batch may be partial. Elements
-        are (`{"integers": float32 [batch, 13], "categories": int32 [batch,
-        26]}`, labels float32 `[batch, 1]`).
 
     Raises:
         ValueError: If an argument is out of range; if there are no files; if
@@ -122,14 +112,12 @@ def make_schema(
     field_sizes: int | Sequence[int] = converted.DEFAULT_FIELD_SIZE,
     min_count: int = 1,
     missing_value: float = 0.0,
+    **arguments: Any,
 ) -> dict[str, Any]:
     """Returns what inputs and outputs mean, to compare between groups.
 
-    Args:
-        field_sizes: As for `make_datasets`.
-        min_count: Likewise. Above 1, which categories are rare depends on the
-            text too, and is not compared.
-        missing_value: Likewise.
+    With a `min_count` above 1, which categories are rare depends on the text
+    too, and is not compared.
     """
     return {
         "labels": ["no click", "click"],

@@ -56,12 +56,7 @@ class Writer:
     """
 
     def __init__(self, directory: pathlib.Path, split: str) -> None:
-        """Writes nothing yet.
-
-        Args:
-            directory: Where the parts go.
-            split: Beginning of their names.
-        """
+        """Writes nothing yet."""
         self.split = split
         self._directory = directory
         self._rest: list[np.ndarray] = []
@@ -121,9 +116,6 @@ class Options:
         num_validation: Likewise of the validation rows.
         malformed: What becomes of a faulty line: `"skip"` (default) or
             `"refuse"`.
-
-    Raises:
-        ValueError: If one is out of range.
     """
 
     field_sizes: int | Sequence[int]
@@ -162,12 +154,6 @@ def _check_one_of(name: str, value: str, known: Sequence[str]) -> None:
 def checked_field_sizes(sizes: int | Sequence[int]) -> tuple[int, ...]:
     """Returns the size of each column's embedding table.
 
-    Args:
-        sizes: One number for all columns, or 26.
-
-    Raises:
-        ValueError: If there are not 26, or one is out of range.
-
     Example:
         >>> checked_field_sizes(1000)[:3]
         (1000, 1000, 1000)
@@ -196,15 +182,7 @@ _SPLIT_DRAW, _TRAIN_DRAW, _VALIDATION_DRAW = 1, 2, 3
 def assign(num_rows: int, *, options: Options) -> np.ndarray:
     """Says of each row what it is for.
 
-    Args:
-        num_rows: Rows in all.
-        options: Name the split, its share, seed and limits.
-
-    Returns:
-        `TRAIN`, `VALIDATION` or `UNUSED`, uint8 `[num_rows]`.
-
-    Raises:
-        ValueError: If a split would have no row, or fewer than its limit.
+    uint8 `[num_rows]`: `TRAIN`, `VALIDATION` or `UNUSED`.
     """
     fraction, seed = options.validation_fraction, options.split_seed
     num_last = round(num_rows * fraction)
@@ -254,12 +232,7 @@ def _keep(
 def frequent(fingerprints: np.ndarray, *, min_count: int) -> np.ndarray:
     """Returns the sorted fingerprints that come at least so many times.
 
-    Args:
-        fingerprints: Of one column in the training rows, uint32 `[rows]`.
-        min_count: The least number of times.
-
-    Returns:
-        uint32 `[kept]`, without that of missing text.
+    Of one column in the training rows, uint32, without that of missing text.
     """
     values, counts = np.unique(fingerprints, return_counts=True)
     return values[(counts >= min_count) & (values > 0)]
@@ -282,16 +255,7 @@ def convert(
     Memory is bounded but for some bytes per row, most of them while rare
     categories are looked for.
 
-    Args:
-        reader: Reads the text.
-        options: What the result depends on besides the text.
-        directory: Empty.
-
-    Returns:
-        Rows of each split, rows read, and malformed lines by reason.
-
-    Raises:
-        ValueError: If the text or an option is at fault.
+    Returns rows of each split, rows read, and malformed lines by reason.
     """
     everything = directory / "everything.tmp"
     _write_everything(reader, everything)
@@ -414,18 +378,9 @@ def open_or_convert(
 ) -> Binary:
     """Returns the fast form of files, which is made at the first call.
 
-    Args:
-        paths: As for `files.sources`. A change of name, size, time of
-            modification, beginning or end of a file makes for another form.
-        options: What it depends on besides.
-        cache_dir: Where it is kept: as much disk as the text needs, and half
-            as much again while it is made. Default: `tfdistill` in the user's
-            cache directory.
-
-    Raises:
-        ValueError: If the files or options are at fault.
-        RuntimeError: If files change meanwhile, or what was converted before
-            is damaged.
+    A change of name, size, time of modification, beginning or end of a file
+    makes for another form. It takes as much disk as the text, and half as much
+    again while it is made.
     """
     reader = files.Reader(paths, malformed=options.malformed)
 

@@ -57,18 +57,10 @@ def blocks(
 ) -> Iterator[bytes]:
     """Yields the lines of a file, many at a time.
 
-    Args:
-        path: The file.
-        block_bytes: Collect at least so much before yielding. Default 1 MiB.
-        on_read: Told how many bytes were read from the file, each time.
-
-    Yields:
-        Whole lines with their line feeds; one is added to the last line where
-        it has none. A UTF-8 byte order mark is left out.
-
-    Raises:
-        BrokenGzipError: After the last whole line that could be unpacked.
-        LongLineError: If a line is longer than 64 MiB.
+    Whole lines with their line feeds; one is added to a last line that has
+    none. A UTF-8 byte order mark is left out. `on_read` takes the bytes read
+    from disk. BrokenGzipError comes after the last whole line that could be
+    unpacked.
     """
     lines = _Lines(block_bytes)
     broken: Exception | None = None
@@ -244,18 +236,10 @@ class File:
 def sources(paths: places.Paths) -> list[Source]:
     """Returns where the lines of paths, patterns and directories are.
 
-    Args:
-        paths: A file, a pattern such as `day_*.gz`, a directory (its `*.tsv`,
-            `train.txt` and `day_*`, each also with `.gz`), `tfds:NAME` or
-            `tfds:NAME[SPLIT]` of TensorFlow Datasets, or several of them.
-
-    Returns:
-        A source for each file: as given, and in natural order (day_9 before
-        day_10) within a pattern or directory.
-
-    Raises:
-        ValueError: If one of them stands for no file or data set, or one comes
-            twice.
+    A path is a file, a pattern such as `day_*.gz`, a directory (its `*.tsv`,
+    `train.txt` and `day_*`, each also with `.gz`), or `tfds:NAME[SPLIT]`. Files
+    come as given, and in natural order (day_9 before day_10) within a pattern
+    or directory.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
@@ -306,16 +290,7 @@ class Reader:
     """
 
     def __init__(self, paths: places.Paths, *, malformed: str = "skip") -> None:
-        """Looks for the files; reads nothing yet.
-
-        Args:
-            paths: As for `sources`.
-            malformed: What becomes of a faulty line: `"skip"` (default) or
-                `"refuse"`.
-
-        Raises:
-            ValueError: If there are no such files, or `malformed` is neither.
-        """
+        """Looks for the files; reads nothing yet."""
         if malformed not in POLICIES:
             raise ValueError(
                 f"`malformed` must be one of {POLICIES}; received "
@@ -334,9 +309,8 @@ class Reader:
     def __iter__(self) -> Iterator[tuple[bytes, criteo_rows.Parsed]]:
         """Yields blocks of whole lines, and what they hold.
 
-        Raises:
-            ValueError: At a faulty line if those are refused; or in the end,
-                if there was no good row, or more than half were faulty.
+        A faulty line is an error if those are refused; in the end it is one if
+        there was no good row, or more than half were faulty.
         """
         self._reset()
         for source in self.sources:

@@ -1,9 +1,6 @@
 """The click log by TensorFlow Datasets: a builder of it, and its rows.
 
-Importing this module registers the builder `criteo_display_ads`. This prepares
-it from DIR/train.txt, for the recipes and for `tfds.load`:
-
-    tfds build criteo_display_ads --imports=models.criteo.tfds --manual_dir=DIR
+Importing this module registers the builder `criteo_display_ads`.
 """
 
 import os
@@ -16,11 +13,12 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
+from models import places
 from models import prepared
 from models.criteo import files
 from models.criteo import rows as criteo_rows
 
-__all__ = ["CriteoDisplayAds", "Rows"]
+__all__ = ["CriteoDisplayAds", "Rows", "prepare"]
 
 
 _DESCRIPTION = """
@@ -101,6 +99,25 @@ class CriteoDisplayAds(tfds.core.GeneratorBasedBuilder):
                 number += 1
 
 
+def prepare(
+    manual_dir: places.Path, data_dir: places.Path | None = None
+) -> CriteoDisplayAds:
+    """Prepares the click log, for the recipes and for `tfds.load`.
+
+    Args:
+        manual_dir: Holds the text, `train.txt` or any `*.tsv`.
+        data_dir: Where to. Default: TFDS_DATA_DIR, else
+            `~/tensorflow_datasets`.
+    """
+    builder = CriteoDisplayAds(
+        data_dir=data_dir or os.environ.get("TFDS_DATA_DIR")
+    )
+    builder.download_and_prepare(
+        download_config=tfds.download.DownloadConfig(manual_dir=manual_dir)
+    )
+    return builder
+
+
 _FEATURES = {
     "label": (tf.int64, ()),
     "integers": (tf.float64, (criteo_rows.NUM_INTEGERS,)),
@@ -120,11 +137,11 @@ class Rows(prepared.Prepared):
         super().__init__(name, features=_FEATURES)
         self.size = self.num_examples
 
-    def _hint(self) -> str:
-        return (
-            " For criteo_display_ads add --imports=models.criteo.tfds and "
-            "--manual_dir=DIR, where DIR/train.txt is the text."
-        )
+    @property
+    def _remedy(self) -> str:
+        if self._builder.name != CriteoDisplayAds.name:
+            return super()._remedy
+        return "Run models.criteo.tfds.prepare(DIR), where DIR/train.txt is it"
 
     def blocks(self, *, on_read: Callable[[int], None]) -> Iterator[bytes]:
         """Yields whole lines, many at a time."""

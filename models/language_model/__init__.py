@@ -28,27 +28,15 @@ def make_datasets(
     """Returns a group's training data and the common validation data.
 
     The text is made into tokens once, into `cache_dir`. Documents follow each
-    other, each with a token for its end, and are cut into windows. Both data
-    sets are the same on every worker of a group; `fit` gives each worker its
-    rows of every batch. They can be sent to processes that see the same
-    `cache_dir`.
+    other, each with a token for its end, and are cut into windows. For the
+    common arguments see `models`. Elements are (tokens int32 `[batch,
+    sequence_length]`, labels int32 alike: the token that follows each). Both
+    data sets can be sent to processes that see the same `cache_dir`.
 
-    Args:
-        cluster: Says which group this is.
-        global_batch_size: Windows per step of the whole group.
-        data: `"disjoint"` (default): the groups share out the training
-            documents; `"shared"`: all groups get all of them, each with its
-            windows in its own order.
-        seed: Chooses the order of the training windows.
+    Further arguments:
         path: As for `open_tokens`.
         sequence_length: Tokens of a window. Default 32.
         **text_options: The others of `open_tokens`.
-
-    Returns:
-        Endless shuffled training batches, all of the full size; and the
-        validation windows in order, whose last batch may be partial. Elements
-        are (tokens int32 `[batch, sequence_length]`, labels int32 alike: the
-        token that follows each).
 
     Raises:
         ValueError: If an argument is out of range, or the text is missing,
@@ -75,18 +63,13 @@ def make_datasets(
     return train, validation
 
 
-def make_schema(
-    *, sequence_length: int = 32, **text_options: Any
-) -> dict[str, Any]:
+def make_schema(**arguments: Any) -> dict[str, Any]:
     """Returns what inputs and outputs mean: the vocabulary.
 
     Groups whose machines made it from other text have other sub-words.
-
-    Args:
-        sequence_length: Without influence.
-        **text_options: As for `open_tokens`.
     """
-    return {"vocabulary": open_tokens(**text_options).vocabulary}
+    arguments.pop("sequence_length", None)
+    return {"vocabulary": open_tokens(**arguments).vocabulary}
 
 
 def open_tokens(

@@ -50,11 +50,7 @@ class Source:
     """
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Looks at nothing yet.
-
-        Args:
-            path: An existing file.
-        """
+        """Looks at nothing yet."""
         self.name = str(path)
         self._path = path
 
@@ -72,9 +68,6 @@ class Source:
 
         Bytes that are not UTF-8 become U+FFFD; how many documents had such is
         told on standard error in the end.
-
-        Raises:
-            ValueError: If the file is cut off or not compressed as it says.
         """
         num_faulty = 0
         has_fields = ".tsv" in self._path.suffixes
@@ -127,17 +120,9 @@ def default_path() -> pathlib.Path:
 def sources(paths: places.Paths) -> list[Any]:
     """Returns where the documents of paths, patterns and directories are.
 
-    Args:
-        paths: A `.txt` or `.tsv` file, also with `.gz` or `.xz`; a pattern; a
-            directory of such files; `tfds:NAME` or `tfds:NAME[SPLIT]`; or
-            several of them.
-
-    Returns:
-        A source for each file: as given, and in natural order (part-9 before
-        part-10) within a pattern or directory.
-
-    Raises:
-        ValueError: If one of them stands for no text, or a file comes twice.
+    A path is a `.txt` or `.tsv` file, also with `.gz` or `.xz`, a pattern, a
+    directory of such files, or `tfds:NAME[SPLIT]`. Files come as given, and in
+    natural order (part-9 before part-10) within a pattern or directory.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]

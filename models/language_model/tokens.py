@@ -72,9 +72,6 @@ class Options:
         num_train_tokens: Use only so many training tokens, the first ones.
             Default None: all.
         num_validation_tokens: Likewise of the validation tokens.
-
-    Raises:
-        ValueError: If one is out of range.
     """
 
     vocabulary_size: int = DEFAULT_VOCABULARY_SIZE
@@ -129,12 +126,8 @@ def split_documents(
 ) -> Iterator[Draw]:
     """Yields (split, draw, text) of all documents, in the order of the files.
 
-    Args:
-        train: Sources of documents that train.
-        validation: Those that validate; if there are none, a share of the
-            first does. Read first, so that a limit of the training tokens
-            need not wait for them.
-        options: Say which share.
+    Without validation sources a share of the others validates. Those are read
+    first, so that a limit of the training tokens need not wait for them.
     """
     seed = options.split_seed
     for source in validation:
@@ -164,13 +157,7 @@ class Stream:
     def __init__(
         self, path: pathlib.Path, dtype: np.dtype, *, limit: int | None
     ) -> None:
-        """Begins a file.
-
-        Args:
-            path: Of the file to write.
-            dtype: Of a token there.
-            limit: Takes only so many tokens; None for all.
-        """
+        """Begins a file."""
         self.num_tokens = 0
         self._dtype, self._limit = dtype, limit
         self._path = path
@@ -211,8 +198,7 @@ class Stream:
         Whatever order the files had, by label say, any part of the new one is
         a sample of all.
 
-        Returns:
-            int64 `[documents]`: where each document ends.
+        Returns where each document ends, int64 `[documents]`.
         """
         self._file.close()
         ends = np.frombuffer(self._ends, np.int64)
@@ -248,14 +234,8 @@ def train_vocabulary(
 
     The same documents and size give the same one.
 
-    Args:
-        documents: The first 32 million characters are used; no more are read.
-        vocabulary_size: Sub-words, with the 256 bytes, the unknown and the end
-            of a document.
-
-    Raises:
-        ValueError: If so many sub-words cannot be found, or so few will not
-            do.
+    The first 32 million characters are used, and no more are read. The 256
+    bytes, the unknown and the end of a document count as sub-words.
     """
     chosen, left = [], _MAX_CHARACTERS
     for text in documents:
@@ -353,18 +333,7 @@ def open_or_tokenize(
 ) -> Tokens:
     """Returns the tokens of a text, which are made at the first call.
 
-    Args:
-        train: Sources, as of `text.sources`.
-        validation: Those of the validation documents; none for a share of
-            the first.
-        options: How to make them.
-        cache_dir: Where they are kept. Default: `tfdistill` in the user's
-            cache directory.
-
-    Raises:
-        ValueError: If the files or options are at fault.
-        RuntimeError: If files change meanwhile, or what was made before is
-            damaged.
+    Without validation sources a share of the others validates.
     """
     root = cache.directory(cache_dir)
     limits = {f"num_{split}_tokens": options.limit(split) for split in SPLITS}

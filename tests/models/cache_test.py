@@ -3,12 +3,17 @@
 import fcntl
 import json
 import pathlib
+import signal
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
 from models import cache
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def fill(directory, text="whole"):
@@ -133,6 +138,51 @@ def test_progress_is_reported_now_and_then(capfd):
     assert "7 rows ..." in capfd.readouterr().err
     cache.Progress(every_secs=60.0).report("7 rows")
     assert capfd.readouterr().err == ""
+
+
+_MAKE = """
+import os, pathlib, signal, sys, time
+from models import cache
+what, root = sys.argv[1:]
+def make(aside):
+    (aside / "by").write_text(str(os.getpid()))
+    if what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.5)
+    return {}
+made = cache.open_or_make("text", dict, make, root=pathlib.Path(root))
+print((made / "by").read_text())
+"""
+
+
+def started(what, root):
+    return subprocess.Popen(
+        [sys.executable, "-c", _MAKE, what, str(root)],
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+    )
+
+
+@pytest.mark.multiprocess
+@pytest.mark.usefixtures("no_process_left")
+def test_two_processes_at_once_share_what_one_of_them_makes(tmp_path):
+    processes = [started("whole", tmp_path) for _ in range(2)]
+    printed = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert printed[0] == printed[1] != b""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.usefixtures("no_process_left")
+def test_what_a_killed_process_left_is_made_again(tmp_path):
+    killed = started("killed", tmp_path)
+    killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert left.name.startswith(".tmp-")
+    process = started("whole", tmp_path)
+    assert process.communicate(timeout=60)[0]
+    assert process.returncode == 0 and not left.exists()
 
 
 if __name__ == "__main__":

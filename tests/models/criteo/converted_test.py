@@ -2,10 +2,6 @@
 
 import json
 import os
-import pathlib
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,7 +12,6 @@ from models.criteo import rows as criteo_rows
 from tests.cases import criteo as criteo_cases
 
 Options = converted.Options
-_ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -281,32 +276,6 @@ def test_reading_tells_how_far_it_is(source):
     for _ in reader:
         pass
     assert reader.share_read == 1.0
-
-
-_KILLED = """
-import os, signal, sys
-from models.criteo import converted
-def killed(*args, **kwargs):
-    os.kill(os.getpid(), signal.SIGKILL)
-converted.assign = killed
-source, cache_dir = sys.argv[1:]
-converted.open_or_convert(
-    source, options=converted.Options(field_sizes=100), cache_dir=cache_dir
-)
-"""
-
-
-@pytest.mark.multiprocess
-def test_a_killed_conversion_is_done_again(source, tmp_path, no_process_left):
-    cache = tmp_path / "cache"
-    process = subprocess.run(
-        [sys.executable, "-c", _KILLED, str(source), str(cache)], cwd=_ROOT
-    )
-    assert process.returncode == -signal.SIGKILL
-    left = cached(tmp_path)
-    assert len(left) == 1 and left[0].startswith(".tmp-")
-    binary = convert(source, tmp_path)
-    assert cached(tmp_path) == [binary.directory.name]
 
 
 @pytest.mark.data

@@ -70,7 +70,7 @@ def test_rows_of_several_files_in_order(tmp_path, capfd):
     rows, reader = read(tmp_path)
     assert rows == list(range(9))
     assert reader.counts == {} and reader.num_rows == 9
-    sizes = [path.stat().st_size for path in reader.paths]
+    sizes = [source.size for source in reader.sources]
     assert reader.num_bytes == sum(sizes)
     assert capfd.readouterr().err == ""
     # A reader can be read again.

@@ -232,7 +232,9 @@ def test_what_is_no_text_is_refused(path, words):
 
 def test_what_was_not_prepared_is_not_downloaded(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    with pytest.raises(ValueError, match="Run `tfds build tiny_text/text`"):
+    with pytest.raises(
+        ValueError, match=r"Run tfds.builder\('tiny_text/text'\)"
+    ):
         text_lib.sources("tfds:tiny_text/text")
     assert not list(tmp_path.iterdir())
 

@@ -1,9 +1,5 @@
 """Tests of the way from documents to tokens on file."""
 
-import pathlib
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -13,7 +9,6 @@ from models.language_model import tokens as tokens_lib
 from tests.cases import language_model as cases
 
 Options = tokens_lib.Options
-_ROOT = pathlib.Path(__file__).resolve().parents[3]
 TEXTS = cases.documents(200)
 
 
@@ -266,34 +261,6 @@ def test_progress_is_reported(source, tmp_path, capfd):
     error = capfd.readouterr().err
     number = tokens.num_tokens["train"]
     assert f"Text: 200 documents read, {number} train tokens" in error
-
-
-_MAKE = """
-import pathlib, sys
-from models import language_model
-tokens = language_model.open_tokens(
-    path=sys.argv[1], cache_dir=sys.argv[2], vocabulary_size=330
-)
-print(tokens.directory.name, tokens.vocabulary.parent.name)
-"""
-
-
-@pytest.mark.multiprocess
-@pytest.mark.usefixtures("no_process_left")
-def test_two_processes_at_once_share_what_is_made(source, tmp_path):
-    command = [sys.executable, "-c", _MAKE, str(source), str(tmp_path / "c")]
-    processes = [
-        subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE)
-        for _ in range(2)
-    ]
-    printed = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert printed[0] == printed[1] != b""
-    made = [p for p in (tmp_path / "c").iterdir() if ".lock" not in p.name]
-    assert sorted(p.name for p in made) == sorted(printed[0].decode().split())
-    directory = tmp_path / "c" / printed[0].decode().split()[0]
-    tokens = cache.read_header(directory)
-    assert tokens["num_tokens"]["train"] > 1000
 
 
 if __name__ == "__main__":
