@@ -25,7 +25,17 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("MPLBACKEND", "agg")
 
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_TESTS = pathlib.Path(__file__).resolve().parent
+_ROOT = _TESTS.parent
+# Processes that tests start find this checkout, and the sitecustomize.py that
+# shortens their start.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [
+        str(_TESTS / "bare"),
+        str(_ROOT),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
+)
 _TOKEN_NAME = "TEST_PROCESS_TOKEN"
 # How long a process may take to end after its test.
 END_WAIT_SECS = 10.0
@@ -149,6 +159,9 @@ def _fresh_state() -> Iterator[None]:
         keras.config.set_dtype_policy("float32")
         keras.config.set_floatx("float32")
         tf.config.run_functions_eagerly(False)
+        if strategy := sys.modules.get("tfdistill.cluster.strategy"):
+            # The default strategy is the same object in every test.
+            strategy._CLUSTERS.clear()
         # Its full collection took a second and more late in a long run.
         keras.utils.clear_session(free_memory=False)
 

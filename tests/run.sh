@@ -59,15 +59,17 @@ stage "ruff check" "$bin/ruff" check .
 stage "ruff format" "$bin/ruff" format --check .
 stage "mypy" "$bin/mypy"
 # Most of these tests trace graphs, which keeps one core busy: two at a time.
-stage "tests in one process" "$bin/python" -m pytest --quiet --durations=10 \
+stage "tests in one process" "$bin/python" -m pytest --quiet \
   --junit-xml="$reports/single.xml" -m "not multiprocess" \
   --numprocesses=2 --dist=worksteal
+# Much of their time is waiting: for a start, for an end, for a limit.
 stage "tests with real processes" "$bin/python" -m pytest --quiet \
-  --durations=10 --junit-xml="$reports/multi.xml" -m multiprocess
+  --junit-xml="$reports/multi.xml" -m multiprocess \
+  --numprocesses=2 --dist=worksteal
 
 printf '\n== summary\n%s' "$summary"
-# One closing line in pytest's own form for both of its runs; a stage that
-# failed without a failed test counts as an error.
+# The slowest tests, then one closing line in pytest's own form for both of its
+# runs; a stage that failed without a failed test counts as an error.
 "$bin/python" - "$reports" "$SECONDS" "$failed" <<'PY'
 import collections
 import pathlib
@@ -75,10 +77,18 @@ import sys
 import xml.etree.ElementTree
 
 counts = collections.Counter()
+times = []
 for report in pathlib.Path(sys.argv[1]).glob("*.xml"):
     for suite in xml.etree.ElementTree.parse(report).iter("testsuite"):
         for key in ("tests", "failures", "errors", "skipped"):
             counts[key] += int(suite.get(key, 0))
+        times += [
+            (float(case.get("time", 0)), case.get("classname"), case.get("name"))
+            for case in suite.iter("testcase")
+        ]
+print("\n== slowest 20 tests, in seconds")
+for secs, place, name in sorted(times, reverse=True)[:20]:
+    print(f"{secs:7.1f}  {place}::{name}")
 passed = counts["tests"] - sum(
     counts[key] for key in ("failures", "errors", "skipped")
 )

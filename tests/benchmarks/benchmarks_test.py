@@ -14,6 +14,7 @@ from benchmarks import multiworker
 from benchmarks import parameter_server
 from benchmarks import parameter_server_task
 from benchmarks import parameter_server_turn
+from benchmarks import same_numbers
 from benchmarks import step_cost
 from benchmarks import summaries
 from benchmarks import table_growth
@@ -363,6 +364,32 @@ def test_one_json_line_prints_nothing_after_a_failure(capsys) -> None:
             raise RuntimeError("broken")
     assert capsys.readouterr().out == ""
     assert sys.stdout is not sys.stderr
+
+
+def test_same_numbers_names_what_differs(capsys, tmp_path, monkeypatch):
+    path = tmp_path / "found.json"
+    found = {"digits": {"weights": "ab", "loss": 0.25}}
+    monkeypatch.setattr(same_numbers, "run", lambda wanted: (found, {}))
+    assert same_numbers.main(["--case=digits", f"--output={path}"]) == 0
+    assert same_numbers.main(["--case=digits", f"--against={path}"]) == 0
+    found["digits"]["loss"] = math.nextafter(0.25, 1.0)
+    assert same_numbers.main(["--case=digits", f"--against={path}"]) == 1
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (line,) = record["different"]
+    assert line.startswith("digits: loss is 0.2500000")
+    # A case that is gone is a difference, unless it was not asked for.
+    del found["digits"]
+    assert same_numbers.main(["--case=digits", f"--against={path}"]) == 1
+    assert same_numbers.main(["--case=one_ps", f"--against={path}"]) == 0
+
+
+def test_same_numbers_knows_its_cases(capsys):
+    names = same_numbers.names()
+    assert {"digits", "criteo_small", "two_workers/taught_by_files"} < {*names}
+    with pytest.raises(SystemExit) as caught:
+        same_numbers.main(["--case=digit"])
+    assert caught.value.code == 2
+    assert "received 'digit'" in capsys.readouterr().err
 
 
 if __name__ == "__main__":

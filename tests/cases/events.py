@@ -61,4 +61,5 @@ def hyperparameters(directory: pathlib.Path) -> dict[str, Any]:
 def environment() -> dict[str, str]:
     """Of a program that imports this checkout and the tests' modules."""
     root = pathlib.Path(__file__).resolve().parents[2]
-    return {**os.environ, "PYTHONPATH": str(root)}
+    path = os.pathsep.join([str(root), os.environ["PYTHONPATH"]])
+    return {**os.environ, "PYTHONPATH": path}

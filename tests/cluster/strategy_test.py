@@ -12,6 +12,7 @@ import tfdistill
 from tests.cases import free_ports
 from tfdistill.cluster import identity
 from tfdistill.cluster import server
+from tfdistill.cluster import strategy
 
 
 def test_one_task_on_one_device_uses_the_default_strategy(monkeypatch):
@@ -21,8 +22,25 @@ def test_one_task_on_one_device_uses_the_default_strategy(monkeypatch):
         "list_logical_devices",
         lambda kind: one if kind == "CPU" else [],
     )
-    strategy = tfdistill.make_strategy(identity.Cluster())
-    assert strategy is tf.distribute.get_strategy()
+    made = tfdistill.make_strategy(identity.Cluster())
+    assert made is tf.distribute.get_strategy()
+
+
+def test_a_strategy_knows_its_cluster_and_others_ask_the_environment(
+    monkeypatch, two_replicas
+):
+    monkeypatch.setenv("TFDISTILL_GROUP", "1")
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "4")
+    one = [tf.config.list_logical_devices("CPU")[0]]
+    monkeypatch.setattr(
+        tf.config,
+        "list_logical_devices",
+        lambda kind: one if kind == "CPU" else [],
+    )
+    cluster = identity.Cluster(group=2, num_groups=3)
+    made = tfdistill.make_strategy(cluster)
+    assert strategy.cluster_of(made) is cluster
+    assert strategy.cluster_of(two_replicas).group == 1
 
 
 @pytest.mark.parametrize("task_type", ["worker", "ps"])

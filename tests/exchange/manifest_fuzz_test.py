@@ -1,6 +1,5 @@
 """"""
 
-import os
 import pathlib
 import re
 import subprocess
@@ -23,7 +22,6 @@ def test_libfuzzer_finds_no_bytes_that_break_the_reader(tmp_path):
     done = subprocess.run(
         [sys.executable, _FUZZER, "-runs=50000", "-seed=1", "-max_len=4096"]
         + ["-len_control=0", f"-artifact_prefix={tmp_path}/", corpus],
-        env={**os.environ, "PYTHONPATH": str(_FUZZER.parent.parent)},
         capture_output=True,
         text=True,
         timeout=250,

@@ -165,7 +165,6 @@ def test_both_runs_differ_in_one_field_only():
 @pytest.fixture
 def environment(monkeypatch):
     """The environment for a quickstart in a process of its own."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
 
 

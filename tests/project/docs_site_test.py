@@ -28,7 +28,6 @@ def site(tmp_path_factory):
         if words[0] == "mkdocs"
     )
     environ = os.environ | {
-        "PYTHONPATH": str(docs_blocks.ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         # What mkdocs-material says of other projects' plans is no warning.
         "NO_MKDOCS_2_WARNING": "1",

@@ -34,14 +34,15 @@ _BLOCKS = [
     block for page in docs_blocks.pages() for block in docs_blocks.blocks(page)
 ]
 # Pages whose Python blocks a test of their own runs, at length.
-_RUN_ELSEWHERE = {"docs/interop.md": "interop_docs_test.py"}
+# This page runs as a whole, at the end of this file.
+_INTEROP = "docs/interop.md"
 _WITH_PYTHON = sorted(
     {
         block.page
         for block in _BLOCKS
         if block.language == "python" and not block.file_name
     }
-    - set(_RUN_ELSEWHERE)
+    - {_INTEROP}
 )
 # Programs of a cluster: what they are given is only read.
 _FOREIGN = ("kubectl", "sbatch", "scancel")
@@ -305,12 +306,6 @@ def _predictions(directory, name):
     return directory
 
 
-def test_pages_that_are_run_elsewhere_are():
-    for page, name in _RUN_ELSEWHERE.items():
-        test = docs_blocks.ROOT / "tests" / name
-        assert pathlib.Path(page).name in test.read_text("utf-8")
-
-
 def test_the_home_page_has_the_ten_lines_of_the_readme():
     def block_of(page):
         (found,) = (
@@ -348,7 +343,7 @@ def test_links_lead_somewhere_on_a_code_host(page):
     assert not wrong, f"{page} links to {wrong}"
 
 
-_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "interop.md"
+_PAGE = docs_blocks.ROOT / _INTEROP
 _PLAIN = """
 import os, sys
 import keras

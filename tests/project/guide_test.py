@@ -52,7 +52,6 @@ def typed(tmp_path_factory):
     tmp = tmp_path_factory.mktemp("tmp")
     environ = os.environ | {
         "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
-        "PYTHONPATH": str(docs_blocks.ROOT),
     }
     expected = dict(_EXPECTED)
     blocks = [block for page in _PAGES for block in docs_blocks.blocks(page)]

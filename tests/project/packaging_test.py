@@ -300,13 +300,11 @@ def test_test_files_can_be_run_alone():
     )
     files = sorted((_ROOT / "tests").rglob("*_test.py"))
     assert files
-    wrong = []
-    for path in files:
-        text = path.read_text("utf-8")
-        # bazel_test.py has a second use in front of the guard's last line.
-        last = guard.splitlines()[-1]
-        if not text.endswith(f"{last}\n") or guard[:26] not in text:
-            wrong.append(path.name)
+    wrong = [
+        path.name
+        for path in files
+        if not path.read_text("utf-8").endswith(guard)
+    ]
     assert not wrong, f"these must end with:\n{guard}\n{wrong}"
 
 

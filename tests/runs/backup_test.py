@@ -1,6 +1,5 @@
 """Tasks that are killed without notice, and groups that go on after that."""
 
-import os
 import pathlib
 import sys
 
@@ -18,7 +17,6 @@ pytestmark = [
     pytest.mark.usefixtures("no_process_left"),
 ]
 PROGRAM = pathlib.Path(backup_program.__file__)
-ROOT = PROGRAM.parents[2]
 
 
 def _launch(what, directory, num_workers):
@@ -26,7 +24,6 @@ def _launch(what, directory, num_workers):
         command=(sys.executable, str(PROGRAM), what, str(directory)),
         workdir=str(directory / f"run_{what}"),
         workers_per_group=num_workers,
-        env={"PYTHONPATH": os.pathsep.join([os.fspath(ROOT), *sys.path])},
     )
     with local_run.LocalRun(topology) as run:
         return run.wait(timeout_secs=200).exit_code

@@ -5,6 +5,7 @@ import faulthandler
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,10 @@ from tfdistill.cluster import signs
 from tfdistill.system import keras_internals
 
 _EXIT_LIMIT_SECS = 60.0
+# Which task each strategy was made for: nobody asks the environment again.
+_CLUSTERS: weakref.WeakKeyDictionary[
+    tf.distribute.Strategy, identity.Cluster
+] = weakref.WeakKeyDictionary()
 
 
 def make_strategy(
@@ -74,7 +79,21 @@ def make_strategy(
             strategy = _one_task()
     ending.install()  # TensorFlow may have put its own handler there.
     signs.announce_ready()
+    _CLUSTERS[strategy] = cluster
     return strategy
+
+
+def cluster_of(strategy: tf.distribute.Strategy) -> identity.Cluster:
+    """Returns this task and its group, as the strategy's maker was told.
+
+    Args:
+        strategy: Of the model. One that `make_strategy` did not make says
+            nothing of groups: then the environment does.
+
+    Raises:
+        ValueError: The environment is asked, and describes no cluster.
+    """
+    return _CLUSTERS.get(strategy) or identity.Cluster.from_env()
 
 
 def _one_task() -> tf.distribute.Strategy:

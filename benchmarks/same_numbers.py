@@ -1,0 +1,393 @@
+"""Trains fixed cases to digests of their weights, to compare two releases.
+
+Usage: python -m benchmarks.same_numbers [--case=NAME] [--output=FILE]
+           [--against=FILE]
+
+Runs with one release, with --output; then with another one, with --against
+that file: the exit code is 1 if a weight differs in a single bit. The cases
+are recipes (digits, criteo_small) and small trainings on one device, on two
+replicas, on two workers with two devices each, and on a parameter server.
+Only public names and commands are used. No case depends on when one process
+sees what another one wrote. TensorFlow's deterministic kernels and one thread
+for each kernel keep the machine's load out of the numbers.
+
+With one worker there is one execution in flight, so that a parameter server
+applies the updates in one order.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import measure
+from benchmarks import same_numbers_task
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_TIMEOUT_SECS = 900.0
+_FIXED_ENV = {
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "KERAS_BACKEND": "tensorflow",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_DETERMINISTIC_OPS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+}
+_TEACHERS = same_numbers_task.TEACHERS
+_CRITEO = "criteo_small"
+# How the groups of the places start; the others are one process.
+_TOPOLOGIES = {
+    "two_workers": ("--workers_per_group=2",),
+    "one_ps": ("--workers_per_group=1", "--ps_per_group=1"),
+}
+
+Found = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Recipe:
+    """One run of a recipe.
+
+    Attributes:
+        name: Of the recipe.
+        overrides: Fields to change.
+        topology: Options of the launcher; None for one process without it.
+    """
+
+    name: str
+    overrides: tuple[str, ...] = ()
+    topology: tuple[str, ...] | None = None
+
+
+_RECIPES: dict[str, _Recipe] = {
+    "digits": _Recipe(name="digits"),
+    "digits_regularized": _Recipe(
+        name="digits",
+        overrides=(
+            "num_steps=200",
+            "seed=5",
+            "steps_per_execution=5",
+            "model.arguments.dropout=0.2",
+            "optimizer.global_clipnorm=0.5",
+            "smoothing.kind=uniform",
+        ),
+    ),
+    "digits_two_workers": _Recipe(
+        name="digits",
+        overrides=("num_steps=200",),
+        topology=_TOPOLOGIES["two_workers"],
+    ),
+    _CRITEO: _Recipe(name=_CRITEO, topology=_TOPOLOGIES["one_ps"]),
+}
+
+
+def names() -> list[str]:
+    """Returns the names of all cases."""
+    return [
+        *_RECIPES,
+        *(
+            f"{place}/{name}"
+            for place in same_numbers_task.DEVICES
+            for name in same_numbers_task.cases_of(place)
+        ),
+    ]
+
+
+def _chosen(wanted: Sequence[str]) -> list[str]:
+    """Returns the cases of the names, which may be those of places.
+
+    Raises:
+        ValueError: If there is no such case.
+    """
+    if not wanted:
+        return names()
+    found = []
+    for one in wanted:
+        more = [n for n in names() if one in (n, n.partition("/")[0])]
+        if not more:
+            raise ValueError(
+                f"--case must name a case or a place; received {one!r}. "
+                f"There are: {', '.join(names())}"
+            )
+        found += more
+    return list(dict.fromkeys(found))
+
+
+# ---- processes ----
+
+
+def _environ() -> dict[str, str]:
+    root = str(_ROOT)
+    inherited = os.environ.get("PYTHONPATH")
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name == "TFDISTILL_DATA"
+        or not name.startswith(("TFDISTILL_", "TF_CONFIG"))
+    }
+    path = os.pathsep.join([root, inherited] if inherited else [root])
+    return {**kept, **_FIXED_ENV, "PYTHONPATH": path}
+
+
+def _run(command: Sequence[str], workdir: pathlib.Path) -> None:
+    """Runs a command to its end.
+
+    Raises:
+        RuntimeError: If it fails.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    # A session of its own, whose processes all end with it.
+    with subprocess.Popen(
+        [sys.executable, "-m", *command],
+        env=_environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=_TIMEOUT_SECS)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        logs = [
+            path.read_text("utf-8", errors="replace")[-3000:]
+            for path in sorted(workdir.glob("logs/*.log"))
+        ]
+        raise RuntimeError(
+            f"{' '.join(command)} must end with 0; received "
+            f"{process.returncode}. Its last output:\n"
+            + "\n".join([output[-3000:], *logs])
+        )
+
+
+def _launched(
+    topology: Sequence[str], workdir: pathlib.Path, command: Sequence[str]
+) -> list[str]:
+    return [
+        "launch.local",
+        f"--workdir={workdir}",
+        "--plain",
+        "--stuck_secs=0",
+        *topology,
+        *command,
+    ]
+
+
+def _run_recipe(recipe: _Recipe, workdir: pathlib.Path) -> Found:
+    options = [f"--recipe={recipe.name}"]
+    options += [f"--override={override}" for override in recipe.overrides]
+    if recipe.topology is None:
+        _run(["launch.train", f"--workdir={workdir}", *options], workdir)
+    else:
+        _run(_launched(recipe.topology, workdir, options), workdir)
+    group = workdir / "group_0"
+    results = json.loads((group / "results.json").read_bytes())
+    lines = (group / "metrics.jsonl").read_text("utf-8").splitlines()
+    losses = [x["loss"] for x in map(json.loads, lines) if "loss" in x]
+    return {
+        "weights": same_numbers_task.digest_of_file(group / "student.keras"),
+        "loss": losses[-1],
+        **{f"val_{k}": v for k, v in sorted(results["metrics"].items())},
+    }
+
+
+def _run_place(
+    place: str,
+    cases: Sequence[str],
+    workdir: pathlib.Path,
+    exchange: pathlib.Path,
+) -> dict[str, Found]:
+    task = [
+        "benchmarks.same_numbers_task",
+        f"--place={place}",
+        f"--cases={','.join(cases)}",
+        f"--exchange={exchange}",
+        f"--output={workdir}",
+    ]
+    if place in _TOPOLOGIES:
+        python = ["--", sys.executable, "-m"]
+        _run(_launched(_TOPOLOGIES[place], workdir, [*python, *task]), workdir)
+    else:
+        _run(task, workdir)
+    first, *others = [
+        json.loads(path.read_bytes())
+        for path in sorted(workdir.glob("task_*.json"))
+    ]
+    for other in others:
+        if other != first:
+            raise RuntimeError(
+                f"The workers of {place} must hold the same weights; "
+                f"received {first} and {other}."
+            )
+    return {f"{place}/{name}": found for name, found in first.items()}
+
+
+# ---- all of them ----
+
+
+def run(wanted: Sequence[str]) -> tuple[dict[str, Found], dict[str, str]]:
+    """Trains cases.
+
+    Args:
+        wanted: Their names.
+
+    Returns:
+        What was found by name, and why others were left out.
+    """
+    found: dict[str, Found] = {}
+    skipped: dict[str, str] = {}
+    places: dict[str, list[str]] = {}
+    with tempfile.TemporaryDirectory(prefix="tfdistill-same-") as directory:
+        root = pathlib.Path(directory)
+        for name in wanted:
+            place, _, case = name.partition("/")
+            if case:
+                places.setdefault(place, []).append(case)
+            elif reason := _lacks_data(name):
+                skipped[name] = reason
+                measure.log(f"{name}: skipped, {reason}")
+            else:
+                with _timed(name):
+                    found[name] = _run_recipe(_RECIPES[name], root / name)
+        if places:
+            # The others learn from what is published there.
+            first = {_TEACHERS: list(same_numbers_task.cases_of(_TEACHERS))}
+            places = first | places
+        for place, cases in places.items():
+            with _timed(place):
+                found |= _run_place(
+                    place, cases, root / place, root / "exchange"
+                )
+    return found, skipped
+
+
+def _lacks_data(name: str) -> str | None:
+    """Why the data of a recipe cannot be read, if they cannot."""
+    given = os.environ.get("TFDISTILL_DATA")
+    directory = pathlib.Path(given or _ROOT.parent / "shared" / "data")
+    if name != _CRITEO or (directory / "criteo").is_dir():
+        return None
+    return (
+        f"no folder criteo in {directory}; set TFDISTILL_DATA to the "
+        "directory of the data"
+    )
+
+
+@contextlib.contextmanager
+def _timed(name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    measure.log(f"{name}: {time.perf_counter() - start:.1f} s")
+
+
+def differences(
+    found: Mapping[str, Found],
+    expected: Mapping[str, Found],
+    *,
+    left_out: Sequence[str] = (),
+) -> list[str]:
+    """Names what differs.
+
+    Args:
+        found: Results by case.
+        expected: Results by case that they must equal to the bit.
+        left_out: Cases that were not run.
+
+    Returns:
+        A line for each difference.
+    """
+    lines = []
+    for name in sorted((found.keys() | expected.keys()) - set(left_out)):
+        ours, theirs = found.get(name), expected.get(name)
+        if ours is None or theirs is None:
+            where = "here" if theirs is None else "in the file"
+            lines.append(f"{name}: only {where}")
+            continue
+        for key in sorted(ours.keys() | theirs.keys()):
+            if ours.get(key) != theirs.get(key):
+                lines.append(
+                    f"{name}: {key} is {ours.get(key)}, "
+                    f"expected {theirs.get(key)}"
+                )
+    return lines
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--case",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a case such as two_workers/adam, or all of a place such as "
+        "two_workers; may be repeated; default all",
+    )
+    add("--output", metavar="FILE", help="where the JSON goes, too")
+    add("--against", metavar="FILE", help="an earlier output to compare with")
+    options = parser.parse_args(argv)
+    try:
+        options.case = _chosen(options.case)
+        options.expected = None
+        if options.against:
+            path = pathlib.Path(options.against)
+            options.expected = json.loads(path.read_bytes())["cases"]
+    except (KeyError, OSError, ValueError) as error:
+        parser.error(str(error))
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Trains, prints one line of JSON, and compares.
+
+    Args:
+        argv: Arguments without the program's name. Default `sys.argv[1:]`.
+
+    Returns:
+        The exit code: 1 if something differs from `--against`.
+    """
+    options = _parse(argv)
+    lines = []
+    with measure.one_json_line() as record:
+        found, skipped = run(options.case)
+        record.update(
+            benchmark="same_numbers",
+            cases=found,
+            skipped=skipped,
+            machine=measure.machine(),
+        )
+        if options.expected is not None:
+            left_out = [n for n in names() if n not in options.case]
+            lines = differences(
+                found, options.expected, left_out=[*left_out, *skipped]
+            )
+            record.update(against=options.against, different=lines)
+    if options.output:
+        text = json.dumps(record, indent=1) + "\n"
+        pathlib.Path(options.output).write_text(text, "utf-8")
+    for line in lines:
+        measure.log(f"different: {line}")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
