@@ -182,7 +182,7 @@ def _remove_leftovers(final: pathlib.Path) -> None:
 def _wait(
     lock: filelock.BaseFileLock, wait_secs: float, report_every_secs: float
 ) -> bool:
-    """Takes the lock; returns False where the file system has none."""
+    """Takes the lock; returns False if the file system has none."""
     start = time.monotonic()
     while True:
         waited = time.monotonic() - start

@@ -80,8 +80,8 @@ def read(groups: Sequence[pathlib.Path]) -> Curve:
     )
 
 
-def went_on(group: pathlib.Path) -> bool:
-    """Whether a group was cut short once, and went on from a backup."""
+def was_resumed(group: pathlib.Path) -> bool:
+    """Whether a group was interrupted, and resumed from a backup."""
     records = outputs.read_records(group)
     return sum(record.get("event") == "start" for record in records) > 1
 
@@ -90,7 +90,7 @@ def _group_curve(
     records: Sequence[dict[str, Any]], waited_secs: float
 ) -> list[tuple[float, float, float]]:
     start = records[0]["time"] + waited_secs
-    # By step: a run that went on from a backup has some of them twice.
+    # By step: a run that resumed from a backup has some of them twice.
     found = {
         # A diverged run has null there: worse than any target.
         record["step"]: (
@@ -118,8 +118,8 @@ class Finished:
         figures: Name to value, of the mean over those copies.
         copies: Name to value, for each of those copies.
         curve: None for an ensemble, which is not trained as one.
-        went_on: Whether one of its runs was cut short once, and went on from a
-            backup: its seconds are of the last part alone.
+        resumed: Whether one of its runs was interrupted, and resumed from a
+            backup: its seconds are of the last part only.
     """
 
     seed: int
@@ -128,7 +128,7 @@ class Finished:
     figures: dict[str, float]
     copies: tuple[dict[str, float], ...]
     curve: Curve | None
-    went_on: bool = False
+    resumed: bool = False
 
 
 def collect(
@@ -172,7 +172,7 @@ def collect(
         },
         copies=tuple(copies),
         curve=curve,
-        went_on=any(map(went_on, groups)),
+        resumed=any(map(was_resumed, groups)),
     )
 
 
@@ -226,7 +226,7 @@ def _spread(trials: Sequence[Finished]) -> dict[str, float]:
 def _cost(
     trial: runs.Trial, directory: Callable[[runs.Run], pathlib.Path]
 ) -> dict[str, float]:
-    """What a trial took: of training alone, the first trace included."""
+    """What training took in a trial, the first trace included."""
     found = {
         run.key: outputs.read_results(directory(run))["groups"]
         for run in trial.runs
@@ -362,7 +362,7 @@ def compare_steps(
 ) -> tuple[float, tuple[float, float] | None] | None:
     """Returns a method's steps as a multiple of `independent`'s.
 
-    A target that was estimated from the independent trials is estimated anew
+    A target that was estimated from the independent trials is estimated again
     from each resample of them, so that the interval knows of that too.
 
     With its interval, which is None if resamples have targets out of reach.

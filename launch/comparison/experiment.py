@@ -226,7 +226,7 @@ def _earlier(
     except ValueError as cause:
         raise ValueError(
             f"{path} must be JSON that an earlier call has written; received "
-            f"{cause}. Remove it to go on without its methods and checks."
+            f"{cause}. Remove it to continue without its methods and checks."
         ) from cause
     config = config_lib.Config.from_tree(record["config"])
     changed = recipes.changed_fields(config, setup.config)

@@ -267,7 +267,7 @@ def _codistilled(mode: str) -> Callable[[Setup, int], runs.Trial]:
         if setup.num_groups < 2:
             raise ValueError(
                 "Groups that teach each other are >= 2; received num_groups="
-                f"{setup.num_groups}. One group alone is the method "
+                f"{setup.num_groups}. One group is the method "
                 "independent."
             )
         config = setup.seeded(

@@ -47,11 +47,11 @@ def _deaf(figures: Mapping[str, Any]) -> str:
     found = figures.get("figures", {}).get("groups_without_teacher")
     if not found or not found["mean"]:
         return ""
-    return "; some of its groups never heard a teacher, see the notes"
+    return "; some of its groups never had a teacher, see the notes"
 
 
 def _budget(versus: Mapping[str, Any]) -> str:
-    """What it took in all, and at each step, where independent took less."""
+    """The examples in all, and at each step, if independent took fewer."""
     examples = versus["examples"]
     parts = []
     if abs(examples - 1) >= 0.005:
@@ -76,7 +76,7 @@ def _steps(
     if found["interval"] is None:
         return (
             f"reached {target:.4g} nats ({found['ratio']:.2f}x the steps, too "
-            "near to where its trials ended for an interval)"
+            "near to the end of its trials for an interval)"
         )
     value, (low, high) = found["ratio"], found["interval"]
     steps = f"{value:.2f}x the steps"
@@ -138,7 +138,7 @@ def notes_on(
         *_budgets(found, budget),
         *_examples_judged(methods),
         *_too_early(methods, loss),
-        *_went_on(methods),
+        *_resumed(methods),
         *_exchanges(found),
     ]
 
@@ -208,7 +208,7 @@ def _exchanges(found: Mapping[str, Any]) -> list[str]:
         if read < _FEW_VERSIONS * due:
             notes.append(
                 f"{name}: a group read {read:.1f} versions of its teachers, "
-                f"where its exchange interval asks for {due:.0f}: its steps "
+                f"but its exchange interval asks for {due:.0f}: its steps "
                 "are faster than exports, or the machine is busy. With "
                 "another speed it would come out differently; a larger "
                 "exchange.every_steps, a smaller exchange.poll_secs, or "
@@ -217,8 +217,8 @@ def _exchanges(found: Mapping[str, Any]) -> list[str]:
         deaf = sum(figures["groups_without_teacher"]["values"])
         if deaf:
             notes.append(
-                f"{name}: {deaf:.0f} group(s) of all trials never heard a "
-                "teacher, and trained as if alone."
+                f"{name}: {deaf:.0f} group(s) of all trials never had a "
+                "teacher, and trained without one."
             )
     return notes
 
@@ -240,18 +240,18 @@ def _too_early(methods: Mapping[str, Trials], loss: float | None) -> list[str]:
     ]
 
 
-def _went_on(methods: Mapping[str, Trials]) -> list[str]:
+def _resumed(methods: Mapping[str, Trials]) -> list[str]:
     found = [
         f"trial {trial.seed} of {name}"
         for name, trials in methods.items()
         for trial in trials
-        if trial.went_on
+        if trial.resumed
     ]
     if not found:
         return []
     return [
-        "Cut short once and gone on with from a backup, so that seconds and "
-        f"bytes are of the last part alone: {', '.join(found)}."
+        "Interrupted once and resumed from a backup, so that seconds and bytes "
+        f"are of the last part only: {', '.join(found)}."
     ]
 
 

@@ -1,4 +1,4 @@
-"""Carries out runs, several at a time, and goes on where it was stopped.
+"""Carries out runs, several at a time, and resumes if it was stopped.
 
 Imports neither TensorFlow nor Keras.
 
@@ -226,7 +226,7 @@ class Runner:
     def _start(self, run: Run, *, tries: int) -> None:
         directory = self.directory(run)
         if directory.exists() and not run.ps_per_group:
-            # Cut short. Groups with parameter servers go on from a backup.
+            # Interrupted. Groups with parameter servers resume from a backup.
             shutil.rmtree(directory)
         directory.mkdir(parents=True, exist_ok=True)
         recipe = directory / "recipe.json"

@@ -71,7 +71,7 @@ class Section:
     """Base of all parts of a configuration.
 
     A field's annotation decides what is accepted; JSON's lists become tuples
-    and whole numbers become floats where those are asked for, so that writing
+    and whole numbers become floats if those are expected, so that writing
     and reading give back an equal value.
     """
 

@@ -158,8 +158,8 @@ class Codistillation(fields.Section):
     canary_margin: float = fields.option(0.5, least=0)
     # As in `tfdistill.TeacherSet`.
     max_bad_batches: int = fields.option(3, least=1)
-    # In place of the optimizer's where a group learns from others; runs apart
-    # keep the optimizer's. Null: the optimizer's.
+    # Replace the optimizer's if a group learns from others. Null: the
+    # optimizer's.
     boundaries: tuple[int, ...] | None = None
     weight_decay_factors: tuple[float, ...] | None = None
 
@@ -178,7 +178,7 @@ class Codistillation(fields.Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Smoothing(fields.Section):
-    """A fixed distribution that labels are drawn towards."""
+    """A fixed distribution that labels are mixed with."""
 
     PREFIX: ClassVar[str] = "smoothing."
     # "unigram": as often as each label comes in the training data.
@@ -260,7 +260,7 @@ OPTIMIZERS = (
     "sgd",
 )
 LEARNING_RATES = ("constant", "linear", "cosine", "steps")
-# What Keras gives AdamW where nothing is said.
+# Keras' default for AdamW.
 _ADAMW_WEIGHT_DECAY = 0.004
 
 
@@ -368,7 +368,7 @@ class Optimizer(fields.Section):
 
 
 def constant_decay_notice(options: Optimizer) -> str | None:
-    """Returns what to say of codistillation with these options, or None."""
+    """Returns a warning about codistillation with these options, or None."""
     if not options.decay or options.weight_decay_factors:
         return None
     steps = (

@@ -181,7 +181,7 @@ class Clicks:
     def predictions(self, logits: np.ndarray, labels: np.ndarray) -> Any:
         """Returns the logistic function, `[examples]`."""
         flat = logits.reshape(-1)
-        # exp of a negative number alone: it cannot overflow.
+        # exp of a negative number cannot overflow.
         small = np.exp(-np.abs(flat))
         return predictions.Distributions(
             probabilities=np.where(flat >= 0, 1.0, small) / (1.0 + small),

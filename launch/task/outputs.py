@@ -37,9 +37,9 @@ _AGREEMENT: Mapping[str, str] = {
 def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
     """Checks that the workdir can take this run of this group.
 
-    A group goes on from its last backup, or starts anew where there is none
-    yet. Every task checks before it joins its group, so all of them come to
-    the same result.
+    A group resumes from its last backup, or starts from the beginning if there
+    is none. Every task checks before it joins its group, so all of them come
+    to the same result.
     """
     path = pathlib.Path(cluster.workdir or "") / CONFIG
     if not path.exists():
@@ -47,7 +47,7 @@ def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
     names = recipes.changed_fields(config_lib.Config.read(path), config)
     if names:
         raise ValueError(
-            "All groups of a run, and whoever goes on with it, must have the "
+            "All groups of a run, also when it is resumed, must have the "
             f"same configuration; received another one than {path} in "
             f"{', '.join(names)}. Choose another workdir, or remove that one."
         )
@@ -71,7 +71,7 @@ def group_dir(workdir: str | os.PathLike[str], group: int) -> pathlib.Path:
 
 
 def write_student(save: Callable[[str], None], directory: pathlib.Path) -> None:
-    """Has the student saved as `student.keras`."""
+    """Saves the student as `student.keras`."""
     draft = directory / f".{uuid.uuid4().hex}-{STUDENT}"
     try:
         save(str(draft))
@@ -131,7 +131,7 @@ def read_results(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_records(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns what a group has told of its progress, line by line."""
+    """Returns the records of a group's progress."""
     text = pathlib.Path(directory, RECORDS).read_text(encoding="utf-8")
     return list(map(json.loads, text.splitlines()))
 

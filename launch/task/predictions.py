@@ -93,7 +93,7 @@ class Distributions:
 
 
 class LabelProbabilities:
-    """The probability of the true label alone, and the likeliest label.
+    """The probability of the true label only, and the likeliest label.
 
     For vocabularies too large to keep a probability of each word.
     """
@@ -141,7 +141,7 @@ class LabelProbabilities:
     def churn(self, other: "LabelProbabilities") -> dict[str, float]:
         """Returns the mean difference of the label's probability, and more.
 
-        Label churn is left out where one of the two is an ensemble.
+        Label churn is left out if one of the two is an ensemble.
         """
         _check_labels([self, other])
         first, second = self.label_probabilities, other.label_probabilities

@@ -54,9 +54,9 @@ _POLL_SECS = 0.01
 class StartTogether(keras.callbacks.Callback):
     """Waits after the first step until every group has taken it.
 
-    Groups never wait for each other in a long training: who starts first has
-    no teacher for a moment. In an experiment of a minute, that moment and the
-    tracing of the first step would be a good part of it.
+    Groups never wait for each other in a long training: the one that starts
+    first has no teacher for a moment. In an experiment of a minute, that moment
+    and the tracing of the first step would be a good part of it.
     """
 
     chief_only = True
@@ -72,7 +72,7 @@ class StartTogether(keras.callbacks.Callback):
         self.waited_secs = 0.0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Tells of this group's first step, and waits for the others'."""
+        """Announces this group's first step, and waits for the others'."""
         if self._started:
             return
         self._started = True
@@ -90,7 +90,8 @@ class StartTogether(keras.callbacks.Callback):
             self.waited_secs = time.monotonic() - start
             if self.waited_secs > self._limit_secs:
                 _log.warning(
-                    "Waited %.0f s for the first step of %s; training goes on.",
+                    "Waited %.0f s for the first step of %s; training "
+                    "continues.",
                     self.waited_secs,
                     ", ".join(path.parent.name for path in missing),
                 )
@@ -334,7 +335,7 @@ class _Pace(keras.callbacks.Callback):
     def examples_per_second(self) -> float:
         """Of the whole group; of all epochs but the first, which traces.
 
-        0 where nothing was left to train.
+        0 if nothing was left to train.
         """
         epochs = self._epochs[1:] or self._epochs
         steps = sum(steps for steps, _ in epochs)

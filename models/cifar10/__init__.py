@@ -160,7 +160,7 @@ def build_model(
 
     Three stages of basic blocks with `width`, `2 * width` and `4 * width`
     channels (He et al. 2015, section 4.2 of arXiv:1512.03385), with 1x1
-    convolutions where the shape changes. Weights are not decayed here.
+    convolutions if the shape changes. Weights are not decayed here.
 
     Args:
         depth: Layers with weights: 6 n + 2 for n blocks a stage. Default 20.

@@ -1,7 +1,7 @@
 """CIFAR-10 on disk: finds the images, decodes them once, keeps arrays.
 
 The images come from `cifar10/cifar10_jpg.zip` in the data directory, whose
-members are `train/<class>/<number>.jpg` and `test/...`; where it is absent,
+members are `train/<class>/<number>.jpg` and `test/...`; without it,
 from an already prepared TensorFlow Datasets copy. Nothing is downloaded.
 """
 
@@ -162,7 +162,7 @@ def _decode(
 
 
 def _read_tfds(version: pathlib.Path, split: str) -> Arrays:
-    # Slow to import, and needed only where there is no archive.
+    # Slow to import, and needed only without an archive.
     import tensorflow_datasets as tfds
 
     builder = tfds.builder_from_directory(str(version))

@@ -39,8 +39,8 @@ def make_datasets(
 
     The text is converted once, into `cache_dir`. An integer v becomes
     `sign(v) * log(1 + |v|)`. A category becomes a row of its column's table:
-    0 if missing, 1 if rare, else 2 + hash % (size - 2), where the hash is of
-    the column and the text, and the same on all machines.
+    0 if missing, 1 if rare, else 2 + hash % (size - 2). The hash is of the
+    column and the text, and the same on all machines.
 
     For the common arguments see `models`. Elements are (`{"integers": float32
     [batch, 13], "categories": int32 [batch, 26]}`, labels float32 `[batch,

@@ -1,4 +1,4 @@
-"""Batches from the fast form of a click log, by TensorFlow operations alone.
+"""Batches from the fast form of a click log, by TensorFlow operations only.
 
 No Python runs per batch and no array is part of the graph, so that a data set
 can be sent to other processes, which then read the same files.
@@ -37,7 +37,7 @@ def train_batches(
 
     Each epoch reads the part files in a new order and shuffles the rows of 16
     of them at a time: all rows, up to 131,072. The order depends on the
-    arguments alone, so all workers of a group see the same one, and `skip(n)`
+    arguments only, so all workers of a group see the same one, and `skip(n)`
     continues a run.
 
     All groups read all rows, which costs less than a copy for each number of

@@ -1,7 +1,7 @@
 """The fast form of a click log: split, converted, written once, opened.
 
 A row is 40 little-endian 32-bit words: the label and 13 transformed integers
-as float32 (NaN where missing), then 26 rows of embedding tables as int32. A
+as float32 (NaN if missing), then 26 rows of embedding tables as int32. A
 split is a sequence of part files of equal length; header.json says the rest.
 """
 
@@ -107,7 +107,7 @@ class Options:
         min_count: Categories that come fewer times in the training rows get
             row 1. Default 1: none does.
         split: `"hash"` (default): which rows validate is drawn; `"time"`: the
-            last ones do, where rows are in the order of time.
+            last ones do, if rows are in the order of time.
         validation_fraction: Share of the rows that validate, in (0, 1).
             Default 1/6.
         split_seed: Of the draws, >= 0. Default 0.
@@ -175,7 +175,7 @@ def checked_field_sizes(sizes: int | Sequence[int]) -> tuple[int, ...]:
 
 
 TRAIN, VALIDATION, UNUSED = 0, 1, 2
-# Draws for the split itself, and for the rows kept where fewer are wanted.
+# Draws for the split itself, and for the rows kept if fewer are wanted.
 _SPLIT_DRAW, _TRAIN_DRAW, _VALIDATION_DRAW = 1, 2, 3
 
 

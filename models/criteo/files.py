@@ -174,7 +174,7 @@ _HOPELESS_LINES = 100_000
 _SHOWN_BYTES = 80
 _EXPECTED = (
     "lines of 40 columns with TABs between them, that is a label 0 or 1, 13 "
-    "integers and 26 categories, where integers and categories may be empty"
+    "integers and 26 categories; integers and categories may be empty"
 )
 _REMEDIES = {
     "empty_file": "Leave the file out",
@@ -285,7 +285,7 @@ class Reader:
     Attributes:
         counts: By reason, how many faults there were so far.
         num_rows: Good lines so far.
-        num_bytes: Bytes read from disk so far, compressed where the file is;
+        num_bytes: Bytes read from disk so far, compressed if the file is;
             examples of a prepared data set.
     """
 

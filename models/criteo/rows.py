@@ -179,10 +179,10 @@ class Rows:
 
     Attributes:
         labels: 0 or 1, uint8 `[rows]`.
-        integers: int64 `[rows, 13]`; 0 where missing.
+        integers: int64 `[rows, 13]`; 0 if missing.
         missing: Which integers are missing, bool `[rows, 13]`.
         fingerprints: A hash of each category and its column, uint32
-            `[rows, 26]`; 0 where missing.
+            `[rows, 26]`; 0 if missing.
     """
 
     labels: np.ndarray
@@ -331,7 +331,7 @@ def hashed_rows(
 ) -> np.ndarray:
     """Returns the row of each category in its column's embedding table.
 
-    int32 `[rows, 26]`: 0 where missing, else from 2 to the size - 1. Row 1 is
+    int32 `[rows, 26]`: 0 if missing, else from 2 to the size - 1. Row 1 is
     left for rare categories.
     """
     spread = np.asarray(field_sizes, np.uint32) - FIRST_HASHED_ROW

@@ -141,7 +141,7 @@ class Rows(prepared.Prepared):
     def _remedy(self) -> str:
         if self._builder.name != CriteoDisplayAds.name:
             return super()._remedy
-        return "Run models.criteo.tfds.prepare(DIR), where DIR/train.txt is it"
+        return "Run models.criteo.tfds.prepare(DIR) with DIR/train.txt"
 
     def blocks(self, *, on_read: Callable[[int], None]) -> Iterator[bytes]:
         """Yields whole lines, many at a time."""

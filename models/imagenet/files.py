@@ -173,7 +173,7 @@ class Prepared:
 
     def __init__(self, version: pathlib.Path) -> None:
         """Reads the description, not yet the images."""
-        # Slow to import, and needed only where there are no folders.
+        # Slow to import, and needed only without folders.
         import tensorflow_datasets as tfds
 
         self._tfds = tfds
@@ -209,7 +209,7 @@ class Prepared:
         """Returns a group's images, each epoch in another order.
 
         Disjoint parts lie one after the other in the files, so that a group
-        reads its own alone. Elements change places within some thousands.
+        reads only its own. Elements change places within some thousands.
         """
         if mode not in ("disjoint", "shared"):
             raise ValueError(
@@ -223,7 +223,7 @@ class Prepared:
         base = tf.constant([seed, cluster.group], tf.int64)
 
         def epoch_of(epoch: tf.Tensor) -> tf.data.Dataset:
-            # Of this function's graph alone: `shuffle` mixes the program's
+            # Of this function's graph only: `shuffle` mixes the program's
             # global seed into its own, and fails on a global seed of 0.
             tf.random.set_seed(1)
             fold = tf.random.experimental.stateless_fold_in(base, epoch)

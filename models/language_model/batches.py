@@ -1,4 +1,4 @@
-"""Windows of the tokens of a text, by TensorFlow operations alone.
+"""Windows of the tokens of a text, by TensorFlow operations only.
 
 No Python runs per batch and no array is part of the graph: a window is read
 from the file, which TensorFlow maps into memory.
@@ -26,7 +26,7 @@ def train_batches(
     """Returns endless shuffled batches of a group's training windows.
 
     Window k has the tokens from `k * sequence_length` on; its labels are those
-    one further. The order depends on the arguments alone, so all workers of a
+    one further. The order depends on the arguments only, so all workers of a
     group see the same one, and `skip(n)` continues a run.
 
     Full batches of (tokens int32 `[batch, sequence_length]`, labels alike).

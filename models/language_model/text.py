@@ -67,7 +67,7 @@ class Source:
         """Yields the documents in order, without blank ones.
 
         Bytes that are not UTF-8 become U+FFFD; how many documents had such is
-        told on standard error in the end.
+        reported on standard error in the end.
         """
         num_faulty = 0
         has_fields = ".tsv" in self._path.suffixes
@@ -108,7 +108,7 @@ def _open(path: pathlib.Path) -> io.BufferedIOBase:
 
 
 def _without_fields(line: str) -> str:
-    # Quotation marks are text: such files are split at tabs alone.
+    # Quotation marks are text: such files are split only at tabs.
     return line.rpartition("\t")[2].replace(_LINE_BREAK, " ")
 
 

@@ -1,16 +1,14 @@
 """Opens the tokens of a text, made from its files at the first call.
 
 Vocabulary and tokens are kept apart: one vocabulary serves all cuts of a text.
-A split is a file of little-endian uint16 or int32 numbers; header.json tells
-the rest, and is written last.
+A split is a file of little-endian uint16 or int32 numbers; header.json says
+the rest. Which documents validate is drawn by their text: the order does not
+matter, and equal documents always fall on the same side.
 
-The draw does not depend on the order of the documents, and equal documents
-always fall on the same side.
-
-Made by SentencePiece from training documents alone. A character that is no
-sub-word becomes the bytes of its UTF-8, so that no token is unknown. Before
-that, text is normalized by NFKC, runs of white space become one space, and
-control characters and U+FFFD are dropped.
+SentencePiece makes the vocabulary from training documents only. A character
+that is no sub-word becomes the bytes of its UTF-8, so that no token is
+unknown. Before that, text is normalized by NFKC, runs of white space become one
+space, and control characters and U+FFFD are dropped.
 """
 
 import array
@@ -67,7 +65,7 @@ class Options:
         vocabulary_size: Sub-words, with the 256 bytes; at least 300. Default
             24,000.
         validation_fraction: Share of the documents that validate, in (0, 1);
-            or 0, where validation has files of its own. Default 0.05.
+            or 0, if validation has files of its own. Default 0.05.
         split_seed: Draws which documents validate, >= 0. Default 0.
         num_train_tokens: Use only so many training tokens, the first ones.
             Default None: all.

@@ -146,8 +146,8 @@ def test_groups_learn_from_each_other_and_the_last_one_merges(
         "dtype_policy=mixed_bfloat16",
         "steps_per_execution=5",
         "checkpoints=all",
-        "num_steps=400",
-        "evaluate_every_steps=200",
+        "num_steps=200",
+        "evaluate_every_steps=100",
     )
     _as_group(monkeypatch, 0)
     assert train.main(_options(tmp_path, *changes)) == 0
@@ -158,7 +158,7 @@ def test_groups_learn_from_each_other_and_the_last_one_merges(
     assert [group["group"] for group in results["groups"]] == [0, 1]
     # Group 1 began when the other had ended, so it could follow its teacher.
     (teacher,) = results["groups"][1]["teachers"]
-    assert (teacher["name"], teacher["step"]) == ("group_0", 400)
+    assert (teacher["name"], teacher["step"]) == ("group_0", 200)
     first, second = (
         predictions.read(tmp_path / f"group_{group}").probabilities
         for group in (0, 1)

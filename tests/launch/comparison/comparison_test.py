@@ -421,7 +421,7 @@ def test_a_verdict_claims_nothing_that_the_intervals_do_not():
     assert text.endswith("(2x the training examples at each step)")
     deaf = {"figures": {"groups_without_teacher": {"mean": 0.5}}}
     text = report.verdict_on("codistill", {**_figures(), **deaf}, target=4.05)
-    assert "some of its groups never heard a teacher" in text
+    assert "some of its groups never had a teacher" in text
     nothing = _figures(churn={"ratio": None, "interval": None})
     assert "churn" not in report.verdict_on("codistill", nothing, target=4.05)
     near = _figures(steps_to_target={"ratio": 0.9, "interval": None})
@@ -748,7 +748,7 @@ def test_notes_tell_what_would_mislead():
     )
     other = dataclasses.replace(
         _finished(),
-        went_on=True,
+        resumed=True,
         predictions=(
             predictions.Distributions(
                 probabilities=np.full(4, 0.5), labels=np.array([0, 1, 0, 1])
@@ -761,9 +761,9 @@ def test_notes_tell_what_would_mislead():
     assert "With --budget=total" not in notes
     assert "other validation examples than independent" in notes
     assert "read 2.0 versions of its teachers, where" in notes
-    assert "1 group(s) of all trials never heard a teacher" in notes
+    assert "1 group(s) of all trials never had a teacher" in notes
     assert "by the first evaluation" not in notes
-    assert "Cut short once" in notes and "trial 0 of codistill" in notes
+    assert "Interrupted once" in notes and "trial 0 of codistill" in notes
     notes = " ".join(_made(done, setup={"budget": "per_group"})["notes"])
     assert "With --budget=total all get the same" in notes
 
@@ -791,11 +791,11 @@ def test_seconds_of_a_student_count_its_teacher_s(tmp_path):
     assert made["seconds_to_target"]["mean"] == pytest.approx(8.0 + alone)
 
 
-def test_a_run_that_went_on_from_a_backup_has_each_step_once(tmp_path):
+def test_a_run_that_resumed_from_a_backup_has_each_step_once(tmp_path):
     (run,) = _trial("independent").runs
     _write(tmp_path / "r", run, rng=np.random.default_rng(0), shift=0.0)
     group = outputs.group_dir(tmp_path / "r", 0)
-    assert not collect.went_on(group)
+    assert not collect.was_resumed(group)
     before = collect.read([group])
     again = [
         {"event": "start", "time": 110.0, "step": 200},
@@ -809,7 +809,7 @@ def test_a_run_that_went_on_from_a_backup_has_each_step_once(tmp_path):
     with (group / "metrics.jsonl").open("a") as file:
         file.write("\n" + "\n".join(map(json.dumps, again)))
     after = collect.read([group])
-    assert collect.went_on(group) and after.steps == before.steps
+    assert collect.was_resumed(group) and after.steps == before.steps
     assert after.values[-1] == 0.1
 
 
