@@ -2,10 +2,6 @@
 
 A recipe is a function without arguments that returns a whole, valid `Config`.
 Imports neither TensorFlow nor Keras.
-
-Imports neither TensorFlow nor Keras.
-
-Imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
