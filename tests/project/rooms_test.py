@@ -37,7 +37,6 @@ ROOMS: dict[str, set[str]] = {
     },
     "parameter_server": {
         "cluster",
-        "data_checks",
         "embedding",
         "exports",
         "system",
@@ -74,14 +73,6 @@ ROOMS: dict[str, set[str]] = {
         "system",
         "teachers",
     },
-}
-# Upward arrows that go when CodistillModel is composed.
-_STILL_UPWARD = {
-    ("backup", "parameter_server"),
-    ("callbacks", "model"),
-    ("parameter_server", "backup"),
-    ("teachers", "parameter_server"),
-    ("training", "backup"),
 }
 # What `models` and `launch` may use besides the names of `tfdistill.__all__`.
 _PUBLIC = {"data", "data_checks", "losses", "metrics", "schedules"}
@@ -125,8 +116,7 @@ def _used(room: str) -> set[str]:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_what_it_may_and_needs_all_of_that(room):
-    upward = {to for start, to in _STILL_UPWARD if start == room}
-    assert _used(room) == ROOMS[room] | upward
+    assert _used(room) == ROOMS[room]
 
 
 def test_nobody_inside_imports_the_face_of_the_package():

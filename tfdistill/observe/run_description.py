@@ -10,7 +10,7 @@ from typing import Any
 from tensorboard.plugins.hparams import api as hparams
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from tfdistill.cluster import identity
+from tfdistill.cluster import strategy as strategy_lib
 
 # What groups and runs are compared by more often than by anything else.
 _FIRST = (
@@ -32,8 +32,8 @@ def of_model(model: Any) -> dict[str, Any]:
     Returns:
         What JSON can hold.
     """
-    cluster = identity.Cluster.from_env()
     strategy = model.distribute_strategy
+    cluster = strategy_lib.cluster_of(strategy)
     return {
         "cluster": {
             "group": cluster.group,
