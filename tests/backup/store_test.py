@@ -14,7 +14,7 @@ from tests.cases import backup as cases
 from tfdistill.backup import replicas
 from tfdistill.backup import store as backup_store
 from tfdistill.cluster import replicas as replicas_lib
-from tfdistill.training import steps
+from tfdistill.training import steps as steps_lib
 
 EXTRAS = {"epoch": 1, "batch": 2, "data": {"batches": 7}}
 
@@ -22,14 +22,9 @@ EXTRAS = {"epoch": 1, "batch": 2, "data": {"batches": 7}}
 def _saved(directory, *steps):
     store = backup_store.BackupStore(directory, max_to_keep=9)
     for step in steps:
-        store.save(
-            lambda path: pathlib.Path(path, backup_store.HOST).write_text(
-                '{"seed": 3}'
-            ),
-            step=step,
-            variables={},
-            extras=EXTRAS,
-        )
+        point = steps_lib.TrainingPoint(step=step, **EXTRAS)
+        files = {backup_store.HOST: '{"seed": 3}'}
+        store.save(_State(), b"1234", point, files=files)
     return store
 
 
@@ -182,7 +177,7 @@ def test_damaged_ones_never_push_out_whole_ones(tmp_path):
 
 
 def _publish(store, step):
-    point = steps.TrainingPoint(step=step, epoch=0, batch=0)
+    point = steps_lib.TrainingPoint(step=step, epoch=0, batch=0)
     store.save(_State(), b"1234", point)
 
 
