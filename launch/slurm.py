@@ -8,8 +8,6 @@ import argparse
 import dataclasses
 import os
 import pathlib
-import re
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,225 +17,8 @@ from tfdistill.exchange import signing
 from tfdistill.launcher import command as cli
 from tfdistill.launcher import local_cluster
 from tfdistill.slurm import commands
-from tfdistill.slurm import group
 from tfdistill.slurm import place
-
-# What the script itself must decide.
-_OWN = (
-    "array",
-    "gpus-per-task",
-    "mem-per-cpu",
-    "no-requeue",
-    "ntasks",
-    "open-mode",
-    "output",
-    "requeue",
-    "signal",
-)
-# The same by one letter, which its value may follow at once.
-_OWN_SHORT = {"a": "array", "n": "ntasks", "o": "output"}
-_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
-_MEMORY = re.compile(r"([1-9][0-9]*)([MGT])")
-# Between the lines of one command.
-_CONTINUED = " \\\n  "
-_MEGABYTES = {"M": 1, "G": 1024, "T": 1024**2}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Script:
-    """What one batch script asks for, and runs.
-
-    Attributes:
-        topology: Groups, tasks and files; its command is not looked at.
-        command: What each task runs, as it is found on the nodes.
-        python: The nodes' Python; it has tfdistill.
-        chdir: Directory in which everything runs.
-        job_name: Name of the job.
-        cpus_per_worker: CPUs of each task.
-        mem_per_worker: Memory of each task, such as `8G`; None for Slurm's
-            default.
-        gpus_per_worker: GPUs of each task.
-        time, partition, account, constraint: Slurm's options of these names;
-            None leaves them out.
-        sbatch: Other options of sbatch, such as `--qos=low`.
-        srun: Other options of srun.
-        setup: Shell commands that prepare the environment on the first node.
-        ports: Range of ports, `FIRST-LAST`.
-        max_restarts: How often a group that has failed is started again in its
-            allocation.
-        max_requeues: How often a group goes back to the queue at its time
-            limit.
-        stop_secs: Seconds before the time limit at which its tasks are told
-            to end.
-
-    Raises:
-        ValueError: A field is wrong.
-    """
-
-    topology: local_cluster.LocalCluster
-    command: Sequence[str]
-    python: str
-    chdir: str
-    job_name: str = "tfdistill"
-    cpus_per_worker: int = 1
-    mem_per_worker: str | None = None
-    gpus_per_worker: int = 0
-    time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    constraint: str | None = None
-    sbatch: Sequence[str] = ()
-    srun: Sequence[str] = ()
-    setup: str | None = None
-    ports: str = "15000-29999"
-    max_restarts: int = 3
-    max_requeues: int = 100
-    stop_secs: int = 120
-
-    def __post_init__(self) -> None:
-        """Validates the fields."""
-        for name, least in (
-            ("cpus_per_worker", 1),
-            ("gpus_per_worker", 0),
-            ("max_restarts", 0),
-            ("max_requeues", 0),
-            # Tasks have half of it to end; they take up to four seconds.
-            ("stop_secs", 10),
-        ):
-            value = getattr(self, name)
-            if value < least:
-                raise ValueError(
-                    f"`{name}` must be >= {least}; received {value}."
-                )
-        if self.gpus_per_worker and self.topology.ps_per_group:
-            raise ValueError(
-                "`gpus_per_worker` must be 0 where `ps_per_group` is not; "
-                f"received {self.gpus_per_worker}. Slurm gives each task of a "
-                "step the same, so that each ps would hold GPUs too. Train "
-                "without parameter servers on GPUs."
-            )
-        place.parse_ports(self.ports)
-        self._check_options()
-
-    def _check_options(self) -> None:
-        for name in ("sbatch", "srun"):
-            for option in getattr(self, name):
-                if not option.startswith("-"):
-                    raise ValueError(
-                        f"`{name}` must be an option such as --{name}=--qos=low"
-                        f"; received {option!r}."
-                    )
-                taken = option.lstrip("-").partition("=")[0]
-                if not option.startswith("--"):
-                    taken = _OWN_SHORT.get(option[1:2], "")
-                if taken in _OWN:
-                    raise ValueError(
-                        f"`{name}` must leave --{taken} to the script; "
-                        f"received {option!r}. Use the options of this program."
-                    )
-
-    @property
-    def text(self) -> str:
-        """The whole script."""
-        setup = (
-            f"\n# As asked by --setup.\n{self.setup}\n" if self.setup else ""
-        )
-        directives = "\n".join(self._directives())
-        return (
-            "#!/bin/bash\n"
-            "# One element of this array is one group of the run: it has its "
-            "own allocation,\n# fails and restarts alone, and may start at "
-            "another time than the others.\n#\n"
-            "#   sbatch THIS_FILE               starts all groups, or goes on "
-            "with them\n"
-            "#   sbatch --array=1 THIS_FILE     group 1 alone\n"
-            f"{directives}\n{setup}\n"
-            "# Starts the tasks by srun, again after a failure, and requeues "
-            "the job near its\n# time limit. It takes this shell's place, and "
-            "so gets the signals sent to it.\n"
-            f"exec {_CONTINUED.join(self._group_command())}\n"
-        )
-
-    def _directives(self) -> list[str]:
-        topology = self.topology
-        last = topology.num_groups - 1
-        logs = str(topology.logs_dir).replace("%", "%%")
-        values: dict[str, object] = {
-            "job-name": self.job_name,
-            "array": f"0-{last}",
-            "ntasks": topology.ports_per_group or 1,
-            "cpus-per-task": self.cpus_per_worker,
-            "mem-per-cpu": self._mem_per_cpu(),
-            "gpus-per-task": self.gpus_per_worker or None,
-            "time": self.time,
-            "partition": self.partition,
-            "account": self.account,
-            "constraint": self.constraint,
-            "chdir": self.chdir,
-            "output": f"{logs}/slurm_group_%a.log",
-            "open-mode": "append",
-            # To this script alone, which tells the tasks.
-            "signal": f"B:{group.SIGNAL}@{self.stop_secs}",
-        }
-        lines = [
-            _directive(f"--{name}={value}")
-            for name, value in values.items()
-            if value is not None
-        ]
-        # After the loss of a node Slurm itself puts the job back.
-        lines.append(_directive("--requeue"))
-        return lines + [_directive(option) for option in self.sbatch]
-
-    def _mem_per_cpu(self) -> str | None:
-        if self.mem_per_worker is None:
-            return None
-        match = _MEMORY.fullmatch(self.mem_per_worker)
-        if match is None:
-            raise ValueError(
-                "`mem_per_worker` must be a whole number and M, G or T, such "
-                f"as 8G; received {self.mem_per_worker!r}."
-            )
-        megabytes = int(match[1]) * _MEGABYTES[match[2]]
-        return f"{-(-megabytes // self.cpus_per_worker)}M"
-
-    def _group_command(self) -> list[str]:
-        """Returns the lines of the command that runs a group."""
-        topology = self.topology
-        exchange = topology.exchange
-        options = [
-            f"--workdir={topology.workdir}",
-            *([f"--exchange={exchange}"] if exchange else []),
-            f"--num_groups={topology.num_groups}",
-            f"--workers_per_group={topology.workers_per_group}",
-            f"--ps_per_group={topology.ps_per_group}",
-            f"--cpus_per_worker={self.cpus_per_worker}",
-            f"--gpus_per_worker={self.gpus_per_worker}",
-            f"--ports={self.ports}",
-            f"--max_restarts={self.max_restarts}",
-            f"--max_requeues={self.max_requeues}",
-            f"--stop_secs={self.stop_secs}",
-            f"--python={self.python}",
-            *(f"--srun={option}" for option in self.srun),
-        ]
-        return [
-            shlex.join([self.python, "-m", "tfdistill.slurm.group"]),
-            *map(shlex.quote, options),
-            f"-- {shlex.join(self.command)}",
-        ]
-
-
-def _directive(option: str) -> str:
-    """Returns a line for sbatch, which reads quotes as a shell does."""
-    if _PLAIN.fullmatch(option):
-        return f"#SBATCH {option}"
-    if re.search(r"[\"'\\\x00-\x1f\x7f]", option):
-        raise ValueError(
-            "An option of sbatch must hold no quotes, backslashes or line "
-            f"breaks; received {option!r}. Choose another name or path."
-        )
-    name, _, value = option.partition("=")
-    return f'#SBATCH {name}="{value}"'
-
+from tfdistill.slurm import script as slurm_script
 
 _PROG = "python -m launch.slurm"
 EXIT_FAILURE = 1
@@ -376,23 +157,21 @@ def _add_nodes(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _make_script(options: argparse.Namespace, command: Sequence[str]) -> Script:
+def _make_script(
+    options: argparse.Namespace, command: Sequence[str]
+) -> slurm_script.Script:
     topology = local_cluster.LocalCluster(
         # The nodes look for the command, after --setup.
         command=[sys.executable],
-        workdir=options.workdir,
-        exchange=options.exchange,
-        num_groups=options.num_groups,
-        workers_per_group=options.workers_per_group,
-        ps_per_group=options.ps_per_group,
+        **local_cluster.Topology.chosen(options),
     )
-    names = {field.name for field in dataclasses.fields(Script)}
+    names = {field.name for field in dataclasses.fields(slurm_script.Script)}
     given: dict[str, Any] = {
         name: value
         for name, value in vars(options).items()
         if name in names and value is not None
     }
-    return Script(topology=topology, command=command, **given)
+    return slurm_script.Script(topology=topology, command=command, **given)
 
 
 def _prepare(topology: local_cluster.LocalCluster) -> None:

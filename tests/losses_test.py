@@ -1,4 +1,4 @@
-""""""
+"""Distillation losses against NumPy, and the identities that must hold."""
 
 import keras
 import numpy as np

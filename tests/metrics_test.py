@@ -1,4 +1,4 @@
-""""""
+"""Figures of quality and churn against their formulas in NumPy."""
 
 import itertools
 

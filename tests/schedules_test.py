@@ -1,4 +1,4 @@
-""""""
+"""Schedules of the distillation weight, by step."""
 
 import math
 

@@ -8,6 +8,7 @@ import importlib
 import typing
 
 from tfdistill._version import __version__ as __version__
+from tfdistill.system import registration
 
 if typing.TYPE_CHECKING:
     from tfdistill import data as data
@@ -53,6 +54,25 @@ _HOMES = {
     "TeacherSet": "teachers.teacher_set",
     "make_strategy": "cluster.strategy",
 }
+
+# What files of Keras may name. `with_kernel_decay` makes other classes.
+registration.register(
+    {
+        "BinarySoftTargetCrossEntropy": "tfdistill.losses",
+        "BurnIn": "tfdistill.schedules",
+        "CodistillModel": "tfdistill.model",
+        "Constant": "tfdistill.schedules",
+        "CosineRamp": "tfdistill.schedules",
+        "DistillationLoss": "tfdistill.losses",
+        "ForwardKL": "tfdistill.losses",
+        "LARS": "tfdistill.optimizers",
+        "LinearRamp": "tfdistill.schedules",
+        "LogitsMeanSquaredError": "tfdistill.losses",
+        "ReverseKL": "tfdistill.losses",
+        "ShardedEmbedding": "tfdistill.embedding.layer",
+        "SoftTargetCrossEntropy": "tfdistill.losses",
+    }
+)
 
 __all__ = sorted([*_MODULES, *_HOMES, "__version__"])  # noqa: PLE0605
 

@@ -17,7 +17,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["DistillationLoss", "weighted_mean"]
+__all__ = [
+    "BinarySoftTargetCrossEntropy",
+    "DistillationLoss",
+    "ForwardKL",
+    "LogitsMeanSquaredError",
+    "ReverseKL",
+    "SoftTargetCrossEntropy",
+]
+
+_AGGREGATIONS = ("probabilities", "logits")
+# The smallest probability whose logarithm is taken: exp(-87.3).
+TINY = float(np.finfo(np.float32).tiny)
 
 
 def weighted_mean(
@@ -33,14 +44,14 @@ def weighted_mean(
         outputs: One float tensor `[batch, ...]` per teacher, all of one shape
             and dtype.
         weights: `[num_teachers]` or `[num_teachers, batch, ...]`, of the
-            outputs' dtype, >= 0. Where it is 0 the output may be NaN.
+            outputs' dtype, >= 0. If it is 0 the output may be NaN.
         transform: Applied to each output before the mean is taken; keeps the
             shape and the dtype.
         filler: A value in the domain of `transform`, put in place of masked
             outputs.
 
     Returns:
-        The mean, zero where no weight is positive; and the sum of the
+        The mean, zero if no weight is positive; and the sum of the
         weights over the teachers, broadcastable to the mean.
 
     Raises:
@@ -100,17 +111,12 @@ def _check_shapes(outputs: Sequence[tf.Tensor], weights: tf.Tensor) -> None:
         )
 
 
-_AGGREGATIONS = ("probabilities", "logits")
-# The smallest probability whose logarithm is taken: exp(-87.3).
-TINY = float(np.finfo(np.float32).tiny)
-
-
 @keras.saving.register_keras_serializable(package="tfdistill")
 class DistillationLoss(keras.losses.Loss):
     """Base class: turns several teachers' outputs into one soft target.
 
     A subclass needs only `call(y_true, y_pred)`. Work is done in float32
-    (float64 where `dtype="float64"`), whatever the outputs' dtype.
+    (float64 if `dtype="float64"`), whatever the outputs' dtype.
 
     Args:
         temperature: Divides the logits of teachers and student, > 0. On
@@ -194,7 +200,7 @@ class DistillationLoss(keras.losses.Loss):
                 teacher, all of one shape and of any float dtype.
             weights: `[num_teachers]`, or one weight per example (and
                 position): `[num_teachers, batch, ...]`. Non-negative; they
-                are divided by their sum over the teachers. Where a weight is
+                are divided by their sum over the teachers. If a weight is
                 0 the teacher's values are not looked at: they may be NaN.
 
         Returns:
@@ -283,16 +289,6 @@ class DistillationLoss(keras.losses.Loss):
         log_p = tf.where(masked, tf.cast(math.log(TINY), log_p.dtype), log_p)
         student = tf.where(masked, tf.zeros_like(log_p), tf.exp(log_p))
         return target, log_p, student
-
-
-__all__ = [
-    "BinarySoftTargetCrossEntropy",
-    "DistillationLoss",
-    "ForwardKL",
-    "LogitsMeanSquaredError",
-    "ReverseKL",
-    "SoftTargetCrossEntropy",
-]
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")

@@ -3,8 +3,6 @@
 Plain NumPy on whole arrays of predictions. Predictions are probabilities,
 either `[..., classes]` with rows that sum to one, or the probability of "yes"
 of a binary model: `[examples]` or `[examples, 1]`.
-
-Plain NumPy on whole arrays.
 """
 
 import itertools
@@ -14,6 +12,17 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+__all__ = [
+    "accuracy",
+    "disagreement",
+    "label_churn",
+    "log_loss",
+    "mean_absolute_churn",
+    "pairwise_mean",
+    "prediction_difference",
+    "relative_prediction_difference",
+]
+
 # Softmax in bfloat16 gives rows that miss one by some thousandths.
 _ROW_SUM_TOLERANCE = 1e-2
 
@@ -21,11 +30,7 @@ _ROW_SUM_TOLERANCE = 1e-2
 def checked_pair(
     first: npt.ArrayLike, second: npt.ArrayLike
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns two models' probabilities, for the same examples and classes.
-
-    Raises:
-        ValueError: If shapes differ or values are not probabilities.
-    """
+    """Returns two models' probabilities, for the same examples and classes."""
     one = checked_probabilities(first, "predictions")
     other = checked_probabilities(second, "other_predictions")
     if one.shape != other.shape:
@@ -37,18 +42,10 @@ def checked_pair(
 
 
 def checked_probabilities(predictions: npt.ArrayLike, name: str) -> np.ndarray:
-    """Returns probabilities in one form.
+    """Returns probabilities as float64 `[examples]` or `[..., classes]`.
 
-    Args:
-        predictions: Probabilities `[..., classes]`, or of "yes" `[examples]`
-            or `[examples, 1]`.
-        name: What a message calls them.
-
-    Returns:
-        float64 `[examples]` (binary) or `[..., classes]`.
-
-    Raises:
-        ValueError: If values are not probabilities, or there are none.
+    From `[..., classes]`, or those of "yes" `[examples]` or `[examples, 1]`;
+    `name` is what a message calls them.
     """
     array = np.asarray(predictions).astype(np.float64)
     if array.ndim == 0 or array.size == 0:
@@ -82,12 +79,7 @@ def checked_labels(
 ) -> np.ndarray:
     """Returns labels as int64 that fit checked predictions.
 
-    Args:
-        labels: Whole numbers, one for each row of the predictions.
-        predictions: What `checked` has returned.
-
-    Raises:
-        ValueError: If shapes do not fit, or a label is no class.
+    Whole numbers, one for each row of the predictions.
     """
     array = np.asarray(labels)
     expected = predictions.shape[: max(1, predictions.ndim - 1)]
@@ -107,18 +99,6 @@ def checked_labels(
             f"received values from {array.min()} to {array.max()}."
         )
     return whole
-
-
-__all__ = [
-    "accuracy",
-    "disagreement",
-    "label_churn",
-    "log_loss",
-    "mean_absolute_churn",
-    "pairwise_mean",
-    "prediction_difference",
-    "relative_prediction_difference",
-]
 
 
 def accuracy(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> float:

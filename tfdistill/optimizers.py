@@ -1,4 +1,4 @@
-"""LARS, and weight decay of kernels alone."""
+"""LARS, and weight decay of kernels only."""
 
 import functools
 import typing
@@ -22,12 +22,10 @@ _Base: Any = keras.optimizers.Optimizer if typing.TYPE_CHECKING else object
 
 
 def is_kernel(variable: Any) -> bool:
-    """Whether a variable decays: a kernel or a table of embeddings.
+    """Whether a Keras variable decays: a kernel or a table of embeddings.
 
-    Args:
-        variable: A Keras variable. Biases and the parameters of
-            normalization layers, by their names, and all variables with
-            fewer than two dimensions are none.
+    Biases and the parameters of normalization layers, by their names, and all
+    variables with fewer than two dimensions do not.
 
     Example:
         >>> layer = keras.layers.Dense(2)
@@ -85,11 +83,7 @@ class KernelDecay(_Base):
     def exclude_from_weight_decay(
         self, var_list: Any = None, var_names: Any = None
     ) -> None:
-        """Refuses: which variables decay follows from what they are.
-
-        Raises:
-            ValueError: Always.
-        """
+        """Refuses: which variables decay follows from what they are."""
         raise ValueError(
             f"The kernels decay in {type(self).__name__}, all of them and "
             "nothing else; received variables to exclude. Use an optimizer of "
@@ -145,7 +139,7 @@ class CoupledKernelDecay(KernelDecay):
 
 @functools.cache
 def with_kernel_decay(kind: type, *, coupled: bool) -> type:
-    """Returns an optimizer's class in which the kernels alone decay.
+    """Returns an optimizer's class in which only the kernels decay.
 
     Args:
         kind: A class of `keras.optimizers`, such as `SGD`.

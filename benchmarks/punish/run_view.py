@@ -16,7 +16,7 @@ from typing import Any
 
 from tfdistill.cluster import signs
 from tfdistill.exchange import signing
-from tfdistill.status import record as launch_record
+from tfdistill.status import directory
 from tfdistill.system import processes
 from tfdistill.system import untrusted
 
@@ -117,7 +117,7 @@ class RunView:
             NoRunError: If no run is at work there.
         """
         self.workdir = pathlib.Path(workdir).resolve()
-        self._path = self.workdir / launch_record.NAME
+        self._path = self.workdir / directory.RECORD
         try:
             record = json.loads(self._path.read_bytes())
             self.topology: dict[str, Any] = record["topology"]

@@ -1,7 +1,7 @@
-"""A run as objects of Kubernetes: pods, services, policies, Jobs, TFJobs.
+"""A run as objects of Kubernetes: pods, services, policies and Jobs.
 
-The operator writes TF_CONFIG, makes a service for each task, and ends what is
-left once the group is done.
+TFJobs are the legacy form, at the end: their operator writes TF_CONFIG, makes a
+service for each task, and ends what is left once the group is done.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 from launch.kubernetes import run as run_lib
 from tfdistill.exchange import signing
 
-# A task ends within 5 s of SIGTERM, after a backup where it can make one.
+# A task ends within 5 s of SIGTERM, after a backup if it can make one.
 _GRACE_SECS = 30
 _KEY_DIR = "/etc/tfdistill"
 _KEY_FILE = "exchange.key"
@@ -47,17 +47,13 @@ def template(
 ) -> dict[str, Any]:
     """Returns the template of the pods of one type of task.
 
-    Args:
-        run: What to run.
-        group: Index of the group.
-        task_type: `"chief"`, `"worker"` or `"ps"`.
-        extra_env: Variables in front of all others. Default none.
-        **spec: Fields of the pod that differ between the forms.
+    `extra_env` comes before all other variables; `spec` holds the fields of the
+    pod that differ between the forms.
     """
     pod: dict[str, Any] = {
         **spec,
         # Then no process of ours is number 1, whose SIGTERM the kernel drops
-        # where it has no handler: in imports, and in servers.
+        # if it has no handler: in imports, and in servers.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": _GRACE_SECS,
         "enableServiceLinks": False,
@@ -217,11 +213,7 @@ _HOPELESS = [2, 65, 126, 127]
 
 
 def job_objects(run: run_lib.Run) -> list[dict[str, Any]]:
-    """Returns all objects of a run.
-
-    Args:
-        run: Of the form `"job"`.
-    """
+    """Returns all objects of a run."""
     found = []
     for group in range(run.num_groups):
         if run.num_tasks > 1:
@@ -320,15 +312,12 @@ def _identity(
     ]
 
 
+# Legacy: clusters that still have Kubeflow's training operator, version 1.
 _REPLICAS = {"chief": "Chief", "worker": "Worker", "ps": "PS"}
 
 
 def tfjob_objects(run: run_lib.Run) -> list[dict[str, Any]]:
-    """Returns all objects of a run.
-
-    Args:
-        run: Of the form `"tfjob"`.
-    """
+    """Returns all objects of a run."""
     found = []
     for group in range(run.num_groups):
         if run.num_tasks > 1:

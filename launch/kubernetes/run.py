@@ -33,16 +33,7 @@ def error(option: str, must: str, received: object, remedy: str) -> ValueError:
 
 
 def check_label(option: str, name: str, longest: str) -> None:
-    """Checks a name from which names of pods and services are made.
-
-    Args:
-        option: Whose value the name is.
-        name: The name.
-        longest: The longest name that is made from it.
-
-    Raises:
-        ValueError: One of them is no DNS label (RFC 1035).
-    """
+    """Checks a name from which names of pods and services are made."""
     if not _LABEL.fullmatch(name):
         raise error(
             option,
@@ -62,11 +53,7 @@ def check_label(option: str, name: str, longest: str) -> None:
 
 
 def check_object(option: str, name: str | None) -> None:
-    """Checks the name of an object that the cluster has already.
-
-    Raises:
-        ValueError: It is no DNS subdomain (RFC 1123).
-    """
+    """Checks the name of an object that the cluster has already."""
     if name is None or (len(name) <= 253 and _SUBDOMAIN.fullmatch(name)):
         return
     must = "be the name of an object: lower-case letters, digits, - and ."
@@ -74,22 +61,14 @@ def check_object(option: str, name: str | None) -> None:
 
 
 def check_quantity(option: str, text: str | None) -> None:
-    """Checks an amount of a resource.
-
-    Raises:
-        ValueError: It is no positive quantity.
-    """
+    """Checks an amount of a resource."""
     if text is not None and not _QUANTITY.fullmatch(text):
         must = "be a positive quantity of Kubernetes"
         raise error(option, must, text, "Write it as, say, 2, 500m or 8Gi.")
 
 
 def node_selector(option: str, text: str) -> tuple[str, str]:
-    """Splits `KEY=VALUE` of a node's label.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Splits `KEY=VALUE` of a node's label."""
     key, equals, value = text.partition("=")
     if equals and _KEY.fullmatch(key) and _VALUE.fullmatch(value):
         return key, value
@@ -102,9 +81,6 @@ def toleration(option: str, text: str) -> dict[str, str]:
     """Turns `KEY[=VALUE][:EFFECT]` into a toleration of that taint.
 
     Without a value any is tolerated, without an effect all are.
-
-    Raises:
-        ValueError: It is none.
 
     Example:
         >>> toleration("toleration", "spot=true:NoSchedule")["operator"]
@@ -125,11 +101,7 @@ def toleration(option: str, text: str) -> dict[str, str]:
 
 
 def variable(option: str, text: str) -> tuple[str, str]:
-    """Splits `NAME=VALUE` of an environment variable.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Splits `NAME=VALUE` of an environment variable."""
     name, equals, value = text.partition("=")
     if equals and _VARIABLE.fullmatch(name):
         return name, value
@@ -161,22 +133,17 @@ OWN_VARIABLES = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(local_cluster.Topology):
     """A command to be run as groups of pods.
+
+    The workdir is an absolute directory in the containers.
 
     Attributes:
         form: `"job"` for Indexed Jobs, which need nothing but Kubernetes, or
-            `"tfjob"` for TFJobs of Kubeflow's training operator.
+            `"tfjob"` (legacy) for TFJobs of Kubeflow's training operator.
         name: From which all names are made.
         image: Of the containers.
         command: Program and arguments, the same for each task.
-        workdir: Absolute directory of the run, in the containers.
-        num_groups: Number of groups. Default 1.
-        workers_per_group: Workers in each. Default 1.
-        ps_per_group: Parameter servers in each. Default 0; with any, each
-            group has a chief besides.
-        exchange: Directory or URL that the groups share. Default: `exchange`
-            in the workdir.
         volume_claim: PersistentVolumeClaim that all pods mount. Default None:
             a directory that ends with its pod.
         mount_path: Where; the workdir lies in it. Default: the workdir.
@@ -199,20 +166,12 @@ class Run:
             for a chief that is started again. Default 1800.
         keep_secs: Seconds after which a Job that has ended is deleted, with
             its logs. Default None: never.
-
-    Raises:
-        ValueError: If a field is out of range.
     """
 
     form: str
     name: str
     image: str
     command: Sequence[str]
-    workdir: str
-    num_groups: int = 1
-    workers_per_group: int = 1
-    ps_per_group: int = 0
-    exchange: str | None = None
     volume_claim: str | None = None
     mount_path: str | None = None
     namespace: str | None = None
@@ -234,6 +193,7 @@ class Run:
 
     def __post_init__(self) -> None:
         """Validates the fields."""
+        super().__post_init__()
         self._check_numbers()
         self._check_names()
         self._check_paths()
@@ -250,31 +210,25 @@ class Run:
         if self.form not in FORMS:
             must = f"be one of {FORMS}"
             raise error("form", must, self.form, "job needs no operator.")
-        for name, least in (
-            ("num_groups", 1),
-            ("workers_per_group", 1),
-            ("ps_per_group", 0),
-            ("gpus_per_worker", 0),
-            ("max_restarts", 0),
-            ("start_timeout_secs", 1),
-            ("run_as_user", 1),
-            ("keep_secs", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                must = f"be >= {least}"
-                raise error(name, must, value, "Correct it.")
+        local_cluster.check_at_least(
+            self,
+            gpus_per_worker=0,
+            max_restarts=0,
+            start_timeout_secs=1,
+            run_as_user=1,
+            keep_secs=0,
+        )
         if self.ps_per_group and self.gpus_per_worker > 1:
             raise error(
                 "gpus_per_worker",
-                "be 0 or 1 where there are parameter servers",
+                "be 0 or 1 if there are parameter servers",
                 self.gpus_per_worker,
                 "Ask for more workers with one GPU each.",
             )
         if not self.ps_per_group:
             for name in ("cpus_per_ps", "memory_per_ps"):
                 if getattr(self, name) is not None:
-                    must = "be left out where ps_per_group is 0"
+                    must = "be left out if ps_per_group is 0"
                     value = getattr(self, name)
                     raise error(name, must, value, "Leave it out.")
 
@@ -333,7 +287,7 @@ class Run:
         if self.ps_per_group:
             raise error(
                 "volume_claim",
-                "name a volume where there are parameter servers, since each "
+                "name a volume if there are parameter servers, since each "
                 "of them writes its rows to the workdir and the exchange",
                 self.volume_claim,
                 "Make a PersistentVolumeClaim of ReadWriteMany.",
@@ -341,7 +295,7 @@ class Run:
         if self.num_groups > 1 and "://" not in (self.exchange or ""):
             raise error(
                 "exchange",
-                "be a URL where groups share no volume",
+                "be a URL if groups share no volume",
                 self.exchange,
                 "Pass --exchange=gs://bucket/run1, or --volume_claim with a "
                 "claim of ReadWriteMany.",
@@ -358,22 +312,6 @@ class Run:
                 )
         # Refuses unknown TFDISTILL_ names, and says which one is near.
         identity.Cluster.from_env(self.env)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The number of tasks of each type in a group."""
-        if not self.ps_per_group:
-            return {"worker": self.workers_per_group}
-        return {
-            "chief": 1,
-            "worker": self.workers_per_group,
-            "ps": self.ps_per_group,
-        }
-
-    @property
-    def num_tasks(self) -> int:
-        """Number of tasks in a group."""
-        return sum(self.sizes.values())
 
     def group_name(self, group: int) -> str:
         """Returns the name of a group's service, or of its TFJob."""

@@ -93,7 +93,7 @@ def announce(tmp_path):
 def make_watch(tmp_path):
     def make(limit_secs):
         paths = {name: tmp_path / name for name in NAMES}
-        return watches.StartWatch(paths, limit_secs=limit_secs, now=100.0)
+        return watches.StartLimit(paths, limit_secs=limit_secs, now=100.0)
 
     return make
 

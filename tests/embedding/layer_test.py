@@ -1,4 +1,4 @@
-""""""
+"""The layer: lookups, first values, files, and its table as one variable."""
 
 import keras
 import numpy as np
@@ -8,7 +8,6 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as codistillation_cases
 from tests.cases import embedding as cases
-from tfdistill.embedding import initial_values
 from tfdistill.embedding import layer as embedding_layer
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
@@ -246,7 +245,7 @@ def test_mistakes_are_refused(arguments, message):
 
 @pytest.fixture
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(initial_values, "_BLOCK_ELEMENTS", 20)
+    monkeypatch.setattr("tfdistill.embedding.rows.BLOCK_ELEMENTS", 20)
 
 
 @pytest.mark.usefixtures("_small_blocks")
@@ -312,14 +311,14 @@ def test_the_variance_is_the_whole_table_s(monkeypatch):
         "embeddings_initializer": "glorot_uniform",
     }
     whole = cases.table(_layer(**arguments)).std()
-    monkeypatch.setattr(initial_values, "_BLOCK_ELEMENTS", 400)
+    monkeypatch.setattr("tfdistill.embedding.rows.BLOCK_ELEMENTS", 400)
     blocks = cases.table(_layer(**arguments)).std()
     np.testing.assert_allclose(blocks, whole, rtol=0.05)
     np.testing.assert_allclose(whole, (2 / 4004) ** 0.5, rtol=0.05)
 
 
 def test_an_initializer_of_the_user_s_is_called_for_each_block(monkeypatch):
-    monkeypatch.setattr(initial_values, "_BLOCK_ELEMENTS", 24)
+    monkeypatch.setattr("tfdistill.embedding.rows.BLOCK_ELEMENTS", 24)
     shapes = []
 
     class Own(keras.initializers.Initializer):

@@ -1,4 +1,4 @@
-""""""
+"""Where rows lie, and how they are written in place."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-""""""
+"""SavedModels that are not the student's own: refused, or called as it is."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-""""""
+"""What is written for a student, and what is read of a peer."""
 
 import pathlib
 
@@ -11,7 +11,6 @@ from tests.cases import codistillation as cases
 from tests.cases import embedding as embedding_cases
 from tfdistill.embedding import layer
 from tfdistill.exports import saved_model
-from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
 
 _LOAD = """
@@ -344,7 +343,7 @@ def on_servers(monkeypatch):
     monkeypatch.setattr(layer.LogicalTable, "is_on_servers", True)
     # Three rows, which neither a shard nor the table is a multiple of.
     monkeypatch.setattr(
-        server_bundle, "_BLOCK_ELEMENTS", 3 * embedding_cases.DIM
+        "tfdistill.embedding.rows.BLOCK_ELEMENTS", 3 * embedding_cases.DIM
     )
 
 

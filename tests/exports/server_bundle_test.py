@@ -12,7 +12,7 @@ DIM = 4
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     # Two rows a block, so that blocks end inside of shards and at their ends.
-    monkeypatch.setattr(server_bundle, "_BLOCK_ELEMENTS", 2 * DIM + 1)
+    monkeypatch.setattr("tfdistill.embedding.rows.BLOCK_ELEMENTS", 2 * DIM + 1)
 
 
 def _table(num_rows=9):
@@ -86,7 +86,7 @@ def test_no_block_is_larger_than_it_may_be(tmp_path, monkeypatch):
     table = [8, 8, 4, 8, 8]
     assert sizes == {"SaveV2": [2, 1, *table], "RestoreV2": table}
     # A row is never cut, however long it is.
-    monkeypatch.setattr(server_bundle, "_BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr("tfdistill.embedding.rows.BLOCK_ELEMENTS", 1)
     sizes["RestoreV2"].clear()
     server_bundle.read_rows(prefix, "table", shards)
     assert sizes["RestoreV2"] == [DIM] * 9

@@ -170,8 +170,8 @@ def test_a_job_retries_what_a_retry_can_mend(capsys):
         assert disrupted["action"] == "Ignore"
         # The launcher of one machine thinks the same of each code.
         for code in (1, 2, 65, 75, 126, 127, 137):
-            restarts = restarts_lib.GroupRestarts(limit=1, now=0.0)
-            delay, _ = restarts.plan(code, port_taken=False, now=0.0)
+            restarts = restarts_lib.GroupRestarts(limit=1)
+            delay, _ = restarts.plan_after(code, port_taken=False)
             assert (delay is None) == (code in codes["values"])
 
 
@@ -413,7 +413,7 @@ def test_the_longest_generated_name_decides(capsys):
             "received '8GB'. Write it as, say, 2, 500m",
         ),
         ("--cpus_per_worker=0", "`cpus_per_worker` must be a positive"),
-        ("--cpus_per_ps=1", "left out where ps_per_group is 0"),
+        ("--cpus_per_ps=1", "left out if ps_per_group is 0"),
         ("--namespace=a.b", "`namespace` must be a DNS label"),
         ("--key_secret=Key", "`key_secret` must be the name of an object"),
         ("--mount_path=/data", "`workdir` must lie in mount_path, '/data'"),
@@ -435,7 +435,7 @@ def test_wrong_options_say_what_must_hold(capsys, option, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--num_groups=2",), "`exchange` must be a URL where groups share"),
+        (("--num_groups=2",), "`exchange` must be a URL if groups share"),
         (("--ps_per_group=1",), "`volume_claim` must name a volume"),
         (("--mount_path=/mnt",), "`mount_path` must be left out without"),
         (

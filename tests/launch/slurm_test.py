@@ -1,38 +1,10 @@
-"""Tests of the batch script that launch.slurm writes and submits."""
+"""Tests of the program that writes a run's batch script, and submits it."""
 
-import json
-import shutil
 import stat
-import subprocess
-import sys
 
 import pytest
 
 from launch import slurm
-from tfdistill.launcher import local_cluster
-
-
-def _script(tmp_path, **fields):
-    of_topology = ("num_groups", "workers_per_group", "ps_per_group")
-    topology = local_cluster.LocalCluster(
-        command=[sys.executable],
-        workdir=str(fields.pop("workdir", tmp_path / "run")),
-        **{name: fields.pop(name) for name in of_topology if name in fields},
-    )
-    given = {
-        "command": ["python", "train.py"],
-        "python": "python",
-        "chdir": str(tmp_path),
-    }
-    return slurm.Script(topology=topology, **given | fields)
-
-
-def _directives(text):
-    lines = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
-    options = [line.removeprefix("#SBATCH --") for line in lines]
-    return {
-        name: value for name, _, value in (o.partition("=") for o in options)
-    }
 
 
 def _refused(capsys, *argv):
@@ -41,103 +13,6 @@ def _refused(capsys, *argv):
         slurm.main(argv)
     assert caught.value.code == 2
     return " ".join(capsys.readouterr().err.split())
-
-
-def test_a_group_is_an_element_of_the_array(tmp_path):
-    script = _script(
-        tmp_path,
-        num_groups=3,
-        workers_per_group=4,
-        cpus_per_worker=3,
-        mem_per_worker="8G",
-        time="12:00:00",
-        account="lab",
-        sbatch=["--qos=low", "--exclusive"],
-    )
-    assert _directives(script.text) == {
-        "job-name": "tfdistill",
-        "array": "0-2",
-        "ntasks": "4",
-        "cpus-per-task": "3",
-        "mem-per-cpu": "2731M",
-        "time": "12:00:00",
-        "account": "lab",
-        "chdir": str(tmp_path),
-        "output": f"{tmp_path}/run/logs/slurm_group_%a.log",
-        "open-mode": "append",
-        "signal": "B:USR1@120",
-        "requeue": "",
-        "qos": "low",
-        "exclusive": "",
-    }
-
-
-def test_each_worker_gets_its_gpus_and_a_ps_is_a_task_too(tmp_path):
-    text = _script(tmp_path, workers_per_group=2, gpus_per_worker=1).text
-    assert _directives(text)["gpus-per-task"] == "1"
-    assert "--gpus_per_worker=1" in text
-    text = _script(tmp_path, workers_per_group=2, ps_per_group=1).text
-    assert _directives(text)["ntasks"] == "4"
-    assert "gpus-per-task" not in _directives(text)
-
-
-@pytest.mark.multiprocess
-@pytest.mark.usefixtures("no_process_left")
-def test_whatever_stands_in_a_command_arrives_as_it_is(tmp_path):
-    words = ["a b", "$HOME", "`id`", "it's", '"', "*", "", "line\nbreak", "ä"]
-    show = tmp_path / "my python"
-    show.write_text(
-        f"#!{sys.executable}\nimport json, os, sys\n"
-        "print(json.dumps([os.environ['PREPARED'], *sys.argv[1:]]))\n"
-    )
-    show.chmod(0o755)
-    workdir = tmp_path / "100% of it"
-    script = _script(
-        tmp_path,
-        workdir=workdir,
-        command=words,
-        python=str(show),
-        setup="export PREPARED='a b'\ntrue",
-        srun=["--container-image=an image"],
-    )
-    logs = str(workdir / "logs").replace("%", "%%")
-    found = _directives(script.text)["output"]
-    assert found == f'"{logs}/slurm_group_%a.log"'
-    path = tmp_path / "script.sh"
-    path.write_text(script.text)
-    subprocess.run(["bash", "-n", path], check=True)
-    if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", path], check=True)
-    printed = subprocess.run(
-        ["bash", path], check=True, capture_output=True, text=True
-    ).stdout
-    prepared, *argv = json.loads(printed)
-    assert prepared == "a b"
-    assert argv[:3] == ["-m", "tfdistill.slurm.group", f"--workdir={workdir}"]
-    assert "--srun=--container-image=an image" in argv
-    assert argv[argv.index("--") + 1 :] == words
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"cpus_per_worker": 0}, "`cpus_per_worker` must be >= 1; received 0"),
-        ({"stop_secs": 5}, "`stop_secs` must be >= 10"),
-        ({"mem_per_worker": "8"}, "`mem_per_worker` must be a whole number"),
-        ({"ports": "1-2"}, "FIRST-LAST"),
-        ({"sbatch": ["qos=low"]}, "must be an option such as --sbatch=--qos"),
-        ({"sbatch": ["--array=0-9"]}, "leave --array to the script"),
-        ({"srun": ["--ntasks=9"]}, "leave --ntasks to the script"),
-        ({"sbatch": ["-a0-9"]}, "leave --array to the script"),
-        ({"srun": ["-n9"]}, "leave --ntasks to the script"),
-        ({"gpus_per_worker": 1, "ps_per_group": 1}, "0 where `ps_per_group`"),
-        ({"partition": 'a"b'}, "no quotes, backslashes or line breaks"),
-        ({"account": "a\n#SBATCH --x"}, "no quotes, backslashes or line"),
-    ],
-)
-def test_wrong_fields_are_refused(tmp_path, fields, words):
-    with pytest.raises(ValueError, match=words):
-        _ = _script(tmp_path, **fields).text
 
 
 def test_a_recipe_is_checked_before_it_waits_in_a_queue(tmp_path, capsys):

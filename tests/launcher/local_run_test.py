@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -96,7 +95,7 @@ def test_all_tasks_share_a_key_that_is_written_nowhere_else(
     tmp_path, monkeypatch
 ):
     code = (
-        "from tfdistill import signing\n"
+        "from tfdistill.exchange import signing\n"
         "signer = signing.signer_for('environment')\n"
         "print(len(signer._key), sorted(signing.VARIABLES & set(os.environ)))"
     )
@@ -636,34 +635,28 @@ def test_versions_restarts_and_errors_are_shown(tmp_path, capsys):
     assert status.last_error == "group_0_worker_0 ended with exit code 3"
 
 
-@pytest.fixture
-def interfaces(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0"), (3, "wlan0")]
-    )
+_INTERFACES = ("lo", "eth0", "wlan0")
+
+
+def test_interfaces_that_are_down_and_loopback_do_not_count(tmp_path):
     for name, state in (("lo", "unknown"), ("eth0", "up"), ("wlan0", "down")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "operstate").write_text(state + "\n")
-    return tmp_path
+    found = local_run.reachable_interfaces(_INTERFACES, described_in=tmp_path)
+    assert found == ["eth0"]
 
 
-def test_interfaces_that_are_down_and_loopback_do_not_count(interfaces):
-    assert local_run.reachable_interfaces(interfaces) == ["eth0"]
-
-
-def test_without_a_description_all_but_loopback_count(interfaces, tmp_path):
-    found = local_run.reachable_interfaces(tmp_path / "absent")
+def test_without_a_description_all_but_loopback_count(tmp_path):
+    found = local_run.reachable_interfaces(_INTERFACES, described_in=tmp_path)
     assert found == ["eth0", "wlan0"]
 
 
-def test_the_warning_names_the_interfaces(monkeypatch):
-    monkeypatch.setattr(local_run, "reachable_interfaces", lambda: ["eth0"])
-    assert "4 ports" in local_run.ports_warning(4)
-    assert "eth0" in local_run.ports_warning(4)
+def test_the_warning_names_the_interfaces():
+    assert "4 ports" in local_run.ports_warning(4, lambda: ["eth0"])
+    assert "eth0" in local_run.ports_warning(4, lambda: ["eth0"])
     # A run of single tasks opens no port.
-    assert local_run.ports_warning(0) is None
-    monkeypatch.setattr(local_run, "reachable_interfaces", list)
-    assert local_run.ports_warning(4) is None
+    assert local_run.ports_warning(0, lambda: ["eth0"]) is None
+    assert local_run.ports_warning(4, list) is None
 
 
 if __name__ == "__main__":

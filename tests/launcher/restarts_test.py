@@ -5,41 +5,57 @@ import pytest
 from tfdistill.launcher import restarts as restarts_lib
 
 
-def _restarts(limit):
-    return restarts_lib.GroupRestarts(limit=limit, now=0.0)
+class _Clock:
+    """Shows the time that it is set to."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
 
 
-def _plan(restarts, exit_code=1, *, now=0.0, port_taken=False):
-    return restarts.plan(exit_code, port_taken=port_taken, now=now)
+@pytest.fixture
+def clock():
+    return _Clock()
 
 
-def test_delays_double_up_to_a_bound_until_the_restarts_are_over():
-    restarts = _restarts(7)
+def _plan(restarts, exit_code=1, *, port_taken=False):
+    return restarts.plan_after(exit_code, port_taken=port_taken)
+
+
+def test_delays_double_up_to_a_bound_until_the_restarts_are_over(clock):
+    restarts = restarts_lib.GroupRestarts(limit=7, clock=clock)
     delays = []
     for number in range(1, 8):
         delay, text = _plan(restarts)
         assert text == f"restart {number} of 7 in {delay:g} s"
-        assert not restarts.is_due(now=delay - 0.01)
-        assert restarts.is_due(now=delay)
-        restarts.note_start(now=0.0)
-        assert not restarts.is_due(now=1e9)
+        clock.now += delay - 0.01
+        assert not restarts.is_due
+        clock.now += 0.02
+        assert restarts.is_due
+        restarts.note_start()
+        assert not restarts.is_due
         delays.append(delay)
     assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert (restarts.made, restarts.num_starts) == (7, 8)
     delay, text = _plan(restarts)
     assert delay is None
     assert "7 restarts (--max_restarts) are over" in text
-    assert not restarts.is_due(now=1e9)
+    clock.now += 1e9
+    assert not restarts.is_due
 
 
-def test_the_delay_is_short_again_after_a_healthy_while():
-    restarts = _restarts(20)
+def test_the_delay_is_short_again_after_a_healthy_while(clock):
+    restarts = restarts_lib.GroupRestarts(limit=20, clock=clock)
     for _ in range(3):
         _plan(restarts)
-        restarts.note_start(now=0.0)
-    assert _plan(restarts, now=59.0)[0] == 4.0
-    restarts.note_start(now=100.0)
-    assert _plan(restarts, now=160.0)[0] == 0.5
+        restarts.note_start()
+    clock.now = 59.0
+    assert _plan(restarts)[0] == 4.0
+    clock.now = 100.0
+    restarts.note_start()
+    clock.now = 160.0
+    assert _plan(restarts)[0] == 0.5
     # Those made count all the same.
     assert restarts.made == 5
 
@@ -48,7 +64,7 @@ def test_the_delay_is_short_again_after_a_healthy_while():
     "exit_code, what", [(2, "wrong options"), (65, "wrong data")]
 )
 def test_what_would_fail_again_is_not_started_again(exit_code, what):
-    restarts = _restarts(3)
+    restarts = restarts_lib.GroupRestarts(limit=3)
     delay, text = _plan(restarts, exit_code)
     assert delay is None
     assert f"exit code {exit_code} means {what}" in text
@@ -56,61 +72,69 @@ def test_what_would_fail_again_is_not_started_again(exit_code, what):
 
 
 def test_without_restarts_there_is_nothing_to_say():
-    assert _plan(_restarts(0)) == (None, "")
+    assert _plan(restarts_lib.GroupRestarts(limit=0)) == (None, "")
 
 
 def test_a_taken_port_does_not_count_but_is_not_tried_for_ever():
-    restarts = _restarts(0)
+    restarts = restarts_lib.GroupRestarts(limit=0)
     for start in (2, 3):
         delay, text = _plan(restarts, port_taken=True)
         assert delay == 0.0 and "on others" in text
-        assert restarts.is_due(now=0.0)
-        restarts.note_start(now=0.0)
+        assert restarts.is_due
+        restarts.note_start()
         assert (restarts.made, restarts.num_starts) == (0, start)
     assert _plan(restarts, port_taken=True) == (None, "")
 
 
-def _worker_restarts(limit):
-    return restarts_lib.WorkerRestarts(["a", "b"], limit=limit)
+def _worker_restarts(limit, clock, names=("a", "b")):
+    return restarts_lib.WorkerRestarts(names, limit=limit, clock=clock)
 
 
-def test_a_worker_is_due_after_a_delay_that_doubles_up_to_a_bound():
-    restarts = _worker_restarts(20)
+def test_a_worker_is_due_after_a_delay_that_doubles_up_to_a_bound(clock):
+    restarts = _worker_restarts(20, clock)
     delays = []
-    for _ in range(20):
-        delay = restarts.note_end("a", now=100.0)
+    for number in range(20):
+        delay = restarts.note_end("a")
         assert restarts.is_known_dead("a") and not restarts.is_known_dead("b")
-        assert restarts.due(now=100.0 + delay - 0.01) == []
-        assert restarts.due(now=100.0 + delay) == ["a"]
-        restarts.note_restart("a", now=100.0)
-        assert restarts.due(now=1e9) == []
+        assert restarts.made["a"] == number  # The planned one does not count.
+        clock.now += delay - 0.01
+        assert restarts.due() == []
+        clock.now += 0.02
+        assert restarts.due() == ["a"]
+        restarts.note_start("a")
+        assert restarts.due() == []
         delays.append(delay)
     assert delays[:6] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert set(delays[6:]) == {10.0}
     assert restarts.made == {"a": 20, "b": 0}
 
 
-def test_the_delay_is_short_again_after_a_worker_has_worked():
-    restarts = _worker_restarts(20)
+def test_the_delay_is_short_again_after_a_worker_has_worked(clock):
+    restarts = _worker_restarts(20, clock)
     for now in (0.0, 59.0, 110.0):
-        restarts.note_end("a", now=now)
-        restarts.note_restart("a", now=now)
-    assert restarts.note_end("a", now=169.0) == 8.0
-    restarts.note_restart("a", now=180.0)
-    assert restarts.note_end("a", now=240.0) == 1.0
+        clock.now = now
+        restarts.note_end("a")
+        restarts.note_start("a")
+    clock.now = 169.0
+    assert restarts.note_end("a") == 8.0
+    clock.now = 180.0
+    restarts.note_start("a")
+    clock.now = 240.0
+    assert restarts.note_end("a") == 1.0
     assert restarts.made["a"] == 4
 
 
-def test_once_one_is_given_up_no_other_is_started_again():
-    restarts = restarts_lib.WorkerRestarts(["a", "b", "c"], limit=1)
-    assert restarts.note_end("a", now=0.0) == 1.0
-    restarts.note_restart("a", now=1.0)
-    assert restarts.note_end("b", now=5.0) == 1.0
-    assert restarts.note_end("a", now=5.5) is None
+def test_once_one_is_given_up_no_other_is_started_again(clock):
+    restarts = _worker_restarts(1, clock, "abc")
+    assert restarts.note_end("a") == 1.0
+    restarts.note_start("a")
+    assert restarts.note_end("b") == 1.0
+    assert restarts.note_end("a") is None
     assert restarts.is_known_dead("a") and restarts.is_known_dead("b")
-    assert restarts.due(now=1e9) == []
+    clock.now = 1e9
+    assert restarts.due() == []
     assert not restarts.none_left
-    assert restarts.note_end("c", now=6.0) is None
+    assert restarts.note_end("c") is None
     assert restarts.none_left
     assert restarts.made == {"a": 1, "b": 0, "c": 0}
 

@@ -157,7 +157,7 @@ def test_killed_keeper_takes_the_task_along(start):
 def test_launcher_killed_by_sigkill(tmp_path):
     launcher = f"""
 import os, time
-from tfdistill import task_process
+from tfdistill.launcher import task_process
 with open({str(tmp_path / "log")!r}, "wb") as file:
     process = task_process.TaskProcess(
         {_python(FAMILY + WAIT)!r}, env=os.environ, log_file=file

@@ -25,7 +25,7 @@ class _Task:
     """A task under watch that takes given times."""
 
     def __init__(self, stuck_secs=8.0):
-        self.watch = watches.ProgressWatch(stuck_secs=stuck_secs)
+        self.watch = watches.ProgressLimit(stuck_secs=stuck_secs)
         self.now = 50.0
         self._count = 0
 
@@ -42,7 +42,7 @@ class _Task:
 
 
 def test_a_task_that_says_nothing_is_not_judged():
-    watch = watches.ProgressWatch(stuck_secs=8.0)
+    watch = watches.ProgressLimit(stuck_secs=8.0)
     watch.note(None, now=0.0)
     assert watch.phase == signs.IDLE
     assert not watch.is_stuck(now=1e9)

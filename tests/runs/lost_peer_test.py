@@ -16,7 +16,9 @@ from tests.programs import lost_peer as lost_peer_program
 from tfdistill.teachers import options
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(300)]
-_BOUNDS = options.Bounds(max_steps=20, ramp_steps=10)
+_BOUNDS = options.TeacherOptions(
+    max_staleness_steps=20, staleness_ramp_steps=10
+)
 _STEP_SECS, _LIMIT_SECS = 0.03, 240.0
 
 
@@ -80,8 +82,8 @@ def test_a_lost_peer_fades_away_and_counts_again_when_it_is_back(tmp_path):
     teachers = tfdistill.TeacherSet(
         tfdistill.Exchange(tmp_path),
         [1],
-        max_staleness_steps=_BOUNDS.max_steps,
-        staleness_ramp_steps=_BOUNDS.ramp_steps,
+        max_staleness_steps=_BOUNDS.max_staleness_steps,
+        staleness_ramp_steps=_BOUNDS.staleness_ramp_steps,
         poll_secs=0.1,
     )
     model = cases.codistill(cases.linear(0), teachers)
@@ -100,7 +102,8 @@ def test_a_lost_peer_fades_away_and_counts_again_when_it_is_back(tmp_path):
         story.stop()
     assert len(story.chapters) == 3, teachers.status()
     for step, (version, weight) in enumerate(story.steps):
-        expected = _BOUNDS.share(step - version, 0.0) if version >= 0 else 0.0
+        share = float(_BOUNDS.share(step - version, 0))
+        expected = share if version >= 0 else 0.0
         assert weight == pytest.approx(expected, abs=1e-6), (step, version)
     killed, forgotten, _ = story.chapters
     # All the way down the ramp, with the same version.

@@ -1,7 +1,7 @@
 """Tests of a group inside its job: restarts, time limits, cancellation.
 
 Slurm's commands are small programs here that do what a test tells them;
-slurm_run_test.py runs with the real ones.
+tests/runs/slurm_test.py runs with the real ones.
 """
 
 import os

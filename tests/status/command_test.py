@@ -214,8 +214,8 @@ def test_a_real_run_that_failed_and_came_back(tmp_path, capsys):
         assert run.wait(timeout_secs=60).exit_code == 0
     program = (
         "import sys\n"
-        "from tfdistill import status_cli\n"
-        "code = status_cli.main()\n"
+        "from tfdistill.status import command\n"
+        "code = command.main()\n"
         "assert 'tensorflow' not in sys.modules, 'TensorFlow was imported'\n"
         "sys.exit(code)\n"
     )

@@ -9,7 +9,6 @@ import threading
 import pytest
 
 from tests.cases import runs as cases
-from tfdistill.exchange import reader
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
 from tfdistill.status import observed_run
@@ -20,15 +19,10 @@ _NOW = cases.NOW
 _JUST = _NOW - 1
 
 
-@pytest.fixture(autouse=True)
-def _old_files(monkeypatch):
-    """Files are as old as their lines say, not as this test."""
-    monkeypatch.setattr(
-        "tfdistill.status.directory.RunDirectory.last_written", lambda *_: 0.0
-    )
-
-
 def _look(directory, **options):
+    for path in directory.rglob("*"):
+        # Files are as old as their lines say, not as this test.
+        os.utime(path, (0.0, 0.0))
     run = observed_run.ObservedRun(directory, clock=lambda: _NOW, **options)
     return run.look()
 
@@ -267,15 +261,17 @@ def test_errors_in_logs_are_found_where_no_event_tells_them(tmp_path):
     assert _look(tmp_path).groups[0].last_error == ""
 
 
-def test_a_storage_that_hangs_does_not_hold_up_the_rest(tmp_path, monkeypatch):
-    pipe = tmp_path / "exchange" / "group_0" / "5"
-    pipe.mkdir(parents=True)
-    cases.metrics(tmp_path, 0, cases.line(5, _JUST))
+def test_a_storage_that_hangs_does_not_hold_up_the_rest(tmp_path):
+    cases.metrics(tmp_path, 0, cases.line(5, _NOW - 1))
     release = threading.Event()
-    monkeypatch.setattr(
-        reader.VersionReader, "glance", lambda *_: release.wait(60)
+
+    def hang(root):
+        release.wait(60)
+        raise OSError("released")
+
+    run = observed_run.ObservedRun(
+        tmp_path, clock=lambda: _NOW, open_storage=hang
     )
-    run = observed_run.ObservedRun(tmp_path, clock=lambda: _NOW)
     seen = run.look(limit_secs=0.2)
     release.set()
     assert _states(seen) == ["running"]

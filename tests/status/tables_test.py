@@ -67,12 +67,21 @@ def test_duration(secs, text):
     assert tables.duration(secs) == text
 
 
+def _run(*statuses, now=0.0):
+    return group.RunStatus(time=1e9 + now, groups=statuses)
+
+
+def _lines(*statuses, width, **options):
+    stream = io.StringIO()
+    console = rich.console.Console(file=stream, width=width)
+    console.print(tables.view(_run(*statuses), width=width, **options))
+    return stream.getvalue().splitlines()
+
+
 def test_table_has_a_row_for_each_group():
     statuses = [group.GroupStatus(g) for g in (0, 1)]
     statuses[1].update(_records(7, distillation_loss=0.25))
-    stream = io.StringIO()
-    rich.console.Console(file=stream, width=120).print(tables.table(statuses))
-    lines = stream.getvalue().splitlines()
+    lines = _lines(*statuses, width=120)
     assert any("0" in line and "starting" in line for line in lines)
     assert any("7" in line and "0.2500" in line for line in lines)
 
@@ -84,7 +93,7 @@ def test_plain_lines_are_rare_and_only_on_change():
 
     def shown(now):
         before = len(stream.getvalue())
-        display.show([status], now=now)
+        display.show(_run(status, now=now))
         return stream.getvalue()[before:]
 
     assert shown(0.0) == "[    0.0 s] group 0: starting\n"
@@ -108,7 +117,7 @@ def test_live_table_and_messages_on_a_terminal(monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: True)
     display = tables.Display(stream)
-    display.show([group.GroupStatus(3)], now=0.0)
+    display.show(_run(group.GroupStatus(3)))
     display.say("see [log] at /a/b")
     display.close()
     assert "\x1b[" in stream.getvalue()
@@ -119,7 +128,7 @@ def test_live_table_and_messages_on_a_terminal(monkeypatch):
 def test_plain_by_default_where_there_is_no_terminal():
     stream = io.StringIO()
     display = tables.Display(stream)
-    display.show([group.GroupStatus(3)], now=0.0)
+    display.show(_run(group.GroupStatus(3)))
     display.close()
     assert stream.getvalue() == "[    0.0 s] group 3: starting\n"
 
@@ -139,17 +148,15 @@ def _troubled():
 
 
 @pytest.mark.parametrize("width", [100, 80, 60, 40, 20])
-def test_the_table_fits_the_terminal(width):
-    stream = io.StringIO()
-    console = rich.console.Console(file=stream, width=width)
-    console.print(tables.groups_table([_troubled()], width=width))
-    lines = stream.getvalue().splitlines()
+def test_the_view_fits_the_terminal(width):
+    lines = _lines(_troubled(), width=width, whole=False)
     assert max(map(len, lines)) <= width
-    text = stream.getvalue()
+    text = "\n".join(lines)
     assert "running" in text or width == 20
     assert ("quarantined" in lines[1]) == (width >= 60)
     assert ("newest" in lines[1]) == (width >= 60)
-    assert len(lines) <= 7  # Notes are cut, not wrapped.
+    # A table of one group, two notes, one of a teacher, one on its version.
+    assert len(lines) == 5 + 2 + 5 + 1  # Notes are cut, not wrapped.
     if width == 100:
         (row,) = [line.split() for line in lines if "20/500" in line]
         assert row[:4] == ["0", "running", "20/500", "0.5000"]
@@ -158,17 +165,22 @@ def test_the_table_fits_the_terminal(width):
         assert "its outputs [must] be finite" in text
 
 
+def test_a_view_for_one_look_has_every_note_whole():
+    text = " ".join(_lines(_troubled(), width=60))
+    assert text.count("finite:") == 9
+
+
 def test_plain_lines_tell_a_quarantine_once():
     stream = io.StringIO()
     display = tables.Display(stream, plain=True)
     status = _troubled()
-    display.show([status], now=0.0)
+    display.show(_run(status))
     assert "quarantined 3 of group_1, last 7: its outputs" in stream.getvalue()
     assert "newest 15, quarantined 3, restarts 2" in stream.getvalue()
     status.record["teachers"][0]["quarantined"]["8"] = status.record[
         "teachers"
     ][0]["quarantined"]["7"]
-    display.show([status], now=100.0)
+    display.show(_run(status, now=100.0))
     assert stream.getvalue().count("its outputs [must] be finite:") == 9
 
 

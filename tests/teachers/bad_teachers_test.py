@@ -171,7 +171,7 @@ def test_the_weight_follows_the_ramp_of_a_frozen_exporter(
         )
     data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
     cases.prepare(model, data)
-    clock = teachers._slots[0].health.clock = _Clock()
+    clock = teachers._slots[0]._clock = _Clock()
     # In this order: the time of a step has passed when the loader looks.
     callbacks = [clock, tfdistill.TeacherLoader(every_steps=1)]
     cases.publish(exchange, cases.linear(1), step=0)

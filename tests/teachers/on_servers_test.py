@@ -32,7 +32,7 @@ def _peer(seed):
 class _Group:
     """A student with one teacher, and the peer that it learns from."""
 
-    def __init__(self, directory, *, follow=True, **kwargs):
+    def __init__(self, directory, **kwargs):
         self.exchange = tfdistill.Exchange(directory)
         self.remote = on_servers.RemoteTeachers(
             options.TeacherOptions(
@@ -42,17 +42,13 @@ class _Group:
         self.x, _ = cases.data()
         graph = student_graph.StudentGraph(cases.student(), SPEC)
         self.slot = self.remote.make_slot("group_1", graph)
-        if follow:
-            self.follow()
-        self.decisions = agreement.Decisions(
-            tf.distribute.get_strategy(), self.remote.slots, self.remote
+        self.slot.follow(
+            self.exchange, 1, alone=True, screen=gates.VersionScreen(graph)
+        )
+        self.agreement = agreement.Agreement(
+            self.remote.slots, self.remote.sum, num_workers=1, is_chief=True
         )
         self._ask = tf.function(self._execute, autograph=False)
-
-    def follow(self, **kwargs):
-        self.slot.follow(
-            self.exchange, 1, alone=True, allow_other_graphs=False, **kwargs
-        )
 
     def publish(self, student, step, **kwargs):
         codistillation_cases.publish(
@@ -65,7 +61,7 @@ class _Group:
 
     def refresh(self):
         """What `TeacherSet.refresh` does."""
-        ready = self.decisions.drop_bad("it made no sense")
+        ready = self.agreement.exchange_news("it made no sense")
         for slot in ready:
             slot.swap()
         if ready:
@@ -102,7 +98,7 @@ def group(tmp_path):
 
 def test_before_a_version_arrives_nobody_is_asked(group):
     arguments = group.remote.arguments()
-    np.testing.assert_array_equal(arguments, [[-1, 0, 0, 10**6]])
+    np.testing.assert_array_equal(arguments, [[-1, 0, 0, 0]])
     outputs, weights, report = group.ask(arguments)
     assert not outputs.any() and not weights.any()
     assert report.tolist() == [0, -1]
@@ -112,7 +108,7 @@ def test_a_published_version_predicts_as_the_peer(group):
     peer = _peer(3)
     group.take(peer, 10)
     arguments = group.remote.arguments()
-    np.testing.assert_array_equal(arguments, [[10, 1, 1, 10**6]])
+    np.testing.assert_array_equal(arguments, [[10, 1, 1, 0]])
     outputs, weights, report = group.ask(arguments)
     np.testing.assert_allclose(outputs, peer(group.x), rtol=1e-5)
     assert (weights == 1).all()
@@ -130,7 +126,7 @@ def test_a_version_is_read_beside_the_one_in_use(group):
     np.testing.assert_allclose(group.ask(before)[0], first(group.x), rtol=1e-5)
     assert group.refresh() == [group.slot]
     after = group.remote.arguments()
-    np.testing.assert_array_equal(after, [[20, 1, 0, 10**6]])
+    np.testing.assert_array_equal(after, [[20, 1, 0, 0]])
     for arguments, peer in ((after, second), (before, first), (after, second)):
         outputs = group.ask(arguments)[0]
         np.testing.assert_allclose(outputs, peer(group.x), rtol=1e-5)
@@ -238,17 +234,22 @@ def test_a_version_with_nan_is_refused(group, what, monkeypatch):
 
 
 def test_a_version_that_is_too_old_is_not_obeyed(tmp_path):
-    group = _Group(tmp_path, bounds=options.Bounds(max_steps=50))
+    group = _Group(
+        tmp_path,
+        max_staleness_steps=50,
+        max_staleness_secs=10,
+        staleness_ramp_secs=10,
+    )
     group.take(_peer(3), 10)
     arguments = group.remote.arguments()
     assert group.ask(arguments, step=60)[1].all()
     assert not group.ask(arguments, step=61)[1].any()
     # Age in seconds travels along: the coordinator has the clock.
-    for share in (0.5, 0.0):
-        group.slot.health.share_by_secs = share
+    for age_ms, is_obeyed in ((15_000, True), (20_000, False)):
+        group.slot.age_ms = age_ms
         arguments = group.remote.arguments()
-        assert int(arguments[0, 3]) == share * 10**6
-        assert group.ask(arguments, step=60)[1].any() == (share > 0)
+        assert int(arguments[0, 3]) == age_ms
+        assert group.ask(arguments, step=60)[1].any() == is_obeyed
 
 
 # ---- the whole of it, on a pretended group ----
@@ -322,10 +323,10 @@ def test_a_group_goes_on_with_the_version_that_it_had(tmp_path, monkeypatch):
 
 def test_a_version_is_tried_before_it_is_obeyed(tmp_path):
     """Out of the half that is not in use, while the other one is."""
-    group = _Group(tmp_path, follow=False)
     good, bad = _peer(3), _peer(4)
-    labels = (good(group.x).numpy() > 0).astype("int64")
-    group.follow(canary=gates.Canary(group.x, labels=labels, margin=0.0))
+    x, _ = cases.data()
+    labels = (good(x).numpy() > 0).astype("int64")
+    group = _Group(tmp_path, canary=gates.Canary(x, labels=labels, margin=0.0))
     group.take(good, 10)
     kernel = bad.layers[-1].kernel
     kernel.assign(-1000 * kernel)

@@ -1,75 +1,101 @@
-""""""
+"""How old a version may be, and what its age leaves it."""
+
+import dataclasses
+import inspect
 
 import pytest
 import tensorflow as tf
 
-from tfdistill.teachers import options as options_lib
+from tfdistill.teachers import options
+from tfdistill.teachers import teacher_set
 
 _AGES = [-3, 0, 9, 10, 11, 12, 14, 2**40]
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("most", "ramp", "expected"),
     [
-        ({}, [1] * 8),
-        ({"max_steps": 10}, [1, 1, 1, 1, 0, 0, 0, 0]),
-        (
-            {"max_steps": 10, "ramp_steps": 4},
-            [1, 1, 1, 1, 0.75, 0.5, 0, 0],
-        ),
-        ({"max_steps": 0, "ramp_steps": 1}, [1, 1, 0, 0, 0, 0, 0, 0]),
+        (None, 0, [1] * 8),
+        (10, 0, [1, 1, 1, 1, 0, 0, 0, 0]),
+        (10, 4, [1, 1, 1, 1, 0.75, 0.5, 0, 0]),
+        (0, 1, [1, 1, 0, 0, 0, 0, 0, 0]),
     ],
 )
-def test_shares_by_steps_are_those_of_the_graph(options, expected):
-    bounds = options_lib.Bounds(**options)
-    found = bounds.share_by_steps(tf.constant(_AGES, tf.int64))
-    assert found.dtype == tf.float32
+def test_shares_by_steps(most, ramp, expected):
+    found = options.TeacherOptions(
+        max_staleness_steps=most, staleness_ramp_steps=ramp
+    ).share(tf.constant(_AGES, tf.int64), 0)
     assert found.numpy().tolist() == expected
-    assert [bounds.share(age, 0.0) for age in _AGES] == expected
 
 
 @pytest.mark.parametrize(
-    ("options", "age", "expected"),
+    ("most", "ramp", "secs", "expected"),
     [
-        ({}, 1e9, 1),
-        ({"max_secs": 5.0}, 5.0, 1),
-        ({"max_secs": 5.0}, 5.1, 0),
-        ({"max_secs": 5.0, "ramp_secs": 2.0}, 5.5, 0.75),
-        ({"max_secs": 5.0, "ramp_secs": 2.0}, 7.0, 0),
-        ({"max_secs": 5.0, "ramp_secs": 2.0}, 70.0, 0),
+        (None, 0.0, 1e9, 1),
+        (5.0, 0.0, 5.0, 1),
+        (5.0, 0.0, 5.1, 0),
+        (5.0, 2.0, 5.5, 0.75),
+        (5.0, 2.0, 7.0, 0),
+        (5.0, 2.0, 70.0, 0),
     ],
 )
-def test_shares_by_seconds(options, age, expected):
-    assert options_lib.Bounds(**options).share_by_secs(age) == expected
+def test_shares_by_seconds(most, ramp, secs, expected):
+    found = options.TeacherOptions(
+        max_staleness_secs=most, staleness_ramp_secs=ramp
+    ).share(0, round(secs * 1000))
+    assert float(found) == expected
 
 
 def test_the_lower_share_counts():
-    bounds = options_lib.Bounds(
-        max_steps=10, ramp_steps=4, max_secs=5, ramp_secs=2
+    both = options.TeacherOptions(
+        max_staleness_steps=10,
+        staleness_ramp_steps=4,
+        max_staleness_secs=5,
+        staleness_ramp_secs=2,
     )
-    assert bounds.share(11, 0.0) == 0.75
-    assert bounds.share(11, 6.0) == 0.5
-    assert bounds.share(13, 6.0) == 0.25
-    assert str(bounds) == (
+    found = both.share(tf.constant([11, 11, 13]), tf.constant([0, 6000, 6000]))
+    assert found.numpy().tolist() == [0.75, 0.5, 0.25]
+    assert both.bounds == (
         "max_staleness_steps=10, staleness_ramp_steps=4, "
         "max_staleness_secs=5, staleness_ramp_secs=2"
+    )
+    assert options.TeacherOptions(max_staleness_steps=0).bounds == (
+        "max_staleness_steps=0"
     )
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("steps", "secs", "message"),
     [
-        ({"max_steps": -1}, "max_staleness_steps.*-1"),
-        ({"max_secs": float("nan")}, "max_staleness_secs.*nan"),
-        ({"max_steps": 1, "ramp_steps": -1}, "staleness_ramp_steps.*-1"),
-        ({"max_secs": 1, "ramp_secs": float("inf")}, "staleness_ramp_secs"),
-        ({"ramp_steps": 3}, "must come with a `max_staleness_steps`"),
-        ({"max_steps": 3, "ramp_secs": 3}, "with a `max_staleness_secs`"),
+        ((-1, 0), (None, 0), "max_staleness_steps.*-1"),
+        ((None, 0), (float("nan"), 0), "max_staleness_secs.*nan"),
+        ((1, -1), (None, 0), "staleness_ramp_steps.*-1"),
+        ((None, 0), (1, float("inf")), "staleness_ramp_secs"),
+        ((None, 3), (None, 0), "must come with a `max_staleness_steps`"),
+        ((3, 0), (None, 3), "with a `max_staleness_secs`"),
     ],
 )
-def test_what_is_no_bound(options, message):
+def test_impossible_bounds_are_refused(steps, secs, message):
     with pytest.raises(ValueError, match=message):
-        options_lib.Bounds(**options)
+        options.TeacherOptions(
+            max_staleness_steps=steps[0],
+            staleness_ramp_steps=steps[1],
+            max_staleness_secs=secs[0],
+            staleness_ramp_secs=secs[1],
+        )
+
+
+def test_the_options_are_the_arguments_of_a_teacher_set():
+    arguments = set(inspect.signature(teacher_set.TeacherSet).parameters)
+    fields = {
+        field.name for field in dataclasses.fields(options.TeacherOptions)
+    }
+    assert fields == arguments - {"exchange"}
+
+
+def test_other_schemas_need_one_to_compare_with():
+    with pytest.raises(ValueError, match="must come with a `schema`"):
+        options.TeacherOptions(allow_other_schemas=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-""""""
+"""One peer's versions: found, read, announced, taken, refused."""
 
 import logging
 import random
@@ -8,11 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from tfdistill.cluster import replicas
 from tfdistill.exchange import versions
 from tfdistill.teachers import agreement
 from tfdistill.teachers import peer
-from tfdistill.teachers import slot as teacher_slot
 
 _WAIT_SECS = 30.0
 
@@ -431,7 +429,7 @@ class _Collective:
     def __init__(self):
         self.answer = None
 
-    def sum(self, values):
+    def __call__(self, values):
         if self.answer is None:
             raise _Pending(values.copy())
         return self.answer, np.zeros([1])
@@ -441,10 +439,10 @@ class _Slot:
     """A teacher of which only the version counts."""
 
     name = "group_1"
+    age_ms = measured_age_ms = 0
 
     def __init__(self, reader, cannot_load):
         self.reader = reader
-        self.health = teacher_slot.TeacherHealth(self.name)
         self._cannot_load = cannot_load
 
     @property
@@ -452,7 +450,7 @@ class _Slot:
         # Every third version comes with a graph of its own.
         return self.reader.staged.version.step % 3 == 0
 
-    def load_graph(self, strategy):
+    def load_graph(self):
         step = self.reader.staged.version.step
         return "cannot load" if step in self._cannot_load else None
 
@@ -466,7 +464,7 @@ class _Group:
     def __init__(self, rng, num_workers):
         self.rng = rng
         self.exchanges = [_Exchange() for _ in range(num_workers)]
-        self.readers, self.decisions = [], []
+        self.readers, self.agreements, self.collectives = [], [], []
         for index, exchange in enumerate(self.exchanges):
             cannot_read = {s for s in range(40) if rng.random() < 0.05}
             cannot_load = {s for s in range(40) if rng.random() < 0.1}
@@ -479,8 +477,14 @@ class _Group:
             reader = _reader(exchange, read=read, alone=False)
             slot = _Slot(reader, cannot_load)
             self.readers.append(reader)
-            self.decisions.append(
-                agreement.Decisions(index, [slot], _Collective())
+            self.collectives.append(_Collective())
+            self.agreements.append(
+                agreement.Agreement(
+                    [slot],
+                    self.collectives[-1],
+                    num_workers=num_workers,
+                    is_chief=index == 0,
+                )
             )
 
     def background(self):
@@ -508,9 +512,9 @@ class _Group:
                 exchange.errors.clear()
 
     def refresh(self):
-        ready = self._together(lambda d, _: d.drop_bad("bad"), None)
+        ready = self._together(lambda a, _: a.exchange_news("bad"), None)
         self.background()
-        usable = self._together(lambda d, given: d.load_graphs(given), ready)
+        usable = self._together(lambda a, given: a.load_graphs(given), ready)
         for slots in usable:
             for slot in slots:
                 slot.swap()
@@ -518,43 +522,36 @@ class _Group:
 
     def _together(self, decide, given):
         def run(index):
-            decisions = self.decisions[index]
-            return decide(decisions, given and given[index])
+            return decide(self.agreements[index], given and given[index])
 
-        vectors, results = [], [None] * len(self.decisions)
-        for index, decisions in enumerate(self.decisions):
-            decisions._agreement.answer = None
+        vectors, results = [], [None] * len(self.agreements)
+        for index, collective in enumerate(self.collectives):
+            collective.answer = None
             try:
                 results[index] = run(index)
             except _Pending as pending:
                 vectors.append(pending.args[0])
             self.background()
         # A collective that some enter and others do not would block.
-        assert len(vectors) in (0, len(self.decisions))
+        assert len(vectors) in (0, len(self.agreements))
         if vectors:
-            for index, decisions in enumerate(self.decisions):
-                decisions._agreement.answer = np.sum(vectors, axis=0)
+            for index, collective in enumerate(self.collectives):
+                collective.answer = np.sum(vectors, axis=0)
                 results[index] = run(index)
                 self.background()
         return results
 
 
 @pytest.fixture
-def simulated(monkeypatch):
-    """Makes a strategy a worker's index; collectives are stubs."""
-    monkeypatch.setattr(replicas, "is_chief", lambda index: index == 0)
-
-    def with_workers(count):
-        monkeypatch.setattr(replicas, "num_workers", lambda _: count)
-
+def no_warnings():
     logging.disable(logging.WARNING)
-    yield with_workers
+    yield
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.usefixtures("no_warnings")
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
-def test_workers_never_differ_and_never_go_back(simulated, num_workers):
-    simulated(num_workers)
+def test_workers_never_differ_and_never_go_back(num_workers):
     swaps = rejections = 0
     for seed in range(300):
         group = _Group(random.Random(seed), num_workers)
@@ -578,9 +575,9 @@ def test_workers_never_differ_and_never_go_back(simulated, num_workers):
     assert rejections > 200
 
 
+@pytest.mark.usefixtures("no_warnings")
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_after_any_trouble_a_good_version_arrives(simulated, num_workers):
-    simulated(num_workers)
+def test_after_any_trouble_a_good_version_arrives(num_workers):
     for seed in range(100):
         group = _Group(random.Random(seed), num_workers)
         for step in range(1, 12):

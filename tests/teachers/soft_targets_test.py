@@ -1,4 +1,4 @@
-""""""
+"""The teachers' answers to one batch, and what each is worth."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,19 @@ from tfdistill.teachers import soft_targets
 _NAN = float("nan")
 
 
-def _state(count=2, weights=None, **bounds):
-    return soft_targets.TeacherState(
-        weights or [1.0] * count, bounds=options.Bounds(**bounds)
+class _Variables(soft_targets.TeacherVariables):
+    """Versions that were seen just now, unless their ages are given."""
+
+    def assign(self, *, steps, in_use, ages_ms=None):
+        ages_ms = ages_ms or [0] * len(steps)
+        super().assign(steps=steps, in_use=in_use, ages_ms=ages_ms)
+
+
+def _variables(count=2, weights=None, **bounds):
+    return _Variables(
+        options.TeacherOptions(
+            peers=tuple(range(count)), weights=weights, **bounds
+        )
     )
 
 
@@ -20,8 +30,8 @@ def _constant(*rows):
     return lambda inputs: [tf.constant(rows, tf.float32)]
 
 
-def _ask(state, *teachers, step=20, active=True, batch=2, classes=1):
-    return state.ask(
+def _ask(variables, *teachers, step=20, active=True, batch=2, classes=1):
+    return variables.ask(
         teachers,
         tf.zeros([batch, 4]),
         step=tf.constant(step, tf.int64),
@@ -31,9 +41,9 @@ def _ask(state, *teachers, step=20, active=True, batch=2, classes=1):
 
 
 def test_teachers_in_use_are_asked_and_weighted():
-    state = _state(weights=[1.0, 3.0])
-    state.assign(steps=[10, 12], in_use=[True, True])
-    soft = _ask(state, _constant([1.0], [2.0]), _constant([5.0], [6.0]))
+    variables = _variables(weights=[1.0, 3.0])
+    variables.assign(steps=[10, 12], in_use=[True, True])
+    soft = _ask(variables, _constant([1.0], [2.0]), _constant([5.0], [6.0]))
     np.testing.assert_array_equal(soft.outputs[0][0], [[1], [2]])
     np.testing.assert_array_equal(soft.outputs[0][1], [[5], [6]])
     np.testing.assert_array_equal(soft.weights, [[1, 1], [3, 3]])
@@ -50,13 +60,13 @@ def test_a_teacher_that_is_not_used_is_not_run(in_use, active):
         runs.assign_add(1)
         return [tf.fill([2, 1], _NAN)]
 
-    state = _state()
-    state.assign(steps=[10, 10], in_use=in_use)
+    variables = _variables()
+    variables.assign(steps=[10, 10], in_use=in_use)
 
     @tf.function
     def step():
         return _ask(
-            state, teacher, _constant([5.0], [6.0]), active=active
+            variables, teacher, _constant([5.0], [6.0]), active=active
         ).weights
 
     weights = step().numpy()
@@ -66,67 +76,75 @@ def test_a_teacher_that_is_not_used_is_not_run(in_use, active):
 
 
 def test_no_teacher_has_no_staleness():
-    soft = _ask(_state(1), _constant([1.0], [2.0]))
+    soft = _ask(_variables(1), _constant([1.0], [2.0]))
     assert np.isnan(soft.staleness)
     np.testing.assert_array_equal(soft.weights, [[0, 0]])
 
 
 @pytest.mark.parametrize(("step", "used"), [(14, 1), (15, 1), (16, 0)])
 def test_staleness_has_an_exact_bound(step, used):
-    state = _state(1, max_steps=5)
-    state.assign(steps=[10], in_use=[True])
-    soft = _ask(state, _constant([1.0], [2.0]), step=step)
+    variables = _variables(1, max_staleness_steps=5)
+    variables.assign(steps=[10], in_use=[True])
+    soft = _ask(variables, _constant([1.0], [2.0]), step=step)
     np.testing.assert_array_equal(soft.weights, [[used, used]])
 
 
 def test_a_version_fades_by_its_steps_and_by_its_seconds():
-    state = _state(1, max_steps=5, ramp_steps=4)
-    state.assign(steps=[10], in_use=[True])
+    variables = _variables(
+        1,
+        max_staleness_steps=5,
+        staleness_ramp_steps=4,
+        max_staleness_secs=60,
+        staleness_ramp_secs=20,
+    )
+    variables.assign(steps=[10], in_use=[True])
     teacher = _constant([1.0], [2.0])
     for step, share in ((15, 1), (16, 0.75), (18, 0.25), (19, 0), (99, 0)):
-        soft = _ask(state, teacher, step=step)
+        soft = _ask(variables, teacher, step=step)
         np.testing.assert_array_equal(soft.shares, [share])
         np.testing.assert_array_equal(soft.weights, [[share > 0] * 2])
-    state.assign(steps=[10], in_use=[True], shares=[0.5])
+    variables.assign(steps=[10], in_use=[True], ages_ms=[70_000])
     # The lower of the two counts.
     for step, share in ((10, 0.5), (16, 0.5), (18, 0.25)):
-        soft = _ask(state, teacher, step=step)
+        soft = _ask(variables, teacher, step=step)
         np.testing.assert_array_equal(soft.shares, [share])
     # Another version, another age.
-    state.assign(steps=[18], in_use=[True], shares=[1.0])
-    np.testing.assert_array_equal(_ask(state, teacher).shares, [1])
+    variables.assign(steps=[18], in_use=[True])
+    np.testing.assert_array_equal(_ask(variables, teacher).shares, [1])
 
 
 def test_a_teacher_that_fades_hands_over_to_the_others():
-    state = _state(max_steps=5, ramp_steps=4, weights=[2.0, 1.0])
-    state.assign(steps=[10, 18], in_use=[True, True])
+    variables = _variables(
+        max_staleness_steps=5, staleness_ramp_steps=4, weights=[2.0, 1.0]
+    )
+    variables.assign(steps=[10, 18], in_use=[True, True])
     first, second = _constant([1.0], [2.0]), _constant([3.0], [_NAN])
-    soft = _ask(state, first, second, step=18)
+    soft = _ask(variables, first, second, step=18)
     np.testing.assert_array_equal(soft.shares, [0.25, 1])
     np.testing.assert_array_equal(soft.weights, [[0.5, 0.5], [1, 0]])
     np.testing.assert_array_equal(soft.share_of_rows, [1, 0.25])
 
 
 def test_a_fixed_teacher_is_never_too_old():
-    state = _state(1, max_steps=0)
-    state.assign(steps=[-1], in_use=[True])
-    soft = _ask(state, _constant([1.0], [2.0]), step=10**9)
+    variables = _variables(1, max_staleness_steps=0)
+    variables.assign(steps=[-1], in_use=[True])
+    soft = _ask(variables, _constant([1.0], [2.0]), step=10**9)
     np.testing.assert_array_equal(soft.weights, [[1, 1]])
     assert np.isnan(soft.staleness)
 
 
 @pytest.mark.parametrize("bad", [_NAN, float("inf"), float("-inf")])
 def test_rows_that_are_not_finite_have_no_weight(bad):
-    state = _state(1)
-    state.assign(steps=[10], in_use=[True])
-    soft = _ask(state, _constant([1.0, bad], [2.0, 3.0]), classes=2)
+    variables = _variables(1)
+    variables.assign(steps=[10], in_use=[True])
+    soft = _ask(variables, _constant([1.0, bad], [2.0, 3.0]), classes=2)
     np.testing.assert_array_equal(soft.weights, [[0, 1]])
 
 
 def test_a_row_is_bad_if_any_output_is():
-    state = _state(1)
-    state.assign(steps=[10], in_use=[True])
-    soft = state.ask(
+    variables = _variables(1)
+    variables.assign(steps=[10], in_use=[True])
+    soft = variables.ask(
         [lambda _: [tf.ones([2, 3]), tf.constant([_NAN, 1.0])]],
         tf.zeros([2, 4]),
         step=tf.constant(20, tf.int64),
@@ -137,48 +155,48 @@ def test_a_row_is_bad_if_any_output_is():
 
 
 def test_bad_batches_are_counted_in_a_row():
-    state = _state()
-    state.assign(steps=[10, 10], in_use=[True, True])
+    variables = _variables()
+    variables.assign(steps=[10, 10], in_use=[True, True])
     good, bad = _constant([1.0], [2.0]), _constant([1.0], [_NAN])
     counts = []
     for first in (bad, bad, good, bad):
-        _ask(state, first, good)
-        counts.append(state.bad_in_a_row().numpy().tolist())
+        _ask(variables, first, good)
+        counts.append(variables.bad_in_a_row().numpy().tolist())
     assert counts == [[1, 0], [2, 0], [0, 0], [1, 0]]
 
 
 def test_batches_that_asked_nobody_count_for_nothing():
-    state = _state(1)
-    state.assign(steps=[10], in_use=[True])
+    variables = _variables(1)
+    variables.assign(steps=[10], in_use=[True])
     bad = _constant([_NAN], [1.0])
-    _ask(state, bad)
-    _ask(state, bad, active=False)
-    assert state.bad_in_a_row().numpy() == [1]
-    _ask(state, bad)
-    assert state.bad_in_a_row().numpy() == [2]
+    _ask(variables, bad)
+    _ask(variables, bad, active=False)
+    assert variables.bad_in_a_row().numpy() == [1]
+    _ask(variables, bad)
+    assert variables.bad_in_a_row().numpy() == [2]
 
 
 def test_a_new_version_starts_without_the_old_ones_count():
-    state = _state()
-    state.assign(steps=[10, 10], in_use=[True, True])
+    variables = _variables()
+    variables.assign(steps=[10, 10], in_use=[True, True])
     bad = _constant([_NAN], [1.0])
     for _ in range(3):
-        _ask(state, bad, bad)
+        _ask(variables, bad, bad)
     # Nobody asks meanwhile: only the new version's number says so.
-    state.assign(steps=[11, 10], in_use=[True, True])
-    assert state.bad_in_a_row().numpy().tolist() == [0, 3]
-    _ask(state, bad, bad, active=False)
-    assert state.bad_in_a_row().numpy().tolist() == [0, 3]
-    _ask(state, bad, bad)
-    assert state.bad_in_a_row().numpy().tolist() == [1, 4]
+    variables.assign(steps=[11, 10], in_use=[True, True])
+    assert variables.bad_in_a_row().numpy().tolist() == [0, 3]
+    _ask(variables, bad, bad, active=False)
+    assert variables.bad_in_a_row().numpy().tolist() == [0, 3]
+    _ask(variables, bad, bad)
+    assert variables.bad_in_a_row().numpy().tolist() == [1, 4]
 
 
 def test_no_gradient_goes_to_a_teacher():
-    state = _state(1)
-    state.assign(steps=[10], in_use=[True])
+    variables = _variables(1)
+    variables.assign(steps=[10], in_use=[True])
     weight = tf.Variable(2.0)
     with tf.GradientTape() as tape:
-        soft = _ask(state, lambda _: [tf.ones([2, 1]) * weight])
+        soft = _ask(variables, lambda _: [tf.ones([2, 1]) * weight])
         loss = tf.reduce_sum(soft.outputs[0][0])
     assert float(loss) == 4.0
     assert tape.gradient(loss, weight) is None
@@ -186,8 +204,8 @@ def test_no_gradient_goes_to_a_teacher():
 
 def test_replicas_count_their_own(two_replicas):
     with two_replicas.scope():
-        state = _state(1)
-    state.assign(steps=[10], in_use=[True])
+        variables = _variables(1)
+    variables.assign(steps=[10], in_use=[True])
 
     @tf.function
     def run():
@@ -195,8 +213,8 @@ def test_replicas_count_their_own(two_replicas):
             context = tf.distribute.get_replica_context()
             is_first = context.replica_id_in_sync_group == 0
             value = tf.where(is_first, _NAN, 1.0)
-            _ask(state, lambda _: [tf.fill([2, 1], value)])
-            return state.bad_in_a_row()
+            _ask(variables, lambda _: [tf.fill([2, 1], value)])
+            return variables.bad_in_a_row()
 
         return two_replicas.run(in_replica)
 

@@ -1,4 +1,4 @@
-"""Versions that are put in place before training, and those that cannot be."""
+"""The teachers of one student, followed and refreshed, and fixed ones."""
 
 import logging
 import pathlib
@@ -122,6 +122,9 @@ def test_another_graph_comes_back_too(exchange):
 # ---- several workers, pretended by threads ----
 
 
+_BOUNDED = options.TeacherOptions(max_staleness_secs=10, staleness_ramp_secs=10)
+
+
 class _Sums:
     """Adds up what two workers say, as the collective does."""
 
@@ -131,35 +134,39 @@ class _Sums:
         self.sizes = []
 
     def of(self, worker):
-        outer = self
+        def of_worker(values):
+            self._given.append(values)
+            self._barrier.wait()
+            total = np.sum(self._given, axis=0)
+            if self._barrier.wait() == 0:
+                self._given = []
+                self.sizes.append(len(total))
+            self._barrier.wait()
+            return total, np.zeros([len(total) // 4], np.int64)
 
-        class OfWorker:
-            def sum(self, values):
-                outer._given.append(values)
-                outer._barrier.wait()
-                total = np.sum(outer._given, axis=0)
-                if outer._barrier.wait() == 0:
-                    outer._given = []
-                    outer.sizes.append(len(total))
-                outer._barrier.wait()
-                return total, np.zeros([len(total) // 4], np.int64)
-
-        return OfWorker()
+        return of_worker
 
 
-class _Slot:
+class _Slot(slot.TeacherSlot):
     """A place whose worker can read some versions, and not others."""
 
+    needs_graph = False
+
     def __init__(self, exchange, name, group, readable):
-        self.name, self.needs_graph = name, False
-        self.health = slot.TeacherHealth(name)
+        super().__init__(name, None, _BOUNDED)
 
         def read(version):
             if version.step not in readable:
                 raise peer.RejectedError("it is not to be read here.")
-            return version.step
+            return []
 
         self.reader = peer.PeerReader(exchange, group, read=read, alone=False)
+
+
+def _agreement(worker, slots, sums):
+    return agreement.Agreement(
+        slots, sums.of(worker), num_workers=2, is_chief=worker == 0
+    )
 
 
 def _run_both(work, *arguments):
@@ -170,35 +177,28 @@ def _run_both(work, *arguments):
         thread.join(60)
 
 
-def test_the_chiefs_clock_says_how_old_a_version_is(exchange, monkeypatch):
-    monkeypatch.setattr("tfdistill.cluster.replicas.num_workers", lambda _: 2)
+def test_the_chiefs_clock_says_how_old_a_version_is(exchange):
+    cases.publish(exchange, cases.linear(1), step=7)
     sums, found = _Sums(), {}
 
     def work(worker, age_secs):
-        slot = _Slot(exchange, "group_1", 1, {})
-        now = [0.0]
-        slot.health.clock = lambda: now[0]
-        slot.health.bounds = options.Bounds(max_secs=10, ramp_secs=10)
-        slot.health.swapped(7, num_bytes=1)
+        slot, now = _Slot(exchange, "group_1", 1, {7}), [0.0]
+        slot._clock = lambda: now[0]
+        slot.reader.announce(7)
+        slot.reader.stage()
+        slot.swap()
         now[0] = age_secs
-        decisions = agreement.Decisions(
-            tf.distribute.get_strategy(), [slot], sums.of(worker)
-        )
-        decisions._proposes = worker == 0
-        decisions.drop_bad("it made no sense")
-        found[worker] = slot.health.share
+        _agreement(worker, [slot], sums).exchange_news("it made no sense")
+        found[worker] = slot.share
 
     # The second worker was stopped for a while, or started later.
     _run_both(work, (0, 15.0), (1, 500.0))
     assert found == {0: 0.5, 1: 0.5}
 
 
-def test_workers_take_the_versions_of_the_chief_that_all_can_read(
-    exchange, monkeypatch
-):
+def test_workers_take_the_versions_of_the_chief_that_all_can_read(exchange):
     for group, step in ((1, 7), (2, 7), (2, 8)):
         cases.publish(exchange, cases.linear(group), group=group, step=step)
-    monkeypatch.setattr("tfdistill.cluster.replicas.num_workers", lambda _: 2)
     sums, found = _Sums(), {}
 
     def work(worker, wanted, readable):
@@ -206,12 +206,9 @@ def test_workers_take_the_versions_of_the_chief_that_all_can_read(
             _Slot(exchange, name, group, readable)
             for name, group in (("group_1", 1), ("group_2", 2))
         ]
-        decisions = agreement.Decisions(
-            tf.distribute.get_strategy(), slots, sums.of(worker)
-        )
-        decisions._proposes = worker == 0
-        first = decisions.read(wanted)
-        second = decisions.read({"group_2": 8} if worker == 0 else {})
+        decide = _agreement(worker, slots, sums)
+        first = decide.read_versions(wanted)
+        second = decide.read_versions({"group_2": 8} if worker == 0 else {})
         found[worker] = [[s.name for s in taken] for taken in (first, second)]
 
     _run_both(

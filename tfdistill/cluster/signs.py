@@ -45,6 +45,11 @@ def announce_port_taken(environ: Mapping[str, str] | None = None) -> None:
     _touch(environ, _PORT_TAKEN)
 
 
+def found_starting(ready_path: pathlib.Path) -> bool:
+    """Whether a task has said that it is there."""
+    return ready_path.with_name(ready_path.name + _STARTING).exists()
+
+
 def found_port_taken(ready_path: pathlib.Path) -> bool:
     """Whether a task with this ready file has said so."""
     return ready_path.with_name(ready_path.name + _PORT_TAKEN).exists()

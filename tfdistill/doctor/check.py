@@ -1,6 +1,7 @@
 """One check of the doctor: what it says, and how long it may take."""
 
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -11,20 +12,20 @@ from tfdistill.system import untrusted
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Result:
-    """What became of a check.
+    """The result of a check.
 
     Attributes:
-        name: Of the check; its row in docs/doctor.md.
         status: `ok`, `warning`, `failed` or `skipped`.
+        name: Of the check; its row in docs/doctor.md.
         seen: What was found.
-        remedy: What to do; empty where nothing need be done.
+        remedy: What to do about a warning or failure; else empty.
         secs: How long it took.
     """
 
-    name: str
     status: str
+    name: str
     seen: str
     remedy: str = ""
     secs: float = 0.0
@@ -38,6 +39,12 @@ class Result:
             )
 
 
+ok = functools.partial(Result, OK)
+warning = functools.partial(Result, WARNING)
+failed = functools.partial(Result, FAILED)
+skipped = functools.partial(Result, SKIPPED)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
     """A check that is still to be made.
@@ -46,8 +53,8 @@ class Check:
         name: Of the check.
         limit_secs: Longest time it may take.
         make: Makes it. It yields, or returns a list of, results: one for each
-            thing looked at; each with the check's name.
-        remedy: What to do where it takes too long.
+            thing looked at.
+        remedy: What to do if it takes too long.
     """
 
     name: str
@@ -56,37 +63,11 @@ class Check:
     remedy: str
 
 
-def ok(name: str, seen: str) -> Result:
-    """Returns the result of a check that found no fault."""
-    return Result(name=name, status=OK, seen=seen)
-
-
-def warning(name: str, seen: str, remedy: str) -> Result:
-    """Returns the result of a check that found what may be a fault."""
-    return Result(name=name, status=WARNING, seen=seen, remedy=remedy)
-
-
-def failed(name: str, seen: str, remedy: str) -> Result:
-    """Returns the result of a check that found a fault."""
-    return Result(name=name, status=FAILED, seen=seen, remedy=remedy)
-
-
-def skipped(name: str, seen: str) -> Result:
-    """Returns the result of a check that does not apply."""
-    return Result(name=name, status=SKIPPED, seen=seen)
-
-
 def run(check: Check) -> tuple[list[Result], bool]:
-    """Makes a check, within its time.
+    """Returns the results of a check so far, and whether it ended in time.
 
     A storage that hangs cannot be interrupted, so each check has a thread of
-    its own, which is left behind where it does not end.
-
-    Args:
-        check: The check.
-
-    Returns:
-        The results as far as they have come, and whether it has ended.
+    its own, which is left behind if it does not end.
     """
     found: list[Result] = []
     start = time.monotonic()
@@ -99,13 +80,8 @@ def run(check: Check) -> tuple[list[Result], bool]:
                 found.append(dataclasses.replace(result, secs=now - begin))
                 begin = now
         except Exception as error:  # A doctor that breaks has found a fault.
-            found.append(
-                failed(
-                    check.name,
-                    untrusted.one_line(f"{type(error).__name__}: {error}"),
-                    check.remedy,
-                )
-            )
+            text = untrusted.one_line(f"{type(error).__name__}: {error}")
+            found.append(failed(check.name, text, check.remedy))
 
     thread = threading.Thread(target=make, daemon=True, name=check.name)
     thread.start()
@@ -113,10 +89,7 @@ def run(check: Check) -> tuple[list[Result], bool]:
     ended = not thread.is_alive()
     results = list(found)
     if not ended:
-        late = failed(
-            check.name,
-            f"it has not ended within {check.limit_secs:g} s",
-            check.remedy,
-        )
-        results.append(dataclasses.replace(late, secs=check.limit_secs))
+        seen = f"it has not ended within {check.limit_secs:g} s"
+        late = failed(check.name, seen, check.remedy, check.limit_secs)
+        results.append(late)
     return results, ended

@@ -34,12 +34,7 @@ class Report:
     """Prints each result as it comes."""
 
     def __init__(self, stream: TextIO, *, plain: bool = False) -> None:
-        """Prints nothing yet.
-
-        Args:
-            stream: Where to print.
-            plain: Whether to do without colours even on a terminal.
-        """
+        """Does without colours even on a terminal if `plain`."""
         self._console = rich.console.Console(
             file=stream, no_color=plain or None, soft_wrap=True
         )
@@ -70,11 +65,7 @@ def summary(results: Sequence[check.Result]) -> str:
 
 
 def document(results: Sequence[check.Result]) -> dict[str, Any]:
-    """Returns all results as one JSON document.
-
-    Args:
-        results: All of them.
-    """
+    """Returns all results as one JSON document."""
     return {
         "format": FORMAT,
         "failed": sum(r.status == check.FAILED for r in results),
@@ -170,20 +161,13 @@ def run(
     plain: bool,
     more: examination.More | None = None,
 ) -> tuple[int, bool]:
-    """Examines this task, and prints what was found.
+    """Examines this task and prints what was found.
 
-    Args:
-        options: What to examine.
-        as_json: Whether to print one JSON document.
-        plain: Whether to do without colours.
-        more: Makes further checks.
-
-    Returns:
-        The exit code, and whether all checks have ended.
+    Returns the exit code, and whether all checks have ended.
     """
     results: list[check.Result] = []
     ended = True
-    told = Report(sys.stdout, plain=plain)
+    report = Report(sys.stdout, plain=plain)
     # What data and libraries print must not break the document.
     aside = contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout)
     with aside:
@@ -191,11 +175,11 @@ def run(
             results.append(result)
             ended = ended and has_ended
             if not as_json:
-                told.add(result)
+                report.add(result)
     if as_json:
         print(json.dumps(document(results), indent=2), flush=True)
     else:
-        told.end(results)
+        report.end(results)
     bad = any(result.status == check.FAILED for result in results)
     return (EXIT_FAILED if bad else 0), ended
 
@@ -203,16 +187,7 @@ def run(
 def leave(
     code: int, ended: bool, *, exit_now: Callable[[int], NoReturn]
 ) -> int:
-    """Ends the process where a check that hangs would keep it.
-
-    Args:
-        code: The exit code.
-        ended: Whether all checks have ended.
-        exit_now: Ends the process without waiting for anybody.
-
-    Returns:
-        The exit code.
-    """
+    """Returns the exit code; ends the process if a check hangs."""
     if not ended:
         sys.stdout.flush()
         exit_now(code)

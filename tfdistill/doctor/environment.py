@@ -5,15 +5,17 @@ package; they are read from there, so that no second list can differ.
 """
 
 import importlib.metadata
-import operator
 import os
 import pathlib
 import platform
-import re
 import tomllib
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from typing import Any
+
+from packaging import requirements
+from packaging import specifiers
 
 from tfdistill import _version
 from tfdistill.cluster import identity
@@ -27,14 +29,7 @@ KEY = "key"
 def cluster_of(
     environ: Mapping[str, str] | None = None,
 ) -> tuple[identity.Cluster | None, check.Result]:
-    """Reads the environment of this task.
-
-    Args:
-        environ: Variables to read. Default `os.environ`.
-
-    Returns:
-        The cluster, or None if it is not one; and the result.
-    """
+    """Reads the environment of this task; None if it describes no task."""
     try:
         cluster = identity.Cluster.from_env(environ)
     except ValueError as error:
@@ -65,16 +60,11 @@ def _describe(cluster: identity.Cluster) -> str:
 def peers(
     cluster: identity.Cluster, environ: Mapping[str, str] | None = None
 ) -> Iterator[check.Result]:
-    """Checks what makes several groups work together.
-
-    Args:
-        cluster: This task.
-        environ: Variables to read. Default `os.environ`.
-    """
+    """Checks what makes several groups work together."""
     environ = os.environ if environ is None else environ
     if cluster.num_groups == 1:
-        told = "TFDISTILL_NUM_GROUPS" in environ
-        if "TFDISTILL_EXCHANGE" in environ and not told:
+        has_number = "TFDISTILL_NUM_GROUPS" in environ
+        if "TFDISTILL_EXCHANGE" in environ and not has_number:
             yield check.warning(
                 ENVIRONMENT,
                 "TFDISTILL_EXCHANGE is set and TFDISTILL_NUM_GROUPS is not: "
@@ -102,12 +92,7 @@ def peers(
 def key(
     environ: Mapping[str, str] | None = None, *, num_groups: int = 2
 ) -> Iterator[check.Result]:
-    """Checks the key that versions are signed with.
-
-    Args:
-        environ: Variables to read. Default `os.environ`.
-        num_groups: Groups in the run: one alone needs no key.
-    """
+    """Checks the key that versions are signed with; one group needs none."""
     environ = os.environ if environ is None else environ
     try:
         signer = signing.signer_for("environment", environ)
@@ -135,24 +120,17 @@ def key(
 
 
 _PROJECT = pathlib.Path(__file__).parents[2] / "pyproject.toml"
-_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*(\[[^\]]*\])?\s*\(?([^;)]*)")
-_CLAUSE = re.compile(r"\s*(>=|<=|==|!=|<|>)\s*([0-9.]+)\s*")
-_RULES = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    ">": operator.gt,
-}
 
 
-def ranges(project: pathlib.Path = _PROJECT) -> Mapping[str, str]:
+def ranges(
+    project: pathlib.Path = _PROJECT,
+    *,
+    metadata: Callable[[str], Any] = importlib.metadata.metadata,
+) -> Mapping[str, str]:
     """Returns the range of each requirement by name, Python's as `python`.
 
-    Args:
-        project: pyproject.toml of a checkout, which goes before the metadata
-            of what is installed.
+    The pyproject.toml of a checkout goes before the metadata of what is
+    installed.
     """
     try:
         found = tomllib.loads(project.read_text("utf-8"))["project"]
@@ -161,51 +139,26 @@ def ranges(project: pathlib.Path = _PROJECT) -> Mapping[str, str]:
         python, wanted = found["requires-python"], found["dependencies"]
     except (OSError, KeyError, tomllib.TOMLDecodeError):
         try:
-            metadata = importlib.metadata.metadata("tfdistill")
+            installed = metadata("tfdistill")
         except importlib.metadata.PackageNotFoundError:
             return {}
-        python = metadata["Requires-Python"] or ""
-        wanted = metadata.get_all("Requires-Dist") or []
-    result = {"python": python}
-    for text in wanted:
-        match = _REQUIREMENT.match(text)
-        if match and "extra ==" not in text:
-            result[match[1].lower()] = match[3].strip()
+        python = installed["Requires-Python"] or ""
+        wanted = installed.get_all("Requires-Dist") or []
+    result = {"python": str(specifiers.SpecifierSet(python))}
+    for requirement in map(requirements.Requirement, wanted):
+        if requirement.marker is None or requirement.marker.evaluate():
+            result[requirement.name.lower()] = str(requirement.specifier)
     return result
 
 
 def fits(version: str, wanted: str) -> bool:
-    """Whether a version is in a range.
-
-    Args:
-        version: Such as `3.12.1`; what follows the numbers is left out.
-        wanted: Such as `>=3.11,<3.14`.
+    """Whether a version, which may be one before a release, is in a range.
 
     Example:
         >>> fits("3.13.2", ">=3.11,<3.14"), fits("3.14.0rc1", ">=3.11,<3.14")
         (True, False)
     """
-    clauses = [_CLAUSE.fullmatch(text) for text in wanted.split(",") if text]
-    return all(
-        _RULES[clause[1]](*_comparable(version, clause[2]))
-        for clause in clauses
-        if clause is not None
-    )
-
-
-def _comparable(one: str, other: str) -> tuple[list[int], list[int]]:
-    numbers = [
-        [int(part) for part in re.findall(r"\d+", _release(text))]
-        for text in (one, other)
-    ]
-    length = max(map(len, numbers))
-    first, second = (n + [0] * (length - len(n)) for n in numbers)
-    return first, second
-
-
-def _release(text: str) -> str:
-    match = re.match(r"\d+(\.\d+)*", text)
-    return match[0] if match else "0"
+    return specifiers.SpecifierSet(wanted).contains(version, prereleases=True)
 
 
 VERSIONS = "versions"
@@ -214,7 +167,7 @@ TENSORFLOW = "tensorflow"
 
 def _installed(name: str) -> str | None:
     if name == "python":
-        return platform.python_version()
+        return platform.python_version().rstrip("+")  # Built from a checkout.
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -226,12 +179,7 @@ def of_packages(
     *,
     installed: Callable[[str], str | None] = _installed,
 ) -> Iterator[check.Result]:
-    """Compares what is installed with what is supported.
-
-    Args:
-        wanted: Range by name. Default: those of tfdistill.
-        installed: Returns the version of a package, or None.
-    """
+    """Compares what is installed with what is supported."""
     wanted = ranges() if wanted is None else wanted
     if not wanted:
         yield check.warning(
@@ -260,22 +208,21 @@ def of_packages(
     yield check.ok(VERSIONS, ", ".join(good))
 
 
-def of_backend(environ: Mapping[str, str] | None = None) -> check.Result:
-    """Checks that Keras is told to run on TensorFlow.
-
-    Args:
-        environ: Variables to read. Default `os.environ`.
-    """
+def of_backend(
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[check.Result]:
+    """Checks that Keras is to run on TensorFlow."""
     environ = os.environ if environ is None else environ
     backend = environ.get("KERAS_BACKEND", "")
     if backend not in ("", "tensorflow"):
-        return check.failed(
+        yield check.failed(
             VERSIONS,
             f"KERAS_BACKEND is {backend!r}, and tfdistill needs Keras on "
             "TensorFlow",
             "unset KERAS_BACKEND, or export KERAS_BACKEND=tensorflow",
         )
-    return check.ok(VERSIONS, "Keras is to run on TensorFlow")
+    else:
+        yield check.ok(VERSIONS, "Keras is to run on TensorFlow")
 
 
 def of_tensorflow() -> Iterator[check.Result]:

@@ -4,6 +4,7 @@ Those that need no TensorFlow come first.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ _SLOW_STORAGE = (
     "The storage does not answer: look at the mount (mount, nfsstat, dmesg) "
     "and at the network; raise --limit_secs if it is only slow."
 )
+_SLOW_NETWORK = "Look at the network and at the name service."
 _SLOW = "Raise --limit_secs if this machine is only slow."
 
 
@@ -50,162 +52,69 @@ def examine(
 ) -> Iterator[tuple[check.Result, bool]]:
     """Yields each result as it comes, and whether its check has ended.
 
-    Args:
-        options: What to examine.
-        more: Makes further checks, which come last.
+    The checks that `more` makes come last.
     """
-    limit = options.limit_secs
+    for asked in _checks(options, more):
+        results, ended = check.run(asked)
+        for result in results:
+            yield result, ended
 
-    def made(name: str, make: Callable[[], Iterable[check.Result]]) -> _Results:
-        return _run(
-            check.Check(name=name, limit_secs=limit, make=make, remedy=_SLOW)
-        )
 
-    yield from made(environment.VERSIONS, environment.of_packages)
-    yield from made(environment.VERSIONS, lambda: [environment.of_backend()])
+def _checks(options: Options, more: More | None) -> Iterator[check.Check]:
+    new = functools.partial(
+        check.Check, limit_secs=options.limit_secs, remedy=_SLOW
+    )
+    yield new(name=environment.VERSIONS, make=environment.of_packages)
+    yield new(name=environment.VERSIONS, make=environment.of_backend)
     cluster, result = environment.cluster_of()
-    yield result, True
+    yield new(name=environment.ENVIRONMENT, make=lambda: [result])
     num_groups = cluster.num_groups if cluster else 2
-    yield from made(
-        environment.KEY, lambda: environment.key(num_groups=num_groups)
+    yield new(
+        name=environment.KEY,
+        make=lambda: environment.key(num_groups=num_groups),
     )
     if cluster is None:
-        for name in (
-            network.ADDRESS,
-            network.REACH,
-            storage.EXCHANGE,
-            TEACHERS,
-        ):
-            yield (
-                check.skipped(name, "the environment must be right first"),
-                True,
-            )
+        yield new(name=environment.ENVIRONMENT, make=_nothing_to_examine)
         return
-    yield from made(environment.ENVIRONMENT, lambda: environment.peers(cluster))
-    yield from _network(cluster, options)
-    yield from _storages(cluster, limit)
-    if options.tensorflow:
-        yield from made(environment.TENSORFLOW, environment.of_tensorflow)
-        yield from _last(cluster, options, more)
-
-
-_Results = Iterator[tuple[check.Result, bool]]
-
-
-def _run(asked: check.Check) -> _Results:
-    results, ended = check.run(asked)
-    for result in results:
-        yield result, ended
-
-
-def _network(cluster: identity.Cluster, options: Options) -> _Results:
-    if cluster.address is None:
-        yield (
-            check.skipped(network.ADDRESS, "one task, without TF_CONFIG"),
-            True,
-        )
-        yield check.skipped(network.REACH, "one task: nobody to reach"), True
+    yield new(
+        name=environment.ENVIRONMENT, make=lambda: environment.peers(cluster)
+    )
+    yield new(
+        name=network.REACH,
+        make=lambda: network.examine(
+            cluster,
+            _signer(),
+            reach=options.reach,
+            wait_secs=options.wait_secs,
+        ),
+        # An address that does not answer takes its time, too.
+        limit_secs=options.wait_secs + 30.0,
+        remedy=_SLOW_NETWORK,
+    )
+    on_storage = functools.partial(new, remedy=_SLOW_STORAGE)
+    for name, make in storage.checks(cluster):
+        yield on_storage(name=name, make=make)
+    if not options.tensorflow:
         return
-    station, result = network.open_station(cluster, _signer())
-    yield result, True
-    if station is None:
-        yield (
-            check.skipped(network.REACH, "its own address comes first"),
-            True,
-        )
+    yield new(name=environment.TENSORFLOW, make=environment.of_tensorflow)
+    if more is not None:
+        yield from more(cluster)
         return
-    try:
-        yield from _others(cluster, station, options)
-    finally:
-        station.close()
+    unknown = check.skipped(DATA, "without --recipe nothing is known of it")
+    yield new(name=DATA, make=lambda: [unknown])
+    yield teachers_check(cluster, options.limit_secs)
+
+
+def _nothing_to_examine() -> Iterator[check.Result]:
+    for name in (network.ADDRESS, network.REACH, storage.EXCHANGE, TEACHERS):
+        yield check.skipped(name, "the environment must be right first")
 
 
 def _signer() -> signing.Signer | None:
     try:
         return signing.signer_for("environment")
     except ValueError:
-        return None  # The check of the key has told.
-
-
-def _others(
-    cluster: identity.Cluster,
-    station: network.Station,
-    options: Options,
-) -> _Results:
-    if sum(map(len, cluster.spec.values())) == 1:
-        yield check.skipped(network.REACH, "one task: nobody to reach"), True
-    elif not options.reach:
-        yield check.skipped(network.REACH, "not asked for (--no_reach)"), True
-    else:
-        yield from _run(
-            check.Check(
-                name=network.REACH,
-                # An address that does not answer takes its time, too.
-                limit_secs=options.wait_secs + 30.0,
-                make=lambda: network.others(
-                    cluster, station, wait_secs=options.wait_secs
-                ),
-                remedy="Look at the network and at the name service.",
-            )
-        )
-
-
-def _storages(cluster: identity.Cluster, limit_secs: float) -> _Results:
-    def made(name: str, make: Callable[[], Iterable[check.Result]]) -> _Results:
-        return _run(
-            check.Check(
-                name=name,
-                limit_secs=limit_secs,
-                make=make,
-                remedy=_SLOW_STORAGE,
-            )
-        )
-
-    root, workdir = cluster.exchange, cluster.workdir
-    if root is None:
-        yield check.skipped(storage.EXCHANGE, "no exchange is set"), True
-    else:
-        yield from made(storage.EXCHANGE, lambda: storage.exchange(root))
-        yield from made(
-            storage.EXCHANGE,
-            lambda: [
-                storage.space(
-                    root, name=storage.EXCHANGE, num_groups=cluster.num_groups
-                )
-            ],
-        )
-        yield from made(
-            storage.CLOCK, lambda: storage.clocks(root, cluster.num_groups)
-        )
-    if workdir is None:
-        yield check.skipped(storage.WORKDIR, "no workdir is set"), True
-    else:
-        yield from made(
-            storage.WORKDIR,
-            lambda: storage.exchange(workdir, name=storage.WORKDIR),
-        )
-        yield from made(
-            storage.WORKDIR,
-            lambda: [storage.space(workdir, name=storage.WORKDIR)],
-        )
-
-
-def _last(
-    cluster: identity.Cluster, options: Options, more: More | None
-) -> _Results:
-    """Makes the checks that take TensorFlow, the recipe's in place of ours."""
-    if more is None:
-        checks: Iterable[check.Check] = [
-            teachers_check(cluster, options.limit_secs)
-        ]
-        yield (
-            check.skipped(DATA, "without --recipe nothing is known of it"),
-            True,
-        )
-    else:
-        checks = more(cluster)
-    for asked in checks:
-        yield from _run(asked)
+        return None  # The check of the key has reported it.
 
 
 def teachers_check(
@@ -215,14 +124,11 @@ def teachers_check(
     peers: Callable[[], tuple[int, ...]] | None = None,
     student: Callable[[], object] | None = None,
 ) -> check.Check:
-    """Returns the check of the peers' newest versions.
+    """Returns the check of the newest versions of a group's peers.
 
-    Args:
-        cluster: This task.
-        limit_secs: Longest time it may take.
-        peers: Returns the groups to learn from. Default: all others.
-        student: Returns the `teachers.Student` to compare with. Default: the
-            group's own newest version.
+    `peers` returns the groups to learn from (default: all others), and
+    `student` the `teachers.Student` to compare them with (default: the group's
+    own newest version).
     """
 
     def make() -> Iterator[check.Result]:

@@ -3,24 +3,24 @@
 TensorFlow's own words for two swapped addresses, or for a port that another
 process holds, are a start that never ends.
 
-Only for the minute in which the doctors of a group look for each other. What is
-told is the task's name and a digest of its TF_CONFIG; that it has the run's key
-is proven without telling anything of it.
+The doctors of a group tell each other, on the tasks' own addresses, their names
+and digests of their TF_CONFIGs and of their keys. `cluster.rendezvous` will not
+do: there all tasks meet at the chief's address, which says nothing of the
+others' addresses, and nothing at all if two tasks take themselves for chief.
 """
 
+import dataclasses
 import errno
 import hashlib
-import hmac
 import secrets
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
-from typing import NamedTuple
 
 from tfdistill.cluster import identity
 from tfdistill.doctor import check
@@ -28,143 +28,93 @@ from tfdistill.doctor import environment
 from tfdistill.exchange import signing
 from tfdistill.system import untrusted
 
+ADDRESS = "address"
+REACH = "reach"
+CLOCK = "clock"
 _REPLY_SECS = 5.0
-_POLL_SECS = 0.2
+_RETRY_SECS = 0.5
+# For the others to hear of what this task has found out already.
+_LINGER_SECS = 5.0
+_MAX_CLOCK_SECS = 5.0
 _FIELD = "tfdistill_doctor"
-_FORMAT = 1
+_FORMAT = 2
+_SAME_CONFIG = (
+    "Give all tasks of a group the same cluster in TF_CONFIG, in the same "
+    "order, and the same TFDISTILL_GROUP and TFDISTILL_NUM_GROUPS."
+)
 
 
-class Answer(NamedTuple):
-    """What a task has told of itself.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a task says of itself.
 
     Attributes:
         task: Its name, such as `worker:1`.
         identity: Digest of its group and its group's addresses.
-        station: Differs for each process that answers.
-        has_key: Whether it has proven that it has our key; None where we have
-            none, or it has none.
-        keyed: Whether it has a key.
-        clock_secs: Its clock less ours, in seconds; 0 where it did not tell.
+        key: Digest made with its key; empty without one.
+        process: Differs for each process that answers.
+        clock_secs: Its clock less that of the task that asked, in seconds.
     """
 
     task: str
     identity: str
-    station: str
-    has_key: bool | None
-    keyed: bool
-    clock_secs: float
+    key: str
+    process: str
+    clock_secs: float = 0.0
 
 
 class NoAnswerError(RuntimeError):
     """Nobody answered, or nobody of ours; the message says what was seen."""
 
 
-class Station:
-    """Answers at one port until it is closed."""
+def card_of(cluster: identity.Cluster, signer: signing.Signer | None) -> Card:
+    """Returns what this task says of itself."""
+    jobs = sorted((job, list(hosts)) for job, hosts in cluster.spec.items())
+    text = f"{cluster.group} of {cluster.num_groups}: {jobs}".encode()
+    return Card(
+        task=cluster.task_name,
+        identity=hashlib.sha256(text).hexdigest()[:16],
+        key=signer.proof(text) if signer else "",
+        process=secrets.token_hex(8),
+    )
+
+
+class Responder(socketserver.ThreadingTCPServer):
+    """Answers with a task's card at its port, until it is closed."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 128
 
     def __init__(
-        self,
-        *,
-        task: str,
-        identity: str,
-        port: int,
-        signer: signing.Signer | None = None,
+        self, own: Card, port: int, clock: Callable[[], float] = time.time
     ) -> None:
-        """Begins to listen.
-
-        Args:
-            task: This task's name.
-            identity: The same text in every task of the group, and in no other
-                group's.
-            port: Of this task's address.
-            signer: Of the run's key, if there is one.
-
-        Raises:
-            OSError: The port is taken, or may not be used.
-        """
-        self.task, self.identity = task, identity
-        self.name = secrets.token_hex(8)
-        self._signer = signer
-        self._heard: dict[str, str] = {}
+        """Begins to listen; OSError if the port is taken or forbidden."""
+        self.own = own
+        self.heard: set[str] = set()
+        self._clock = clock
         # As TensorFlow does: on every interface, IPv4.
-        self._server = socket.create_server(("", port), backlog=128)
-        self._server.settimeout(_POLL_SECS)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        super().__init__(("", port), socketserver.BaseRequestHandler)
+        threading.Thread(
+            target=self.serve_forever, args=(0.1,), daemon=True
+        ).start()
 
-    @property
-    def keyed(self) -> bool:
-        """Whether this task has a key."""
-        return self._signer is not None
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Answers one task; runs in a thread of its own."""
+        asked = _receive(request, self._clock)
+        # Else it is a probe, or a scanner.
+        if asked is not None and _send(request, self.own, self._clock):
+            self.heard.add(asked.task)
 
-    @property
-    def heard(self) -> dict[str, str]:
-        """Identities of the tasks that have asked, by name."""
-        return dict(self._heard)
-
-    def close(self) -> None:
-        """Leaves the port to others."""
-        self._closing.set()
-        self._thread.join(_REPLY_SECS)
-        self._server.close()
-
-    def _serve(self) -> None:
-        while not self._closing.is_set():
-            try:
-                connection, _ = self._server.accept()
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-            threading.Thread(
-                target=self._answer, args=(connection,), daemon=True
-            ).start()
-
-    def _answer(self, connection: socket.socket) -> None:
-        with connection:
-            asked = _receive(connection)
-            if asked is None:
-                return  # A probe, or a scanner.
-            question = str(asked.get("question", ""))
-            told: dict[str, Any] = {
-                _FIELD: _FORMAT,
-                "task": self.task,
-                "identity": self.identity,
-                "station": self.name,
-                "time": time.time(),
-                "proof": None,
-            }
-            if self._signer is not None:
-                told["proof"] = _proof(self._signer, question)
-            if untrusted.send(connection, told, limit_secs=_REPLY_SECS):
-                task = str(asked.get("task", ""))[:80]
-                self._heard[task] = str(asked.get("identity", ""))[:80]
-
-    def ask(self, address: str, *, timeout_secs: float = _REPLY_SECS) -> Answer:
-        """Asks who is at an address.
-
-        Args:
-            address: `host:port`.
-            timeout_secs: Longest wait for a connection.
-
-        Raises:
-            NoAnswerError: Nobody is, or nobody of ours.
-        """
+    def ask(self, address: str, *, timeout_secs: float = _REPLY_SECS) -> Card:
+        """Returns the card of the task at `host:port`, or NoAnswerError."""
         host, _, port = address.rpartition(":")
-        question = secrets.token_hex(16)
-        asked = {
-            _FIELD: _FORMAT,
-            "task": self.task,
-            "identity": self.identity,
-            "question": question,
-        }
         try:
             with socket.create_connection(
                 (host.strip("[]"), int(port)), timeout=timeout_secs
             ) as connection:
-                untrusted.send(connection, asked, limit_secs=_REPLY_SECS)
-                told = _receive(connection)
+                _send(connection, self.own, self._clock)
+                found = _receive(connection, self._clock)
         except ConnectionRefusedError:
             raise NoAnswerError("refuses connections") from None
         except TimeoutError:
@@ -173,103 +123,101 @@ class Station:
             raise NoAnswerError(f"is no known host: {error.strerror}") from None
         except OSError as error:
             raise NoAnswerError(f"cannot be reached: {error}") from None
-        if told is None:
+        if found is None:
             raise NoAnswerError("is held by something that is not the doctor")
-        return self._understood(told, question)
+        return found
 
-    def _understood(self, told: dict[str, Any], question: str) -> Answer:
-        proof = told.get("proof")
-        has_key = None
-        if self._signer is not None and isinstance(proof, str):
-            expected = _bytes(_proof(self._signer, question))
-            has_key = hmac.compare_digest(_bytes(proof), expected)
-        clock = untrusted.number(told.get("time"))
-        return Answer(
-            task=str(told.get("task", ""))[:80],
-            identity=str(told.get("identity", ""))[:80],
-            station=str(told.get("station", ""))[:80],
-            has_key=has_key,
-            keyed=proof is not None,
-            clock_secs=0.0 if clock is None else clock - time.time(),
-        )
+    def close(self) -> None:
+        """Leaves the port to others."""
+        self.shutdown()
+        self.server_close()
 
 
-def _proof(signer: signing.Signer, question: str) -> str:
-    return signer.proof(_bytes(question))
+def _send(
+    connection: socket.socket, own: Card, clock: Callable[[], float]
+) -> bool:
+    message = dataclasses.asdict(own) | {_FIELD: _FORMAT, "time": clock()}
+    return untrusted.send(connection, message, limit_secs=_REPLY_SECS)
 
 
-def _bytes(text: str) -> bytes:
-    # JSON of others may hold what UTF-8 has no bytes for.
-    return text.encode(errors="surrogatepass")
-
-
-def _receive(connection: socket.socket) -> dict[str, Any] | None:
-    """Reads one of our messages, or None for anything else."""
+def _receive(
+    connection: socket.socket, clock: Callable[[], float]
+) -> Card | None:
+    """Reads the card of another doctor, or None for anything else."""
     message = untrusted.receive(connection, limit_secs=_REPLY_SECS)
     if message is None or message.get(_FIELD) != _FORMAT:
         return None
-    return message
+    texts = {
+        name: str(message.get(name, ""))[:80]
+        for name in ("task", "identity", "key", "process")
+    }
+    told = untrusted.number(message.get("time"))
+    apart = 0.0 if told is None else told - clock()
+    return Card(**texts, clock_secs=apart)
 
 
-ADDRESS = "address"
-REACH = "reach"
-CLOCK = "clock"
-MAX_CLOCK_SECS = 5.0
-_RETRY_SECS = 0.5
-# For the others to hear of what this task has found out already.
-_LINGER_SECS = 5.0
-_SAME_CONFIG = (
-    "Give all tasks of a group the same cluster in TF_CONFIG, in the same "
-    "order, and the same TFDISTILL_GROUP and TFDISTILL_NUM_GROUPS."
-)
+def examine(
+    cluster: identity.Cluster,
+    signer: signing.Signer | None,
+    *,
+    reach: bool,
+    wait_secs: float,
+) -> Iterator[check.Result]:
+    """Checks this task's own address, and those of its group if `reach`."""
+    if cluster.address is None:
+        yield check.skipped(ADDRESS, "one task, without TF_CONFIG")
+        yield check.skipped(REACH, "one task: nobody to reach")
+        return
+    responder, result = listen(cluster, signer)
+    yield result
+    if responder is None:
+        yield check.skipped(REACH, "its own address comes first")
+        return
+    try:
+        if sum(map(len, cluster.spec.values())) == 1:
+            yield check.skipped(REACH, "one task: nobody to reach")
+        elif not reach:
+            yield check.skipped(REACH, "not asked for (--no_reach)")
+        else:
+            yield from others(cluster, responder, wait_secs=wait_secs)
+    finally:
+        responder.close()
 
 
-def identity_of(cluster: identity.Cluster) -> str:
-    """Returns what all tasks of one group have in common, as a digest."""
-    jobs = sorted((job, list(hosts)) for job, hosts in cluster.spec.items())
-    text = f"{cluster.group} of {cluster.num_groups}: {jobs}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def open_station(
-    cluster: identity.Cluster, signer: signing.Signer | None = None
-) -> tuple[Station | None, check.Result]:
+def listen(
+    cluster: identity.Cluster,
+    signer: signing.Signer | None = None,
+    *,
+    clock: Callable[[], float] = time.time,
+    ask: Callable[[Responder, str], Card] = Responder.ask,
+) -> tuple[Responder | None, check.Result]:
     """Listens on this task's own address, and looks whether it leads here.
 
-    Args:
-        cluster: This task, with an address.
-        signer: Of the run's key, if there is one.
-
-    Returns:
-        What answers there, to be closed; None if it cannot; and the result.
+    Returns the responder, to be closed, or None if the port cannot be used; and
+    the result. `ask` asks at an address.
     """
     address = str(cluster.address)
     port = int(address.rpartition(":")[2])
     try:
-        station = Station(
-            task=cluster.task_name,
-            identity=identity_of(cluster),
-            port=port,
-            signer=signer,
-        )
+        responder = Responder(card_of(cluster, signer), port, clock)
     except OSError as error:
         return None, _no_port(cluster, port, error)
     try:
-        answer = station.ask(address)
+        answer = ask(responder, address)
         problem = ""
-        if answer.station != station.name:
+        if answer.process != responder.own.process:
             problem = f"is answered by another process, {answer.task}"
     except NoAnswerError as error:
         problem = str(error)
     if problem:
-        return station, check.failed(
+        return responder, check.failed(
             ADDRESS,
             f"{address}, the address of {cluster.task_name}, does not lead to "
             f"this host: it {problem}",
             "Start this task on the host that TF_CONFIG names for it, or "
             "correct its index or its address there; look at the firewall.",
         )
-    return station, check.ok(
+    return responder, check.ok(
         ADDRESS, f"{address} is free, and leads to this host"
     )
 
@@ -294,19 +242,11 @@ def _no_port(
 
 
 def others(
-    cluster: identity.Cluster,
-    station: Station,
-    *,
-    wait_secs: float,
-    clock: Callable[[], float] = time.monotonic,
+    cluster: identity.Cluster, responder: Responder, *, wait_secs: float
 ) -> Iterator[check.Result]:
     """Looks for all other tasks of the group, and waits until they have, too.
 
-    Args:
-        cluster: This task.
-        station: What answers at its address.
-        wait_secs: Longest time; the others must be examined meanwhile.
-        clock: Seconds that never go backwards.
+    The others must be examined within `wait_secs`.
     """
     addresses = {
         f"{job}:{index}": address
@@ -314,95 +254,93 @@ def others(
         for index, address in enumerate(hosts)
         if (job, index) != (cluster.task_type, cluster.task_index)
     }
-    answers: dict[str, Answer] = {}
+    answers: dict[str, Card] = {}
     problems: dict[str, str] = {}
-    deadline = clock() + wait_secs
+    deadline = time.monotonic() + wait_secs
     while True:
         for name in addresses.keys() - answers.keys():
             try:
-                answers[name] = station.ask(
-                    addresses[name], timeout_secs=min(5.0, wait_secs)
+                answers[name] = responder.ask(
+                    addresses[name], timeout_secs=min(_REPLY_SECS, wait_secs)
                 )
             except NoAnswerError as error:
                 problems[name] = str(error)
-        unheard = addresses.keys() - station.heard.keys()
+        unheard = addresses.keys() - responder.heard
         if len(answers) == len(addresses) and not unheard:
             break
-        if any(a.task != name for name, a in answers.items()):
+        if any(answer.task != name for name, answer in answers.items()):
             # It will not get better, but others shall find it out, too.
-            deadline = min(deadline, clock() + _LINGER_SECS)
-        if clock() >= deadline:
+            deadline = min(deadline, time.monotonic() + _LINGER_SECS)
+        if time.monotonic() >= deadline:
             break
         time.sleep(_RETRY_SECS)
-    yield from _judge(cluster, station, addresses, answers, problems)
-
-
-def _judge(
-    cluster: identity.Cluster,
-    station: Station,
-    addresses: Mapping[str, str],
-    answers: Mapping[str, Answer],
-    problems: Mapping[str, str],
-) -> Iterator[check.Result]:
     good = []
     for name, address in sorted(addresses.items()):
-        answer = answers.get(name)
-        if answer is None:
-            yield check.failed(
-                REACH,
-                f"{name} at {address} {problems[name]}",
-                f"Run the doctor as {name} at the same time (--wait_secs says "
-                "how long this one waits); if it does run, open its port in "
-                "the firewall, or correct its address in TF_CONFIG.",
-            )
-        elif answer.task != name:
-            yield check.failed(
-                REACH,
-                f"{address}, the address of {name}, is answered by "
-                f"{answer.task}",
-                f"Swap the two addresses, or the indices of {name} and "
-                f"{answer.task}, in TF_CONFIG. {_SAME_CONFIG}",
-            )
-        elif answer.identity != station.identity:
-            yield check.failed(
-                REACH,
-                f"{name} at {address} has another TF_CONFIG, or belongs to "
-                "another group",
-                _SAME_CONFIG,
-            )
-        else:
+        fault = _fault(
+            responder.own, name, address, answers.get(name), problems.get(name)
+        )
+        if fault is None:
             good.append(name)
+        else:
+            yield fault
     if good:
         yield check.ok(REACH, f"each at its own address: {', '.join(good)}")
-    yield from _unheard(cluster, station, good)
-    yield from _keys_and_clocks(station, answers)
+    for name in set(good) - responder.heard:
+        yield check.warning(
+            REACH,
+            f"{name} has answered, and has not asked {cluster.task_name}",
+            f"Look at what the doctor says there: {name} may not reach "
+            f"{cluster.address}.",
+        )
+    yield from _keys_and_clocks(responder.own, answers)
 
 
-def _unheard(
-    cluster: identity.Cluster,
-    station: Station,
-    names: Iterable[str],
-) -> Iterator[check.Result]:
-    for name in names:
-        if name not in station.heard:
-            yield check.warning(
-                REACH,
-                f"{name} has answered, and has not asked {cluster.task_name}",
-                f"Look at what the doctor says there: {name} may not reach "
-                f"{cluster.address}.",
-            )
+def _fault(
+    own: Card,
+    name: str,
+    address: str,
+    answer: Card | None,
+    problem: str | None,
+) -> check.Result | None:
+    """Returns why the address of a task is wrong; None if it is not."""
+    if answer is None:
+        return check.failed(
+            REACH,
+            f"{name} at {address} {problem}",
+            f"Run the doctor as {name} at the same time (--wait_secs says how "
+            "long this one waits); if it does run, open its port in the "
+            "firewall, or correct its address in TF_CONFIG.",
+        )
+    if answer.task != name:
+        return check.failed(
+            REACH,
+            f"{address}, the address of {name}, is answered by {answer.task}",
+            f"Swap the two addresses, or the indices of {name} and "
+            f"{answer.task}, in TF_CONFIG. {_SAME_CONFIG}",
+        )
+    if answer.identity != own.identity:
+        return check.failed(
+            REACH,
+            f"{name} at {address} has another TF_CONFIG, or belongs to "
+            "another group",
+            _SAME_CONFIG,
+        )
+    return None
 
 
 def _keys_and_clocks(
-    station: Station, answers: Mapping[str, Answer]
+    own: Card, answers: Mapping[str, Card]
 ) -> Iterator[check.Result]:
     for name, answer in sorted(answers.items()):
+        same_cluster = answer.identity == own.identity
         what = ""
-        if answer.has_key is False:
-            what = f"{name} has another key than this task"
-        elif answer.keyed and not station.keyed:
+        if answer.key and own.key:
+            # The digest is of the TF_CONFIG, too.
+            if same_cluster and answer.key != own.key:
+                what = f"{name} has another key than this task"
+        elif answer.key:
             what = f"{name} has a key, and this task has none"
-        elif station.keyed and not answer.keyed:
+        elif own.key:
             what = f"this task has a key, and {name} has none"
         if what:
             yield check.failed(
@@ -411,7 +349,7 @@ def _keys_and_clocks(
                 f"export {signing.FILE_VARIABLE} with the same key for every "
                 "task of every group.",
             )
-        if abs(answer.clock_secs) > MAX_CLOCK_SECS:
+        if abs(answer.clock_secs) > _MAX_CLOCK_SECS:
             yield check.warning(
                 CLOCK,
                 f"the clock of {name} differs from this one by "

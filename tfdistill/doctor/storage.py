@@ -5,10 +5,12 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
 
+from tfdistill.cluster import identity
 from tfdistill.doctor import check
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import reader
@@ -57,6 +59,25 @@ class _Seen(NamedTuple):
     written: tuple[float, float]
 
 
+def checks(
+    cluster: identity.Cluster,
+) -> Iterator[tuple[str, Callable[[], Iterable[check.Result]]]]:
+    """Yields the name of each check of a task's storage, and what makes it."""
+    root, workdir = cluster.exchange, cluster.workdir
+    if root is None:
+        yield EXCHANGE, lambda: [check.skipped(EXCHANGE, "no exchange is set")]
+    else:
+        groups = cluster.num_groups
+        yield EXCHANGE, lambda: exchange(root)
+        yield EXCHANGE, lambda: [space(root, name=EXCHANGE, num_groups=groups)]
+        yield CLOCK, lambda: clocks(root, groups)
+    if workdir is None:
+        yield WORKDIR, lambda: [check.skipped(WORKDIR, "no workdir is set")]
+    else:
+        yield WORKDIR, lambda: exchange(workdir, name=WORKDIR)
+        yield WORKDIR, lambda: [space(workdir, name=WORKDIR)]
+
+
 def exchange(
     root: str,
     *,
@@ -66,11 +87,7 @@ def exchange(
 ) -> Iterator[check.Result]:
     """Writes, lists, renames, reads and removes a small directory.
 
-    Args:
-        root: A directory or URL.
-        name: Of the check.
-        file_system: Used with `root` as it is. Default: what `root` asks for.
-        clock: Unix seconds of this host.
+    A `file_system` is used with `root` as it is.
     """
     try:
         if file_system is None:
@@ -150,25 +167,30 @@ def _clear(storage: filesystem.FileSystem, path: str) -> None:
     try:
         storage.remove_tree(path)
     except OSError:
-        return  # What failed before has been told.
+        return  # What failed before is reported.
 
 
-def space(path: str, *, name: str, num_groups: int = 0) -> check.Result:
-    """Looks whether a local disk has room.
+def _free_bytes(path: str) -> int:
+    return shutil.disk_usage(path).free
 
-    Args:
-        path: A directory, which need not exist; or a URL.
-        name: Of the check.
-        num_groups: Groups that publish there; it must have room for more of
-            their versions.
-    """
+
+def space(
+    path: str,
+    *,
+    name: str,
+    num_groups: int = 0,
+    free_bytes: Callable[[str], int] = lambda path: (
+        shutil.disk_usage(path).free
+    ),
+) -> check.Result:
+    """Looks whether a local disk has room for more versions of the groups."""
     if "://" in path:
         return check.skipped(name, f"{path} does not tell how much is free")
     there = os.path.abspath(path)
     while not os.path.isdir(there) and there != os.path.dirname(there):
         there = os.path.dirname(there)
     try:
-        free = shutil.disk_usage(there).free
+        free = free_bytes(there)
     except OSError as error:
         return check.skipped(name, f"{there} does not tell its room: {error}")
     num_bytes = _largest_version(there, num_groups)
@@ -196,13 +218,7 @@ def clocks(
     *,
     file_system: filesystem.FileSystem | None = None,
 ) -> Iterator[check.Result]:
-    """Compares each group's clock with the storage's, by its newest version.
-
-    Args:
-        root: The exchange.
-        groups: Number of groups.
-        file_system: Used with `root` as it is. Default: what `root` asks for.
-    """
+    """Compares each group's clock with the storage's, by its newest version."""
     versions = reader.VersionReader(root, key=None, file_system=file_system)
     compared = []
     for group in range(groups):

@@ -59,12 +59,7 @@ class Student:
 
 
 def own_export(reader: reader.VersionReader, group: int) -> Student | None:
-    """Returns the student as a group's own newest version has it.
-
-    Args:
-        reader: The exchange.
-        group: The group.
-    """
+    """Returns the student as a group's own newest version has it."""
     found = reader.latest(group)
     if found is None:
         return None
@@ -81,13 +76,7 @@ def examine(
     peers: tuple[int, ...],
     student: Student | None,
 ) -> Iterator[check.Result]:
-    """Examines the newest version of each peer.
-
-    Args:
-        reader: The exchange, with the run's key.
-        peers: Indices of the peers.
-        student: What they must agree with; None where nothing is known.
-    """
+    """Examines the newest version of each peer, as a teacher of `student`."""
     if not peers:
         yield check.skipped(NAME, "there is no group to learn from")
     for group in peers:
@@ -128,7 +117,7 @@ def _judge(
         _compare(version, student)
         against = f"inputs and outputs as {student.source}"
         fingerprint = student.fingerprint
-    told = f"group {version.group}, version {version.step}: whole, {against}"
+    seen = f"group {version.group}, version {version.step}: whole, {against}"
     same = version.manifest.graph_fingerprint == fingerprint != ""
     try:
         graph_check.check_directory(directory)
@@ -141,21 +130,21 @@ def _judge(
             ) from error
         return check.ok(
             NAME,
-            f"{told}, the graph is this group's own; it was not run here, as "
+            f"{seen}, the graph is this group's own; it was not run here, as "
             f"{error}",
         )
     _run(directory, version, student)
     if fingerprint and not same:
         return check.warning(
             NAME,
-            f"{told}, outputs are finite, but its graph is another than this "
+            f"{seen}, outputs are finite, but its graph is another than this "
             "group's",
             "If groups have different architectures, set allow_other_graphs "
             "(TeacherSet, or exchange.allow_other_graphs); else it will be "
             f"quarantined. {_SAME_STUDENT}",
         )
     graph = ", the same graph" if same else ""
-    return check.ok(NAME, f"{told}{graph}, loads, outputs are finite")
+    return check.ok(NAME, f"{seen}{graph}, loads, outputs are finite")
 
 
 def _fetched(
@@ -228,11 +217,11 @@ def _run(
             )
 
 
-def _specs(told: Any) -> dict[str, tf.TensorSpec]:
+def _specs(found: Any) -> dict[str, tf.TensorSpec]:
     try:
         return {
             name: tf.TensorSpec(spec["shape"], spec["dtype"], name=name)
-            for name, spec in sorted(told.items())
+            for name, spec in sorted(found.items())
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _BadTeacherError(

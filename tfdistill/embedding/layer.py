@@ -1,8 +1,9 @@
-"""ShardedEmbedding: tables for ids in shards, and a table as one variable."""
+"""ShardedEmbedding: a table for ids that lies in shards."""
 
 import contextlib
 import itertools
 import operator
+import random
 import threading
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -13,9 +14,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistill.embedding import initial_values
 from tfdistill.embedding import rows as table_rows
 from tfdistill.system import keras_internals
+
+_CONSTANTS = (keras.initializers.Zeros, keras.initializers.Ones)
+# Any odd constants would do: they keep the seeds of blocks apart.
+_SEED_FACTOR, _SEED_RANGE = 1_000_003, 2**31 - 1
 
 
 class FieldIds:
@@ -29,16 +33,10 @@ class FieldIds:
     def __init__(
         self, sizes: Sequence[int], *, oov_index: int | None = None
     ) -> None:
-        """Lays the fields one behind the other.
+        """Lays the fields, of these numbers of ids, one behind the other.
 
-        Args:
-            sizes: Number of ids of each field, each >= 1.
-            oov_index: What ids out of a field's range become; by default
-                they are an error.
-
-        Raises:
-            ValueError: No field, an empty one, or an `oov_index` that not
-                every field has.
+        Ids out of a field's range become `oov_index`; by default they are an
+        error.
         """
         if not sizes or min(sizes) < 1:
             raise ValueError(
@@ -56,18 +54,10 @@ class FieldIds:
         self._oov_index = oov_index
 
     def along(self, ids: tf.Tensor, axis: int, *, owner: str) -> tf.Tensor:
-        """Returns the field of each id where the fields lie along an axis.
+        """Returns the field of each id, int32 that broadcasts to `ids`.
 
-        Args:
-            ids: Tensor with one entry for each field along `axis`.
-            axis: -1 or -2.
-            owner: Whose ids they are, for messages.
-
-        Returns:
-            int32 tensor that broadcasts to `ids`.
-
-        Raises:
-            ValueError: That axis has another size.
+        The fields lie along `axis`, -1 or -2. ValueError, which names the
+        `owner` of the ids, if that axis has another size.
         """
         num_fields = len(self.sizes)
         if (ids.shape.rank or 0) < -axis or ids.shape[axis] != num_fields:
@@ -83,20 +73,11 @@ class FieldIds:
     def in_table(
         self, ids: tf.Tensor, fields: tf.Tensor | None, *, owner: str
     ) -> tf.Tensor:
-        """Returns the ids' numbers in the table.
+        """Returns the ids' numbers in the table, int64 in [0, num_rows).
 
-        Args:
-            ids: int32 or int64 tensor of any shape.
-            fields: Integer tensor that broadcasts to `ids`: the field of each
-                one. None where there is one field.
-            owner: Whose ids they are, for messages.
-
-        Returns:
-            int64, of the shape of `ids`, in [0, num_rows).
-
-        Raises:
-            tf.errors.InvalidArgumentError: When it runs: an id is out of
-                range and there is no `oov_index`.
+        `fields` broadcasts to `ids`, None if there is one field. When it
+        runs, an id out of range is an InvalidArgumentError that names the
+        `owner`, if there is no `oov_index`.
         """
         ids = tf.cast(ids, tf.int64)
         limits = tf.constant(self.sizes[0], tf.int64)
@@ -133,7 +114,7 @@ def _refuse(
         if fields is not None:
             every = tf.broadcast_to(fields, tf.shape(ids))
             parts += [" in field ", tf.gather_nd(every, first)]
-        parts.append(". Mend the data, or map such ids to one by `oov_index`.")
+        parts.append(". Fix the data, or map such ids to one by `oov_index`.")
         message = tf.strings.join(
             [
                 p if isinstance(p, str) else tf.strings.as_string(p)
@@ -156,12 +137,10 @@ _replaced = threading.local()
 def rows_from(sources: Mapping[Any, Sequence[Any]]) -> Iterator[None]:
     """Makes layers look up rows elsewhere than in their own variables.
 
-    Holds in this thread only; an outer call's layers keep theirs.
-
-    Args:
-        sources: By `ShardedEmbedding`: tensors or variables `[rows, dim]`
-            that make up the table in stored order, any number of them, cut as
-            `RowLayout.with_shards` of their number cuts.
+    By `ShardedEmbedding`: tensors or variables `[rows, dim]` that make up
+    the table in stored order, any number of them, cut as
+    `RowLayout.with_shards` of their number cuts. It holds in this thread
+    only; an outer call's layers keep theirs.
     """
     before = getattr(_replaced, "sources", {})
     given = {id(layer): list(rows) for layer, rows in sources.items()}
@@ -175,6 +154,134 @@ def rows_from(sources: Mapping[Any, Sequence[Any]]) -> Iterator[None]:
 def replaced_sources(layer: Any) -> list[Any] | None:
     """Returns what a layer is to look up rows in; None: its own shards."""
     return getattr(_replaced, "sources", {}).get(id(layer))
+
+
+class TableValues:
+    """What the rows of one table start with, drawn block by block.
+
+    A table may be larger than any one task's memory, so no task makes the
+    whole of it. Each block of rows comes from a seed of its own: the values
+    depend neither on the number of shards nor on who draws them.
+    """
+
+    def __init__(
+        self,
+        initializer: keras.initializers.Initializer,
+        *,
+        layout: table_rows.RowLayout,
+        dim: int,
+        seed: int,
+    ) -> None:
+        """Draws nothing yet.
+
+        An initializer with a `seed` in its configuration gets another for
+        each block; any other is called once for each block as it is.
+        """
+        self._initializer = initializer
+        self._layout = layout
+        self._dim = dim
+        self._seed = seed
+        self._block_rows = table_rows.rows_per_block(dim)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all values are the same, so that no block need be drawn."""
+        if isinstance(self._initializer, keras.initializers.Constant):
+            return not hasattr(self._initializer.value, "__len__")
+        return isinstance(self._initializer, _CONSTANTS)
+
+    def initializer(self, shard: int) -> Any:
+        """Returns what makes one shard's values at once, for `add_weight`."""
+        if self.is_constant:
+            return self._initializer
+        return lambda shape, dtype=None: self.of_shard(shard, dtype)
+
+    def of_shard(self, shard: int, dtype: Any) -> tf.Tensor:
+        """Returns the values of one shard, `[rows, dim]`, all at once."""
+        parts = [
+            self._block(block, dtype)[first:last]
+            for block, first, last, _ in self._pieces(shard)
+        ]
+        return tf.concat(parts, axis=0)
+
+    def fill(self, shard: int, variable: Any) -> None:
+        """Writes one shard's values into its variable, block by block.
+
+        If the variable has a copy on each replica, all get the same values.
+        """
+        copies = tf.distribute.get_strategy().experimental_local_results(
+            variable
+        )
+        for block, first, last, row in self._pieces(shard):
+            with tf.device(copies[0].device):
+                values = self._block(block, variable.dtype)[first:last]
+            for copy in copies:
+                table_rows.write_rows(copy, row, values)
+
+    def _pieces(self, shard: int) -> list[tuple[int, int, int, int]]:
+        """Parts of blocks in a shard: block, first, last, row of the shard."""
+        start, end = self._layout.starts[shard : shard + 2]
+        size = self._block_rows
+        return [
+            (
+                block,
+                max(start - block * size, 0),
+                min(end - block * size, size),
+                max(block * size - start, 0),
+            )
+            for block in range(start // size, -(-end // size))
+        ]
+
+    def _block(self, block: int, dtype: Any) -> tf.Tensor:
+        first = block * self._block_rows
+        num_rows = min(self._block_rows, self._layout.num_rows - first)
+        seed = (self._seed * _SEED_FACTOR + block) % _SEED_RANGE
+        initializer = self._seeded(seed, num_rows)
+        dtype = keras.backend.standardize_dtype(dtype)
+        return initializer((num_rows, self._dim), dtype=dtype)
+
+    def _seeded(self, seed: int, num_rows: int) -> Any:
+        original = self._initializer
+        if isinstance(original, keras.initializers.VarianceScaling):
+            # Its variance follows from the shape: the table's, not a block's.
+            return keras.initializers.VarianceScaling(
+                scale=original.scale * self._fan(original.mode, num_rows),
+                mode=original.mode,
+                distribution=original.distribution,
+                seed=seed,
+            )
+        config = original.get_config()
+        if "seed" not in config:
+            return original
+        return type(original).from_config({**config, "seed": seed})
+
+    def _fan(self, mode: str, num_rows: int) -> float:
+        """What Keras divides a block's variance by, over the table's."""
+        if mode == "fan_out":
+            return 1.0
+        outputs = self._dim if mode == "fan_avg" else 0
+        return (num_rows + outputs) / (self._layout.num_rows + outputs)
+
+
+def agreed_seed(initializer: Any, seed: int | None) -> int:
+    """Returns the seed of a table, in [0, 2**31), the same on all workers.
+
+    Without a `seed` the initializer's own counts. Keras gives it one when it
+    is made, from the seed of `keras.utils.set_random_seed`.
+    """
+    if seed is None:
+        own = getattr(initializer, "seed", None)
+        # As Keras draws if it is given no seed.
+        seed = own if isinstance(own, int) else random.randint(1, 10**9)
+    seed %= _SEED_RANGE
+    strategy = tf.distribute.get_strategy()
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return seed
+    # A new variable takes the chief's value on every worker.
+    shared = tf.Variable(
+        lambda: tf.constant(seed, tf.int64), trainable=False, dtype=tf.int64
+    )
+    return int(strategy.experimental_local_results(shared)[0].numpy())
 
 
 _COMBINERS = (None, "sum", "mean", "sqrtn")
@@ -293,13 +400,11 @@ class ShardedEmbedding(keras.layers.Layer):
             max(num_servers, 1), self.layout.num_rows
         )
         self.layout = self.layout.with_shards(num_shards)
-        values = initial_values.TableValues(
+        values = TableValues(
             self.embeddings_initializer,
             layout=self.layout,
             dim=self.output_dim,
-            seed=initial_values.agreed_seed(
-                self.embeddings_initializer, self._seed
-            ),
+            seed=agreed_seed(self.embeddings_initializer, self._seed),
         )
         # In a trace, a variable gets its values only when that has ended.
         fill = tf.executing_eagerly() and not values.is_constant
@@ -325,9 +430,9 @@ class ShardedEmbedding(keras.layers.Layer):
         """Looks up the vectors.
 
         Args:
-            ids: int32 or int64. Dense, of any rank: `[..., fields]` where
+            ids: int32 or int64. Dense, of any rank: `[..., fields]` if
                 `input_dim` is a sequence, `[..., k]` with a combiner,
-                `[..., fields, k]` with both. Or ragged `[batch, (k)]`, where
+                `[..., fields, k]` with both. Or ragged `[batch, (k)]`, if
                 `input_dim` is an int.
             training: False, and only that, skips what serves the gradient.
 
@@ -443,11 +548,7 @@ class ShardedEmbedding(keras.layers.Layer):
 def layers_of(model: keras.Layer) -> list[ShardedEmbedding]:
     """Returns all sharded embeddings of a model, nested ones too, each once.
 
-    Args:
-        model: A model or layer.
-
-    Returns:
-        The layers, in the order in which Keras finds them.
+    In the order in which Keras finds them.
     """
     found = {
         id(layer): layer
@@ -487,14 +588,9 @@ class LogicalTable:
 
 
 def variables_of(model: keras.Model) -> list[Any]:
-    """Returns a model's variables, one for each table.
+    """Returns a built model's variables, one for each table.
 
-    Args:
-        model: A built model.
-
-    Returns:
-        Keras variables, and a `LogicalTable` in the place of the first shard
-        of each table.
+    A `LogicalTable` stands in the place of the first shard of each table.
     """
     layers = {
         id(shard): layer for layer in layers_of(model) for shard in layer.shards

@@ -15,13 +15,21 @@ SHARDINGS = ("hash", "contiguous")
 # The largest id times the multiplier (0.618 of the rows) must fit in int64.
 _MOST_HASHED_ROWS = 3_000_000_000
 _GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
+# As large as a block of rows may be in memory beside its table: 2**22 floats,
+# 16 MB. Initial values depend on it.
+BLOCK_ELEMENTS = 2**22
+
+
+def rows_per_block(dim: int) -> int:
+    """Returns how many rows are drawn, read or written at once."""
+    return max(1, BLOCK_ELEMENTS // dim)
 
 
 @dataclasses.dataclass(frozen=True)
 class RowLayout:
     """Where the rows of a table lie: id -> stored row -> (shard, local row).
 
-    The stored order depends on `num_rows` and `sharding` alone. Shards are
+    The stored order depends only on `num_rows` and `sharding`. Shards are
     slices of it, so that files in stored order suit any number of shards.
 
     Attributes:
@@ -94,14 +102,7 @@ class RowLayout:
         return dataclasses.replace(self, num_shards=num_shards)
 
     def storage_rows(self, ids: Any) -> tf.Tensor:
-        """Returns the rows in which ids are stored.
-
-        Args:
-            ids: int32 or int64 tensor of any shape, in [0, num_rows).
-
-        Returns:
-            int64, of the same shape.
-        """
+        """Returns the rows, int64, in which ids in [0, num_rows) are stored."""
         ids = tf.cast(ids, tf.int64)
         if self.sharding == "contiguous":
             return ids
@@ -110,12 +111,8 @@ class RowLayout:
     def split(self, rows: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the shards that hold stored rows, and the rows in these.
 
-        Args:
-            rows: int64 tensor of any shape: stored rows.
-
-        Returns:
-            The shards' indices, int32; and the local rows, int32 where every
-            shard is small enough for it, else int64.
+        The shards' indices are int32; the local rows int32 if every shard is
+        small enough for it, else int64.
         """
         size, larger = divmod(self.num_rows, self.num_shards)
         shards = rows // (size + 1 if larger else size)
@@ -128,7 +125,7 @@ class RowLayout:
         return tf.cast(shards, tf.int32), self.as_index(rows - starts)
 
     def as_index(self, local_rows: tf.Tensor) -> tf.Tensor:
-        """Narrows local rows to int32 where every shard allows for it."""
+        """Narrows local rows to int32 if every shard allows it."""
         small = self.shard_sizes[0] <= tf.int32.max
         return tf.cast(local_rows, tf.int32 if small else tf.int64)
 
@@ -143,16 +140,11 @@ def look_up(
 ) -> tf.Tensor:
     """Returns rows; the tape sees one gradient row for each distinct id.
 
-    Args:
-        sources: The shards `[rows_i, dim]`: variables, for which the tape
-            yields `tf.IndexedSlices` with distinct rows, or tensors.
-        layout: The layout with as many shards as there are sources.
-        storage_rows: int64 `[num_ids]`, stored rows.
-        dtype: Of the result; gradients are summed in that of the sources.
-        on_devices: Whether to gather on each source's own device.
-
-    Returns:
-        `[num_ids, dim]`.
+    The sources are the shards `[rows_i, dim]` of the layout: tensors, or
+    variables, for which the tape yields `tf.IndexedSlices` with distinct rows.
+    `storage_rows` are int64 `[num_ids]`, the result is `[num_ids, dim]` of
+    `dtype`; gradients are summed in the dtype of the sources. With
+    `on_devices`, each source is read on its own device.
     """
     distinct, positions = tf.unique(storage_rows)
     if len(sources) == 1:
@@ -175,7 +167,7 @@ def look_up(
 def read_only(
     source: Any, layout: RowLayout, storage_rows: tf.Tensor
 ) -> tf.Tensor:
-    """Returns rows of one whole table, where no gradient is wanted."""
+    """Returns rows of one whole table, for which no gradient is wanted."""
     return tf.gather(source, layout.as_index(storage_rows))
 
 
@@ -221,13 +213,10 @@ def sum_per_row(
 def combine(vectors: Any, combiner: str | None) -> Any:
     """Reduces the vectors of each bag of ids to one.
 
-    Args:
-        vectors: Floats, dense `[..., k, dim]` or ragged `[batch, (k), dim]`.
-        combiner: `"sum"`, `"mean"` or `"sqrtn"`: over the number of ids, or
-            over its square root. None returns the vectors as they are.
-
-    Returns:
-        `[..., dim]`, zeros for a bag without ids.
+    From floats, dense `[..., k, dim]` or ragged `[batch, (k), dim]`, to
+    `[..., dim]`, zeros for a bag without ids: `"sum"`, or divided by the
+    number of ids (`"mean"`) or its square root (`"sqrtn"`). None returns the
+    vectors as they are.
     """
     if combiner is None:
         return vectors
@@ -245,12 +234,9 @@ def combine(vectors: Any, combiner: str | None) -> Any:
 
 
 def write_rows(variable: tf.Variable, first: int, values: tf.Tensor) -> None:
-    """Overwrites rows that follow one another, where the variable lives.
+    """Overwrites rows from `first` on, where the variable lives.
 
-    Args:
-        variable: One variable of one device, `[rows, ...]`.
-        first: Row that the first value is for.
-        values: Its dtype, `[number of rows, ...]`.
+    The variable, `[rows, ...]`, lives on one device and has the values' dtype.
     """
     with tf.device(variable.device):
         tf.raw_ops.ResourceStridedSliceAssign(

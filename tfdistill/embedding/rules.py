@@ -2,9 +2,6 @@
 
 One operation updates a variable, or the touched rows of a table, where it
 lies: what a step costs follows from its gradient, not from the table.
-
-One operation updates a variable, or the touched rows of a table, where it
-lies: what a step costs follows from its gradient, not from the table.
 """
 
 from collections.abc import Hashable
@@ -27,20 +24,19 @@ class UpdateRule:
     """
 
     slots: dict[str, float] = {}
+    # The operations.
+    dense: Any = None
+    by_rows: Any = None
 
     def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Takes the settings of a Keras optimizer."""
         self._optimizer = optimizer
 
     def hyperparameters(self, step: Any) -> Hyperparameters:
-        """Returns what changes from step to step.
+        """Returns what changes from step to step, float32 scalars by name.
 
-        Args:
-            step: Integer scalar: updates made before this one. A learning
-                rate schedule reads `optimizer.iterations` by itself.
-
-        Returns:
-            float32 scalars by name.
+        `step` counts the updates made before this one. A learning rate
+        schedule reads `optimizer.iterations` by itself.
         """
         del step  # Most rules know no bias correction.
         return {
@@ -56,14 +52,7 @@ class UpdateRule:
         grad: Any,
         hyper: Mapping[str, tf.Tensor],
     ) -> None:
-        """Updates a whole variable, on its device.
-
-        Args:
-            variable: The `tf.Variable`.
-            slots: Its slots, of its shape.
-            grad: Gradient of its shape, dense or slices.
-            hyper: What `hyperparameters` returned.
-        """
+        """Updates a whole variable, on its device; slices are made dense."""
         if isinstance(grad, tf.IndexedSlices):
             grad = tf.math.unsorted_segment_sum(
                 grad.values, grad.indices, variable.shape[0]
@@ -80,12 +69,7 @@ class UpdateRule:
     ) -> None:
         """Updates some rows, on the variable's device; others stay as is.
 
-        Args:
-            variable: The `tf.Variable` `[num_rows, dim]`.
-            slots: Its slots, of its shape.
-            rows: int32 or int64 `[n]`, all different.
-            grads: `[n, dim]`.
-            hyper: What `hyperparameters` returned.
+        `rows` are integers `[n]`, all different, and `grads` `[n, dim]`.
         """
         self._on_device(self._rows, variable, slots, hyper, grads, rows)
 
@@ -104,13 +88,18 @@ class UpdateRule:
         with tf.device(variable.device):
             update(variable.handle, handles, cast, tf.cast(grad, dtype), *rows)
 
-    def _dense(self, var: Any, slots: Any, hyper: Any, grad: Any) -> None:
+    def _arguments(self, var: Any, slots: Any, hyper: Any, grad: Any) -> Any:
+        """Returns what the operations `dense` and `by_rows` both take."""
         raise NotImplementedError
+
+    def _dense(self, var: Any, slots: Any, hyper: Any, grad: Any) -> None:
+        self.dense(**self._arguments(var, slots, hyper, grad))
 
     def _rows(
         self, var: Any, slots: Any, hyper: Any, grad: Any, rows: Any
     ) -> None:
-        raise NotImplementedError
+        arguments = self._arguments(var, slots, hyper, grad)
+        self.by_rows(**arguments, indices=rows)
 
 
 class Descent(UpdateRule):
@@ -132,6 +121,8 @@ class Descent(UpdateRule):
 class Momentum(UpdateRule):
     """Descent with momentum, Nesterov's too, by Keras' formula."""
 
+    dense = staticmethod(tf.raw_ops.ResourceApplyKerasMomentum)
+    by_rows = staticmethod(tf.raw_ops.ResourceSparseApplyKerasMomentum)
     slots = {"momentum": 0.0}
 
     def _arguments(self, var: Any, slots: Any, hyper: Any, grad: Any) -> Any:
@@ -144,21 +135,12 @@ class Momentum(UpdateRule):
             "use_nesterov": self._optimizer.nesterov,
         }
 
-    def _dense(self, var: Any, slots: Any, hyper: Any, grad: Any) -> None:
-        tf.raw_ops.ResourceApplyKerasMomentum(
-            **self._arguments(var, slots, hyper, grad)
-        )
-
-    def _rows(
-        self, var: Any, slots: Any, hyper: Any, grad: Any, rows: Any
-    ) -> None:
-        tf.raw_ops.ResourceSparseApplyKerasMomentum(
-            **self._arguments(var, slots, hyper, grad), indices=rows
-        )
-
 
 class Adagrad(UpdateRule):
     """Adagrad (Duchi et al. 2011)."""
+
+    dense = staticmethod(tf.raw_ops.ResourceApplyAdagradV2)
+    by_rows = staticmethod(tf.raw_ops.ResourceSparseApplyAdagradV2)
 
     def __init__(self, optimizer: Any) -> None:
         """Takes the settings of a `keras.optimizers.Adagrad`."""
@@ -176,18 +158,6 @@ class Adagrad(UpdateRule):
             "epsilon": tf.zeros([], grad.dtype),
             "grad": grad,
         }
-
-    def _dense(self, var: Any, slots: Any, hyper: Any, grad: Any) -> None:
-        tf.raw_ops.ResourceApplyAdagradV2(
-            **self._arguments(var, slots, hyper, grad)
-        )
-
-    def _rows(
-        self, var: Any, slots: Any, hyper: Any, grad: Any, rows: Any
-    ) -> None:
-        tf.raw_ops.ResourceSparseApplyAdagradV2(
-            **self._arguments(var, slots, hyper, grad), indices=rows
-        )
 
 
 class Adam(UpdateRule):
@@ -247,6 +217,9 @@ class Adam(UpdateRule):
 class Ftrl(UpdateRule):
     """FTRL-proximal (McMahan et al. 2013)."""
 
+    dense = staticmethod(tf.raw_ops.ResourceApplyFtrlV2)
+    by_rows = staticmethod(tf.raw_ops.ResourceSparseApplyFtrlV2)
+
     def __init__(self, optimizer: Any) -> None:
         """Takes the settings of a `keras.optimizers.Ftrl`."""
         super().__init__(optimizer)
@@ -270,18 +243,6 @@ class Ftrl(UpdateRule):
             "lr_power": tf.cast(optimizer.learning_rate_power, grad.dtype),
         }
 
-    def _dense(self, var: Any, slots: Any, hyper: Any, grad: Any) -> None:
-        tf.raw_ops.ResourceApplyFtrlV2(
-            **self._arguments(var, slots, hyper, grad)
-        )
-
-    def _rows(
-        self, var: Any, slots: Any, hyper: Any, grad: Any, rows: Any
-    ) -> None:
-        tf.raw_ops.ResourceSparseApplyFtrlV2(
-            **self._arguments(var, slots, hyper, grad), indices=rows
-        )
-
 
 # Exact classes: a subclass may update otherwise.
 _RULES: dict[type, type[UpdateRule]] = {
@@ -302,19 +263,11 @@ _UNSUPPORTED = (
 def rule_for(optimizer: keras.optimizers.Optimizer) -> UpdateRule:
     """Returns the fused form of a Keras optimizer's update.
 
-    Dense updates equal Keras' own to float32 tolerance. Updates of rows are
-    lazy: momentum and moments of other rows stay as they are, and bias is
-    corrected by the global step.
-
-    Args:
-        optimizer: `SGD` (with momentum, Nesterov too), `Adagrad`, `Adam` or
-            `Ftrl` of `keras.optimizers`.
-
-    Returns:
-        The rule; it reads the optimizer's settings when it is called.
-
-    Raises:
-        ValueError: Another optimizer, or an option that is not supported.
+    For `SGD` (with momentum, Nesterov too), `Adagrad`, `Adam` and `Ftrl` of
+    `keras.optimizers`; ValueError for others, and for options that are not
+    supported. Dense updates equal Keras' own to float32 tolerance. Updates of
+    rows are lazy: momentum and moments of other rows stay as they are, and
+    bias is corrected by the global step.
     """
     if type(optimizer) not in _RULES:
         names = ", ".join(sorted(cls.__name__ for cls in _RULES))
@@ -343,15 +296,9 @@ def clip(
 ) -> list[Any]:
     """Clips as the optimizer does, without making anything dense.
 
-    Args:
-        optimizer: Its `clipnorm`, `global_clipnorm` or `clipvalue` is used.
-        gradients: Tensors, None, or indexed slices with distinct rows.
-        groups: By `clipnorm`, gradients of one group are clipped by their
-            common norm: give the shards of a table the same object. Defaults
-            to a group for each gradient, as does None for a single one.
-
-    Returns:
-        The clipped gradients.
+    Gradients are tensors, None, or indexed slices with distinct rows. By
+    `clipnorm`, gradients of one group are clipped by their common norm: give
+    the shards of a table the same object. None is a group of its own.
     """
     if optimizer.clipvalue and optimizer.clipvalue > 0:
         limit = optimizer.clipvalue
@@ -416,15 +363,9 @@ def make_slots(
     variables: Sequence[Any],
     strategy: tf.distribute.Strategy,
 ) -> list[dict[str, tf.Variable]]:
-    """Makes what a rule keeps for each variable, beside that variable.
+    """Makes what a rule keeps for each variable, by name, beside that variable.
 
-    Args:
-        rule: The update rule.
-        variables: `tf.Variable`s, made in the strategy's scope.
-        strategy: The strategy of the variables.
-
-    Returns:
-        For each variable, its slots by name.
+    The variables are `tf.Variable`s made in the strategy's scope.
     """
     return [
         {

@@ -356,6 +356,9 @@ class Published:
     broken: tuple[int, ...] = ()
 
 
+OpenStorage = Callable[[str], tuple[filesystem.FileSystem, str]]
+
+
 class NewestVersions:
     """The newest version of each group, looked for without a wait.
 
@@ -374,7 +377,7 @@ class NewestVersions:
         *,
         interval_secs: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
-        file_system: filesystem.FileSystem | None = None,
+        open_storage: OpenStorage = filesystem.for_root,
         must_be_there: bool = False,
     ) -> None:
         """Touches no storage yet.
@@ -388,7 +391,7 @@ class NewestVersions:
         self._root = root
         self._interval_secs = interval_secs
         self._clock = clock
-        self._file_system = file_system
+        self._open_storage = open_storage
         self._must_be_there = must_be_there
         self._thread: threading.Thread | None = None
         self._began = -float("inf")
@@ -422,9 +425,8 @@ class NewestVersions:
 
     def _look(self, wanted: Collection[int]) -> None:
         try:
-            reader = VersionReader(
-                self._root, key=None, file_system=self._file_system
-            )
+            storage, root = self._open_storage(self._root)
+            reader = VersionReader(root, key=None, file_system=storage)
             there = reader._groups(must_be_there=self._must_be_there)
             found = {
                 group: newest

@@ -85,13 +85,10 @@ class Signer:
                 "key."
             )
 
-    def proof(self, question: bytes) -> str:
-        """Returns what only holders of this key can answer to a question.
-
-        The question is random bytes, never used before.
-        """
-        # Not the text of any manifest: no answer is a signature.
-        text = b"tfdistill proof\0" + question
+    def proof(self, text: bytes) -> str:
+        """Returns a digest of a text that only holders of this key can make."""
+        # Not the text of any manifest: no proof is a signature.
+        text = b"tfdistill proof\0" + text
         return hmac.new(self._key, text, hashlib.sha256).hexdigest()
 
     def _of(self, unsigned: manifest.Manifest) -> str:

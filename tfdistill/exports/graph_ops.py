@@ -78,7 +78,7 @@ _LISTS = """
 # Their functions are in the same file and are looked at like all others.
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 BRANCHES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
-# Only with a length that can be told before they run; see graph_loops.py.
+# Only with a length that is known before they run; see graph_check.py.
 LOOPS = frozenset({"StatelessWhile", "While"})
 # Fails with a message; nothing else.
 _OTHERS = "Assert NoOp"

@@ -32,13 +32,8 @@ class FrozenFunction:
     ) -> None:
         """Loads a SavedModel; inside a strategy's scope, one copy a device.
 
-        Args:
-            directory: The SavedModel, with a signature `serving_default`.
-            input_spec: Structure of `tf.TensorSpec` of the student's inputs.
-            output_spec: Structure of `tf.TensorSpec` of its outputs.
-
-        Raises:
-            ValueError: Its inputs or outputs do not fit the student's.
+        Its signature `serving_default` must fit the specs of the student's
+        inputs and outputs, or ValueError.
         """
         self._loaded = tf.saved_model.load(directory)
         signature = self._loaded.signatures.get("serving_default")
@@ -66,14 +61,7 @@ class FrozenFunction:
         )
 
     def __call__(self, inputs: Any) -> list[tf.Tensor]:
-        """Predicts.
-
-        Args:
-            inputs: The student's inputs, `[batch, ...]`.
-
-        Returns:
-            The outputs, flat, in the order of the student's.
-        """
+        """Predicts; returns the outputs flat, in the order of the student's."""
         flat = student_graph.named(inputs, "inputs")
         fed = {
             theirs: tf.cast(flat[ours], self._dtypes[theirs])
@@ -120,19 +108,10 @@ _log = logging.getLogger(__name__)
 def load(
     directory: str, graph: student_graph.StudentGraph, *, trust: bool
 ) -> FrozenFunction:
-    """Loads a SavedModel that the user has named.
+    """Loads a SavedModel that the user has named, by path or URL.
 
-    Args:
-        directory: A path or URL.
-        graph: The student's, whose inputs and outputs it must have.
-        trust: Whether to load it whatever it holds, with a warning.
-
-    Returns:
-        The SavedModel as a function.
-
-    Raises:
-        ValueError: It holds what may not run, or does not fit the student.
-        OSError: It cannot be read.
+    With `trust`, whatever it holds, with a warning; else ValueError if it
+    holds what may not run. ValueError too if it does not fit the student.
     """
     try:
         graph_check.check_directory(directory)
@@ -146,7 +125,7 @@ def load(
         if not trust:
             raise ValueError(
                 f"The SavedModel {directory} is not loaded: {error} If you "
-                "trust whoever made it as you trust a program, set "
+                "trust its author as you trust a program's, set "
                 "TeacherSet(trust_saved_models=True), in a recipe "
                 "codistillation.trust_saved_models."
             ) from error
@@ -161,18 +140,7 @@ def load_version(
 ) -> FrozenFunction:
     """Loads a peer's graph from a copy that nobody else can change.
 
-    Args:
-        exchange: Where the version is.
-        version: A version of a graph other than the student's.
-        graph: The student's.
-
-    Returns:
-        The version as a function.
-
-    Raises:
-        ValueError: It holds what may not run, or does not fit the student.
-        CorruptVersionError: It differs from its manifest.
-        OSError: It cannot be read or copied.
+    ValueError if it holds what may not run or does not fit the student.
     """
     with tempfile.TemporaryDirectory(prefix="tfdistill-peer-") as directory:
         exchange.fetch(version, directory)

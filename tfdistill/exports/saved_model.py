@@ -30,13 +30,10 @@ class Servable(tf.Module):
         *,
         dtypes: Sequence[tf.DType],
     ) -> None:
-        """Makes the variables; traces nothing yet.
+        """Makes the variables, of these dtypes; traces nothing yet.
 
-        Args:
-            graph: The student's traced inference.
-            values: One for each of its variables; None stands for a table on
-                parameter servers, whose values are written another way.
-            dtypes: Of the variables, as they are stored.
+        A value of None stands for a table on parameter servers, whose rows
+        are written another way.
         """
         super().__init__()
         with tf.init_scope():
@@ -48,7 +45,7 @@ class Servable(tf.Module):
                     values, graph.variables, dtypes, strict=True
                 )
             ]
-        # A SavedModel holds a table only where an attribute leads to it.
+        # A SavedModel holds a table only if an attribute leads to it.
         self.tables = list(graph.tables)
         self._graph = graph
         self.serve = tf.function(
@@ -116,14 +113,8 @@ class SavedModelWriter:
     ) -> None:
         """Prepares the writer; nothing is written or traced yet.
 
-        Args:
-            graph: The student's traced inference.
-            variables_dtype: `"bfloat16"` halves what travels: float variables
-                are stored as bfloat16 and widened inside the graph. Defaults
-                to each variable's own dtype.
-
-        Raises:
-            ValueError: An unknown `variables_dtype`.
+        With `variables_dtype="bfloat16"` half as much travels: float
+        variables are stored as bfloat16 and widened inside the graph.
         """
         if variables_dtype not in (None, *EXCHANGE_DTYPES):
             raise ValueError(
@@ -159,9 +150,6 @@ class SavedModelWriter:
         Tables on parameter servers are not part of it: their rows are read
         while they are written, as every step there reads what others have
         written by then.
-
-        Returns:
-            One tensor for each variable, None for a table on servers.
         """
         return [
             None if _is_on_servers(v) else tf.convert_to_tensor(v.value)
@@ -171,12 +159,8 @@ class SavedModelWriter:
     def write(self, directory: str, snapshot: Snapshot) -> None:
         """Writes a whole SavedModel. May run in a background thread.
 
-        Args:
-            directory: An existing empty directory, or URL of one.
-            snapshot: What `snapshot()` returned.
-
-        Raises:
-            ValueError: A value is NaN or infinite.
+        The directory, a path or URL, exists and is empty. ValueError if a
+        value is NaN or infinite.
         """
         held = [
             (variable, value)
@@ -264,15 +248,7 @@ def _is_on_servers(variable: Any) -> bool:
 
 
 def check_finite(values: Sequence[Any], names: Sequence[str]) -> None:
-    """Checks that no float holds a NaN or an infinity.
-
-    Args:
-        values: Tensors or arrays.
-        names: One name for each value.
-
-    Raises:
-        ValueError: A value is not finite; the message names the first.
-    """
+    """Refuses floats that hold a NaN or an infinity; names the first."""
     for value, name in zip(values, names, strict=True):
         tensor = tf.convert_to_tensor(value)
         if tensor.dtype.is_floating and not bool(
@@ -286,17 +262,9 @@ def read_variables(
 ) -> Snapshot:
     """Reads a version's variables, in the order of the student's.
 
-    Args:
-        directory: The SavedModel, written by `SavedModelWriter`.
-        variables: Expected shape and dtype by checkpoint key; floats of
-            another width are accepted.
-
-    Returns:
-        One finite tensor for each variable.
-
-    Raises:
-        ValueError: A variable is missing, has another shape or kind of
-            dtype, or is not finite.
+    `variables` are the shape and dtype expected by checkpoint key; floats of
+    another width are accepted. ValueError if a variable is missing, is of
+    another shape or kind, or is not finite.
     """
     reader = tf.train.load_checkpoint(f"{directory}/variables/variables")
     shapes = reader.get_variable_to_shape_map()
@@ -325,14 +293,7 @@ def in_order(
 ) -> dict[str, Mapping[str, Any]]:
     """Brings a manifest's variables into the order they were written in.
 
-    Args:
-        variables: Shape and dtype by checkpoint key.
-
-    Returns:
-        The same entries, by the number in their keys.
-
-    Raises:
-        ValueError: The keys are not those that `SavedModelWriter` writes.
+    That is by the number in their keys; ValueError for other keys.
     """
     ordered = {
         _KEY.format(index): variables.get(_KEY.format(index))

@@ -13,9 +13,6 @@ import tensorflow as tf
 
 from tfdistill.embedding import rows as table_rows
 
-# As large as a block may be in memory beside its table: 2**22 floats, 16 MB.
-_BLOCK_ELEMENTS = 2**22
-
 
 class BundleWriter:
     """Writes one checkpoint from any number of tasks.
@@ -25,22 +22,14 @@ class BundleWriter:
     """
 
     def __init__(self, prefix: str) -> None:
-        """Writes nothing yet.
-
-        Args:
-            prefix: Of the checkpoint's files; its directory must exist.
-        """
+        """Takes a prefix, in an existing directory; writes nothing yet."""
         self._prefix = prefix
         self._directory = f"{prefix}.parts"
         self._parts: list[str] = []
         tf.io.gfile.makedirs(self._directory)
 
     def add(self, tensors: Mapping[str, tf.Tensor]) -> None:
-        """Writes whole tensors, on the task that calls.
-
-        Args:
-            tensors: By checkpoint key.
-        """
+        """Writes whole tensors, by checkpoint key, on the task that calls."""
         if not tensors:
             return
         with tf.device("CPU:0"):
@@ -59,13 +48,8 @@ class BundleWriter:
     ) -> None:
         """Writes variables as one tensor, each on the task that holds it.
 
-        Args:
-            key: The tensor's key.
-            shards: Variables `[rows_i, dim]`, which follow one another.
-            dtype: Of the tensor. Default: the variables' own.
-
-        Raises:
-            ValueError: A value is NaN or infinite.
+        They are `[rows_i, dim]` and follow one another. `dtype` is the
+        tensor's, by default theirs. ValueError if a value is NaN or infinite.
         """
         num_rows, dim = _total_shape(shards)
         start = 0
@@ -116,15 +100,9 @@ def read_rows(
 ) -> bool:
     """Reads one tensor into variables, each on the task that holds it.
 
-    Args:
-        prefix: Of the checkpoint's files.
-        key: The tensor's key.
-        shards: Variables `[rows_i, dim]`, which follow one another.
-        half: Which half of each variable's rows to fill, 0 or 1. Default:
-            all rows.
-
-    Returns:
-        Whether all values are finite; they were written in any case.
+    They are `[rows_i, dim]` and follow one another; `half`, 0 or 1, is which
+    half of each one's rows to fill. Returns whether all values are finite;
+    they were written in any case.
     """
     parts = 1 if half is None else 2
     counts = [int(shard.shape[0]) // parts for shard in shards]
@@ -155,7 +133,7 @@ def _total_shape(shards: Sequence[Any]) -> tuple[int, int]:
 
 
 def _blocks(num_rows: int, dim: int) -> list[tuple[int, int]]:
-    size = max(1, _BLOCK_ELEMENTS // dim)
+    size = table_rows.rows_per_block(dim)
     return [
         (first, min(first + size, num_rows))
         for first in range(0, num_rows, size)

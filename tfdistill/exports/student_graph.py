@@ -23,13 +23,8 @@ _Table: Any = tf.saved_model.experimental.TrackableResource
 def tables_used(model: keras.Model, captured: Sequence[Any]) -> list[Any]:
     """Finds the tables that a traced function of a model looks into.
 
-    Args:
-        model: Any Keras model, with layers nested to any depth.
-        captured: The function's captured tensors.
-
-    Returns:
-        The tables, each once, in the order of the layers' attributes. Layers
-        hold others too, from the time when they were adapted.
+    Each once, in the order of the layers' attributes, by the function's
+    captured tensors: layers hold others too, from when they were adapted.
     """
     handles = {id(tensor) for tensor in captured}
     return [
@@ -60,11 +55,7 @@ def _walk(value: Any, seen: set[int]) -> Iterator[Any]:
 def tables_fingerprint(tables: Sequence[Any]) -> str:
     """Hashes what the tables hold: another vocabulary is another graph.
 
-    Args:
-        tables: Lookup tables; resources that cannot be read count by number.
-
-    Returns:
-        SHA-256 in hexadecimal; empty without tables.
+    Resources that cannot be read count by number. Empty without tables.
     """
     if not tables:
         return ""
@@ -94,16 +85,11 @@ class StudentGraph:
     """
 
     def __init__(self, student: keras.Model, input_spec: Any) -> None:
-        """Traces the student in inference mode.
+        """Traces a built student in inference mode.
 
-        Args:
-            student: A built Keras model.
-            input_spec: Structure of `tf.TensorSpec` or tensors, as the
-                student is called with.
-
-        Raises:
-            ValueError: The student is not built, or keeps variables that
-                Keras does not know.
+        `input_spec` is a structure of `tf.TensorSpec` or tensors, as the
+        student is called with. ValueError if the student is not built, or
+        keeps variables that Keras does not know.
         """
         if not student.built:
             raise ValueError(
@@ -130,13 +116,8 @@ class StudentGraph:
     def infer_from(self, values: Sequence[Any], inputs: Any) -> Any:
         """Runs the student's inference untraced, with tables in any shards.
 
-        Args:
-            values: One tensor for each of `variables`; for a table, a tensor
-                or a list of sources as `embedding.rows_from` takes them.
-            inputs: Tensors of the structure of `input_spec`.
-
-        Returns:
-            The outputs, in the student's structure.
+        One value for each of `variables`; for a table, a tensor or a list of
+        sources as `layer.rows_from` takes them.
         """
         mapping, rows = [], {}
         for variable, value in zip(self.variables, values, strict=True):
@@ -154,15 +135,10 @@ class StudentGraph:
     def __call__(self, values: Sequence[Any], inputs: Any) -> Any:
         """Runs the student's inference with other values in its variables.
 
-        Args:
-            values: One tensor or variable for each of `variables`, of its
-                shape; floats of another width are cast.
-            inputs: Tensors of the structure of `input_spec`.
-
-        Returns:
-            The outputs, in the student's structure.
+        One tensor or variable for each of `variables`, of its shape; floats
+        of another width are cast.
         """
-        # A variable itself would be traced anew, for each shape of inputs.
+        # A variable itself would be traced again for each shape of inputs.
         cast = [
             tf.cast(tf.convert_to_tensor(value), variable.dtype)
             for value, variable in zip(values, self.variables, strict=True)
@@ -188,14 +164,10 @@ def _batch_spec(value: Any) -> tf.TensorSpec:
 
 
 def fingerprint(concrete: Any, contents: str = "") -> str:
-    """Hashes what a traced function computes, not how it names things.
+    """Hashes what a `ConcreteFunction` computes, not how it names things.
 
-    Args:
-        concrete: A `ConcreteFunction`.
-        contents: What else the result depends on.
-
-    Returns:
-        SHA-256 over operations, attributes and wiring, in hexadecimal.
+    SHA-256 in hexadecimal over operations, attributes, wiring and what else
+    the result depends on, `contents`.
     """
     graph = concrete.graph.as_graph_def()
     functions = {f.signature.name: f for f in graph.library.function}
@@ -261,15 +233,9 @@ def _hash_attribute(
 def leaf_names(structure: Any, default: str) -> list[str]:
     """Names the leaves of a structure, in the order of `keras.tree.flatten`.
 
-    Args:
-        structure: A tensor, or dicts, lists and tuples of tensors.
-        default: Name of a single leaf, and prefix of numbered ones.
-
-    Returns:
-        A name for each leaf: dict keys joined by "_", list positions.
-
-    Raises:
-        ValueError: Two leaves would have one name.
+    Dict keys and list positions joined by "_"; `default` is the name of a
+    single leaf, and the prefix of numbered ones. ValueError if two leaves
+    would have one name.
     """
     if not isinstance(structure, (dict, list, tuple)):
         return [default]
@@ -293,40 +259,23 @@ def leaf_names(structure: Any, default: str) -> list[str]:
 def legal_name(name: str, default: str) -> str:
     """Makes a name one that TensorFlow takes as a signature's argument.
 
-    Args:
-        name: Any name, such as a data set's column.
-        default: Prefix for a name that does not start with a letter.
-
-    Returns:
-        The name, with "_" for each character that is not allowed.
+    It puts "_" for each character that is not allowed, and `default` before
+    a name that does not start with a letter.
     """
     legal = re.sub("[^A-Za-z0-9_]", "_", name)
     return legal if legal[:1].isalpha() else f"{default}_{legal}"
 
 
 def named(structure: Any, default: str) -> dict[str, Any]:
-    """Flattens a structure to a dict by `names`.
-
-    Args:
-        structure: A tensor, or dicts, lists and tuples of tensors.
-        default: Name of a single leaf.
-
-    Returns:
-        Leaf by name.
-    """
+    """Flattens a structure to a dict by `leaf_names`."""
     leaves = keras.tree.flatten(structure)
     return dict(zip(leaf_names(structure, default), leaves, strict=True))
 
 
 def to_json(structure: Any, default: str) -> dict[str, Any]:
-    """Describes specs for a manifest.
+    """Describes a structure of `tf.TensorSpec` for a manifest.
 
-    Args:
-        structure: Structure of `tf.TensorSpec`.
-        default: Name of a single leaf.
-
-    Returns:
-        `{"shape": [None, ...], "dtype": "float32"}` by leaf name.
+    `{"shape": [None, ...], "dtype": "float32"}` by leaf name.
     """
     return {
         name: {

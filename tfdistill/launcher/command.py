@@ -162,16 +162,7 @@ def run(
     options: argparse.Namespace,
     command: Sequence[str],
 ) -> int:
-    """Runs a command as the options say.
-
-    Args:
-        parser: Reports a wrong option, which exits with code 2.
-        options: The parsed options of `make_parser`.
-        command: Program and arguments.
-
-    Returns:
-        The exit code.
-    """
+    """Runs a command as the options say."""
     fields = vars(options) | {"command": command}
     plain = True if fields.pop("plain") else None
     display = tables.Display(plain=plain)
@@ -198,9 +189,7 @@ def run(
 
 
 def _check_size(topology: local_cluster.LocalCluster) -> None:
-    chiefs = 1 if topology.ps_per_group else 0
-    of_group = topology.workers_per_group + topology.ps_per_group + chiefs
-    number = topology.num_groups * of_group
+    number = topology.num_groups * topology.num_tasks
     if number > _MOST_TASKS:
         raise ValueError(
             f"The tasks of one machine must be at most {_MOST_TASKS}, each a "

@@ -15,7 +15,7 @@ from typing import IO
 from tfdistill.cluster import signs
 from tfdistill.exchange import signing
 from tfdistill.launcher import local_cluster
-from tfdistill.status import record
+from tfdistill.status import directory
 from tfdistill.status import run_events
 from tfdistill.system import processes
 from tfdistill.system import run_files
@@ -28,11 +28,8 @@ _TAIL_BYTES = 32768
 def lock(topology: local_cluster.LocalCluster) -> IO[bytes]:
     """Makes sure that no other launcher is at work in the same directory.
 
-    Returns:
-        A file to be kept open; closing it, or dying, gives up the lock.
-
-    Raises:
-        ValueError: If another launcher has it, or nothing can be written.
+    Returns a file to be kept open: closing it, or dying, gives up the lock.
+    ValueError if another launcher has it, or nothing can be written.
     """
     path = topology.logs_dir / "launcher.lock"
     try:
@@ -58,15 +55,7 @@ def lock(topology: local_cluster.LocalCluster) -> IO[bytes]:
 def ensure_key(
     topology: local_cluster.LocalCluster, environ: Mapping[str, str]
 ) -> None:
-    """Makes the key of the run, unless the tasks will inherit one.
-
-    Args:
-        topology: What is launched.
-        environ: The launcher's own environment.
-
-    Raises:
-        ValueError: The key that there is cannot be used.
-    """
+    """Makes the key of the run, unless the tasks inherit a good one."""
     if signing.has_key(environ):
         signing.signer_for("environment", environ)
     else:
@@ -95,23 +84,14 @@ def events_path(topology: local_cluster.LocalCluster) -> pathlib.Path:
 
 
 def forget_progress(ready_path: pathlib.Path) -> None:
-    """Removes what a task of that name has told its launcher before.
-
-    Args:
-        ready_path: The task's ready file.
-    """
+    """Removes what an earlier task with this ready file has reported."""
     for suffix in signs.SUFFIXES:
         path = ready_path.with_name(ready_path.name + suffix)
         path.unlink(missing_ok=True)
 
 
 def mark_restart(path: pathlib.Path, attempt: int) -> None:
-    """Begins a new part of a log that goes on.
-
-    Args:
-        path: The log.
-        attempt: How often the group has been started by now.
-    """
+    """Begins the part of a log that belongs to another start of its group."""
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     with path.open("a", encoding="utf-8") as file:
         file.write(f"===== {now}: start {attempt} of the group =====\n")
@@ -122,7 +102,7 @@ def _numbered(path: pathlib.Path, number: int) -> pathlib.Path:
 
 
 def _record_path(topology: local_cluster.LocalCluster) -> pathlib.Path:
-    return pathlib.Path(topology.workdir, record.NAME)
+    return pathlib.Path(topology.workdir, directory.RECORD)
 
 
 def write_record(
@@ -134,12 +114,8 @@ def write_record(
 ) -> None:
     """Writes launch.json: what was launched, when, and as which processes.
 
-    Args:
-        topology: What was launched.
-        started: When, in seconds since 1970.
-        pids: The process id of each task, by name; of those that run, or ran
-            last.
-        attempts: How often each group has been started, from group 0 on.
+    `started` is in Unix seconds; `pids`, by name of the task, are of those that
+    run, or ran last; `attempts` counts the starts of each group, in order.
     """
     record = {
         "format": 1,

@@ -2,18 +2,17 @@
 
 Under synchronous training one lost worker ends all the others' collectives,
 and a group with parameter servers does not outlive its chief or a ps. So what
-is left of a failed group is killed, and all of it is started again, at other
-ports and after a delay; the program goes on from its own backup.
+is left of a failed attempt is killed, and all of the group is started again, at
+other ports and after a delay; the program resumes from its own backup.
 
-A task that fails ends its group, but for the workers of a group with parameter
-servers: what a dead one has left undone, its coordinator gives to the others,
-and once it is started again at its old address it takes part again.
+A task that fails ends the attempt, but for the workers of a group with
+parameter servers: what a dead one has left undone, its coordinator gives to the
+others, and once it is started again at its old address it takes part again.
 """
 
 import dataclasses
 import functools
 import os
-import pathlib
 import socket
 import time
 from collections.abc import Callable
@@ -31,58 +30,47 @@ from tfdistill.status import group as group_status
 from tfdistill.status import run_events
 from tfdistill.system import untrusted
 
-
-class ProcessNews:
-    """Tells of the starts, readiness and ends of one group's tasks."""
-
-    def __init__(
-        self,
-        ready_files: Mapping[str, pathlib.Path],
-        *,
-        note: Callable[..., None],
-    ) -> None:
-        """Has told nothing yet.
-
-        Args:
-            ready_files: Path that each task, by name, creates when ready.
-            note: Takes an event, its task and details; see `run_events`.
-        """
-        self._ready_files = dict(ready_files)
-        self._note = note
-        # By event and process id, as a task may be started again.
-        self._told: set[tuple[str, int | None]] = set()
-
-    def tell(self, processes: Mapping[str, task_process.TaskProcess]) -> None:
-        """Tells what is new.
-
-        Args:
-            processes: Those of the group, by name of the task.
-        """
-        for name, process in processes.items():
-            pid, code = process.pid, process.exit_code
-            if pid is not None and self._is_new("start", pid):
-                self._note("start", task=name, pid=pid)
-            # A check of the file only as long as it is of interest.
-            if pid is not None and ("ready", pid) not in self._told:
-                if self._ready_files[name].exists():
-                    self._is_new("ready", pid)
-                    self._note("ready", task=name)
-            if code is not None and self._is_new("exit", pid):
-                self._note("exit", task=name, exit_code=code)
-
-    def _is_new(self, event: str, pid: int | None) -> bool:
-        new = (event, pid) not in self._told
-        self._told.add((event, pid))
-        return new
+# Binds so many sockets to free ports; see local_cluster.reserve_ports.
+ReservePorts = Callable[[int], list[socket.socket]]
 
 
-class GroupRun:
-    """Supervises the processes of one group.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupResult:
+    """How one group ended.
+
+    Attributes:
+        group: Index of the group.
+        state: `"done"`, `"failed"` or, if it was told to end, `"stopped"`.
+        exit_codes: Exit code of each task by name; minus the signal's number
+            for a task that a signal ended.
+        failed_task: Name of the task that failed first, to which the failure
+            of its peers is due; None if none failed by itself.
+        reason: What happened, in words; empty for a group that is done.
+        last_lines: The last lines of the failed task's log.
+        restarts: How often each worker was started again, by name, since the
+            group was last started; of a group with parameter servers only.
+        group_restarts: How often the whole group was started again.
+    """
+
+    group: int
+    state: str
+    exit_codes: Mapping[str, int | None]
+    failed_task: str | None
+    reason: str
+    last_lines: tuple[str, ...]
+    restarts: Mapping[str, int]
+    group_restarts: int
+
+
+class Attempt:
+    """One start of a group: its processes, until none of them is left.
 
     Attributes:
         status: What is shown of the group.
-        reason: Why the group ends or ended early; empty if it did not.
-        exit_code: What the group makes the launcher's exit code; 0 if done.
+        processes: The processes started so far, by name of the task.
+        end_state: `"done"`, `"failed"` or `"stopped"`; None before it ends.
+        reason: Why it ends or ended early; empty if it did not.
+        exit_code: What it makes the launcher's exit code; 0 if done.
         failed_task: Name of the task to blame, or None.
         failure_time: When it failed, by `time.monotonic()`; None if not.
         port_taken: Whether it failed since a task's address was in use.
@@ -95,52 +83,47 @@ class GroupRun:
         topology: local_cluster.LocalCluster,
         note: Callable[..., None],
     ) -> None:
-        """Describes the group; `start` starts it.
+        """Describes the attempt; `start` starts it.
 
-        Args:
-            tasks: The tasks of the group.
-            topology: What they are a part of.
-            note: Takes an event, its task and details; see `run_events`.
+        `note` takes an event, its task and its details; see `run_events`.
         """
         self._note = note
         self._tasks = {task.name: task for task in tasks}
         self._topology = topology
-        self._processes: dict[str, task_process.TaskProcess] = {}
-        workers = [
-            task.name
-            for task in tasks
-            if topology.ps_per_group and task.cluster.task_type == "worker"
-        ]
         self._restarts = restarts.WorkerRestarts(
-            workers, limit=topology.num_worker_restarts
+            [
+                task.name
+                for task in tasks
+                if topology.ps_per_group and task.cluster.task_type == "worker"
+            ],
+            limit=topology.num_worker_restarts,
         )
-        self._watch: watches.StartWatch | None = None
-        self._task_watch = watches.TaskWatch(self._tasks, topology=topology)
+        self._watch = watches.TaskWatch(self._tasks, topology=topology)
         self._killed_for: dict[str, str] = {}
-        self._news = ProcessNews(
-            {task.name: task.ready_path for task in tasks}, note=note
-        )
+        # By event and process id, as a task may be started again.
+        self._noted: set[tuple[str, int | None]] = set()
         self._kill_time: float | None = None
-        self._end_state: str | None = None
         group = tasks[0].cluster.group
         directory = run_directory.RunDirectory(topology.workdir)
         self._tail = untrusted.Tail(directory.metrics(group))
         self.status = group_status.GroupStatus(group)
+        self.processes: dict[str, task_process.TaskProcess] = {}
+        self.end_state: str | None = None
         self.reason = ""
         self.exit_code = 0
         self.failed_task: str | None = None
         self.failure_time: float | None = None
         self.port_taken = False
+        self._start_limit = watches.StartLimit(
+            {task.name: task.ready_path for task in tasks},
+            limit_secs=topology.start_timeout_secs,
+            now=time.monotonic(),
+        )
 
     def start(self) -> None:
         """Starts a process for each task."""
         for name in self._tasks:
             self._start(name)
-        self._watch = watches.StartWatch(
-            {name: task.ready_path for name, task in self._tasks.items()},
-            limit_secs=self._topology.start_timeout_secs,
-            now=time.monotonic(),
-        )
 
     def _start(self, name: str) -> None:
         task = self._tasks[name]
@@ -148,43 +131,61 @@ class GroupRun:
         # A task that is started again adds to its log; that of an earlier run
         # has another name by now.
         with task.log_path.open("ab") as log_file:
-            self._processes[name] = task_process.TaskProcess(
+            self.processes[name] = task_process.TaskProcess(
                 self._topology.command,
                 env=task.environ(os.environ),
                 log_file=log_file,
             )
 
     @property
-    def processes(self) -> Mapping[str, task_process.TaskProcess]:
-        """The processes started so far, by name of the task."""
-        return self._processes
+    def over(self) -> bool:
+        """Whether no process is left."""
+        return all(process.closed for process in self.processes.values())
 
     @property
-    def over(self) -> bool:
-        """Whether no process of the group is left."""
-        return all(process.closed for process in self._processes.values())
+    def worker_restarts(self) -> Mapping[str, int]:
+        """How often each worker was started again, by name."""
+        return self._restarts.made
 
     def _lacks_port(self, name: str) -> bool:
         return signs.found_port_taken(self._tasks[name].ready_path)
 
     def advance(self) -> list[str]:
-        """Takes in the news and acts on it; returns what to tell the user."""
-        for process in self._processes.values():
+        """Takes in the news and acts on it; returns texts for the user."""
+        for name, process in self.processes.items():
             process.read()
-        self._news.tell(self._processes)
+            self._note_news(name, process)
         self.status.update(self._tail.read())
         now = time.monotonic()
         messages = []
-        if self._end_state is None:
+        if self.end_state is None:
             messages = self._judge(now)
         elif self._kill_time is not None and now >= self._kill_time:
             self.kill()
-        if self._end_state is None:
+        if self.end_state is None:
             self.status.state = "running" if self._runs() else "starting"
         else:
-            ended = self.over or self._end_state == "done"
-            self.status.state = self._end_state if ended else "stopping"
+            ended = self.over or self.end_state == "done"
+            self.status.state = self.end_state if ended else "stopping"
         return messages
+
+    def _note_news(self, name: str, process: task_process.TaskProcess) -> None:
+        """Notes the start, readiness and end of a process, each once."""
+        pid, code = process.pid, process.exit_code
+        if pid is not None and self._is_new("start", pid):
+            self._note("start", task=name, pid=pid)
+        # A check of the file only as long as it is of interest.
+        if pid is not None and ("ready", pid) not in self._noted:
+            if self._tasks[name].ready_path.exists():
+                self._noted.add(("ready", pid))
+                self._note("ready", task=name)
+        if code is not None and self._is_new("exit", pid):
+            self._note("exit", task=name, exit_code=code)
+
+    def _is_new(self, event: str, pid: int | None) -> bool:
+        new = (event, pid) not in self._noted
+        self._noted.add((event, pid))
+        return new
 
     def _runs(self) -> bool:
         ready = any(task.ready_path.exists() for task in self._tasks.values())
@@ -193,60 +194,57 @@ class GroupRun:
     def _judge(self, now: float) -> list[str]:
         failed = [
             (process.exit_time or now, name, process.exit_code)
-            for name, process in self._processes.items()
+            for name, process in self.processes.items()
             if process.exit_code
-            and (name not in self._restarts.made or self._lacks_port(name))
+            and (name not in self.worker_restarts or self._lacks_port(name))
         ]
         if failed:
             # The peers of a failed task fail too, so the earliest is to blame.
             when, name, code = min(failed)
             return self._blame(name, code, self._describe(name, code), when)
         if self._has_finished():
-            self._end_state = "done"
+            self.end_state = "done"
             self._note("done")
-            self._request_stop(now)
+            self._request_stop()
             return []
-        running = [n for n, p in self._processes.items() if p.exit_code is None]
-        late = self._watch and self._watch.late(running, now=now)
+        running = [n for n, p in self.processes.items() if p.exit_code is None]
+        late = self._start_limit.late(running, now=now)
         if late:
             self._note("late", reason=late)
-            self.exit_code, self.failure_time = signs.EXIT_RETRY, now
-            return self._fail(None, late, now)
+            return self._give_up(late, now)
         messages = self._look(now)
-        if self._end_state is None:
-            messages += self._mend(now)
-        warning = self._watch and self._watch.warning(now=now)
-        if warning and self._end_state is None:
+        if self.end_state is None:
+            messages += self._restart_workers(now)
+        warning = self._start_limit.warning(now=now)
+        if warning and self.end_state is None:
             messages.append(f"group {self.status.group}: {warning}")
         return messages
 
     def _look(self, now: float) -> list[str]:
         """Kills the tasks that do nothing."""
-        messages: list[str] = []
-        for found in self._task_watch.look(self._processes):
+        for found in self._watch.look(self.processes):
             self._note(found.event, task=found.task, **found.details)
             if found.text and found.task is None:
-                self.exit_code, self.failure_time = signs.EXIT_RETRY, now
-                messages += self._fail(None, found.text, now)
+                messages = self._give_up(found.text, now)
                 self.hang_up()
-                break
+                return messages
             if found.text and found.task is not None:
                 # Its end follows, and is dealt with like any other.
                 self._killed_for[found.task] = found.text
-                self._processes[found.task].hang_up()
-        return messages
+                self.processes[found.task].hang_up()
+        return []
 
-    def _mend(self, now: float) -> list[str]:
+    def _restart_workers(self, now: float) -> list[str]:
         """Starts dead workers again, as far as they may."""
         messages: list[str] = []
-        for name, made in self._restarts.made.items():
-            code = self._processes[name].exit_code
+        limit = self._restarts.limit
+        for name, made in self.worker_restarts.items():
+            code = self.processes[name].exit_code
             if code is None or self._restarts.is_known_dead(name):
                 continue
-            limit = self._restarts.limit
-            delay = self._restarts.note_end(name, now=now)
+            delay = self._restarts.note_end(name)
             self.status.last_error = what = self._describe(name, code)
-            self._task_watch.note_end(name)
+            self._watch.note_end(name)
             if self._restarts.none_left:
                 reason = (
                     f"{what}, and no worker is left: one has used up its "
@@ -262,12 +260,12 @@ class GroupRun:
                 plan = f"restart {made + 1} of {limit} in {delay:g} s"
                 self._note("worker_restart", task=name, delay_secs=delay)
             messages.append(f"group {self.status.group}: {what}; {plan}")
-        for name in self._restarts.due(now=now):
+        for name in self._restarts.due():
             # Not before its keeper has ended all that it has started.
-            if self._processes[name].closed:
+            if self.processes[name].closed:
                 self._killed_for.pop(name, None)
                 self._start(name)
-                self._restarts.note_restart(name, now=now)
+                self._restarts.note_start(name)
                 self.status.num_worker_restarts += 1
         return messages
 
@@ -275,7 +273,7 @@ class GroupRun:
         """Whether all is done: servers never end, so their chief decides."""
         return all(
             process.exit_code == 0
-            for name, process in self._processes.items()
+            for name, process in self.processes.items()
             if not self._topology.ps_per_group
             or self._tasks[name].cluster.task_type == "chief"
         )
@@ -286,60 +284,56 @@ class GroupRun:
         # A worker may end with 0 and yet be missed.
         self.exit_code = code if code > 0 else 128 - code if code else 1
         self.failure_time = when
+        self.failed_task = name
         self.port_taken = self._lacks_port(name)
-        return self._fail(name, reason, time.monotonic())
+        quoted = files.quote(self._tasks[name].log_path)
+        return [*self._fail(reason), *quoted]
 
-    def _fail(self, name: str | None, reason: str, now: float) -> list[str]:
-        self.failed_task, self.reason = name, reason
-        self._end_state = "failed"
-        self._note("failed", task=name, exit_code=self.exit_code, reason=reason)
-        self._request_stop(now)
-        messages = [f"group {self.status.group} failed: {reason}"]
-        if name is not None:
-            messages += files.quote(self._tasks[name].log_path)
-        return messages
+    def _give_up(self, reason: str, now: float) -> list[str]:
+        """Fails when no single task is to blame."""
+        self.exit_code, self.failure_time = signs.EXIT_RETRY, now
+        return self._fail(reason)
+
+    def _fail(self, reason: str) -> list[str]:
+        self.end_state, self.reason = "failed", reason
+        self._note(
+            "failed",
+            task=self.failed_task,
+            exit_code=self.exit_code,
+            reason=reason,
+        )
+        self._request_stop()
+        return [f"group {self.status.group} failed: {reason}"]
 
     def stop(self, reason: str) -> None:
-        """Asks all tasks to end, and kills them after the grace time.
-
-        Args:
-            reason: What the result will say.
-        """
-        if self._end_state is None:
-            self._end_state, self.reason = "stopped", reason
+        """Asks all tasks to end, and kills them after the grace time."""
+        if self.end_state is None:
+            self.end_state, self.reason = "stopped", reason
             self._note("stopped", reason=reason)
-            self._request_stop(time.monotonic())
+            self._request_stop()
 
-    def _request_stop(self, now: float) -> None:
-        self._kill_time = now + self._topology.grace_secs
-        for process in self._processes.values():
+    def _request_stop(self) -> None:
+        self._kill_time = time.monotonic() + self._topology.grace_secs
+        for process in self.processes.values():
             process.request_stop()
 
     def hang_up(self) -> None:
         """Has all tasks killed at once; does not wait for their end."""
-        for process in self._processes.values():
+        for process in self.processes.values():
             process.hang_up()
 
     def kill(self) -> None:
         """Kills all tasks at once; returns when they are gone."""
-        self._end_state = self._end_state or "stopped"
+        self.end_state = self.end_state or "stopped"
         self.hang_up()
-        for process in self._processes.values():
+        for process in self.processes.values():
             process.kill()
 
-    def result(self) -> run_events.GroupResult:
-        """Returns how the group ended."""
-        name = self.failed_task
-        lines = files.last_lines(self._tasks[name].log_path) if name else []
-        return run_events.GroupResult(
-            group=self.status.group,
-            state=self._end_state or self.status.state,
-            exit_codes={n: p.exit_code for n, p in self._processes.items()},
-            failed_task=name,
-            reason=self.reason,
-            last_lines=tuple(lines),
-            restarts=self._restarts.made,
-        )
+    def last_lines(self) -> tuple[str, ...]:
+        """Returns the last lines of the log of the task to blame."""
+        if self.failed_task is None:
+            return ()
+        return tuple(files.last_lines(self._tasks[self.failed_task].log_path))
 
     def _describe(self, name: str, code: int) -> str:
         described = f"{name} {run_events.describe(code)}"
@@ -347,7 +341,7 @@ class GroupRun:
 
 
 class SupervisedGroup:
-    """Runs a group, again and again if it may."""
+    """Runs a group, attempt after attempt if it may."""
 
     def __init__(
         self,
@@ -355,32 +349,26 @@ class SupervisedGroup:
         *,
         topology: local_cluster.LocalCluster,
         events: run_events.EventLog,
+        reserve_ports: ReservePorts = local_cluster.reserve_ports,
     ) -> None:
-        """Reserves the ports of the group; `start` starts it.
-
-        Args:
-            group: Index of the group.
-            topology: What it is a part of.
-            events: Where to note what happens.
-        """
+        """Reserves the ports of the first attempt; `start` starts it."""
         self._group = group
         self._topology = topology
         self._events = events
+        self._reserve_ports = reserve_ports
         self._holders: list[socket.socket] = []
-        self._restarts = restarts.GroupRestarts(
-            limit=topology.max_restarts, now=time.monotonic()
-        )
+        self._restarts = restarts.GroupRestarts(limit=topology.max_restarts)
         # Whether a failed attempt is being ended, or was, to be followed by
         # another; and why there will be none, once it was decided so.
         self._awaits_restart = False
         self._last_error = ""
         self._stop_reason: str | None = None
-        self._judged = False
-        self._run = self._make_run()
+        self._has_failed = False
+        self._attempt = self._new_attempt()
 
-    def _make_run(self) -> GroupRun:
+    def _new_attempt(self) -> Attempt:
         # The new ports before the old are let go, so that they differ.
-        holders = local_cluster.reserve_ports(self._topology.ports_per_group)
+        holders = self._reserve_ports(self._topology.ports_per_group)
         self.close()
         self._holders = holders
         ports = [holder.getsockname()[1] for holder in holders]
@@ -388,19 +376,14 @@ class SupervisedGroup:
         if self.num_starts > 1:
             for task in tasks:
                 files.mark_restart(task.log_path, self.num_starts)
-        return GroupRun(
-            tasks,
-            topology=self._topology,
-            note=functools.partial(
-                self._events.add,
-                group=self._group,
-                attempt=self._restarts.num_starts,
-            ),
+        note = functools.partial(
+            self._events.add, group=self._group, attempt=self.num_starts
         )
+        return Attempt(tasks, topology=self._topology, note=note)
 
     def start(self) -> None:
         """Starts a process for each task."""
-        self._run.start()
+        self._attempt.start()
 
     @property
     def num_starts(self) -> int:
@@ -410,61 +393,60 @@ class SupervisedGroup:
     @property
     def status(self) -> group_status.GroupStatus:
         """What is shown of the group."""
-        status = self._run.status
+        status = self._attempt.status
         status.num_restarts = self._restarts.made
-        if self._run.exit_code:
-            status.last_error = self._run.reason
+        if self._attempt.exit_code:
+            status.last_error = self._attempt.reason
         status.last_error = status.last_error or self._last_error
         if self._awaits_restart:
-            stopped = self._stop_reason is not None
-            status.state = "stopped" if stopped else "restarting"
+            status.state = "restarting" if self._will_restart else "stopped"
         return status
 
     @property
     def processes(self) -> Mapping[str, task_process.TaskProcess]:
         """The processes of the present attempt, by name of the task."""
-        return self._run.processes
+        return self._attempt.processes
+
+    @property
+    def _will_restart(self) -> bool:
+        return self._awaits_restart and self._stop_reason is None
 
     @property
     def over(self) -> bool:
         """Whether no process of the group is left, and none will come."""
-        waits = self._awaits_restart and self._stop_reason is None
-        return self._run.over and not waits
+        return self._attempt.over and not self._will_restart
 
     @property
     def exit_code(self) -> int:
-        """What the group makes the launcher's exit code; 0 if it may go on."""
-        return self._run.exit_code if self._judged else 0
+        """What the group makes the launcher's exit code; 0 if it may resume."""
+        return self._attempt.exit_code if self._has_failed else 0
 
     @property
     def failure_time(self) -> float | None:
         """When it failed in the end, by `time.monotonic()`; None if not."""
-        return self._run.failure_time if self._judged else None
+        return self._attempt.failure_time if self._has_failed else None
 
     def advance(self) -> list[str]:
-        """Takes in the news and acts on it; returns what to tell the user."""
-        messages = self._run.advance()
-        now = time.monotonic()
-        if self._run.exit_code and not self._awaits_restart:
-            messages += self._decide(now)
-        if (
-            self._awaits_restart
-            and self._stop_reason is None
-            and self._run.over
-            and self._restarts.is_due(now=now)
-        ):
-            self._start_again(now)
+        """Takes in the news and acts on it; returns texts for the user."""
+        messages = self._attempt.advance()
+        failed = bool(self._attempt.exit_code)
+        if failed and not (self._awaits_restart or self._has_failed):
+            messages += self._decide()
+        if self._will_restart and self._attempt.over and self._restarts.is_due:
+            self._awaits_restart = False
+            self._last_error = self._attempt.reason
+            self._restarts.note_start()
+            self._attempt = self._new_attempt()
+            self._attempt.start()
         return messages
 
-    def _decide(self, now: float) -> list[str]:
+    def _decide(self) -> list[str]:
         """Decides, once for each failure, whether the group comes back."""
-        if self._judged:
-            return []
-        delay, text = self._restarts.plan(
-            self._run.exit_code, port_taken=self._run.port_taken, now=now
+        delay, text = self._restarts.plan_after(
+            self._attempt.exit_code, port_taken=self._attempt.port_taken
         )
         if delay is None:
-            self._judged = True
+            self._has_failed = True
         else:
             self._awaits_restart = True
             self._events.add(
@@ -475,46 +457,37 @@ class SupervisedGroup:
                 restart=self._restarts.made,
             )
             # Its tasks could only wait for each other.
-            self._run.hang_up()
+            self._attempt.hang_up()
         return [f"group {self._group}: {text}"] if text else []
 
-    def _start_again(self, now: float) -> None:
-        self._awaits_restart = False
-        self._last_error = self._run.reason
-        self._restarts.note_start(now=now)
-        self._run = self._make_run()
-        self._run.start()
-
     def stop(self, reason: str) -> None:
-        """Asks all tasks to end, and kills them after the grace time.
-
-        Args:
-            reason: What the result will say.
-        """
-        if self._awaits_restart and self._stop_reason is None:
+        """Asks all tasks to end, and kills them after the grace time."""
+        if self._will_restart:
             self._stop_reason = reason
             self._events.add("stopped", group=self._group, reason=reason)
-        self._run.stop(reason)
+        self._attempt.stop(reason)
 
     def kill(self) -> None:
         """Kills all tasks at once; returns when they are gone."""
-        if self._awaits_restart and self._stop_reason is None:
+        if self._will_restart:
             self._stop_reason = "killed"
-        self._run.kill()
+        self._attempt.kill()
 
-    def result(self) -> run_events.GroupResult:
-        """Returns how the group ended."""
-        result = self._run.result()
-        result = dataclasses.replace(result, group_restarts=self._restarts.made)
-        if not self._awaits_restart:
-            return result
-        reason = self._stop_reason
-        return dataclasses.replace(
-            result,
-            state="restarting" if reason is None else "stopped",
-            reason=result.reason if reason is None else reason,
-            failed_task=None,
-            last_lines=(),
+    def result(self) -> GroupResult:
+        """Returns how the group ended, or how far it is."""
+        attempt, state = self._attempt, self.status.state
+        blamed = not self._awaits_restart
+        if blamed and attempt.end_state is not None:
+            state = attempt.end_state
+        return GroupResult(
+            group=self._group,
+            state=state,
+            exit_codes={n: p.exit_code for n, p in attempt.processes.items()},
+            failed_task=attempt.failed_task if blamed else None,
+            reason=self._stop_reason or attempt.reason,
+            last_lines=attempt.last_lines() if blamed else (),
+            restarts=attempt.worker_restarts,
+            group_restarts=self._restarts.made,
         )
 
     def close(self) -> None:

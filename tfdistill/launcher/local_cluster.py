@@ -15,6 +15,7 @@ import shutil
 import socket
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
@@ -36,7 +37,7 @@ IDENTITY_VARIABLES = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """One process to be: who it is and where its files go.
+    """One process to be: its identity and where its files go.
 
     Attributes:
         cluster: Its place in its group.
@@ -56,14 +57,7 @@ class Task:
         return self.log_path.stem
 
     def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Returns the whole environment of the process.
-
-        Args:
-            inherited: The launcher's own; its identity variables are dropped.
-
-        Raises:
-            ValueError: If a TFDISTILL_ variable of it is unknown.
-        """
+        """Returns the whole environment of the process; ValueError if bad."""
         result = {
             name: value
             for name, value in inherited.items()
@@ -88,47 +82,94 @@ _FAILURE_RULES = ("stop", "continue")
 _WORKER_RESTARTS = 10
 
 
+def check_at_least(fields: object, **limits: float) -> None:
+    """Checks that fields of an object are None or large enough numbers."""
+    for name, least in limits.items():
+        value = getattr(fields, name)
+        if value is not None and not value >= least:
+            raise ValueError(f"`{name}` must be >= {least}; received {value}.")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LocalCluster:
-    """A command to be run as groups of tasks on this machine.
+class Topology:
+    """Which groups there are and where they meet, whatever launches them.
+
+    Every launcher has an option for each of these fields.
 
     Attributes:
-        command: Program and arguments, the same for each task.
-        workdir: Local directory for logs and results; created if needed.
+        workdir: Directory for logs and results.
         num_groups: Number of groups. Default 1.
         workers_per_group: Workers in each. Default 1.
         ps_per_group: Parameter servers in each. Default 0; if there are any,
             each group has a chief besides its workers, which coordinates.
         exchange: Directory or URL that the groups share. Default: `exchange`
             in the workdir.
-        env: Variables to set for each task. Default none.
-        on_group_failure: `"stop"` (default) ends the other groups when one
-            has failed, `"continue"` lets them finish.
-        start_timeout_secs: See `startup.StartWatch`. Default 300; 0 is none.
-        grace_secs: Time between SIGTERM and SIGKILL. Default 5.
-        worker_restarts: How often each worker of a group with parameter
-            servers is started again after its end, whatever the reason. Once
-            one has used them up the group goes on with the workers that are
-            left, and none is started again. Default None: 10, or 0 without
-            parameter servers, where a worker cannot come back to its group.
-        max_restarts: How often each group is started again as a whole after
-            it has failed. Default 0.
-        frozen_secs: A task that has been stopped by a signal for so long is
-            killed. Default 3; 0 for none, as somebody who debugs wants it.
-        stuck_secs: A group whose steps stop coming is given up after so many
-            seconds, or later where its steps are slow: see
-            `watches.ProgressWatch`. Default 8; 0 for never.
-
-    Raises:
-        ValueError: If a field is out of range.
     """
 
-    command: Sequence[str]
     workdir: str
     num_groups: int = 1
     workers_per_group: int = 1
     ps_per_group: int = 0
     exchange: str | None = None
+
+    def __post_init__(self) -> None:
+        """Validates the numbers."""
+        check_at_least(self, num_groups=1, workers_per_group=1, ps_per_group=0)
+
+    @staticmethod
+    def chosen(options: object) -> dict[str, Any]:
+        """Returns the fields as a launcher's parsed options have them."""
+        names = [field.name for field in dataclasses.fields(Topology)]
+        return {name: getattr(options, name) for name in names}
+
+    def arguments(self) -> list[str]:
+        """Returns the fields as arguments for a program with such options."""
+        return [
+            f"--{name}={value}"
+            for name, value in self.chosen(self).items()
+            if value is not None
+        ]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of tasks of each type in a group."""
+        sizes = {"worker": self.workers_per_group}
+        if self.ps_per_group:
+            sizes = {"chief": 1, **sizes, "ps": self.ps_per_group}
+        return sizes
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of tasks in a group."""
+        return sum(self.sizes.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalCluster(Topology):
+    """A command to be run as groups of tasks on this machine.
+
+    Attributes:
+        command: Program and arguments, the same for each task.
+        env: Variables to set for each task. Default none.
+        on_group_failure: `"stop"` (default) ends the other groups when one
+            has failed, `"continue"` lets them finish.
+        start_timeout_secs: See `watches.StartLimit`. Default 300; 0 is none.
+        grace_secs: Time between SIGTERM and SIGKILL. Default 5.
+        worker_restarts: How often each worker of a group with parameter
+            servers is started again after its end, whatever the reason. Once
+            one has used them up the group continues with the workers that are
+            left, and none is started again. Default None: 10, or 0 without
+            parameter servers, when a worker cannot come back to its group.
+        max_restarts: How often each group is started again as a whole after
+            it has failed. Default 0.
+        frozen_secs: A task that has been stopped by a signal for so long is
+            killed. Default 3; 0 for none, as for debugging.
+        stuck_secs: A group whose steps stop coming is given up after so many
+            seconds, or later if its steps are slow: see
+            `watches.ProgressLimit`. Default 8; 0 for never.
+    """
+
+    command: Sequence[str]
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     on_group_failure: str = "stop"
     start_timeout_secs: float = 300.0
@@ -140,25 +181,19 @@ class LocalCluster:
 
     def __post_init__(self) -> None:
         """Validates the fields and makes local paths absolute."""
-        for name, least in (
-            ("num_groups", 1),
-            ("workers_per_group", 1),
-            ("ps_per_group", 0),
-            ("start_timeout_secs", 0),
-            ("grace_secs", 0),
-            ("worker_restarts", 0),
-            ("max_restarts", 0),
-            ("frozen_secs", 0),
-            ("stuck_secs", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise ValueError(
-                    f"`{name}` must be >= {least}; received {value}."
-                )
+        super().__post_init__()
+        check_at_least(
+            self,
+            start_timeout_secs=0,
+            grace_secs=0,
+            worker_restarts=0,
+            max_restarts=0,
+            frozen_secs=0,
+            stuck_secs=0,
+        )
         if self.worker_restarts and not self.ps_per_group:
             raise ValueError(
-                "`worker_restarts` must be left out where `ps_per_group` is "
+                "`worker_restarts` must be left out if `ps_per_group` is "
                 f"0; received {self.worker_restarts}. Without parameter "
                 "servers a group ends with its first worker."
             )
@@ -220,8 +255,8 @@ class LocalCluster:
 
     @property
     def ports_per_group(self) -> int:
-        """Number of ports that `group_tasks` needs."""
-        return sum(self._sizes().values())
+        """Number of ports that `group_tasks` needs: one task needs none."""
+        return self.num_tasks if self.num_tasks > 1 else 0
 
     @property
     def num_worker_restarts(self) -> int:
@@ -230,24 +265,8 @@ class LocalCluster:
             return _WORKER_RESTARTS if self.ps_per_group else 0
         return self.worker_restarts
 
-    def _sizes(self) -> dict[str, int]:
-        """Returns the number of tasks of each type that have an address."""
-        if self.ps_per_group:
-            return {
-                "chief": 1,
-                "worker": self.workers_per_group,
-                "ps": self.ps_per_group,
-            }
-        if self.workers_per_group > 1:
-            return {"worker": self.workers_per_group}
-        return {}
-
     def tasks(self, ports: Sequence[int]) -> tuple[tuple[Task, ...], ...]:
-        """Returns the tasks of each group.
-
-        Args:
-            ports: `num_ports` free ports of this machine.
-        """
+        """Returns the tasks of each group, at `num_ports` ports."""
         size = self.ports_per_group
         return tuple(
             self.group_tasks(group, ports[group * size : (group + 1) * size])
@@ -255,12 +274,7 @@ class LocalCluster:
         )
 
     def group_tasks(self, group: int, ports: Sequence[int]) -> tuple[Task, ...]:
-        """Returns the tasks of one group.
-
-        Args:
-            group: Its index.
-            ports: `ports_per_group` free ports of this machine.
-        """
+        """Returns the tasks of one group, at ports of this machine."""
         return self.tasks_at(group, [f"{HOST}:{port}" for port in ports])
 
     def tasks_at(
@@ -268,15 +282,13 @@ class LocalCluster:
     ) -> tuple[Task, ...]:
         """Returns the tasks of one group: a chief, the workers, then the ps.
 
-        Args:
-            group: Its index.
-            addresses: `host:port` of each task, as many as `ports_per_group`;
-                of machines that share the workdir.
+        `addresses` are `host:port` of each, on machines that share the workdir.
         """
         free = iter(addresses)
         spec = {
             task_type: tuple(next(free) for _ in range(size))
-            for task_type, size in self._sizes().items()
+            for task_type, size in self.sizes.items()
+            if self.ports_per_group
         }
         names = [(t, i) for t, hosts in spec.items() for i in range(len(hosts))]
         clusters = [
@@ -315,15 +327,10 @@ class LocalCluster:
 def reserve_ports(num_ports: int) -> list[socket.socket]:
     """Binds sockets to free ports chosen by the kernel.
 
-    While the caller keeps the sockets, the kernel gives these ports to nobody
-    who asks for any port. As they are bound with SO_REUSEADDR and do not
-    listen, TensorFlow's server, which names the port, can still listen on it.
-
-    Args:
-        num_ports: How many.
-
-    Returns:
-        The bound sockets; close them at the end of the run.
+    While the caller keeps the sockets, to close them at the end of the run, no
+    process that asks the kernel for any port gets these. As they are bound with
+    SO_REUSEADDR and do not listen, TensorFlow's server, which names the port,
+    can still listen on it.
     """
     sockets = []
     for _ in range(num_ports):

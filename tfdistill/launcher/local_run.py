@@ -13,34 +13,34 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 
 from tfdistill.exchange import reader
 from tfdistill.launcher import files
 from tfdistill.launcher import group as supervised_group
 from tfdistill.launcher import local_cluster
+from tfdistill.status import group as group_status
 from tfdistill.status import run_events
 from tfdistill.status import tables
 
 _INTERFACES = pathlib.Path("/sys/class/net")
+_POLL_SECS = 0.2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def reachable_interfaces(
-    interfaces: pathlib.Path = _INTERFACES,
+    names: Iterable[str], *, described_in: pathlib.Path = _INTERFACES
 ) -> list[str]:
-    """Returns the network interfaces by which others may reach this machine.
+    """Returns those network interfaces by which others may reach this machine.
 
-    Args:
-        interfaces: Where Linux describes them. Where it does not, all but the
-            loopback interface count.
+    An interface that Linux does not describe counts, except for the loopback.
     """
-    names = {name for _, name in socket.if_nameindex()}
     found = []
-    for name in sorted(names):
-        if name in ("lo", "lo0"):
-            continue
+    for name in sorted(set(names) - {"lo", "lo0"}):
         try:
-            state = (interfaces / name / "operstate").read_text().strip()
+            state = (described_in / name / "operstate").read_text().strip()
         except OSError:
             state = "unknown"
         if state != "down":
@@ -48,25 +48,23 @@ def reachable_interfaces(
     return found
 
 
-def ports_warning(num_ports: int) -> str | None:
-    """Returns what to tell the user, or None where there is nothing to fear.
+def _own_interfaces() -> list[str]:
+    return reachable_interfaces(name for _, name in socket.if_nameindex())
 
-    Args:
-        num_ports: Ports that the tasks will listen on.
-    """
-    interfaces = reachable_interfaces() if num_ports else []
-    if not interfaces:
+
+def ports_warning(
+    num_ports: int, interfaces: Callable[[], list[str]] = _own_interfaces
+) -> str | None:
+    """Returns a warning if others may reach the tasks' ports."""
+    found = interfaces() if num_ports else []
+    if not found:
         return None
     return (
         f"warning: the tasks' TensorFlow servers ({num_ports} ports) listen on "
-        f"every network interface ({', '.join(interfaces)}) and ask for no "
+        f"every network interface ({', '.join(found)}) and ask for no "
         "password: whoever reaches them can run code as you. Keep this "
         "machine behind a firewall; see docs/security.md."
     )
-
-
-_POLL_SECS = 0.2
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,11 +75,11 @@ class RunResult:
         groups: One result for each group, in order.
         exit_code: 0 if all groups are done, else the code of the first task
             whose failure ended its group for good: 128 + n for one ended by
-            signal n, 75 where a task did not start in time or a group was
-            stuck, 130 or 143 after Ctrl-C or SIGTERM.
+            signal n, 75 if a task did not start in time or a group was stuck,
+            130 or 143 after Ctrl-C or SIGTERM.
     """
 
-    groups: tuple[run_events.GroupResult, ...]
+    groups: tuple[supervised_group.GroupResult, ...]
     exit_code: int
 
 
@@ -98,29 +96,30 @@ class LocalRun:
         topology: local_cluster.LocalCluster,
         *,
         display: tables.Display | None = None,
+        reserve_ports: supervised_group.ReservePorts = (
+            local_cluster.reserve_ports
+        ),
     ) -> None:
         """Describes the run; entering it starts the processes.
 
-        Args:
-            topology: What to run.
-            display: Where to show progress. Default: nowhere.
-
-        Raises:
-            ValueError: If the environment or the workdir cannot be used.
+        Without a display nothing is shown. ValueError if the environment or
+        the workdir cannot be used.
         """
         self._topology = topology
         self._display = display
+        self._reserve_ports = reserve_ports
         self._groups: list[supervised_group.SupervisedGroup] = []
         self._events: run_events.EventLog | None = None
-        self._start_time = time.monotonic()
         self._signals: list[int] = []
         self._failed: supervised_group.SupervisedGroup | None = None
         self._started = 0.0
         self._recorded: tuple[dict[str, int], list[int]] = ({}, [])
-        exchange = topology.exchange or f"{topology.workdir}/exchange"
+        self._exchange = topology.exchange or f"{topology.workdir}/exchange"
         # To look behind a URL takes TensorFlow, which a launcher does without.
         self._published = (
-            None if "://" in exchange else reader.NewestVersions(exchange)
+            None
+            if "://" in self._exchange
+            else reader.NewestVersions(self._exchange)
         )
         placeholders = range(1, topology.num_ports + 1)
         for tasks in topology.tasks(placeholders):
@@ -161,10 +160,12 @@ class LocalRun:
         for group in range(topology.num_groups):
             self._groups.append(
                 supervised_group.SupervisedGroup(
-                    group, topology=topology, events=self._events
+                    group,
+                    topology=topology,
+                    events=self._events,
+                    reserve_ports=self._reserve_ports,
                 )
             )
-        self._start_time = time.monotonic()
         self._started = time.time()
         for running in self._groups:
             running.start()
@@ -201,26 +202,20 @@ class LocalRun:
         self._settle_failures()
         self._record()
         if self._display is not None:
-            statuses = [group.status for group in self._groups]
-            if self._published is not None:
-                newest = self._published.look(range(len(statuses)))
-                for status in statuses:
-                    status.newest = newest.get(status.group)
-            elapsed = time.monotonic() - self._start_time
-            self._display.show(statuses, now=elapsed)
+            self._display.show(self._status())
+
+    def _status(self) -> group_status.RunStatus:
+        statuses = [group.status for group in self._groups]
+        if self._published is not None:
+            newest = self._published.look(range(len(statuses)))
+            for status in statuses:
+                status.newest = newest.get(status.group)
+        return group_status.RunStatus(
+            time=time.time(), groups=statuses, exchange=self._exchange
+        )
 
     def wait(self, timeout_secs: float | None = None) -> RunResult:
-        """Supervises the run to its end.
-
-        Args:
-            timeout_secs: Longest time to wait. Default None: no limit.
-
-        Returns:
-            How it ended.
-
-        Raises:
-            TimeoutError: If processes are still running then.
-        """
+        """Supervises the run to its end, or raises TimeoutError."""
         start = time.monotonic()
         while not self.over:
             if timeout_secs is not None:
@@ -269,7 +264,7 @@ class LocalRun:
                 group.stop(reason)
 
     def _record(self) -> None:
-        """Writes what runs, whenever all process ids are known anew."""
+        """Writes what runs, once the process ids of new tasks are known."""
         num_processes = sum(len(group.processes) for group in self._groups)
         pids = self.pids
         attempts = [group.num_starts for group in self._groups]

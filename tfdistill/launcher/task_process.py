@@ -8,7 +8,7 @@ keeper kill the task, the task's whole process group and, on Linux, every
 process descended from it, even one that moved to a session of its own.
 
 A keeper is used rather than `preexec_fn` in the launcher: that hook may
-deadlock where the launcher has threads, and the kernel's parent-death signal
+deadlock if the launcher has threads, and the kernel's parent-death signal
 set by it reaches the task only, not what the task has started. In the keeper,
 which has one thread, the same signal is safe; it covers the keeper's own death.
 """
@@ -55,13 +55,7 @@ class TaskProcess:
         env: Mapping[str, str],
         log_file: IO[bytes],
     ) -> None:
-        """Starts the task, with no input and all output to one file.
-
-        Args:
-            command: Program and arguments; the program is found through PATH.
-            env: The whole environment of the task.
-            log_file: An open file for stdout and stderr.
-        """
+        """Starts the task, with no input and all output to one file."""
         self.pid: int | None = None
         self.exit_code: int | None = None
         self.exit_time: float | None = None

@@ -5,7 +5,7 @@ never notes one that hangs, and a coordinator waits for its workers and ps
 without a limit. A task cannot watch itself either: what hangs may hold Python's
 lock. So the launcher looks at its processes and at the progress they report.
 
-Who judges others by their silence must not count the seconds in which it was
+A launcher that judges by silence must not count the seconds in which it was
 itself asleep: a paused machine, or one too busy to let the launcher run, would
 make every task look dead.
 """
@@ -24,7 +24,7 @@ from tfdistill.launcher import local_cluster
 from tfdistill.launcher import task_process
 
 
-class StartWatch:
+class StartLimit:
     """Judges whether the tasks of one group start within the time limit.
 
     The limit applies twice: from the launch until the first task appears, and
@@ -39,13 +39,6 @@ class StartWatch:
         limit_secs: float,
         now: float,
     ) -> None:
-        """Starts the clock.
-
-        Args:
-            ready_files: Path that each task, by name, creates when ready.
-            limit_secs: The limit; 0 means there is none.
-            now: Time of the launch.
-        """
         self._ready_files = dict(ready_files)
         self._limit_secs = limit_secs
         self._launch = now
@@ -54,11 +47,9 @@ class StartWatch:
         self._warned = False
 
     def late(self, running: Sequence[str], *, now: float) -> str | None:
-        """Returns what to tell the user once a limit has passed, else None.
+        """Returns a text for the user once a limit has passed, else None.
 
-        Args:
-            running: Names of the tasks that have not ended.
-            now: The present time.
+        `running` are the names of the tasks that have not ended.
         """
         if self._over or not running:
             return None
@@ -95,10 +86,7 @@ class StartWatch:
 
     def _has_appeared(self, name: str) -> bool:
         path = self._ready_files[name]
-        return (
-            path.exists()
-            or path.with_name(path.name + signs._STARTING).exists()
-        )
+        return path.exists() or signs.found_starting(path)
 
     def _message(self, names: Sequence[str], what: str) -> str:
         return (
@@ -112,7 +100,7 @@ class StartWatch:
 # A step may take so many times what the longest of the recent ones took. On a
 # machine that suddenly has five times as much to do, no task is stuck yet.
 _FACTOR = 10.0
-# Where no limit is known, as in callbacks, which may save and evaluate. The
+# When no limit is known, as in callbacks, which may save and evaluate. The
 # task's own watchdog (`TFDISTILL_STALL_TIMEOUT_SECS`) is there as well.
 _UNKNOWN_SECS = 600.0
 _NUM_RECENT = 500
@@ -126,7 +114,7 @@ _FIRST_STEPS = {
 _OF_THE_USER = frozenset({signs.CALLBACKS, signs.EPOCH_END})
 
 
-class ProgressWatch:
+class ProgressLimit:
     """Judges one task by when its reports change.
 
     The limit for a phase is `stuck_secs`, or ten times the longest of the
@@ -141,11 +129,7 @@ class ProgressWatch:
     """
 
     def __init__(self, *, stuck_secs: float) -> None:
-        """Knows nothing of the task yet.
-
-        Args:
-            stuck_secs: Least silence that counts as stuck; 0 for never.
-        """
+        """Less than `stuck_secs` never counts as stuck; 0: nothing does."""
         self._stuck_secs = stuck_secs
         self._line: signs.Line | None = None
         self._changed = 0.0
@@ -157,12 +141,7 @@ class ProgressWatch:
         return self._line.phase if self._line else signs.IDLE
 
     def note(self, line: signs.Line | None, *, now: float) -> None:
-        """Takes in what the task says at present.
-
-        Args:
-            line: Its report; None if there is none.
-            now: The present time.
-        """
+        """Takes in the task's present report; None if there is none."""
         if line is None or line == self._line:
             return
         if self._line is not None:
@@ -209,11 +188,6 @@ class AwakeClock:
     """Seconds that go on by at most one from one reading to the next."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Starts at 0.
-
-        Args:
-            clock: Seconds that never go backwards.
-        """
         self._clock = clock
         self._last = clock()
         self._total = 0.0
@@ -262,13 +236,6 @@ class TaskWatch:
         topology: local_cluster.LocalCluster,
         clock: AwakeClock | None = None,
     ) -> None:
-        """Starts the clock.
-
-        Args:
-            tasks: The tasks by name.
-            topology: Holds the limits.
-            clock: Measures silence. Default: a new one.
-        """
         self._tasks = dict(tasks)
         self._frozen_secs = topology.frozen_secs
         self._clock = clock or AwakeClock()
@@ -284,8 +251,8 @@ class TaskWatch:
         self._stuck_secs = topology.stuck_secs
         self._progress = {name: self._new_watch() for name in tasks}
 
-    def _new_watch(self) -> ProgressWatch:
-        return ProgressWatch(stuck_secs=self._stuck_secs)
+    def _new_watch(self) -> ProgressLimit:
+        return ProgressLimit(stuck_secs=self._stuck_secs)
 
     def note_end(self, name: str) -> None:
         """Takes in that a worker is gone, and will be started again."""
@@ -296,11 +263,7 @@ class TaskWatch:
     def look(
         self, processes: Mapping[str, task_process.TaskProcess]
     ) -> list[Finding]:
-        """Returns what has become of the tasks since the last look.
-
-        Args:
-            processes: Those of the group, by name of the task.
-        """
+        """Returns what has become of the tasks since the last look."""
         now = self._clock.read()
         running = {n: p for n, p in processes.items() if p.exit_code is None}
         found = self._frozen(running, now)
@@ -357,7 +320,7 @@ class TaskWatch:
     def _excuse(
         self, running: Mapping[str, task_process.TaskProcess], now: float
     ) -> None:
-        """Forgives those who wait for a task that may take its time."""
+        """Forgives tasks that wait for another which may take its time."""
         for name, since in list(self._lost.items()):
             here = self._progress[name].phase == signs.SERVING
             if now - since > _RETURN_SECS or (

@@ -1,5 +1,7 @@
 """What a job asks of Slurm, by Slurm's own commands.
 
+All of them raise RuntimeError if Slurm refuses or does not answer.
+
 An element of a job array is named by the array and its index, such as `40_1`.
 Its own number (SLURM_JOB_ID) will not do: one element has that of the array,
 and a command with that number concerns all of them.
@@ -16,26 +18,12 @@ _LIMIT_SECS = 120.0
 
 
 def hostnames(node_list: str) -> list[str]:
-    """Returns the nodes of a list such as `node[01-03]`, in Slurm's order.
-
-    Args:
-        node_list: As Slurm writes it.
-
-    Raises:
-        RuntimeError: Slurm does not answer.
-    """
+    """Returns the nodes of a list such as `node[01-03]`, in Slurm's order."""
     return _ask("scontrol", "show", "hostnames", node_list).split()
 
 
 def job_state(job: str) -> str:
-    """Returns the state of a job, such as `RUNNING`.
-
-    Args:
-        job: Its name, such as `40_1`.
-
-    Raises:
-        RuntimeError: Slurm does not answer, or knows of no such job.
-    """
+    """Returns the state of a job, such as `RUNNING`."""
     text = _ask("scontrol", "--oneliner", "show", "job", job)
     match = re.search(r"\bJobState=([A-Z_]+)", text)
     if match is None:
@@ -46,26 +34,12 @@ def job_state(job: str) -> str:
 
 
 def requeue(job: str) -> None:
-    """Puts a running job back into the queue, which ends its processes.
-
-    Args:
-        job: Its name, such as `40_1`.
-
-    Raises:
-        RuntimeError: Slurm refuses, or does not answer.
-    """
+    """Puts a running job back into the queue, which ends its processes."""
     _ask("scontrol", "requeue", job)
 
 
 def terminate_steps(job: str) -> None:
-    """Sends SIGTERM to the tasks of a job, and not to its batch script.
-
-    Args:
-        job: Its name, such as `40_1`.
-
-    Raises:
-        RuntimeError: Slurm refuses, or does not answer.
-    """
+    """Sends SIGTERM to the tasks of a job, and not to its batch script."""
     _ask("scancel", "--signal=TERM", job)
 
 
@@ -83,14 +57,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def submit(path: str) -> str:
-    """Submits a batch script; returns what identifies the job.
-
-    Args:
-        path: Of the script.
-
-    Raises:
-        RuntimeError: Slurm refuses, or does not answer.
-    """
+    """Submits a batch script; returns what identifies the job."""
     # On a federation the number is followed by ";" and the cluster's name.
     return _ask("sbatch", "--parsable", path).strip().partition(";")[0]
 

@@ -3,9 +3,9 @@
 python -m tfdistill.slurm.group [options] -- COMMAND
 
 Slurm's batch script becomes this process. It starts the group's tasks by srun;
-starts them again in the same allocation where they have failed and a retry can
-help; and, where the time limit is near or the job is preempted, has them end
-and puts the job back into the queue, to go on from the last backup.
+starts them again in the same allocation if they fail and a retry can help; and,
+when the time limit is near or the job is preempted, has them end and puts the
+job back into the queue, to resume from the last backup.
 """
 
 import argparse
@@ -44,21 +44,12 @@ class SlurmGroup:
     def __init__(
         self, options: argparse.Namespace, command: Sequence[str]
     ) -> None:
-        """Reads which job this is, and on which nodes.
-
-        Args:
-            options: Those of `make_parser`.
-            command: What each task runs.
-
-        Raises:
-            ValueError: An option is wrong, or this is no job of an array.
-            RuntimeError: Slurm does not answer.
-        """
+        """Reads which job this is, and on which nodes."""
         self._options = options
         # Tasks look for the command themselves, on their own nodes.
         self._command = list(command)
         topology = task.topology_of(options, [sys.executable])
-        self._num_tasks = topology.ports_per_group or 1
+        self._topology = topology
         self._group = place.number_of(os.environ, "SLURM_ARRAY_TASK_ID")
         array = place.number_of(os.environ, "SLURM_ARRAY_JOB_ID")
         self._job = f"{array}_{self._group}"
@@ -70,27 +61,21 @@ class SlurmGroup:
         self._events_path = run_events.group_path(
             topology.logs_dir, self._group
         )
-        placeholders = range(1, self._num_tasks + 1)
+        placeholders = range(1, topology.num_tasks + 1)
         self._ready_paths = {
             task.name: task.ready_path
             for task in topology.group_tasks(self._group, placeholders)
         }
         self._told: str | None = None
         self._blamed: str | None = None
-        self._restarts = restarts.GroupRestarts(
-            limit=options.max_restarts, now=time.monotonic()
-        )
+        self._restarts = restarts.GroupRestarts(limit=options.max_restarts)
 
     def tell_to_end(self, number: int, frame: Any = None) -> None:
         """Notes, as a signal's handler, that the job must end soon."""
         self._told = signal.Signals(number).name
 
     def run(self) -> int:
-        """Runs the group until it is done, given up or requeued.
-
-        Returns:
-            The exit code of the job.
-        """
+        """Runs the group to the end of the job; returns the job's exit code."""
         while True:
             code = self._run_step()
             if code == 0:
@@ -99,7 +84,7 @@ class SlurmGroup:
                 return 0
             if self._told or not self._waits_for_restart(code):
                 break
-            self._restarts.note_start(now=time.monotonic())
+            self._restarts.note_start()
         if not self._told:
             return code
         with commands.undisturbed():
@@ -121,9 +106,9 @@ class SlurmGroup:
         failure_file.unlink(missing_ok=True)
         self._blamed = found["task"]
         if found["told"] and self._told is None:
-            # Where the job must make way for another, its tasks get some
+            # If the job must make way for another, its tasks get some
             # seconds, and this process hears nothing before they are over.
-            # Where a node is lost, its tasks report nothing, and the others
+            # If a node is lost, its tasks report nothing, and the others
             # are ended in consequence.
             self._say(
                 "the tasks were told to end: the job is preempted, or a node "
@@ -137,7 +122,7 @@ class SlurmGroup:
         gpus = options.gpus_per_worker
         return [
             "srun",
-            f"--ntasks={self._num_tasks}",
+            f"--ntasks={self._topology.num_tasks}",
             # Not inherited from sbatch since Slurm 22.05.
             f"--cpus-per-task={options.cpus_per_worker}",
             *([f"--gpus-per-task={gpus}"] if gpus else []),
@@ -153,7 +138,9 @@ class SlurmGroup:
             options.python,
             "-m",
             "tfdistill.slurm.task",
-            *task.option_list(options),
+            *self._topology.arguments(),
+            f"--gpus_per_worker={gpus}",
+            f"--ports={options.ports}",
             f"--nodes={','.join(self._nodes)}",
             f"--failure_file={failure_file}",
             "--",
@@ -195,10 +182,9 @@ class SlurmGroup:
     def _waits_for_restart(self, code: int) -> bool:
         """Decides about another start; returns once it is due."""
         path = self._ready_paths.get(self._blamed or "")
-        delay, text = self._restarts.plan(
+        delay, text = self._restarts.plan_after(
             code,
             port_taken=path is not None and signs.found_port_taken(path),
-            now=time.monotonic(),
         )
         self._say(
             f"{self._blamed or 'a task'} ended with {code}; "
@@ -209,7 +195,7 @@ class SlurmGroup:
         if delay is None:
             return False
         self._note("restart", delay_secs=delay, restart=self._restarts.made)
-        while not self._restarts.is_due(now=time.monotonic()):
+        while not self._restarts.is_due:
             if self._told:
                 return False
             time.sleep(_POLL_SECS)
@@ -218,7 +204,7 @@ class SlurmGroup:
     def _requeue(self) -> None:
         """Puts the job back into the queue, unless Slurm ends it anyway."""
         self._note("stopped", reason=f"the job was told to end: {self._told}")
-        again = "Submit the script again: the group goes on from its backup."
+        again = "Submit the script again: the group resumes from its backup."
         if self._num_requeues >= self._options.max_requeues:
             limit = self._options.max_requeues
             self._say(
@@ -231,13 +217,13 @@ class SlurmGroup:
                 # Cancelled, or requeued by Slurm itself.
                 self._say(f"the job is {state}, so it is left to Slurm")
                 return
-            self._say("back to the queue; it goes on from its last backup")
+            self._say("back to the queue; it resumes from its last backup")
             commands.requeue(self._job)
         except RuntimeError as error:
             self._say(f"not requeued: {error} {again}")
 
     def _note(self, event: str, **details: Any) -> None:
-        """Adds an event for those who look at the run from elsewhere."""
+        """Adds an event, for `tfdistill-status`."""
         attempt = self._restarts.num_starts
         with contextlib.suppress(OSError):  # A full disk ends no training.
             log = run_events.EventLog(self._events_path)

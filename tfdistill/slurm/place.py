@@ -1,6 +1,6 @@
 """Where Slurm has put the tasks of a job step: nodes, ranks and ports.
 
-TensorFlow's own `SlurmClusterResolver` knows of no groups, must be told the
+TensorFlow's own `SlurmClusterResolver` knows of no groups, must be given the
 number of GPUs of each node, and derives all ports from one number, so that two
 groups on a node would meet. So this reads what Slurm says of each task itself.
 """
@@ -46,16 +46,6 @@ class Place:
         cls, environ: Mapping[str, str], *, nodes: Sequence[str]
     ) -> "Place":
         """Reads what Slurm has set for this task.
-
-        Args:
-            environ: The task's environment.
-            nodes: Names of the job's nodes, in Slurm's order.
-
-        Returns:
-            The place they describe.
-
-        Raises:
-            ValueError: A variable is missing, or they contradict each other.
 
         Example:
             >>> Place.from_env(
@@ -111,14 +101,7 @@ class Place:
             )
 
     def addresses(self, ports: tuple[int, int] = DEFAULT_PORTS) -> list[str]:
-        """Returns `host:port` of each task, the same for all of them.
-
-        Args:
-            ports: The first port that may be used, and the one after the last.
-
-        Raises:
-            ValueError: There are fewer ports than tasks.
-        """
+        """Returns `host:port` of each task, the same for all of them."""
         first, end = ports
         num_tasks = len(self.hosts)
         num_places = (end - first) // num_tasks
@@ -141,14 +124,6 @@ def visible_gpus(
     Slurm shows a task its own GPUs, or all those of the job on the node,
     depending on its configuration.
 
-    Args:
-        environ: What Slurm has set.
-        local_rank: Index of the task on its node.
-        num_gpus: GPUs that each task is to have.
-
-    Raises:
-        ValueError: There are too few.
-
     Example:
         >>> shown = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
         >>> visible_gpus(shown, local_rank=1, num_gpus=2)
@@ -165,18 +140,14 @@ def visible_gpus(
             f"name {num_gpus} GPUs for each task of the node, so for task "
             f"{local_rank} too",
             text,
-            "Slurm's --gpus-per-task sets it where its configuration has GPUs "
+            "Slurm's --gpus-per-task sets it if its configuration has GPUs "
             "(GresTypes=gpu).",
         )
     return ",".join(own)
 
 
 def parse_ports(text: str) -> tuple[int, int]:
-    """Parses `FIRST-LAST`; returns the first port and the one after the last.
-
-    Raises:
-        ValueError: It is no range of ports.
-    """
+    """Parses `FIRST-LAST` into the first port and the one after the last."""
     match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text)
     if not match or not 1024 <= int(match[1]) < int(match[2]) <= 65535:
         raise identity.error(
@@ -204,11 +175,7 @@ def _tasks_per_node(text: str) -> list[int]:
 
 
 def text_of(environ: Mapping[str, str], name: str) -> str:
-    """Returns a variable that Slurm sets.
-
-    Raises:
-        ValueError: It is not set.
-    """
+    """Returns a variable that Slurm sets; ValueError if it is not set."""
     if not environ.get(name):
         raise identity.error(
             name,
@@ -221,11 +188,7 @@ def text_of(environ: Mapping[str, str], name: str) -> str:
 
 
 def number_of(environ: Mapping[str, str], name: str) -> int:
-    """Returns a variable that Slurm sets, as a number.
-
-    Raises:
-        ValueError: It is not set, or is no whole number.
-    """
+    """Returns a variable that Slurm sets, as a number."""
     text = text_of(environ, name)
     # In a federation of clusters the number of a job has ten digits.
     if not re.fullmatch("[0-9]{1,10}", text):

@@ -52,44 +52,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--ports", default=f"{first}-{end - 1}")
 
 
-def option_list(options: argparse.Namespace) -> list[str]:
-    """Returns the options of `add_options` as they are given to a task."""
-    names = [
-        "workdir",
-        "exchange",
-        "num_groups",
-        "workers_per_group",
-        "ps_per_group",
-        "gpus_per_worker",
-        "ports",
-    ]
-    return [
-        f"--{name}={getattr(options, name)}"
-        for name in names
-        if getattr(options, name) is not None
-    ]
-
-
 def topology_of(
     options: argparse.Namespace, command: Sequence[str]
 ) -> local_cluster.LocalCluster:
-    """Returns the files, tasks and limits of a run.
-
-    Args:
-        options: Those of `add_options`.
-        command: What each task runs.
-
-    Raises:
-        ValueError: An option is wrong, or the command is no program.
-    """
-    return local_cluster.LocalCluster(
-        command=command,
-        workdir=options.workdir,
-        exchange=options.exchange,
-        num_groups=options.num_groups,
-        workers_per_group=options.workers_per_group,
-        ps_per_group=options.ps_per_group,
-    )
+    """Returns the files, tasks and limits of a run."""
+    chosen = local_cluster.Topology.chosen(options)
+    return local_cluster.LocalCluster(command=command, **chosen)
 
 
 def find_task(
@@ -97,17 +65,7 @@ def find_task(
     place: slurm_place.Place,
     ports: tuple[int, int],
 ) -> local_cluster.Task:
-    """Returns the task that is to run in a place.
-
-    Args:
-        topology: What the run consists of.
-        place: Of this process.
-        ports: See `place.Place.addresses`.
-
-    Raises:
-        ValueError: Slurm has started another number of tasks, or no such
-            group.
-    """
+    """Returns the task that is to run in a place."""
     if place.group >= topology.num_groups:
         raise ValueError(
             "SLURM_ARRAY_TASK_ID must be the index of a group, less than "
@@ -132,14 +90,7 @@ def environment(
 ) -> dict[str, str]:
     """Returns the whole environment of a task's command.
 
-    Args:
-        task: Who it is.
-        place: Where it is.
-        environ: What Slurm has set, and what the user has.
-        num_gpus: GPUs of each task; 0 leaves CUDA_VISIBLE_DEVICES alone.
-
-    Raises:
-        ValueError: There are too few GPUs, or an unknown TFDISTILL_ variable.
+    With `num_gpus` = 0 CUDA_VISIBLE_DEVICES is left alone.
     """
     result = task.environ(environ)
     if num_gpus:
@@ -171,17 +122,7 @@ def run(
     place: slurm_place.Place,
     env: Mapping[str, str],
 ) -> int:
-    """Runs a task's command to its end.
-
-    Args:
-        command: Program and arguments.
-        task: Who it is.
-        place: Where it is.
-        env: The command's environment.
-
-    Returns:
-        The command's exit code, or 128 + n if signal n has ended it.
-    """
+    """Runs a task's command; its exit code, or 128 + n after signal n."""
     task.ready_path.parent.mkdir(parents=True, exist_ok=True)
     files.forget_progress(task.ready_path)
     for number in _SIGNALS:
@@ -216,15 +157,10 @@ def _leave_to_command(number: int, frame: Any) -> None:
 
 
 def record_failure(path: pathlib.Path, name: str, exit_code: int) -> bool:
-    """Notes which task of a step has failed first, and if it was told to end.
+    """Notes a failure if it is the first of its step; returns whether it is.
 
-    Args:
-        path: A file of this step alone, which the first one makes.
-        name: Of the task that has failed.
-        exit_code: Its own.
-
-    Returns:
-        Whether it is the first.
+    `path` is a file of this step only. The note also says whether the task was
+    told to end.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 
 import rich.console
-import rich.live
 
+from tfdistill.status import group
 from tfdistill.status import observed_run
 from tfdistill.status import tables
 
@@ -89,43 +89,26 @@ def _check(
         parser.error("expected at most one of --json and --watch")
 
 
-def _show(
-    seen: observed_run.Observation, *, workdir: str, as_json: bool
-) -> None:
+def _show(run: group.RunStatus, *, workdir: str, as_json: bool) -> None:
     if as_json:
-        found = tables.document(workdir, seen)
-        print(json.dumps(found, indent=2))
+        print(json.dumps(tables.document(workdir, run), indent=2))
         return
     console = rich.console.Console()
     if console.is_terminal:
-        console.print(tables.view(seen, width=console.width))
+        console.print(tables.view(run, width=console.width))
     else:
-        print("\n".join(tables.lines(seen)))
+        print("\n".join(tables.lines(run)))
 
 
 def _watch(
     run: observed_run.ObservedRun, interval_secs: float
-) -> observed_run.Observation:
+) -> group.RunStatus:
     """Shows the run until it is over."""
-    console = rich.console.Console()
-    shown: list[str] = []
-    with contextlib.ExitStack() as stack:
-        live = None
-        if console.is_terminal and not console.is_dumb_terminal:
-            live = stack.enter_context(
-                rich.live.Live(console=console, auto_refresh=False)
-            )
+    display = tables.Display(errors=True)
+    with contextlib.closing(display):
         while True:
             seen = run.look()
-            if live is not None:
-                view = tables.view(seen, width=console.width)
-                live.update(view, refresh=True)
-            else:
-                lines = tables.lines(seen)
-                for line in lines:
-                    if line not in shown:
-                        print(line, flush=True)
-                shown = lines
+            display.show(seen)
             if seen.over:
                 return seen
             time.sleep(interval_secs)

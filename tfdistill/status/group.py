@@ -1,7 +1,7 @@
-"""What is known of one group and its teachers.
+"""What is known of a run: its groups and their teachers.
 
-The lines may come from another release, or from nobody who means well: what
-is not of the expected type counts as not said.
+Lines of metrics may come from another release, or hold anything:
+what is not of the expected type is left out.
 """
 
 import collections
@@ -13,9 +13,9 @@ from typing import Any
 from typing import NamedTuple
 
 from tfdistill.exchange import reader
+from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
-_GROUP = re.compile(r"group_(0|[1-9][0-9]{0,8})")
 _MAX_TEACHERS = 1000
 
 
@@ -27,7 +27,7 @@ class TeacherStatus(NamedTuple):
         group: Index of its group; None for a fixed SavedModel.
         step: The version in use; None without one.
         health: `absent`, `good`, `fading`, `too_stale` or `dropped`, and empty
-            where it is not told.
+            if it is not known.
         reason: Why it is not obeyed, or not fully; may be empty.
         share: What it counts, from 0 to 1.
         age_steps: The student's step less the version's.
@@ -49,11 +49,7 @@ class TeacherStatus(NamedTuple):
 
 
 def of_record(record: Mapping[str, Any]) -> list[TeacherStatus]:
-    """Returns the teachers in a line of a group's metrics.
-
-    Args:
-        record: What `RunLog` has written.
-    """
+    """Returns the teachers in a line of a group's metrics."""
     found = record.get("teachers")
     if not isinstance(found, list):
         return []
@@ -66,20 +62,21 @@ def of_record(record: Mapping[str, Any]) -> list[TeacherStatus]:
 
 def _of_entry(entry: Mapping[str, Any]) -> TeacherStatus:
     name = untrusted.one_line(entry.get("name", "?"), max_chars=80)
-    group = _GROUP.fullmatch(name)
     step = _count(entry.get("step"))
     quarantined = _quarantined(entry.get("quarantined"))
-    told = _count(entry.get("num_quarantined"))
+    num_quarantined = _count(entry.get("num_quarantined"))
     return TeacherStatus(
         name=name,
-        group=int(group[1]) if group else None,
+        group=run_files.group_of(name),
         step=step,
         health=_text(entry.get("health")),
         reason=_text(entry.get("reason")),
         share=untrusted.number(entry.get("share")),
         age_steps=untrusted.whole(entry.get("age_steps")),
         age_secs=untrusted.number(entry.get("age_secs")),
-        num_quarantined=len(quarantined) if told is None else told,
+        num_quarantined=(
+            len(quarantined) if num_quarantined is None else num_quarantined
+        ),
         quarantined=quarantined,
     )
 
@@ -113,7 +110,8 @@ class GroupStatus:
     Attributes:
         group: Index of the group.
         state: `starting`, `running`, `stopping`, `done`, `failed`, `stopped`,
-            `restarting` or, for who only sees the files of a run, `silent`.
+            `restarting`; seen from a run's files only, also `silent`, `lost`
+            or `unknown`.
         record: The newest value of every key seen in the group's metrics.
         newest: Its newest version in the exchange; None if none is known.
         num_restarts: How often it was started again as a whole.
@@ -148,11 +146,7 @@ class GroupStatus:
             self._pace.append((step, time))
 
     def number(self, key: str) -> float | None:
-        """Returns a finite number of the record; None where there is none.
-
-        Args:
-            key: Of the metrics.
-        """
+        """Returns a finite number of the record; None if there is none."""
         return untrusted.number(self.record.get(key))
 
     @property
@@ -177,3 +171,30 @@ class GroupStatus:
         return (
             max(0.0, total - step) * (time - first_time) / (step - first_step)
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """A run at one moment.
+
+    Attributes:
+        time: When, in Unix seconds of this machine.
+        groups: What is known of each group, in order.
+        last_lines: By group, when it last wrote anything, in Unix seconds.
+        exchange: Where the versions were looked for.
+        over: Whether nothing more is to be expected.
+        exit_code: The launcher's, once it has ended; else None.
+        problems: What could not be read, in words.
+    """
+
+    time: float
+    groups: Sequence[GroupStatus]
+    last_lines: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    exchange: str = ""
+    over: bool = False
+    exit_code: int | None = None
+    problems: Sequence[str] = ()
+
+    def age_secs(self, version: reader.Published) -> float:
+        """Returns a version's age, by the storage's clock if it has one."""
+        return max(0.0, self.time - (version.modified or version.created))

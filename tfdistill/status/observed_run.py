@@ -1,22 +1,22 @@
-"""A run as its files show it, to who did not start it.
+"""A run as its files show it, when something else has started it.
 
 The files may be half written, come from a machine that has died, or hold
-anything at all: what cannot be read is told, and never raised.
+anything at all: what cannot be read is reported, and never raised.
 """
 
-import dataclasses
 import os
 import pathlib
 import re
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
+from typing import Any
 from typing import NamedTuple
 
+from tfdistill.exchange import filesystem
 from tfdistill.exchange import reader
 from tfdistill.status import directory
 from tfdistill.status import group as group_status
-from tfdistill.status import record
 from tfdistill.status import run_events
 from tfdistill.system import untrusted
 
@@ -50,11 +50,7 @@ class LogError(NamedTuple):
 
 
 def last_error(logs: list[pathlib.Path]) -> LogError | None:
-    """Returns the last error in the log that was written to last.
-
-    Args:
-        logs: Files; one that cannot be read is left out.
-    """
+    """Returns the last error in the newest log that has one."""
     dated = []
     for path in logs:
         try:
@@ -91,39 +87,11 @@ _METRICS_BYTES = 256 * 1024
 _EVENTS_BYTES = 4 * 1024 * 1024
 # A start imports TensorFlow, traces, and waits for the others.
 _START_SECS = 300.0
-OVER = (*run_events.ENDED, "lost")
+_OVER = (*run_events.ENDED, "lost")
 
 
 class NoRunError(ValueError):
     """There is no run in the directory, or it cannot be looked into."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Observation:
-    """A run at one moment.
-
-    Attributes:
-        time: When, in Unix seconds of this machine.
-        groups: What is known of each group, in order.
-        last_lines: By group, when it last wrote anything, in Unix seconds.
-        exchange: Where the versions were looked for.
-        exit_code: The launcher's, once it has ended; else None.
-        problems: What could not be read, in words.
-    """
-
-    time: float
-    groups: list[group_status.GroupStatus]
-    last_lines: dict[int, float]
-    exchange: str
-    exit_code: int | None
-    problems: list[str]
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more is to be expected."""
-        return self.exit_code is not None or all(
-            status.state in OVER for status in self.groups
-        )
 
 
 class ObservedRun:
@@ -140,20 +108,13 @@ class ObservedRun:
         exchange: str | None = None,
         silent_secs: float = 60.0,
         clock: Callable[[], float] = time.time,
+        open_storage: reader.OpenStorage = filesystem.for_root,
     ) -> None:
-        """Begins to follow the files.
+        """Begins to follow the files; NoRunError if there are none.
 
-        Args:
-            workdir: Directory of the run.
-            exchange: Directory or URL of the exchange. Default: what the
-                launcher was told, or `exchange` in the directory.
-            silent_secs: A group that has begun to train and has not written
-                for so long is silent; one that starts has five minutes at
-                least. Default 60.
-            clock: Unix seconds.
-
-        Raises:
-            NoRunError: There is no run.
+        A group that has begun to train and has not written for `silent_secs` is
+        silent; one that starts has five minutes at least. The exchange is by
+        default the one that the launcher was given, or `exchange` in `workdir`.
         """
         self._workdir = pathlib.Path(workdir)
         self._directory = directory.RunDirectory(workdir)
@@ -161,10 +122,9 @@ class ObservedRun:
         self._clock = clock
         self._problems: dict[str, str] = {}
         self._record = self._read_record()
-        self._tails: dict[int, untrusted.Tail] = {}
+        self._tails: dict[pathlib.Path, untrusted.Tail] = {}
         self._statuses: dict[int, group_status.GroupStatus] = {}
-        self._event_tails: dict[pathlib.Path, untrusted.Tail] = {}
-        self._events = run_events.EventStates()
+        self._events = run_events.RunHistory()
         self._follow_events()
         if not self._groups(()) and self._record is None:
             raise NoRunError(
@@ -172,16 +132,17 @@ class ObservedRun:
                 "group_0/metrics.jsonl or logs/group_0_worker_0.log; found "
                 "none of these. Give the run's workdir."
             )
-        told = self._record.exchange if self._record else None
-        self.exchange = exchange or told or str(self._workdir / "exchange")
+        recorded = self._record.exchange if self._record else None
+        self.exchange = exchange or recorded or str(self._workdir / "exchange")
         self._published = reader.NewestVersions(
             self.exchange,
             interval_secs=1.0,
+            open_storage=open_storage,
             # One that was named is there, or the name is wrong.
             must_be_there=exchange is not None,
         )
 
-    def _read_record(self) -> record.LaunchRecord | None:
+    def _read_record(self) -> directory.LaunchRecord | None:
         try:
             os.listdir(self._workdir)
         except OSError as error:
@@ -189,21 +150,17 @@ class ObservedRun:
                 f"The directory of a run must be one that can be read; "
                 f"received {str(self._workdir)!r}: {error.strerror}."
             ) from error
-        path = self._workdir / record.NAME
+        path = self._workdir / directory.RECORD
         try:
-            found = record.read_record(path)
+            found = directory.read_record(path)
         except (OSError, ValueError) as error:
             self._note(path, error)
-            return record.LaunchRecord()
+            return directory.LaunchRecord()
         self._problems.pop(str(path), None)
         return found
 
-    def look(self, *, limit_secs: float = 5.0) -> Observation:
-        """Returns how things are now.
-
-        Args:
-            limit_secs: Longest wait for the exchange. Default 5.
-        """
+    def look(self, *, limit_secs: float = 5.0) -> group_status.RunStatus:
+        """Returns how things are; waits up to `limit_secs` for the exchange."""
         self._record = self._read_record()
         self._follow_events()
         groups = self._groups(self._published.groups)
@@ -222,12 +179,16 @@ class ObservedRun:
         problems = list(self._problems.values())
         if self._published.problem:
             problems.append(f"the exchange: {self._published.problem}")
-        return Observation(
+        statuses = [self._statuses[group] for group in groups]
+        exit_code = self._events.exit_code
+        return group_status.RunStatus(
             time=now,
-            groups=[self._statuses[group] for group in groups],
+            groups=statuses,
             last_lines=last_lines,
             exchange=self.exchange,
-            exit_code=self._events.exit_code,
+            over=exit_code is not None
+            or all(status.state in _OVER for status in statuses),
+            exit_code=exit_code,
             problems=problems,
         )
 
@@ -238,28 +199,25 @@ class ObservedRun:
         found |= self._directory.groups()
         return sorted(found)
 
+    def _new_lines(
+        self, path: pathlib.Path, *, last_bytes: int
+    ) -> list[dict[str, Any]]:
+        """Returns what a file has gained, with its end at the first look."""
+        try:
+            if path not in self._tails:
+                self._tails[path] = untrusted.Tail(path, last_bytes=last_bytes)
+            return self._tails[path].read()
+        except OSError as error:
+            self._note(path, error)
+            return []
+
     def _follow_events(self) -> None:
         for path in self._directory.events():
-            try:
-                if path not in self._event_tails:
-                    self._event_tails[path] = untrusted.Tail(
-                        path, last_bytes=_EVENTS_BYTES
-                    )
-                self._events.take(self._event_tails[path].read())
-            except OSError as error:
-                self._note(path, error)
+            self._events.take(self._new_lines(path, last_bytes=_EVENTS_BYTES))
 
     def _follow_metrics(self, status: group_status.GroupStatus) -> None:
         path = self._directory.metrics(status.group)
-        try:
-            if status.group not in self._tails:
-                self._tails[status.group] = untrusted.Tail(
-                    path, last_bytes=_METRICS_BYTES
-                )
-            records = self._tails[status.group].read()
-        except OSError as error:
-            self._note(path, error)
-            return
+        records = self._new_lines(path, last_bytes=_METRICS_BYTES)
         if records:
             # It stays in the record for good, and says how the run ended.
             status.record.pop("event", None)
@@ -279,9 +237,9 @@ class ObservedRun:
     ) -> None:
         """Decides on the state of a group."""
         status.silent_secs = None
-        told = self._events.groups.get(status.group)
+        history = self._events.groups.get(status.group)
         trains = status.number("step") is not None
-        if told is None:
+        if history is None:
             status.state = "running" if trains else "starting"
             ended = status.record.get("event") == "end"
             if ended or self._directory.has_results(status.group):
@@ -289,12 +247,12 @@ class ObservedRun:
             elif not last_sign and status.newest is not None:
                 status.state = "unknown"  # Its files are elsewhere.
         else:
-            status.num_restarts = told.num_restarts
-            status.num_worker_restarts = told.num_worker_restarts
-            status.last_error = told.last_error
+            status.num_restarts = history.num_restarts
+            status.num_worker_restarts = history.num_worker_restarts
+            status.last_error = history.last_error
             # A line of the attempt before says nothing of this one.
-            trains = (status.number("time") or 0.0) > told.since
-            status.state = told.state or "starting"
+            trains = (status.number("time") or 0.0) > history.since
+            status.state = history.state or "starting"
             if status.state == "starting" and trains:
                 status.state = "running"
         if status.state in run_events.ENDED:
@@ -306,7 +264,7 @@ class ObservedRun:
         if self._is_lost(status.group):
             status.state = "lost"
             status.last_error = (
-                "its launcher and its tasks are gone, and nothing tells why: "
+                "its launcher and its tasks are gone, and nothing says why: "
                 "killed, out of memory, or the machine went down"
             )
             return

@@ -7,7 +7,7 @@ Each line has
     time        Unix seconds
     monotonic   the launcher's `time.monotonic()` at the same moment
     event       what happened, see below
-    group       the group's index, or null where it concerns the whole run
+    group       the group's index, or null if it concerns the whole run
     task        the task's name, such as "group_0_worker_1", or null
     attempt     how often the group has been started by then, from 1
 
@@ -16,7 +16,7 @@ and what belongs to the event:
     start       a task runs                                       pid
     ready       a task is connected to its group
     exit        a task has ended                                  exit_code
-    stopped_by_signal, continued   a task was stopped, or goes on after it
+    stopped_by_signal, continued   a task was stopped, or resumed
     frozen      a task was stopped for too long, and is killed    silent_secs
     stuck       a task made no progress for too long, and its group (or, of a
                 group with parameter servers, it alone) is killed
@@ -30,12 +30,12 @@ and what belongs to the event:
     stopped     the group was told to end                         reason
     end         the whole run has ended                           exit_code
 
-Where each group has a launcher of its own, as under Slurm, each keeps its own
+If each group has a launcher of its own, as under Slurm, each keeps its own
 file, `events_group_<g>.jsonl`, and `start` stands for all of its tasks. Such a
-file goes on when the group does.
+file is continued when the group is started again.
 
 `exit_code` is minus the number of the signal for a task that a signal ended.
-Where `failed` names a task, it is the one to blame. `launch.json` beside
+If `failed` names a task, it is the one to blame. `launch.json` beside
 `logs` holds the process ids and attempts of the present moment.
 """
 
@@ -54,12 +54,7 @@ NAME = "events.jsonl"
 
 
 def group_path(logs_dir: pathlib.Path, group: int) -> pathlib.Path:
-    """Returns the file of a group that has a launcher of its own.
-
-    Args:
-        logs_dir: The run's `logs`.
-        group: Index of the group.
-    """
+    """Returns the file of a group that has a launcher of its own."""
     return logs_dir / f"events_group_{group}.jsonl"
 
 
@@ -67,11 +62,7 @@ class EventLog:
     """Appends events to a file; each line is written at once and whole."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Opens the file.
-
-        Args:
-            path: File to append to; its directory exists.
-        """
+        """Opens the file, in a directory that exists."""
         self._file = path.open("ab", buffering=0)
 
     def add(
@@ -82,14 +73,7 @@ class EventLog:
         task: str | None = None,
         **details: Any,
     ) -> None:
-        """Adds one event, as of now.
-
-        Args:
-            event: One of those above.
-            group: Index of the group.
-            task: Name of the task.
-            **details: What belongs to the event.
-        """
+        """Adds one of the events above, as of now, with what belongs to it."""
         line = {
             "time": time.time(),
             "monotonic": time.monotonic(),
@@ -106,50 +90,14 @@ class EventLog:
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns all events in a file so far.
-
-    Args:
-        path: File of a run, which may be in progress.
-    """
+    """Returns all events in a file so far."""
     # What follows the last line break is still being written.
     lines = path.read_bytes().split(b"\n")[:-1]
     return [json.loads(line) for line in lines]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GroupResult:
-    """How one group ended.
-
-    Attributes:
-        group: Index of the group.
-        state: `"done"`, `"failed"` or, if it was told to end, `"stopped"`.
-        exit_codes: Exit code of each task by name; minus the signal's number
-            for a task that a signal ended.
-        failed_task: Name of the task that failed first, to which the failure
-            of its peers is due; None if none failed by itself.
-        reason: What happened, in words; empty for a group that is done.
-        last_lines: The last lines of the failed task's log.
-        restarts: How often each worker was started again, by name, since the
-            group was last started; of a group with parameter servers only.
-        group_restarts: How often the whole group was started again.
-    """
-
-    group: int
-    state: str
-    exit_codes: Mapping[str, int | None]
-    failed_task: str | None
-    reason: str
-    last_lines: tuple[str, ...]
-    restarts: Mapping[str, int]
-    group_restarts: int = 0
-
-
 def describe(code: int) -> str:
-    """Returns an exit code in words.
-
-    Args:
-        code: Minus the signal's number for a task that a signal ended.
-    """
+    """Returns an exit code, or minus the number of a signal, in words."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -163,7 +111,7 @@ ENDED = ("done", "failed", "stopped")
 
 
 @dataclasses.dataclass
-class EventState:
+class GroupHistory:
     """One group by its events.
 
     Attributes:
@@ -188,7 +136,7 @@ class EventState:
     last_error_time: float = 0.0
 
 
-class EventStates:
+class RunHistory:
     """Follows the events of a run.
 
     Attributes:
@@ -197,16 +145,11 @@ class EventStates:
     """
 
     def __init__(self) -> None:
-        """Knows nothing yet."""
-        self.groups: dict[int, EventState] = {}
+        self.groups: dict[int, GroupHistory] = {}
         self.exit_code: int | None = None
 
     def take(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Takes in newer events, the newest last.
-
-        Args:
-            events: Lines of events.jsonl; what is not one is left out.
-        """
+        """Takes in newer lines, the newest last; leaves out other objects."""
         for event in events:
             name = event.get("event")
             group = untrusted.whole(event.get("group"))
@@ -218,11 +161,11 @@ class EventStates:
                 and 0 <= group < 10**6
             ):
                 self._take(
-                    self.groups.setdefault(group, EventState()), name, event
+                    self.groups.setdefault(group, GroupHistory()), name, event
                 )
 
     def _take(
-        self, found: EventState, name: str, event: Mapping[str, Any]
+        self, found: GroupHistory, name: str, event: Mapping[str, Any]
     ) -> None:
         before = found.state
         time = untrusted.number(event.get("time")) or 0.0

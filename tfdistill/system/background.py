@@ -60,20 +60,6 @@ class OneJobThread:
                 self._idle.release()
 
 
-def delay_secs(
-    num_failures: int, *, first_secs: float, longest_secs: float
-) -> float:
-    """Returns the pause after some failures in a row.
-
-    Args:
-        num_failures: Failures before this one.
-        first_secs: The pause after the first; each is twice the one before.
-        longest_secs: What no pause exceeds.
-    """
-    # No float has room for 2 to the power of many thousands.
-    return min(first_secs * 2.0 ** min(num_failures, 64), longest_secs)
-
-
 class Backoff:
     """Doubles the pause with each failure in a row; a success ends it.
 
@@ -81,6 +67,7 @@ class Backoff:
     >>> now = 100.0
     >>> pause = Backoff(first_secs=1.0, longest_secs=30.0, clock=lambda: now)
     >>> pause.failed()
+    1.0
     >>> pause.is_over
     False
     >>> now += 1.0
@@ -112,14 +99,14 @@ class Backoff:
         until = self._until
         return until is None or self._clock() >= until
 
-    def failed(self) -> None:
-        """Starts a pause, twice as long as the one before."""
-        self._until = self._clock() + delay_secs(
-            self._num_failures,
-            first_secs=self._first_secs,
-            longest_secs=self._longest_secs,
-        )
+    def failed(self) -> float:
+        """Starts a pause, twice as long as the one before; its seconds."""
+        # No float has room for 2 to the power of many thousands.
+        doubled = self._first_secs * 2.0 ** min(self._num_failures, 64)
+        secs = min(doubled, self._longest_secs)
+        self._until = self._clock() + secs
         self._num_failures += 1
+        return secs
 
     def succeeded(self) -> None:
         """Ends the pause; the next one is short again."""

@@ -1,7 +1,7 @@
 """What a version must pass before it teaches: files, specs, schema, a batch.
 
 Two models may have the same shapes and yet other classes, words or columns.
-Their predictions then fit together by shape alone, and nothing fails.
+Their predictions then fit together by shape only, and nothing fails.
 """
 
 import hashlib
@@ -23,11 +23,14 @@ from tfdistill.exports import graph_check
 from tfdistill.exports import student_graph
 from tfdistill.teachers import peer
 
+_log = logging.getLogger(__name__)
 # Of a manifest's `extras`.
 SCHEMA_FIELD = "schema"
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _BLOCK_BYTES = 1024 * 1024
+# Of a mean in float32: the uniform distribution itself is allowed.
+_ROUNDING = 1e-5
 
 
 def digests(schema: Mapping[str, Any]) -> dict[str, str]:
@@ -82,46 +85,11 @@ def _text(name: str, part: Any) -> str:
         ) from error
 
 
-class Wanted:
-    """The schema that peers must have.
-
-    Attributes:
-        ours: What `digests` returned; empty where nothing is compared.
-        only_warn: Whether another one is taken, with a warning.
-    """
-
-    def __init__(
-        self, schema: Mapping[str, Any] | None, only_warn: bool
-    ) -> None:
-        """Hashes the schema.
-
-        Args:
-            schema: See `digests`; None for nothing to be compared.
-            only_warn: Whether another one is taken, with a warning.
-
-        Raises:
-            ValueError: The schema cannot be hashed, or there is none.
-            OSError: A file of it cannot be read.
-        """
-        if only_warn and not schema:
-            raise ValueError(
-                "`allow_other_schemas` must come with a `schema` to compare; "
-                f"received schema={schema!r}. Leave it out."
-            )
-        self.ours = digests(schema or {})
-        self.only_warn = only_warn
-
-
 def schema_difference(ours: Mapping[str, str], theirs: Any) -> str | None:
-    """Says how a peer's schema differs from ours.
+    """Says, in one sentence, how a peer's schema differs from ours.
 
-    Args:
-        ours: What `digests` returned.
-        theirs: What the peer's manifest says; None where it says nothing.
-
-    Returns:
-        None where they are equal, else one sentence about the first part that
-        differs. Where we have no schema, none of theirs differs.
+    `ours` is what `digests` returned, `theirs` what the peer's manifest says.
+    Nothing differs from an empty schema.
     """
     if not ours:
         return None
@@ -137,19 +105,15 @@ def schema_difference(ours: Mapping[str, str], theirs: Any) -> str | None:
     return None
 
 
-_log = logging.getLogger(__name__)
-# Of a mean in float32: the uniform distribution itself is allowed.
-_ROUNDING = 1e-5
-
-
 class Canary:
     """A small batch of real inputs, and perhaps their labels.
 
-    Each version of a peer, and each fixed SavedModel, predicts it before it is
-    put in place. One whose outputs are not finite or have another shape is
-    refused; with labels, so is one that does worse than knowing nothing. The
-    batch is held out by the user: an untrained student fails it by its labels,
-    so leave them out, or widen `margin`, where peers publish from the start.
+    Each version of a peer, and each fixed SavedModel, must predict this batch
+    before it becomes a teacher. A version is refused if its outputs are not
+    finite or have another shape, and, with labels, if it is worse than a
+    uniform guess. Hold the batch out of training. An untrained student fails
+    it by its labels: leave them out, or widen `margin`, if peers publish from
+    the start.
     """
 
     def __init__(
@@ -200,14 +164,9 @@ class Canary:
     def check(
         self, predict: Callable[[Any], list[Any]], output_spec: Any
     ) -> None:
-        """Asks a teacher.
+        """Asks a teacher; raises ValueError if its answer is not sensible.
 
-        Args:
-            predict: From inputs to the flat list of outputs.
-            output_spec: Structure of `tf.TensorSpec` of the student's outputs.
-
-        Raises:
-            ValueError: Its answer is not sensible; the message says why.
+        `predict` is from inputs to the flat list of outputs.
         """
         wanted = keras.tree.flatten(output_spec)
         outputs = [tf.convert_to_tensor(t) for t in predict(self.inputs)]
@@ -256,7 +215,7 @@ class Canary:
         most = math.log(num_classes) + self._margin
         if not loss <= most + _ROUNDING:
             _log.info("The cross-entropy on the canary batch is %.4f.", loss)
-            # One digit: a reason is told once, and each version of a peer
+            # One digit: a reason is logged once, and each version of a peer
             # that has diverged would have another number.
             raise ValueError(
                 "its cross-entropy on the canary batch must be at most "
@@ -283,24 +242,17 @@ class VersionScreen:
         self,
         graph: student_graph.StudentGraph,
         *,
-        schema: Wanted | None = None,
+        schema: Mapping[str, str] | None = None,
+        only_warn: bool = False,
     ) -> None:
-        """Reads nothing.
-
-        Args:
-            graph: The student's traced inference.
-            schema: What peers must have. Default: nothing is compared.
-        """
+        """Reads nothing; `schema` is what `digests` made of ours."""
         self._graph = graph
-        self._schema = schema or Wanted(None, False)
-        self._told: set[str] = set()
+        self._schema = schema or {}
+        self._only_warn = only_warn
+        self._warned: set[str] = set()
 
     def __call__(self, version: versions.Version) -> None:
-        """Checks one version.
-
-        Raises:
-            RejectedError: It must not be read.
-        """
+        """Checks one version; raises RejectedError if it must not be read."""
         found = version.manifest
         own_graph = found.graph_fingerprint == self._graph.fingerprint
         try:
@@ -319,17 +271,17 @@ class VersionScreen:
 
     def _check_schema(self, version: versions.Version) -> None:
         theirs = version.manifest.extras.get(SCHEMA_FIELD)
-        difference = schema_difference(self._schema.ours, theirs)
+        difference = schema_difference(self._schema, theirs)
         if difference is None:
             return
-        if not self._schema.only_warn:
+        if not self._only_warn:
             raise peer.RejectedError(
                 f"{difference} Give every group's StudentExporter and "
                 "TeacherSet the same `schema`, or set "
                 "TeacherSet(allow_other_schemas=True)."
             )
-        if difference not in self._told:
-            self._told.add(difference)
+        if difference not in self._warned:
+            self._warned.add(difference)
             _log.warning(
                 "Obeying the teacher of group %d, though %s",
                 version.group,
@@ -338,15 +290,10 @@ class VersionScreen:
 
 
 def check_spec(what: str, ours: dict[str, Any], theirs: Any) -> None:
-    """Checks a version's inputs or outputs against the student's.
+    """Checks a version's inputs or outputs, `what`, against the student's.
 
-    Args:
-        what: `"inputs"` or `"outputs"`.
-        ours: What `specs.to_json` made of the student's.
-        theirs: What the version's manifest says.
-
-    Raises:
-        RejectedError: They differ in names, shapes or kinds of numbers.
+    `ours` is what `student_graph.to_json` made, `theirs` what the manifest
+    says. Names, shapes and kinds of numbers must be the same, or RejectedError.
     """
 
     def kinds(spec: Any) -> Any:

@@ -139,6 +139,7 @@ class RemoteSlot(teacher_slot.TeacherSlot):
         self,
         name: str,
         graph: student_graph.StudentGraph,
+        options: options.TeacherOptions,
         *,
         wait_until_free: Any,
     ) -> None:
@@ -147,10 +148,11 @@ class RemoteSlot(teacher_slot.TeacherSlot):
         Args:
             name: Name for logs.
             graph: The student's traced inference.
+            options: Of the teachers.
             wait_until_free: Waits until no execution in flight uses the half
                 that was swapped out last.
         """
-        super().__init__(name, graph)
+        super().__init__(name, graph, options)
         self._wait_until_free = wait_until_free
         self.half = 0
         self._tables = {
@@ -186,7 +188,7 @@ class RemoteSlot(teacher_slot.TeacherSlot):
         """Takes the version that an execution is to use.
 
         Args:
-            arguments: int64 `[4]`: version, in use, half, share.
+            arguments: int64 `[4]`: version, in use, half, age in ms.
         """
         version, in_use, self._half, _ = tf.unstack(arguments)
         is_new = (in_use > 0) & tf.not_equal(version, self._version.value())
@@ -272,8 +274,8 @@ def _two_halves(shard: tf.Variable) -> tf.Variable:
 
 _FREE_TIMEOUT_SECS, _FREE_POLL_SECS = 600.0, 0.02
 # What travels for each teacher: version, whether it is in use, which half, and
-# what it counts by its age in seconds, in millionths.
-_NUM_FIELDS, _SHARE_UNIT = 4, 1_000_000
+# its age in milliseconds.
+_NUM_FIELDS = 4
 
 
 class RemoteTeachers:
@@ -285,13 +287,13 @@ class RemoteTeachers:
         Args:
             options: Of the teachers.
         """
-        self.state = soft_targets.TeacherState.of(
+        self._options = options
+        self.state = soft_targets.TeacherVariables(
             options,
             shared=WorkerVariable,
             of_replica=WorkerVariable,
         )
         self.slots: list[RemoteSlot] = []
-        self._max_bad_batches = options.max_bad_batches
         self._bad = np.zeros([options.num_teachers], bool)
         self._num_scheduled = self._num_done = 0
         self._swapped_at = 0
@@ -300,7 +302,12 @@ class RemoteTeachers:
         self, name: str, graph: student_graph.StudentGraph
     ) -> RemoteSlot:
         """Makes the place of one more teacher, in the strategy's scope."""
-        slot = RemoteSlot(name, graph, wait_until_free=self._wait_until_free)
+        slot = RemoteSlot(
+            name,
+            graph,
+            self._options,
+            wait_until_free=self._wait_until_free,
+        )
         self.slots.append(slot)
         return slot
 
@@ -315,7 +322,7 @@ class RemoteTeachers:
                     slot.step,
                     int(slot.in_use),
                     slot.half,
-                    round(slot.health.share_by_secs * _SHARE_UNIT),
+                    slot.age_ms,
                 ]
                 for slot in self.slots
             ],
@@ -333,10 +340,10 @@ class RemoteTeachers:
         bad, steps = report.reshape(2, -1)
         for index, slot in enumerate(self.slots):
             if int(steps[index]) == slot.step and slot.in_use:
-                self._bad[index] |= bad[index] >= self._max_bad_batches
+                self._bad[index] |= bad[index] >= self._options.max_bad_batches
 
     def sum(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Answers as `agreement.Agreement` does, for one coordinator."""
+        """Sums as `agreement.collective_sum` does, for one coordinator."""
         bad, self._bad = self._bad, np.zeros_like(self._bad)
         return values, bad
 
@@ -371,7 +378,7 @@ class RemoteTeachers:
             self.state.assign(
                 steps=arguments[:, 0],
                 in_use=arguments[:, 1] > 0,
-                shares=arguments[:, 3] / _SHARE_UNIT,
+                ages_ms=arguments[:, 3],
             )
             for index, slot in enumerate(self.slots):
                 slot.use(arguments[index])

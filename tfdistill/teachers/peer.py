@@ -56,17 +56,11 @@ class PeerReader:
     ) -> None:
         """Touches no storage.
 
-        Args:
-            exchange: Where the peer publishes.
-            group: Index of the peer.
-            read: Checks a version and returns its values; raises
-                `RejectedError` for one that must not be used.
-            alone: Whether this task decides for itself, without workers
-                beside it.
-            screen: Looks at a version's manifest before any file of it is
-                read; raises `RejectedError`. Default: all may be read.
-            max_attempts: How often storage may fail before the version is
-                given up.
+        `read` checks a version and returns its values, `screen` looks at its
+        manifest before any file of it is read; both raise `RejectedError` for
+        one that must not be used. `alone` is whether this task decides for
+        itself, without workers beside it. A version is given up when storage
+        has failed `max_attempts` times.
         """
         self.group = group
         self.current = -1
@@ -93,13 +87,13 @@ class PeerReader:
         """Looks for the newest version that is neither in use nor rejected.
 
         A rejected step counts again once another run of the publisher has
-        published it anew.
+        published it again.
         """
         newest = self._exchange.latest(self.group)
         candidates = [newest.step] if newest else []
         if newest and newest.step in self.rejected:
             candidates = self._exchange.steps(self.group)
-        anew = {step for step in candidates if self._is_anew(step)}
+        again = {step for step in candidates if self._is_another(step)}
         with self._lock:
             # Under the lock: a version may have been taken or rejected while
             # the storage was asked.
@@ -107,7 +101,7 @@ class PeerReader:
                 step
                 for step in candidates
                 if step > self.current
-                and (step not in self.rejected or step in anew)
+                and (step not in self.rejected or step in again)
             ]
             if newest and newest.step in usable:
                 self._seen[newest.step] = newest.manifest.incarnation
@@ -115,7 +109,7 @@ class PeerReader:
             if self._alone and self._announced < 0:
                 self._announce(self._proposal)
 
-    def _is_anew(self, step: int) -> bool:
+    def _is_another(self, step: int) -> bool:
         rejected = self._rejected_runs.get(step)
         if rejected is None or step <= self.current:
             return False
@@ -201,16 +195,12 @@ class PeerReader:
         self._announced = step
         self._staged = self._failure = None
         self._attempts = self._doubts = 0
-        # The chief may announce a rejected step if it was published anew.
+        # The chief may announce a rejected step if it was published again.
         self.rejected.pop(step, None)
         self._rejected_runs.pop(step, None)
 
     def take(self) -> Staged:
-        """Returns the staged version and makes it the current one.
-
-        Raises:
-            RuntimeError: Nothing is staged.
-        """
+        """Returns the staged version and makes it the current one."""
         with self._lock:
             staged = self._staged
             if staged is None:
@@ -231,21 +221,18 @@ class PeerReader:
         """Quarantines a version: it is never proposed again.
 
         Another version of the same step is, if another run of the publisher
-        published it. The log warns, but once only for the same reason.
-
-        Args:
-            step: The version.
-            reason: Why. Defaults to what this worker found, if it did.
+        published it. The log warns, but once only for the same reason, by
+        default what this worker found.
         """
         with self._lock:
             reason = reason or self._failure or "another worker refused it"
             if step not in self.rejected:
-                # Every later version may have the same fault: told once.
+                # Every later version may have the same fault.
                 known = reason in self.rejected.values()
                 _log.log(
                     logging.INFO if known else logging.WARNING,
                     "Quarantined the teacher of group %d, version %d: %s "
-                    "Training goes on without this version.",
+                    "Training continues without this version.",
                     self.group,
                     step,
                     reason,
@@ -267,13 +254,7 @@ class Poller(threading.Thread):
         proposes: bool,
         poll_secs: float,
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            readers: The peers to follow.
-            proposes: Whether this task looks for new versions: the chief.
-            poll_secs: Seconds between two rounds.
-        """
+        """Starts nothing yet; `proposes` if this task looks for versions."""
         super().__init__(name="tfdistill-teachers", daemon=True)
         self._readers = readers
         self._proposes = proposes

@@ -1,4 +1,4 @@
-"""One teacher: how it is run, read, checked and replaced."""
+"""One teacher: how it is run, read, checked and replaced, and how old it is."""
 
 import logging
 import threading
@@ -22,8 +22,8 @@ from tfdistill.teachers import options
 from tfdistill.teachers import peer
 
 _log = logging.getLogger(__name__)
-# Of the quarantined versions, how many of the newest a status tells.
-_MAX_TOLD = 10
+# Of the quarantined versions, how many of the newest a status holds.
+_MAX_LISTED = 10
 
 ABSENT, GOOD, FADING, TOO_STALE, DROPPED = (
     "absent",
@@ -32,201 +32,58 @@ ABSENT, GOOD, FADING, TOO_STALE, DROPPED = (
     "too_stale",
     "dropped",
 )
-
-
-class TeacherHealth:
-    """The record of one teacher, for decisions and for logs.
-
-    Attributes:
-        bounds: How old its version may be.
-        share_by_secs: What its version counts by its age in seconds, in
-            [0, 1], as the group has agreed.
-        reads: Of versions, in the background.
-        last_num_bytes: Of the version put in place last; None before.
-        num_swaps: Versions put in place so far.
-        num_bytes: Of their files, as their manifests have it.
-        num_dropped: Versions in use that were dropped.
-        drop_reason: Why the version in place is not obeyed; empty where it
-            is.
-    """
-
-    def __init__(
-        self, name: str, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Starts a record.
-
-        Args:
-            name: Of the teacher, for logs.
-            clock: Seconds of a clock that never goes backwards.
-        """
-        self.name = name
-        self.clock = clock
-        self.bounds = options.Bounds()
-        self.share_by_secs = 1.0
-        self.reads = background.WorkTimes()
-        self.last_num_bytes: int | None = None
-        self.num_swaps = self.num_bytes = self.num_dropped = 0
-        self.drop_reason = ""
-        self._first_seen: dict[int, float] = {}
-        self._version = -1
-        self._age_steps: int | None = None
-        self._state = GOOD
-
-    def see(self, *versions: int) -> None:
-        """Notes that versions are there, -1 for none: their time begins."""
-        now = self.clock()
-        for version in versions:
-            if version >= 0:
-                self._first_seen.setdefault(version, now)
-
-    def swapped(self, version: int, num_bytes: int) -> None:
-        """Notes that a version was put in place.
-
-        Args:
-            version: Its step.
-            num_bytes: Of its files.
-        """
-        self.see(version)
-        self._first_seen = {
-            step: secs
-            for step, secs in self._first_seen.items()
-            if step >= version
-        }
-        self._version, self._age_steps = version, None
-        self.drop_reason, self.share_by_secs = "", 1.0
-        self.num_swaps += 1
-        self.num_bytes += num_bytes
-        self.last_num_bytes = num_bytes
-
-    def dropped(self, reason: str) -> None:
-        """Notes that the version in place is obeyed no more."""
-        self.drop_reason = reason
-        self.num_dropped += 1
-
-    @property
-    def age_secs(self) -> float | None:
-        """Seconds since this task first saw the version in place."""
-        if self._version < 0:
-            return None
-        return self.clock() - self._first_seen[self._version]
-
-    def measured_share_by_secs(self) -> float:
-        """What the version in place counts by this task's clock, in [0, 1]."""
-        age_secs = self.age_secs
-        return 1.0 if age_secs is None else self.bounds.share_by_secs(age_secs)
-
-    def note_step(self, step: int) -> None:
-        """Notes the student's step, and logs where the teacher has aged.
-
-        Args:
-            step: The student's global step.
-        """
-        if self._version < 0 or self.drop_reason:
-            return
-        self._age_steps = step - self._version
-        before, self._state = self._state, _state_of(self.share)
-        if self._state in (before, GOOD):
-            return
-        _log.warning(
-            "The teacher %s, version %d, is %d steps and %.0f s old, and the "
-            "bounds are %s: %s until a newer version arrives. Does that group "
-            "still run?",
-            self.name,
-            self._version,
-            self._age_steps,
-            self.age_secs,
-            self.bounds,
-            "it is left out"
-            if self._state == TOO_STALE
-            else "it counts less and less",
-        )
-
-    @property
-    def share(self) -> float:
-        """What the version in place counted at the last look, in [0, 1]."""
-        by_steps = self.bounds.share(self._age_steps or 0, 0.0)
-        return min(by_steps, self.share_by_secs)
-
-    def describe(
-        self, *, in_use: bool, rejected: Mapping[int, str]
-    ) -> dict[str, Any]:
-        """Describes the teacher, for logs; see `TeacherSet.status`.
-
-        Args:
-            in_use: Whether there is a version to obey.
-            rejected: Quarantined versions with their reasons.
-        """
-        share = self.share if in_use else 0.0
-        state = _state_of(share) if in_use else ABSENT
-        reason = ""
-        if self.drop_reason:
-            state, reason = DROPPED, self.drop_reason
-        elif state in (FADING, TOO_STALE):
-            reason = f"older than {self.bounds}"
-        elif not in_use and rejected:
-            reason = rejected[max(rejected)]
-        age_secs = self.age_secs
-        told = sorted(rejected)[-_MAX_TOLD:]
-        return {
-            "name": self.name,
-            "step": self._version if in_use else -1,
-            "health": state,
-            "reason": reason,
-            "share": share,
-            "age_steps": self._age_steps if in_use else None,
-            "age_secs": None
-            if age_secs is None or not in_use
-            else round(age_secs, 1),
-            "too_stale": state == TOO_STALE,
-            "swaps": self.num_swaps,
-            "bytes": self.num_bytes,
-            "last_bytes": self.last_num_bytes,
-            "read_secs": self.reads.last_secs,
-            "num_dropped": self.num_dropped,
-            "num_quarantined": len(rejected),
-            "quarantined": {step: rejected[step] for step in told},
-        }
-
-
-def _state_of(share: float) -> str:
-    if share >= 1.0:
-        return GOOD
-    return FADING if share > 0.0 else TOO_STALE
-
-
 _Function = Callable[[Any], list[tf.Tensor]]
 
 
 class TeacherSlot:
     """The place of one teacher in the training step.
 
+    A kind of teacher is a way to fill `function`: `follow` takes the student's
+    own graph with a peer's values, `load` a SavedModel.
+
     Attributes:
         name: `group_<g>`, or the path of a fixed SavedModel.
         reader: Follows the peer; None for a fixed teacher.
         function: From the student's inputs to the flat list of outputs.
-        health: Its record: age, faults and counts.
+        age_ms: Milliseconds since the chief first saw the version in use, as
+            the group agreed at the last refresh.
     """
 
-    def __init__(self, name: str, graph: student_graph.StudentGraph) -> None:
-        """Makes an empty place.
-
-        Args:
-            name: Name for logs.
-            graph: The student's traced inference.
-        """
+    def __init__(
+        self,
+        name: str,
+        graph: student_graph.StudentGraph,
+        options: options.TeacherOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Makes an empty place; `clock` has seconds that never go back."""
         self.name = name
         self.reader: peer.PeerReader | None = None
         self.function: _Function | None = None
-        self.health = TeacherHealth(name)
+        self.age_ms = 0
         self._graph = graph
+        self._options = options
+        self._clock = clock
+        self._strategy = tf.distribute.get_strategy()
         self._variables: list[Any] = []
         self._fingerprint = ""
-        self._allow_other_graphs = False
         self._exchange: publisher.Exchange | None = None
-        self._canary: gates.Canary | None = None
         self._reading = threading.Lock()
         # A graph and its variables, loaded for the version to come.
         self._next: tuple[_Function, list[Any]] | None = None
+        # By version, this task's clock when it was first seen.
+        self._first_seen: dict[int, float] = {}
+        # Of the version in use, at the last refresh that had a step.
+        self._age_steps: int | None = None
+        self._drop_reason = ""
+        # For logs.
+        self._reads = background.WorkTimes()
+        self._last_num_bytes: int | None = None
+        self._num_swaps = self._num_bytes = self._num_dropped = 0
+        self._logged_health = GOOD
+
+    # ---- filling it, in the strategy's scope ----
 
     def follow(
         self,
@@ -234,37 +91,21 @@ class TeacherSlot:
         group: int,
         *,
         alone: bool,
-        allow_other_graphs: bool,
-        screen: gates.VersionScreen | None = None,
-        canary: gates.Canary | None = None,
-        bounds: options.Bounds | None = None,
+        screen: gates.VersionScreen,
     ) -> None:
-        """Takes a peer as the teacher. Call it in the strategy's scope.
+        """Takes a peer as the teacher.
 
-        Args:
-            exchange: Where the peer publishes.
-            group: Index of the peer.
-            alone: Whether this task decides for itself.
-            allow_other_graphs: Whether to load graphs other than our own.
-            screen: Checks manifests. Default: one that compares no schema.
-            canary: What each version must predict. Default: nothing.
-            bounds: How old a version may be. Default: of any age.
+        `alone` is whether this task decides for itself, without workers
+        beside it; `screen` looks at manifests.
         """
-        self.health.bounds = bounds or options.Bounds()
         self._exchange = exchange
-        self._allow_other_graphs = allow_other_graphs
         self.function, self._variables = self._own_graph()
-        self._canary = canary
-        if canary is not None:
+        if self._options.canary is not None:
             # Traced here: the reading thread must not run the student's code.
-            self._predict(self._variables, canary.inputs)
+            self._predict(self._variables, self._options.canary.inputs)
         self._fingerprint = self._graph.fingerprint
         self.reader = peer.PeerReader(
-            exchange,
-            group,
-            read=self._read,
-            screen=screen or gates.VersionScreen(self._graph),
-            alone=alone,
+            exchange, group, read=self._read, screen=screen, alone=alone
         )
 
     def _own_graph(self) -> tuple[_Function, list[Any]]:
@@ -282,27 +123,16 @@ class TeacherSlot:
         tensors = [tf.convert_to_tensor(value) for value in values]
         return keras.tree.flatten(self._graph(tensors, inputs))
 
-    def load(
-        self,
-        path: str,
-        *,
-        trust: bool = False,
-        canary: gates.Canary | None = None,
-    ) -> None:
-        """Takes any SavedModel as teacher. Call it in the strategy's scope.
-
-        Args:
-            path: The SavedModel.
-            trust: Whether to load it whatever is in it.
-            canary: What it must predict. Default: nothing.
-
-        Raises:
-            ValueError: It cannot be used.
-        """
-        function = other_graphs.load(path, self._graph, trust=trust)
-        if canary is not None:
-            canary.check(function, self._graph.output_spec)
+    def load(self, path: str) -> None:
+        """Takes any SavedModel as the teacher, for good."""
+        function = other_graphs.load(
+            path, self._graph, trust=self._options.trust_saved_models
+        )
+        if self._options.canary is not None:
+            self._options.canary.check(function, self._graph.output_spec)
         self.function, self._variables = function, function.variables
+
+    # ---- the version in use, and its age ----
 
     @property
     def step(self) -> int:
@@ -312,20 +142,93 @@ class TeacherSlot:
     @property
     def in_use(self) -> bool:
         """Whether there is a version to obey."""
-        return not self.health.drop_reason and (
-            self.reader is None or self.step >= 0
+        return not self._drop_reason and (self.reader is None or self.step >= 0)
+
+    @property
+    def age_secs(self) -> float | None:
+        """Seconds since this task first saw the version; None without one."""
+        if self.step < 0:
+            return None
+        return self._clock() - self._first_seen[self.step]
+
+    @property
+    def measured_age_ms(self) -> int:
+        """Milliseconds of `age_secs` if a bound asks for them, else 0."""
+        is_bounded = self._options.max_staleness_secs is not None
+        return round(1000 * (self.age_secs or 0.0)) if is_bounded else 0
+
+    @property
+    def share(self) -> float:
+        """What the version counted at the last refresh, in [0, 1]."""
+        return float(self._options.share(self._age_steps or 0, self.age_ms))
+
+    def note_news(self) -> None:
+        """Notes which versions the peer has by now: their time begins."""
+        if self.reader:
+            self._see(self.reader.proposal, self.reader.announced)
+
+    def _see(self, *steps: int) -> None:
+        for step in steps:
+            if step >= 0:
+                self._first_seen.setdefault(step, self._clock())
+
+    def note_step(self, step: int) -> None:
+        """Notes the student's step; warns when the teacher begins to age."""
+        if self.step < 0 or self._drop_reason:
+            return
+        self._age_steps = step - self.step
+        before, self._logged_health = self._logged_health, _health(self.share)
+        if self._logged_health in (before, GOOD):
+            return
+        _log.warning(
+            "The teacher %s, version %d, is %d steps and %.0f s old, and the "
+            "bounds are %s: %s until a newer version arrives. Does that group "
+            "still run?",
+            self.name,
+            self.step,
+            self._age_steps,
+            self.age_secs,
+            self._options.bounds,
+            "it is left out"
+            if self._logged_health == TOO_STALE
+            else "it counts less and less",
         )
 
     @property
     def status(self) -> dict[str, Any]:
         """Describes the teacher, for logs; see `TeacherSet.status`."""
         rejected = self.reader.rejected if self.reader else {}
-        return self.health.describe(in_use=self.in_use, rejected=rejected)
+        share = self.share if self.in_use else 0.0
+        health = _health(share) if self.in_use else ABSENT
+        reason = ""
+        if self._drop_reason:
+            health, reason = DROPPED, self._drop_reason
+        elif health in (FADING, TOO_STALE):
+            reason = f"older than {self._options.bounds}"
+        elif not self.in_use and rejected:
+            reason = rejected[max(rejected)]
+        age_secs = self.age_secs if self.in_use else None
+        return {
+            "name": self.name,
+            "step": self.step if self.in_use else -1,
+            "health": health,
+            "reason": reason,
+            "share": share,
+            "age_steps": self._age_steps if self.in_use else None,
+            "age_secs": None if age_secs is None else round(age_secs, 1),
+            "too_stale": health == TOO_STALE,
+            "swaps": self._num_swaps,
+            "bytes": self._num_bytes,
+            "last_bytes": self._last_num_bytes,
+            "read_secs": self._reads.last_secs,
+            "num_dropped": self._num_dropped,
+            "num_quarantined": len(rejected),
+            "quarantined": {
+                step: rejected[step] for step in sorted(rejected)[-_MAX_LISTED:]
+            },
+        }
 
-    def note_news(self) -> None:
-        """Notes which versions the peer has by now."""
-        if self.reader:
-            self.health.see(self.reader.proposal, self.reader.announced)
+    # ---- replacing it, all workers at the same step ----
 
     @property
     def needs_graph(self) -> bool:
@@ -333,20 +236,16 @@ class TeacherSlot:
         staged = self.reader.staged if self.reader else None
         return staged is not None and staged.fingerprint != self._fingerprint
 
-    def load_graph(self, strategy: tf.distribute.Strategy) -> str | None:
+    def load_graph(self) -> str | None:
         """Loads the staged version's graph; what is in use stays in use.
 
-        Args:
-            strategy: The strategy of the student.
-
-        Returns:
-            None, or why the version cannot be used.
+        Returns why the version cannot be used, or None.
         """
         staged = self.reader.staged if self.reader else None
         if staged is None or self._exchange is None:
             return "nothing is staged."
         try:
-            with strategy.scope():
+            with self._strategy.scope():
                 if staged.fingerprint == self._graph.fingerprint:
                     self._next = self._own_graph()
                 else:
@@ -355,22 +254,20 @@ class TeacherSlot:
                     )
                     self._next = (function, function.variables)
             _check_values(self._next[1], staged.values)
-            if self._canary is not None:
-                self._canary.check(self._next[0], self._graph.output_spec)
+            if self._options.canary is not None:
+                self._options.canary.check(
+                    self._next[0], self._graph.output_spec
+                )
         except Exception as error:  # Loading raises whatever its code raises.
             self._next = None
             return f"its graph cannot be used: {error}"
         return None
 
     def swap(self) -> bool:
-        """Puts the staged version in place; every worker at the same step.
+        """Puts the staged version in place.
 
-        Returns:
-            Whether its graph is another one, so that steps must be traced
-            anew.
-
-        Raises:
-            RuntimeError: Nothing is staged.
+        Returns whether its graph is another one, so that steps must be traced
+        again.
         """
         if self.reader is None:
             raise RuntimeError(f"{self.name} is fixed: it follows no peer.")
@@ -380,7 +277,17 @@ class TeacherSlot:
             self.function, self._variables = self._next
             self._fingerprint, self._next = staged.fingerprint, None
         self._install(staged.values)
-        self.health.swapped(staged.version.step, staged.version.num_bytes)
+        self._see(self.step)
+        self._first_seen = {
+            step: secs
+            for step, secs in self._first_seen.items()
+            if step >= self.step
+        }
+        # All workers take it for new until the chief says its age.
+        self.age_ms, self._age_steps, self._drop_reason = 0, None, ""
+        self._num_swaps += 1
+        self._last_num_bytes = staged.version.num_bytes
+        self._num_bytes += staged.version.num_bytes
         return changed
 
     def _install(self, values: saved_model.Snapshot) -> None:
@@ -389,28 +296,28 @@ class TeacherSlot:
             variable.assign(tf.cast(value, variable.dtype))
 
     def drop(self, reason: str) -> None:
-        """Stops obeying the version in use.
-
-        Args:
-            reason: Why, for the log.
-        """
+        """Stops obeying the version in use."""
         if not self.in_use:
             return
         if self.reader:
             self.reader.reject(self.step, reason)
         else:
             _log.warning("Dropped the teacher %s: %s", self.name, reason)
-        self.health.dropped(reason)
+        self._drop_reason = reason
+        self._num_dropped += 1
+
+    # ---- reading a version, in the background ----
 
     def _read(self, version: versions.Version) -> saved_model.Snapshot:
         """Reads the values of a version that passed the screen."""
+        canary = self._options.canary
         try:
             expected = self._expected_variables(version)
             # A read that was given up may be under way still.
-            with self._reading, self.health.reads.measured():
+            with self._reading, self._reads.measured():
                 values = self._read_values(version, expected)
-            if self._canary and self._is_own(version):
-                self._canary.check(
+            if canary and self._is_own(version):
+                canary.check(
                     lambda inputs: self._predict(values, inputs),
                     self._graph.output_spec,
                 )
@@ -436,13 +343,19 @@ class TeacherSlot:
         found = version.manifest
         if self._is_own(version):
             return saved_model.SavedModelWriter(self._graph).variables
-        if self._allow_other_graphs:
+        if self._options.allow_other_graphs:
             return saved_model.in_order(found.variables)
         raise ValueError(
             "its graph differs from the student's, and running a peer's graph "
             "is off by default. Train the same model in each group, or set "
-            "TeacherSet(allow_other_graphs=True) where you trust all of them."
+            "TeacherSet(allow_other_graphs=True) if you trust all of them."
         )
+
+
+def _health(share: float) -> str:
+    if share >= 1.0:
+        return GOOD
+    return FADING if share > 0.0 else TOO_STALE
 
 
 def _check_values(variables: Sequence[Any], values: Sequence[Any]) -> None:

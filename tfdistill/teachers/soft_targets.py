@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
-from typing import Self
 
 import numpy as np
 import tensorflow as tf
@@ -19,12 +18,12 @@ class SoftTargets:
     Attributes:
         outputs: By output of the student, in `keras.tree.flatten` order: one
             float32 tensor `[batch, ...]` for each teacher.
-        weights: float32 `[num_teachers, batch]`; 0 where a teacher is absent,
+        weights: float32 `[num_teachers, batch]`; 0 if a teacher is absent,
             too stale, or not finite.
         shares: float32 `[num_teachers]` in [0, 1]: what each teacher counts
-            by the age of its version; 0 where it is not asked.
+            by the age of its version; 0 if it is not asked.
         staleness: float32 scalar, mean steps since the versions in use; NaN
-            where no peer is in use.
+            if no peer is in use.
     """
 
     outputs: list[list[tf.Tensor]]
@@ -34,7 +33,7 @@ class SoftTargets:
 
     @property
     def share_of_rows(self) -> tf.Tensor:
-        """The greatest share of those who speak of a row, float32 `[batch]`.
+        """The greatest share of a teacher in use for a row, float32 `[batch]`.
 
         A teacher that fades hands over to the others, not to nobody.
         """
@@ -42,8 +41,8 @@ class SoftTargets:
         return tf.reduce_max(shares, axis=0)
 
 
-class TeacherState:
-    """Which version of each teacher is in force, as the graph reads it.
+class TeacherVariables:
+    """What the traced step knows of the teachers: versions, ages, faults.
 
     Make it in the strategy's scope. Versions change by assignment, so the
     training step is never traced again for them.
@@ -51,38 +50,27 @@ class TeacherState:
 
     def __init__(
         self,
-        weights: Sequence[float],
+        options: options.TeacherOptions,
         *,
-        bounds: options.Bounds | None = None,
         shared: Callable[..., Any] | None = None,
         of_replica: Callable[..., Any] | None = None,
     ) -> None:
         """Makes the variables; no teacher is in use.
 
-        Args:
-            weights: Each teacher's share in the aggregate, >= 0.
-            bounds: How old a peer's version may be. Default: of any age.
-            shared: Makes a variable, from its initial value and a name, that
-                is the same on all replicas. Defaults to the strategy's.
-            of_replica: Makes one that each replica has for itself.
+        `shared` and `of_replica` make a variable from an initial value and a
+        name: one that all replicas share, and one that each has for itself.
+        The strategy makes them by default.
         """
-        self._weights = list(weights)
-        self._bounds = bounds or options.Bounds()
+        self._options = options
+        self._weights = list(options.weights or ())
         count = len(self._weights)
         shared, of_replica = shared or _mirrored, of_replica or _of_replica
         zeros = np.zeros([count], np.int64)
         self._steps = shared(zeros - 1, name="teacher_steps")
         self._in_use = shared(zeros.astype(bool), name="teachers_in_use")
-        self._shares = shared(
-            np.ones([count], np.float32), name="teacher_shares"
-        )
+        self._ages_ms = shared(zeros, name="teacher_ages_ms")
         self._bad_batches = of_replica(zeros, name="bad_batches")
         self._bad_steps = of_replica(zeros, name="bad_steps")
-
-    @classmethod
-    def of(cls, options: options.TeacherOptions, **kwargs: Any) -> Self:
-        """Makes the state for a set's options; `kwargs` as in `__init__`."""
-        return cls(options.weights or [], bounds=options.bounds, **kwargs)
 
     @property
     def variables(self) -> list[Any]:
@@ -90,24 +78,19 @@ class TeacherState:
         return [
             self._steps,
             self._in_use,
-            self._shares,
+            self._ages_ms,
             self._bad_batches,
             self._bad_steps,
         ]
 
-    def assign(self, *, steps: Any, in_use: Any, shares: Any = None) -> None:
-        """Sets, between steps, which versions are in force.
+    def assign(self, *, steps: Any, in_use: Any, ages_ms: Any) -> None:
+        """Sets, between steps, which versions are in force, and their ages.
 
-        Args:
-            steps: Each teacher's version; -1 for a fixed one, or none.
-            in_use: Whether each is to be asked.
-            shares: What each counts by its age in seconds, in [0, 1].
-                Default: as before.
+        A step of -1 is a fixed teacher, or none.
         """
         self._steps.assign(steps)
         self._in_use.assign(in_use)
-        if shares is not None:
-            self._shares.assign(shares)
+        self._ages_ms.assign(ages_ms)
 
     def bad_in_a_row(self) -> tf.Tensor:
         """int64 `[num_teachers]`: this replica's last batches without sense."""
@@ -158,8 +141,8 @@ class TeacherState:
         """What each teacher counts at a step, float32 `[num_teachers]`."""
         in_use = tf.convert_to_tensor(self._in_use)
         steps = tf.convert_to_tensor(self._steps)
-        by_steps = self._bounds.share_by_steps(step - steps)
-        by_age = tf.minimum(by_steps, tf.convert_to_tensor(self._shares))
+        ages_ms = tf.convert_to_tensor(self._ages_ms)
+        by_age = tf.cast(self._options.share(step - steps, ages_ms), tf.float32)
         is_fixed = steps < 0
         return tf.where(in_use, tf.where(is_fixed, 1.0, by_age), 0.0)
 

@@ -1,8 +1,16 @@
-"""The teachers of one student: attached, refreshed together, told of."""
+"""The teachers of one student: made, followed, refreshed, asked.
+
+Each teacher is a `TeacherSlot` (slot.py), a peer's is fed by a `PeerReader`
+(peer.py), and all workers move them alike by an `Agreement` (agreement.py).
+How old a version may be, and what it then counts, is decided by
+`TeacherOptions.share` (options.py). A new kind of teacher is another way to
+fill a slot's `function`, beside `follow` and `load`, and a line in
+`TeacherSet.attach`.
+"""
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -21,176 +29,7 @@ from tfdistill.teachers import peer
 from tfdistill.teachers import slot as teacher_slot
 from tfdistill.teachers import soft_targets
 
-
-def make_slots(
-    options: options.TeacherOptions,
-    exchange: publisher.Exchange,
-    graph: student_graph.StudentGraph,
-    *,
-    alone: bool,
-    make_slot: Callable[..., teacher_slot.TeacherSlot] | None = None,
-) -> list[teacher_slot.TeacherSlot]:
-    """Makes a place for each teacher. Call it in the strategy's scope.
-
-    Args:
-        options: Of the teachers.
-        exchange: Where peers publish.
-        graph: The student's traced inference.
-        alone: Whether this task decides for itself.
-        make_slot: From a name and `graph`. Default: `TeacherSlot`.
-
-    Returns:
-        The places, in the order of the weights.
-
-    Raises:
-        ValueError: A fixed teacher cannot be used.
-    """
-    make_slot = make_slot or teacher_slot.TeacherSlot
-    screen = gates.VersionScreen(graph, schema=options.schema)
-    slots = []
-    for group, name in options.names_of_peers.items():
-        slot = make_slot(name, graph)
-        slot.follow(
-            exchange,
-            group,
-            alone=alone,
-            allow_other_graphs=options.allow_other_graphs,
-            screen=screen,
-            canary=options.canary,
-            bounds=options.bounds,
-        )
-        slots.append(slot)
-    for path in options.saved_models:
-        slot = teacher_slot.TeacherSlot(path, graph)
-        slot.load(path, trust=options.trust_saved_models, canary=options.canary)
-        slots.append(slot)
-    return slots
-
-
 _log = logging.getLogger(__name__)
-
-
-class TeacherRefresh:
-    """Reads versions in the background and swaps in what all workers have.
-
-    Attributes:
-        generation: Counts loaded graphs: the training step is traced anew for
-            each.
-    """
-
-    def __init__(
-        self,
-        options: options.TeacherOptions,
-        slots: Sequence[teacher_slot.TeacherSlot],
-        strategy: tf.distribute.Strategy,
-        *,
-        state: soft_targets.TeacherState,
-        remote: on_servers.RemoteTeachers | None,
-    ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            options: Of the teachers.
-            slots: Their places, in the same order on all workers.
-            strategy: The strategy that the student trains under.
-            state: What the training step reads of the teachers.
-            remote: What a parameter-server group does otherwise; None in any
-                other.
-        """
-        self._options = options
-        self._slots = slots
-        self._strategy = strategy
-        self._state = state
-        self._remote = remote
-        self._decisions = agreement.Decisions(
-            strategy, slots, remote or self._agreement()
-        )
-        self._poller: peer.Poller | None = None
-        self._published: Any = None
-        self.generation = 0
-        self._publish_state()
-
-    def _agreement(self) -> agreement.Agreement:
-        most = self._options.max_bad_batches
-        return agreement.Agreement(
-            self._strategy,
-            lambda: self._state.bad_in_a_row() >= most,
-            size=agreement.NUM_FIELDS * len(self._slots),
-        )
-
-    def start(self) -> None:
-        """Starts to look for versions in the background."""
-        if self._options.peers and self._poller is None:
-            self._poller = peer.Poller(
-                [slot.reader for slot in self._slots if slot.reader],
-                replicas.is_chief(self._strategy),
-                self._options.poll_secs,
-            )
-            self._poller.start()
-
-    def stop(self) -> None:
-        """Stops looking; waits for a read in progress, 30 s at most."""
-        if self._poller is not None:
-            self._poller.stop()
-            self._poller = None
-
-    def refresh(self, step: int | None) -> list[str]:
-        """See `TeacherSet.refresh`."""
-        for slot in self._slots:
-            slot.note_news()
-        ready = self._decisions.drop_bad(
-            "its outputs were NaN or infinite in "
-            f"{self._options.max_bad_batches} batches in a row."
-        )
-        ready = self._decisions.load_graphs(ready)
-        self._swap(ready)
-        if step is not None:
-            for slot in self._slots:
-                slot.health.note_step(step)
-        return [slot.name for slot in ready]
-
-    def versions(self) -> dict[int, int]:
-        """See `TeacherSet.versions`."""
-        by_name = {slot.name: slot for slot in self._slots if slot.in_use}
-        return {
-            group: by_name[name].step if name in by_name else -1
-            for group, name in self._options.names_of_peers.items()
-        }
-
-    def load_versions(self, wanted: Mapping[int, int]) -> dict[int, int]:
-        """See `TeacherSet.load_versions`."""
-        names = self._options.names_of_peers
-        unknown = sorted(set(wanted) - set(names))
-        if unknown:
-            _log.warning("Groups %s are no teachers any more.", unknown)
-        # The reading thread may be at another version.
-        was_running = self._poller is not None
-        self.stop()
-        ready = self._decisions.read(
-            {names[g]: step for g, step in wanted.items() if g in names}
-        )
-        self._swap(ready)
-        if was_running:
-            self.start()
-        return self.versions()
-
-    def _swap(self, slots: Sequence[teacher_slot.TeacherSlot]) -> None:
-        for slot in slots:
-            self.generation += slot.swap()
-        if self._remote and slots:
-            self._remote.swapped()
-        self._publish_state()
-
-    def _publish_state(self) -> None:
-        if self._remote:
-            # Travels with each execution.
-            return
-        steps = [slot.step for slot in self._slots]
-        in_use = [slot.in_use for slot in self._slots]
-        shares = [slot.health.share_by_secs for slot in self._slots]
-        if (steps, in_use, shares) != self._published:
-            self._state.assign(steps=steps, in_use=in_use, shares=shares)
-            self._published = (steps, in_use, shares)
 
 
 class TeacherSet:
@@ -228,28 +67,29 @@ class TeacherSet:
         """Reads nothing yet.
 
         Args:
-            exchange: Where peers publish. Needed where there are `peers`.
+            exchange: Where peers publish. Required if there are `peers`.
             peers: Groups to learn from: `cluster.peers`, or any list.
             saved_models: Directories of fixed teachers.
             weights: One weight >= 0 for each of `peers`, then for each of
                 `saved_models`. Defaults to equal weights.
-            max_staleness_steps: A version older than this many of the
-                student's steps is not obeyed. Defaults to no bound.
-            max_staleness_secs: Likewise, seconds since this group first saw
-                it. Defaults to no bound.
-            staleness_ramp_steps: Steps after `max_staleness_steps` in which a
-                version's weight falls to 0. Default 0: at once.
+            max_staleness_steps: The number of the student's steps beyond
+                which an older version loses its weight. Default: no bound.
+            max_staleness_secs: Likewise, in seconds since this group first
+                saw the version. Default: no bound.
+            staleness_ramp_steps: Steps after `max_staleness_steps` over which
+                the weight falls to 0. Default 0: at once.
             staleness_ramp_secs: Likewise, after `max_staleness_secs`.
             max_bad_batches: Batches in a row with NaN or infinite outputs
                 after which a version is quarantined. Default 3.
             allow_other_graphs: Whether to run peers' graphs that differ from
-                the student's and hold only what `graph_ops` lists.
+                the student's, if they hold only what `graph_ops` lists.
             trust_saved_models: Whether to load `saved_models` that hold more,
                 with a warning.
             schema: What peers' labels, vocabularies and columns must be; see
                 `gates.digests`. Default: nothing is compared.
-            allow_other_schemas: Whether to warn only of another schema.
-            canary: A batch that teachers must predict before they are obeyed.
+            allow_other_schemas: Whether to accept another schema, with a
+                warning.
+            canary: A batch that each version must predict before it is used.
             poll_secs: Seconds between two looks at the exchange. Default 1.
 
         Raises:
@@ -259,16 +99,15 @@ class TeacherSet:
             peers=tuple(peers),
             saved_models=options.checked_paths(saved_models),
             weights=weights,
-            bounds=options.Bounds(
-                max_steps=max_staleness_steps,
-                max_secs=max_staleness_secs,
-                ramp_steps=staleness_ramp_steps,
-                ramp_secs=staleness_ramp_secs,
-            ),
+            max_staleness_steps=max_staleness_steps,
+            max_staleness_secs=max_staleness_secs,
+            staleness_ramp_steps=staleness_ramp_steps,
+            staleness_ramp_secs=staleness_ramp_secs,
             max_bad_batches=max_bad_batches,
             allow_other_graphs=allow_other_graphs,
             trust_saved_models=trust_saved_models,
-            schema=gates.Wanted(schema, allow_other_schemas),
+            schema=gates.digests(schema or {}),
+            allow_other_schemas=allow_other_schemas,
             canary=canary,
             poll_secs=poll_secs,
         )
@@ -276,9 +115,14 @@ class TeacherSet:
         self._exchange = exchange or publisher.Exchange(None)
         self._graph: student_graph.StudentGraph | None = None
         self._slots: list[teacher_slot.TeacherSlot] = []
-        self._refresh: TeacherRefresh | None = None
+        self._agreement: agreement.Agreement | None = None
+        self._poller: peer.Poller | None = None
+        # What the traced step knows.
+        self._published: dict[str, Any] = {}
         # What a parameter-server group does otherwise; None in any other.
         self.remote: on_servers.RemoteTeachers | None = None
+        # Counts loaded graphs: the training step is traced again for each.
+        self.generation = 0
 
     def __len__(self) -> int:
         return self.num_teachers
@@ -300,15 +144,7 @@ class TeacherSet:
         graph: student_graph.StudentGraph,
         strategy: tf.distribute.Strategy,
     ) -> None:
-        """Makes the teachers' variables for one student. Idempotent.
-
-        Args:
-            graph: The student's traced inference.
-            strategy: The strategy that the student trains under.
-
-        Raises:
-            RuntimeError: The teachers belong to another student already.
-        """
+        """Makes the teachers' variables for one student, once."""
         if self._graph is not None:
             if graph is not self._graph:
                 raise RuntimeError(
@@ -317,28 +153,60 @@ class TeacherSet:
                 )
             return
         self._graph = graph
+        self._is_chief = replicas.is_chief(strategy)
+        num_workers = replicas.num_workers(strategy)
         if replicas.is_used(strategy):
             self._options.check_remote()
             self.remote = on_servers.RemoteTeachers(self._options)
         with strategy.scope():
-            self._state = (
+            self._variables = (
                 self.remote.state
                 if self.remote
-                else soft_targets.TeacherState.of(self._options)
+                else soft_targets.TeacherVariables(self._options)
             )
-            self._slots = make_slots(
-                self._options,
-                self._exchange,
-                graph,
-                alone=replicas.num_workers(strategy) == 1,
-                make_slot=self.remote.make_slot if self.remote else None,
-            )
-        self._refresh = TeacherRefresh(
-            self._options,
+            self._slots = [
+                *self._peers(graph, alone=num_workers == 1),
+                *self._fixed(graph),
+            ]
+        self._agreement = agreement.Agreement(
             self._slots,
+            self.remote.sum if self.remote else self._collective(strategy),
+            num_workers=num_workers,
+            is_chief=self._is_chief,
+        )
+        self._publish()
+
+    def _peers(
+        self, graph: student_graph.StudentGraph, *, alone: bool
+    ) -> Iterator[teacher_slot.TeacherSlot]:
+        screen = gates.VersionScreen(
+            graph,
+            schema=self._options.schema,
+            only_warn=self._options.allow_other_schemas,
+        )
+        for group, name in self._options.names_of_peers.items():
+            slot = (
+                self.remote.make_slot(name, graph)
+                if self.remote
+                else teacher_slot.TeacherSlot(name, graph, self._options)
+            )
+            slot.follow(self._exchange, group, alone=alone, screen=screen)
+            yield slot
+
+    def _fixed(
+        self, graph: student_graph.StudentGraph
+    ) -> Iterator[teacher_slot.TeacherSlot]:
+        for path in self._options.saved_models:
+            slot = teacher_slot.TeacherSlot(path, graph, self._options)
+            slot.load(path)
+            yield slot
+
+    def _collective(self, strategy: tf.distribute.Strategy) -> agreement.Sum:
+        most = self._options.max_bad_batches
+        return agreement.collective_sum(
             strategy,
-            state=self._state,
-            remote=self.remote,
+            lambda: self._variables.bad_in_a_row() >= most,
+            size=agreement.NUM_FIELDS * len(self._slots),
         )
 
     def predict(
@@ -347,17 +215,10 @@ class TeacherSet:
         """Asks all teachers about one replica's batch, in inference mode.
 
         A teacher that is not in use costs nothing, and no gradient is kept.
-
-        Args:
-            inputs: The student's inputs, `[batch, ...]`.
-            step: int64 scalar, the student's global step.
-            active: bool scalar; False leaves all teachers out.
-            like: The student's outputs for these inputs.
-
-        Returns:
-            The teachers' outputs and what each is worth.
+        `like` are the student's outputs for these inputs, `step` an int64
+        scalar; `active`, a bool scalar, is False to leave all teachers out.
         """
-        return self._state.ask(
+        return self._variables.ask(
             [slot.function for slot in self._slots if slot.function],
             inputs,
             step=tf.cast(step, tf.int64),
@@ -367,26 +228,27 @@ class TeacherSet:
 
     # ---- between steps ----
 
-    @property
-    def generation(self) -> int:
-        """Counts loaded graphs: the step must be traced anew for each."""
-        return self._refresh.generation if self._refresh else 0
-
     def start(self) -> None:
         """Starts to look for versions in the background."""
-        if self._refresh is not None:
-            self._refresh.start()
+        if self._slots and self.follows_peers and self._poller is None:
+            self._poller = peer.Poller(
+                [slot.reader for slot in self._slots if slot.reader],
+                self._is_chief,
+                self._options.poll_secs,
+            )
+            self._poller.start()
 
     def stop(self) -> None:
         """Stops looking; waits for a read in progress, 30 s at most."""
-        if self._refresh is not None:
-            self._refresh.stop()
+        if self._poller is not None:
+            self._poller.stop()
+            self._poller = None
 
     def refresh(self, *, step: int | None = None) -> list[str]:
         """Lets the group agree on versions and swaps in what all have.
 
-        Every worker calls it at the same step. It reads no file and waits
-        for none, except to load a graph that differs from the student's.
+        Every worker calls it at the same step. It neither reads files nor
+        waits for them, except to load a graph that differs from the student's.
 
         Args:
             step: The student's global step, by which teachers that have
@@ -398,7 +260,19 @@ class TeacherSet:
         Raises:
             RuntimeError: The teachers belong to no student yet.
         """
-        return self._attached("refresh").refresh(step)
+        decide = self._attached("refresh")
+        for slot in self._slots:
+            slot.note_news()
+        ready = decide.exchange_news(
+            "its outputs were NaN or infinite in "
+            f"{self._options.max_bad_batches} batches in a row."
+        )
+        ready = decide.load_graphs(ready)
+        self._swap(ready)
+        if step is not None:
+            for slot in self._slots:
+                slot.note_step(step)
+        return [slot.name for slot in ready]
 
     def versions(self) -> dict[int, int]:
         """Returns which version of each peer is in use, for a backup.
@@ -406,9 +280,11 @@ class TeacherSet:
         Returns:
             For each peer the step of its version; -1 for none.
         """
-        if self._refresh is None:
-            return dict.fromkeys(self._options.peers, -1)
-        return self._refresh.versions()
+        steps = {slot.name: slot.step for slot in self._slots if slot.in_use}
+        return {
+            group: steps.get(name, -1)
+            for group, name in self._options.names_of_peers.items()
+        }
 
     def load_versions(self, wanted: Mapping[int, int]) -> dict[int, int]:
         """Puts known versions in place before training, as if just refreshed.
@@ -428,16 +304,52 @@ class TeacherSet:
         Raises:
             RuntimeError: The teachers belong to no student yet.
         """
-        return self._attached("load_versions").load_versions(wanted)
+        decide = self._attached("load_versions")
+        names = self._options.names_of_peers
+        unknown = sorted(set(wanted) - set(names))
+        if unknown:
+            _log.warning("Groups %s are no teachers any more.", unknown)
+        # The reading thread may be at another version.
+        was_running = self._poller is not None
+        self.stop()
+        self._swap(
+            decide.read_versions(
+                {names[g]: step for g, step in wanted.items() if g in names}
+            )
+        )
+        if was_running:
+            self.start()
+        return self.versions()
 
-    def _attached(self, caller: str) -> TeacherRefresh:
-        if self._refresh is None:
+    def _attached(self, caller: str) -> agreement.Agreement:
+        if self._agreement is None:
             raise RuntimeError(
                 f"`{caller}` must come after `fit` has made the teachers' "
                 "variables; received a TeacherSet without a student. Call it "
                 "from a callback, in `on_train_begin` or later."
             )
-        return self._refresh
+        return self._agreement
+
+    def _swap(self, slots: Sequence[teacher_slot.TeacherSlot]) -> None:
+        for slot in slots:
+            self.generation += slot.swap()
+        if self.remote and slots:
+            self.remote.swapped()
+        self._publish()
+
+    def _publish(self) -> None:
+        """Lets the traced step know of the versions, if anything changed."""
+        if self.remote:
+            # Travels with each execution.
+            return
+        values: dict[str, Any] = {
+            "steps": [slot.step for slot in self._slots],
+            "in_use": [slot.in_use for slot in self._slots],
+            "ages_ms": [slot.age_ms for slot in self._slots],
+        }
+        if values != self._published:
+            self._variables.assign(**values)
+            self._published = values
 
     def status(self) -> list[dict[str, Any]]:
         """Describes each teacher, for logs.

@@ -1,0 +1,88 @@
+"""`import tfdistill` is enough to read a `.keras` file with our classes.
+
+Also one that an earlier release wrote, which names other modules.
+"""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import tfdistill
+from tests.cases import golden_files
+
+_LOAD = """
+{imports}
+assert not any(name.startswith("tfdistill.embedding") for name in sys.modules)
+model = keras.saving.load_model(sys.argv[1])
+print(type(model.layers[0]).__name__, type(model.optimizer).__name__)
+earlier = keras.saving.load_model(sys.argv[2])
+print(*{type(layer).__name__ for layer in earlier.layers})
+print(*model(keras.ops.array([[1, 2]])).numpy()[0])
+"""
+_NAMES = """
+import importlib, pkgutil, keras, tfdistill
+known = keras.saving.get_custom_objects()
+before = {name for name in known if name.startswith("tfdistill>")}
+for module in pkgutil.walk_packages(tfdistill.__path__, "tfdistill."):
+    importlib.import_module(module.name)
+after = {name for name in known if name.startswith("tfdistill>")}
+stubs = {name for name in after if not isinstance(known[name], type)}
+print(sorted(after ^ before), sorted(stubs), len(after))
+"""
+
+
+def _run(program, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    model = keras.Sequential(
+        [
+            keras.Input([2], dtype="int32"),
+            tfdistill.ShardedEmbedding([5, 7], 3),
+            keras.layers.Flatten(),
+            keras.layers.Dense(2),
+        ]
+    )
+    model.compile(tfdistill.LARS(0.1), "mse")
+    path = tmp_path_factory.mktemp("file") / "model.keras"
+    model.save(path)
+    return path, model.predict(np.array([[1, 2]]), verbose=0)[0]
+
+
+@pytest.mark.parametrize(
+    "imports",
+    ["import sys, keras, tfdistill", "import sys, tfdistill, keras"],
+)
+def test_importing_the_package_is_enough_in_either_order(saved, imports):
+    path, expected = saved
+    kinds, earlier, outputs = _run(
+        _LOAD.format(imports=imports),
+        str(path),
+        str(golden_files.GOLDEN / "table.keras"),
+    )[-3:]
+    assert kinds == "ShardedEmbedding LARS"
+    assert "ShardedEmbedding" in earlier.split()
+    np.testing.assert_allclose(
+        np.fromstring(outputs, sep=" "), expected, rtol=1e-5
+    )
+
+
+def test_every_registered_class_has_a_stub():
+    *_, line = _run(_NAMES)
+    assert line == "[] [] 13"
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
