@@ -36,12 +36,9 @@ _AGREEMENT: Mapping[str, str] = {
 def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
     """Checks that the workdir can take this run of this group.
 
-    A group goes on from its last backup, or starts anew where there is none
-    yet. Every task checks before it joins its group, so all of them come to
-    the same result.
-
-    Raises:
-        ValueError: If the workdir has another configuration.
+    A group resumes from its last backup, or starts from the beginning if there
+    is none. Every task checks before it joins its group, so all of them come
+    to the same result.
     """
     path = pathlib.Path(cluster.workdir or "") / CONFIG
     if not path.exists():
@@ -49,7 +46,7 @@ def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
     names = recipes.changed_fields(config_lib.Config.read(path), config)
     if names:
         raise ValueError(
-            "All groups of a run, and whoever goes on with it, must have the "
+            "All groups of a run, also when it is resumed, must have the "
             f"same configuration; received another one than {path} in "
             f"{', '.join(names)}. Choose another workdir, or remove that one."
         )
@@ -72,12 +69,7 @@ def group_dir(workdir: str | os.PathLike[str], group: int) -> pathlib.Path:
 
 
 def write_student(save: Callable[[str], None], directory: pathlib.Path) -> None:
-    """Has the student saved as `student.keras`.
-
-    Args:
-        save: Saves to a path.
-        directory: Of the group.
-    """
+    """Saves the student as `student.keras`."""
     draft = directory / f".{uuid.uuid4().hex}-{STUDENT}"
     try:
         save(str(draft))
@@ -89,12 +81,7 @@ def write_student(save: Callable[[str], None], directory: pathlib.Path) -> None:
 def write_predictions(directory: pathlib.Path, predicted: Any) -> None:
     """Writes what a group predicts for the validation data.
 
-    Args:
-        directory: Of the group.
-        predicted: One of `launch.task.predictions`.
-
-    Raises:
-        RuntimeError: If a prediction is not finite: training has diverged.
+    Refuses what is not finite: training has diverged.
     """
     arrays = predicted.arrays()
     if not all(np.isfinite(array).all() for array in arrays.values()):
@@ -115,13 +102,7 @@ def write_results(
     Of groups that end at the same time at least one finds the files of all;
     if several do, they write the same.
 
-    Args:
-        result: Of the group, as JSON has it; `"group"` is its index.
-        workdir: Of the run.
-        num_groups: Number of groups in the run.
-
-    Returns:
-        Whether all groups are done, and the run's results written.
+    Returns whether all groups are done, and the results of the run written.
     """
     directory = group_dir(workdir, result["group"])
     _write_json(directory / RESULTS, result)
@@ -144,20 +125,12 @@ def write_results(
 
 
 def read_results(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the results of a run or, from its directory, of a group.
-
-    Raises:
-        OSError: If there are none.
-    """
+    """Returns the results of a run or, from its directory, of a group."""
     return json.loads(pathlib.Path(directory, RESULTS).read_bytes())
 
 
 def read_records(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns what a group has told of its progress, line by line.
-
-    Raises:
-        OSError: If there is no such file.
-    """
+    """Returns the records of a group's progress."""
     text = pathlib.Path(directory, RECORDS).read_text(encoding="utf-8")
     return list(map(json.loads, text.splitlines()))
 

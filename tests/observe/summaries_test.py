@@ -347,8 +347,9 @@ def test_a_resumed_training_repeats_no_step(tmp_path):
     data = tf.data.Dataset.from_tensor_slices((_X, _Y)).repeat().batch(4)
     for more in ([Crash()], []):
         model = cases.codistill(cases.linear(0))
+        backup = tfdistill.Backup(tmp_path / "backup", every_steps=8)
         callbacks = [
-            tfdistill.Backup(tmp_path / "backup", every_steps=8),
+            backup,
             tfdistill.Summaries(tmp_path / "log", every_steps=2),
             *more,
         ]
@@ -362,7 +363,7 @@ def test_a_resumed_training_repeats_no_step(tmp_path):
             )
         except KeyboardInterrupt:
             pass
-    assert model.resumed_step == 8
+    assert backup.resumed_step == 8
     assert len(list((tmp_path / "log").glob("*tfevents*"))) == 2
     for tag in ("codistillation/distillation_weight", "host/rss_bytes"):
         steps = [s for s, _ in summary_cases.scalars(tmp_path / "log", tag)]

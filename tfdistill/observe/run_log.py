@@ -55,15 +55,9 @@ class RunLog(steps.SteppedCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Makes the directory and notes the start."""
         super().on_train_begin(logs)
-        if not hasattr(self.model, "teachers"):
-            raise ValueError(
-                "RunLog must be given to the `fit` of a "
-                "tfdistill.CodistillModel; received "
-                f"{type(self.model).__name__}. Wrap your model: "
-                "tfdistill.CodistillModel(model)."
-            )
+        backup = self.codistilled.trainer.backup
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if getattr(self.model, "resumed_step", None) == self.step:
+        if backup is not None and backup.resumed_step == self.step:
             _forget_after(self._path, self.step)
         # Step, epoch and batch at which this training begins.
         self._first: tuple[int, int, int] | None = None
@@ -84,7 +78,7 @@ class RunLog(steps.SteppedCallback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes a line when the last one is old enough."""
         super().on_train_batch_end(batch, logs)
-        self._num_examples += float(self.model.examples_of_last_execution)
+        self._num_examples += float(self.model.trainer.last.examples)
         if self._clock() - self._written[0] >= self._every_secs:
             self._write(logs)
 

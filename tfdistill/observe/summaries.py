@@ -245,13 +245,7 @@ class Summaries(steps.SteppedCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Writes what is known before the first step."""
         super().on_train_begin(logs)
-        if not hasattr(self.model, "teachers"):
-            raise ValueError(
-                "Summaries must be given to the `fit` of a "
-                "tfdistill.CodistillModel; received "
-                f"{type(self.model).__name__}. Wrap your model: "
-                "tfdistill.CodistillModel(model)."
-            )
+        _ = self.codistilled  # Other models are refused.
         self._schedule.start(self.step)
         if self._file is not None:
             self._file.close()  # Of a training that an error has ended.
@@ -301,11 +295,10 @@ class Summaries(steps.SteppedCallback):
         super().on_train_batch_end(batch, logs)
         self._profile.end_step(self.step)
         self._num_done = batch + 1
-        self._pace.add(
-            self.step - before, float(self.model.examples_of_last_execution)
-        )
+        last = self.model.trainer.last
+        self._pace.add(self.step - before, float(last.examples))
         for kind in _COMPARED:
-            values = self.model.detail(kind)
+            values = last.detail(kind)
             if values:
                 self._compared.append((kind, values))
         if self._schedule.due(self.step):
@@ -404,6 +397,6 @@ class Summaries(steps.SteppedCallback):
 
 def _learning_rate(model: Any) -> float | None:
     rate = getattr(model.optimizer, "learning_rate", None)
-    if rate is None or replicas.is_used(model.distribute_strategy):
+    if rate is None or replicas.on_servers(model.distribute_strategy):
         return None
     return float(keras.ops.convert_to_numpy(rate))
