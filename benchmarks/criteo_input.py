@@ -110,7 +110,7 @@ def _synthetic(num_rows: int) -> bytes:
 def _write_text(path: pathlib.Path, source: str | None, num_rows: int) -> str:
     """Writes about so many rows; returns what they are."""
     try:
-        files = criteo_files.expand(source or criteo_files.default_path())
+        reader = criteo_files.Reader(source or criteo_files.default_path())
     except ValueError as error:
         if source is not None:
             raise
@@ -119,7 +119,7 @@ def _write_text(path: pathlib.Path, source: str | None, num_rows: int) -> str:
     else:
         blocks = [
             block
-            for block, parsed in criteo_files.Reader(files)
+            for block, parsed in reader
             # Only whole blocks: CsvDataset stops at a faulty line.
             if not parsed.reasons.any()
         ]

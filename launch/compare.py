@@ -16,12 +16,11 @@ from typing import Any
 from absl import flags
 from absl import logging
 
-from launch import recipe_options
 from launch import recipes
+from launch.comparison import bootstrap
 from launch.comparison import collect
 from launch.comparison import experiment
 from launch.comparison import methods
-from launch.comparison import statistics
 from tfdistill.system import programs
 
 _METHODS = "independent,codistill"
@@ -40,7 +39,7 @@ def _notes() -> str:
 def _add_options(options: programs.Flags) -> None:
     options.section("what is compared")
     _add_what(options.add)
-    recipe_options.add_override(options, "the recipe for all methods")
+    recipes.add_override(options, "the recipe for all methods")
     options.section("how")
     _add_how(options.add)
 
@@ -76,9 +75,9 @@ def _add_what(add: Callable[..., None]) -> None:
     add(
         flags.DEFINE_integer,
         "trials",
-        statistics.LEAST_TRIALS,
+        bootstrap.LEAST_TRIALS,
         "retrains of each method, with other seeds; default "
-        f"{statistics.LEAST_TRIALS}, the least from which a verdict is made",
+        f"{bootstrap.LEAST_TRIALS}, the least from which a verdict is made",
         lower_bound=1,
     )
     add(

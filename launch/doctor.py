@@ -32,23 +32,14 @@ class RecipeChecks:
     def __init__(
         self, config: config.Config, *, limit_secs: float = 60.0
     ) -> None:
-        """Loads nothing yet.
-
-        Args:
-            config: The run.
-            limit_secs: Longest time of each check.
-        """
+        """Loads nothing yet."""
         self._config = config
         self._limit_secs = limit_secs
         self._student: Any = None
         self._spec: Any = None
 
     def __call__(self, cluster: tfdistill.Cluster) -> Iterable[check.Check]:
-        """Returns the checks.
-
-        Args:
-            cluster: This task.
-        """
+        """Returns the checks."""
         yield check.Check(
             name=examination.DATA,
             limit_secs=self._limit_secs,
@@ -99,14 +90,9 @@ class RecipeChecks:
         if self._student is None:
             return None  # The data were at fault: its own export must do.
         from tfdistill.doctor import teachers
-        from tfdistill.exports import student_graph
 
-        graph = student_graph.StudentGraph(self._student, self._spec)
-        return teachers.Student(
-            source="the recipe's student",
-            inputs=student_graph.to_json(graph.input_spec, "inputs"),
-            outputs=student_graph.to_json(graph.output_spec, "outputs"),
-            fingerprint=graph.fingerprint,
+        return teachers.as_student(
+            self._student, self._spec, source="the recipe's student"
         )
 
 

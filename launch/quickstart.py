@@ -21,7 +21,6 @@ from absl import flags
 from absl import logging
 
 from launch import local
-from launch import recipe_options
 from launch import recipes
 from launch.task import outputs
 from tfdistill.system import programs
@@ -197,9 +196,7 @@ def _add_options(options: programs.Flags) -> None:
     add(flags.DEFINE_string, "recipe", "digits", "<NAME>: a recipe")
     add(flags.DEFINE_integer, "num_groups", 2, "groups of workers")
     add(flags.DEFINE_integer, "workers_per_group", 2, "workers in each group")
-    recipe_options.add_override(
-        options, "the recipe for both runs, such as seed=1"
-    )
+    recipes.add_override(options, "the recipe for both runs, such as seed=1")
 
 
 def _run(options: programs.Options) -> int:

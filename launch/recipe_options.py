@@ -18,16 +18,8 @@ def add(options: programs.Flags, *, what: str = _WHAT) -> None:
     """Adds both options; `what` tells what --recipe is for."""
     options.section("recipe")
     options.add(flags.DEFINE_string, "recipe", None, f"<NAME>: {what}")
-    add_override(options, "the recipe, such as optimizer.learning_rate=0.1")
-
-
-def add_override(options: programs.Flags, of: str) -> None:
-    """Adds --override."""
-    options.add(
-        flags.DEFINE_multi_string,
-        "override",
-        [],
-        f"<FIELD=VALUE>: change one field of {of}",
+    recipes.add_override(
+        options, "the recipe, such as optimizer.learning_rate=0.1"
     )
 
 

@@ -18,13 +18,13 @@ from absl import flags
 from absl import logging
 
 import tfdistill
-from launch import recipe_options
 from launch import recipes
 from launch.config import config
+from tfdistill.cluster import signs
 from tfdistill.observe import profile_steps
 from tfdistill.system import programs
 
-EXIT_FAILURE, EXIT_OPTIONS, EXIT_DATA, EXIT_RETRY = 1, 2, 65, 75
+EXIT_FAILURE, EXIT_OPTIONS, EXIT_DATA = 1, 2, 65
 
 
 def _notes() -> str:
@@ -51,7 +51,7 @@ def _add_options(options: programs.Flags) -> None:
         None,
         "<DIR>: directory of the run; default TFDISTILL_WORKDIR",
     )
-    recipe_options.add_override(
+    recipes.add_override(
         options, "the recipe, such as optimizer.learning_rate=0.1"
     )
     add(
@@ -120,7 +120,8 @@ def _train(
     except lost as error:
         traceback.print_exc()
         summary = error.message.splitlines()[0]
-        return _fail(EXIT_RETRY, f"lost another task of the group: {summary}")
+        message = f"lost another task of the group: {summary}"
+        return _fail(signs.EXIT_RETRY, message)
     except Exception:  # Its exit code is 1, whatever it is.
         traceback.print_exc()
         return EXIT_FAILURE

@@ -64,24 +64,8 @@ def make_datasets(
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
     """Returns a group's training data and the common validation data.
 
-    Both are the same on every worker of a group; `fit` gives each worker its
-    rows of every batch.
-
-    Args:
-        cluster: Says which group this is.
-        global_batch_size: Examples per step of the whole group.
-        data: `"disjoint"` (default): the groups share out the training
-            images; `"shared"`: all groups get all of them, each in its own
-            order.
-        seed: Chooses the order of the training images.
-
-    Returns:
-        Endless shuffled training batches, all of the full size; and the test
-        split in order, whose last batch may be partial. Elements are (images
-        float32 `[batch, 8, 8]`, labels int64 `[batch]`).
-
-    Raises:
-        ValueError: If the batch size or `data` is out of range.
+    For the arguments see `models`. Elements are (images float32 `[batch, 8,
+    8]`, labels int64 `[batch]`).
     """
     train, test = load()
     images, labels = tfdistill_data.shard_arrays(train, cluster, mode=data)
@@ -102,7 +86,7 @@ def make_datasets(
     return train_batches, validation.batch(global_batch_size)
 
 
-def make_schema() -> dict[str, Any]:
+def make_schema(**arguments: Any) -> dict[str, Any]:
     """Returns what inputs and outputs mean, to compare between groups."""
     return {
         "labels": list(range(NUM_CLASSES)),

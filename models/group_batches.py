@@ -10,16 +10,7 @@ __all__ = ["check_size", "shuffled_indices"]
 def check_size(
     global_batch_size: int, *, num_examples: int, examples: str
 ) -> None:
-    """Checks that a group's share fills at least one batch.
-
-    Args:
-        global_batch_size: Examples per step of the whole group.
-        num_examples: Examples in the group's share.
-        examples: What messages call them.
-
-    Raises:
-        ValueError: If it does not, or the size is not positive.
-    """
+    """Checks that a group's share fills at least one batch."""
     if not 1 <= global_batch_size <= num_examples:
         raise ValueError(
             "`global_batch_size` must be from 1 to the group's "
@@ -37,18 +28,8 @@ def shuffled_indices(
 ) -> tf.data.Dataset:
     """Returns endless full batches of indices of a group's examples.
 
-    Args:
-        num_examples: Examples in the group's share.
-        cluster: Says which group this is.
-        global_batch_size: Examples per step of the whole group.
-        seed: Chooses the order, together with the group.
-        examples: What messages call them.
-
-    Returns:
-        Batches int64 `[global_batch_size]`.
-
-    Raises:
-        ValueError: If the share does not fill a batch.
+    int64 `[global_batch_size]`, in the order that the seed and the group
+    choose.
     """
     check_size(global_batch_size, num_examples=num_examples, examples=examples)
     indices = data.shuffled_indices(

@@ -12,15 +12,7 @@ _NORMS = ("group", "batch")
 
 
 def check(*, width: int, norm: str) -> None:
-    """Checks what such a network is built with.
-
-    Args:
-        width: Channels of its first stage.
-        norm: Its normalization.
-
-    Raises:
-        ValueError: If one of them is out of range.
-    """
+    """Checks what such a network is built with."""
     if width < _NORM_GROUPS or width % _NORM_GROUPS:
         raise ValueError(
             f"`width` must be a multiple of {_NORM_GROUPS}; received {width}."
@@ -41,17 +33,7 @@ def convolve(
     gamma: str = "ones",
     batch_norm: Mapping[str, Any] | None = None,
 ) -> keras.KerasTensor:
-    """Returns a convolution without bias, normalized.
-
-    Args:
-        x: Images `[batch, height, width, channels]`.
-        filters: Channels of the result.
-        size: Height and width of the kernel.
-        strides: Of the kernel. Default 1.
-        norm: `"group"` or `"batch"`.
-        gamma: Initializer of the normalization's scale. Default `"ones"`.
-        batch_norm: Arguments of the batch normalization. Default: Keras' own.
-    """
+    """Returns a convolution without bias, normalized."""
     x = keras.layers.Conv2D(
         filters,
         size,

@@ -1,10 +1,6 @@
 """Reads what finished runs have left behind, a trial at a time.
 
 Imports neither TensorFlow nor Keras.
-
-Imports neither TensorFlow nor Keras.
-
-Imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
@@ -17,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from launch.comparison import bootstrap
 from launch.comparison import runs
-from launch.comparison import statistics
 from launch.task import outputs
 from launch.task import predictions
 
@@ -45,11 +41,7 @@ class Curve:
 
         Between two evaluations both are interpolated linearly.
 
-        Args:
-            target: Validation log loss.
-
-        Returns:
-            None if no evaluation is at or below it.
+        None if no evaluation is at or below it.
         """
         below = [index for index, v in enumerate(self.values) if v <= target]
         if not below:
@@ -88,8 +80,8 @@ def read(groups: Sequence[pathlib.Path]) -> Curve:
     )
 
 
-def went_on(group: pathlib.Path) -> bool:
-    """Whether a group was cut short once, and went on from a backup."""
+def was_resumed(group: pathlib.Path) -> bool:
+    """Whether a group was interrupted, and resumed from a backup."""
     records = outputs.read_records(group)
     return sum(record.get("event") == "start" for record in records) > 1
 
@@ -98,7 +90,7 @@ def _group_curve(
     records: Sequence[dict[str, Any]], waited_secs: float
 ) -> list[tuple[float, float, float]]:
     start = records[0]["time"] + waited_secs
-    # By step: a run that went on from a backup has some of them twice.
+    # By step: a run that resumed from a backup has some of them twice.
     found = {
         # A diverged run has null there: worse than any target.
         record["step"]: (
@@ -126,8 +118,8 @@ class Finished:
         figures: Name to value, of the mean over those copies.
         copies: Name to value, for each of those copies.
         curve: None for an ensemble, which is not trained as one.
-        went_on: Whether one of its runs was cut short once, and went on from a
-            backup: its seconds are of the last part alone.
+        resumed: Whether one of its runs was interrupted, and resumed from a
+            backup: its seconds are of the last part only.
     """
 
     seed: int
@@ -136,7 +128,7 @@ class Finished:
     figures: dict[str, float]
     copies: tuple[dict[str, float], ...]
     curve: Curve | None
-    went_on: bool = False
+    resumed: bool = False
 
 
 def collect(
@@ -146,14 +138,7 @@ def collect(
     workdir: pathlib.Path,
     directory: Callable[[runs.Run], pathlib.Path],
 ) -> Finished:
-    """Reads one trial, all of whose runs are done.
-
-    Args:
-        trial: What was run.
-        seed: Its seed.
-        workdir: Of the comparison.
-        directory: Finds the directory of a run.
-    """
+    """Reads one trial, all of whose runs are done."""
     groups = [
         outputs.group_dir(directory(run), group)
         for run in trial.students
@@ -187,7 +172,7 @@ def collect(
         },
         copies=tuple(copies),
         curve=curve,
-        went_on=any(map(went_on, groups)),
+        resumed=any(map(was_resumed, groups)),
     )
 
 
@@ -197,11 +182,7 @@ def churn_matrices(trials: Sequence[Finished]) -> dict[str, np.ndarray]:
     With several copies, each is compared with the same one of the other
     trial, and the mean taken.
 
-    Args:
-        trials: Of one method.
-
-    Returns:
-        Name to a symmetric `[trials, trials]`; none for a single trial.
+    Symmetric, `[trials, trials]`; none for a single trial.
     """
     size, found = len(trials), dict[str, np.ndarray]()
     for row in range(size):
@@ -219,7 +200,7 @@ def churn_matrices(trials: Sequence[Finished]) -> dict[str, np.ndarray]:
     return found
 
 
-def spread(trials: Sequence[Finished]) -> dict[str, statistics.Estimate]:
+def spread(trials: Sequence[Finished]) -> dict[str, bootstrap.Estimate]:
     """Returns how far retrains are from their mean, by measure."""
     if len(trials) < 2:
         return {}
@@ -229,7 +210,7 @@ def spread(trials: Sequence[Finished]) -> dict[str, statistics.Estimate]:
         for index in range(len(trials) if len(trials) > 2 else 0)
     ]
     return {
-        name: statistics.jackknifed(value, [one[name] for one in left_out])
+        name: bootstrap.jackknifed(value, [one[name] for one in left_out])
         for name, value in figures.items()
     }
 
@@ -245,7 +226,7 @@ def _spread(trials: Sequence[Finished]) -> dict[str, float]:
 def _cost(
     trial: runs.Trial, directory: Callable[[runs.Run], pathlib.Path]
 ) -> dict[str, float]:
-    """What a trial took: of training alone, the first trace included."""
+    """What training took in a trial, the first trace included."""
     found = {
         run.key: outputs.read_results(directory(run))["groups"]
         for run in trial.runs
@@ -352,11 +333,7 @@ class Target:
 
 
 def check(text: str) -> None:
-    """Checks what a command line asks for.
-
-    Raises:
-        ValueError: If it is no loss.
-    """
+    """Checks what a command line asks for."""
     if text in NAMED:
         return
     try:
@@ -371,12 +348,7 @@ def check(text: str) -> None:
 
 
 def make(text: str, independent: Sequence[Curve]) -> Target:
-    """Returns the target that a command line asks for.
-
-    Args:
-        text: `"final"`, `"best"`, or a number.
-        independent: Curves of the independent trials.
-    """
+    """Returns the target: `"final"`, `"best"`, or a number as text."""
     if text not in NAMED:
         return Target(kind="given", value=float(text))
     losses = [_loss(curve, text) for curve in independent]
@@ -390,24 +362,18 @@ def compare_steps(
 ) -> tuple[float, tuple[float, float] | None] | None:
     """Returns a method's steps as a multiple of `independent`'s.
 
-    A target that was estimated from the independent trials is estimated anew
+    A target that was estimated from the independent trials is estimated again
     from each resample of them, so that the interval knows of that too.
 
-    Args:
-        target: The loss.
-        curves: Of the method's trials.
-        independent: Of the independent trials.
-
-    Returns:
-        The ratio and its interval; None if a trial did not reach the target.
-        The interval is None where resamples have targets out of reach.
+    With its interval, which is None if resamples have targets out of reach.
+    None if a trial did not reach the target.
     """
     steps = [_steps(curve, target.value) for curve in curves]
     if None in steps:
         return None
     if target.kind == "given":
         others = [_steps(curve, target.value) for curve in independent]
-        return None if None in others else statistics.ratio(steps, others)  # type: ignore[arg-type]
+        return None if None in others else bootstrap.ratio(steps, others)  # type: ignore[arg-type]
     base = float(np.mean([_own(curve, target.kind) for curve in independent]))
     value = float(np.mean(steps)) / base  # type: ignore[arg-type]
 
@@ -424,7 +390,7 @@ def compare_steps(
         found = [steps_to(index, loss) for index in ours.tolist()]
         return sum(found) / len(found) / float(own[theirs].mean())
 
-    return value, statistics.of_resamples(
+    return value, bootstrap.of_resamples(
         resampled, len(curves), len(independent)
     )
 

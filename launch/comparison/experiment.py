@@ -26,6 +26,7 @@ from launch.comparison import runs
 from launch.config import config as config_lib
 from launch.config import sections
 from launch.task import outputs
+from tfdistill.launcher import local_run
 
 RECORD = "compare.json"
 REPORT, MARKDOWN = "report.json", "report.md"
@@ -45,18 +46,7 @@ class Experiment:
         variants: Sequence[methods.Variant],
         num_trials: int,
     ) -> None:
-        """Plans everything, and trains nothing.
-
-        Args:
-            workdir: Where everything goes.
-            setup: What all methods have in common.
-            variants: The methods.
-            num_trials: Retrains of each.
-
-        Raises:
-            ValueError: If a method does not fit the recipe, or the directory
-                holds a comparison of something else.
-        """
+        """Plans everything, and trains nothing."""
         self.workdir = workdir
         self._setup = setup
         earlier, trials = _earlier(workdir, setup)
@@ -86,21 +76,23 @@ class Experiment:
                 )
 
     def run(
-        self, num_at_once: int, *, say: Callable[[str], None]
+        self,
+        num_at_once: int,
+        *,
+        say: Callable[[str], None],
+        launch: runs.Launch = local_run.LocalRun,
     ) -> dict[str, str]:
         """Trains what is not trained yet.
 
-        Args:
-            num_at_once: Runs at a time.
-            say: Told of progress, a line at a time.
-
-        Returns:
-            By the key of each run that failed: why.
+        Returns, by the key of each run that failed, why; `say` takes a line of
+        progress.
         """
         self.workdir.mkdir(parents=True, exist_ok=True)
         with _locked(self.workdir):
             self._write_record()
-            runner = runs.Runner(self.workdir, num_at_once=num_at_once, say=say)
+            runner = runs.Runner(
+                self.workdir, num_at_once=num_at_once, say=say, launch=launch
+            )
             return runner.run_all(self._ordered_runs())
 
     def _ordered_runs(self) -> list[runs.Run]:
@@ -115,19 +107,7 @@ class Experiment:
     def report(
         self, target: str, failures: Mapping[str, str], *, jobs: int
     ) -> dict[str, Any]:
-        """Writes report.json, report.md and plots of all trials that are done.
-
-        Args:
-            target: As for `target.make`.
-            failures: What `run` returned.
-            jobs: Runs at a time, to be told.
-
-        Returns:
-            The content of report.json.
-
-        Raises:
-            ValueError: If no trial is done.
-        """
+        """Writes report.json, report.md and plots; returns the first."""
         finished = {name: self._finished(name) for name in self._trials}
         done = {name: trials for name, trials in finished.items() if trials}
         if not done:
@@ -215,8 +195,7 @@ class Experiment:
 
     def _write(self, name: str, text: str) -> None:
         """Writes a file that appears whole or not at all."""
-        with outputs.replacing(self.workdir / name) as file:
-            file.write(text.encode())
+        outputs.write(self.workdir / name, text.encode())
 
 
 @contextlib.contextmanager
@@ -246,7 +225,7 @@ def _earlier(
     except ValueError as cause:
         raise ValueError(
             f"{path} must be JSON that an earlier call has written; received "
-            f"{cause}. Remove it to go on without its methods and checks."
+            f"{cause}. Remove it to continue without its methods and checks."
         ) from cause
     config = config_lib.Config.from_tree(record["config"])
     changed = recipes.changed_fields(config, setup.config)

@@ -51,12 +51,7 @@ _COST = {
 
 
 def render(report: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
-    """Returns the report as Markdown.
-
-    Args:
-        report: As `report.make` returns it.
-        plots: Files to show, beside the report.
-    """
+    """Returns the report as Markdown."""
     methods = report["methods"]
     target = report["target"]
     verdicts = [m["verdict"] for m in methods.values() if "verdict" in m]

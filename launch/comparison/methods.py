@@ -4,10 +4,6 @@ A method changes the recipe as little as it can: its own fields, the shape of
 the cluster, the seed, and the steps if the budget asks for it.
 
 Imports neither TensorFlow nor Keras.
-
-Imports neither TensorFlow nor Keras.
-
-Imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
@@ -38,16 +34,8 @@ def scaled(
 
     Evaluations keep their number, and come at the same shares of the run.
 
-    Args:
-        config: The whole run.
-        share: Of its steps, in (0, 1].
-
-    Returns:
-        A run of `share * num_steps` steps, or a few less: a whole number of
-        executions between evaluations.
-
-    Raises:
-        ValueError: If too few steps are left for that.
+    `share * num_steps` steps, or a few less: a whole number of executions
+    between evaluations.
     """
     if share == 1:
         return config
@@ -145,11 +133,9 @@ class Setup:
     ) -> config_lib.Config:
         """Returns the recipe of one run.
 
-        Args:
-            seed: Added to the recipe's own: of weights and of the data's
-                order. The split of the data stays.
-            parts: Over how many parts the budget of a trial is shared out.
-            **changes: Sections to replace.
+        The seed is added to the recipe's own, of weights and of the data's
+        order; the split of the data stays. The budget of a trial is shared out
+        over `parts`.
         """
         whole = scaled(self.config, self.share(parts))
         data = changes.pop("data", whole.data)
@@ -161,10 +147,8 @@ class Setup:
     ) -> runs.Run:
         """Returns the run of one group that learns from nobody.
 
-        Args:
-            config: What to run.
-            name: The part it plays in its trial.
-            workers: Multiple of the tasks of a group.
+        `name` is the part it plays in its trial, `workers` a multiple of the
+        tasks of a group.
         """
         model = config.model
         alone = dataclasses.replace(
@@ -283,7 +267,7 @@ def _codistilled(mode: str) -> Callable[[Setup, int], runs.Trial]:
         if setup.num_groups < 2:
             raise ValueError(
                 "Groups that teach each other are >= 2; received num_groups="
-                f"{setup.num_groups}. One group alone is the method "
+                f"{setup.num_groups}. One group is the method "
                 "independent."
             )
         config = setup.seeded(
@@ -387,11 +371,7 @@ class Variant:
         return METHODS[self.method].describe
 
     def trial(self, setup: Setup, seed: int) -> runs.Trial:
-        """Returns what one trial of it takes.
-
-        Raises:
-            ValueError: If the field or its value does not fit.
-        """
+        """Returns what one trial of it takes."""
         trial = METHODS[self.method].make(self._setup(setup), seed)
         field = ALIASES.get(str(self.field), str(self.field))
         learns = any(run.config.codistillation.enabled for run in trial.runs)
@@ -426,24 +406,15 @@ class Variant:
 
 
 def parse_methods(text: str) -> list[Variant]:
-    """Returns the methods that a comma-separated list names.
-
-    Raises:
-        ValueError: If there is no such method.
-    """
+    """Returns the methods that a comma-separated list names."""
     return [Variant(method=_checked(name)) for name in text.split(",")]
 
 
 def parse_sweep(text: str) -> list[Variant]:
     """Returns the variants of one sweep.
 
-    Args:
-        text: `[METHOD:]FIELD=VALUE,VALUE,...`; the method is codistill by
-            default, and the field one of `ALIASES`, `num_groups`, or any of
-            the recipe.
-
-    Raises:
-        ValueError: If it is not of that form.
+    `[METHOD:]FIELD=VALUE,VALUE,...`: the method is codistill by default, and
+    the field one of `ALIASES`, `num_groups`, or any of the recipe.
     """
     before, equals, after = text.partition("=")
     method, colon, field = before.rpartition(":")

@@ -15,15 +15,7 @@ _VARIANT = re.compile(r"(?P<method>.+)\[(?P<name>[^=]+)=(?P<value>.+)\]")
 
 
 def draw(report: Mapping[str, Any], directory: pathlib.Path) -> list[str]:
-    """Draws what the report has figures for.
-
-    Args:
-        report: As `report.make` returns it.
-        directory: Where the files go.
-
-    Returns:
-        Their names.
-    """
+    """Draws what the report has figures for."""
     methods = report["methods"]
     drawn = []
     if any(m["trials"][0]["curve"] for m in methods.values()):

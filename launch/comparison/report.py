@@ -1,10 +1,6 @@
 """report.json: every figure, what may be said of it, and what to know.
 
 Imports neither TensorFlow nor Keras.
-
-Imports neither TensorFlow nor Keras.
-
-Imports neither TensorFlow nor Keras.
 """
 
 import math
@@ -14,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from launch.comparison import bootstrap
 from launch.comparison import collect
-from launch.comparison import statistics
 
 _NAMES = {
     "codistill": "codistillation",
@@ -24,17 +20,11 @@ _NAMES = {
 
 
 def verdict_on(name: str, figures: Mapping[str, Any], *, target: float) -> str:
-    """Returns the verdict on a method, compared with `independent`.
-
-    Args:
-        name: Of the method.
-        figures: Its part of the report.
-        target: Validation log loss that steps are counted to.
-    """
+    """Returns the verdict on a method, from its part of the report."""
     plain = name if "[" in name else name.replace("_", " ")
     shown = _NAMES.get(name, plain)
     versus = figures["versus_independent"]
-    least = statistics.LEAST_TRIALS
+    least = bootstrap.LEAST_TRIALS
     for count, whose in (
         (figures["num_trials"], ""),
         (versus["num_trials"], " of independent"),
@@ -57,11 +47,11 @@ def _deaf(figures: Mapping[str, Any]) -> str:
     found = figures.get("figures", {}).get("groups_without_teacher")
     if not found or not found["mean"]:
         return ""
-    return "; some of its groups never heard a teacher, see the notes"
+    return "; some of its groups never had a teacher, see the notes"
 
 
 def _budget(versus: Mapping[str, Any]) -> str:
-    """What it took in all, and at each step, where independent took less."""
+    """The examples in all, and at each step, if independent took fewer."""
     examples = versus["examples"]
     parts = []
     if abs(examples - 1) >= 0.005:
@@ -86,7 +76,7 @@ def _steps(
     if found["interval"] is None:
         return (
             f"reached {target:.4g} nats ({found['ratio']:.2f}x the steps, too "
-            "near to where its trials ended for an interval)"
+            "near to the end of its trials for an interval)"
         )
     value, (low, high) = found["ratio"], found["interval"]
     steps = f"{value:.2f}x the steps"
@@ -142,21 +132,13 @@ def notes_on(
     loss: float | None,
     budget: str | None,
 ) -> list[str]:
-    """Returns the notes, each a sentence or more.
-
-    Args:
-        methods: Name of each method to its finished trials, one or more.
-        found: Name of each method to its part of the report.
-        target: As for `target.make`.
-        loss: What that came to, if anything.
-        budget: One of `budget.BUDGETS`, if known.
-    """
+    """Returns the notes on all methods, each a sentence or more."""
     return [
         *_past_best(found, target),
         *_budgets(found, budget),
         *_examples_judged(methods),
         *_too_early(methods, loss),
-        *_went_on(methods),
+        *_resumed(methods),
         *_exchanges(found),
     ]
 
@@ -226,7 +208,7 @@ def _exchanges(found: Mapping[str, Any]) -> list[str]:
         if read < _FEW_VERSIONS * due:
             notes.append(
                 f"{name}: a group read {read:.1f} versions of its teachers, "
-                f"where its exchange interval asks for {due:.0f}: its steps "
+                f"but its exchange interval asks for {due:.0f}: its steps "
                 "are faster than exports, or the machine is busy. With "
                 "another speed it would come out differently; a larger "
                 "exchange.every_steps, a smaller exchange.poll_secs, or "
@@ -235,8 +217,8 @@ def _exchanges(found: Mapping[str, Any]) -> list[str]:
         deaf = sum(figures["groups_without_teacher"]["values"])
         if deaf:
             notes.append(
-                f"{name}: {deaf:.0f} group(s) of all trials never heard a "
-                "teacher, and trained as if alone."
+                f"{name}: {deaf:.0f} group(s) of all trials never had a "
+                "teacher, and trained without one."
             )
     return notes
 
@@ -258,18 +240,18 @@ def _too_early(methods: Mapping[str, Trials], loss: float | None) -> list[str]:
     ]
 
 
-def _went_on(methods: Mapping[str, Trials]) -> list[str]:
+def _resumed(methods: Mapping[str, Trials]) -> list[str]:
     found = [
         f"trial {trial.seed} of {name}"
         for name, trials in methods.items()
         for trial in trials
-        if trial.went_on
+        if trial.resumed
     ]
     if not found:
         return []
     return [
-        "Cut short once and gone on with from a backup, so that seconds and "
-        f"bytes are of the last part alone: {', '.join(found)}."
+        "Interrupted once and resumed from a backup, so that seconds and bytes "
+        f"are of the last part only: {', '.join(found)}."
     ]
 
 
@@ -300,11 +282,8 @@ def make(
 ) -> dict[str, Any]:
     """Returns the whole report, as JSON has it.
 
-    Args:
-        methods: Name of each method to its finished trials, one or more.
-        target: As for `target.make`.
-        descriptions: Name of each method to what it is.
-        context: What else the report tells: the configuration and the like.
+    Each method has one finished trial or more; `context` is what else the
+    report says, such as the configuration.
     """
     baseline = methods.get(BASELINE, ())
     aim = None
@@ -313,7 +292,7 @@ def make(
     found = _figures(methods, descriptions, aim)
     return {
         **context,
-        "confidence": statistics.CONFIDENCE,
+        "confidence": bootstrap.CONFIDENCE,
         "target": aim.to_tree() if aim else None,
         "notes": [
             *context.get("notes", ()),
@@ -365,13 +344,13 @@ def _method(
         "num_trials": len(trials),
         "figures": {
             # A short trial may have heard no teacher, and have no staleness.
-            name: statistics.over_trials(
+            name: bootstrap.over_trials(
                 [t.figures[name] for t in trials if name in t.figures]
             ).to_tree()
             for name in {n: None for t in trials for n in t.figures}
         },
         "churn": {
-            name: statistics.over_pairs(matrix).to_tree()
+            name: bootstrap.over_pairs(matrix).to_tree()
             for name, matrix in churn.items()
         },
         "spread": {
@@ -427,7 +406,7 @@ def _to_target(trials: Trials, loss: float) -> dict[str, Any]:
             "seconds_to_target": [seconds for _, _, seconds in reached],
         }
         found |= {
-            name: statistics.over_trials(values).to_tree()
+            name: bootstrap.over_trials(values).to_tree()
             for name, values in columns.items()
         }
     return found
@@ -456,7 +435,7 @@ def _versus(
     }
     for name in (collect.METRIC, f"best_{collect.METRIC}"):
         if all(name in t.figures for t in (*trials, *baseline)):
-            value, interval = statistics.difference(
+            value, interval = bootstrap.difference(
                 [trial.figures[name] for trial in trials],
                 [trial.figures[name] for trial in baseline],
             )
@@ -483,7 +462,7 @@ def _versus_churn(
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in ours.keys() & theirs.keys():
-        value, interval = statistics.ratio_of_pairs(ours[name], theirs[name])
+        value, interval = bootstrap.ratio_of_pairs(ours[name], theirs[name])
         # Where retrains of independent agree, there is no multiple of that.
         found[name] = {
             "ratio": value if math.isfinite(value) else None,

@@ -1,11 +1,9 @@
-"""Carries out runs, several at a time, and goes on where it was stopped.
+"""Carries out runs, several at a time, and resumes if it was stopped.
 
 Imports neither TensorFlow nor Keras.
 
 Two trials that need the same training share one run: an ensemble's first
 member is the independent group of the same seed.
-
-Imports neither TensorFlow nor Keras.
 """
 
 import contextlib
@@ -23,6 +21,7 @@ from typing import Any
 
 from launch.config import config as config_lib
 from launch.task import outputs
+from tfdistill.cluster import signs
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 
@@ -120,7 +119,6 @@ class Trial:
 
 
 RUNS = "runs"
-_EXIT_RETRY = 75
 # Wrong options and wrong data: of these no other run knows better.
 _EXITS_OF_ALL = (2, 65)
 _MAX_TRIES = 3
@@ -135,6 +133,10 @@ class _Active:
     tries: int
 
 
+# Starts the processes of a run.
+Launch = Callable[[local_cluster.LocalCluster], local_run.LocalRun]
+
+
 class Runner:
     """Carries out runs below one directory."""
 
@@ -145,19 +147,14 @@ class Runner:
         num_at_once: int = 1,
         say: Callable[[str], None] = print,
         env: Mapping[str, str] | None = None,
+        launch: Launch = local_run.LocalRun,
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            workdir: Of the comparison.
-            num_at_once: Runs at a time. More than one distorts wall times.
-            say: Told of progress, a line at a time.
-            env: Variables to set for each task. Default none.
-        """
+        """Starts nothing yet; `say` takes a line of progress."""
         self._workdir = workdir
         self._num_at_once = num_at_once
         self._say = say
         self._env = dict(env or {})
+        self._launch = launch
         self._active: list[_Active] = []
         self._seconds: list[float] = []
         self._num_done = 0
@@ -174,12 +171,8 @@ class Runner:
     def run_all(self, runs: Sequence[Run]) -> dict[str, str]:
         """Carries out the runs that are not done yet.
 
-        Args:
-            runs: In an order in which teachers come before their students.
-
-        Returns:
-            By the key of each run that failed, or that a failed one was to
-            teach: why.
+        Teachers come before their students. Returns, by the key of each run
+        that failed or that a failed one was to teach, why.
         """
         waiting = {run.key: run for run in runs if not self.is_done(run)}
         total, failures = len(waiting), dict[str, str]()
@@ -233,7 +226,7 @@ class Runner:
     def _start(self, run: Run, *, tries: int) -> None:
         directory = self.directory(run)
         if directory.exists() and not run.ps_per_group:
-            # Cut short. Groups with parameter servers go on from a backup.
+            # Interrupted. Groups with parameter servers resume from a backup.
             shutil.rmtree(directory)
         directory.mkdir(parents=True, exist_ok=True)
         recipe = directory / "recipe.json"
@@ -249,7 +242,7 @@ class Runner:
             env=self._env,
         )
         stack = contextlib.ExitStack()
-        process = stack.enter_context(local_run.LocalRun(topology))
+        process = stack.enter_context(self._launch(topology))
         self._active.append(
             _Active(run, process, stack, time.monotonic(), tries)
         )
@@ -282,7 +275,10 @@ class Runner:
             if result.exit_code == 0 and self.is_done(active.run):
                 self._seconds.append(time.monotonic() - active.start)
                 self._num_done += 1
-            elif result.exit_code == _EXIT_RETRY and active.tries < _MAX_TRIES:
+            elif (
+                result.exit_code == signs.EXIT_RETRY
+                and active.tries < _MAX_TRIES
+            ):
                 self._say(f"{active.run.key} lost a task; it starts again")
                 self._start(active.run, tries=active.tries + 1)
             else:

@@ -1,6 +1,6 @@
 """What one run of a recipe consists of: checked, immutable, exact in JSON.
 
-Imports neither TensorFlow nor Keras, so that a mistake is told at once.
+Imports neither TensorFlow nor Keras, so that a mistake is reported at once.
 """
 
 import dataclasses
@@ -16,64 +16,43 @@ DTYPE_POLICIES = ("float32", "mixed_bfloat16", "bfloat16", "float64")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(fields.Section):
-    """A whole run, the same for all of its groups.
-
-    Attributes:
-        recipe: Name of the recipe that it began as.
-        model: The student.
-        data: The data.
-        optimizer: The optimizer.
-        codistillation: How groups learn from each other.
-        exchange: How groups see each other.
-        num_steps: Training steps of each group.
-        evaluate_every_steps: Steps between evaluations; divides `num_steps`.
-        steps_per_execution: Steps per call of Keras' training function;
-            divides `evaluate_every_steps`. Default 1.
-        dtype_policy: Of the student. Default `"float32"`.
-        seed: Of initial weights and dropout; each group makes another one of
-            it, and all workers of a group the same.
-        checkpoints: `"none"` (default), `"best"`: the student of the lowest
-            validation loss as `best.keras`; or `"all"`: one at each
-            evaluation.
-        backup_every_steps: Steps between backups of a group, which goes on
-            from the last one when the same command is run again. Default
-            None: one at each evaluation.
-        smoothing: Of the labels. Default: none.
-        start_together_secs: Longest time for which a group waits, after its
-            first step, for the first step of the others. Default 0: it does
-            not. For experiments that are short against a start.
-    """
+    """A whole run, the same for all of its groups."""
 
     PREFIX: ClassVar[str] = ""
+    # Name of the recipe that it began as.
     recipe: str
     model: sections.Model
     data: sections.Data
     optimizer: sections.Optimizer
     codistillation: sections.Codistillation
     exchange: sections.Exchange
-    num_steps: int
-    evaluate_every_steps: int
-    steps_per_execution: int = 1
-    dtype_policy: str = "float32"
-    seed: int = 0
-    checkpoints: str = "none"
-    backup_every_steps: int | None = None
+    # Training steps of each group, and steps between evaluations.
+    num_steps: int = fields.option(least=1)
+    evaluate_every_steps: int = fields.option(least=1)
+    # Of Keras' `compile`; divides `evaluate_every_steps`.
+    steps_per_execution: int = fields.option(1, least=1)
+    # Of the student.
+    dtype_policy: str = fields.option("float32", choices=DTYPE_POLICIES)
+    # Of initial weights and dropout; each group makes another one of it, and
+    # all workers of a group the same.
+    seed: int = fields.option(0, least=0)
+    # "best": the student of the lowest validation loss as `best.keras`;
+    # "all": one at each evaluation.
+    checkpoints: str = fields.option("none", choices=("none", "best", "all"))
+    # A group resumes from its last backup when the same command is run again.
+    # Null: one at each evaluation.
+    backup_every_steps: int | None = fields.option(None, least=1)
+    # Of the labels.
     smoothing: sections.Smoothing = dataclasses.field(
         default_factory=sections.Smoothing
     )
-    start_together_secs: float = 0.0
+    # How long a group waits, after its first step, for the first step of the
+    # others: for experiments that are short against a start.
+    start_together_secs: float = fields.option(0.0, least=0)
 
     def __post_init__(self) -> None:
         """Validates the fields, each and together."""
         super().__post_init__()
-        self.check_range("num_steps", least=1)
-        self.check_range("evaluate_every_steps", least=1)
-        self.check_range("steps_per_execution", least=1)
-        self.check_range("seed", least=0)
-        self.check_range("backup_every_steps", least=1)
-        self.check_range("start_together_secs", least=0)
-        self.check_choice("dtype_policy", DTYPE_POLICIES)
-        self.check_choice("checkpoints", ("none", "best", "all"))
         self._check_divides("evaluate_every_steps", "num_steps")
         self._check_divides("steps_per_execution", "evaluate_every_steps")
         if sections.MODELS[self.model.name] != self.data.name:
@@ -103,12 +82,7 @@ class Config(fields.Section):
     def optimizer_of(self, *, learns: bool) -> sections.Optimizer:
         """Returns the optimizer's section of a group.
 
-        Args:
-            learns: Whether the group learns from others, and so by the
-                schedules for that.
-
-        Raises:
-            ValueError: If those do not fit the optimizer.
+        A group that learns from others has the schedules for that.
         """
         own = {
             name: getattr(self.codistillation, name)
@@ -142,11 +116,7 @@ class Config(fields.Section):
             )
 
     def check_num_groups(self, num_groups: int) -> None:
-        """Checks what depends on the number of groups.
-
-        Raises:
-            ValueError: If a list does not have an entry for each group.
-        """
+        """Checks that each list by group has an entry for each group."""
         topology = self.exchange.topology
         for name, entries in (
             ("exchange.topology", topology),
@@ -166,11 +136,7 @@ class Config(fields.Section):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Config":
-        """Returns the configuration that `to_json` has written.
-
-        Raises:
-            ValueError: If the text is no JSON or no valid configuration.
-        """
+        """Returns the configuration that `to_json` has written."""
         try:
             tree = json.loads(text)
         except (ValueError, RecursionError) as cause:
@@ -179,11 +145,7 @@ class Config(fields.Section):
 
     @classmethod
     def read(cls, path: str | pathlib.Path) -> "Config":
-        """Returns the configuration in a file, such as a run's config.json.
-
-        Raises:
-            ValueError: If the file cannot be read or holds no valid one.
-        """
+        """Returns the configuration in a file, such as a run's config.json."""
         try:
             text = pathlib.Path(path).read_bytes()
         except OSError as cause:

@@ -2,16 +2,21 @@
 
 import dataclasses
 import difflib
+import inspect
 import json
 import math
+import operator
 import types
 import typing
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import ClassVar
 from typing import Self
 
+# Of a field's metadata.
+_RANGE = "range"
 _DESCRIPTIONS = {
     bool: "true or false",
     float: "a finite number",
@@ -21,11 +26,52 @@ _DESCRIPTIONS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class _Range:
+    """The values that a field may have, if it is not null."""
+
+    least: float | None
+    above: float | None
+    below: float | None
+    choices: Sequence[str] | None
+
+    def check(self, name: str, value: Any) -> None:
+        if isinstance(value, str) and self.choices is not None:
+            _check_choice(name, value, self.choices)
+        if value is None or isinstance(value, str | tuple):
+            return
+        for sign, bound, fits in (
+            (">=", self.least, operator.ge),
+            (">", self.above, operator.gt),
+            ("<", self.below, operator.lt),
+        ):
+            if bound is not None and not fits(value, bound):
+                raise ValueError(
+                    f"`{name}` must be {sign} {bound}; received {value}."
+                )
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: Sequence[str] | None = None,
+) -> Any:
+    """Returns the field of a section, with its default and its range.
+
+    A range is of numbers, and `choices` of strings; null is in each.
+    """
+    found = _Range(least=least, above=above, below=below, choices=choices)
+    return dataclasses.field(default=default, metadata={_RANGE: found})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Section:
     """Base of all parts of a configuration.
 
     A field's annotation decides what is accepted; JSON's lists become tuples
-    and whole numbers become floats where those are asked for, so that writing
+    and whole numbers become floats if those are expected, so that writing
     and reading give back an equal value.
     """
 
@@ -33,7 +79,7 @@ class Section:
     PREFIX: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        """Checks the type of every field."""
+        """Checks the type and the range of every field."""
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
             name = self.PREFIX + field.name
@@ -44,14 +90,18 @@ class Section:
                     f"received {getattr(self, field.name)!r}."
                 )
             object.__setattr__(self, field.name, value)
+            if _RANGE in field.metadata:
+                field.metadata[_RANGE].check(name, value)
+
+    def taken_by(self, function: Callable[..., Any]) -> dict[str, Any]:
+        """Returns the fields that a callable takes under the same names."""
+        taken = inspect.signature(function).parameters
+        names = (field.name for field in dataclasses.fields(self))
+        return {name: getattr(self, name) for name in names if name in taken}
 
     @classmethod
     def from_tree(cls, tree: Any) -> Self:
-        """Returns the section that a JSON object describes.
-
-        Raises:
-            ValueError: If a name is unknown or missing or a value is wrong.
-        """
+        """Returns the section that a JSON object describes."""
         if not isinstance(tree, Mapping):
             where = f"`{cls.PREFIX.rstrip('.')}`" if cls.PREFIX else "It"
             raise ValueError(
@@ -74,53 +124,19 @@ class Section:
         }
         return cls(**values)
 
-    def check_choice(self, name: str, choices: Sequence[str]) -> None:
-        """Checks that a field has one of these values.
 
-        Raises:
-            ValueError: If not, with the nearest of them.
-        """
-        value = getattr(self, name)
-        if value not in choices:
-            near = difflib.get_close_matches(str(value), choices, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(
-                f"`{self.PREFIX}{name}` must be one of {', '.join(choices)}; "
-                f"received {value!r}.{hint}"
-            )
-
-    def check_range(
-        self,
-        name: str,
-        *,
-        least: float | None = None,
-        above: float | None = None,
-    ) -> None:
-        """Checks that a number is >= `least` and > `above`, or None.
-
-        Raises:
-            ValueError: If not.
-        """
-        value = getattr(self, name)
-        if value is None:
-            return
-        for bound, fits, sign in (
-            (least, least is None or value >= least, ">="),
-            (above, above is None or value > above, ">"),
-        ):
-            if not fits:
-                raise ValueError(
-                    f"`{self.PREFIX}{name}` must be {sign} {bound}; received "
-                    f"{value}."
-                )
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        near = difflib.get_close_matches(value, choices, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"`{name}` must be one of {', '.join(choices)}; received "
+            f"{value!r}.{hint}"
+        )
 
 
 def check_name(name: str, known: Sequence[str], *, prefix: str = "") -> None:
-    """Checks that a field exists.
-
-    Raises:
-        ValueError: If not, with the nearest names.
-    """
+    """Checks that a field exists; if not, names the nearest ones."""
     if name in known:
         return
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)

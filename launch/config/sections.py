@@ -1,4 +1,8 @@
-"""The sections of a configuration, the optimizer's among them."""
+"""The sections of a configuration, the optimizer's among them.
+
+A field whose name is an argument in the library has its meaning and its
+default; a test holds them equal.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -24,30 +28,33 @@ DISTILLATION_LOSSES = (
     "ReverseKL",
     "SoftTargetCrossEntropy",
 )
-VARIABLES_DTYPES = ("bfloat16",)
+# Data that TensorFlow Datasets may be read for, by name.
+_FROM_TFDS = ("criteo", "language_model")
+CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
+
+
+def _check_left_out(
+    field: str, arguments: Mapping[str, Any], own: Mapping[str, str]
+) -> None:
+    """Checks that free arguments leave out what has a field of its own."""
+    named = sorted(own.keys() & arguments.keys())
+    if named:
+        raise ValueError(
+            f"`{field}` must leave out what has a field of its own; received "
+            f"{named}. Set {', '.join(own[name] for name in named)}."
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model(fields.Section):
-    """The student.
-
-    Attributes:
-        name: One of `MODELS`.
-        arguments: Keyword arguments of its builder in `models`.
-        group_arguments: Arguments in which the groups differ: nothing
-            (default), or for each group those that replace or extend
-            `arguments`.
-    """
+    """The student."""
 
     PREFIX: ClassVar[str] = "model."
-    name: str
+    name: str = fields.option(choices=tuple(MODELS))
+    # Keyword arguments of its builder in `models`.
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Where groups differ: for each, what replaces or extends `arguments`.
     group_arguments: tuple[Mapping[str, Any], ...] = ()
-
-    def __post_init__(self) -> None:
-        """Validates the fields."""
-        super().__post_init__()
-        self.check_choice("name", tuple(MODELS))
 
     def arguments_of(self, group: int) -> dict[str, Any]:
         """Returns the builder's arguments in one group."""
@@ -57,49 +64,61 @@ class Model(fields.Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data(fields.Section):
-    """The training and validation data.
-
-    Attributes:
-        name: A module of `models` with `make_datasets`.
-        mode: `"disjoint"` (default): the groups share out the training data;
-            `"shared"`: each has all of it.
-        global_batch_size: Examples per step of a whole group.
-        seed: Of the order of the examples; groups get different orders.
-        path: Files of the data, for those that take a path: a file, a pattern
-            or a directory. Default None: the data set's own default.
-        arguments: Further keyword arguments of `make_datasets`.
-    """
+    """The training and validation data: what `make_datasets` is called with."""
 
     PREFIX: ClassVar[str] = "data."
-    name: str
-    mode: str = "disjoint"
-    global_batch_size: int
-    seed: int = 0
+    # A module of `models`.
+    name: str = fields.option(choices=tuple(sorted(set(MODELS.values()))))
+    # "disjoint": the groups share out the training data; "shared": each has
+    # all of it.
+    mode: str = fields.option("disjoint", choices=("disjoint", "shared"))
+    # Examples per step of a whole group.
+    global_batch_size: int = fields.option(least=1)
+    # Of the order of the examples; groups get different orders.
+    seed: int = fields.option(0, least=0)
+    # A file, a pattern, a directory or several, for data that take a path.
     path: str | tuple[str, ...] | None = None
+    # Instead of a path: a prepared data set of TensorFlow Datasets, NAME or
+    # NAME[SPLIT].
+    tfds: str | None = None
+    # Further keyword arguments.
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Validates the fields."""
         super().__post_init__()
-        self.check_choice("name", tuple(sorted(set(MODELS.values()))))
-        self.check_choice("mode", ("disjoint", "shared"))
-        self.check_range("global_batch_size", least=1)
-        self.check_range("seed", least=0)
-        own = {"global_batch_size", "data", "seed", "path"}
-        named = own & set(self.arguments)
-        if named:
+        own = {"data": "data.mode"}
+        for name in ("global_batch_size", "seed", "path", "tfds"):
+            own[name] = f"data.{name}"
+        _check_left_out("data.arguments", self.arguments, own)
+        if self.tfds is None:
+            return
+        if self.name not in _FROM_TFDS:
             raise ValueError(
-                "`data.arguments` must leave out what has a field of its own; "
-                f"received {sorted(named)}. Set data.global_batch_size, "
-                "data.mode, data.seed or data.path."
+                f"`data.tfds` must be null, except for the data "
+                f"{' and '.join(_FROM_TFDS)}; received {self.tfds!r} for "
+                f"{self.name!r}. Leave it out."
+            )
+        if self.path is not None:
+            raise ValueError(
+                "At most one of `data.path` and `data.tfds` may be set; "
+                f"received {self.path!r} and {self.tfds!r}. Set the other to "
+                "null."
+            )
+        if not self.tfds or self.tfds.startswith("tfds:"):
+            raise ValueError(
+                "`data.tfds` must be NAME or NAME[SPLIT], such as "
+                f"criteo_display_ads; received {self.tfds!r}."
             )
 
-    def check_num_workers(self, num_workers: int) -> None:
-        """Checks that each of the workers that share a batch gets examples.
+    @property
+    def source(self) -> dict[str, Any]:
+        """The `path` argument and the free arguments of `make_datasets`."""
+        path = self.path if self.tfds is None else f"tfds:{self.tfds}"
+        return {**self.arguments, **({"path": path} if path else {})}
 
-        Raises:
-            ValueError: If there are more workers than examples.
-        """
+    def check_num_workers(self, num_workers: int) -> None:
+        """Checks that each of the workers that share a batch gets examples."""
         if self.global_batch_size < num_workers:
             raise ValueError(
                 "`data.global_batch_size` must be at least the number of "
@@ -111,69 +130,42 @@ class Data(fields.Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Codistillation(fields.Section):
-    """How the student learns from the other groups.
-
-    Attributes:
-        enabled: False trains the groups apart. They still export.
-        loss: One of `DISTILLATION_LOSSES`.
-        temperature: Divides the logits, > 0. Default 1.
-        aggregation: `"probabilities"` (default) or `"logits"`: of what the
-            mean over several teachers is taken.
-        weight: Of the distillation loss after burn-in, >= 0.
-        burn_in_steps: First steps, at weight 0.
-        ramp_steps: Steps after burn-in in which the weight grows. Default 0:
-            it jumps.
-        ramp: `"linear"` (default) or `"cosine"`.
-        saved_models: Directories of fixed teachers besides the other groups:
-            ordinary distillation.
-        trust_saved_models: Whether to load those that hold operations which
-            reach beyond the model. Default False.
-        canary_examples: Of this group's validation data, how many of the
-            first a teacher must predict before it is obeyed: finite, and not
-            worse than knowing nothing. Default 32; 0 for none.
-        canary_margin: By how much, in nats, its loss on them may exceed that
-            of the uniform distribution. Default 0.5.
-        max_bad_batches: Batches in a row with NaN or infinite outputs after
-            which a version is dropped. Default 3.
-        boundaries: In place of `optimizer.boundaries` where a group learns
-            from others; runs apart keep the optimizer's. Default None: the
-            optimizer's.
-        weight_decay_factors: Likewise, in place of those of the optimizer.
-    """
+    """How the student learns from the other groups."""
 
     PREFIX: ClassVar[str] = "codistillation."
+    # False trains the groups apart. They still export.
     enabled: bool = True
-    loss: str = "SoftTargetCrossEntropy"
-    temperature: float = 1.0
-    aggregation: str = "probabilities"
-    weight: float = 1.0
-    burn_in_steps: int = 0
-    ramp_steps: int = 0
-    ramp: str = "linear"
+    # Of `tfdistill.losses`, and its arguments.
+    loss: str = fields.option(
+        "SoftTargetCrossEntropy", choices=DISTILLATION_LOSSES
+    )
+    temperature: float = fields.option(1.0, above=0)
+    aggregation: str = fields.option(
+        "probabilities", choices=("probabilities", "logits")
+    )
+    # Of the distillation loss: 0 in the first steps, then a ramp of this form
+    # and length (0: a jump) up to `weight`; see `tfdistill.schedules`.
+    weight: float = fields.option(1.0, least=0)
+    burn_in_steps: int = fields.option(0, least=0)
+    ramp_steps: int = fields.option(0, least=0)
+    ramp: str = fields.option("linear", choices=("linear", "cosine"))
+    # As in `tfdistill.TeacherSet`: ordinary distillation, besides the groups.
     saved_models: tuple[str, ...] = ()
     trust_saved_models: bool = False
-    canary_examples: int = 32
-    canary_margin: float = 0.5
-    max_bad_batches: int = 3
+    # Of this group's validation data, how many of the first are the
+    # `tfdistill.Canary`; 0 for none.
+    canary_examples: int = fields.option(32, least=0)
+    canary_margin: float = fields.option(0.5, least=0)
+    # As in `tfdistill.TeacherSet`.
+    max_bad_batches: int = fields.option(3, least=1)
+    # Replace the optimizer's if a group learns from others. Null: the
+    # optimizer's.
     boundaries: tuple[int, ...] | None = None
     weight_decay_factors: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         """Validates the fields."""
         super().__post_init__()
-        self.check_choice("loss", DISTILLATION_LOSSES)
-        self.check_choice("aggregation", ("probabilities", "logits"))
-        self.check_choice("ramp", ("linear", "cosine"))
-        self.check_range("temperature", above=0)
-        for name in (
-            "weight",
-            "burn_in_steps",
-            "ramp_steps",
-            "canary_examples",
-            "canary_margin",
-        ):
-            self.check_range(name, least=0)
-        self.check_range("max_bad_batches", least=1)
         fixed = (self.temperature, self.aggregation) == (1.0, "logits")
         if self.loss == "LogitsMeanSquaredError" and not fixed:
             raise ValueError(
@@ -186,81 +178,47 @@ class Codistillation(fields.Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Smoothing(fields.Section):
-    """A fixed distribution that labels are drawn towards.
-
-    Attributes:
-        kind: `"none"` (default), `"uniform"`, or `"unigram"`: as often as each
-            label comes in the training data.
-        weight: Share of that distribution in the target, in (0, 1). Default
-            0.1.
-    """
+    """A fixed distribution that labels are mixed with."""
 
     PREFIX: ClassVar[str] = "smoothing."
-    kind: str = "none"
-    weight: float = 0.1
-
-    def __post_init__(self) -> None:
-        """Validates the fields."""
-        super().__post_init__()
-        self.check_choice("kind", ("none", "uniform", "unigram"))
-        self.check_range("weight", above=0)
-        if self.weight >= 1:
-            raise ValueError(
-                f"`smoothing.weight` must be < 1; received {self.weight}. Of "
-                "the labels something must be left."
-            )
+    # "unigram": as often as each label comes in the training data.
+    kind: str = fields.option("none", choices=("none", "uniform", "unigram"))
+    # Share of that distribution in the target.
+    weight: float = fields.option(0.1, above=0, below=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exchange(fields.Section):
-    """How groups see each other.
-
-    Attributes:
-        every_steps: Steps between two exports of the student.
-        refresh_every_steps: Steps between two looks for newer teachers.
-        poll_secs: Seconds between two looks at the shared directory, in the
-            background. Default 1.
-        max_to_keep: Newest versions that always stay, >= 2. Default 3.
-        variables_dtype: `"bfloat16"` halves what travels. Default None: the
-            variables' own.
-        topology: From whom a group learns: `"all"` others (default), its
-            predecessor in a `"ring"`, or a list of groups for each group.
-        max_staleness_steps: Older teachers are not obeyed. Default None: any
-            age is fine.
-        max_staleness_secs: Likewise, seconds since this group first saw them.
-        staleness_ramp_steps: Steps after `max_staleness_steps` in which a
-            teacher's weight falls to 0. Default 0: at once.
-        staleness_ramp_secs: Likewise, after `max_staleness_secs`.
-        allow_other_graphs: Whether to run graphs of peers that differ from
-            this group's own. Default False.
-        allow_other_schemas: Whether to obey, with a warning, peers whose
-            labels, vocabulary or columns are others. Default False.
-    """
+    """How groups see each other."""
 
     PREFIX: ClassVar[str] = "exchange."
-    every_steps: int
-    refresh_every_steps: int
-    poll_secs: float = 1.0
-    max_to_keep: int = 3
-    variables_dtype: str | None = None
-    topology: str | tuple[tuple[int, ...], ...] = "all"
-    max_staleness_steps: int | None = None
-    max_staleness_secs: float | None = None
-    staleness_ramp_steps: int = 0
-    staleness_ramp_secs: float = 0.0
+    # Steps between two exports, and between two looks for newer teachers; as
+    # in `tfdistill.StudentExporter` and `tfdistill.TeacherLoader`.
+    every_steps: int = fields.option(least=1)
+    refresh_every_steps: int = fields.option(least=1)
+    # As in `tfdistill.TeacherSet`.
+    poll_secs: float = fields.option(1.0, above=0)
+    # As in `tfdistill.Exchange`.
+    max_to_keep: int = fields.option(3, least=2)
+    # As in `tfdistill.StudentExporter`.
+    variables_dtype: str | None = fields.option(None, choices=("bfloat16",))
+    # From whom a group learns: all others, its predecessor in a ring, or a
+    # list of groups for each group.
+    topology: str | tuple[tuple[int, ...], ...] = fields.option(
+        "all", choices=("all", "ring")
+    )
+    # As in `tfdistill.TeacherSet`.
+    max_staleness_steps: int | None = fields.option(None, least=0)
+    max_staleness_secs: float | None = fields.option(None, least=0)
+    staleness_ramp_steps: int = fields.option(0, least=0)
+    staleness_ramp_secs: float = fields.option(0.0, least=0)
     allow_other_graphs: bool = False
     allow_other_schemas: bool = False
 
     def __post_init__(self) -> None:
         """Validates the fields."""
         super().__post_init__()
-        self.check_range("every_steps", least=1)
-        self.check_range("refresh_every_steps", least=1)
-        self.check_range("poll_secs", above=0)
-        self.check_range("max_to_keep", least=2)
         for unit in ("steps", "secs"):
-            self.check_range(f"max_staleness_{unit}", least=0)
-            self.check_range(f"staleness_ramp_{unit}", least=0)
             ramp = getattr(self, f"staleness_ramp_{unit}")
             if ramp and getattr(self, f"max_staleness_{unit}") is None:
                 raise ValueError(
@@ -268,11 +226,7 @@ class Exchange(fields.Section):
                     f"`exchange.max_staleness_{unit}` at which the ramp "
                     f"begins; received {ramp} without one."
                 )
-        if self.variables_dtype is not None:
-            self.check_choice("variables_dtype", VARIABLES_DTYPES)
-        if isinstance(self.topology, str):
-            self.check_choice("topology", ("all", "ring"))
-        else:
+        if not isinstance(self.topology, str):
             _check_topology(self.topology)
 
 
@@ -289,6 +243,7 @@ def _check_topology(topology: Sequence[Sequence[int]]) -> None:
             )
 
 
+# Those of Keras, and `tfdistill.LARS`.
 OPTIMIZERS = (
     "adadelta",
     "adafactor",
@@ -305,62 +260,45 @@ OPTIMIZERS = (
     "sgd",
 )
 LEARNING_RATES = ("constant", "linear", "cosine", "steps")
-# What Keras gives AdamW where nothing is said.
+# Keras' default for AdamW.
 _ADAMW_WEIGHT_DECAY = 0.004
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer(fields.Section):
-    """The optimizer, its learning rate and its weight decay.
-
-    Attributes:
-        name: One of `OPTIMIZERS`: those of Keras, and `tfdistill.LARS`.
-        learning_rate: The highest one; > 0.
-        schedule: `"constant"` (default); `"linear"` or `"cosine"`: a decay to
-            zero over the whole run; or `"steps"`: drops at `boundaries`.
-        boundaries: Numbers of updates after which `"steps"` lowers the rate.
-        drop_factor: What it is multiplied by at each of them. Default 0.1.
-        warmup_steps: First steps, in which the rate rises evenly to
-            `learning_rate`. A decay begins after them.
-        warmup_from: Where it rises from. Default 0.
-        weight_decay: Of kernels, not of biases and normalization parameters.
-            `"sgd"` and `"lars"` add weight_decay x kernel to the gradient;
-            all others shrink kernels by learning rate x weight_decay, apart
-            from the gradient (and from the trust ratio of `"lamb"`). Default
-            None: none (Keras' 0.004 for `"adamw"`).
-        weight_decay_factors: For each of `boundaries`, what `weight_decay` is
-            multiplied by from there on. Default (): it is constant.
-        clipnorm: Largest norm of each variable's gradient, or None (default).
-        global_clipnorm: Largest norm of all gradients together, or None.
-        clipvalue: Largest absolute value in a gradient, or None.
-        arguments: Further arguments of the optimizer, such as `momentum`.
-    """
+    """The optimizer, its learning rate and its weight decay."""
 
     PREFIX: ClassVar[str] = "optimizer."
-    name: str = "adam"
-    learning_rate: float
-    schedule: str = "constant"
+    name: str = fields.option("adam", choices=OPTIMIZERS)
+    # The highest one.
+    learning_rate: float = fields.option(above=0)
+    # "linear" and "cosine" fall to zero over the whole run; "steps" multiplies
+    # the rate by `drop_factor` after each of these numbers of updates.
+    schedule: str = fields.option("constant", choices=LEARNING_RATES)
     boundaries: tuple[int, ...] = ()
-    drop_factor: float = 0.1
-    warmup_steps: int = 0
-    warmup_from: float = 0.0
-    weight_decay: float | None = None
+    drop_factor: float = fields.option(0.1, above=0)
+    # First steps, in which the rate rises evenly from `warmup_from` to
+    # `learning_rate`. A decay begins after them.
+    warmup_steps: int = fields.option(0, least=0)
+    warmup_from: float = fields.option(0.0, least=0)
+    # Of kernels, not of biases and normalization parameters. "sgd" and "lars"
+    # add weight_decay x kernel to the gradient; all others shrink kernels by
+    # learning rate x weight_decay, apart from the gradient (and from the trust
+    # ratio of "lamb"). Null: none (Keras' 0.004 for "adamw").
+    weight_decay: float | None = fields.option(None, least=0)
+    # For each of `boundaries`, what `weight_decay` is multiplied by from there
+    # on. Empty: it is constant.
     weight_decay_factors: tuple[float, ...] = ()
-    clipnorm: float | None = None
-    global_clipnorm: float | None = None
-    clipvalue: float | None = None
+    # As in `keras.optimizers.Optimizer`; at most one of them.
+    clipnorm: float | None = fields.option(None, above=0)
+    global_clipnorm: float | None = fields.option(None, above=0)
+    clipvalue: float | None = fields.option(None, above=0)
+    # Further arguments of the optimizer, such as `momentum`.
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Validates the fields."""
         super().__post_init__()
-        self.check_choice("name", OPTIMIZERS)
-        self.check_choice("schedule", LEARNING_RATES)
-        for name in ("warmup_steps", "warmup_from", "weight_decay"):
-            self.check_range(name, least=0)
-        clips = ("clipnorm", "global_clipnorm", "clipvalue")
-        for name in ("learning_rate", "drop_factor", *clips):
-            self.check_range(name, above=0)
         self._check_boundaries()
         self._check_weight_decay()
         if self.warmup_from and not self.warmup_steps:
@@ -368,18 +306,18 @@ class Optimizer(fields.Section):
                 "`optimizer.warmup_from` needs optimizer.warmup_steps > 0; "
                 f"received {self.warmup_from} and 0 steps. Set both."
             )
-        given = [name for name in clips if getattr(self, name) is not None]
+        given = [name for name in CLIPS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(
                 "At most one way of clipping may be set; received "
                 f"{', '.join(given)}. Set the others to null."
             )
-        named = {"learning_rate", "weight_decay", *clips} & set(self.arguments)
-        if named:
-            raise ValueError(
-                "`optimizer.arguments` must leave out what has a field of its "
-                f"own; received {sorted(named)}."
-            )
+        own = ("learning_rate", "weight_decay", *CLIPS)
+        _check_left_out(
+            "optimizer.arguments",
+            self.arguments,
+            {name: f"optimizer.{name}" for name in own},
+        )
 
     def _check_boundaries(self) -> None:
         has_steps = self.schedule == "steps"
@@ -429,10 +367,8 @@ class Optimizer(fields.Section):
         return self.weight_decay
 
 
-def constant_decay_notice(
-    options: Optimizer,
-) -> str | None:
-    """Returns what to tell of codistillation with these options, or None."""
+def constant_decay_notice(options: Optimizer) -> str | None:
+    """Returns a warning about codistillation with these options, or None."""
     if not options.decay or options.weight_decay_factors:
         return None
     steps = (

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from tfdistill.cluster import identity
+import tfdistill
 from tfdistill.exchange import signing
 from tfdistill.launcher import local_cluster
 
@@ -311,7 +311,7 @@ class Run(local_cluster.Topology):
                     "Use the options; the key comes from --key_secret.",
                 )
         # Refuses unknown TFDISTILL_ names, and says which one is near.
-        identity.Cluster.from_env(self.env)
+        tfdistill.Cluster.from_env(self.env)
 
     def group_name(self, group: int) -> str:
         """Returns the name of a group's service, or of its TFJob."""
@@ -327,7 +327,7 @@ class Run(local_cluster.Topology):
 
     def task_env(self, group: int) -> dict[str, str]:
         """Returns what all tasks of a group have in their environment."""
-        cluster = identity.Cluster(
+        cluster = tfdistill.Cluster(
             group=group,
             num_groups=self.num_groups,
             exchange=self.exchange,

@@ -28,12 +28,7 @@ class SmoothedClasses(keras.losses.Loss):
     """
 
     def __init__(self, *, prior: np.ndarray, weight: float) -> None:
-        """Keeps the distribution.
-
-        Args:
-            prior: float `[classes]`, sums to one.
-            weight: Its share of the target, in [0, 1).
-        """
+        """Keeps the distribution, `[classes]`, and its share of the target."""
         super().__init__(name="smoothed_classes")
         self._prior = prior
         self._weight = weight
@@ -53,12 +48,7 @@ class SmoothedClicks(keras.losses.Loss):
     """Binary cross-entropy whose targets are drawn to a fixed probability."""
 
     def __init__(self, *, prior: float, weight: float) -> None:
-        """Keeps the probability.
-
-        Args:
-            prior: In (0, 1).
-            weight: Its share of the target, in [0, 1).
-        """
+        """Keeps the probability and its share of the target."""
         super().__init__(name="smoothed_clicks")
         self._prior = prior
         self._weight = weight
@@ -71,15 +61,13 @@ class SmoothedClicks(keras.losses.Loss):
         return tf.reduce_mean(losses, axis=-1)
 
 
-def label_counts(dataset: tf.data.Dataset) -> np.ndarray:
+def label_counts(
+    dataset: tf.data.Dataset, *, at_least: int = NUM_LABELS
+) -> np.ndarray:
     """Counts the labels at the start of training data.
 
-    Args:
-        dataset: Batches of (inputs, whole-number labels); may be endless.
-
-    Returns:
-        How often each label came, int64 `[highest label + 1]`, among the
-        first `NUM_LABELS` or a few more.
+    int64 `[highest label + 1]`, among the first `at_least` or a few more; the
+    data may be endless.
     """
     counts = np.zeros(0, np.int64)
     for _, labels in dataset:
@@ -87,7 +75,7 @@ def label_counts(dataset: tf.data.Dataset) -> np.ndarray:
         size = max(len(found), len(counts))
         counts = np.pad(counts, (0, size - len(counts)))
         counts += np.pad(found, (0, size - len(found)))
-        if counts.sum() >= NUM_LABELS:
+        if counts.sum() >= at_least:
             break
     return counts
 
@@ -95,12 +83,7 @@ def label_counts(dataset: tf.data.Dataset) -> np.ndarray:
 def distribution(counts: np.ndarray, num_classes: int) -> np.ndarray:
     """Returns the labels' distribution, as if each had come once more.
 
-    Args:
-        counts: Of `label_counts`.
-        num_classes: Classes that there are; some may not have come.
-
-    Returns:
-        float64 `[num_classes]`, all positive.
+    float64 `[num_classes]`, all positive: some classes may not have come.
     """
     padded = np.pad(counts, (0, num_classes - len(counts))) + 1.0
     return padded / padded.sum()
@@ -117,11 +100,8 @@ class Objective(Protocol):
     ) -> keras.losses.Loss:
         """Returns the task's loss with smoothed labels.
 
-        Args:
-            weight: Share of the smoothing distribution in the target.
-            counts: How often each label comes, for smoothing by those; None
-                for smoothing by the uniform distribution.
-            num_outputs: Of the student.
+        `counts` says how often each label comes, for smoothing by those; None
+        smooths by the uniform distribution.
         """
 
     def metrics(self) -> list[Any]:
@@ -201,7 +181,7 @@ class Clicks:
     def predictions(self, logits: np.ndarray, labels: np.ndarray) -> Any:
         """Returns the logistic function, `[examples]`."""
         flat = logits.reshape(-1)
-        # exp of a negative number alone: it cannot overflow.
+        # exp of a negative number cannot overflow.
         small = np.exp(-np.abs(flat))
         return predictions.Distributions(
             probabilities=np.where(flat >= 0, 1.0, small) / (1.0 + small),

@@ -16,15 +16,7 @@ _COUPLED = ("sgd", "lars")
 def make(
     options: sections.Optimizer, *, num_steps: int
 ) -> keras.optimizers.Optimizer:
-    """Returns a new optimizer.
-
-    Args:
-        options: The section of the configuration.
-        num_steps: Steps of the whole run.
-
-    Raises:
-        ValueError: If it does not take `options.arguments`.
-    """
+    """Returns a new optimizer."""
     settings = {
         **options.arguments,
         "learning_rate": _learning_rate(options, num_steps),
@@ -125,12 +117,7 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
     ) -> None:
         """Sets the schedule.
 
-        Args:
-            rate: Where it rises to, at step `warmup_steps`.
-            warmup_steps: Steps in which it rises, >= 1.
-            warmup_from: Where it rises from, at step 0. Default 0.
-            after: Schedule of the steps after the warm-up, counted from its
-                end. Default None: it stays at `rate`.
+        The steps of `after` count from the end of the warm-up.
         """
         super().__init__()
         self._rate = rate

@@ -5,16 +5,14 @@ writes the results of the run. Every file appears whole or not at all, by a
 rename. Imports neither TensorFlow nor Keras.
 """
 
-import contextlib
+import io
 import json
 import os
 import pathlib
 import uuid
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import IO
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ import tfdistill
 from launch import recipes
 from launch.config import config as config_lib
 from launch.task import predictions
+from tfdistill.exchange import filesystem
 
 CONFIG = "config.json"
 RECORDS = "metrics.jsonl"
@@ -37,12 +36,9 @@ _AGREEMENT: Mapping[str, str] = {
 def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
     """Checks that the workdir can take this run of this group.
 
-    A group goes on from its last backup, or starts anew where there is none
-    yet. Every task checks before it joins its group, so all of them come to
-    the same result.
-
-    Raises:
-        ValueError: If the workdir has another configuration.
+    A group resumes from its last backup, or starts from the beginning if there
+    is none. Every task checks before it joins its group, so all of them come
+    to the same result.
     """
     path = pathlib.Path(cluster.workdir or "") / CONFIG
     if not path.exists():
@@ -50,7 +46,7 @@ def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
     names = recipes.changed_fields(config_lib.Config.read(path), config)
     if names:
         raise ValueError(
-            "All groups of a run, and whoever goes on with it, must have the "
+            "All groups of a run, also when it is resumed, must have the "
             f"same configuration; received another one than {path} in "
             f"{', '.join(names)}. Choose another workdir, or remove that one."
         )
@@ -64,8 +60,7 @@ def is_complete(cluster: tfdistill.Cluster) -> bool:
 
 def write_config(config: config_lib.Config, workdir: str) -> None:
     """Writes the configuration from which the run can be repeated."""
-    with replacing(pathlib.Path(workdir, CONFIG)) as file:
-        file.write(config.to_json().encode())
+    write(pathlib.Path(workdir, CONFIG), config.to_json().encode())
 
 
 def group_dir(workdir: str | os.PathLike[str], group: int) -> pathlib.Path:
@@ -74,12 +69,7 @@ def group_dir(workdir: str | os.PathLike[str], group: int) -> pathlib.Path:
 
 
 def write_student(save: Callable[[str], None], directory: pathlib.Path) -> None:
-    """Has the student saved as `student.keras`.
-
-    Args:
-        save: Saves to a path.
-        directory: Of the group.
-    """
+    """Saves the student as `student.keras`."""
     draft = directory / f".{uuid.uuid4().hex}-{STUDENT}"
     try:
         save(str(draft))
@@ -91,12 +81,7 @@ def write_student(save: Callable[[str], None], directory: pathlib.Path) -> None:
 def write_predictions(directory: pathlib.Path, predicted: Any) -> None:
     """Writes what a group predicts for the validation data.
 
-    Args:
-        directory: Of the group.
-        predicted: One of `launch.task.predictions`.
-
-    Raises:
-        RuntimeError: If a prediction is not finite: training has diverged.
+    Refuses what is not finite: training has diverged.
     """
     arrays = predicted.arrays()
     if not all(np.isfinite(array).all() for array in arrays.values()):
@@ -104,8 +89,9 @@ def write_predictions(directory: pathlib.Path, predicted: Any) -> None:
             "The student predicts NaN: its training has diverged. Lower "
             "optimizer.learning_rate or set optimizer.global_clipnorm."
         )
-    with replacing(directory / predictions.FILE) as file:
-        np.savez_compressed(file, **arrays)
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    write(directory / predictions.FILE, file.getvalue())
 
 
 def write_results(
@@ -116,13 +102,7 @@ def write_results(
     Of groups that end at the same time at least one finds the files of all;
     if several do, they write the same.
 
-    Args:
-        result: Of the group, as JSON has it; `"group"` is its index.
-        workdir: Of the run.
-        num_groups: Number of groups in the run.
-
-    Returns:
-        Whether all groups are done, and the run's results written.
+    Returns whether all groups are done, and the results of the run written.
     """
     directory = group_dir(workdir, result["group"])
     _write_json(directory / RESULTS, result)
@@ -145,20 +125,12 @@ def write_results(
 
 
 def read_results(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the results of a run or, from its directory, of a group.
-
-    Raises:
-        OSError: If there are none.
-    """
+    """Returns the results of a run or, from its directory, of a group."""
     return json.loads(pathlib.Path(directory, RESULTS).read_bytes())
 
 
 def read_records(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns what a group has told of its progress, line by line.
-
-    Raises:
-        OSError: If there is no such file.
-    """
+    """Returns the records of a group's progress."""
     text = pathlib.Path(directory, RECORDS).read_text(encoding="utf-8")
     return list(map(json.loads, text.splitlines()))
 
@@ -173,22 +145,9 @@ def _agreement(directories: Sequence[pathlib.Path]) -> dict[str, float] | None:
 
 def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    with replacing(path) as file:
-        file.write(text.encode())
+    write(path, text.encode())
 
 
-@contextlib.contextmanager
-def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Opens a file to write that appears whole, in place of an older, or not.
-
-    Args:
-        path: Of the file; its directory is made if there is none.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{uuid.uuid4().hex}-{path.name}")
-    try:
-        with draft.open("wb") as file:
-            yield file
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+def write(path: pathlib.Path, content: bytes) -> None:
+    """Writes a file, and its directory, that appears whole or not at all."""
+    filesystem.LocalFileSystem().write(str(path), [content])

@@ -44,13 +44,7 @@ class Distributions:
     """The probability of each class, or of a click."""
 
     def __init__(self, *, probabilities: np.ndarray, labels: np.ndarray):
-        """Keeps the arrays.
-
-        Args:
-            probabilities: Float, `[examples, classes]`, or `[examples]` of a
-                click.
-            labels: Whole numbers, `[examples]`.
-        """
+        """Keeps `[examples, classes]`, or of clicks `[examples]`."""
         self.probabilities = probabilities
         self.labels = labels
 
@@ -99,7 +93,7 @@ class Distributions:
 
 
 class LabelProbabilities:
-    """The probability of the true label alone, and the likeliest label.
+    """The probability of the true label only, and the likeliest label.
 
     For vocabularies too large to keep a probability of each word.
     """
@@ -111,13 +105,10 @@ class LabelProbabilities:
         predicted_labels: np.ndarray | None,
         labels: np.ndarray,
     ):
-        """Keeps the arrays.
+        """Keeps the arrays, all `[examples]`.
 
-        Args:
-            label_probabilities: Float, `[examples]`.
-            predicted_labels: Whole numbers, `[examples]`; None for an
-                ensemble, whose likeliest label is not known from its members'.
-            labels: Whole numbers, `[examples]`.
+        An ensemble has no `predicted_labels`: its likeliest label is not known
+        from those of its members.
         """
         self.label_probabilities = label_probabilities
         self.predicted_labels = predicted_labels
@@ -150,7 +141,7 @@ class LabelProbabilities:
     def churn(self, other: "LabelProbabilities") -> dict[str, float]:
         """Returns the mean difference of the label's probability, and more.
 
-        Label churn is left out where one of the two is an ensemble.
+        Label churn is left out if one of the two is an ensemble.
         """
         _check_labels([self, other])
         first, second = self.label_probabilities, other.label_probabilities
@@ -188,11 +179,7 @@ class LabelProbabilities:
 
 
 def read(directory: str | os.PathLike[str]) -> Any:
-    """Returns the predictions that a directory holds.
-
-    Raises:
-        OSError: If it holds none.
-    """
+    """Returns the predictions that a directory holds."""
     with np.load(os.path.join(directory, FILE)) as arrays:
         found = {name: arrays[name] for name in arrays.files}
     if "probabilities" in found:
@@ -204,11 +191,7 @@ def read(directory: str | os.PathLike[str]) -> Any:
 def between(found: Sequence[Any]) -> dict[str, float]:
     """Returns how far several models are apart: the mean over their pairs.
 
-    Args:
-        found: Predictions for the same examples.
-
-    Returns:
-        Name of each measure to its mean; none for a single model.
+    By measure, for predictions of the same examples; none for a single model.
     """
     pairs = [
         one.churn(other) for one, other in itertools.combinations(found, 2)

@@ -1,7 +1,6 @@
 """The compiled student of one group, with its teachers."""
 
 import importlib
-import inspect
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
@@ -20,22 +19,14 @@ from models import criteo
 from models import digits
 from models import imagenet
 from models import language_model
-from tfdistill.embedding import layer
-from tfdistill.embedding import rules
-from tfdistill.teachers import gates
 
 
 def make_canary(
     config: config.Config, validation: tf.data.Dataset
-) -> gates.Canary | None:
-    """Returns the first validation examples, with their labels.
+) -> tfdistill.Canary | None:
+    """Returns what teachers must predict; None if the run asks for nothing.
 
-    Args:
-        config: The run.
-        validation: Of this group, in the same order on all workers.
-
-    Returns:
-        What teachers must predict; None where the configuration has none.
+    The first validation examples, the same on all workers of a group.
     """
     learn = config.codistillation
     if not learn.canary_examples:
@@ -45,7 +36,7 @@ def make_canary(
         lambda tensor: tensor[: learn.canary_examples], x
     )
     labels = np.asarray(y)[: learn.canary_examples].astype(np.int64)
-    return gates.Canary(
+    return tfdistill.Canary(
         inputs, labels=labels, from_logits=True, margin=learn.canary_margin
     )
 
@@ -53,24 +44,13 @@ def make_canary(
 def schema(config: config.Config) -> dict[str, Any]:
     """Returns what a student's inputs and outputs mean in this group.
 
-    Args:
-        config: The run; its data must have been opened before.
-
-    Returns:
-        As `tfdistill.TeacherSet(schema=...)` takes it.
+    The data must have been opened before.
     """
-    arguments = dict(config.data.arguments)
-    if config.data.path:
-        arguments["path"] = config.data.path
     source = importlib.import_module(f"models.{config.data.name}")
-    # Of the data's arguments only some change what they mean.
-    known = inspect.signature(source.make_schema).parameters
-    return source.make_schema(
-        **{k: v for k, v in arguments.items() if k in known}
-    )
+    return source.make_schema(**config.data.source)
 
 
-_BUILDERS: Mapping[str, Callable[..., keras.Model]] = {
+BUILDERS: Mapping[str, Callable[..., keras.Model]] = {
     "cifar10": cifar10.build_model,
     "cifar10_small": cifar10.build_small_model,
     "criteo": criteo.build_model,
@@ -100,82 +80,54 @@ def make_model(
     exchange: tfdistill.Exchange,
     *,
     label_counts: np.ndarray | None = None,
-    canary: gates.Canary | None = None,
+    canary: tfdistill.Canary | None = None,
 ) -> tfdistill.CodistillModel:
     """Returns the compiled model; call it in the strategy's scope.
 
-    Args:
-        config: The run.
-        cluster: This task.
-        exchange: Where peers publish.
-        label_counts: How often each label comes, where the configuration
-            smooths labels by that.
-        canary: What teachers must predict. Default: nothing.
-
-    Raises:
-        OptionsError: If arguments in the configuration do not fit.
+    `label_counts` says how often each label comes, if the configuration
+    smooths labels by that. Raises OptionsError if arguments do not fit.
     """
     learn = config.codistillation
-    objective = objectives.of(config.data.name)
     student = build_student(config, cluster.group)
-    model = tfdistill.CodistillModel(
-        student,
-        teachers=_make_teachers(config, cluster, exchange, canary),
+    teachers = tfdistill.TeacherSet(
+        exchange,
+        peers_of(config, cluster),
+        canary=canary,
+        schema=schema(config),
+        # Saved models and bad batches; staleness, other graphs, polling.
+        **learn.taken_by(tfdistill.TeacherSet),
+        **config.exchange.taken_by(tfdistill.TeacherSet),
     )
+    model = tfdistill.CodistillModel(student, teachers=teachers)
     model.compile(
         _make_optimizer(config, cluster, student),
         _make_task_loss(config, student, label_counts),
-        metrics=objective.metrics(),
-        distillation_loss=_make_loss(learn),
-        distillation_weight=_make_weight(learn),
+        metrics=objectives.of(config.data.name).metrics(),
+        distillation_loss=make_loss(learn),
+        distillation_weight=make_weight(learn),
         steps_per_execution=config.steps_per_execution,
     )
     return model
 
 
-def build_student(config: config.Config, group: int) -> keras.Model:
-    """Returns a group's student, without teachers.
-
-    Args:
-        config: The run.
-        group: Index of the group.
-
-    Raises:
-        OptionsError: If arguments in the configuration do not fit.
-    """
+def builder_arguments(config: config.Config, group: int) -> dict[str, Any]:
+    """Returns what a group's student is built with."""
     arguments = config.model.arguments_of(group)
     # The tables must have the sizes that the rows were hashed for.
     for name in _SHARED_ARGUMENTS & config.data.arguments.keys():
         arguments[name] = config.data.arguments[name]
+    return arguments
+
+
+def build_student(config: config.Config, group: int) -> keras.Model:
+    """Returns a group's student, without teachers.
+
+    Raises OptionsError if arguments in the configuration do not fit.
+    """
     try:
-        return _BUILDERS[config.model.name](**arguments)
+        return BUILDERS[config.model.name](**builder_arguments(config, group))
     except (TypeError, ValueError) as cause:
         raise OptionsError(f"`model.arguments` do not fit: {cause}") from cause
-
-
-def _make_teachers(
-    config: config.Config,
-    cluster: tfdistill.Cluster,
-    exchange: tfdistill.Exchange,
-    canary: gates.Canary | None,
-) -> tfdistill.TeacherSet:
-    learn, options = config.codistillation, config.exchange
-    return tfdistill.TeacherSet(
-        exchange,
-        peers_of(config, cluster),
-        saved_models=learn.saved_models,
-        trust_saved_models=learn.trust_saved_models,
-        canary=canary,
-        max_bad_batches=learn.max_bad_batches,
-        max_staleness_steps=options.max_staleness_steps,
-        max_staleness_secs=options.max_staleness_secs,
-        staleness_ramp_steps=options.staleness_ramp_steps,
-        staleness_ramp_secs=options.staleness_ramp_secs,
-        allow_other_graphs=options.allow_other_graphs,
-        schema=schema(config),
-        allow_other_schemas=options.allow_other_schemas,
-        poll_secs=options.poll_secs,
-    )
 
 
 def make_exporter(
@@ -186,10 +138,9 @@ def make_exporter(
     """Returns the callback that publishes the group's student."""
     return tfdistill.StudentExporter(
         exchange,
-        every_steps=config.exchange.every_steps,
         group=cluster.group,
-        variables_dtype=config.exchange.variables_dtype,
         schema=schema(config),
+        **config.exchange.taken_by(tfdistill.StudentExporter),
     )
 
 
@@ -220,9 +171,10 @@ def _make_optimizer(
     options = config.optimizer_of(learns=learns(config, cluster))
     try:
         optimizer = optimizers.make(options, num_steps=config.num_steps)
-        if cluster.uses_parameter_servers or layer.layers_of(student):
-            # Refuses those without a fused form, before the data are read.
-            rules.rule_for(optimizer)
+        table = tfdistill.ShardedEmbedding
+        has_tables = any(isinstance(layer, table) for layer in student.layers)
+        if cluster.uses_parameter_servers or has_tables:
+            table.check_optimizer(optimizer)
     except ValueError as cause:
         raise OptionsError(str(cause)) from cause
     notice = sections.constant_decay_notice(options)
@@ -246,22 +198,18 @@ def _make_task_loss(
     )
 
 
-def _make_loss(
+def make_loss(
     learn: sections.Codistillation,
 ) -> tfdistill.losses.DistillationLoss:
+    """Returns the distillation loss, of logits."""
     kind = getattr(tfdistill.losses, learn.loss)
-    if kind is tfdistill.losses.LogitsMeanSquaredError:
-        return kind(from_logits=True)
-    return kind(
-        temperature=learn.temperature,
-        aggregation=learn.aggregation,
-        from_logits=True,
-    )
+    return kind(from_logits=True, **learn.taken_by(kind))
 
 
-def _make_weight(
+def make_weight(
     learn: sections.Codistillation,
 ) -> tfdistill.schedules.Schedule:
+    """Returns the weight of the distillation loss, by the global step."""
     start, weight = learn.burn_in_steps, learn.weight
     if not learn.ramp_steps:
         return tfdistill.schedules.BurnIn(steps=start, weight=weight)

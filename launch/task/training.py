@@ -19,7 +19,6 @@ from launch.task import predictions
 from launch.task import students
 from tfdistill import data
 from tfdistill import data_checks
-from tfdistill.cluster import identity
 from tfdistill.observe import summaries
 
 
@@ -28,24 +27,16 @@ def make(
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
     """Returns this task's training data and its validation data.
 
-    Args:
-        config: The run.
-        cluster: This task.
-
-    Raises:
-        data_checks.DataError: If the data are at fault.
-        students.OptionsError: If arguments in the configuration are.
+    Raises DataError or OptionsError, whichever are at fault.
     """
     source = importlib.import_module(f"models.{config.data.name}")
-    path = config.data.path
-    arguments = {**config.data.arguments, **({"path": path} if path else {})}
     try:
         return source.make_datasets(
             cluster,
             global_batch_size=config.data.global_batch_size,
             data=config.data.mode,
             seed=config.data.seed,
-            **arguments,
+            **config.data.source,
         )
     except TypeError as cause:
         raise students.OptionsError(
@@ -63,20 +54,17 @@ _POLL_SECS = 0.01
 class StartTogether(keras.callbacks.Callback):
     """Waits after the first step until every group has taken it.
 
-    Groups never wait for each other in a long training: who starts first has
-    no teacher for a moment. In an experiment of a minute, that moment and the
-    tracing of the first step would be a good part of it.
+    Groups never wait for each other in a long training: the one that starts
+    first has no teacher for a moment. In an experiment of a minute, that moment
+    and the tracing of the first step would be a good part of it.
     """
 
     chief_only = True
 
-    def __init__(self, cluster: identity.Cluster, *, limit_secs: float) -> None:
-        """Waits for nothing yet.
-
-        Args:
-            cluster: This task, with a workdir that all groups share.
-            limit_secs: Longest wait; training then goes on alone.
-        """
+    def __init__(
+        self, cluster: tfdistill.Cluster, *, limit_secs: float
+    ) -> None:
+        """Waits for nothing yet."""
         super().__init__()
         self._cluster = cluster
         self._limit_secs = limit_secs
@@ -84,7 +72,7 @@ class StartTogether(keras.callbacks.Callback):
         self.waited_secs = 0.0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Tells of this group's first step, and waits for the others'."""
+        """Announces this group's first step, and waits for the others'."""
         if self._started:
             return
         self._started = True
@@ -102,7 +90,8 @@ class StartTogether(keras.callbacks.Callback):
             self.waited_secs = time.monotonic() - start
             if self.waited_secs > self._limit_secs:
                 _log.warning(
-                    "Waited %.0f s for the first step of %s; training goes on.",
+                    "Waited %.0f s for the first step of %s; training "
+                    "continues.",
                     self.waited_secs,
                     ", ".join(path.parent.name for path in missing),
                 )
@@ -121,30 +110,23 @@ def run(
     *,
     verbose: bool = False,
     profile_steps: str | None = None,
+    strategy: tf.distribute.Strategy | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> dict[str, Any]:
     """Trains this task's student with its group, and writes the results.
 
-    Args:
-        config: What to run; the same on every task.
-        cluster: This task; with a workdir.
-        verbose: Whether the chief shows Keras' own progress. Default False.
-        profile_steps: Which steps the chief traces; see `tfdistill.Summaries`.
-
-    Returns:
-        The group's results; its metrics on the chief only.
-
-    Raises:
-        data_checks.DataError: If the data are at fault.
-        students.OptionsError: If arguments in the configuration are.
+    Returns the group's results; its metrics on the chief only. Raises DataError
+    or OptionsError, whichever are at fault.
+    The strategy is by default the cluster's; `callbacks` come after the run's.
     """
-    strategy = tfdistill.make_strategy(cluster)
+    strategy = strategy or tfdistill.make_strategy(cluster)
     if cluster.is_chief and cluster.group == 0:
         outputs.write_config(config, str(cluster.workdir))
     keras.config.set_dtype_policy(config.dtype_policy)
     keras.utils.set_random_seed(seed_of(config.seed, cluster.group))
     train, validation = map(data.without_autotune, make(config, cluster))
     exchange = tfdistill.Exchange(
-        str(cluster.exchange), max_to_keep=config.exchange.max_to_keep
+        str(cluster.exchange), **config.exchange.taken_by(tfdistill.Exchange)
     )
     counts = None
     if config.smoothing.kind == "unigram":
@@ -154,7 +136,7 @@ def run(
         model = students.make_model(
             config, cluster, exchange, label_counts=counts, canary=canary
         )
-    callbacks = _callbacks(config, cluster, profile_steps)
+    callbacks = [*_callbacks(config, cluster, profile_steps), *callbacks]
     measured = _fit(
         model, train, validation, config, cluster, exchange, callbacks, verbose
     )
@@ -353,7 +335,7 @@ class _Pace(keras.callbacks.Callback):
     def examples_per_second(self) -> float:
         """Of the whole group; of all epochs but the first, which traces.
 
-        0 where nothing was left to train.
+        0 if nothing was left to train.
         """
         epochs = self._epochs[1:] or self._epochs
         steps = sum(steps for steps, _ in epochs)

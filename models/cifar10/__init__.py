@@ -44,27 +44,17 @@ def make_datasets(
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
     """Returns a group's training data and the common validation data.
 
-    Both are the same on every worker of a group; `fit` gives each worker its
-    rows of every batch. Training images are padded, cropped at random and
-    flipped at random; which way depends on the seed, the group and the step.
+    For the common arguments see `models`. Elements are (images float32 `[batch,
+    32, 32, 3]` in [0, 1], labels int64 `[batch]`). Training images are padded,
+    cropped at random and flipped at random; which way depends on the seed, the
+    group and the step.
 
-    Args:
-        cluster: Says which group this is.
-        global_batch_size: Examples per step of the whole group.
-        data: `"disjoint"` (default): the groups share out the training
-            images; `"shared"`: all groups get all of them, each in its own
-            order.
-        seed: Chooses the order and the crops of the training images.
+    Further arguments:
         num_train: Use only so many training images, over all groups. Default
             None: all.
         num_test: Use only so many test images. Default None: all.
         data_dir: As for `load`.
         cache_dir: As for `load`.
-
-    Returns:
-        Endless shuffled training batches, all of the full size; and the test
-        split in order, whose last batch may be partial. Elements are (images
-        float32 `[batch, 32, 32, 3]` in [0, 1], labels int64 `[batch]`).
 
     Raises:
         ValueError: If a number or `data` is out of range, or the images are
@@ -129,12 +119,7 @@ def augment(images: tf.Tensor, *, seed: tf.Tensor) -> tf.Tensor:
     Four black pixels are added on each side, as in He et al. 2015 (section
     4.2 of arXiv:1512.03385).
 
-    Args:
-        images: `[batch, height, width, channels]`, any dtype.
-        seed: Two int64 numbers that determine the result.
-
-    Returns:
-        Images of the same shape and dtype.
+    The two int64 numbers of the seed determine the result.
     """
     batch_size, height, width = (tf.shape(images)[axis] for axis in range(3))
     seeds = tf.random.split(seed, 2)
@@ -156,7 +141,7 @@ def _to_float(
     return tf.cast(images, tf.float32) / 255.0, labels
 
 
-def make_schema() -> dict[str, Any]:
+def make_schema(**arguments: Any) -> dict[str, Any]:
     """Returns what inputs and outputs mean, to compare between groups."""
     return {
         "labels": list(files.CLASSES),
@@ -175,7 +160,7 @@ def build_model(
 
     Three stages of basic blocks with `width`, `2 * width` and `4 * width`
     channels (He et al. 2015, section 4.2 of arXiv:1512.03385), with 1x1
-    convolutions where the shape changes. Weights are not decayed here.
+    convolutions if the shape changes. Weights are not decayed here.
 
     Args:
         depth: Layers with weights: 6 n + 2 for n blocks a stage. Default 20.

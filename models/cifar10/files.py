@@ -1,7 +1,7 @@
 """CIFAR-10 on disk: finds the images, decodes them once, keeps arrays.
 
 The images come from `cifar10/cifar10_jpg.zip` in the data directory, whose
-members are `train/<class>/<number>.jpg` and `test/...`; where it is absent,
+members are `train/<class>/<number>.jpg` and `test/...`; without it,
 from an already prepared TensorFlow Datasets copy. Nothing is downloaded.
 """
 
@@ -9,9 +9,7 @@ import hashlib
 import io
 import os
 import pathlib
-import shutil
 import sys
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from collections.abc import Callable
 import numpy as np
 import PIL.Image
 
+from models import cache
 from models import places
 
 __all__ = ["CLASSES", "IMAGE_SHAPE", "load"]
@@ -70,9 +69,10 @@ def load(
         ValueError: If there are no images, or they are not those described.
     """
     key, read = _find(places.data_dir(data_dir))
-    cached = places.cache_dir(cache_dir) / f"cifar10-{key}"
-    if not cached.is_dir():
-        _write_cache(cached, read)
+    cached = cache.made_once(
+        cache.directory(cache_dir) / f"cifar10-{key}",
+        lambda aside: _decode_all(aside, read),
+    )
     train, test = (_read_cache(cached, split) for split in SPLITS)
     return train, test
 
@@ -162,7 +162,7 @@ def _decode(
 
 
 def _read_tfds(version: pathlib.Path, split: str) -> Arrays:
-    # Slow to import, and needed only where there is no archive.
+    # Slow to import, and needed only without an archive.
     import tensorflow_datasets as tfds
 
     builder = tfds.builder_from_directory(str(version))
@@ -171,29 +171,17 @@ def _read_tfds(version: pathlib.Path, split: str) -> Arrays:
     return examples["image"], examples["label"].astype(np.int64)
 
 
-def _write_cache(cached: pathlib.Path, read: Callable[[str], Arrays]) -> None:
-    """Writes the arrays aside and publishes them by one rename."""
+def _decode_all(aside: pathlib.Path, read: Callable[[str], Arrays]) -> None:
     print(
-        f"CIFAR-10: decoding all images once into {cached} ...",
+        f"CIFAR-10: decoding all images once into {aside.parent} ...",
         file=sys.stderr,
         flush=True,
     )
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    aside = pathlib.Path(tempfile.mkdtemp(dir=cached.parent, prefix=".tmp-"))
-    try:
-        for split in SPLITS:
-            images, labels = read(split)
-            order = np.random.default_rng(0).permutation(len(labels))
-            np.save(aside / f"{split}_images.npy", images[order])
-            np.save(aside / f"{split}_labels.npy", labels[order])
-        try:
-            aside.rename(cached)
-        except OSError:
-            # Another process was first: its copy is the same.
-            if not cached.is_dir():
-                raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    for split in SPLITS:
+        images, labels = read(split)
+        order = np.random.default_rng(0).permutation(len(labels))
+        np.save(aside / f"{split}_images.npy", images[order])
+        np.save(aside / f"{split}_labels.npy", labels[order])
 
 
 def _read_cache(cached: pathlib.Path, split: str) -> Arrays:

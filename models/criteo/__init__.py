@@ -1,6 +1,5 @@
 """Criteo's display ads: data sets, schema and network."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import keras
 import tensorflow as tf
 
 import tfdistill
+from models import places
 from models.criteo import batches
 from models.criteo import converted
 from models.criteo import files
@@ -23,7 +23,7 @@ def make_datasets(
     global_batch_size: int,
     data: str = "disjoint",
     seed: int = 0,
-    path: files.Paths | None = None,
+    path: places.Paths | None = None,
     field_sizes: int | Sequence[int] = converted.DEFAULT_FIELD_SIZE,
     min_count: int = 1,
     split: str = "hash",
@@ -33,27 +33,24 @@ def make_datasets(
     num_validation: int | None = None,
     malformed: str = "skip",
     missing_value: float = 0.0,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: places.Path | None = None,
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
     """Returns a group's training data and the common validation data.
 
     The text is converted once, into `cache_dir`. An integer v becomes
     `sign(v) * log(1 + |v|)`. A category becomes a row of its column's table:
-    0 if missing, 1 if rare, else 2 + hash % (size - 2), where the hash is of
-    the column and the text, and the same on all machines.
+    0 if missing, 1 if rare, else 2 + hash % (size - 2). The hash is of the
+    column and the text, and the same on all machines.
 
-    Both data sets are the same on every worker of a group; `fit` gives each
-    worker its rows of every batch. They can be sent to processes that see the
-    same `cache_dir`.
+    For the common arguments see `models`. Elements are (`{"integers": float32
+    [batch, 13], "categories": int32 [batch, 26]}`, labels float32 `[batch,
+    1]`). Both data sets can be sent to processes that see the same
+    `cache_dir`.
 
-    Args:
-        cluster: Says which group this is.
-        global_batch_size: Examples per step of the whole group.
-        data: `"disjoint"` (default): the groups share out the training rows;
-            `"shared"`: all groups get all of them, each in its own order.
-        seed: Chooses the order of the training rows.
+    Further arguments:
         path: Files, patterns or directories of TAB-separated rows (a label, 13
-            integers, 26 categories), plain or gzip, in the order of time.
+            integers, 26 categories), plain or gzip, in the order of time; or
+            `tfds:NAME` of TensorFlow Datasets, see `models.criteo.tfds`.
             Default: `criteo` in the data directory, which is the environment
             variable TFDISTILL_DATA, else `../shared/data` beside the
             repository.
@@ -75,12 +72,6 @@ def make_datasets(
             zeros. Default 0.
         cache_dir: Where the converted rows are kept. Default: `tfdistill` in
             the user's cache directory.
-
-    Returns:
-        Endless shuffled training batches, all of the full size; and the
-        validation rows in order, whose last batch may be partial. Elements
-        are (`{"integers": float32 [batch, 13], "categories": int32 [batch,
-        26]}`, labels float32 `[batch, 1]`).
 
     Raises:
         ValueError: If an argument is out of range; if there are no files; if
@@ -121,14 +112,12 @@ def make_schema(
     field_sizes: int | Sequence[int] = converted.DEFAULT_FIELD_SIZE,
     min_count: int = 1,
     missing_value: float = 0.0,
+    **arguments: Any,
 ) -> dict[str, Any]:
     """Returns what inputs and outputs mean, to compare between groups.
 
-    Args:
-        field_sizes: As for `make_datasets`.
-        min_count: Likewise. Above 1, which categories are rare depends on the
-            text too, and is not compared.
-        missing_value: Likewise.
+    With a `min_count` above 1, which categories are rare depends on the text
+    too, and is not compared.
     """
     return {
         "labels": ["no click", "click"],

@@ -1,4 +1,4 @@
-"""Batches from the fast form of a click log, by TensorFlow operations alone.
+"""Batches from the fast form of a click log, by TensorFlow operations only.
 
 No Python runs per batch and no array is part of the graph, so that a data set
 can be sent to other processes, which then read the same files.
@@ -37,25 +37,11 @@ def train_batches(
 
     Each epoch reads the part files in a new order and shuffles the rows of 16
     of them at a time: all rows, up to 131,072. The order depends on the
-    arguments alone, so all workers of a group see the same one, and `skip(n)`
+    arguments only, so all workers of a group see the same one, and `skip(n)`
     continues a run.
 
-    Args:
-        binary: Where the rows are. All groups read all of them, which costs
-            less than keeping a copy for each number of groups.
-        cluster: Says which group this is.
-        global_batch_size: Examples per step of the whole group.
-        data: `"disjoint"` (default): row i is for group `i % num_groups`;
-            `"shared"`: all rows are for all groups.
-        seed: Chooses the order. Default 0.
-        missing_value: Stands for missing integers. Default 0.
-
-    Returns:
-        Full batches: (`{"integers": float32 [batch, 13], "categories": int32
-        [batch, 26]}`, labels float32 `[batch, 1]`).
-
-    Raises:
-        ValueError: If the batch size or `data` is out of range.
+    All groups read all rows, which costs less than a copy for each number of
+    groups; of disjoint ones row i is for group `i % num_groups`.
     """
     own_rows = _share(binary.num_rows["train"], cluster, data)
     group_batches.check_size(
@@ -96,17 +82,7 @@ def validation_batches(
     global_batch_size: int,
     missing_value: float = 0.0,
 ) -> tf.data.Dataset:
-    """Returns the validation rows in the order of the text.
-
-    Args:
-        binary: Where the rows are.
-        global_batch_size: Rows of every batch but the last, which may be
-            partial.
-        missing_value: Stands for missing integers. Default 0.
-
-    Returns:
-        Batches as of `train_batches`.
-    """
+    """Returns the validation rows in the order of the text."""
     names = [str(path) for path in binary.parts("validation")]
     records = tf.data.FixedLengthRecordDataset(names, _RECORD_BYTES)
     known = tf.data.experimental.assert_cardinality(

@@ -1,27 +1,19 @@
 """The fast form of a click log: split, converted, written once, opened.
 
 A row is 40 little-endian 32-bit words: the label and 13 transformed integers
-as float32 (NaN where missing), then 26 rows of embedding tables as int32. A
-split is a sequence of part files of equal length; header.json tells the
-rest, and is written last.
-
-A row is 40 little-endian 32-bit words: the label and 13 transformed integers
-as float32 (NaN where missing), then 26 rows of embedding tables as int32.
+as float32 (NaN if missing), then 26 rows of embedding tables as int32. A
+split is a sequence of part files of equal length; header.json says the rest.
 """
 
 import dataclasses
-import hashlib
-import json
-import os
 import pathlib
-import sys
-import time
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from models import cache
 from models import places
 from models.criteo import files
 from models.criteo import rows as criteo_rows
@@ -64,12 +56,7 @@ class Writer:
     """
 
     def __init__(self, directory: pathlib.Path, split: str) -> None:
-        """Writes nothing yet.
-
-        Args:
-            directory: Where the parts go.
-            split: Beginning of their names.
-        """
+        """Writes nothing yet."""
         self.split = split
         self._directory = directory
         self._rest: list[np.ndarray] = []
@@ -120,7 +107,7 @@ class Options:
         min_count: Categories that come fewer times in the training rows get
             row 1. Default 1: none does.
         split: `"hash"` (default): which rows validate is drawn; `"time"`: the
-            last ones do, where rows are in the order of time.
+            last ones do, if rows are in the order of time.
         validation_fraction: Share of the rows that validate, in (0, 1).
             Default 1/6.
         split_seed: Of the draws, >= 0. Default 0.
@@ -129,9 +116,6 @@ class Options:
         num_validation: Likewise of the validation rows.
         malformed: What becomes of a faulty line: `"skip"` (default) or
             `"refuse"`.
-
-    Raises:
-        ValueError: If one is out of range.
     """
 
     field_sizes: int | Sequence[int]
@@ -148,11 +132,11 @@ class Options:
         object.__setattr__(self, "field_sizes", sizes)
         _check_one_of("split", self.split, SPLITS)
         _check_one_of("malformed", self.malformed, files.POLICIES)
-        _check_at_least("min_count", self.min_count, 1)
-        _check_at_least("split_seed", self.split_seed, 0)
+        cache.check_at_least("min_count", self.min_count, 1)
+        cache.check_at_least("split_seed", self.split_seed, 0)
         for name in ("num_train", "num_validation"):
             if getattr(self, name) is not None:
-                _check_at_least(name, getattr(self, name), 1)
+                cache.check_at_least(name, getattr(self, name), 1)
         if not 0 < self.validation_fraction < 1:
             raise ValueError(
                 "`validation_fraction` must be in (0, 1); received "
@@ -167,21 +151,8 @@ def _check_one_of(name: str, value: str, known: Sequence[str]) -> None:
         )
 
 
-def _check_at_least(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or value < least:
-        raise ValueError(
-            f"`{name}` must be a whole number >= {least}; received {value!r}."
-        )
-
-
 def checked_field_sizes(sizes: int | Sequence[int]) -> tuple[int, ...]:
     """Returns the size of each column's embedding table.
-
-    Args:
-        sizes: One number for all columns, or 26.
-
-    Raises:
-        ValueError: If there are not 26, or one is out of range.
 
     Example:
         >>> checked_field_sizes(1000)[:3]
@@ -204,22 +175,14 @@ def checked_field_sizes(sizes: int | Sequence[int]) -> tuple[int, ...]:
 
 
 TRAIN, VALIDATION, UNUSED = 0, 1, 2
-# Draws for the split itself, and for the rows kept where fewer are wanted.
+# Draws for the split itself, and for the rows kept if fewer are wanted.
 _SPLIT_DRAW, _TRAIN_DRAW, _VALIDATION_DRAW = 1, 2, 3
 
 
 def assign(num_rows: int, *, options: Options) -> np.ndarray:
     """Says of each row what it is for.
 
-    Args:
-        num_rows: Rows in all.
-        options: Name the split, its share, seed and limits.
-
-    Returns:
-        `TRAIN`, `VALIDATION` or `UNUSED`, uint8 `[num_rows]`.
-
-    Raises:
-        ValueError: If a split would have no row, or fewer than its limit.
+    uint8 `[num_rows]`: `TRAIN`, `VALIDATION` or `UNUSED`.
     """
     fraction, seed = options.validation_fraction, options.split_seed
     num_last = round(num_rows * fraction)
@@ -269,12 +232,7 @@ def _keep(
 def frequent(fingerprints: np.ndarray, *, min_count: int) -> np.ndarray:
     """Returns the sorted fingerprints that come at least so many times.
 
-    Args:
-        fingerprints: Of one column in the training rows, uint32 `[rows]`.
-        min_count: The least number of times.
-
-    Returns:
-        uint32 `[kept]`, without that of missing text.
+    Of one column in the training rows, uint32, without that of missing text.
     """
     values, counts = np.unique(fingerprints, return_counts=True)
     return values[(counts >= min_count) & (values > 0)]
@@ -297,16 +255,7 @@ def convert(
     Memory is bounded but for some bytes per row, most of them while rare
     categories are looked for.
 
-    Args:
-        reader: Reads the text.
-        options: What the result depends on besides the text.
-        directory: Empty.
-
-    Returns:
-        Rows of each split, rows read, and malformed lines by reason.
-
-    Raises:
-        ValueError: If the text or an option is at fault.
+    Returns rows of each split, rows read, and malformed lines by reason.
     """
     everything = directory / "everything.tmp"
     _write_everything(reader, everything)
@@ -325,13 +274,15 @@ def convert(
 
 def _write_everything(reader: files.Reader, path: pathlib.Path) -> None:
     """Writes all rows, still with fingerprints for categories."""
-    total = sum(source.stat().st_size for source in reader.paths)
-    progress = _Progress(total)
+    progress = cache.Progress()
     with path.open("wb") as opened:
         for rows in reader.rows():
             records = records_of(rows, rows.fingerprints.view(np.int32))
             opened.write(records.tobytes())
-            progress.tell(reader.num_bytes, reader.num_rows)
+            progress.report(
+                f"Criteo: converting once: {reader.num_rows} rows, "
+                f"{reader.share_read:.0%} of the files"
+            )
 
 
 def records_of(rows: criteo_rows.Rows, categories: np.ndarray) -> np.ndarray:
@@ -340,27 +291,6 @@ def records_of(rows: criteo_rows.Rows, categories: np.ndarray) -> np.ndarray:
     floats[:, 0] = rows.labels
     floats[:, 1:] = criteo_rows.log_integers(rows)
     return np.concatenate([floats.view("<i4"), categories], axis=1)
-
-
-class _Progress:
-    """Tells of a long conversion on standard error, now and then."""
-
-    def __init__(self, total: int, *, every_secs: float = 10.0) -> None:
-        self._total = total
-        self._every_secs = every_secs
-        self._told = time.monotonic()
-
-    def tell(self, num_bytes: int, num_rows: int) -> None:
-        now = time.monotonic()
-        if now - self._told < self._every_secs:
-            return
-        self._told = now
-        print(
-            f"Criteo: converting once: {num_rows} rows, "
-            f"{num_bytes / self._total:.0%} of the files ...",
-            file=sys.stderr,
-            flush=True,
-        )
 
 
 def _frequent(
@@ -408,15 +338,12 @@ def _rare(fingerprints: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """Whether each text is present but not kept."""
     if not len(kept):
         return fingerprints > 0
-    places = np.searchsorted(kept, fingerprints).clip(max=len(kept) - 1)
-    return (kept[places] != fingerprints) & (fingerprints > 0)
+    nearest = np.searchsorted(kept, fingerprints).clip(max=len(kept) - 1)
+    return (kept[nearest] != fingerprints) & (fingerprints > 0)
 
 
 # Change it with anything that changes what is written.
 _VERSION = 1
-_HEADER = "header.json"
-_SAMPLE_BYTES = 1 << 16
-
 _RECORD_BYTES = 4 * criteo_rows.NUM_COLUMNS
 
 
@@ -444,70 +371,39 @@ class Binary:
 
 
 def open_or_convert(
-    paths: files.Paths,
+    paths: places.Paths,
     *,
     options: Options,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: places.Path | None = None,
 ) -> Binary:
     """Returns the fast form of files, which is made at the first call.
 
-    Args:
-        paths: As for `files.expand`. A change of name, size, time of
-            modification, beginning or end of a file makes for another form.
-        options: What it depends on besides.
-        cache_dir: Where it is kept: as much disk as the text needs, and half
-            as much again while it is made. Default: `tfdistill` in the user's
-            cache directory.
-
-    Returns:
-        The fast form, checked for completeness.
-
-    Raises:
-        ValueError: If the files or options are at fault.
-        RuntimeError: If what was converted before is damaged.
+    A change of name, size, time of modification, beginning or end of a file
+    makes for another form. It takes as much disk as the text, and half as much
+    again while it is made.
     """
     reader = files.Reader(paths, malformed=options.malformed)
-    sources = [_identity(path) for path in reader.paths]
-    wanted = {
-        "version": _VERSION,
-        "part_rows": PART_ROWS,
-        "options": dataclasses.asdict(options),
-        "sources": sources,
-    }
-    text = json.dumps(wanted, sort_keys=True)
-    key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    final = places.cache_dir(cache_dir) / f"criteo-{key}"
 
-    def make(aside: pathlib.Path) -> None:
-        found = convert(reader, options, aside)
-        if [_identity(path) for path in reader.paths] != sources:
-            raise RuntimeError(
-                "Files of the click log changed while they were converted. "
-                "Start again once they are complete."
-            )
-        header = json.dumps({**wanted, **found}, indent=1, sort_keys=True)
-        (aside / _HEADER).write_text(header, "utf-8")
+    def describe() -> dict[str, Any]:
+        return {
+            "version": _VERSION,
+            "part_rows": PART_ROWS,
+            "options": dataclasses.asdict(options),
+            "sources": [source.identity() for source in reader.sources],
+        }
 
-    places.made_once(final, make)
-    return _open(final)
-
-
-def _identity(path: pathlib.Path) -> dict[str, Any]:
-    found = path.stat()
-    with path.open("rb") as opened:
-        sample = opened.read(_SAMPLE_BYTES)
-        opened.seek(max(0, found.st_size - _SAMPLE_BYTES))
-        sample += opened.read(_SAMPLE_BYTES)
-    return {
-        "name": path.name,
-        "bytes": found.st_size,
-        "modified_nanoseconds": found.st_mtime_ns,
-        "sample_sha256": hashlib.sha256(sample).hexdigest(),
-    }
+    return _open(
+        cache.open_or_make(
+            "criteo",
+            describe,
+            lambda aside: convert(reader, options, aside),
+            root=cache.directory(cache_dir),
+        )
+    )
 
 
 def _open(directory: pathlib.Path) -> Binary:
-    header = json.loads((directory / _HEADER).read_text("utf-8"))
+    header = cache.read_header(directory)
     binary = Binary(
         directory=directory,
         num_rows=header["num_rows"],
@@ -516,11 +412,7 @@ def _open(directory: pathlib.Path) -> Binary:
     )
     for split, num_rows in binary.num_rows.items():
         for path in binary.parts(split):
-            expected = min(num_rows, binary.part_rows) * _RECORD_BYTES
-            num_rows -= binary.part_rows
-            if not path.is_file() or path.stat().st_size != expected:
-                raise RuntimeError(
-                    f"{path} must have {expected} bytes; it was damaged after "
-                    f"it was made. Delete {directory}, and start again."
-                )
+            rows = min(num_rows, binary.part_rows)
+            cache.check_size(path, rows * _RECORD_BYTES)
+            num_rows -= rows
     return binary

@@ -1,29 +1,34 @@
-"""Reads click logs: finds the files, counts and reports what is faulty.
+"""Reads click logs: finds the sources, counts and reports what is faulty.
 
 gzip is known by its first bytes, whatever the name. Memory is bounded.
 """
 
 import collections
 import glob
+import hashlib
 import os
 import pathlib
 import sys
 import zlib
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Sequence
+from typing import Any
+from typing import Protocol
 
 from models import places
+from models import prepared
 from models.criteo import rows as criteo_rows
 
 __all__ = [
     "BrokenGzipError",
+    "File",
     "LongLineError",
     "POLICIES",
     "Reader",
+    "Source",
     "blocks",
     "default_path",
-    "expand",
+    "sources",
 ]
 
 
@@ -32,6 +37,8 @@ _READ_BYTES = 1 << 19
 _LONGEST_LINE_BYTES = 64 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# Of the beginning and the end of a file, to know it again by.
+_SAMPLE_BYTES = 1 << 16
 
 
 class BrokenGzipError(Exception):
@@ -50,18 +57,10 @@ def blocks(
 ) -> Iterator[bytes]:
     """Yields the lines of a file, many at a time.
 
-    Args:
-        path: The file.
-        block_bytes: Collect at least so much before yielding. Default 1 MiB.
-        on_read: Told how many bytes were read from the file, each time.
-
-    Yields:
-        Whole lines with their line feeds; one is added to the last line where
-        it has none. A UTF-8 byte order mark is left out.
-
-    Raises:
-        BrokenGzipError: After the last whole line that could be unpacked.
-        LongLineError: If a line is longer than 64 MiB.
+    Whole lines with their line feeds; one is added to a last line that has
+    none. A UTF-8 byte order mark is left out. `on_read` takes the bytes read
+    from disk. BrokenGzipError comes after the last whole line that could be
+    unpacked.
     """
     lines = _Lines(block_bytes)
     broken: Exception | None = None
@@ -175,7 +174,7 @@ _HOPELESS_LINES = 100_000
 _SHOWN_BYTES = 80
 _EXPECTED = (
     "lines of 40 columns with TABs between them, that is a label 0 or 1, 13 "
-    "integers and 26 categories, where integers and categories may be empty"
+    "integers and 26 categories; integers and categories may be empty"
 )
 _REMEDIES = {
     "empty_file": "Leave the file out",
@@ -183,38 +182,81 @@ _REMEDIES = {
     "header": "Remove the line",
 }
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
 
 def default_path() -> pathlib.Path:
     """Returns `criteo` in the data directory, which TFDISTILL_DATA names."""
     return places.data_dir() / "criteo"
 
 
-def expand(paths: Paths) -> list[pathlib.Path]:
-    """Returns the files that paths, patterns and directories stand for.
+class Source(Protocol):
+    """Lines of a click log.
 
-    Args:
-        paths: A file, a pattern such as `day_*.gz`, a directory (its `*.tsv`,
-            `train.txt` and `day_*`, each also with `.gz`), or several of them.
+    Attributes:
+        name: What messages call it.
+        size: In the units that `blocks` reports; 0 if empty.
+    """
 
-    Returns:
-        Existing files: as given, and in natural order (day_9 before day_10)
-        within a pattern or directory.
+    name: str
+    size: int
 
-    Raises:
-        ValueError: If one of them stands for no file, or a file comes twice.
+    def identity(self) -> dict[str, Any]:
+        """Returns what changes whenever the lines do, as JSON has it."""
+
+    def blocks(self, *, on_read: Callable[[int], None]) -> Iterator[bytes]:
+        """Yields whole lines, many at a time."""
+
+
+class File:
+    """A file, plain or gzip."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.name = str(path)
+        self._path = path
+        self.size = path.stat().st_size
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what changes whenever the lines do, as JSON has it."""
+        found = self._path.stat()
+        with self._path.open("rb") as opened:
+            sample = opened.read(_SAMPLE_BYTES)
+            opened.seek(max(0, found.st_size - _SAMPLE_BYTES))
+            sample += opened.read(_SAMPLE_BYTES)
+        return {
+            "name": self._path.name,
+            "bytes": found.st_size,
+            "modified_nanoseconds": found.st_mtime_ns,
+            "sample_sha256": hashlib.sha256(sample).hexdigest(),
+        }
+
+    def blocks(self, *, on_read: Callable[[int], None]) -> Iterator[bytes]:
+        """Yields whole lines, many at a time; see the function `blocks`."""
+        return blocks(self._path, on_read=on_read)
+
+
+def sources(paths: places.Paths) -> list[Source]:
+    """Returns where the lines of paths, patterns and directories are.
+
+    A path is a file, a pattern such as `day_*.gz`, a directory (its `*.tsv`,
+    `train.txt` and `day_*`, each also with `.gz`), or `tfds:NAME[SPLIT]`. Files
+    come as given, and in natural order (day_9 before day_10) within a pattern
+    or directory.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
-    found: list[pathlib.Path] = []
+    found: list[Source] = []
     for path in paths:
-        found += _expand_one(pathlib.Path(path))
-    places.check_names(found)
+        if str(path).startswith(prepared.PREFIX):
+            # It takes seconds to import, which files need not wait for.
+            from models.criteo import tfds
+
+            found.append(tfds.Rows(str(path).removeprefix(prepared.PREFIX)))
+        else:
+            found += map(File, _expand(pathlib.Path(path)))
+    places.check_names([source.name for source in found])
     return found
 
 
-def _expand_one(path: pathlib.Path) -> list[pathlib.Path]:
+def _expand(path: pathlib.Path) -> list[pathlib.Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
@@ -235,34 +277,26 @@ def _expand_one(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 class Reader:
-    """Iterates over the blocks of files.
+    """Iterates over the blocks of sources.
 
-    Faulty lines are skipped and counted, and told of on standard error once
+    Faulty lines are skipped and counted, and reported on standard error once
     all is read; or the first one is an error.
 
     Attributes:
         counts: By reason, how many faults there were so far.
         num_rows: Good lines so far.
-        num_bytes: Bytes read from disk so far, compressed where the file is.
+        num_bytes: Bytes read from disk so far, compressed if the file is;
+            examples of a prepared data set.
     """
 
-    def __init__(self, paths: Paths, *, malformed: str = "skip") -> None:
-        """Looks for the files; reads nothing yet.
-
-        Args:
-            paths: As for `expand`.
-            malformed: What becomes of a faulty line: `"skip"` (default) or
-                `"refuse"`.
-
-        Raises:
-            ValueError: If there are no such files, or `malformed` is neither.
-        """
+    def __init__(self, paths: places.Paths, *, malformed: str = "skip") -> None:
+        """Looks for the files; reads nothing yet."""
         if malformed not in POLICIES:
             raise ValueError(
                 f"`malformed` must be one of {POLICIES}; received "
                 f"{malformed!r}."
             )
-        self.paths = expand(paths)
+        self.sources = sources(paths)
         self._refuse = malformed == "refuse"
         self._reset()
 
@@ -275,41 +309,45 @@ class Reader:
     def __iter__(self) -> Iterator[tuple[bytes, criteo_rows.Parsed]]:
         """Yields blocks of whole lines, and what they hold.
 
-        Raises:
-            ValueError: At a faulty line if those are refused; or in the end,
-                if there was no good row, or more than half were faulty.
+        A faulty line is an error if those are refused; in the end it is one if
+        there was no good row, or more than half were faulty.
         """
         self._reset()
-        for path in self.paths:
+        for source in self.sources:
             try:
-                yield from self._read(path)
+                yield from self._read(source)
             except BrokenGzipError as error:
-                self._add("broken_gzip", str(path), str(error))
+                self._add("broken_gzip", source.name, str(error))
             except LongLineError as error:
                 raise ValueError(
-                    f"A click log must hold {_EXPECTED}; received {path} with "
-                    f"{error}. Leave the file out."
+                    f"A click log must hold {_EXPECTED}; received "
+                    f"{source.name} with {error}. Leave the file out."
                 ) from error
         self._check_enough()
         self._tell()
 
     def _read(
-        self, path: pathlib.Path
+        self, source: Source
     ) -> Iterator[tuple[bytes, criteo_rows.Parsed]]:
         num_lines = 0
-        for block in blocks(path, on_read=self._add_bytes):
+        for block in source.blocks(on_read=self._add_bytes):
             parsed = criteo_rows.parse(block, starts_file=not num_lines)
-            self._count(path, num_lines, block, parsed)
+            self._count(source.name, num_lines, block, parsed)
             num_lines += len(parsed.reasons)
             self.num_rows += len(parsed.rows)
             yield block, parsed
             if not self.num_rows and self._num_faulty() > _HOPELESS_LINES:
                 self._check_enough()
         if not num_lines:
-            self._add("empty_file", str(path), "no line at all")
+            self._add("empty_file", source.name, "no line at all")
 
     def _add_bytes(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes
+
+    @property
+    def share_read(self) -> float:
+        """How much of the sources was read, in [0, 1]."""
+        return self.num_bytes / max(1, sum(one.size for one in self.sources))
 
     def rows(self) -> Iterator[criteo_rows.Rows]:
         """Yields the good rows, some thousands at a time."""
@@ -326,7 +364,7 @@ class Reader:
             return
         raise ValueError(
             f"A click log must hold {_EXPECTED}; received {self.num_rows} "
-            f"good rows and {faulty} others in {len(self.paths)} file(s). "
+            f"good rows and {faulty} others in {len(self.sources)} file(s). "
             f"{self._description()}"
         )
 
@@ -345,7 +383,7 @@ class Reader:
 
     def _count(
         self,
-        path: pathlib.Path,
+        name: str,
         lines_before: int,
         block: bytes,
         parsed: criteo_rows.Parsed,
@@ -362,7 +400,7 @@ class Reader:
             columns = block.count(b"\t", start, end) + 1
             self._add(
                 criteo_rows.REASONS[code],
-                f"{path}, line {lines_before + line + 1}",
+                f"{name}, line {lines_before + line + 1}",
                 f"{columns} column(s), {text!r}",
                 number=tally[code],
             )
@@ -371,7 +409,7 @@ class Reader:
         self, reason: str, place: str, received: str, *, number: int = 1
     ) -> None:
         if self._refuse:
-            remedy = _REMEDIES.get(reason, "Mend the line")
+            remedy = _REMEDIES.get(reason, "Correct the line")
             raise ValueError(
                 f"A click log must hold {_EXPECTED}; received {reason} at "
                 f"{place}: {received}. {remedy}, or use malformed='skip'."

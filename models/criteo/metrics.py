@@ -19,7 +19,7 @@ def auc(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> float:
     """Returns the area under the ROC curve, exactly.
 
     That is the chance that a clicked example is ranked above one without a
-    click, where a tie counts one half (Hanley and McNeil 1982).
+    click; a tie counts one half (Hanley and McNeil 1982).
 
     Args:
         labels: 0 or 1, with at least one of each.

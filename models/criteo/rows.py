@@ -68,14 +68,8 @@ def integers(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the values of fields of decimal digits, perhaps after a minus.
 
-    Args:
-        text: Where the fields are.
-        starts: Offset of each field, int64 of any shape.
-        lengths: Its number of bytes, of the same shape.
-
-    Returns:
-        The values, int64 and 0 for what is none; and which are such numbers
-        within 64 bits.
+    `starts` are offsets, `lengths` bytes, of any shape. The values are int64,
+    and 0 if the second result says that there is no such number in 64 bits.
     """
     negative = (text.bytes[starts] == _MINUS) & (lengths > 0)
     starts = starts + negative
@@ -127,13 +121,7 @@ def fingerprints(
 
     The same on all machines and in all versions of Python.
 
-    Args:
-        text: Where the fields are.
-        starts: Offset of each field, int64 `[rows, columns]`.
-        lengths: Its number of bytes, of the same shape.
-
-    Returns:
-        uint32 `[rows, columns]`; 0 for empty fields and for no others.
+    uint32 `[rows, columns]`; 0 for empty fields and for no others.
     """
     columns = np.arange(1, starts.shape[-1] + 1, dtype=np.uint64)
     hashes = text.words(starts, lengths)
@@ -191,10 +179,10 @@ class Rows:
 
     Attributes:
         labels: 0 or 1, uint8 `[rows]`.
-        integers: int64 `[rows, 13]`; 0 where missing.
+        integers: int64 `[rows, 13]`; 0 if missing.
         missing: Which integers are missing, bool `[rows, 13]`.
         fingerprints: A hash of each category and its column, uint32
-            `[rows, 26]`; 0 where missing.
+            `[rows, 26]`; 0 if missing.
     """
 
     labels: np.ndarray
@@ -226,13 +214,8 @@ class Parsed:
 def parse(block: bytes, *, starts_file: bool = False) -> Parsed:
     r"""Returns the rows of a block of lines.
 
-    Args:
-        block: Whole lines, the last one with its line feed. Lines may end in
-            CR LF.
-        starts_file: Whether the first line may be a header. Default False.
-
-    Returns:
-        The good rows, and what is wrong with the other lines.
+    The last line has its line feed; lines may end in CR LF. The first line of a
+    file may be a header.
 
     Example:
         >>> row = b"1\t5\t-2" + 37 * b"\t" + b"\n"
@@ -336,11 +319,7 @@ def _undecodable(
 
 
 def log_integers(rows: Rows) -> np.ndarray:
-    """Returns `sign(v) * log(1 + |v|)`; NaN where missing.
-
-    Returns:
-        float32 `[rows, 13]`.
-    """
+    """Returns `sign(v) * log(1 + |v|)`, `[rows, 13]`; NaN if missing."""
     values = rows.integers.astype(np.float32)
     logs = np.copysign(np.log1p(np.abs(values)), values)
     logs[rows.missing] = np.nan
@@ -352,13 +331,8 @@ def hashed_rows(
 ) -> np.ndarray:
     """Returns the row of each category in its column's embedding table.
 
-    Args:
-        fingerprints: uint32 `[rows, 26]`.
-        field_sizes: Rows of each table, at least 3; `[26]`.
-
-    Returns:
-        int32 `[rows, 26]`: 0 where missing, else from 2 to the size - 1. Row
-        1 is left for rare categories.
+    int32 `[rows, 26]`: 0 if missing, else from 2 to the size - 1. Row 1 is
+    left for rare categories.
     """
     spread = np.asarray(field_sizes, np.uint32) - FIRST_HASHED_ROW
     hashed = (fingerprints % spread).astype(np.int32)

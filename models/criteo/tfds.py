@@ -1,10 +1,11 @@
-"""The click log as a TensorFlow Datasets builder, `criteo_display_ads`.
+"""The click log by TensorFlow Datasets: a builder of it, and its rows.
 
-Importing this module registers it: `tfds.load("criteo_display_ads")`.
+Importing this module registers the builder `criteo_display_ads`.
 """
 
 import os
 import pathlib
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,10 +13,12 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
+from models import places
+from models import prepared
 from models.criteo import files
 from models.criteo import rows as criteo_rows
 
-__all__ = ["CriteoDisplayAds"]
+__all__ = ["CriteoDisplayAds", "Rows", "prepare"]
 
 
 _DESCRIPTION = """
@@ -34,7 +37,7 @@ dataset), and put the rows with labels into `manual_dir`: `train.txt` or any
 class CriteoDisplayAds(tfds.core.GeneratorBasedBuilder):
     """Rows of Criteo's display advertising challenge, from your own copy.
 
-    Faulty lines are counted, skipped and told of, as in `files.Reader`.
+    Faulty lines are counted, skipped and reported, as in `files.Reader`.
     """
 
     VERSION = tfds.core.Version("1.0.0")
@@ -94,3 +97,67 @@ class CriteoDisplayAds(tfds.core.GeneratorBasedBuilder):
                     },
                 )
                 number += 1
+
+
+def prepare(
+    manual_dir: places.Path, data_dir: places.Path | None = None
+) -> CriteoDisplayAds:
+    """Prepares the click log, for the recipes and for `tfds.load`.
+
+    Args:
+        manual_dir: Holds the text, `train.txt` or any `*.tsv`.
+        data_dir: Where to. Default: TFDS_DATA_DIR, else
+            `~/tensorflow_datasets`.
+    """
+    builder = CriteoDisplayAds(
+        data_dir=data_dir or os.environ.get("TFDS_DATA_DIR")
+    )
+    builder.download_and_prepare(
+        download_config=tfds.download.DownloadConfig(manual_dir=manual_dir)
+    )
+    return builder
+
+
+_FEATURES = {
+    "label": (tf.int64, ()),
+    "integers": (tf.float64, (criteo_rows.NUM_INTEGERS,)),
+    "categories": (tf.string, (criteo_rows.NUM_CATEGORIES,)),
+}
+_ROWS_AT_ONCE = 4096
+
+
+class Rows(prepared.Prepared):
+    """A prepared data set with those features, as the lines of a click log.
+
+    `files.Source`: the same rows are converted to the same bytes, whether they
+    come from text or from here.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, features=_FEATURES)
+        self.size = self.num_examples
+
+    @property
+    def _remedy(self) -> str:
+        if self._builder.name != CriteoDisplayAds.name:
+            return super()._remedy
+        return "Run models.criteo.tfds.prepare(DIR) with DIR/train.txt"
+
+    def blocks(self, *, on_read: Callable[[int], None]) -> Iterator[bytes]:
+        """Yields whole lines, many at a time."""
+        texts = self.examples().batch(_ROWS_AT_ONCE).map(_lines)
+        for num_rows, text in texts.as_numpy_iterator():
+            on_read(int(num_rows))
+            yield text
+
+
+def _lines(examples: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the number of lines, and their text."""
+    values = tf.cast(examples["integers"], tf.float64)
+    known = tf.math.is_finite(values)
+    whole = tf.cast(tf.where(known, values, 0.0), tf.int64)
+    integers = tf.where(known, tf.strings.as_string(whole), "")
+    labels = tf.strings.as_string(examples["label"])[:, tf.newaxis]
+    columns = tf.concat([labels, integers, examples["categories"]], axis=1)
+    lines = tf.strings.reduce_join(columns, axis=1, separator="\t")
+    return tf.size(lines), tf.strings.reduce_join(lines + "\n")

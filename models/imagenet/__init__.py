@@ -1,7 +1,6 @@
 """ImageNet: 1,281,167 photographs of 1,000 classes, and ResNet-50 for them."""
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from models import group_batches
+from models import places
 from models import residual
 from models.imagenet import files
 from models.imagenet import images
@@ -38,39 +38,27 @@ def make_datasets(
     global_batch_size: int,
     data: str = "disjoint",
     seed: int = 0,
-    path: str | os.PathLike[str] | None = None,
+    path: places.Path | None = None,
     image_size: int = 224,
     num_classes: int = 1000,
-    data_dir: str | os.PathLike[str] | None = None,
+    data_dir: places.Path | None = None,
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
     """Returns a group's training data and the common validation data.
 
-    Both are the same on every worker of a group; `fit` gives each worker its
-    share of every batch. Of the training images workers decode only their own
-    where the batch size is a multiple of their number; such data can be read
-    by `fit` alone. A training image is a random part of a photograph, by
-    chance mirrored; which depends on the seed, the group and the step. Of a
-    validation image it is the middle.
+    For the common arguments see `models`. Elements are (images float32 `[batch,
+    image_size, image_size, 3]` in [0, 1], labels int64 `[batch]`). Workers
+    decode only their own training images if the batch size is a multiple of
+    their number; only `fit` can read such data. A training image is a random
+    part of a photograph, by chance mirrored; which depends on the seed, the
+    group and the step. Of a validation image it is the middle.
 
-    Args:
-        cluster: Says which group this is.
-        global_batch_size: Examples per step of the whole group.
-        data: `"disjoint"` (default): the groups share out the training
-            images; `"shared"`: all groups get all of them, each in its own
-            order.
-        seed: Chooses the order and the parts of the training images.
+    Further arguments:
         path: A directory with `train/<class>/<image>` and
             `val/<class>/<image>` (.jpg, .jpeg or .png). Default None: the
             prepared TensorFlow Datasets copy.
         image_size: Height and width of the images. Default 224.
         num_classes: Number of classes in the data. Default 1000.
         data_dir: As for `files.find`.
-
-    Returns:
-        Endless shuffled training batches, all of the full size; and the
-        validation split in order, whose last batch may be partial. Elements
-        are (images float32 `[batch, image_size, image_size, 3]` in [0, 1],
-        labels int64 `[batch]`).
 
     Raises:
         ValueError: If an argument is out of range, or the images are missing.
@@ -111,17 +99,12 @@ def make_datasets(
 
 def make_schema(
     *,
-    path: str | os.PathLike[str] | None = None,
+    path: places.Path | None = None,
     image_size: int = 224,
-    data_dir: str | os.PathLike[str] | None = None,
+    data_dir: places.Path | None = None,
+    **arguments: Any,
 ) -> dict[str, Any]:
-    """Returns what inputs and outputs mean, to compare between groups.
-
-    Args:
-        path: As for `make_datasets`.
-        image_size: Likewise.
-        data_dir: Likewise.
-    """
+    """Returns what inputs and outputs mean, to compare between groups."""
     return {
         "labels": files.find(path, data_dir).class_names,
         "preprocessing": {"image_size": image_size, "range": [0, 1]},

@@ -45,18 +45,8 @@ class Source(Protocol):
     ) -> tuple[tf.data.Dataset, int]:
         """Returns a group's images, endless and shuffled, and their number.
 
-        Args:
-            cluster: Says which group this is.
-            mode: `"disjoint"` or `"shared"`.
-            seed: Chooses the order.
-            share: Applied to the numbered elements as soon as they are known.
-
-        Returns:
-            Elements (number from 0, (image, label)), and how many images the
-            group has.
-
-        Raises:
-            ValueError: If the mode is unknown.
+        Elements are (number from 0, (image, label)). `share` is applied to the
+        numbered elements as soon as they are known.
         """
 
     def validation(self) -> tf.data.Dataset:
@@ -69,15 +59,8 @@ def find(
 ) -> Source:
     """Returns where the images are.
 
-    Args:
-        path: A directory with `train/<class>/<image>` and `val/<class>/...`,
-            or None to look for a prepared copy.
-        data_dir: Holds the prepared `imagenet2012/<version>`. Default: the
-            environment variable TFDS_DATA_DIR or `~/tensorflow_datasets`,
-            then the data directory (TFDISTILL_DATA).
-
-    Raises:
-        ValueError: If there is nothing there.
+    `data_dir` holds the prepared `imagenet2012/<version>`; by default
+    TFDS_DATA_DIR, or `~/tensorflow_datasets`, then the data directory.
     """
     if path is not None:
         return Folders(path)
@@ -107,14 +90,7 @@ class Folders:
     """Images in folders named for their classes, in order of those names."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Lists the files.
-
-        Args:
-            path: Holds the folders `train` and `val`.
-
-        Raises:
-            ValueError: If a folder or an image is missing.
-        """
+        """Lists the files."""
         root = pathlib.Path(path)
         self.class_names = _folders(root / "train")
         unknown = set(_folders(root / "val")) - set(self.class_names)
@@ -196,12 +172,8 @@ class Prepared:
     """What TensorFlow Datasets has prepared: it lies in random order."""
 
     def __init__(self, version: pathlib.Path) -> None:
-        """Reads the description, not yet the images.
-
-        Args:
-            version: The directory `imagenet2012/<version>`.
-        """
-        # Slow to import, and needed only where there are no folders.
+        """Reads the description, not yet the images."""
+        # Slow to import, and needed only without folders.
         import tensorflow_datasets as tfds
 
         self._tfds = tfds
@@ -237,7 +209,7 @@ class Prepared:
         """Returns a group's images, each epoch in another order.
 
         Disjoint parts lie one after the other in the files, so that a group
-        reads its own alone. Elements change places within some thousands.
+        reads only its own. Elements change places within some thousands.
         """
         if mode not in ("disjoint", "shared"):
             raise ValueError(
@@ -251,7 +223,7 @@ class Prepared:
         base = tf.constant([seed, cluster.group], tf.int64)
 
         def epoch_of(epoch: tf.Tensor) -> tf.data.Dataset:
-            # Of this function's graph alone: `shuffle` mixes the program's
+            # Of this function's graph only: `shuffle` mixes the program's
             # global seed into its own, and fails on a global seed of 0.
             tf.random.set_seed(1)
             fold = tf.random.experimental.stateless_fold_in(base, epoch)

@@ -17,14 +17,9 @@ def random_crop(data: tf.Tensor, *, size: int, seed: tf.Tensor) -> tf.Tensor:
     Of 8% to 100% of its area, with sides of 3:4 to 4:3 (Szegedy et al. 2014,
     arXiv:1409.4842, section 6, as in Goyal et al. 2017).
 
-    Args:
-        data: An encoded JPEG (of which only the part is decoded), PNG, GIF or
-            BMP, a string scalar.
-        size: Height and width of the result.
-        seed: Two int64 numbers that determine the part.
-
-    Returns:
-        float32 `[size, size, 3]` in [0, 1].
+    float32 `[size, size, 3]` in [0, 1], determined by the two int64 numbers of
+    the seed. Of an encoded JPEG only the part is decoded; PNG, GIF and BMP are
+    read as well.
     """
     seeds = tf.random.split(seed, 2)
     whole = tf.constant([[[0.0, 0.0, 1.0, 1.0]]])
@@ -46,12 +41,7 @@ def random_crop(data: tf.Tensor, *, size: int, seed: tf.Tensor) -> tf.Tensor:
 def central_crop(data: tf.Tensor, *, size: int) -> tf.Tensor:
     """Returns the middle of an image: 224 / 256 of its shorter side.
 
-    Args:
-        data: As for `random_crop`.
-        size: Height and width of the result.
-
-    Returns:
-        float32 `[size, size, 3]` in [0, 1].
+    float32 `[size, size, 3]` in [0, 1].
     """
     sides = _shape(data)[:2]
     shorter = tf.cast(tf.reduce_min(sides), tf.float32)

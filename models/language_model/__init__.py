@@ -1,11 +1,11 @@
 """A language model: which sub-word comes next, by LSTMs over real text."""
 
-import os
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from models import places
 from models.language_model import batches
 from models.language_model import lstm
 from models.language_model import text
@@ -21,34 +21,22 @@ def make_datasets(
     global_batch_size: int,
     data: str = "disjoint",
     seed: int = 0,
-    path: text.Paths | None = None,
+    path: places.Paths | None = None,
     sequence_length: int = 32,
     **text_options: Any,
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
     """Returns a group's training data and the common validation data.
 
     The text is made into tokens once, into `cache_dir`. Documents follow each
-    other, each with a token for its end, and are cut into windows. Both data
-    sets are the same on every worker of a group; `fit` gives each worker its
-    rows of every batch. They can be sent to processes that see the same
-    `cache_dir`.
+    other, each with a token for its end, and are cut into windows. For the
+    common arguments see `models`. Elements are (tokens int32 `[batch,
+    sequence_length]`, labels int32 alike: the token that follows each). Both
+    data sets can be sent to processes that see the same `cache_dir`.
 
-    Args:
-        cluster: Says which group this is.
-        global_batch_size: Windows per step of the whole group.
-        data: `"disjoint"` (default): the groups share out the training
-            documents; `"shared"`: all groups get all of them, each with its
-            windows in its own order.
-        seed: Chooses the order of the training windows.
+    Further arguments:
         path: As for `open_tokens`.
         sequence_length: Tokens of a window. Default 32.
         **text_options: The others of `open_tokens`.
-
-    Returns:
-        Endless shuffled training batches, all of the full size; and the
-        validation windows in order, whose last batch may be partial. Elements
-        are (tokens int32 `[batch, sequence_length]`, labels int32 alike: the
-        token that follows each).
 
     Raises:
         ValueError: If an argument is out of range, or the text is missing,
@@ -75,44 +63,25 @@ def make_datasets(
     return train, validation
 
 
-def make_schema(
-    *,
-    path: text.Paths | None = None,
-    validation_path: text.Paths | None = None,
-    vocabulary_size: int = tokens.DEFAULT_VOCABULARY_SIZE,
-    validation_fraction: float | None = None,
-    split_seed: int = 0,
-    num_train_tokens: int | None = None,
-    num_validation_tokens: int | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-) -> dict[str, Any]:
-    """Returns what inputs and outputs mean: the vocabulary; see `open_tokens`.
+def make_schema(**arguments: Any) -> dict[str, Any]:
+    """Returns what inputs and outputs mean: the vocabulary.
 
     Groups whose machines made it from other text have other sub-words.
     """
-    tokens = open_tokens(
-        path=path,
-        validation_path=validation_path,
-        vocabulary_size=vocabulary_size,
-        validation_fraction=validation_fraction,
-        split_seed=split_seed,
-        num_train_tokens=num_train_tokens,
-        num_validation_tokens=num_validation_tokens,
-        cache_dir=cache_dir,
-    )
-    return {"vocabulary": tokens.vocabulary}
+    arguments.pop("sequence_length", None)
+    return {"vocabulary": open_tokens(**arguments).vocabulary}
 
 
 def open_tokens(
     *,
-    path: text.Paths | None = None,
-    validation_path: text.Paths | None = None,
+    path: places.Paths | None = None,
+    validation_path: places.Paths | None = None,
     vocabulary_size: int = tokens.DEFAULT_VOCABULARY_SIZE,
     validation_fraction: float | None = None,
     split_seed: int = 0,
     num_train_tokens: int | None = None,
     num_validation_tokens: int | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: places.Path | None = None,
 ) -> tokens.Tokens:
     """Returns the tokens of a text, which are made at the first call.
 

@@ -1,4 +1,4 @@
-"""Windows of the tokens of a text, by TensorFlow operations alone.
+"""Windows of the tokens of a text, by TensorFlow operations only.
 
 No Python runs per batch and no array is part of the graph: a window is read
 from the file, which TensorFlow maps into memory.
@@ -26,23 +26,11 @@ def train_batches(
     """Returns endless shuffled batches of a group's training windows.
 
     Window k has the tokens from `k * sequence_length` on; its labels are those
-    one further. The order depends on the arguments alone, so all workers of a
+    one further. The order depends on the arguments only, so all workers of a
     group see the same one, and `skip(n)` continues a run.
 
-    Args:
-        tokens: Where they are.
-        cluster: Says which group this is.
-        global_batch_size: Windows per step of the whole group.
-        sequence_length: Tokens of a window.
-        data: `"disjoint"` (default): whole documents are shared out;
-            `"shared"`: all are for all groups.
-        seed: Chooses the order. Default 0.
-
-    Returns:
-        Full batches: (tokens int32 `[batch, sequence_length]`, labels alike).
-
-    Raises:
-        ValueError: If a size or `data` is out of range.
+    Full batches of (tokens int32 `[batch, sequence_length]`, labels alike).
+    Disjoint groups share out whole documents.
     """
     first, last = share(tokens, cluster, data=data)
     num_windows = _num_windows(last - first, sequence_length, "train")
@@ -64,18 +52,7 @@ def validation_batches(
 ) -> tf.data.Dataset:
     """Returns the validation windows in order.
 
-    Args:
-        tokens: Where they are.
-        global_batch_size: Windows of every batch but the last, which may be
-            partial.
-        sequence_length: Tokens of a window. The last tokens, if they do not
-            fill one, are left out.
-
-    Returns:
-        Batches as of `train_batches`.
-
-    Raises:
-        ValueError: If there is no whole window.
+    The last tokens, if they do not fill a window, are left out.
     """
     number = tokens.num_tokens["validation"]
     num_windows = _num_windows(number, sequence_length, "validation")

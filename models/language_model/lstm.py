@@ -27,12 +27,7 @@ class LayerNormLSTMCell(keras.layers.Layer):
     """
 
     def __init__(self, units: int, **kwargs: Any) -> None:
-        """Makes the cell; its weights come with the first call.
-
-        Args:
-            units: Size of each of the two states, >= 1.
-            **kwargs: As of any Keras layer.
-        """
+        """Makes the cell; its weights come with the first call."""
         super().__init__(**kwargs)
         self.units = units
         # Keras' RNN reads these two names.
@@ -63,10 +58,7 @@ class LayerNormLSTMCell(keras.layers.Layer):
     ) -> tuple[Any, list[Any]]:
         """Returns the output `[batch, units]`, and the two new states.
 
-        Args:
-            inputs: Float `[batch, 4 * units]`.
-            states: The output and the cell before, `[batch, units]` each.
-            training: Not used: no dropout inside.
+        The inputs are those of the gates, `[batch, 4 * units]`.
         """
         ops = keras.ops
         hidden, cell = states
@@ -94,12 +86,7 @@ class LayerNormLSTM(keras.layers.Layer):
     """
 
     def __init__(self, units: int, **kwargs: Any) -> None:
-        """Makes the layer; its weights come with the first call.
-
-        Args:
-            units: Size of the output and of the cell, >= 1.
-            **kwargs: As of any Keras layer.
-        """
+        """Makes the layer; its weights come with the first call."""
         super().__init__(**kwargs)
         self.units = units
         self._project = keras.layers.Dense(
@@ -124,12 +111,7 @@ class LayerNormLSTM(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any, training: Any = None) -> Any:
-        """Returns the outputs of all steps, `[batch, steps, units]`.
-
-        Args:
-            inputs: Float `[batch, steps, features]`.
-            training: Not used: no dropout inside.
-        """
+        """Returns the outputs of all steps, `[batch, steps, units]`."""
         projected = _normalize(self._project(inputs))
         return self._recur(projected * self.input_gain + self.bias)
 

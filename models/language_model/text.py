@@ -6,111 +6,36 @@ import io
 import lzma
 import os
 import pathlib
-import re
 import sys
 import zlib
 from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Any
 
-import tensorflow_datasets as tfds
+import tensorflow as tf
 
 from models import places
+from models import prepared
 
-__all__ = [
-    "Paths",
-    "Source",
-    "TFDS_PREFIX",
-    "TfdsSource",
-    "default_path",
-    "sources",
-]
+__all__ = ["PreparedSource", "Source", "default_path", "sources"]
 
 
 _FIELD = "text"
 
 
-class TfdsSource:
-    """The documents of one split; see `text.Source`.
-
-    Attributes:
-        name: What messages call it.
-    """
+class PreparedSource(prepared.Prepared):
+    """The documents of a data set of TensorFlow Datasets; see `Source`."""
 
     def __init__(self, name: str) -> None:
-        """Looks for the data set, which must have been prepared before.
-
-        Args:
-            name: As TensorFlow Datasets has it, such as `lm1b`, `c4/en` or
-                `c4/en:3.0.1`; behind it a split in brackets, such as
-                `lm1b[test]` or `c4/en[train[:1%]]`. Default split: `train`.
-
-        Raises:
-            ValueError: If there is no such data set on this machine, or it has
-                no text.
-        """
-        self.name = f"tfds:{name}"
-        found = re.fullmatch(r"([^\[\]]+)(?:\[(.+)\])?", name)
-        if not found:
-            raise ValueError(
-                "`path` must be tfds:NAME or tfds:NAME[SPLIT]; received "
-                f"'tfds:{name}'. Mend the brackets."
-            )
-        self._split = split = found[2] or "train"
-        try:
-            # Given, since it is otherwise looked at when tfds is imported.
-            data_dir = os.environ.get("TFDS_DATA_DIR")
-            self._builder = tfds.builder(found[1], data_dir=data_dir)
-        except (AssertionError, ValueError) as cause:
-            raise ValueError(
-                f"`path` must name a data set; received {self.name!r}, of "
-                "which TensorFlow Datasets says: "
-                f"{str(cause).strip().splitlines()[0]} See its catalog."
-            ) from cause
-        if not self._builder.is_prepared():
-            raise ValueError(
-                f"`path` must name a data set that was prepared; found no "
-                f"{self.name!r} in {self._builder.data_dir}. Run `tfds build "
-                f"{found[1]}`, or set TFDS_DATA_DIR to where it is."
-            )
-        try:
-            self._num_examples = self._builder.info.splits[split].num_examples
-        except (KeyError, ValueError) as cause:
-            known = ", ".join(sorted(self._builder.info.splits))
-            raise ValueError(
-                f"`path` must name a split; received {self.name!r}, which has "
-                f"{known}."
-            ) from cause
-        if _FIELD not in self._builder.info.features:
-            raise ValueError(
-                f"`path` must name a data set with a field {_FIELD!r}; "
-                f"received {self.name!r}. Choose another."
-            )
-
-    def identity(self) -> dict[str, Any]:
-        """Returns what changes whenever the documents do, as JSON has it."""
-        return {
-            "name": self._builder.info.full_name,
-            "split": self._split,
-            "examples": self._num_examples,
-        }
+        super().__init__(name, features={_FIELD: (tf.string, ())})
 
     def documents(self) -> Iterator[str]:
         """Yields the documents in order, without blank ones."""
-        # One file after the other: the order must not depend on the machine.
-        read = tfds.ReadConfig(interleave_cycle_length=1)
-        dataset = self._builder.as_dataset(
-            split=self._split, shuffle_files=False, read_config=read
-        )
-        for example in dataset.as_numpy_iterator():
+        for example in self.examples().as_numpy_iterator():
             text = " ".join(example[_FIELD].decode("utf-8", "replace").split())
             if text:
                 yield text
 
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-TFDS_PREFIX = "tfds:"
 _COMPRESSIONS = ("", ".gz", ".xz")
 _SUFFIXES = tuple(f"{k}{c}" for k in (".txt", ".tsv") for c in _COMPRESSIONS)
 # In reviews of films, and in nothing that one reads.
@@ -125,11 +50,7 @@ class Source:
     """
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Looks at nothing yet.
-
-        Args:
-            path: An existing file.
-        """
+        """Looks at nothing yet."""
         self.name = str(path)
         self._path = path
 
@@ -146,10 +67,7 @@ class Source:
         """Yields the documents in order, without blank ones.
 
         Bytes that are not UTF-8 become U+FFFD; how many documents had such is
-        told on standard error in the end.
-
-        Raises:
-            ValueError: If the file is cut off or not compressed as it says.
+        reported on standard error in the end.
         """
         num_faulty = 0
         has_fields = ".tsv" in self._path.suffixes
@@ -190,7 +108,7 @@ def _open(path: pathlib.Path) -> io.BufferedIOBase:
 
 
 def _without_fields(line: str) -> str:
-    # Quotation marks are text: such files are split at tabs alone.
+    # Quotation marks are text: such files are split only at tabs.
     return line.rpartition("\t")[2].replace(_LINE_BREAK, " ")
 
 
@@ -199,31 +117,20 @@ def default_path() -> pathlib.Path:
     return places.data_dir() / "imdb"
 
 
-def sources(paths: Paths) -> list[Any]:
+def sources(paths: places.Paths) -> list[Any]:
     """Returns where the documents of paths, patterns and directories are.
 
-    Args:
-        paths: A `.txt` or `.tsv` file, also with `.gz` or `.xz`; a pattern; a
-            directory of such files; `tfds:NAME` or `tfds:NAME[SPLIT]`; or
-            several of them.
-
-    Returns:
-        A source for each file: as given, and in natural order (part-9 before
-        part-10) within a pattern or directory.
-
-    Raises:
-        ValueError: If one of them stands for no text, or a file comes twice.
+    A path is a `.txt` or `.tsv` file, also with `.gz` or `.xz`, a pattern, a
+    directory of such files, or `tfds:NAME[SPLIT]`. Files come as given, and in
+    natural order (part-9 before part-10) within a pattern or directory.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     found: list[Any] = []
     for path in paths:
-        if str(path).startswith(TFDS_PREFIX):
-            # It takes seconds to import, which other texts need not wait for.
-            pass  # MOVED
-
-            name = str(path).removeprefix(TFDS_PREFIX)
-            found.append(TfdsSource(name))
+        if str(path).startswith(prepared.PREFIX):
+            name = str(path).removeprefix(prepared.PREFIX)
+            found.append(PreparedSource(name))
         else:
             found += map(Source, _expand(pathlib.Path(path)))
     places.check_names([source.name for source in found])

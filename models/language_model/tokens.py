@@ -1,16 +1,14 @@
 """Opens the tokens of a text, made from its files at the first call.
 
 Vocabulary and tokens are kept apart: one vocabulary serves all cuts of a text.
-A split is a file of little-endian uint16 or int32 numbers; header.json tells
-the rest, and is written last.
+A split is a file of little-endian uint16 or int32 numbers; header.json says
+the rest. Which documents validate is drawn by their text: the order does not
+matter, and equal documents always fall on the same side.
 
-The draw does not depend on the order of the documents, and equal documents
-always fall on the same side.
-
-Made by SentencePiece from training documents alone. A character that is no
-sub-word becomes the bytes of its UTF-8, so that no token is unknown. Before
-that, text is normalized by NFKC, runs of white space become one space, and
-control characters and U+FFFD are dropped.
+SentencePiece makes the vocabulary from training documents only. A character
+that is no sub-word becomes the bytes of its UTF-8, so that no token is
+unknown. Before that, text is normalized by NFKC, runs of white space become one
+space, and control characters and U+FFFD are dropped.
 """
 
 import array
@@ -18,11 +16,7 @@ import dataclasses
 import hashlib
 import io
 import itertools
-import json
-import os
 import pathlib
-import sys
-import time
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -33,6 +27,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
+from models import cache
 from models import places
 
 __all__ = [
@@ -50,6 +45,7 @@ __all__ = [
     "load_vocabulary",
     "open_or_tokenize",
     "split_documents",
+    "tokenize",
     "train_vocabulary",
 ]
 
@@ -69,14 +65,11 @@ class Options:
         vocabulary_size: Sub-words, with the 256 bytes; at least 300. Default
             24,000.
         validation_fraction: Share of the documents that validate, in (0, 1);
-            or 0, where validation has files of its own. Default 0.05.
+            or 0, if validation has files of its own. Default 0.05.
         split_seed: Draws which documents validate, >= 0. Default 0.
         num_train_tokens: Use only so many training tokens, the first ones.
             Default None: all.
         num_validation_tokens: Likewise of the validation tokens.
-
-    Raises:
-        ValueError: If one is out of range.
     """
 
     vocabulary_size: int = DEFAULT_VOCABULARY_SIZE
@@ -86,7 +79,7 @@ class Options:
     num_validation_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        _check_at_least(
+        cache.check_at_least(
             "vocabulary_size", self.vocabulary_size, _SMALLEST_VOCABULARY
         )
         if self.vocabulary_size > _LARGEST_VOCABULARY:
@@ -94,10 +87,10 @@ class Options:
                 f"`vocabulary_size` must be <= {_LARGEST_VOCABULARY}; received "
                 f"{self.vocabulary_size}."
             )
-        _check_at_least("split_seed", self.split_seed, 0)
+        cache.check_at_least("split_seed", self.split_seed, 0)
         for name in ("num_train_tokens", "num_validation_tokens"):
             if getattr(self, name) is not None:
-                _check_at_least(name, getattr(self, name), 2)
+                cache.check_at_least(name, getattr(self, name), 2)
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(
                 "`validation_fraction` must be in (0, 1); received "
@@ -111,13 +104,6 @@ class Options:
             "validation": self.num_validation_tokens,
         }
         return limits[split]
-
-
-def _check_at_least(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or value < least:
-        raise ValueError(
-            f"`{name}` must be a whole number >= {least}; received {value!r}."
-        )
 
 
 Draw = tuple[str, int, str]
@@ -138,12 +124,8 @@ def split_documents(
 ) -> Iterator[Draw]:
     """Yields (split, draw, text) of all documents, in the order of the files.
 
-    Args:
-        train: Sources of documents that train.
-        validation: Those that validate; if there are none, a share of the
-            first does. Read first, so that a limit of the training tokens
-            need not wait for them.
-        options: Say which share.
+    Without validation sources a share of the others validates. Those are read
+    first, so that a limit of the training tokens need not wait for them.
     """
     seed = options.split_seed
     for source in validation:
@@ -173,13 +155,7 @@ class Stream:
     def __init__(
         self, path: pathlib.Path, dtype: np.dtype, *, limit: int | None
     ) -> None:
-        """Begins a file.
-
-        Args:
-            path: Of the file to write.
-            dtype: Of a token there.
-            limit: Takes only so many tokens; None for all.
-        """
+        """Begins a file."""
         self.num_tokens = 0
         self._dtype, self._limit = dtype, limit
         self._path = path
@@ -220,8 +196,7 @@ class Stream:
         Whatever order the files had, by label say, any part of the new one is
         a sample of all.
 
-        Returns:
-            int64 `[documents]`: where each document ends.
+        Returns where each document ends, int64 `[documents]`.
         """
         self._file.close()
         ends = np.frombuffer(self._ends, np.int64)
@@ -257,14 +232,8 @@ def train_vocabulary(
 
     The same documents and size give the same one.
 
-    Args:
-        documents: The first 32 million characters are used; no more are read.
-        vocabulary_size: Sub-words, with the 256 bytes, the unknown and the end
-            of a document.
-
-    Raises:
-        ValueError: If so many sub-words cannot be found, or so few will not
-            do.
+    The first 32 million characters are used, and no more are read. The 256
+    bytes, the unknown and the end of a document count as sub-words.
     """
     chosen, left = [], _MAX_CHARACTERS
     for text in documents:
@@ -312,11 +281,9 @@ def load_vocabulary(path: pathlib.Path) -> Processor:
 SPLITS = ("train", "validation")
 # Change it with anything that changes what is written.
 _VERSION = 1
-_HEADER = "header.json"
 _VOCABULARY = "vocabulary.model"
 _DOCUMENTS = "train_documents.npy"
 _BATCH_DOCUMENTS = 256
-_TELL_EVERY_SECS = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -360,104 +327,59 @@ def open_or_tokenize(
     validation: Sequence[Any],
     *,
     options: Options,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: places.Path | None = None,
 ) -> Tokens:
     """Returns the tokens of a text, which are made at the first call.
 
-    Args:
-        train: Sources, as of `text.sources`.
-        validation: Those of the validation documents; none for a share of
-            the first.
-        options: How to make them.
-        cache_dir: Where they are kept. Default: `tfdistill` in the user's
-            cache directory.
-
-    Returns:
-        The tokens, checked for completeness.
-
-    Raises:
-        ValueError: If the files or options are at fault.
-        RuntimeError: If files change meanwhile, or what was made before is
-            damaged.
+    Without validation sources a share of the others validates.
     """
-    root = places.cache_dir(cache_dir)
-    wanted = _wanted(train, validation, options)
-    vocabulary = _vocabulary(train, validation, options, wanted, root)
+    root = cache.directory(cache_dir)
     limits = {f"num_{split}_tokens": options.limit(split) for split in SPLITS}
-    final = root / f"language-model-{_key({**wanted, **limits})}"
 
-    def make(aside: pathlib.Path) -> None:
-        documents = split_documents(train, validation, options)
-        processor = load_vocabulary(vocabulary)
-        found = _tokenize(documents, processor, options, aside)
-        _check_unchanged(train, validation, options, wanted)
-        header = {**wanted, **limits, "num_tokens": found}
-        (aside / _HEADER).write_text(json.dumps(header, indent=1), "utf-8")
+    def describe() -> dict[str, Any]:
+        """What both the vocabulary and the tokens depend on."""
+        return {
+            "version": _VERSION,
+            "train": [source.identity() for source in train],
+            "validation": [source.identity() for source in validation],
+            "vocabulary_size": options.vocabulary_size,
+            "validation_fraction": options.validation_fraction,
+            "split_seed": options.split_seed,
+        }
 
-    places.made_once(final, make)
-    return _open(final, vocabulary)
-
-
-def _wanted(
-    train: Sequence[Any],
-    validation: Sequence[Any],
-    options: Options,
-) -> dict[str, Any]:
-    """Returns what both the vocabulary and the tokens depend on."""
-    return {
-        "version": _VERSION,
-        "train": [source.identity() for source in train],
-        "validation": [source.identity() for source in validation],
-        "vocabulary_size": options.vocabulary_size,
-        "validation_fraction": options.validation_fraction,
-        "split_seed": options.split_seed,
-    }
-
-
-def _key(wanted: Mapping[str, Any]) -> str:
-    text = json.dumps(wanted, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _check_unchanged(
-    train: Sequence[Any],
-    validation: Sequence[Any],
-    options: Options,
-    wanted: Mapping[str, Any],
-) -> None:
-    if _wanted(train, validation, options) != wanted:
-        raise RuntimeError(
-            "Files of the text changed while they were read. Start again once "
-            "they are complete."
-        )
-
-
-def _vocabulary(
-    train: Sequence[Any],
-    validation: Sequence[Any],
-    options: Options,
-    wanted: Mapping[str, Any],
-    root: pathlib.Path,
-) -> pathlib.Path:
-    # With what validates elsewhere known, no training document is held back.
-    def make(aside: pathlib.Path) -> None:
+    def make_vocabulary(aside: pathlib.Path) -> dict[str, Any]:
+        # What validates elsewhere is known: no training document is held back.
         documents = split_documents(train, (), options)
         model = train_vocabulary(
             (text for split, _, text in documents if split == "train"),
             vocabulary_size=options.vocabulary_size,
         )
-        _check_unchanged(train, validation, options, wanted)
         (aside / _VOCABULARY).write_bytes(model)
+        return {}
 
-    final = root / f"language-model-vocabulary-{_key(wanted)}"
-    return places.made_once(final, make) / _VOCABULARY
+    made = cache.open_or_make(
+        "language-model-vocabulary", describe, make_vocabulary, root=root
+    )
+    vocabulary = made / _VOCABULARY
+
+    def make(aside: pathlib.Path) -> dict[str, Any]:
+        documents = split_documents(train, validation, options)
+        processor = load_vocabulary(vocabulary)
+        return {"num_tokens": tokenize(documents, processor, options, aside)}
+
+    final = cache.open_or_make(
+        "language-model", lambda: {**describe(), **limits}, make, root=root
+    )
+    return _open(final, vocabulary)
 
 
-def _tokenize(
+def tokenize(
     documents: Iterator[Draw],
     processor: Processor,
     options: Options,
     directory: pathlib.Path,
+    *,
+    progress: cache.Progress | None = None,
 ) -> dict[str, int]:
     """Writes the splits, and returns the number of tokens of each."""
     dtype = dtype_of(options.vocabulary_size)
@@ -466,7 +388,7 @@ def _tokenize(
         for split in SPLITS
     )
     streams = dict(zip(SPLITS, (train, validation), strict=True))
-    progress = _Progress(streams)
+    progress, num_documents = progress or cache.Progress(), 0
     with train, validation:
         while not all(stream.is_full for stream in streams.values()):
             batch = list(itertools.islice(documents, _BATCH_DOCUMENTS))
@@ -477,12 +399,21 @@ def _tokenize(
             for (split, draw, _), tokens in zip(needed, encoded, strict=True):
                 tokens.append(END_ID)
                 streams[split].add(tokens, draw=draw)
-            progress.add(len(batch))
+            num_documents += len(batch)
+            progress.report(_so_far(num_documents, streams))
     found = {split: stream.num_tokens for split, stream in streams.items()}
     for split, number in found.items():
         _check_enough(split, number, options)
     np.save(directory / _DOCUMENTS, train.sort())
     return found
+
+
+def _so_far(num_documents: int, streams: Mapping[str, Stream]) -> str:
+    counted = ", ".join(
+        f"{stream.num_tokens} {split} tokens"
+        for split, stream in streams.items()
+    )
+    return f"Text: {num_documents} documents read, {counted} so far"
 
 
 def _check_enough(split: str, number: int, options: Options) -> None:
@@ -499,32 +430,8 @@ def _check_enough(split: str, number: int, options: Options) -> None:
         )
 
 
-class _Progress:
-    """Tells on standard error how far it has come."""
-
-    def __init__(self, streams: Mapping[str, Stream]) -> None:
-        self._streams = streams
-        self._num_documents = 0
-        self._told = time.monotonic()
-
-    def add(self, num_documents: int) -> None:
-        self._num_documents += num_documents
-        if time.monotonic() - self._told < _TELL_EVERY_SECS:
-            return
-        self._told = time.monotonic()
-        counted = ", ".join(
-            f"{stream.num_tokens} {split} tokens"
-            for split, stream in self._streams.items()
-        )
-        print(
-            f"Text: {self._num_documents} documents read, {counted} so far ...",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
 def _open(directory: pathlib.Path, vocabulary: pathlib.Path) -> Tokens:
-    header = json.loads((directory / _HEADER).read_text("utf-8"))
+    header = cache.read_header(directory)
     tokens = Tokens(
         directory=directory,
         vocabulary=vocabulary,
@@ -533,10 +440,5 @@ def _open(directory: pathlib.Path, vocabulary: pathlib.Path) -> Tokens:
         header=header,
     )
     for split, number in tokens.num_tokens.items():
-        path, expected = tokens.path(split), number * tokens.dtype.itemsize
-        if not path.is_file() or path.stat().st_size != expected:
-            raise RuntimeError(
-                f"{path} must have {expected} bytes; it was damaged after it "
-                f"was made. Delete {directory}, and start again."
-            )
+        cache.check_size(tokens.path(split), number * tokens.dtype.itemsize)
     return tokens

@@ -227,7 +227,7 @@ def _logs(workdir):
 def _check_run(workdir, *, distilled):
     import tensorflow as tf
 
-    from tests.cases import events
+    from tests.cases import summaries as summary_cases
 
     results = json.loads((workdir / "results.json").read_text())
     groups = results["groups"]
@@ -244,7 +244,7 @@ def _check_run(workdir, *, distilled):
         ] * distilled
         directory = workdir / f"group_{group}"
         # By the chief alone: two files would repeat each step.
-        shown = events.scalars(
+        shown = summary_cases.scalars(
             directory / "tensorboard", "codistillation/task_loss"
         )
         assert [step for step, _ in shown] == [40]

@@ -168,6 +168,33 @@ def test_fields_that_do_not_fit_together_are_refused(changes, words):
     assert words in _refusal(*changes)
 
 
+@pytest.mark.parametrize(
+    "recipe, changes, words",
+    [
+        ("digits", ["data.tfds=mnist"], "received 'mnist' for 'digits'"),
+        (
+            "criteo",
+            ["data.tfds=criteo_display_ads", "data.path=x"],
+            "At most one of `data.path` and `data.tfds`",
+        ),
+        ("criteo", ["data.tfds=tfds:x"], "must be NAME or NAME[SPLIT]"),
+        ("criteo", ["data.tfds=3"], "`data.tfds` must be a string or null"),
+        ("criteo", ["data.arguments.tfds=x"], "Set data.tfds"),
+    ],
+)
+def test_prepared_data_sets_are_for_rows_and_text(recipe, changes, words):
+    with pytest.raises(ValueError) as caught:
+        recipes.override(recipes.get(recipe), changes)
+    assert words in str(caught.value)
+
+
+def test_a_prepared_data_set_is_a_path_of_its_own_kind():
+    for recipe in ("criteo_small", "language_model"):
+        config = recipes.override(recipes.get(recipe), ["data.tfds=a/b[test]"])
+        assert config.data.source["path"] == "tfds:a/b[test]"
+    assert "path" not in recipes.digits().data.source
+
+
 def test_overrides_are_made_together_and_the_last_one_wins():
     config = _changed("num_steps=30", "evaluate_every_steps=15", "num_steps=45")
     assert (config.num_steps, config.evaluate_every_steps) == (45, 15)

@@ -146,8 +146,8 @@ def test_groups_learn_from_each_other_and_the_last_one_merges(
         "dtype_policy=mixed_bfloat16",
         "steps_per_execution=5",
         "checkpoints=all",
-        "num_steps=400",
-        "evaluate_every_steps=200",
+        "num_steps=200",
+        "evaluate_every_steps=100",
     )
     _as_group(monkeypatch, 0)
     assert train.main(_options(tmp_path, *changes)) == 0
@@ -158,7 +158,7 @@ def test_groups_learn_from_each_other_and_the_last_one_merges(
     assert [group["group"] for group in results["groups"]] == [0, 1]
     # Group 1 began when the other had ended, so it could follow its teacher.
     (teacher,) = results["groups"][1]["teachers"]
-    assert (teacher["name"], teacher["step"]) == ("group_0", 400)
+    assert (teacher["name"], teacher["step"]) == ("group_0", 200)
     first, second = (
         predictions.read(tmp_path / f"group_{group}").probabilities
         for group in (0, 1)
@@ -290,11 +290,8 @@ def _killed_at(step, config, workdir):
     cluster = tfdistill.Cluster(
         workdir=str(workdir), exchange=str(workdir / "exchange")
     )
-    with pytest.MonkeyPatch.context() as patch:
-        own = training._callbacks
-        patch.setattr(training, "_callbacks", lambda *a: [*own(*a), Stop()])
-        with pytest.raises(KeyboardInterrupt):
-            training.run(config, cluster)
+    with pytest.raises(KeyboardInterrupt):
+        training.run(config, cluster, callbacks=[Stop()])
 
 
 def test_the_same_command_goes_on_and_ends_alike(tmp_path, capsys):
@@ -357,7 +354,7 @@ def test_every_distillation_loss_takes_its_settings(name):
     if name != "LogitsMeanSquaredError":
         changes.append("codistillation.temperature=3")
     config = _config(*changes, f"codistillation.loss={name}")
-    loss = students._make_loss(config.codistillation)
+    loss = students.make_loss(config.codistillation)
     assert type(loss).__name__ == name
     assert loss.aggregation == "logits" and loss.from_logits is True
     assert loss.temperature == config.codistillation.temperature
@@ -377,7 +374,7 @@ def test_every_distillation_loss_takes_its_settings(name):
 def test_distillation_weights(changes, weights):
     settings = ("codistillation.burn_in_steps=10", "codistillation.weight=2")
     learn = _config(*settings, *changes).codistillation
-    schedule = students._make_weight(learn)
+    schedule = students.make_weight(learn)
     found = [float(schedule(step)) for step in (0, 9, 20, 30)]
     np.testing.assert_allclose(found, weights, atol=1e-6)
 
@@ -389,7 +386,7 @@ def test_seeds_differ_by_group_and_by_run():
 
 
 def test_every_model_and_data_set_of_the_configuration_exists():
-    assert set(students._BUILDERS) == set(sections.MODELS)
+    assert set(students.BUILDERS) == set(sections.MODELS)
 
 
 @pytest.mark.parametrize(

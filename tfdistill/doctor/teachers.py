@@ -18,6 +18,7 @@ from tfdistill.exchange import reader
 from tfdistill.exchange import versions
 from tfdistill.exports import graph_check
 from tfdistill.exports import other_graphs
+from tfdistill.exports import student_graph
 from tfdistill.teachers import gates
 from tfdistill.teachers import peer
 
@@ -56,6 +57,17 @@ class Student:
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
     fingerprint: str = ""
+
+
+def as_student(student: Any, input_spec: Any, *, source: str) -> Student:
+    """Returns what teachers must agree with, of a Keras model."""
+    graph = student_graph.StudentGraph(student, input_spec)
+    return Student(
+        source=source,
+        inputs=student_graph.to_json(graph.input_spec, "inputs"),
+        outputs=student_graph.to_json(graph.output_spec, "outputs"),
+        fingerprint=graph.fingerprint,
+    )
 
 
 def own_export(reader: reader.VersionReader, group: int) -> Student | None:

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistill.embedding import rows as table_rows
+from tfdistill.embedding import rules
 from tfdistill.system import keras_internals
 
 _CONSTANTS = (keras.initializers.Zeros, keras.initializers.Ones)
@@ -390,6 +391,15 @@ class ShardedEmbedding(keras.layers.Layer):
         self._oov_index = oov_index
         self._seed = seed
         self._on_devices = False
+
+    @staticmethod
+    def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
+        """Checks that an optimizer can update rows, or variables on servers.
+
+        Raises:
+            ValueError: It has no such form; the message names those that do.
+        """
+        rules.rule_for(optimizer)
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the shards and fills them, each where it lives."""

@@ -22,7 +22,6 @@ from typing import Any
 from absl import flags
 from absl import logging
 
-from tfdistill.cluster import ending
 from tfdistill.cluster import signs
 from tfdistill.launcher import command as launcher
 from tfdistill.launcher import restarts
@@ -94,7 +93,7 @@ class SlurmGroup:
             return code
         with commands.undisturbed():
             self._requeue()
-        return ending.EXIT_CODE
+        return signs.EXIT_RETRY
 
     def _run_step(self) -> int:
         """Starts all tasks; returns the exit code of the first to fail."""
@@ -268,7 +267,7 @@ def _run(options: programs.Options) -> int:
         raise programs.UsageError(str(error)) from error
     except RuntimeError as error:
         logging.error("%s", error)
-        return ending.EXIT_CODE
+        return signs.EXIT_RETRY
     for number in (getattr(signal, f"SIG{SIGNAL}"), signal.SIGTERM):
         signal.signal(number, group.tell_to_end)
     return group.run()

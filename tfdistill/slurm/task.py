@@ -22,7 +22,6 @@ from typing import Any
 
 from absl import flags
 
-from tfdistill.cluster import ending
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
 from tfdistill.launcher import files
@@ -38,7 +37,7 @@ _told: list[int] = []
 
 
 # Writes the script that starts these programs, and documents their options.
-WRITER = "launch.slurm"
+WRITER = "python -m launch.slurm"
 
 
 def add_options(options: programs.Flags) -> None:
@@ -146,7 +145,7 @@ def run(
                 f"tfdistill: another process listens on {task.cluster.address}"
                 "; the group will be started on other ports.\n".encode()
             )
-            return ending.EXIT_CODE
+            return signs.EXIT_RETRY
         process = subprocess.Popen(
             command,
             env=dict(env),

@@ -10,7 +10,6 @@ from launch import compare
 from launch import recipes
 from launch.comparison import experiment
 from launch.comparison import methods
-from tfdistill.launcher import local_run
 
 
 def _experiment(workdir, *overrides, chosen="independent,large_group"):
@@ -24,8 +23,8 @@ def _experiment(workdir, *overrides, chosen="independent,large_group"):
 
 
 @pytest.fixture
-def started(monkeypatch):
-    """Replaces processes: each run ends at once, by the codes in `codes`."""
+def started():
+    """Runs that end at once, by the codes in `codes`, without processes."""
     found = types.SimpleNamespace(workdirs=[], codes=[])
 
     class Ended:
@@ -51,7 +50,7 @@ def started(monkeypatch):
                     file.write("{}")
             return types.SimpleNamespace(exit_code=code, groups=())
 
-    monkeypatch.setattr(local_run, "LocalRun", Ended)
+    found.launch = Ended
     return found
 
 
@@ -59,31 +58,41 @@ def started(monkeypatch):
 def test_wrong_data_and_options_are_told_once(tmp_path, started, code):
     started.codes = [code] * 8
     said = []
-    failures = _experiment(tmp_path).run(1, say=said.append)
+    failures = _experiment(tmp_path).run(
+        1, say=said.append, launch=started.launch
+    )
     assert len(started.workdirs) == len(failures) == 1
     assert "the other 7 are not tried" in said[-1]
 
 
 def test_what_one_method_cannot_do_does_not_stop_the_others(tmp_path, started):
     started.codes = [0, 65, 0, 2]
-    failures = _experiment(tmp_path).run(1, say=lambda text: None)
+    failures = _experiment(tmp_path).run(
+        1, say=lambda text: None, launch=started.launch
+    )
     assert len(started.workdirs) == 8 and len(failures) == 2
     # Gone on with: six are done, so that a refusal is not that of all.
     started.codes, started.workdirs = [65, 0], []
-    failures = _experiment(tmp_path).run(1, say=lambda text: None)
+    failures = _experiment(tmp_path).run(
+        1, say=lambda text: None, launch=started.launch
+    )
     assert len(started.workdirs) == 2 and len(failures) == 1
 
 
 def test_a_run_that_diverges_first_does_not_stop_the_others(tmp_path, started):
     started.codes = [1]
-    _experiment(tmp_path).run(1, say=lambda text: None)
+    _experiment(tmp_path).run(1, say=lambda text: None, launch=started.launch)
     assert len(started.workdirs) == 8
 
 
 def test_a_mistake_of_which_nothing_came_can_be_corrected(tmp_path, started):
     started.codes = [65]
-    _experiment(tmp_path, "num_steps=900").run(1, say=lambda text: None)
-    _experiment(tmp_path, "num_steps=800").run(1, say=lambda text: None)
+    _experiment(tmp_path, "num_steps=900").run(
+        1, say=lambda text: None, launch=started.launch
+    )
+    _experiment(tmp_path, "num_steps=800").run(
+        1, say=lambda text: None, launch=started.launch
+    )
     with pytest.raises(ValueError, match="differs in num_steps"):
         _experiment(tmp_path, "num_steps=700")
 
@@ -92,15 +101,17 @@ def test_a_second_comparison_at_the_same_time_is_refused(tmp_path, started):
     with (tmp_path / experiment.LOCK).open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="in use by another comparison"):
-            _experiment(tmp_path).run(1, say=lambda text: None)
+            _experiment(tmp_path).run(
+                1, say=lambda text: None, launch=started.launch
+            )
     assert not started.workdirs
-    _experiment(tmp_path).run(1, say=lambda text: None)
+    _experiment(tmp_path).run(1, say=lambda text: None, launch=started.launch)
     assert started.workdirs
 
 
 def test_broken_files_are_named(tmp_path, started):
     found = _experiment(tmp_path)
-    found.run(1, say=lambda text: None)
+    found.run(1, say=lambda text: None, launch=started.launch)
     with pytest.raises(ValueError, match="Trial 0 of independent .* Remove"):
         found.report("final", {}, jobs=1)
     (tmp_path / experiment.RECORD).write_text('{"config"')
@@ -122,7 +133,7 @@ def test_a_directory_that_cannot_be_written_is_told_in_a_line(
 
 
 def test_a_report_alone_adds_no_methods_and_no_trials(tmp_path, started):
-    _experiment(tmp_path).run(1, say=lambda text: None)
+    _experiment(tmp_path).run(1, say=lambda text: None, launch=started.launch)
     before = json.loads((tmp_path / experiment.RECORD).read_text())
     workdir = f"--workdir={tmp_path}"
     options = compare.PROGRAM.parse(

@@ -1,6 +1,7 @@
 """The gates that a recipe sets before its teachers."""
 
 import dataclasses
+import inspect
 
 import numpy as np
 import pytest
@@ -78,9 +79,67 @@ def test_options_reach_the_teachers(tmp_path):
     )
     assert options.max_bad_batches == 7 and options.canary is batch
     exporter = students.make_exporter(config, cluster, exchange)
-    assert options.schema.ours == exporter._schema
+    assert options.schema == exporter._schema
     assert set(exporter._schema) == {"labels", "preprocessing"}
-    assert options.schema.only_warn
+    assert options.allow_other_schemas
+
+
+@pytest.mark.parametrize(
+    ("section", "function", "names"),
+    [
+        (
+            sections.Codistillation,
+            tfdistill.TeacherSet,
+            {"max_bad_batches", "saved_models", "trust_saved_models"},
+        ),
+        (
+            sections.Exchange,
+            tfdistill.TeacherSet,
+            {
+                "allow_other_graphs",
+                "allow_other_schemas",
+                "max_staleness_secs",
+                "max_staleness_steps",
+                "poll_secs",
+                "staleness_ramp_secs",
+                "staleness_ramp_steps",
+            },
+        ),
+        (
+            sections.Exchange,
+            tfdistill.StudentExporter,
+            {"every_steps", "variables_dtype"},
+        ),
+        (sections.Exchange, tfdistill.Exchange, {"max_to_keep"}),
+        (
+            sections.Codistillation,
+            tfdistill.losses.SoftTargetCrossEntropy,
+            {"aggregation", "temperature"},
+        ),
+        (
+            sections.Codistillation,
+            tfdistill.losses.LogitsMeanSquaredError,
+            set(),
+        ),
+    ],
+)
+def test_fields_of_the_librarys_names_have_its_defaults(
+    section, function, names
+):
+    config = recipes.digits()
+    sections_by_type = {
+        type(part): part for part in (config.codistillation, config.exchange)
+    }
+    assert set(sections_by_type[section].taken_by(function)) == names
+    arguments = inspect.signature(function).parameters
+    fields = {field.name: field for field in dataclasses.fields(section)}
+    for name in names - {"every_steps"}:
+        assert fields[name].default == arguments[name].default, name
+
+
+def test_the_canarys_margin_is_the_librarys():
+    margin = inspect.signature(tfdistill.Canary).parameters["margin"].default
+    assert recipes.digits().codistillation.canary_margin == margin
 
 
 @pytest.mark.parametrize("unit", ["steps", "secs"])

@@ -33,7 +33,7 @@ def test_the_first_group_waits_for_the_other_and_only_once(tmp_path):
 def test_a_group_that_never_comes_is_not_waited_for_longer(tmp_path, caplog):
     alone = _callback(tmp_path, 0, limit_secs=0.05)
     alone.on_train_batch_end(0)
-    assert "first step of group_1; training goes on" in caplog.text
+    assert "first step of group_1; training continues" in caplog.text
     assert alone.waited_secs > 0.05
 
 

@@ -1,26 +1,17 @@
-""""""
+"""Tests of the fast form of a click log."""
 
-import fcntl
 import json
 import os
-import pathlib
-import signal
-import subprocess
-import sys
-import threading
-import time
 
 import numpy as np
 import pytest
 
-from models import places
 from models.criteo import converted
 from models.criteo import files
 from models.criteo import rows as criteo_rows
 from tests.cases import criteo as criteo_cases
 
 Options = converted.Options
-_ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -268,22 +259,6 @@ def test_a_faulty_log_leaves_nothing(source, tmp_path):
     assert cached(tmp_path) == []
 
 
-def test_a_file_that_grows_meanwhile_leaves_nothing(
-    source, tmp_path, monkeypatch
-):
-    convert_now = converted.convert
-
-    def slow(*args):
-        found = convert_now(*args)
-        source.write_bytes(source.read_bytes() + criteo_cases.line(300))
-        return found
-
-    monkeypatch.setattr(converted, "convert", slow)
-    with pytest.raises(RuntimeError, match="changed while"):
-        convert(source, tmp_path)
-    assert cached(tmp_path) == []
-
-
 @pytest.mark.parametrize("damage", ["cut", "remove"])
 def test_damage_is_noticed(source, tmp_path, damage):
     part = convert(source, tmp_path).parts("validation")[0]
@@ -295,112 +270,12 @@ def test_damage_is_noticed(source, tmp_path, damage):
         convert(source, tmp_path)
 
 
-def test_long_conversions_tell_how_far_they_are(source, tmp_path, capfd):
+def test_reading_tells_how_far_it_is(source):
     reader = files.Reader(source)
-    progress = converted._Progress(1000, every_secs=0.0)
-    progress.tell(250, 7)
-    assert "7 rows, 25% of the files" in capfd.readouterr().err
-    slow = converted._Progress(1000, every_secs=60.0)
-    slow.tell(250, 7)
-    assert capfd.readouterr().err == ""
-    assert reader.num_rows == 0
-
-
-_KILLED = """
-import os, signal, sys
-from models import criteo_binary, criteo_options, criteo_split
-def killed(*args, **kwargs):
-    os.kill(os.getpid(), signal.SIGKILL)
-criteo_split.assign = killed
-source, cache_dir = sys.argv[1:]
-criteo_binary.open_or_convert(
-    source,
-    options=criteo_options.Options(field_sizes=100),
-    cache_dir=cache_dir,
-)
-"""
-
-
-@pytest.mark.multiprocess
-def test_a_killed_conversion_is_done_again(source, tmp_path, no_process_left):
-    cache = tmp_path / "cache"
-    process = subprocess.run(
-        [sys.executable, "-c", _KILLED, str(source), str(cache)], cwd=_ROOT
-    )
-    assert process.returncode == -signal.SIGKILL
-    left = cached(tmp_path)
-    assert len(left) == 1 and left[0].startswith(".tmp-")
-    binary = convert(source, tmp_path)
-    assert cached(tmp_path) == [binary.directory.name]
-
-
-def fill(directory, text="whole"):
-    (directory / "file").write_text(text)
-
-
-def test_one_of_many_makes_it_and_the_others_wait(tmp_path):
-    final = tmp_path / "made"
-    calls = []
-
-    def make(aside):
-        calls.append(aside)
-        time.sleep(0.3)
-        fill(aside)
-
-    threads = [
-        threading.Thread(target=places.made_once, args=(final, make))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(calls) == 1
-    assert (final / "file").read_text() == "whole"
-
-
-def test_the_first_of_two_machines_wins(tmp_path):
-    final = tmp_path / "made"
-
-    def make(aside):
-        # Another machine, whose lock is not seen here.
-        final.mkdir()
-        fill(final, "theirs")
-        fill(aside, "ours")
-
-    assert places.made_once(final, make) == final
-    assert (final / "file").read_text() == "theirs"
-    assert [path.name for path in tmp_path.glob("*")] != []
-    assert not list(tmp_path.glob(".tmp-*"))
-
-
-def test_waiting_has_a_bound_and_is_told_of(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(places, "_TELL_EVERY_SECS", 0.0)
-    final = tmp_path / "made"
-    with (tmp_path / ".lock-made").open("a+") as held:
-        fcntl.flock(held.fileno(), fcntl.LOCK_EX)
-        with pytest.raises(RuntimeError, match="has been converting .*lock"):
-            places.made_once(final, fill, wait_secs=0.3)
-    assert "waiting for another process" in capfd.readouterr().err
-    places.made_once(final, fill)
-    assert final.is_dir()
-
-
-def test_without_locks_it_is_made_all_the_same(tmp_path, monkeypatch):
-    def unsupported(*args):
-        raise OSError("no locks")
-
-    monkeypatch.setattr(places.fcntl, "flock", unsupported)
-    others = tmp_path / f"{places._prefix(tmp_path / 'made')}x"
-    others.mkdir()
-    assert places.made_once(tmp_path / "made", fill).is_dir()
-    assert others.is_dir()  # Perhaps still being filled.
-
-
-def test_the_cache_is_in_the_home_of_caches(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert places.cache_dir() == tmp_path / "tfdistill"
-    assert places.cache_dir("here") == pathlib.Path("here")
+    assert reader.share_read == 0.0
+    for _ in reader:
+        pass
+    assert reader.share_read == 1.0
 
 
 @pytest.mark.data

@@ -1,7 +1,8 @@
-""""""
+"""Tests of finding and reading click logs."""
 
 import collections
 import gzip
+import pathlib
 import random
 
 import numpy as np
@@ -22,7 +23,10 @@ def read(paths, **kwargs):
 
 
 def names(paths, root):
-    return [str(path.relative_to(root)) for path in files.expand(paths)]
+    return [
+        str(pathlib.Path(source.name).relative_to(root))
+        for source in files.sources(paths)
+    ]
 
 
 def test_files_patterns_and_directories(tmp_path):
@@ -45,11 +49,11 @@ def test_missing_and_repeated_files_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     for missing in ("b.tsv", "b*", "empty"):
         with pytest.raises(ValueError, match="stands for no file"):
-            files.expand(tmp_path / missing)
+            files.sources(tmp_path / missing)
     with pytest.raises(ValueError, match="at least one file; received none"):
-        files.expand([])
+        files.sources([])
     with pytest.raises(ValueError, match="a.tsv twice"):
-        files.expand([tmp_path / "a.tsv", str(tmp_path / "*.tsv")])
+        files.sources([tmp_path / "a.tsv", str(tmp_path / "*.tsv")])
     with pytest.raises(ValueError, match="must be one of .*'ignore'"):
         files.Reader(tmp_path, malformed="ignore")
 
@@ -66,7 +70,7 @@ def test_rows_of_several_files_in_order(tmp_path, capfd):
     rows, reader = read(tmp_path)
     assert rows == list(range(9))
     assert reader.counts == {} and reader.num_rows == 9
-    sizes = [path.stat().st_size for path in reader.paths]
+    sizes = [source.size for source in reader.sources]
     assert reader.num_bytes == sum(sizes)
     assert capfd.readouterr().err == ""
     # A reader can be read again.

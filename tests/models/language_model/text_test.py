@@ -1,4 +1,4 @@
-""""""
+"""Tests of where documents come from."""
 
 import gzip
 import lzma
@@ -220,8 +220,8 @@ def test_identities_name_version_and_split():
         ("tfds:no_such_text", "Dataset no_such_text not found"),
         ("tfds:tiny_text/text:9.9.9", "cannot be loaded at version 9.9.9"),
         ("tfds:tiny_text/text[half]", "which has test, train"),
-        ("tfds:tiny_text/text[test", "Mend the brackets"),
-        ("tfds:tiny_text/words", "with a field 'text'"),
+        ("tfds:tiny_text/text[test", "Correct the brackets"),
+        ("tfds:tiny_text/words", "must have a feature 'text'"),
     ],
 )
 def test_what_is_no_text_is_refused(path, words):
@@ -232,7 +232,9 @@ def test_what_is_no_text_is_refused(path, words):
 
 def test_what_was_not_prepared_is_not_downloaded(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    with pytest.raises(ValueError, match="Run `tfds build tiny_text/text`"):
+    with pytest.raises(
+        ValueError, match=r"Run tfds.builder\('tiny_text/text'\)"
+    ):
         text_lib.sources("tfds:tiny_text/text")
     assert not list(tmp_path.iterdir())
 

@@ -1,19 +1,14 @@
 """Tests of the way from documents to tokens on file."""
 
-import json
-import pathlib
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
+from models import cache
 from models.language_model import text as text_lib
 from models.language_model import tokens as tokens_lib
 from tests.cases import language_model as cases
 
 Options = tokens_lib.Options
-_ROOT = pathlib.Path(__file__).resolve().parents[3]
 TEXTS = cases.documents(200)
 
 
@@ -237,53 +232,35 @@ def test_what_was_damaged_is_refused(source, tmp_path):
         tokenize(source, tmp_path)
 
 
-def test_files_that_change_meanwhile_are_refused(source, tmp_path, monkeypatch):
-    tokenize(source, tmp_path)  # The vocabulary at least is there.
-    encode = tokens_lib._tokenize
+def test_files_that_change_meanwhile_are_refused(source, tmp_path):
+    class Changing(text_lib.Source):
+        def documents(self):
+            yield from super().documents()
+            cases.write(source, TEXTS[1:])
 
-    def change(*args):
-        cases.write(source, TEXTS[1:])
-        return encode(*args)
-
-    monkeypatch.setattr(tokens_lib, "_tokenize", change)
     with pytest.raises(RuntimeError, match="changed while they were read"):
-        tokenize(source, tmp_path, num_validation_tokens=100)
+        tokens_lib.open_or_tokenize(
+            [Changing(source)],
+            [],
+            options=Options(vocabulary_size=330),
+            cache_dir=tmp_path / "cache",
+        )
 
 
-def test_progress_is_told_of(source, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(tokens_lib, "_TELL_EVERY_SECS", 0.0)
+def test_progress_is_reported(source, tmp_path, capfd):
     tokens = tokenize(source, tmp_path)
+    tokens_lib.tokenize(
+        tokens_lib.split_documents(
+            text_lib.sources(source), [], Options(validation_fraction=0.2)
+        ),
+        tokens_lib.load_vocabulary(tokens.vocabulary),
+        Options(vocabulary_size=330),
+        tmp_path,
+        progress=cache.Progress(every_secs=0.0),
+    )
     error = capfd.readouterr().err
     number = tokens.num_tokens["train"]
     assert f"Text: 200 documents read, {number} train tokens" in error
-
-
-_MAKE = """
-import pathlib, sys
-from models import language_model
-tokens = language_model.open_tokens(
-    path=sys.argv[1], cache_dir=sys.argv[2], vocabulary_size=330
-)
-print(tokens.directory.name, tokens.vocabulary.parent.name)
-"""
-
-
-@pytest.mark.multiprocess
-@pytest.mark.usefixtures("no_process_left")
-def test_two_processes_at_once_share_what_is_made(source, tmp_path):
-    command = [sys.executable, "-c", _MAKE, str(source), str(tmp_path / "c")]
-    processes = [
-        subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE)
-        for _ in range(2)
-    ]
-    printed = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert printed[0] == printed[1] != b""
-    made = [p for p in (tmp_path / "c").iterdir() if ".lock" not in p.name]
-    assert sorted(p.name for p in made) == sorted(printed[0].decode().split())
-    (header,) = (tmp_path / "c").glob("*/header.json")
-    tokens = json.loads(header.read_text())
-    assert tokens["num_tokens"]["train"] > 1000
 
 
 if __name__ == "__main__":

@@ -66,17 +66,16 @@ def over_pairs(matrix: np.ndarray) -> Estimate:
     their pairs those of a trial with itself are left out. The standard error
     is that of the jackknife over trials (Efron and Stein 1981).
 
-    Args:
-        matrix: `[trials, trials]`, symmetric; the diagonal is not looked at.
+    The diagonal of the symmetric matrix is not looked at.
     """
     size = len(matrix)
-    upper = matrix[np.triu_indices(size, 1)]
+    upper = _above_diagonal(matrix)
     error, interval = None, None
     if size > 2:
         left_out = [
-            np.delete(np.delete(matrix, index, 0), index, 1)[
-                np.triu_indices(size - 1, 1)
-            ].mean()
+            _above_diagonal(
+                np.delete(np.delete(matrix, index, 0), index, 1)
+            ).mean()
             for index in range(size)
         ]
         error = float(np.sqrt((size - 1) * np.var(left_out)))
@@ -95,10 +94,8 @@ def jackknifed(figure: float, left_out: Sequence[float]) -> Estimate:
     Its error is the jackknife's; its interval draws trials, to first order, by
     what each adds to the figure.
 
-    Args:
-        figure: Of all trials.
-        left_out: The same without the first trial, the second, and so on. No
-            error can be told of fewer than three.
+    `left_out` has the figure without the first trial, the second, and so on.
+    Fewer than three have no error.
     """
     others, size = np.asarray(left_out, np.float64), len(left_out)
     if size < 3:
@@ -114,12 +111,7 @@ def jackknifed(figure: float, left_out: Sequence[float]) -> Estimate:
 def ratio(
     numerator: Sequence[float], denominator: Sequence[float]
 ) -> tuple[float, tuple[float, float] | None]:
-    """Returns the ratio of two methods' means, and its interval.
-
-    Args:
-        numerator: One value for each trial of a method.
-        denominator: Likewise of what it is compared with.
-    """
+    """Returns the ratio of two methods' means, and its interval."""
     return _of_means(numerator, denominator, np.divide)
 
 
@@ -131,13 +123,18 @@ def difference(
 
 
 def ratio_of_pairs(
-    matrix: np.ndarray, other: np.ndarray
+    matrix: np.ndarray, other: np.ndarray, *, num_resamples: int = NUM_RESAMPLES
 ) -> tuple[float, tuple[float, float] | None]:
     """Returns the ratio of two methods' means over pairs, and its interval."""
-    means = tuple(over_pairs(one).mean for one in (matrix, other))
-    size = min(len(matrix), len(other))
+    both = (matrix, other)
+    means = tuple(float(_above_diagonal(one).mean()) for one in both)
+    size = min(map(len, both))
     value, interval = _compared(
-        _pair_means(matrix, 1), _pair_means(other, 2), means, np.divide, size
+        _pair_means(matrix, 1, num_resamples),
+        _pair_means(other, 2, num_resamples),
+        means,
+        np.divide,
+        size,
     )
     # Two trials are one pair: all resamples of it are equal.
     return value, interval if size > 2 else None
@@ -148,14 +145,9 @@ def of_resamples(
 ) -> tuple[float, float] | None:
     """Returns the interval of any figure of two methods' trials.
 
-    Args:
-        combine: Takes indices of trials, drawn with replacement, of both; NaN
-            where they have no such figure.
-        size: Trials of the first method.
-        other: Trials of the second.
-
-    Returns:
-        None for single trials, or where draws have no such figure.
+    `combine` takes indices of trials of both, drawn with replacement, and
+    returns NaN if those have no such figure. None for single trials, or if
+    draws have no such figure.
     """
     if min(size, other) < 2:
         return None
@@ -201,23 +193,31 @@ def _bootstrap_means(values: Sequence[float], stream: int) -> np.ndarray:
     return found[_resamples(len(found), stream)].mean(axis=1)
 
 
-def _pair_means(matrix: np.ndarray, stream: int = 0) -> np.ndarray:
+def _above_diagonal(matrix: np.ndarray) -> np.ndarray:
+    return matrix[np.triu_indices(len(matrix), 1)]
+
+
+def _pair_means(
+    matrix: np.ndarray, stream: int = 0, num_resamples: int = NUM_RESAMPLES
+) -> np.ndarray:
     """Mean over the pairs of each resample, as far as it has any."""
     size = len(matrix)
-    rows = _resamples(size, stream)
+    rows = _resamples(size, stream, num_resamples)
     # How often each trial was drawn: [resamples, trials].
     counts = (rows[:, :, np.newaxis] == np.arange(size)).sum(axis=1)
     apart = np.where(np.eye(size, dtype=bool), 0.0, matrix)
-    totals = np.einsum("rs,st,rt->r", counts, apart, counts)
+    totals = (counts @ apart * counts).sum(axis=1)
     num_pairs = size**2 - (counts**2).sum(axis=1)
     # One trial drawn again and again has no pair; such draws are rare.
     return totals[num_pairs > 0] / num_pairs[num_pairs > 0]
 
 
-def _resamples(size: int, stream: int = 0) -> np.ndarray:
+def _resamples(
+    size: int, stream: int = 0, num_resamples: int = NUM_RESAMPLES
+) -> np.ndarray:
     """Indices of trials, drawn with replacement: `[resamples, size]`."""
     rng = np.random.default_rng([size, stream])
-    return rng.integers(0, size, [NUM_RESAMPLES, size])
+    return rng.integers(0, size, [num_resamples, size])
 
 
 def _interval(drawn: np.ndarray, size: int) -> tuple[float, float]:

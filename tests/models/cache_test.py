@@ -1,0 +1,189 @@
+"""Tests of forms that are made once: by whom, when, and what is left."""
+
+import fcntl
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from models import cache
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def fill(directory, text="whole"):
+    (directory / "file").write_text(text)
+
+
+def test_one_of_many_makes_it_and_the_others_wait(tmp_path):
+    final = tmp_path / "made"
+    calls = []
+
+    def make(aside):
+        calls.append(aside)
+        time.sleep(0.3)
+        fill(aside)
+
+    threads = [
+        threading.Thread(target=cache.made_once, args=(final, make))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+    assert (final / "file").read_text() == "whole"
+
+
+def test_the_first_of_two_machines_wins(tmp_path):
+    final = tmp_path / "made"
+
+    def make(aside):
+        # Another machine, whose lock is not seen here.
+        final.mkdir()
+        fill(final, "theirs")
+        fill(aside, "ours")
+
+    assert cache.made_once(final, make) == final
+    assert (final / "file").read_text() == "theirs"
+    assert [path.name for path in tmp_path.glob("*")] != []
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_waiting_has_a_bound_and_is_reported(tmp_path, capfd):
+    final = tmp_path / "made"
+    with (tmp_path / ".lock-made").open("a+") as held:
+        fcntl.flock(held.fileno(), fcntl.LOCK_EX)
+        with pytest.raises(RuntimeError, match="has been converting .*lock"):
+            cache.made_once(final, fill, wait_secs=0.3, report_every_secs=0.1)
+    assert "waiting for another process" in capfd.readouterr().err
+    cache.made_once(final, fill)
+    assert final.is_dir()
+
+
+def test_without_locks_it_is_made_all_the_same(tmp_path, monkeypatch):
+    def unsupported(*args):
+        raise OSError("no locks")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    others = tmp_path / f"{cache._prefix(tmp_path / 'made')}x"
+    others.mkdir()
+    assert cache.made_once(tmp_path / "made", fill).is_dir()
+    assert others.is_dir()  # Perhaps still being filled.
+
+
+def test_the_cache_is_in_the_home_of_caches(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.directory() == tmp_path / "tfdistill"
+    assert cache.directory("here") == pathlib.Path("here")
+
+
+def make(root, source):
+    return cache.open_or_make(
+        "text",
+        lambda: {"version": 1, "source": source.read_text()},
+        lambda aside: {"found": fill(aside)},
+        root=root,
+    )
+
+
+def test_a_form_has_a_header_and_another_source_makes_another(tmp_path):
+    source = tmp_path / "source"
+    source.write_text("a")
+    first = make(tmp_path / "cache", source)
+    assert first.name.startswith("text-")
+    assert cache.read_header(first) == {
+        "found": None,
+        "source": "a",
+        "version": 1,
+    }
+    assert make(tmp_path / "cache", source) == first
+    source.write_text("b")
+    assert make(tmp_path / "cache", source) != first
+
+
+def test_a_source_that_changes_meanwhile_leaves_nothing(tmp_path):
+    states = iter([{"bytes": 1}, {"bytes": 2}])
+    with pytest.raises(RuntimeError, match="text data changed while they were"):
+        cache.open_or_make(
+            "text",
+            lambda: next(states),
+            lambda aside: {"found": fill(aside)},
+            root=tmp_path,
+        )
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_a_header_is_written_last(tmp_path):
+    def fail(aside):
+        fill(aside)
+        assert not list(aside.glob("header.json"))
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        cache.open_or_make("text", dict, fail, root=tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+    made = cache.open_or_make("text", dict, lambda aside: {}, root=tmp_path)
+    assert json.loads((made / "header.json").read_text()) == {}
+
+
+def test_progress_is_reported_now_and_then(capfd):
+    cache.Progress(every_secs=0.0).report("7 rows")
+    assert "7 rows ..." in capfd.readouterr().err
+    cache.Progress(every_secs=60.0).report("7 rows")
+    assert capfd.readouterr().err == ""
+
+
+_MAKE = """
+import os, pathlib, signal, sys, time
+from models import cache
+what, root = sys.argv[1:]
+def make(aside):
+    (aside / "by").write_text(str(os.getpid()))
+    if what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.5)
+    return {}
+made = cache.open_or_make("text", dict, make, root=pathlib.Path(root))
+print((made / "by").read_text())
+"""
+
+
+def started(what, root):
+    return subprocess.Popen(
+        [sys.executable, "-c", _MAKE, what, str(root)],
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+    )
+
+
+@pytest.mark.multiprocess
+@pytest.mark.usefixtures("no_process_left")
+def test_two_processes_at_once_share_what_one_of_them_makes(tmp_path):
+    processes = [started("whole", tmp_path) for _ in range(2)]
+    printed = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert printed[0] == printed[1] != b""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.usefixtures("no_process_left")
+def test_what_a_killed_process_left_is_made_again(tmp_path):
+    killed = started("killed", tmp_path)
+    killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert left.name.startswith(".tmp-")
+    process = started("whole", tmp_path)
+    assert process.communicate(timeout=60)[0]
+    assert process.returncode == 0 and not left.exists()
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
