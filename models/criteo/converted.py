@@ -103,22 +103,23 @@ class Options:
     Attributes:
         field_sizes: Rows of the embedding table of each of the 26 columns, or
             one number for all; at least 3. Row 0 is for missing, row 1 for
-            rare categories.
+            rare categories. Default 10,000.
         min_count: Categories that come fewer times in the training rows get
             row 1. Default 1: none does.
         split: `"hash"` (default): which rows validate is drawn; `"time"`: the
             last ones do, if rows are in the order of time.
         validation_fraction: Share of the rows that validate, in (0, 1).
             Default 1/6.
-        split_seed: Of the draws, >= 0. Default 0.
+        split_seed: Of the draws, >= 0. Keep it fixed between runs that are to
+            be compared: it is not the seed of a run. Default 0.
         num_train: Keep only so many training rows, drawn from all of them.
             Default None: all.
         num_validation: Likewise of the validation rows.
-        malformed: What becomes of a faulty line: `"skip"` (default) or
-            `"refuse"`.
+        malformed: Faulty lines are counted and skipped (`"skip"`, the
+            default), or the first is an error (`"refuse"`).
     """
 
-    field_sizes: int | Sequence[int]
+    field_sizes: int | Sequence[int] = DEFAULT_FIELD_SIZE
     min_count: int = 1
     split: str = "hash"
     validation_fraction: float = 1 / 6
