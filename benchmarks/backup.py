@@ -1,7 +1,5 @@
 """How long a backup blocks training, against Keras' own.
 
-Usage: python -m benchmarks.backup [--rounds=9]
-
 Two sides take turns: a `fit` of five steps with a `tfdistill.Backup`, and one
 with a `keras.callbacks.BackupAndRestore`, both with one backup after the third
 step, of the same model and optimizer. What blocks is the time that the
@@ -9,21 +7,20 @@ callback takes between two steps: all of Keras' backup, and our snapshot. What
 is left of ours runs beside the next steps, whose times are told as well.
 """
 
-import argparse
 import os
 import pathlib
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+from absl import flags
 
 import tfdistill
 from benchmarks import measure
+from tfdistill.system import programs
 
 _MODELS = ("resnet50", "tiny")
 _NUM_STEPS, _AT = 5, 3
@@ -132,11 +129,11 @@ def _compiled(model: keras.Model) -> keras.Model:
     return model
 
 
-def run(options: argparse.Namespace, record: dict[str, Any]) -> None:
+def run(options: programs.Options, record: dict[str, Any]) -> None:
     """Measures both sides and fills the record.
 
     Args:
-        options: The parsed options of `main`.
+        options: The options of the command line.
         record: What will be printed.
     """
     keras.utils.set_random_seed(0)
@@ -179,26 +176,35 @@ def run(options: argparse.Namespace, record: dict[str, Any]) -> None:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark and prints one line of JSON.
+def _add_options(options: programs.Flags) -> None:
+    options.add(
+        flags.DEFINE_enum,
+        "model",
+        "resnet50",
+        "model to measure",
+        enum_values=list(_MODELS),
+    )
+    for name, default, text in (
+        ("batch_size", 16, "examples a step"),
+        ("rounds", 9, "turns of each side"),
+    ):
+        options.add(flags.DEFINE_integer, name, default, text)
 
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
 
-    Returns:
-        The exit code.
-    """
+def _run(options: programs.Options) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    add = parser.add_argument
-    add("--model", choices=_MODELS, default="resnet50")
-    add("--batch_size", type=int, default=16)
-    add("--rounds", type=int, default=9)
-    options = parser.parse_args(argv)
     with measure.one_json_line() as record:
         run(options, record)
     return 0
 
 
+PROGRAM = programs.Program(
+    name="python -m benchmarks.backup",
+    about=__doc__,
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

@@ -1,6 +1,5 @@
 """What the parameter-server benchmark trains: one click model, many ways."""
 
-import argparse
 import dataclasses
 import pathlib
 import time
@@ -8,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from tfdistill.system import programs
 
 NUM_FIELDS = 26
 NUM_NUMBERS = 13
@@ -180,7 +181,7 @@ def tf_keras_model(
 
 
 def fit(
-    keras_like: Any, model: Any, data: Any, options: argparse.Namespace
+    keras_like: Any, model: Any, data: Any, options: programs.Options
 ) -> dict[str, list[float]]:
     """Runs `fit` and measures all epochs but the first.
 

@@ -1,7 +1,5 @@
 """How fast click logs are read: as text, and in the converted form.
 
-Usage: python -m benchmarks.criteo_input [--rounds=7]
-
 Three sides take turns, each giving batches of one label, 13 integers and 26
 hashed categories: `tf.data.experimental.CsvDataset`, batched first and hashed
 by the batch, which is the fastest way to use it; this project's reader of the
@@ -11,10 +9,8 @@ targets are 3 and 10 times the rows a second of the first side.
 For one pass over data, as to predict; training reads the converted form.
 """
 
-import argparse
 import os
 import pathlib
-import sys
 import tempfile
 import time
 import types
@@ -26,12 +22,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import flags
 
 from benchmarks import measure
 from models.criteo import batches as criteo_batches
 from models.criteo import converted
 from models.criteo import files as criteo_files
 from models.criteo import rows as criteo_rows
+from tfdistill.system import programs
 
 __all__ = ["Arrays", "batches"]
 
@@ -134,7 +132,7 @@ def _write_text(path: pathlib.Path, source: str | None, num_rows: int) -> str:
 class _Sides:
     """The three readers of one text."""
 
-    def __init__(self, path: pathlib.Path, options: argparse.Namespace) -> None:
+    def __init__(self, path: pathlib.Path, options: programs.Options) -> None:
         self._path = path
         self._batch_size = options.batch_size
         self._size = options.field_size
@@ -202,11 +200,11 @@ class _Sides:
         return batches.take(_BINARY_PASSES * self.num_rows // self._batch_size)
 
 
-def run(options: argparse.Namespace, record: dict[str, Any]) -> None:
+def run(options: programs.Options, record: dict[str, Any]) -> None:
     """Measures all sides and fills the record.
 
     Args:
-        options: The parsed options of `main`.
+        options: The options of the command line.
         record: What will be printed.
     """
     with tempfile.TemporaryDirectory(prefix="tfdistill-bench-") as root:
@@ -237,33 +235,36 @@ def run(options: argparse.Namespace, record: dict[str, Any]) -> None:
     )
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line."""
-    made = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    add = made.add_argument
-    add("--path", help="a click log, instead of the one in TFDISTILL_DATA")
-    add("--rows", type=int, default=108_000, help="repeats it to so many")
-    add("--batch_size", type=int, default=1024)
-    add("--field_size", type=int, default=10_000)
-    add("--rounds", type=int, default=7)
-    return made
+def _add_options(options: programs.Flags) -> None:
+    options.add(
+        flags.DEFINE_string,
+        "path",
+        None,
+        "<FILE>: a click log, instead of the one in TFDISTILL_DATA",
+    )
+    for name, default, text in (
+        ("rows", 108000, "repeats the log to so many"),
+        ("batch_size", 1024, "rows a batch"),
+        ("field_size", 10000, "ids of each field"),
+        ("rounds", 7, "turns of each side"),
+    ):
+        options.add(flags.DEFINE_integer, name, default, text)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark and prints one line of JSON.
-
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
-
-    Returns:
-        The exit code.
-    """
+def _run(options: programs.Options) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    options = parser().parse_args(argv)
     with measure.one_json_line() as record:
         run(options, record)
     return 0
 
 
+PROGRAM = programs.Program(
+    name="python -m benchmarks.criteo_input",
+    about=__doc__,
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

@@ -1,7 +1,5 @@
 """Kills a publisher again and again, and counts what readers see of it.
 
-Usage: python -m benchmarks.exchange_kills [--kills=2000] [--seed=0]
-
 A writer claims its group and publishes small versions as fast as it can, until
 it is killed by SIGKILL at a random moment; the next one goes on. Meanwhile a
 reader verifies the newest version in a loop, and after each kill every version
@@ -10,7 +8,6 @@ half where they cannot be and the manifest comes last. Writers are forked from a
 warm process, so that a kill costs milliseconds. TensorFlow is not imported.
 """
 
-import argparse
 import dataclasses
 import errno
 import json
@@ -18,17 +15,18 @@ import os
 import pathlib
 import random
 import signal
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
+
+from absl import flags
 
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
+from tfdistill.system import programs
 
 _FILES = {"saved_model.pb": 3, "variables/index": 1, "variables/data": 20}
 _LONGEST_LIFE_SECS = 0.03
@@ -213,21 +211,19 @@ def run(root: str, *, kills: int, seed: int, renames: bool) -> Counts:
     return counts
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+def _add_options(options: programs.Flags) -> None:
+    options.add(
+        flags.DEFINE_integer,
+        "kills",
+        2000,
+        "how often a writer is killed",
+        lower_bound=2,
+    )
+    options.add(flags.DEFINE_integer, "seed", 0, "of the moments of the kills")
 
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
 
-    Returns:
-        0 where nothing bad was seen, else 1.
-    """
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(argv)
-    if options.kills < 2:
-        parser.error(f"--kills must be >= 2; received {options.kills}.")
+def _run(options: programs.Options) -> int:
+    """Returns 0 if nothing bad was seen, else 1."""
     record: dict[str, Any] = {"benchmark": "exchange_kills"}
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
@@ -252,5 +248,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if record["bad"] else 0
 
 
+PROGRAM = programs.Program(
+    name="python -m benchmarks.exchange_kills",
+    about=__doc__,
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 # Digits of a second that mean something here: microseconds.
 _DIGITS = 6
@@ -191,7 +192,7 @@ def _cpu_name() -> str:
 
 def log(text: str) -> None:
     """Tells whoever watches how far the benchmark is."""
-    print(text, file=sys.stderr, flush=True)
+    logging.info("%s", text)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,5 @@
 """Steps per second of `fit` on two workers: ours on Keras 3 beside tf_keras.
 
-Usage: python -m benchmarks.multiworker [--rounds=7]
-
 Two clusters of real processes run at the same time: one trains with
 tfdistill, one with tf_keras, the line of Keras that TensorFlow supports under
 MultiWorkerMirroredStrategy. They take turns by files, so that only one of
@@ -10,37 +8,48 @@ data, and compute the same metrics. Every turn builds and traces its model anew,
 because equal graphs of one model were seen to run at rates 1.5 times apart.
 """
 
-import argparse
 import json
 import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Sequence
 from typing import Any
+
+from absl import flags
 
 from benchmarks import measure
 from benchmarks import multiworker_task
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
+from tfdistill.system import programs
 
 _NUM_WORKERS = 2
 
 
-def _launch(argv: Sequence[str], workdir: str, timeout_secs: float) -> None:
+def _arguments(options: programs.Options) -> list[str]:
+    """Writes the options out for the tasks."""
+    return [
+        f"--{name}={each}"
+        for name, value in vars(options).items()
+        if name != "task"
+        for each in (value if isinstance(value, list) else [value])
+    ]
+
+
+def _launch(options: programs.Options, workdir: str) -> None:
     root = str(pathlib.Path(__file__).resolve().parent.parent)
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([root, inherited] if inherited else [root])
     topology = local_cluster.LocalCluster(
         command=[sys.executable, "-m", "benchmarks.multiworker", "--task"]
-        + list(argv),
+        + _arguments(options),
         workdir=workdir,
         num_groups=len(set(multiworker_task.GROUP_OF_SIDE.values())),
         workers_per_group=_NUM_WORKERS,
         env={"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"},
     )
     with local_run.LocalRun(topology) as running:
-        result = running.wait(timeout_secs=timeout_secs)
+        result = running.wait(timeout_secs=options.timeout_secs)
     for group in result.groups:
         if group.state != "done":
             lines = "\n".join(group.last_lines)
@@ -80,18 +89,10 @@ def _compare(sides: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def run(
-    argv: Sequence[str], options: argparse.Namespace, record: dict[str, Any]
-) -> None:
-    """Runs both clusters and fills the record.
-
-    Args:
-        argv: The arguments that the options were parsed from.
-        options: The parsed options of `main`.
-        record: What will be printed.
-    """
+def run(options: programs.Options, record: dict[str, Any]) -> None:
+    """Runs both clusters and fills the record, which will be printed."""
     with tempfile.TemporaryDirectory(prefix="tfdistill-bench-") as workdir:
-        _launch(argv, workdir, options.timeout_secs)
+        _launch(options, workdir)
         results = _read_results(workdir)
     bounds = {name: _bound(name, options.batch_size) for name in options.models}
     settings = {
@@ -123,55 +124,65 @@ def _bound(name: str, batch_size: int) -> dict[str, Any]:
     }
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    add = parser.add_argument
-    add(
-        "--models",
-        nargs="+",
-        choices=multiworker_task.MODELS,
-        default=["mlp", "cnn"],
+def _add_options(options: programs.Flags) -> None:
+    for name, default, values, text in (
+        ("models", ["mlp", "cnn"], multiworker_task.MODELS, "what is trained"),
+        (
+            "batches",
+            list(multiworker_task.BATCHES),
+            multiworker_task.BATCHES,
+            "whether the batch size is known before the start",
+        ),
+    ):
+        options.add(
+            flags.DEFINE_multi_enum,
+            name,
+            default,
+            text,
+            enum_values=list(values),
+        )
+    options.add(
+        flags.DEFINE_multi_integer,
+        "steps_per_execution",
+        [1, 10],
+        "steps that one call of the graph makes",
     )
-    add(
-        "--batches",
-        nargs="+",
-        choices=multiworker_task.BATCHES,
-        default=list(multiworker_task.BATCHES),
+    for name, number, text in (
+        ("batch_size", 128, "of both workers together"),
+        ("steps", 80, "steps a turn"),
+        ("rounds", 7, "turns of each side"),
+    ):
+        options.add(flags.DEFINE_integer, name, number, text)
+    options.add(
+        flags.DEFINE_float, "timeout_secs", 3000.0, "limit of the whole run"
     )
-    add("--steps_per_execution", nargs="+", type=int, default=[1, 10])
-    add("--batch_size", type=int, default=128, help="of both workers together")
-    add("--steps", type=int, default=80, help="steps a turn")
-    add("--rounds", type=int, default=7)
-    add("--timeout_secs", type=float, default=3000.0, help="of the whole run")
-    add("--task", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
+    options.add(
+        flags.DEFINE_boolean, "task", False, "be one of the tasks it starts"
+    )
+
+
+def _run(options: programs.Options) -> int:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if options.steps < 2 * max(options.steps_per_execution):
-        parser.error(
+        raise programs.UsageError(
             "--steps must be at least twice --steps_per_execution; received "
             f"{options.steps} and {max(options.steps_per_execution)}"
         )
-    return options
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark and prints one line of JSON.
-
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
-
-    Returns:
-        The exit code.
-    """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    options = _parse(arguments)
     if options.task:
         multiworker_task.Worker(options).work()
         return 0
     with measure.one_json_line() as record:
-        run(arguments, options, record)
+        run(options, record)
     return 0
 
 
+PROGRAM = programs.Program(
+    name="python -m benchmarks.multiworker",
+    about=__doc__,
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

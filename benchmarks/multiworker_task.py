@@ -1,6 +1,5 @@
 """One worker of the multi-worker benchmark, and what it takes turns at."""
 
-import argparse
 import dataclasses
 import json
 import pathlib
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import measure
+from tfdistill.system import programs
 
 # What trains in a turn, and the group of processes that does it.
 GROUP_OF_SIDE = {"tfdistill": 0, "codistill_model": 0, "tf_keras": 1}
@@ -35,7 +35,7 @@ class Setting:
         return f"{self.model}_{self.batch}_x{self.steps_per_execution}"
 
 
-def settings(options: argparse.Namespace) -> list[Setting]:
+def settings(options: programs.Options) -> list[Setting]:
     """Returns all that the command line asks for."""
     return [
         Setting(model=model, batch=batch, steps_per_execution=count)
@@ -46,7 +46,7 @@ def settings(options: argparse.Namespace) -> list[Setting]:
 
 
 def turns(
-    options: argparse.Namespace,
+    options: programs.Options,
 ) -> Iterator[tuple[Setting, int, str]]:
     """Yields setting, round and side, alike in every process.
 
@@ -149,7 +149,7 @@ def _data(setting: Setting, batch_size: int) -> Any:
 class Worker:
     """One process of one cluster: trains when it is its side's turn."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: programs.Options) -> None:
         """Makes the strategy, which waits for the other worker.
 
         Args:

@@ -1,7 +1,5 @@
 """Examples per second of `fit` on parameter servers: ours beside tf_keras.
 
-Usage: python -m benchmarks.parameter_server [--rounds=5] [--rows] [--bytes]
-
 A click model with one table for 26 fields trains on two workers and two
 parameter servers. Every side has a fresh cluster of real processes in every
 turn, and the sides alternate. tf_keras first shows in one turn each which of
@@ -9,20 +7,21 @@ its ways to train are its best; these enter the rounds. `--rows` and `--bytes`
 measure what becomes of a large table, and what travels, instead.
 """
 
-import argparse
 import functools
 import os
 import statistics
-import sys
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
+
+from absl import flags
 
 from benchmarks import click_training
 from benchmarks import measure
 from benchmarks import parameter_server_task
 from benchmarks import parameter_server_turn
 from benchmarks import table_growth
+from tfdistill.system import programs
 
 _OURS = "tfdistill_x10"
 # By setting: what ours is at least to be times the best of the others.
@@ -78,7 +77,7 @@ def kept(trials: Mapping[str, float], count: int) -> list[str]:
     return [*ranked[:count], ranked[0] + parameter_server_turn.TF_THREADS]
 
 
-def _measure(setting: str, options: argparse.Namespace) -> dict[str, Any]:
+def _measure(setting: str, options: programs.Options) -> dict[str, Any]:
     def turn(name: str) -> float:
         return parameter_server_turn.rate(name, options, setting=setting)
 
@@ -113,11 +112,11 @@ def _measure(setting: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def run(options: argparse.Namespace, record: dict[str, Any]) -> None:
+def run(options: programs.Options, record: dict[str, Any]) -> None:
     """Measures what was asked for and fills the record.
 
     Args:
-        options: The parsed options of `main`.
+        options: The options of the command line.
         record: What will be printed.
     """
     record.update(
@@ -144,36 +143,49 @@ def run(options: argparse.Namespace, record: dict[str, Any]) -> None:
     record["machine"] = measure.machine()
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    add = parser.add_argument
-    add("--settings", nargs="+", choices=_TARGETS, default=["mlp", "wide"])
-    add(
-        "--steps_per_execution",
-        nargs="+",
-        type=int,
-        default=[1, 10],
-        help="of tf_keras' sides",
+def _add_options(options: programs.Flags) -> None:
+    for name, default, values, text in (
+        ("settings", ["mlp", "wide"], _TARGETS, "models to measure"),
+        (
+            "tf_keras",
+            list(parameter_server_task.TF_KERAS),
+            parameter_server_task.TF_KERAS,
+            "its ways to train: Adagrad, partitioner",
+        ),
+    ):
+        options.add(
+            flags.DEFINE_multi_enum,
+            name,
+            default,
+            text,
+            enum_values=list(values),
+        )
+    for name, numbers, text in (
+        ("steps_per_execution", [1, 10], "of tf_keras' sides"),
+        ("spreads", [1, 10, 100, 1000], "powers of ten: sizes of tables"),
+    ):
+        options.add(flags.DEFINE_multi_integer, name, numbers, text)
+    for name, number, text in (
+        ("keep", 2, "sides of tf_keras in the rounds"),
+        ("steps", 200, "steps an epoch"),
+        ("epochs", 3, "measured epochs a turn"),
+        ("rounds", 5, "turns of each side"),
+    ):
+        options.add(flags.DEFINE_integer, name, number, text)
+    for name, text in (
+        ("rows", "measure growing tables instead"),
+        ("bytes", "measure traffic instead"),
+    ):
+        options.add(flags.DEFINE_boolean, name, False, text)
+    options.add(
+        flags.DEFINE_float, "turn_timeout_secs", 300.0, "limit of a turn"
     )
-    add(
-        "--tf_keras",
-        nargs="+",
-        choices=parameter_server_task.TF_KERAS,
-        default=list(parameter_server_task.TF_KERAS),
-        help="its ways to train: Adagrad, partitioner",
-    )
-    add("--keep", type=int, default=2, help="sides of tf_keras in the rounds")
-    add("--steps", type=int, default=200, help="steps an epoch")
-    add("--epochs", type=int, default=3, help="measured epochs a turn")
-    add("--rounds", type=int, default=5)
-    add("--rows", action="store_true", help="measure growing tables instead")
-    add("--bytes", action="store_true", help="measure traffic instead")
-    add("--spreads", nargs="+", type=int, default=[1, 10, 100, 1000])
-    add("--turn_timeout_secs", type=float, default=300.0)
-    options = parser.parse_args(argv)
+
+
+def _check(options: programs.Options) -> None:
     most = max([10, *options.steps_per_execution])
     if options.steps < most:
-        parser.error(
+        raise programs.UsageError(
             f"--steps must be at least {most}, the steps of an execution; "
             f"received {options.steps}"
         )
@@ -183,26 +195,27 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         if f"rows_{spread}" not in click_training.SETTINGS
     ]
     if unknown:
-        parser.error(f"--spreads must be powers of ten; received {unknown}")
-    return options
+        raise programs.UsageError(
+            f"--spreads must be powers of ten; received {unknown}"
+        )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark and prints one line of JSON.
-
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
-
-    Returns:
-        The exit code.
-    """
+def _run(options: programs.Options) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    options = _parse(sys.argv[1:] if argv is None else list(argv))
+    _check(options)
     with measure.one_json_line() as record:
         run(options, record)
     return 0
 
 
+PROGRAM = programs.Program(
+    name="python -m benchmarks.parameter_server",
+    about=__doc__,
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

@@ -4,18 +4,18 @@ Workers and parameter servers serve; what follows runs on the chief, or in the
 only process where there is no cluster.
 """
 
-import argparse
 import dataclasses
 import json
 import os
 import pathlib
 import re
-import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
+from absl import flags
+
 from benchmarks import click_training
+from tfdistill.system import programs
 
 RESULT = "result.json"
 # Sides that run in one process, without workers and parameter servers.
@@ -59,11 +59,11 @@ class Side:
         return self.name in ALONE
 
 
-def work(options: argparse.Namespace) -> None:
+def work(options: programs.Options) -> None:
     """Trains one side and writes what was measured to the workdir.
 
     Args:
-        options: The parsed options of `main`.
+        options: The options of the command line.
     """
     from tfdistill.cluster import identity as identity_lib
 
@@ -81,7 +81,7 @@ def _train(
     side: Side,
     setting: click_training.Setting,
     identity: Any,
-    options: argparse.Namespace,
+    options: programs.Options,
 ) -> dict[str, Any]:
     strategy = _strategy(side, identity)
     if side.name == "bare_step":
@@ -183,7 +183,7 @@ def _strategy(side: Side, identity: Any) -> Any:
     return strategy
 
 
-def _timed_epochs(run: Any, options: argparse.Namespace) -> list[float]:
+def _timed_epochs(run: Any, options: programs.Options) -> list[float]:
     """Runs epochs of `run(num_steps)`; leaves the first one out."""
     setting = click_training.SETTINGS[options.setting]
     rates = []
@@ -196,7 +196,7 @@ def _timed_epochs(run: Any, options: argparse.Namespace) -> list[float]:
 
 
 def _bare(
-    side: Side, setting: click_training.Setting, options: argparse.Namespace
+    side: Side, setting: click_training.Setting, options: programs.Options
 ) -> list[float]:
     import tensorflow as tf
 
@@ -224,7 +224,7 @@ def _keras_loop(
     side: Side,
     setting: click_training.Setting,
     strategy: Any,
-    options: argparse.Namespace,
+    options: programs.Options,
 ) -> list[float]:
     """Keras 3's own layers and optimizer, scheduled by hand."""
     import keras
@@ -268,25 +268,33 @@ def _keras_loop(
     return _timed_epochs(run, options)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one task of a side.
+def _add_options(options: programs.Flags) -> None:
+    for name, text in (
+        ("task", "<SIDE>: the side to measure, such as tfdistill_x10"),
+        ("setting", "<NAME>: a setting of click_training"),
+    ):
+        options.add(flags.DEFINE_string, name, None, text, required=True)
+    for name, text in (
+        ("steps", "steps an epoch"),
+        ("epochs", "measured epochs"),
+    ):
+        options.add(flags.DEFINE_integer, name, None, text, required=True)
 
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
 
-    Returns:
-        The exit code.
-    """
+def _run(options: programs.Options) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--task", required=True)
-    parser.add_argument("--setting", required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--epochs", type=int, required=True)
-    work(parser.parse_args(argv))
+    work(options)
     return 0
 
 
+PROGRAM = programs.Program(
+    name="python -m benchmarks.parameter_server_task",
+    about=__doc__,
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

@@ -1,6 +1,5 @@
 """One turn of the parameter-server benchmark: a cluster, from start to end."""
 
-import argparse
 import json
 import os
 import pathlib
@@ -14,6 +13,7 @@ from typing import Any
 from benchmarks import parameter_server_task
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
+from tfdistill.system import programs
 
 _NUM_WORKERS = 2
 _NUM_SERVERS = 2
@@ -22,7 +22,7 @@ TF_THREADS = "@tf_threads"
 
 
 def take(
-    name: str, options: argparse.Namespace, *, setting: str
+    name: str, options: programs.Options, *, setting: str
 ) -> dict[str, Any]:
     """Trains one side in processes of its own.
 
@@ -65,13 +65,13 @@ def take(
     return {**found, "resident_bytes": memory}
 
 
-def rate(name: str, options: argparse.Namespace, *, setting: str) -> float:
+def rate(name: str, options: programs.Options, *, setting: str) -> float:
     """Takes a turn and returns the median of its epochs' examples/s."""
     found = take(name, options, setting=setting)
     return statistics.median(found["rates"])
 
 
-def _command(side: str, setting: str, options: argparse.Namespace) -> list[str]:
+def _command(side: str, setting: str, options: programs.Options) -> list[str]:
     return [
         sys.executable,
         "-m",

@@ -16,21 +16,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
-from absl import app
 from absl import flags
 from matplotlib import figure as figure_lib
 
 from launch import quickstart
+from tfdistill.system import programs
 
-_RUNS = flags.DEFINE_string(
-    "runs", None, "directory of quickstarts whose figures replace the record"
-)
-_FIGURES = flags.DEFINE_string(
-    "figures", "docs/results/quickstart/figures.json", "the record"
-)
-_OUTPUT = flags.DEFINE_string(
-    "output", "docs/images/quickstart.svg", "SVG file to write"
-)
 _LIMITS = {"disagreement": (0, 5), "accuracy": (95, 99)}
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 _COLOURS = {"independent": "#0072B2", "codistilled": "#D55E00"}
@@ -106,29 +97,46 @@ def _panel(
     axes.set_xlim(_LIMITS[name])
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the command line.
+def _add_options(options: programs.Flags) -> None:
+    for name, default, text in (
+        (
+            "runs",
+            None,
+            "<DIR>: quickstarts whose figures replace the record",
+        ),
+        (
+            "figures",
+            "docs/results/quickstart/figures.json",
+            "<FILE>: the record",
+        ),
+        ("output", "docs/images/quickstart.svg", "<FILE>: SVG to write"),
+    ):
+        options.add(flags.DEFINE_string, name, default, text)
 
-    Args:
-        argv: The program's name; nothing else is expected.
 
-    Raises:
-        app.UsageError: There are arguments that are not flags.
-    """
-    if len(argv) > 1:
-        raise app.UsageError(f"expected flags only; received {argv[1:]}")
-    record = pathlib.Path(_FIGURES.value)
-    if _RUNS.value is not None:
+def _run(options: programs.Options) -> int:
+    record = pathlib.Path(options.figures)
+    if options.runs is not None:
         record.parent.mkdir(parents=True, exist_ok=True)
-        found = collect(pathlib.Path(_RUNS.value))
+        found = collect(pathlib.Path(options.runs))
         record.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     figures = json.loads(record.read_text("utf-8"))
     for name, label in _PANELS:
         for method in _COLOURS:
             print(f"{label}, {method}: {_mean(figures, method, name):.2f}")
-    draw(figures, pathlib.Path(_OUTPUT.value))
-    print(_OUTPUT.value)
+    draw(figures, pathlib.Path(options.output))
+    print(options.output)
+    return 0
 
+
+PROGRAM = programs.Program(
+    name="python -m benchmarks.readme_plot",
+    about="Draws the plot of the README from several quickstarts, or from the "
+    "figures that are recorded in the checkout.",
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
 
 if __name__ == "__main__":
-    app.run(main)
+    PROGRAM.start()

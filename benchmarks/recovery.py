@@ -1,14 +1,11 @@
 """Seconds to notice a task that is dead, frozen or stuck, and to come back.
 
-Usage: python -m benchmarks.recovery [--rounds=3]
-
 Two groups of two workers, then one group with a parameter server, train a tiny
 model under the launcher; group 0 is broken in one way after the other. The
 worst pause of group 1 meanwhile, on a machine that starts processes at the same
 time, is reported beside its worst pause without faults.
 """
 
-import argparse
 import os
 import pathlib
 import signal
@@ -20,12 +17,15 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
+from absl import flags
+
 from benchmarks import measure
 from benchmarks import recovery_task
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 from tfdistill.status import run_events
+from tfdistill.system import programs
 
 _LIMIT_SECS = 300.0
 _STEPS_BETWEEN = 60
@@ -181,18 +181,12 @@ def _summary(kind: str, values: Sequence[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+def _add_options(options: programs.Flags) -> None:
+    options.add(flags.DEFINE_integer, "rounds", 3, "faults of each kind")
 
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
 
-    Returns:
-        The exit code.
-    """
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--rounds", type=int, default=3, help="default 3")
-    rounds = parser.parse_args(argv).rounds
+def _run(options: programs.Options) -> int:
+    rounds = options.rounds
     with measure.one_json_line() as report:
         report["machine"] = measure.machine()
         report["backup_steps"] = recovery_task.BACKUP_STEPS
@@ -211,5 +205,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+PROGRAM = programs.Program(
+    name="python -m benchmarks.recovery",
+    about=__doc__,
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

@@ -1,13 +1,10 @@
 """Three groups under a fault every half minute: does training hold out?
 
-python -m benchmarks.soak --minutes=30
-
 Starts groups that train at a steady pace, injects faults into them as
 `python -m benchmarks.punish` does, waits for their end, and trains the same
 without faults to know how far apart retrains are. Prints one line of JSON.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -20,11 +17,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from absl import flags
+
 from benchmarks import measure
 from benchmarks import soak_task
 from benchmarks.punish import faults
 from benchmarks.punish import round as round_lib
 from benchmarks.punish import run_view
+from tfdistill.system import programs
 
 # Of the steps that groups without a fault make where there are no faults.
 _LEAST_STEPS = 0.98
@@ -35,7 +35,7 @@ _END_LIMIT_SECS = 1200.0
 
 
 def _launch(
-    options: argparse.Namespace,
+    options: programs.Options,
     workdir: pathlib.Path,
     *,
     seed: int,
@@ -65,15 +65,13 @@ def _launch(
         )
 
 
-def _num_steps(options: argparse.Namespace) -> int:
+def _num_steps(options: programs.Options) -> int:
     # Restarts make groups end later than this, when the faults are over.
     secs = options.minutes * 60 + options.calm_secs
     return 100 * max(1, round(secs * options.steps_per_second / 100))
 
 
-def _punish(
-    options: argparse.Namespace, workdir: pathlib.Path
-) -> dict[str, Any]:
+def _punish(options: programs.Options, workdir: pathlib.Path) -> dict[str, Any]:
     deadline = time.monotonic() + _START_LIMIT_SECS
     while True:
         try:
@@ -97,7 +95,7 @@ def _punish(
 
 
 def _qualities(
-    options: argparse.Namespace, workdir: pathlib.Path
+    options: programs.Options, workdir: pathlib.Path
 ) -> list[dict[str, float]]:
     paths = [
         workdir / f"group_{group}" / soak_task.QUALITY
@@ -117,7 +115,7 @@ def _left_over(workdir: pathlib.Path) -> dict[str, list[str]]:
     }
 
 
-def _soak(options: argparse.Namespace, root: pathlib.Path) -> dict[str, Any]:
+def _soak(options: programs.Options, root: pathlib.Path) -> dict[str, Any]:
     workdir = root / "soak"
     launcher = _launch(
         options,
@@ -141,7 +139,7 @@ def _soak(options: argparse.Namespace, root: pathlib.Path) -> dict[str, Any]:
 
 
 def _without_faults(
-    options: argparse.Namespace, root: pathlib.Path
+    options: programs.Options, root: pathlib.Path
 ) -> list[dict[str, float]]:
     found = []
     for trial in range(options.trials):
@@ -171,35 +169,37 @@ def _compare(
     }
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add = parser.add_argument
-    add("--workdir", help="kept; default: a temporary directory, removed")
-    add("--faults", default=",".join(faults.FAULTS))
-    for name, kind, default in (
-        ("--minutes", float, 30.0),
-        ("--every_secs", float, 30.0),
-        ("--calm_secs", float, 60.0),
-        ("--num_groups", int, 3),
-        ("--workers_per_group", int, 2),
-        ("--steps_per_second", float, 5.0),
-        ("--trials", int, 2),
-        ("--seed", int, 0),
+def _add_options(options: programs.Flags) -> None:
+    add = options.add
+    add(
+        flags.DEFINE_string,
+        "workdir",
+        None,
+        "<DIR>: kept; default: a temporary directory, removed",
+    )
+    add(
+        flags.DEFINE_string,
+        "faults",
+        ",".join(faults.FAULTS),
+        "<NAME,...>: kinds of faults; default: all",
+    )
+    for name, default, text in (
+        ("minutes", 30.0, "length of the time with faults"),
+        ("every_secs", 30.0, "mean time between two faults"),
+        ("calm_secs", 60.0, "time before, to measure the paces"),
+        ("steps_per_second", 5.0, "pace of the groups"),
     ):
-        add(name, type=kind, default=default)
-    return parser
+        add(flags.DEFINE_float, name, default, text)
+    for name, number, text in (
+        ("num_groups", 3, "groups that train"),
+        ("workers_per_group", 2, "workers in each group"),
+        ("trials", 2, "runs without faults, to compare with"),
+        ("seed", 0, "the same seed gives the same faults"),
+    ):
+        add(flags.DEFINE_integer, name, number, text)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the soak and prints its figures.
-
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
-
-    Returns:
-        The exit code.
-    """
-    options = _make_parser().parse_args(argv)
+def _run(options: programs.Options) -> int:
     with contextlib.ExitStack() as stack:
         record = stack.enter_context(measure.one_json_line())
         root = pathlib.Path(
@@ -234,5 +234,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+PROGRAM = programs.Program(
+    name="python -m benchmarks.soak",
+    about=__doc__,
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

@@ -4,16 +4,17 @@ The pace stands for groups on machines of their own: here all groups share one,
 and the restart of one would slow down the others for no reason of ours.
 """
 
-import argparse
 import json
 import pathlib
 import time
 from typing import Any
 
 import keras
+from absl import flags
 
 import tfdistill
 from models import digits
+from tfdistill.system import programs
 
 QUALITY = "quality.json"
 _BATCH_SIZE = 64
@@ -40,7 +41,7 @@ class Pace(keras.callbacks.Callback):
         self._next = max(now, self._next) + self._secs
 
 
-def _train(options: argparse.Namespace) -> None:
+def _train(options: programs.Options) -> None:
     cluster = tfdistill.Cluster.from_env()
     strategy = tfdistill.make_strategy(cluster)
     keras.utils.set_random_seed(options.seed * 100 + cluster.group)
@@ -82,15 +83,31 @@ def _train(options: argparse.Namespace) -> None:
         (directory / QUALITY).write_text(json.dumps(found))
 
 
-def main() -> None:
-    """Trains as the command line says."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--num_steps", type=int, required=True)
-    parser.add_argument("--steps_per_second", type=float, default=0.0)
-    parser.add_argument("--backup_every_steps", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    _train(parser.parse_args())
+def _add_options(options: programs.Flags) -> None:
+    options.add(
+        flags.DEFINE_integer, "num_steps", None, "of the run", required=True
+    )
+    options.add(
+        flags.DEFINE_float, "steps_per_second", 0.0, "0: as fast as it can"
+    )
+    options.add(
+        flags.DEFINE_integer, "backup_every_steps", 50, "between two backups"
+    )
+    options.add(flags.DEFINE_integer, "seed", 0, "of data and weights")
 
+
+def _run(options: programs.Options) -> int:
+    _train(options)
+    return 0
+
+
+PROGRAM = programs.Program(
+    name="python -m benchmarks.soak_task",
+    about=__doc__,
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
 
 if __name__ == "__main__":
-    main()
+    PROGRAM.start()

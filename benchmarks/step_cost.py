@@ -1,7 +1,5 @@
 """What a teacher adds to a training step.
 
-Usage: python -m benchmarks.step_cost [--rounds=25]
-
 Five sides take turns: a plain Keras step, a codistilled step with one teacher
 of the same architecture, the step of `keras.distillation.Distiller` with the
 same teacher, an inference forward pass, and a forward and backward pass
@@ -12,10 +10,8 @@ XLA is off on all sides: Keras would turn it on by default, and on CPU it
 makes every side slower.
 """
 
-import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,9 +22,11 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import flags
 
 import tfdistill
 from benchmarks import measure
+from tfdistill.system import programs
 
 _SLACK = 1.05
 _TEACHER_GROUP = 1
@@ -213,11 +211,11 @@ def _compare(
     }
 
 
-def run(options: argparse.Namespace, record: dict[str, Any]) -> None:
+def run(options: programs.Options, record: dict[str, Any]) -> None:
     """Measures every model and fills the record.
 
     Args:
-        options: The parsed options of `main`.
+        options: The options of the command line.
         record: What will be printed.
     """
     models = {}
@@ -249,28 +247,37 @@ def run(options: argparse.Namespace, record: dict[str, Any]) -> None:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark and prints one line of JSON.
+def _add_options(options: programs.Flags) -> None:
+    options.add(
+        flags.DEFINE_multi_enum,
+        "models",
+        ["resnet50", "mlp"],
+        "models to measure",
+        enum_values=list(_MODELS),
+    )
+    for name, default, text in (
+        ("batch_size", 16, "of resnet50"),
+        ("mlp_batch_size", 256, "of the MLPs"),
+        ("steps", 2, "steps a turn; MLPs do 5 x that"),
+        ("rounds", 25, "turns of each side"),
+    ):
+        options.add(flags.DEFINE_integer, name, default, text)
 
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
 
-    Returns:
-        The exit code.
-    """
+def _run(options: programs.Options) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    add = parser.add_argument
-    add("--models", nargs="+", choices=_MODELS, default=["resnet50", "mlp"])
-    add("--batch_size", type=int, default=16, help="of resnet50")
-    add("--mlp_batch_size", type=int, default=256)
-    add("--steps", type=int, default=2, help="steps a turn; MLPs do 5 x that")
-    add("--rounds", type=int, default=25)
-    options = parser.parse_args(argv)
     with measure.one_json_line() as record:
         run(options, record)
     return 0
 
 
+PROGRAM = programs.Program(
+    name="python -m benchmarks.step_cost",
+    about=__doc__,
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

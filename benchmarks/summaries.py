@@ -1,7 +1,5 @@
 """What `tfdistill.Summaries` adds to a training step.
 
-Usage: python -m benchmarks.summaries [--rounds=9] [--steps=400]
-
 Three sides take turns, each a `fit` of the same small codistilled model with
 one teacher in use: without any summaries, with `tfdistill.Summaries`, and with
 `keras.callbacks.TensorBoard` told to write as often. A turn is the mean time of
@@ -9,19 +7,18 @@ a step. The step is as short as the digits recipe's, so that what a callback
 costs shows at all; the target is 1.02 of a step without.
 """
 
-import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+from absl import flags
 
 import tfdistill
 from benchmarks import measure
+from tfdistill.system import programs
 
 _EVERY_STEPS = 50
 _TARGET = 1.02
@@ -91,11 +88,11 @@ def _keras(directory: str) -> keras.callbacks.Callback:
     )
 
 
-def run(options: argparse.Namespace, record: dict[str, Any]) -> None:
+def run(options: programs.Options, record: dict[str, Any]) -> None:
     """Measures all sides and fills the record.
 
     Args:
-        options: The parsed options of `main`.
+        options: The options of the command line.
         record: What will be printed.
     """
     sides = {
@@ -121,24 +118,28 @@ def run(options: argparse.Namespace, record: dict[str, Any]) -> None:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark and prints one line of JSON.
+def _add_options(options: programs.Flags) -> None:
+    for name, default, text in (
+        ("rounds", 9, "turns of each side"),
+        ("steps", 400, "steps a turn"),
+    ):
+        options.add(flags.DEFINE_integer, name, default, text)
 
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
 
-    Returns:
-        The exit code.
-    """
+def _run(options: programs.Options) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=400, help="a turn")
-    options = parser.parse_args(argv)
     with measure.one_json_line() as record:
         run(options, record)
     return 0
 
 
+PROGRAM = programs.Program(
+    name="python -m benchmarks.summaries",
+    about=__doc__,
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

@@ -1,6 +1,5 @@
 """What a step costs as the table grows, and what it sends."""
 
-import argparse
 import functools
 import statistics
 import time
@@ -9,6 +8,7 @@ from typing import Any
 from benchmarks import click_training
 from benchmarks import measure
 from benchmarks import parameter_server_turn
+from tfdistill.system import programs
 
 _SIDE = "tfdistill_x10"
 _MOST_GROWTH = 1.2
@@ -17,7 +17,7 @@ _INDEX_BYTES = 4
 _QUIET_SECS = 2.0
 
 
-def rows(options: argparse.Namespace) -> dict[str, Any]:
+def rows(options: programs.Options) -> dict[str, Any]:
     """Trains with the same rows read, in tables of growing size.
 
     Args:
@@ -64,7 +64,7 @@ def rows(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def traffic(options: argparse.Namespace) -> dict[str, Any]:
+def traffic(options: programs.Options) -> dict[str, Any]:
     """Measures the bytes of a step, with and without repeated ids.
 
     They are counted on this host's loopback, so nothing else may use it;

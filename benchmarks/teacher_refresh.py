@@ -1,7 +1,5 @@
 """What an export and a refresh cost the training thread.
 
-Usage: python -m benchmarks.teacher_refresh [--rounds=5]
-
 One process plays two groups: its student publishes as group 1 and learns from
 group 1, so `StudentExporter`, the exchange on disk, the background reader and
 `TeacherLoader` all run inside one real `fit`. In the same run, and taking
@@ -9,22 +7,21 @@ turns with it, `model.export` and `tf.saved_model.load` with a retrace are
 timed, which is what does the same without tfdistill.
 """
 
-import argparse
 import os
 import pathlib
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+from absl import flags
 
 import tfdistill
 from benchmarks import measure
 from benchmarks import timed_training
 from tfdistill.exports import saved_model
+from tfdistill.system import programs
 
 _TARGET = 1 / 30
 _NUM_CLASSES = 100
@@ -33,7 +30,7 @@ _NUM_CLASSES = 100
 class _Bench:
     """The student, its training and both baselines."""
 
-    def __init__(self, options: argparse.Namespace, root: pathlib.Path) -> None:
+    def __init__(self, options: programs.Options, root: pathlib.Path) -> None:
         keras.utils.set_random_seed(0)
         size, self._root = options.image_size, root
         self.student = _build(options.model, size)
@@ -233,11 +230,11 @@ def _refresh_record(
     }
 
 
-def run(options: argparse.Namespace, record: dict[str, Any]) -> None:
+def run(options: programs.Options, record: dict[str, Any]) -> None:
     """Measures both sides and fills the record.
 
     Args:
-        options: The parsed options of `main`.
+        options: The options of the command line.
         record: What will be printed.
     """
     with tempfile.TemporaryDirectory(prefix="tfdistill-bench-") as directory:
@@ -265,27 +262,36 @@ def run(options: argparse.Namespace, record: dict[str, Any]) -> None:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark and prints one line of JSON.
+def _add_options(options: programs.Flags) -> None:
+    options.add(
+        flags.DEFINE_enum,
+        "model",
+        "resnet50",
+        "model to measure",
+        enum_values=("resnet50", "tiny"),
+    )
+    for name, default, text in (
+        ("image_size", 64, "pixels a side"),
+        ("batch_size", 8, "images a step"),
+        ("rounds", 5, "turns of each side"),
+    ):
+        options.add(flags.DEFINE_integer, name, default, text)
 
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
 
-    Returns:
-        The exit code.
-    """
+def _run(options: programs.Options) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    add = parser.add_argument
-    add("--model", choices=("resnet50", "tiny"), default="resnet50")
-    add("--image_size", type=int, default=64)
-    add("--batch_size", type=int, default=8)
-    add("--rounds", type=int, default=5)
-    options = parser.parse_args(argv)
     with measure.one_json_line() as record:
         run(options, record)
     return 0
 
 
+PROGRAM = programs.Program(
+    name="python -m benchmarks.teacher_refresh",
+    about=__doc__,
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

@@ -1,32 +1,29 @@
 """What many swaps of a teacher leave behind: memory, and traces.
 
-Usage: python -m benchmarks.teacher_swaps [--num_swaps=200]
-
 One process publishes its student as group 1 and learns from group 1: each
 version is written, read and checked in the background, tried on a canary
 batch, swapped in and learned from for a step. After a warm-up the resident
 memory may grow by 20 MiB at most, and the step is never traced again.
 """
 
-import argparse
 import gc
 import os
 import pathlib
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+from absl import flags
 
 import tfdistill
 from benchmarks import measure
 from benchmarks import timed_training
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
+from tfdistill.system import programs
 from tfdistill.teachers import gates
 
 _MOST_GROWTH_MIB = 20.0
@@ -40,7 +37,7 @@ _NUM_READINGS, _NUM_COMPARED = 20, 3
 class _Bench:
     """A student that is its own teacher."""
 
-    def __init__(self, options: argparse.Namespace, root: str) -> None:
+    def __init__(self, options: programs.Options, root: str) -> None:
         keras.utils.set_random_seed(0)
         x = tf.random.uniform([options.batch_size, options.units])
         y = tf.zeros([options.batch_size], tf.int64)
@@ -110,11 +107,11 @@ def _resident_bytes() -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def run(options: argparse.Namespace, root: str) -> dict[str, Any]:
+def run(options: programs.Options, root: str) -> dict[str, Any]:
     """Swaps, and reads the memory now and then.
 
     Args:
-        options: Of the command line.
+        options: The options of the command line.
         root: An empty directory.
 
     Returns:
@@ -150,16 +147,17 @@ def run(options: argparse.Namespace, root: str) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark and prints one JSON object."""
-    parser = argparse.ArgumentParser(
-        description="What many swaps of a teacher leave behind."
-    )
-    parser.add_argument("--num_swaps", type=int, default=200)
-    parser.add_argument("--warm_up_swaps", type=int, default=20)
-    parser.add_argument("--units", type=int, default=1024)
-    parser.add_argument("--batch_size", type=int, default=32)
-    options = parser.parse_args(argv)
+def _add_options(options: programs.Flags) -> None:
+    for name, default, text in (
+        ("num_swaps", 200, "swaps that are measured"),
+        ("warm_up_swaps", 20, "swaps before"),
+        ("units", 1024, "of the layer"),
+        ("batch_size", 32, "examples a step"),
+    ):
+        options.add(flags.DEFINE_integer, name, default, text)
+
+
+def _run(options: programs.Options) -> int:
     with (
         measure.one_json_line() as record,
         tempfile.TemporaryDirectory(prefix="tfdistill-swaps-") as root,
@@ -175,5 +173,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+PROGRAM = programs.Program(
+    name="python -m benchmarks.teacher_swaps",
+    about=__doc__,
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

@@ -1,20 +1,18 @@
 """Makes the pictures of docs/tensorboard.md from a real run.
 
-python -m benchmarks.tensorboard_screenshots --workdir=DIR
-
 trains two groups of two workers on the digits, or takes what an earlier call
 has trained there, and takes the pictures with a headless Chromium.
 """
 
-import argparse
 import pathlib
-import sys
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
+
+from absl import flags
 
 from benchmarks import tensorboard_pages
 from launch import local
+from tfdistill.system import programs
 
 _IMAGES = pathlib.Path(__file__).resolve().parent.parent / "docs" / "images"
 _WIDTH, _HEIGHT = 1500, 900
@@ -68,25 +66,20 @@ _PICTURES: dict[str, Callable[[Any, tensorboard_pages.TensorBoard], None]] = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
-
-    Returns:
-        The exit code.
-    """
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tensorboard_screenshots",
-        description="Makes the pictures of docs/tensorboard.md.",
-        allow_abbrev=False,
+def _add_options(options: programs.Flags) -> None:
+    options.add(
+        flags.DEFINE_string,
+        "workdir",
+        None,
+        "<DIR>: directory of the run",
+        required=True,
     )
-    parser.add_argument("--workdir", required=True, help="of the run")
-    options = parser.parse_args(argv)
+
+
+def _run(options: programs.Options) -> int:
     browser = tensorboard_pages.find_browser()
     if browser is None:
-        parser.error("expected a Chromium on PATH; found none")
+        raise programs.UsageError("expected a Chromium on PATH; found none")
     _train(options.workdir)
     _IMAGES.mkdir(exist_ok=True)
     with tensorboard_pages.serving(options.workdir) as board:
@@ -101,5 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+PROGRAM = programs.Program(
+    name="python -m benchmarks.tensorboard_screenshots",
+    about=__doc__,
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

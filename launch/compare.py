@@ -7,91 +7,85 @@ The same command goes on where it was stopped, and takes more methods and
 trials into the same report.
 """
 
-import argparse
 import os
 import pathlib
 import signal
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
+
+from absl import flags
+from absl import logging
 
 from launch import recipes
 from launch.comparison import bootstrap
 from launch.comparison import collect
 from launch.comparison import experiment
 from launch.comparison import methods
+from tfdistill.system import programs
 
-_PROG = "python -m launch.compare"
 _METHODS = "independent,codistill"
 EXIT_FAILURE, EXIT_OPTIONS, EXIT_INTERRUPTED = 1, 2, 130
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    width = max(map(len, methods.METHODS))
-    lines = [
-        f"  {name:{width}}  {method.describe}"
-        for name, method in methods.METHODS.items()
-    ]
+def _notes() -> str:
+    described = {name: m.describe for name, m in methods.METHODS.items()}
     swept = ", ".join([*methods.ALIASES, methods.NUM_GROUPS])
-    parser = argparse.ArgumentParser(
-        prog=_PROG,
-        description="Trains a recipe by several methods, each several times "
-        "with other seeds, and reports quality, steps to a target, churn and "
-        "cost in report.md, report.json and plots.",
-        epilog="methods:\n"
-        + "\n".join(lines)
-        + f"\n\nsweeps by name: {swept}; or any field of the recipe",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    return (
+        programs.listing("methods", described)
+        + f"\n\nsweeps by name:\n  {swept},\nor by any field of the recipe"
     )
-    _add_what(parser)
-    _add_how(parser)
-    return parser
 
 
-def _add_what(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def _add_options(options: programs.Flags) -> None:
+    options.section("what is compared")
+    _add_what(options.add)
+    recipes.add_override(options, "the recipe for all methods")
+    options.section("how")
+    _add_how(options.add)
+
+
+def _add_what(add: Callable[..., None]) -> None:
     add(
-        "--recipe",
-        metavar="NAME",
+        flags.DEFINE_string,
+        "recipe",
+        None,
+        "<NAME>: a recipe, or the config.json of an earlier run",
         required=True,
-        help="a recipe, or the config.json of an earlier run",
-    )
-    add("--workdir", metavar="DIR", required=True, help="where everything goes")
-    add(
-        "--methods",
-        metavar="NAME,...",
-        help=f"default {_METHODS}",
     )
     add(
-        "--sweep",
-        action="append",
-        default=[],
-        metavar="[METHOD:]FIELD=V,V,...",
-        help="a method (default codistill) once for each value of a field, "
-        "such as exchange_interval=50,250,1000; may be repeated",
+        flags.DEFINE_string,
+        "workdir",
+        None,
+        "<DIR>: directory for all runs and the report",
+        required=True,
     )
     add(
-        "--trials",
-        type=int,
-        default=bootstrap.LEAST_TRIALS,
-        metavar="N",
-        help="retrains of each method, with other seeds; default "
+        flags.DEFINE_string,
+        "methods",
+        None,
+        f"<NAME,...>: default {_METHODS}",
+    )
+    add(
+        flags.DEFINE_multi_string,
+        "sweep",
+        [],
+        "<[METHOD:]FIELD=V,V,...>: a method (codistill if none is named) once "
+        "for each value of a field, such as exchange_interval=50,250,1000",
+    )
+    add(
+        flags.DEFINE_integer,
+        "trials",
+        bootstrap.LEAST_TRIALS,
+        "retrains of each method, with other seeds; default "
         f"{bootstrap.LEAST_TRIALS}, the least from which a verdict is made",
+        lower_bound=1,
     )
     add(
-        "--override",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="change one field of the recipe for all methods; may be repeated",
-    )
-    add(
-        "--target",
-        default="final",
-        metavar="LOSS",
-        help="validation log loss that steps are counted to: a number, or the "
-        "mean final (default) or best of independent",
+        flags.DEFINE_string,
+        "target",
+        "final",
+        "<LOSS>: validation log loss that steps are counted to: a number, or "
+        "the mean final (default) or best of independent",
     )
 
 
@@ -106,46 +100,38 @@ _SETUP = {
 }
 
 
-def _add_how(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def _add_how(add: Callable[..., None]) -> None:
     for name, text in _SETUP.items():
         value = getattr(methods.Setup, name)
-        add(
-            f"--{name}",
-            type=type(value),
-            default=value,
-            metavar="N" if isinstance(value, int) else "X",
-            help=f"{text}; default {value}",
-        )
+        whole = isinstance(value, int)
+        define = flags.DEFINE_integer if whole else flags.DEFINE_float
+        add(define, name, value, text)
     add(
-        "--budget",
-        choices=methods.BUDGETS,
-        default="per_group",
-        help="per_group (default): each group takes the recipe's steps, so "
-        "methods of several groups train on more examples in all; total: all "
-        "methods train on as many examples in all as independent does",
+        flags.DEFINE_enum,
+        "budget",
+        "per_group",
+        "per_group (default): each group takes the recipe's steps, so methods "
+        "of several groups train on more examples in all; total: all methods "
+        "train on as many examples in all as independent does",
+        enum_values=methods.BUDGETS,
     )
     add(
-        "--jobs",
-        type=int,
-        default=1,
-        metavar="N",
-        help="runs at a time; default 1. More of them distort wall times",
+        flags.DEFINE_integer,
+        "jobs",
+        1,
+        "runs at a time; more than one distorts wall times",
+        lower_bound=1,
     )
     add(
-        "--report_only",
-        action="store_true",
-        help="train nothing; report what is done",
+        flags.DEFINE_boolean,
+        "report_only",
+        False,
+        "train nothing; report what is done",
     )
 
 
-def _setup(options: argparse.Namespace) -> methods.Setup:
+def _setup(options: programs.Options) -> methods.Setup:
     config = recipes.override(recipes.get(options.recipe), options.override)
-    for name in ("trials", "jobs"):
-        if getattr(options, name) < 1:
-            raise ValueError(
-                f"--{name} must be >= 1; received {getattr(options, name)}."
-            )
     collect.check(options.target)
     return methods.Setup(
         config=config,
@@ -154,7 +140,7 @@ def _setup(options: argparse.Namespace) -> methods.Setup:
     )
 
 
-def _variants(options: argparse.Namespace) -> list[methods.Variant]:
+def _variants(options: programs.Options) -> list[methods.Variant]:
     named: list[methods.Variant] = []
     # A report alone adds no method that was not asked for.
     if options.methods is not None:
@@ -169,17 +155,8 @@ def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
-
-    Returns:
-        The exit code: 0 if all runs are done and reported, 1 if some failed.
-    """
-    parser = _make_parser()
-    options = parser.parse_args(argv)
+def _run(options: programs.Options) -> int:
+    """Returns 0 if all runs are done and reported, 1 if some failed."""
     try:
         compared = experiment.Experiment(
             pathlib.Path(options.workdir).absolute(),
@@ -188,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             num_trials=0 if options.report_only else options.trials,
         )
     except (OSError, ValueError) as error:
-        parser.error(str(error))
+        raise programs.UsageError(str(error)) from error
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     failures: dict[str, str] = {}
     earlier = signal.signal(signal.SIGTERM, _interrupt)
@@ -200,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say("interrupted; the same command goes on from here")
         return EXIT_INTERRUPTED
     except (OSError, ValueError) as error:
-        _say(f"error: {error}")
+        logging.error("%s", error)
         return EXIT_FAILURE
     finally:
         signal.signal(signal.SIGTERM, earlier)
@@ -218,8 +195,20 @@ def _tell(report: dict[str, Any], workdir: pathlib.Path) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"compare: {text}", file=sys.stderr, flush=True)
+    logging.info("%s", text)
 
+
+PROGRAM = programs.Program(
+    name="python -m launch.compare",
+    usage="--recipe=NAME --workdir=DIR [options]",
+    about="Trains a recipe by several methods, each several times with other "
+    "seeds, and reports quality, steps to a target, churn and cost in "
+    "report.md, report.json and plots.",
+    notes=_notes(),
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

@@ -6,11 +6,9 @@ python -m launch.doctor --recipe=NAME [--override=FIELD=VALUE]...
 Run as each task will be run, with TF_CONFIG and TFDISTILL_* set.
 """
 
-import os
-import sys
+import dataclasses
 from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Any
 
 import tfdistill
@@ -19,6 +17,7 @@ from launch.config import config
 from tfdistill.doctor import check
 from tfdistill.doctor import command
 from tfdistill.doctor import examination
+from tfdistill.system import programs
 
 _SLOW_DATA = (
     "Look at where the data lie: a mount that hangs, or a shuffle buffer that "
@@ -143,37 +142,33 @@ def _first_batch(kind: str, dataset: Any, student: Any) -> check.Result:
     return check.ok(name, seen)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
-
-    Returns:
-        The exit code.
-    """
-    parser = command.make_parser("python -m launch.doctor")
+def _add_options(options: programs.Flags) -> None:
+    command.add_options(options)
     recipe_options.add(
-        parser,
+        options,
         what="a recipe, or the config.json of a run: its data are read, and "
         "teachers compared with its student",
     )
-    parsed = parser.parse_args(argv)
-    options = command.examination_options(parser, parsed)
+
+
+def _run(options: programs.Options) -> int:
     try:
-        config = recipe_options.config(parsed)
+        config = recipe_options.config(options)
     except ValueError as error:
-        parser.error(str(error))
+        raise programs.UsageError(str(error)) from error
     more: examination.More | None = None
     if config is not None:
         more = RecipeChecks(config, limit_secs=options.limit_secs)
-    # What TensorFlow says of itself at its start is no finding.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    code, ended = command.run(
-        options, as_json=parsed.json, plain=parsed.plain, more=more
-    )
-    return command.leave(code, ended, exit_now=os._exit)
+    return command.examine(options, more=more)
 
+
+PROGRAM = dataclasses.replace(
+    command.PROGRAM,
+    name="python -m launch.doctor",
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

@@ -3,7 +3,6 @@
 bash launch/quickstart.sh
 """
 
-import argparse
 import dataclasses
 import os
 import pathlib
@@ -18,10 +17,13 @@ from typing import Self
 import rich.box
 import rich.console
 import rich.table
+from absl import flags
+from absl import logging
 
 from launch import local
 from launch import recipes
 from launch.task import outputs
+from tfdistill.system import programs
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
@@ -173,9 +175,8 @@ def plot(runs: Sequence[Run], path: str | os.PathLike[str]) -> None:
     figure.savefig(path, dpi=120)
 
 
-_PROG = "launch/quickstart.sh"
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
-_EXIT_OPTIONS, _EXIT_INTERRUPTED = 2, 130
+_EXIT_INTERRUPTED = 130
 # The same in all but this one field.
 METHODS = {
     "independent": "codistillation.enabled=false",
@@ -184,52 +185,21 @@ METHODS = {
 PLOT = "comparison.png"
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=_PROG,
-        description="Trains two groups of workers on handwritten digits, each "
-        "on its own half of the data: first apart, then codistilled, with the "
-        "same seeds and steps. Prints a table. Earlier runs are kept.",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
+def _add_options(options: programs.Flags) -> None:
+    add = options.add
     add(
-        "--workdir",
-        metavar="DIR",
-        default=str(_ROOT / "runs" / "quickstart"),
-        help="in it a numbered directory is made; default runs/quickstart",
+        flags.DEFINE_string,
+        "workdir",
+        str(_ROOT / "runs" / "quickstart"),
+        "<DIR>: in it a numbered directory is made; default runs/quickstart",
     )
-    add("--recipe", metavar="NAME", default="digits", help="default digits")
-    add("--num_groups", type=int, metavar="N", default=2, help="default 2")
-    add(
-        "--workers_per_group",
-        type=int,
-        metavar="N",
-        default=2,
-        help="default 2",
-    )
-    add(
-        "--override",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="change one field of the recipe for both runs, such as seed=1; "
-        "may be repeated",
-    )
-    return parser
+    add(flags.DEFINE_string, "recipe", "digits", "<NAME>: a recipe")
+    add(flags.DEFINE_integer, "num_groups", 2, "groups of workers")
+    add(flags.DEFINE_integer, "workers_per_group", 2, "workers in each group")
+    recipes.add_override(options, "the recipe for both runs, such as seed=1")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
-
-    Returns:
-        The exit code.
-    """
-    parser = _make_parser()
-    options = parser.parse_args(argv)
+def _run(options: programs.Options) -> int:
     try:  # Both runs' options, before the first of them starts.
         for field in METHODS.values():
             changes = [*options.override, field]
@@ -237,17 +207,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             config.check_num_groups(options.num_groups)
         directory = _new_directory(pathlib.Path(options.workdir))
     except ValueError as error:
-        parser.error(str(error))
+        raise programs.UsageError(str(error)) from error
     # What TensorFlow says at its start belongs to nobody's question here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         return _compare(options, directory)
     except KeyboardInterrupt:
-        print("quickstart: interrupted", file=sys.stderr)
+        logging.warning("interrupted")
         return _EXIT_INTERRUPTED
 
 
-def _compare(options: argparse.Namespace, directory: pathlib.Path) -> int:
+def _compare(options: programs.Options, directory: pathlib.Path) -> int:
     start = time.monotonic()
     for number, (name, field) in enumerate(METHODS.items(), start=1):
         print(f"\n== {number} of {len(METHODS)}: {name}", flush=True)
@@ -262,10 +232,11 @@ def _compare(options: argparse.Namespace, directory: pathlib.Path) -> int:
             ]
         )
         if code:
-            print(
-                f"quickstart: the {name} run ended with exit code {code}; "
-                f"its logs are in {directory / name / 'logs'}",
-                file=sys.stderr,
+            logging.error(
+                "the %s run ended with exit code %d; its logs are in %s",
+                name,
+                code,
+                directory / name / "logs",
             )
             return code
     runs = [Run.read(name, directory / name) for name in METHODS]
@@ -347,5 +318,15 @@ def _conclusion(independent: Run, codistilled: Run) -> str:
     )
 
 
+PROGRAM = programs.Program(
+    name="launch/quickstart.sh",
+    about="Trains two groups of workers on handwritten digits, each on its "
+    "own half of the data: first apart, then codistilled, with the same seeds "
+    "and steps. Prints a table. Earlier runs are kept.",
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

@@ -3,42 +3,30 @@
 Imports neither TensorFlow nor Keras.
 """
 
-import argparse
 import os
-from collections.abc import Sequence
+
+from absl import flags
 
 from launch import recipes
 from launch.config import config as config_lib
+from tfdistill.system import programs
 
 _WHAT = "run launch.train with this recipe instead of a command"
 
 
-def add(parser: argparse.ArgumentParser, *, what: str = _WHAT) -> None:
-    """Adds both options.
-
-    Args:
-        parser: Of the program.
-        what: What --recipe is for. Default: for a launcher.
-    """
-    parser.add_argument("--recipe", metavar="NAME", help=what)
-    parser.add_argument(
-        "--override",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="change one field of the recipe, such as "
-        "optimizer.learning_rate=0.1; may be repeated",
+def add(options: programs.Flags, *, what: str = _WHAT) -> None:
+    """Adds both options; `what` tells what --recipe is for."""
+    options.section("recipe")
+    options.add(flags.DEFINE_string, "recipe", None, f"<NAME>: {what}")
+    recipes.add_override(
+        options, "the recipe, such as optimizer.learning_rate=0.1"
     )
 
 
-def config(options: argparse.Namespace) -> config_lib.Config | None:
+def config(options: programs.Options) -> config_lib.Config | None:
     """Returns the configuration that was asked for; None without --recipe.
 
-    Args:
-        options: With those of `add`.
-
-    Raises:
-        ValueError: The recipe or an override is wrong.
+    A wrong recipe or override is a ValueError.
     """
     if options.recipe is not None:
         return recipes.override(recipes.get(options.recipe), options.override)
@@ -48,25 +36,15 @@ def config(options: argparse.Namespace) -> config_lib.Config | None:
 
 
 def command(
-    options: argparse.Namespace,
-    given: Sequence[str],
-    *,
-    python: str,
-    workdir: str,
+    options: programs.Options, *, python: str, workdir: str
 ) -> list[str]:
     """Returns what each task runs, once it is known that it can start.
 
-    Args:
-        options: With those of `add`, and with `num_groups`,
-            `workers_per_group` and `ps_per_group`.
-        given: The command after `--`; empty if there is none.
-        python: Python of the tasks.
-        workdir: Directory of the run, as the tasks see it.
-
-    Raises:
-        ValueError: The recipe is wrong, or does not fit the groups; or there
-            is a command besides, or neither.
+    A ValueError if the recipe is wrong, or does not fit the groups; or if
+    there is a command besides, or neither. `python` and `workdir` are as the
+    tasks see them.
     """
+    given = options.command
     if (options.recipe is None) == (not given):
         raise ValueError("expected either --recipe=NAME or a command after --")
     chosen = config(options)

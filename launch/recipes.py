@@ -12,9 +12,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from absl import flags
+
 from launch.config import config
 from launch.config import fields
 from launch.config import sections
+from tfdistill.system import programs
 
 Config = config.Config
 
@@ -342,6 +345,16 @@ def override(config: Config, changes: Sequence[str]) -> Config:
             )
         _set(tree, field, _value(text))
     return Config.from_tree(tree)
+
+
+def add_override(options: programs.Flags, of: str) -> None:
+    """Adds the option --override, whose values `override` takes."""
+    options.add(
+        flags.DEFINE_multi_string,
+        "override",
+        [],
+        f"<FIELD=VALUE>: change one field of {of}",
+    )
 
 
 def _value(text: str) -> Any:

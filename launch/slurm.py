@@ -4,26 +4,27 @@ python -m launch.slurm --num_groups=2 --workdir=DIR --recipe=digits > run.sh
 python -m launch.slurm --num_groups=2 --workdir=DIR --submit -- python train.py
 """
 
-import argparse
 import dataclasses
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
 from typing import Any
+
+from absl import flags
+from absl import logging
 
 from launch import recipe_options
 from tfdistill.exchange import signing
-from tfdistill.launcher import command as cli
+from tfdistill.launcher import command as launcher
 from tfdistill.launcher import local_cluster
 from tfdistill.slurm import commands
 from tfdistill.slurm import place
 from tfdistill.slurm import script as slurm_script
+from tfdistill.system import programs
 
-_PROG = "python -m launch.slurm"
 EXIT_FAILURE = 1
 _SUBMITTED = "slurm.sh"
-_EPILOG = """\
+_NOTES = """\
 DIR must be on storage that all nodes share. It is made at once, with its logs
 and the key that signs the versions; everything else happens in the jobs. The
 groups are the elements of a job array: each waits in the queue, runs, fails,
@@ -37,129 +38,121 @@ example:
 """
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=_PROG,
-        usage=(
-            f"{_PROG} --workdir=DIR [options] -- COMMAND [ARGUMENT ...]\n"
-            f"       {_PROG} --workdir=DIR [options] --recipe=NAME"
-        ),
-        description="Writes the batch script of a run on Slurm.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+def _add_options(options: programs.Flags) -> None:
+    launcher.add_topology(options)
+    recipe_options.add(options)
+    _add_script(options)
+    _add_resources(options)
+    _add_limits(options)
+    _add_nodes(options)
+
+
+def _add_script(options: programs.Flags) -> None:
+    options.section("script")
+    options.add(
+        flags.DEFINE_string,
+        "output",
+        None,
+        "<FILE>: script to write; default stdout",
     )
-    _add_run(parser)
-    _add_resources(parser)
-    _add_limits(parser)
-    _add_nodes(parser)
-    return parser
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    cli.add_topology(parser)
-    recipe_options.add(parser)
-    add("--output", metavar="FILE", help="script to write; default stdout")
-    add(
-        "--submit",
-        action="store_true",
-        help="call sbatch too, and print the job's id; the script is then "
+    options.add(
+        flags.DEFINE_boolean,
+        "submit",
+        False,
+        "call sbatch too, and print the job's id; the script is then "
         f"DIR/{_SUBMITTED} by default",
     )
 
 
-def _add_resources(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def _add_resources(options: programs.Flags) -> None:
+    options.section("resources")
+    add = options.add
+    add(flags.DEFINE_integer, "cpus_per_worker", 1, "CPUs of each task")
     add(
-        "--cpus_per_worker",
-        type=int,
-        default=1,
-        metavar="N",
-        help="CPUs of each task; default 1",
+        flags.DEFINE_string,
+        "mem_per_worker",
+        None,
+        "<SIZE>: memory of each task, such as 8G",
     )
-    add("--mem_per_worker", metavar="SIZE", help="of each task, such as 8G")
     add(
-        "--gpus_per_worker",
-        type=int,
-        default=0,
-        metavar="N",
-        help="GPUs of each worker; one is best; default 0",
+        flags.DEFINE_integer,
+        "gpus_per_worker",
+        0,
+        "GPUs of each worker; one is best",
     )
     for name in ("time", "partition", "account", "constraint", "job_name"):
         text = f"as sbatch's --{name.replace('_', '-')}"
-        add(f"--{name}", metavar=name.upper(), help=text)
+        add(flags.DEFINE_string, name, None, f"<{name.upper()}>: {text}")
     for name in ("sbatch", "srun"):
         add(
-            f"--{name}",
-            action="append",
-            default=[],
-            metavar="OPTION",
-            help=f"another option of {name}, as in --{name}=--exclusive; may "
-            "be repeated",
+            flags.DEFINE_multi_string,
+            name,
+            [],
+            f"<OPTION>: another option of {name}, as in --{name}=--exclusive",
         )
 
 
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--max_restarts",
-        type=int,
-        default=3,
-        metavar="N",
-        help="how often a group that has failed is started again on its nodes; "
-        "not after exit code 2 or 65; default 3",
-    )
-    add(
-        "--max_requeues",
-        type=int,
-        default=100,
-        metavar="N",
-        help="how often a group goes back to the queue at its time limit or "
-        "when it is preempted; default 100",
-    )
-    add(
-        "--stop_secs",
-        type=int,
-        default=120,
-        metavar="SECS",
-        help="how long before the time limit the tasks are told to end; "
-        "default 120",
-    )
+def _add_limits(options: programs.Flags) -> None:
+    options.section("limits")
+    for name, default, text in (
+        (
+            "max_restarts",
+            3,
+            "how often a group that has failed is started again on its nodes; "
+            "not after exit code 2 or 65",
+        ),
+        (
+            "max_requeues",
+            100,
+            "how often a group goes back to the queue at its time limit or "
+            "when it is preempted",
+        ),
+        (
+            "stop_secs",
+            120,
+            "how long before the time limit the tasks are asked to end",
+        ),
+    ):
+        options.add(flags.DEFINE_integer, name, default, text)
 
 
-def _add_nodes(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def _add_nodes(options: programs.Flags) -> None:
+    options.section("nodes")
+    add = options.add
     add(
-        "--setup",
-        metavar="COMMANDS",
-        help="shell commands to run first, such as 'module load cuda'",
+        flags.DEFINE_string,
+        "setup",
+        None,
+        "<COMMANDS>: shell commands to run first, such as 'module load cuda'",
     )
     add(
-        "--python",
-        default=sys.executable,
-        metavar="PROGRAM",
-        help="the nodes' Python with tfdistill; default this one; python for "
-        "the one that --setup provides",
+        flags.DEFINE_string,
+        "python",
+        sys.executable,
+        "<PROGRAM>: the nodes' Python with tfdistill; default this one; "
+        "python for the one that --setup provides",
     )
     add(
-        "--chdir",
-        default=os.getcwd(),
-        metavar="DIR",
-        help="directory in which tasks run; default this one",
+        flags.DEFINE_string,
+        "chdir",
+        os.getcwd(),
+        "<DIR>: directory in which tasks run; default this one",
     )
     first, end = place.DEFAULT_PORTS
     add(
-        "--ports",
-        default=f"{first}-{end - 1}",
-        metavar="FIRST-LAST",
-        help=f"ports that tasks may use; default {first}-{end - 1}",
+        flags.DEFINE_string,
+        "ports",
+        f"{first}-{end - 1}",
+        "<FIRST-LAST>: ports that tasks may use",
     )
 
 
-def _make_script(
-    options: argparse.Namespace, command: Sequence[str]
-) -> slurm_script.Script:
+def _make_script(options: programs.Options) -> slurm_script.Script:
+    command = recipe_options.command(
+        options,
+        python=options.python,
+        workdir=os.path.abspath(options.workdir),
+    )
     topology = local_cluster.LocalCluster(
         # The nodes look for the command, after --setup.
         command=[sys.executable],
@@ -171,7 +164,9 @@ def _make_script(
         for name, value in vars(options).items()
         if name in names and value is not None
     }
-    return slurm_script.Script(topology=topology, command=command, **given)
+    return slurm_script.Script(
+        topology=topology, **given | {"command": command}
+    )
 
 
 def _prepare(topology: local_cluster.LocalCluster) -> None:
@@ -182,29 +177,10 @@ def _prepare(topology: local_cluster.LocalCluster) -> None:
     signing.make_file(topology.key_path)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
-
-    Returns:
-        The exit code.
-    """
-    parser = _make_parser()
-    before, command = cli.split_command(sys.argv[1:] if argv is None else argv)
-    options = parser.parse_args(before)
+def _run(options: programs.Options) -> int:
     path = options.output
     try:
-        script = _make_script(
-            options,
-            recipe_options.command(
-                options,
-                command,
-                python=options.python,
-                workdir=os.path.abspath(options.workdir),
-            ),
-        )
+        script = _make_script(options)
         text = script.text
         _prepare(script.topology)
         if path is None and options.submit:
@@ -212,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if path is not None:
             pathlib.Path(path).write_text(text, "utf-8")
     except (OSError, ValueError) as error:
-        parser.error(str(error))
+        raise programs.UsageError(str(error)) from error
     if path is None:
         print(text, end="")
     if not options.submit:
@@ -220,10 +196,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(commands.submit(path))
     except RuntimeError as error:
-        print(f"{_PROG}: error: {error}", file=sys.stderr)
+        logging.error("%s", error)
         return EXIT_FAILURE
     return 0
 
 
+PROGRAM = programs.Program(
+    name="python -m launch.slurm",
+    usage=launcher.EITHER,
+    about="Writes the batch script of a run on Slurm.",
+    notes=_NOTES,
+    define=_add_options,
+    run=_run,
+    takes_command=True,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

@@ -3,9 +3,11 @@
 python -m launch.status DIR [--watch | --json] [--check]
 """
 
-import sys
+import dataclasses
 
 from tfdistill.status import command
 
+PROGRAM = dataclasses.replace(command.PROGRAM, name="python -m launch.status")
+
 if __name__ == "__main__":
-    sys.exit(command.main(prog="python -m launch.status"))
+    PROGRAM.start()

@@ -7,76 +7,67 @@ none of them set it trains one group on this machine. The same command goes on
 from each group's last backup where a run was stopped.
 """
 
-import argparse
 import dataclasses
 import os
 import sys
 import traceback
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
+
+from absl import flags
+from absl import logging
 
 import tfdistill
 from launch import recipes
 from launch.config import config
+from tfdistill.cluster import signs
 from tfdistill.observe import profile_steps
+from tfdistill.system import programs
 
-EXIT_FAILURE, EXIT_OPTIONS, EXIT_DATA, EXIT_RETRY = 1, 2, 65, 75
-_PROG = "python -m launch.train"
+EXIT_FAILURE, EXIT_OPTIONS, EXIT_DATA = 1, 2, 65
 
 
-def _epilog() -> str:
-    width = max(map(len, recipes.RECIPES))
-    lines = [
-        f"  {name:{width}}  {recipes.describe(name)}"
-        for name in recipes.RECIPES
-    ]
+def _notes() -> str:
+    described = {name: recipes.describe(name) for name in recipes.RECIPES}
     return (
-        "recipes:\n" + "\n".join(lines) + "\n\nexit codes: 0 done, 2 "
-        "wrong options, 65 wrong data, 75 a peer was lost, 1 anything else"
+        programs.listing("recipes", described) + "\n\nexit codes: 0 done, "
+        "2 wrong options, 65 wrong data, 75 another task was lost,\n"
+        "1 anything else"
     )
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=_PROG,
-        description="Runs one task of one group by a named recipe.",
-        epilog=_epilog(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
+def _add_options(options: programs.Flags) -> None:
+    add = options.add
     add(
-        "--recipe",
+        flags.DEFINE_string,
+        "recipe",
+        None,
+        "<NAME>: a recipe, or the config.json of an earlier run",
         required=True,
-        metavar="NAME",
-        help="a recipe, or the config.json of an earlier run",
     )
     add(
-        "--workdir",
-        metavar="DIR",
-        help="directory of the run; default TFDISTILL_WORKDIR",
+        flags.DEFINE_string,
+        "workdir",
+        None,
+        "<DIR>: directory of the run; default TFDISTILL_WORKDIR",
+    )
+    recipes.add_override(
+        options, "the recipe, such as optimizer.learning_rate=0.1"
     )
     add(
-        "--override",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="change one field, such as optimizer.learning_rate=0.1; may be "
-        "repeated",
+        flags.DEFINE_string,
+        "profile_steps",
+        None,
+        "<FIRST:LAST>: trace these steps, on each chief, for TensorBoard's "
+        "profiler",
     )
+    add(flags.DEFINE_boolean, "verbose", False, "show Keras' progress")
     add(
-        "--profile_steps",
-        metavar="FIRST:LAST",
-        help="trace these steps, on each chief, for TensorBoard's profiler",
+        flags.DEFINE_boolean,
+        "print_config",
+        False,
+        "print the whole configuration and end",
     )
-    add("--verbose", action="store_true", help="show Keras' progress")
-    add(
-        "--print_config",
-        action="store_true",
-        help="print the whole configuration and end",
-    )
-    return parser
 
 
 def _cluster(workdir: str | None) -> tfdistill.Cluster:
@@ -100,7 +91,7 @@ def _cluster(workdir: str | None) -> tfdistill.Cluster:
 def _train(
     config: config.Config,
     cluster: tfdistill.Cluster,
-    options: argparse.Namespace,
+    options: programs.Options,
 ) -> int:
     # Only here: wrong options are told before seconds of imports.
     import tensorflow as tf
@@ -129,7 +120,8 @@ def _train(
     except lost as error:
         traceback.print_exc()
         summary = error.message.splitlines()[0]
-        return _fail(EXIT_RETRY, f"lost another task of the group: {summary}")
+        message = f"lost another task of the group: {summary}"
+        return _fail(signs.EXIT_RETRY, message)
     except Exception:  # Its exit code is 1, whatever it is.
         traceback.print_exc()
         return EXIT_FAILURE
@@ -151,21 +143,11 @@ def _tell(result: Mapping[str, Any]) -> None:
 
 
 def _fail(code: int, message: str) -> int:
-    print(f"{_PROG}: error: {message}", file=sys.stderr, flush=True)
+    logging.error("%s", message)
     return code
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
-
-    Returns:
-        The exit code.
-    """
-    parser = _make_parser()
-    options = parser.parse_args(argv)
+def _run(options: programs.Options) -> int:
     try:
         config = recipes.override(recipes.get(options.recipe), options.override)
         if options.print_config:
@@ -181,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         outputs.check_new(config, cluster)
     except ValueError as error:
-        parser.error(str(error))
+        raise programs.UsageError(str(error)) from error
     if outputs.is_complete(cluster):
         print(
             f"group {cluster.group}: complete, nothing to do; its results are "
@@ -195,12 +177,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _train(config, cluster, options)
 
 
+PROGRAM = programs.Program(
+    name="python -m launch.train",
+    usage="--recipe=NAME [options]",
+    about="Runs one task of one group by a named recipe.",
+    notes=_notes(),
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    exit_code = main()
-    if exit_code:
+    try:
+        PROGRAM.start()
+    except SystemExit as end:
+        if not end.code:
+            raise
         # At a normal exit a worker waits for the others of its group; after a
         # failure they are not coming.
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(exit_code)
-    sys.exit(0)
+        os._exit(int(end.code))

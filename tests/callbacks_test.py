@@ -13,6 +13,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill import callbacks
+from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import claim
 from tfdistill.training import guards
 
@@ -295,6 +296,22 @@ def test_the_group_comes_from_the_environment(exchange, monkeypatch):
     exporter = tfdistill.StudentExporter(exchange, every_steps=1)
     _train(cases.codistill(cases.linear(0)), exporter)
     assert exchange.steps(3)
+
+
+def test_a_cluster_built_by_hand_trains_and_exports_as_it_says(
+    exchange, monkeypatch
+):
+    monkeypatch.setenv("TFDISTILL_GROUP", "3")
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "4")
+    monkeypatch.setenv("TFDISTILL_EXCHANGE", exchange.root)
+    given = tfdistill.Cluster(group=1, num_groups=2)
+    own = tf.distribute.OneDeviceStrategy("CPU:0")
+    monkeypatch.setattr(strategy_lib, "_one_task", lambda: own)
+    with tfdistill.make_strategy(given).scope():
+        model = cases.codistill(cases.linear(0))
+    exporter = tfdistill.StudentExporter(exchange, every_steps=1)
+    _train(model, exporter)
+    assert exchange.steps(1) and not exchange.steps(3)
 
 
 def test_training_twice_goes_on_with_versions(exchange):

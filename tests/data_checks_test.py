@@ -318,7 +318,7 @@ def test_a_loader_that_has_nobody_to_follow_is_told_of(monkeypatch):
 
 
 def test_recipes_tell_of_too_small_a_batch_and_of_faulty_data(
-    tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch, capsys, caplog
 ):
     cluster = {"worker": ["localhost:1", "localhost:2"]}
     task = {"type": "worker", "index": 0}
@@ -336,7 +336,7 @@ def test_recipes_tell_of_too_small_a_batch_and_of_faulty_data(
 
     monkeypatch.setattr(training, "run", fail)
     assert train.main(options) == 65
-    assert "wrong data: x must be finite" in capsys.readouterr().err
+    assert "wrong data: x must be finite" in caplog.text
     section = sections.Data(name="digits", global_batch_size=2)
     section.check_num_workers(2)
 

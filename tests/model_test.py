@@ -10,6 +10,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill import losses
+from tfdistill import model as model_lib
 from tfdistill import schedules
 from tfdistill.training import multi_worker
 
@@ -561,6 +562,28 @@ def test_the_config_makes_the_student_again(exchange):
     assert isinstance(cloned, tfdistill.CodistillModel)
 
 
+def test_keras_tracks_nothing_of_a_teacher(exchange):
+    model = _taught(exchange)
+    own = [v.path for v in model.student.variables]
+    assert [v.path for v in model.weights] == own
+    assert model.trainer.last.examples is None
+    cases.fit(model, _X, _Y)
+    tracked = {
+        *(v.path for v in model.variables),
+        *(v.path for v in model.optimizer.variables),
+    }
+    graph = tf.train.Checkpoint(model=model).write(exchange.root + "_all")
+    for key, _ in tf.train.list_variables(graph):
+        assert "codistillation" not in key and "_trainer_made" not in key, key
+    found = {v.path for v in model.variables if v.path not in own}
+    assert {path.split("/")[0] for path in found} <= {
+        "loss",
+        "task_loss",
+        "distillation_loss",
+    }
+    assert not any("teacher" in path or "group_1" in path for path in tracked)
+
+
 # ---- mistakes ----
 
 
@@ -630,11 +653,13 @@ def test_teachers_that_nobody_will_load_are_told(exchange):
         cases.fit(model, _X, _Y, callbacks=[])
 
 
-def test_a_group_that_others_will_never_hear_is_told(exchange, monkeypatch):
-    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
-    model = cases.codistill(cases.linear(), cases.teacher_set(exchange))
+def test_a_group_that_others_will_never_hear_is_told(exchange):
     with pytest.warns(UserWarning, match="group 0 of 2, .*StudentExporter"):
-        model.complete_callbacks([cases.never()])
+        model_lib.add_launched_callbacks(
+            {"callbacks": [cases.never()]},
+            cases.teacher_set(exchange),
+            tfdistill.Cluster(num_groups=2),
+        )
 
 
 def test_the_model_is_needed_before_its_graph():

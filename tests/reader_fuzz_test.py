@@ -1,6 +1,6 @@
 """Readers of what others write: any input gives a result or a plain error.
 
-manifest_test.py and cluster_test.py do the same for manifests and TF_CONFIG.
+manifest_test.py and identity_test.py do the same for manifests and TF_CONFIG.
 """
 
 import functools

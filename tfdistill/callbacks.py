@@ -5,11 +5,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import keras
-
-from tfdistill import model
-from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
+from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import claim
 from tfdistill.exchange import publisher
 from tfdistill.exports import saved_model
@@ -22,17 +19,6 @@ from tfdistill.training import steps
 _FIRST_PAUSE_SECS = 1.0
 _LONGEST_PAUSE_SECS = 30.0
 _log = logging.getLogger(__name__)
-
-
-def _codistill_model(callback: keras.callbacks.Callback) -> Any:
-    if not isinstance(callback.model, model.CodistillModel):
-        raise ValueError(
-            f"{type(callback).__name__} must be given to the `fit` of a "
-            "tfdistill.CodistillModel; received "
-            f"{type(callback.model).__name__}. Wrap your model: "
-            "tfdistill.CodistillModel(model)."
-        )
-    return callback.model
 
 
 class StudentExporter(steps.SteppedCallback):
@@ -67,8 +53,8 @@ class StudentExporter(steps.SteppedCallback):
         Args:
             exchange: Where to publish.
             every_steps: Steps between exports, >= 1.
-            group: This group's index. Defaults to the environment's
-                (`TFDISTILL_GROUP`), 0 where it has none.
+            group: This group's index. Defaults to that of the cluster which
+                the model's strategy was made for; see `make_strategy`.
             variables_dtype: `"bfloat16"` halves the bytes that travel.
                 Defaults to the variables' own dtypes.
             schema: What labels, vocabularies and columns mean, hashed into
@@ -79,9 +65,7 @@ class StudentExporter(steps.SteppedCallback):
         super().__init__()
         self._exchange = exchange
         self._schedule = steps.EverySteps(every_steps)
-        self._group = (
-            identity.Cluster.from_env().group if group is None else group
-        )
+        self._given_group = group
         self._variables_dtype = variables_dtype
         self._schema = gates.digests(schema or {})
         self._finish_timeout_secs = finish_timeout_secs
@@ -116,10 +100,13 @@ class StudentExporter(steps.SteppedCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Claims the group and starts the writing thread, on the chief."""
         super().on_train_begin(logs)
-        _codistill_model(self)
+        strategy = self.codistilled.distribute_strategy
+        cluster = strategy_lib.cluster_of(strategy)
+        given = self._given_group
+        self._group = cluster.group if given is None else given
         self._schedule.start(self.step)
         self._looks_for_earlier = self.step == 0
-        if replicas.is_chief(self.model.distribute_strategy):
+        if replicas.is_chief(strategy):
             if self._exchange.enabled:
                 self._claim = self._exchange.claim(self._group)
             self._worker = background.OneJobThread("tfdistill-export")
@@ -146,7 +133,8 @@ class StudentExporter(steps.SteppedCallback):
 
     def _export(self, *, wait: bool) -> None:
         # A collective, so it comes before anything that workers differ in.
-        self.model.batch_statistics.average()
+        model = self.codistilled
+        model.codistillation.average_statistics(model.distribute_strategy)
         if self._worker is None or not self._exchange.enabled:
             return
         if self.step == self._last_step:
@@ -156,7 +144,7 @@ class StudentExporter(steps.SteppedCallback):
             return
         if self._writer is None:
             self._writer = saved_model.SavedModelWriter(
-                self.model.graph, variables_dtype=self._variables_dtype
+                model.graph, variables_dtype=self._variables_dtype
             )
         snapshot, step = self._writer.snapshot(), self.step
         submitted = self._worker.submit(
@@ -253,8 +241,10 @@ class TeacherLoader(steps.SteppedCallback):
         """Starts the reading thread."""
         super().on_train_begin(logs)
         self._schedule.start(self.step)
-        teachers = _codistill_model(self).teachers
-        num_peers = len(identity.Cluster.from_env().peers)
+        model = self.codistilled
+        teachers = model.teachers
+        cluster = strategy_lib.cluster_of(model.distribute_strategy)
+        num_peers = len(cluster.peers)
         if num_peers and not teachers.follows_peers:
             warnings.warn(
                 f"`fit` got a TeacherLoader among {num_peers + 1} groups, but "

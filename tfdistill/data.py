@@ -240,7 +240,7 @@ def shuffled_indices(
 ) -> tf.data.Dataset:
     """Returns an endless data set of indices, each epoch in a new order.
 
-    The order depends on the arguments alone, not on global seeds or on how
+    The order depends only on the arguments, not on global seeds or on how
     often it was read: all workers of a group see the same one, and `skip(n)`
     continues a run exactly.
 
@@ -293,17 +293,11 @@ def _is_shuffled(dataset: tf.data.Dataset) -> bool:
 
 
 def by_element(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Shards a data set by element wherever its user chose no policy.
+    """Shards a data set by element unless its user chose a policy.
 
-    TensorFlow's automatic choice is by file where it can, which gives the
+    TensorFlow's automatic choice is by file if possible, which gives the
     workers other examples than one process would have in the same batch, and
-    a warning where it cannot.
-
-    Args:
-        dataset: Batched by the global batch size.
-
-    Returns:
-        The data set with `AutoShardPolicy.DATA`, or as it was.
+    otherwise warns.
     """
     policy = tf.data.experimental.AutoShardPolicy
     options = tf.data.Options()
@@ -324,18 +318,10 @@ def at_workers_share(
     Otherwise they are dropped behind the last transformation, so that every
     worker decodes whole global batches. Of each of those a worker gets every
     n-th element, not one run of them: as a set the batch stays the same.
-    Where one process reads all, there is nothing to mark.
-
-    Args:
-        dataset: Endless, not yet batched; by `fit` alone it can be read.
-            (Where a marked one ends, workers get an empty batch.)
-        cluster: The task; a `tfdistill.Cluster`, or only a `GroupIdentity`,
-            which means one worker.
-        global_batch_size: What the elements are batched by afterwards. The
-            mark is left out where the workers cannot share it evenly.
-
-    Returns:
-        The data set, marked or as it was.
+    If one process reads all, or the workers cannot share a batch evenly, or
+    `cluster` is only a `GroupIdentity`, nothing is marked. The data set must be
+    endless and not yet batched (if it ends, workers get an empty batch), and
+    only `fit` can read it.
     """
     num_workers = getattr(cluster, "num_workers", 1)
     has_servers = getattr(cluster, "uses_parameter_servers", False)
@@ -353,12 +339,6 @@ def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     See `keras_internals.pass_batches_on_without_autotune`. What asks for
     `tf.data.AUTOTUNE` gets TensorFlow's default parallelism.
-
-    Args:
-        dataset: Any data set.
-
-    Returns:
-        The same elements.
     """
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -1,8 +1,8 @@
 """Refuses examples that no model can learn from, and says which they are.
 
-TensorFlow trains on without a word when a feature is NaN, and every weight is
-NaN from then on. A label beyond the number of classes is an error on a CPU,
-and a loss of NaN elsewhere.
+TensorFlow trains on silently when a feature is NaN, and every weight is NaN
+from then on. A label beyond the number of classes is an error on a CPU, and a
+loss of NaN elsewhere.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _SPARSE_LABEL = re.compile(
     r"Received a label value of (-?\d+) which is outside the valid range of "
     r"\[0, (\d+)\)"
 )
-_REMEDY = "Mend or leave out the example"
+_REMEDY = "Fix or remove the example"
 
 
 class DataError(ValueError):
@@ -108,7 +108,7 @@ def told() -> Iterator[None]:
 def check_parts(
     data: tf.data.Dataset | int, num_parts: int, taker: str
 ) -> None:
-    """Checks that data can be shared out so that nobody is left with nothing.
+    """Checks that data can be shared out so that each part has an element.
 
     Args:
         data: A data set, or the number of its elements.
@@ -116,7 +116,7 @@ def check_parts(
         taker: What each of them is: `"group"` or `"worker"`.
 
     Raises:
-        DataError: There are too few elements, as far as that can be told.
+        DataError: There are too few elements, as far as that is known.
     """
     number: int | None = data if isinstance(data, int) else None
     if isinstance(data, tf.data.Dataset):

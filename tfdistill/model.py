@@ -1,6 +1,8 @@
 """CodistillModel: the Keras face of a student, its teachers and its trainer."""
 
+import functools
 import os
+import types
 import warnings
 from typing import Any
 
@@ -8,15 +10,17 @@ import keras
 import tensorflow as tf
 
 from tfdistill import schedules
-from tfdistill.backup import callback as callback_lib
+from tfdistill.backup import callback as backup
 from tfdistill.cluster import identity
+from tfdistill.cluster import replicas
+from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exports import student_graph
 from tfdistill.observe import run_log
 from tfdistill.observe import summaries
-from tfdistill.parameter_server import trainer
-from tfdistill.teachers import on_servers
+from tfdistill.parameter_server import trainer as server_trainer
 from tfdistill.teachers import teacher_set
 from tfdistill.teachers import term
+from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
 from tfdistill.training import multi_worker
 from tfdistill.training import steps
@@ -32,30 +36,10 @@ _STEPS = (
 )
 
 
-class WrappedStudent:
-    """Answers for `self.student` where Keras asks the model itself."""
-
-    student: keras.Model
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the student's outputs, if its outputs have names.
-
-        `compile` looks for them, so that a dict of losses, metrics or targets
-        finds the outputs of a functional model that returns a list.
-        """
-        return self.student.output_names
-
-
 def check_student(student: Any) -> None:
     """Checks that wrapping a student loses nothing of it.
 
-    Args:
-        student: What was given as the student.
-
-    Raises:
-        ValueError: It is no `keras.Model`, or has a training step, a loss or
-            metrics of its own, which would never be run.
+    A training step, a loss or metrics of its own would never be run.
     """
     if not isinstance(student, keras.Model):
         raise ValueError(
@@ -76,76 +60,40 @@ def check_student(student: Any) -> None:
 
 
 def _is_own(kind: type, name: str) -> bool:
-    """Whether somebody else than Keras or this package wrote a method."""
+    """Whether neither Keras nor this package wrote a method."""
     home = next(base for base in kind.__mro__ if name in vars(base))
     return home.__module__.partition(".")[0] not in ("keras", "tfdistill")
 
 
-class StudentFiles:
-    """Saves and loads `self.student` for the model that wraps it."""
-
-    student: keras.Model
-
-    def save(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Saves the student as a `.keras` file; see `keras.Model.save`."""
-        self.student.save(filepath, **kwargs)
-
-    def save_weights(
-        self, filepath: str | os.PathLike[str], **kwargs: Any
-    ) -> None:
-        """Saves the student's weights; see `keras.Model.save_weights`."""
-        self.student.save_weights(filepath, **kwargs)
-
-    def load_weights(
-        self, filepath: str | os.PathLike[str], **kwargs: Any
-    ) -> None:
-        """Loads the student's weights; see `keras.Model.load_weights`."""
-        self.student.load_weights(filepath, **kwargs)
-
-    def export(self, filepath: str | os.PathLike[str], **kwargs: Any) -> Any:
-        """Exports the student as a SavedModel; see `keras.Model.export`."""
-        return self.student.export(filepath, **kwargs)
-
-    def get_compile_config(self) -> None:
-        """Returns nothing: `compile` is called anew, with the teachers' part.
-
-        Otherwise Keras would save the task's half of it alone.
-        """
-        return None
-
-
-def add_launched_callbacks(callbacks: Any, *, follows_peers: bool) -> Any:
-    """Adds a `RunLog` and `Summaries` in a launched run.
+def add_launched_callbacks(
+    arguments: dict[str, Any],
+    teachers: teacher_set.TeacherSet,
+    cluster: identity.Cluster,
+) -> None:
+    """Adds a `RunLog` and `Summaries` in a launched run, to those of `fit`.
 
     Warns of teachers that nobody follows, and of a group that nobody hears.
-
-    Args:
-        callbacks: What `fit` was given.
-        follows_peers: Whether the model has teachers in other groups.
-
-    Returns:
-        The callbacks to run.
     """
+    callbacks = arguments.get("callbacks")
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks
+        return
     found = keras.tree.flatten(callbacks or [])
     follows = any(getattr(c, "follows_teachers", False) for c in found)
-    if follows_peers and not follows:
+    if teachers.follows_peers and not follows:
         warnings.warn(
             "The model has teachers in other groups and `fit` got no "
             "tfdistill.TeacherLoader, so none will ever arrive. Add "
             "tfdistill.TeacherLoader(every_steps=...) to `callbacks`.",
-            stacklevel=4,
+            stacklevel=3,
         )
-    cluster = identity.Cluster.from_env()
     exports = any(getattr(c, "exports_student", False) for c in found)
-    if follows_peers and cluster.num_groups > 1 and not exports:
+    if teachers.follows_peers and cluster.num_groups > 1 and not exports:
         warnings.warn(
             f"This is group {cluster.group} of {cluster.num_groups}, and `fit` "
             "got no tfdistill.StudentExporter, so the other groups will never "
             "learn from it. Add tfdistill.StudentExporter(exchange, "
             "every_steps=...) to `callbacks`.",
-            stacklevel=4,
+            stacklevel=3,
         )
     directory = cluster.group_dir
     if directory and not _has(found, run_log.RunLog):
@@ -156,27 +104,19 @@ def add_launched_callbacks(callbacks: Any, *, follows_peers: bool) -> Any:
     for callback in found:
         if isinstance(callback, summaries.Summaries):
             callback.observe(found)
-    return found
+    arguments["callbacks"] = found
 
 
 def _has(callbacks: list[keras.callbacks.Callback], kind: type) -> bool:
     return any(isinstance(callback, kind) for callback in callbacks)
 
 
-_TRACKERS = ("task_loss", "distillation_loss")
+# What is logged of the loss beside `loss` itself.
+_PARTS = ("task_loss", "distillation_loss")
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
-class CodistillModel(
-    StudentFiles,
-    steps.StepDetails,
-    WrappedStudent,
-    on_servers.RemoteTeaching,
-    trainer.ParameterServerTraining,
-    callback_lib.ResumableTraining,
-    multi_worker.MultiWorkerTraining,
-    keras.Model,
-):
+class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
     """Trains a student on its task and on what its teachers predict.
 
     The loss of a step is
@@ -225,13 +165,32 @@ class CodistillModel(
         super().__init__(name=name or f"codistill_{student.name}")
         self.student = student
         self.built = student.built
-        # In a tuple of a plain object: Keras must not track teachers.
-        self._untracked = _Untracked(teachers or teacher_set.TeacherSet())
+        self.codistillation = term.Codistillation(student, teachers)
+
+    def make_trainer(self) -> replica_trainer.Trainer:
+        """Makes what trains this model under its strategy."""
+        attach = functools.partial(self.codistillation.attach, self)
+        if replicas.on_servers(self.distribute_strategy):
+            return server_trainer.ServerTrainer(self, before_tracing=attach)
+        return replica_trainer.ReplicaTrainer(self, before_tracing=attach)
 
     @property
     def teachers(self) -> teacher_set.TeacherSet:
         """Whom the student learns from."""
-        return self._untracked.teachers
+        return self.codistillation.teachers
+
+    @property
+    def graph(self) -> student_graph.StudentGraph:
+        """The student's inference, traced once for the data of `fit`."""
+        return self.codistillation.graph(self)
+
+    @property
+    def distillation(self) -> dict[str, Any]:
+        """The `distillation_loss` and `distillation_weight` compiled with."""
+        return {
+            "distillation_loss": self.codistillation.loss,
+            "distillation_weight": self.codistillation.weight,
+        }
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Runs the student."""
@@ -266,27 +225,45 @@ class CodistillModel(
                 "For classes: tfdistill.losses.SoftTargetCrossEntropy()."
             )
         super().compile(*args, **kwargs)
-        self._untracked.term = term.DistillationTerm(
+        self.codistillation.compile(
             distillation_loss,
+            schedules.get(distillation_weight),
             task_loss=self.loss,
-            output_names=getattr(self.student, "output_names", None),
         )
-        self._untracked.loss = distillation_loss
-        self._untracked.weight = schedules.get(distillation_weight)
+        # Attributes, by which Keras finds metrics.
         self._task_tracker = keras.metrics.Mean("task_loss")
         self._distillation_tracker = keras.metrics.Mean("distillation_loss")
 
-    @property
-    def distillation(self) -> dict[str, Any]:
-        """The `distillation_loss` and `distillation_weight` compiled with."""
-        return {
-            "distillation_loss": self._untracked.loss,
-            "distillation_weight": self._untracked.weight,
-        }
+    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        """Trains the student; takes what `keras.Model.fit` takes.
+
+        Resumes from a `tfdistill.Backup` among the callbacks. Under parameter
+        servers one batch of the data is one step of one worker, and
+        `steps_per_epoch` counts the steps of all workers.
+
+        Args:
+            *args: As for `keras.Model.fit`.
+            **kwargs: As for `keras.Model.fit`; see `MultiWorkerTraining.fit`.
+
+        Returns:
+            The `History`, equal on all workers.
+
+        Raises:
+            ValueError: Arguments are out of range or contradict each other, or
+                a backup is of another model.
+            data_checks.DataError: The data are empty, faulty or too few.
+            RuntimeError: The loss is not finite; see `FiniteLoss`.
+        """
+        keras_fit = types.MethodType(keras.Model.fit, self)
+        arguments = fit_arguments.bind(keras_fit, args, kwargs)
+        cluster = strategy_lib.cluster_of(self.distribute_strategy)
+        add_launched_callbacks(arguments, self.teachers, cluster)
+        with backup.session(self, arguments):
+            return super().fit(**arguments)
 
     # ---- one step ----
 
-    def train_step(self, data: Any) -> multi_worker.Logs:
+    def train_step(self, data: Any) -> steps.Logs:
         """Runs one codistilled update on one replica's part of the batch.
 
         Args:
@@ -295,46 +272,29 @@ class CodistillModel(
         Returns:
             The logs of the step.
         """
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
         step = tf.convert_to_tensor(self.optimizer.iterations)
-        with batch.scope(), self.gradient_tape() as tape:
+        with batch.scope(), self.trainer.tape() as tape:
             y_pred = self(x, training=True)
-            task_loss = self.compute_loss(
-                x, y, y_pred, sample_weight, training=True
+            task_loss = self.compute_loss(x, y, y_pred, weights, training=True)
+            paid = self.codistillation.term(
+                tape, step, x, y_pred, weights, dtype=task_loss.dtype
             )
-            loss, logs = task_loss, _no_distillation(task_loss.dtype)
-            if len(self.teachers):
-                with tape.stop_recording():
-                    weight = tf.cast(
-                        self._untracked.weight(step), task_loss.dtype
-                    )
-                    soft = self.teachers.predict(
-                        x, step=step, active=weight > 0, like=y_pred
-                    )
-                distillation_loss = self._untracked.term(
-                    soft, y_pred, sample_weight
-                )
-                with tape.stop_recording():
-                    compared = self._untracked.term.compare(
-                        soft, y_pred, sample_weight
-                    )
-                weight *= term.strength(soft, weight.dtype)
-                loss += weight * tf.cast(distillation_loss, loss.dtype)
-                self.record_loss(distillation_loss, batch, "distillation_loss")
-                logs = {
-                    "distillation_weight": weight,
-                    "teacher_staleness": soft.staleness,
-                    **steps.hidden(*compared),
-                }
+            loss = task_loss
+            if paid:
+                loss += paid.weight * tf.cast(paid.loss, loss.dtype)
             scaled = self.optimizer.scale_loss(loss)
-        self.apply_summed_gradients(tape, scaled)
-        self.record_loss(loss, batch)
-        self.record_loss(task_loss, batch, "task_loss")
-        metrics = self.compute_metrics(x, y, y_pred, sample_weight)
+        self.trainer.apply(tape, scaled)
+        shares = {"loss": loss, "task_loss": task_loss}
+        logs = _nothing_paid(task_loss.dtype)
+        if paid:
+            shares["distillation_loss"], logs = paid.loss, paid.logs
+        batch.record(self.metrics, shares)
+        metrics = self.compute_metrics(x, y, y_pred, weights)
         return {**metrics, **logs, steps.EXAMPLES: batch.total}
 
-    def test_step(self, data: Any) -> multi_worker.Logs:
+    def test_step(self, data: Any) -> steps.Logs:
         """Evaluates the student alone on one replica's part of the batch.
 
         Args:
@@ -344,63 +304,51 @@ class CodistillModel(
             The logs of the step, without those of distillation.
         """
         logs = super().test_step(data)
-        return {k: v for k, v in logs.items() if k not in _TRACKERS}
-
-    def complete_callbacks(self, callbacks: Any) -> Any:
-        """Adds a `RunLog` and `Summaries` in a launched run.
-
-        Args:
-            callbacks: What `fit` was given.
-
-        Returns:
-            The callbacks to run.
-        """
-        return add_launched_callbacks(
-            callbacks, follows_peers=self.teachers.follows_peers
-        )
-
-    def make_train_function(self, force: bool = False) -> Any:
-        """Builds what `fit` calls; makes the teachers' variables first."""
-        if self.train_function is not None and not force:
-            return self.train_function
-        if len(self.teachers):
-            self.teachers.attach(self.graph, self.distribute_strategy)
-        super().make_train_function(force)
-        execute = self.train_function
-
-        def train_function(iterator: Any) -> multi_worker.Logs:
-            logs = self.shown_logs(execute(iterator))
-            self.examples_of_last_execution = (
-                logs.pop(steps.EXAMPLES) * self.steps_per_execution
-            )
-            return logs
-
-        self.train_function = train_function
-        return train_function
+        return {k: v for k, v in logs.items() if k not in _PARTS}
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the student alone; see `keras.Model.evaluate`."""
         if self.student.built:
-            self.batch_statistics.average()
+            self.codistillation.average_statistics(self.distribute_strategy)
         return super().evaluate(*args, **kwargs)
 
-    @property
-    def batch_statistics(self) -> replica_trainer.BatchStatistics:
-        """The student's batch statistics, which replicas keep apart."""
-        if self._untracked.statistics is None:
-            self._untracked.statistics = replica_trainer.BatchStatistics(
-                self.student, self.distribute_strategy
-            )
-        return self._untracked.statistics
+    # ---- files of the student ----
+
+    def save(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Saves the student as a `.keras` file; see `keras.Model.save`."""
+        self.student.save(filepath, **kwargs)
+
+    def save_weights(
+        self, filepath: str | os.PathLike[str], **kwargs: Any
+    ) -> None:
+        """Saves the student's weights; see `keras.Model.save_weights`."""
+        self.student.save_weights(filepath, **kwargs)
+
+    def load_weights(
+        self, filepath: str | os.PathLike[str], **kwargs: Any
+    ) -> None:
+        """Loads the student's weights; see `keras.Model.load_weights`."""
+        self.student.load_weights(filepath, **kwargs)
+
+    def export(self, filepath: str | os.PathLike[str], **kwargs: Any) -> Any:
+        """Exports the student as a SavedModel; see `keras.Model.export`."""
+        return self.student.export(filepath, **kwargs)
 
     @property
-    def graph(self) -> student_graph.StudentGraph:
-        """The student's inference, traced once for the data of `fit`."""
-        if self._untracked.graph is None:
-            self._untracked.graph = student_graph.StudentGraph(
-                self.student, self.input_spec_of_data
-            )
-        return self._untracked.graph
+    def output_names(self) -> list[str]:
+        """Names of the student's outputs, if its outputs have names.
+
+        `compile` looks for them, so that a dict of losses, metrics or targets
+        finds the outputs of a functional model that returns a list.
+        """
+        return self.student.output_names
+
+    def get_compile_config(self) -> None:
+        """Returns nothing: `compile` is called again, with the teachers' part.
+
+        Otherwise Keras would save only the task's half of it.
+        """
+        return None
 
     def get_config(self) -> dict[str, Any]:
         """Returns the student, serialized; teachers are not part of it."""
@@ -420,19 +368,7 @@ class CodistillModel(
         return cls(student, name=config["name"])
 
 
-class _Untracked:
-    """Holds what is no part of the model, out of reach of Keras' tracking."""
-
-    def __init__(self, teachers: teacher_set.TeacherSet) -> None:
-        self.teachers = teachers
-        self.term: Any = None
-        self.loss: Any = None
-        self.weight: Any = None
-        self.graph: student_graph.StudentGraph | None = None
-        self.statistics: replica_trainer.BatchStatistics | None = None
-
-
-def _no_distillation(dtype: Any) -> multi_worker.Logs:
+def _nothing_paid(dtype: Any) -> steps.Logs:
     return {
         "distillation_weight": tf.zeros([], dtype),
         "teacher_staleness": tf.constant(float("nan")),

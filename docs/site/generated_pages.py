@@ -1,15 +1,10 @@
 """Pages of the site that are made from the code: API, commands, CHANGELOG."""
 
-import contextlib
 import importlib
 import inspect
-import io
-import os
 import pathlib
-import runpy
 import sys
 import tomllib
-from collections.abc import Iterator
 from typing import Any
 
 from mkdocs.structure import files as files_lib
@@ -97,11 +92,13 @@ def _api_index() -> str:
 
 def _programs() -> list[str]:
     """The programs: modules of launch/, and the commands that a wheel makes."""
-    launch = sorted((_ROOT / "launch").glob("*.py"))
+    root = _ROOT / "launch"
+    packages = {path.parent for path in root.glob("*/__main__.py")}
     found = [
         f"launch.{path.stem}"
-        for path in launch
-        if '__name__ == "__main__"' in path.read_text("utf-8")
+        for path in sorted({*root.glob("*.py"), *packages})
+        if path in packages
+        or '__name__ == "__main__"' in path.read_text("utf-8")
     ]
     return [*found, *_scripts()]
 
@@ -116,38 +113,10 @@ def _command_path(name: str) -> str:
 
 
 def _command_page(name: str) -> str:
-    """What a program says to `--help`."""
-    printed = io.StringIO()
-    with (
-        _settings([name, "--help"]),
-        contextlib.redirect_stdout(printed),
-        contextlib.suppress(SystemExit),
-    ):
-        if name in _scripts():
-            module, _, function = _scripts()[name].partition(":")
-            getattr(importlib.import_module(module), function)()
-        else:
-            sys.modules.pop(name, None)
-            runpy.run_module(name, run_name="__main__", alter_sys=True)
-    text = printed.getvalue()
-    if not text.startswith("usage:"):
-        raise ValueError(
-            f"{name} must print its usage for --help; received {text[:80]!r}."
-        )
+    """The text that a program prints for `--help`."""
+    path = _scripts().get(name, name).partition(":")[0]
+    module = importlib.import_module(path)
+    if hasattr(module, "__path__"):
+        module = importlib.import_module(f"{path}.__main__")
     title = name if name in _scripts() else f"python -m {name}"
-    return f"# {title}\n\n```text\n{text}```\n"
-
-
-@contextlib.contextmanager
-def _settings(argv: list[str]) -> Iterator[None]:
-    """Sets the arguments and the width that programs see, for a while."""
-    arguments, columns = sys.argv, os.environ.get("COLUMNS")
-    sys.argv, os.environ["COLUMNS"] = argv, "80"
-    try:
-        yield
-    finally:
-        sys.argv = arguments
-        if columns is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = columns
+    return f"# {title}\n\n```text\n{module.PROGRAM.help()}```\n"

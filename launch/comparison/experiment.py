@@ -195,8 +195,7 @@ class Experiment:
 
     def _write(self, name: str, text: str) -> None:
         """Writes a file that appears whole or not at all."""
-        with outputs.replacing(self.workdir / name) as file:
-            file.write(text.encode())
+        outputs.write(self.workdir / name, text.encode())
 
 
 @contextlib.contextmanager

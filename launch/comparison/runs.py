@@ -21,6 +21,7 @@ from typing import Any
 
 from launch.config import config as config_lib
 from launch.task import outputs
+from tfdistill.cluster import signs
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 
@@ -118,7 +119,6 @@ class Trial:
 
 
 RUNS = "runs"
-_EXIT_RETRY = 75
 # Wrong options and wrong data: of these no other run knows better.
 _EXITS_OF_ALL = (2, 65)
 _MAX_TRIES = 3
@@ -275,7 +275,10 @@ class Runner:
             if result.exit_code == 0 and self.is_done(active.run):
                 self._seconds.append(time.monotonic() - active.start)
                 self._num_done += 1
-            elif result.exit_code == _EXIT_RETRY and active.tries < _MAX_TRIES:
+            elif (
+                result.exit_code == signs.EXIT_RETRY
+                and active.tries < _MAX_TRIES
+            ):
                 self._say(f"{active.run.key} lost a task; it starts again")
                 self._start(active.run, tries=active.tries + 1)
             else:

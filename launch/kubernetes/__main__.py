@@ -7,25 +7,27 @@ python -m launch.kubernetes --form=job --name=run1 --image=IMAGE \
 Nothing is sent anywhere: what is written is for `kubectl apply`.
 """
 
-import argparse
 import pathlib
-import sys
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
+
+from absl import flags
+from absl import logging
 
 from launch import recipe_options
 from launch import recipes
 from launch.kubernetes import objects as objects_lib
 from launch.kubernetes import run
-from tfdistill.launcher import command as cli
+from tfdistill.launcher import command as launcher
+from tfdistill.system import programs
 
-_PROG = "python -m launch.kubernetes"
 _OBJECTS = {"job": objects_lib.job_objects, "tfjob": objects_lib.tfjob_objects}
-_EPILOG = """\
+_NOTES = """\
 The command after -- is run in each container with TF_CONFIG and TFDISTILL_*
 set; a recipe is run by python -m launch.train, so that the image must hold this
-checkout. Without --volume_claim the workdir ends with its pod.
+checkout. DIR is an absolute directory in the containers; without
+--volume_claim it ends with its pod.
 docs/kubernetes.md says how restarts, keys and GPUs go. Exit code: 0, or 2 for
 wrong options.
 """
@@ -40,109 +42,84 @@ def objects(run: run.Run) -> list[dict[str, Any]]:
     return _OBJECTS[run.form](run)
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=_PROG,
-        usage=(
-            f"{_PROG} --form=FORM --name=NAME --image=IMAGE --workdir=DIR "
-            "[options] (--recipe=NAME | -- COMMAND [ARGUMENT ...])"
-        ),
-        description="Writes manifests that run groups of tasks on Kubernetes.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    _add_run(parser)
-    _add_pods(parser)
-    _add_limits(parser)
-    return parser
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def _add_options(options: programs.Flags) -> None:
+    options.section("run")
+    add = options.add
     add(
-        "--form",
-        required=True,
-        choices=run.FORMS,
-        help="job: Indexed Jobs, which need no operator; tfjob: one TFJob of "
+        flags.DEFINE_enum,
+        "form",
+        None,
+        "job: Indexed Jobs, which need no operator; tfjob: one TFJob of "
         "Kubeflow's training operator for each group",
+        enum_values=run.FORMS,
+        required=True,
     )
-    add("--name", required=True, help="of the run, a DNS label")
-    add("--image", required=True, help="of the containers")
-    add("--num_groups", type=int, default=1, metavar="N", help="default 1")
-    for name, default, text in (
-        ("workers_per_group", 1, "workers in each group"),
-        ("ps_per_group", 0, "parameter servers; with any, also a chief"),
-    ):
-        text += f"; default {default}"
-        add(f"--{name}", type=int, default=default, metavar="N", help=text)
     for name, text in (
-        ("workdir", "absolute directory of the run, in the containers"),
-        ("exchange", "what the groups share; default exchange in the workdir"),
-        ("volume_claim", "PersistentVolumeClaim that holds the workdir"),
-        ("mount_path", "where it is mounted; default the workdir"),
-        ("output", "file to write, or a directory for a file for each object"),
+        ("name", "<NAME>: name of the run, a DNS label"),
+        ("image", "<IMAGE>: image of the containers"),
     ):
-        add(f"--{name}", required=name == "workdir", help=text)
-    recipe_options.add(parser)
+        add(flags.DEFINE_string, name, None, text, required=True)
+    launcher.add_topology(options)
+    options.section("files")
+    for name, text in (
+        ("volume_claim", "<NAME>: PersistentVolumeClaim with the workdir"),
+        ("mount_path", "<DIR>: where it is mounted; default the workdir"),
+        (
+            "output",
+            "<FILE>: file to write, or a directory for a file for each object",
+        ),
+    ):
+        add(flags.DEFINE_string, name, None, text)
+    recipe_options.add(options)
+    _add_pods(options)
+    _add_limits(options)
 
 
-def _add_pods(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def _add_pods(options: programs.Flags) -> None:
+    options.section("pods")
+    add = options.add
     for name, text in (
-        ("namespace", "of all objects; default that of kubectl"),
-        ("key_secret", "Secret whose entry key signs the versions"),
-        ("service_account", "of the pods"),
-        ("cpus_per_worker", "such as 4; also of a chief"),
-        ("memory_per_worker", "such as 8Gi; also of a chief"),
-        ("cpus_per_ps", "default as a worker"),
-        ("memory_per_ps", "default as a worker"),
+        ("namespace", "<NAME>: of all objects; default that of kubectl"),
+        ("key_secret", "<NAME>: Secret whose entry key signs the versions"),
+        ("service_account", "<NAME>: of the pods"),
+        ("cpus_per_worker", "<CPUS>: such as 4; also of a chief"),
+        ("memory_per_worker", "<SIZE>: such as 8Gi; also of a chief"),
+        ("cpus_per_ps", "<CPUS>: default as a worker"),
+        ("memory_per_ps", "<SIZE>: default as a worker"),
     ):
-        add(f"--{name}", help=text)
+        add(flags.DEFINE_string, name, None, text)
     add(
-        "--gpus_per_worker",
-        type=int,
-        default=0,
-        metavar="N",
-        help="GPUs of each worker; one is best; default 0",
+        flags.DEFINE_integer,
+        "gpus_per_worker",
+        0,
+        "GPUs of each worker; one is best",
     )
-    add("--shm_size", default="1Gi", help="of /dev/shm; default 1Gi")
-    add("--run_as_user", type=int, metavar="UID", help="default the image's")
+    add(flags.DEFINE_string, "shm_size", "1Gi", "<SIZE>: of /dev/shm")
+    add(flags.DEFINE_integer, "run_as_user", None, "<UID>: default the image's")
     for name, form, text in (
         ("node_selector", "KEY=VALUE", "label that a node must have"),
         ("toleration", "KEY[=VALUE][:EFFECT]", "taint that a node may have"),
         ("env", "NAME=VALUE", "variable to set for each task"),
     ):
-        text += "; may be repeated"
-        add(f"--{name}", action="append", default=[], metavar=form, help=text)
+        add(flags.DEFINE_multi_string, name, [], f"<{form}>: {text}")
 
 
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--max_restarts",
-        type=int,
-        default=10,
-        metavar="N",
-        help="how often a group may be started again; default 10",
-    )
-    add(
-        "--start_timeout_secs",
-        type=int,
-        default=1800,
-        metavar="SECS",
-        help="how long tasks wait for each other; default 1800",
-    )
-    add(
-        "--keep_secs",
-        type=int,
-        metavar="SECS",
-        help="delete what has ended, with its logs, after so long; default "
-        "never",
-    )
+def _add_limits(options: programs.Flags) -> None:
+    options.section("limits")
+    for name, default, text in (
+        ("max_restarts", 10, "how often a group may be started again"),
+        ("start_timeout_secs", 1800, "how long tasks wait for each other"),
+        (
+            "keep_secs",
+            None,
+            "delete what has ended, with its logs, after so long; default "
+            "never",
+        ),
+    ):
+        options.add(flags.DEFINE_integer, name, default, text)
 
 
-def _command(options: argparse.Namespace, given: Sequence[str]) -> list[str]:
+def _command(options: programs.Options) -> list[str]:
     name = options.recipe
     if name is not None and name not in recipes.RECIPES:
         raise run.error(
@@ -153,13 +130,12 @@ def _command(options: argparse.Namespace, given: Sequence[str]) -> list[str]:
             "command.",
         )
     return recipe_options.command(
-        options, given, python="python", workdir=options.workdir
+        options, python="python", workdir=options.workdir
     )
 
 
-def _make_run(parsed: argparse.Namespace, given: Sequence[str]) -> run.Run:
-    command = _command(parsed, given)
-    options = vars(parsed)
+def _make_run(parsed: programs.Options) -> run.Run:
+    options = vars(parsed) | {"command": _command(parsed)}
     fields = {
         name: value
         for name, value in options.items()
@@ -173,7 +149,7 @@ def _make_run(parsed: argparse.Namespace, given: Sequence[str]) -> run.Run:
     fields["tolerations"] = [
         run.toleration("toleration", text) for text in options["toleration"]
     ]
-    return run.Run(command=command, **fields)
+    return run.Run(**fields)
 
 
 def _dump(found: Sequence[Mapping[str, Any]]) -> str:
@@ -212,32 +188,34 @@ def _write(found: Sequence[Mapping[str, Any]], output: str | None) -> None:
         file.write_text(_dump([each]), "utf-8")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
-
-    Returns:
-        The exit code.
-    """
-    parser = _make_parser()
-    before, command = cli.split_command(sys.argv[1:] if argv is None else argv)
-    options = parser.parse_args(before)
+def _run(options: programs.Options) -> int:
     try:
-        run = _make_run(options, command)
+        run = _make_run(options)
         _write(objects(run), options.output)
     except (ValueError, OSError) as error:
-        parser.error(str(error))
+        raise programs.UsageError(str(error)) from error
     if run.volume_claim is None:
-        print(
-            f"{_PROG}: no --volume_claim: {run.workdir} ends with its pod, and "
-            "with it backups, logs and results. A task on another node starts "
-            "from step 0.",
-            file=sys.stderr,
+        logging.warning(
+            "no --volume_claim: %s ends with its pod, and with it backups, "
+            "logs and results. A task on another node starts from step 0.",
+            run.workdir,
         )
     return 0
 
 
+PROGRAM = programs.Program(
+    name="python -m launch.kubernetes",
+    usage=(
+        "--workdir=DIR ... [options] -- COMMAND [ARGUMENT ...]\n"
+        "--workdir=DIR ... [options] --recipe=NAME"
+    ),
+    about="Writes manifests that run groups of tasks on Kubernetes.",
+    notes=_NOTES,
+    define=_add_options,
+    run=_run,
+    takes_command=True,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

@@ -5,16 +5,14 @@ writes the results of the run. Every file appears whole or not at all, by a
 rename. Imports neither TensorFlow nor Keras.
 """
 
-import contextlib
+import io
 import json
 import os
 import pathlib
 import uuid
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import IO
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ import tfdistill
 from launch import recipes
 from launch.config import config as config_lib
 from launch.task import predictions
+from tfdistill.exchange import filesystem
 
 CONFIG = "config.json"
 RECORDS = "metrics.jsonl"
@@ -61,8 +60,7 @@ def is_complete(cluster: tfdistill.Cluster) -> bool:
 
 def write_config(config: config_lib.Config, workdir: str) -> None:
     """Writes the configuration from which the run can be repeated."""
-    with replacing(pathlib.Path(workdir, CONFIG)) as file:
-        file.write(config.to_json().encode())
+    write(pathlib.Path(workdir, CONFIG), config.to_json().encode())
 
 
 def group_dir(workdir: str | os.PathLike[str], group: int) -> pathlib.Path:
@@ -91,8 +89,9 @@ def write_predictions(directory: pathlib.Path, predicted: Any) -> None:
             "The student predicts NaN: its training has diverged. Lower "
             "optimizer.learning_rate or set optimizer.global_clipnorm."
         )
-    with replacing(directory / predictions.FILE) as file:
-        np.savez_compressed(file, **arrays)
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    write(directory / predictions.FILE, file.getvalue())
 
 
 def write_results(
@@ -146,18 +145,9 @@ def _agreement(directories: Sequence[pathlib.Path]) -> dict[str, float] | None:
 
 def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    with replacing(path) as file:
-        file.write(text.encode())
+    write(path, text.encode())
 
 
-@contextlib.contextmanager
-def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Opens a file to write that appears whole, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{uuid.uuid4().hex}-{path.name}")
-    try:
-        with draft.open("wb") as file:
-            yield file
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+def write(path: pathlib.Path, content: bytes) -> None:
+    """Writes a file, and its directory, that appears whole or not at all."""
+    filesystem.LocalFileSystem().write(str(path), [content])

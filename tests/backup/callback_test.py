@@ -23,7 +23,7 @@ def _state(optimizer="adagrad", extra=()):
         servers.student(*extra), keras.optimizers.get(optimizer)
     )
     _, found, update = servers.step_of(model)
-    return variables.TrainingState(found, update), model
+    return variables.ServerState(found, update), model
 
 
 def _point(step, **kwargs):
@@ -114,8 +114,8 @@ def test_a_failure_to_write_is_counted_and_leaves_what_is_there(
     callback = callback_lib.Backup(tmp_path)
     callback.on_quiet(_point(5), state)
 
-    def fail(prefix):
-        pathlib.Path(f"{prefix}.half").touch()
+    def fail(directory, snapshot):
+        pathlib.Path(directory, "state.half").touch()
         raise OSError("the disk is full")
 
     with monkeypatch.context() as patch:
@@ -142,7 +142,7 @@ def test_a_step_is_backed_up_once(tmp_path, caplog):
 
 
 def _attached(callback, monkeypatch, steps=20):
-    monkeypatch.setattr(replicas, "is_used", lambda strategy: True)
+    monkeypatch.setattr(replicas, "on_servers", lambda strategy: True)
     callback.set_params({"steps": steps})
     callback.set_model(servers.remote(steps_per_execution=3))
     callback.on_train_begin()

@@ -14,6 +14,7 @@ from tests.cases import backup as cases
 from tfdistill.backup import replicas
 from tfdistill.backup import store as backup_store
 from tfdistill.cluster import replicas as replicas_lib
+from tfdistill.training import steps
 
 EXTRAS = {"epoch": 1, "batch": 2, "data": {"batches": 7}}
 
@@ -181,12 +182,18 @@ def test_damaged_ones_never_push_out_whole_ones(tmp_path):
 
 
 def _publish(store, step):
-    store.save(
-        lambda path: pathlib.Path(path, "file").write_bytes(b"1234"),
-        step=step,
-        variables={},
-        extras={},
-    )
+    point = steps.TrainingPoint(step=step, epoch=0, batch=0)
+    store.save(_State(), b"1234", point)
+
+
+class _State:
+    """One file."""
+
+    def specs(self):
+        return {}
+
+    def write(self, directory, snapshot):
+        pathlib.Path(directory, "file").write_bytes(snapshot)
 
 
 def test_no_bit_of_a_manifest_can_send_training_elsewhere(backups):

@@ -66,7 +66,7 @@ def test_made_up_rows_are_good_ones(tmp_path):
 
 def test_both_readers_of_the_text_see_the_same_rows(tmp_path):
     path = criteo_cases.write(tmp_path / "log.tsv", 90)
-    options = criteo_input.parser().parse_args(["--batch_size=40"])
+    options = criteo_input.PROGRAM.parse(["--batch_size=40"])
     sides = criteo_input._Sides(path, options)
     batches = list(zip(sides.csv_dataset(), sides.tsv(), strict=True))
     assert [len(csv[1]) for csv, _ in batches] == [40, 40, 10]

@@ -20,7 +20,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as codistillation_cases
 from tfdistill.embedding import layer as embedding_layer
-from tfdistill.parameter_server import variables
+from tfdistill.parameter_server import trainer
 from tfdistill.parameter_server import worker as worker_lib
 from tfdistill.parameter_server import worker_data
 from tfdistill.system import keras_internals
@@ -391,10 +391,11 @@ def model(
     optimizer: Any = None,
     *,
     metrics: Any = (),
+    kind: type = tfdistill.CodistillModel,
     **kwargs: Any,
 ) -> tfdistill.CodistillModel:
     """A compiled model."""
-    made = tfdistill.CodistillModel(student() if built is None else built)
+    made = kind(student() if built is None else built)
     made.compile(
         optimizer or keras.optimizers.Adagrad(0.1),
         keras.losses.BinaryCrossentropy(from_logits=True),
@@ -404,24 +405,25 @@ def model(
     return made
 
 
+class OnServers(tfdistill.CodistillModel):
+    """Trains as on parameter servers, whatever the strategy."""
+
+    def make_trainer(self) -> trainer.ServerTrainer:
+        """Connects to nobody, unless it is asked to `fit`."""
+        return trainer.ServerTrainer(self)
+
+
 def remote(*args: Any, **kwargs: Any) -> tfdistill.CodistillModel:
     """A compiled model, built as on parameter servers for `batches`."""
-    made = model(*args, **kwargs)
-    made.build_for(batches().element_spec)
+    made = model(*args, kind=OnServers, **kwargs)
+    made.trainer.build(batches().element_spec)
     return made
 
 
-def step_of(made: Any, *, trains: bool = True) -> Any:
-    """Returns a model's step on a worker, and its variables."""
-    found = variables.RemoteVariables(made)
-    update = (
-        variables.RemoteUpdate(
-            made.optimizer, found, tf.distribute.get_strategy()
-        )
-        if trains
-        else None
-    )
-    return worker_lib.RemoteStep(made, found, update), found, update
+def step_of(made: Any) -> Any:
+    """Returns the step on a worker of a `remote` model, and its variables."""
+    found = made.trainer.known_variables
+    return worker_lib.RemoteStep(made, found), found, made.trainer.update
 
 
 def weights(made: Any) -> list[np.ndarray]:

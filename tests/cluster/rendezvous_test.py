@@ -63,7 +63,7 @@ def test_a_worker_names_the_chief_that_is_missing():
     address = _address()
     with pytest.raises(
         rendezvous.MissingWorkersError,
-        match=f"worker:1 waited 1 s for the chief at {address}: nobody",
+        match=f"worker:1 waited 1 s for the chief at {address}: no task",
     ):
         _meet(NAMES[1], address, limit_secs=0.6)
 
@@ -140,13 +140,11 @@ def test_a_coordinator_waits_for_its_servers_and_names_the_missing(pool):
     with socket.create_server(("127.0.0.1", 0)) as there:
         servers = {"ps:0": f"127.0.0.1:{there.getsockname()[1]}"}
         servers["worker:0"] = _address()
-        start = time.monotonic()
         with pytest.raises(
             rendezvous.MissingWorkersError,
             match=r"chief:0 waited 1 s for worker:0 \(127.* refuses connect",
         ) as caught:
             rendezvous.await_servers(servers, name="chief:0", limit_secs=1)
-        assert 1 <= time.monotonic() - start < 5
         assert "ps:0" not in str(caught.value)
         waiting = pool.submit(
             rendezvous.await_servers, servers, name="chief:0", limit_secs=10

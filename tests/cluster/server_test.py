@@ -14,6 +14,7 @@ from tests.cases import free_ports
 from tfdistill.cluster import identity
 from tfdistill.cluster import server
 from tfdistill.cluster import signs
+from tfdistill.cluster import strategy
 from tfdistill.system import processes
 
 CLUSTER = identity.Cluster(
@@ -37,7 +38,7 @@ def ready_path(tmp_path, monkeypatch):
 )
 def test_the_launcher_and_the_user_are_told(ready_path, error):
     with pytest.raises(RuntimeError, match=r"worker:1 cannot .*127\.0\.0\.1:2"):
-        with server.in_use_is_told(CLUSTER):
+        with server.port_in_use_explained(CLUSTER):
             raise error
     assert signs.found_port_taken(ready_path)
 
@@ -51,7 +52,7 @@ def test_the_launcher_and_the_user_are_told(ready_path, error):
 )
 def test_other_errors_are_left_alone(ready_path, error):
     with pytest.raises(type(error)) as raised:
-        with server.in_use_is_told(CLUSTER):
+        with server.port_in_use_explained(CLUSTER):
             raise error
     assert raised.value is error
     assert not signs.found_port_taken(ready_path)
@@ -61,39 +62,43 @@ OPEN, REFUSED, SILENT = processes.Answer
 AWAITED, THERE, LATE, GONE = server.Presence
 
 
-def _verdicts(watch, *probes):
-    return [watch.note(answer, now=now) for answer, now in probes]
+def _verdicts(coordinator, *probes):
+    return [coordinator.note(answer, now=now) for answer, now in probes]
 
 
 def test_a_coordinator_that_was_there_is_gone_after_refusing_on_end():
-    watch = server.CoordinatorWatch(limit_secs=10.0, now=0.0)
+    coordinator = server.CoordinatorPresence(limit_secs=10.0, now=0.0)
     assert _verdicts(
-        watch, (REFUSED, 0), (SILENT, 5), (OPEN, 9), (REFUSED, 10)
+        coordinator, (REFUSED, 0), (SILENT, 5), (OPEN, 9), (REFUSED, 10)
     ) == [AWAITED, AWAITED, THERE, THERE]
     # One that is back in between is served on.
     assert (
         _verdicts(
-            watch, (REFUSED, 12.9), (OPEN, 13), (REFUSED, 14), (REFUSED, 16.9)
+            coordinator,
+            (REFUSED, 12.9),
+            (OPEN, 13),
+            (REFUSED, 14),
+            (REFUSED, 16.9),
         )
         == [THERE] * 4
     )
-    assert watch.note(REFUSED, now=17.0) is GONE
+    assert coordinator.note(REFUSED, now=17.0) is GONE
 
 
 def test_silence_is_borne_for_longer_than_refusal():
-    watch = server.CoordinatorWatch(limit_secs=10.0, now=0.0)
+    coordinator = server.CoordinatorPresence(limit_secs=10.0, now=0.0)
     assert _verdicts(
-        watch, (OPEN, 1), (SILENT, 2), (SILENT, 61.9), (SILENT, 62)
+        coordinator, (OPEN, 1), (SILENT, 2), (SILENT, 61.9), (SILENT, 62)
     ) == [THERE, THERE, THERE, GONE]
 
 
 def test_a_coordinator_that_never_came_is_late():
-    watch = server.CoordinatorWatch(limit_secs=10.0, now=100.0)
+    coordinator = server.CoordinatorPresence(limit_secs=10.0, now=100.0)
     assert _verdicts(
-        watch, (REFUSED, 100), (REFUSED, 110), (SILENT, 110.1)
+        coordinator, (REFUSED, 100), (REFUSED, 110), (SILENT, 110.1)
     ) == [AWAITED, AWAITED, LATE]
-    watch = server.CoordinatorWatch(limit_secs=0.0, now=0.0)
-    assert watch.note(REFUSED, now=1e9) is AWAITED
+    coordinator = server.CoordinatorPresence(limit_secs=0.0, now=0.0)
+    assert coordinator.note(REFUSED, now=1e9) is AWAITED
 
 
 def test_tasks_on_one_host_share_its_cores(monkeypatch):
@@ -120,16 +125,16 @@ def test_a_worker_with_several_gpus_is_refused(monkeypatch):
         server.serve(cluster, limit_secs=1.0)
 
 
-def _task(ports, task_type):
-    kinds = ("chief", "worker", "ps")
+@pytest.mark.multiprocess
+@pytest.mark.timeout_secs(200)
+@pytest.mark.usefixtures("no_process_left")
+def test_a_server_without_a_coordinator_says_so_and_may_be_tried_again():
+    chief, worker, ps = free_ports.addresses(3)
     config = {
-        "cluster": {
-            kind: [f"127.0.0.1:{port}"]
-            for kind, port in zip(kinds, ports, strict=True)
-        },
-        "task": {"type": task_type, "index": 0},
+        "cluster": {"chief": [chief], "worker": [worker], "ps": [ps]},
+        "task": {"type": "ps", "index": 0},
     }
-    return subprocess.run(
+    result = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -138,42 +143,37 @@ def _task(ports, task_type):
         env={
             **os.environ,
             "TF_CONFIG": json.dumps(config),
-            "TFDISTILL_START_TIMEOUT_SECS": "2",
+            "TFDISTILL_START_TIMEOUT_SECS": "1",
         },
         capture_output=True,
         text=True,
         timeout=150,
         check=False,
     )
-
-
-@pytest.mark.multiprocess
-@pytest.mark.timeout_secs(200)
-@pytest.mark.usefixtures("no_process_left")
-def test_a_server_without_a_coordinator_says_so_and_may_be_tried_again():
-    ports = free_ports.find(3)
-    result = _task(ports, "ps")
     assert result.returncode == 75, result.stderr
     assert (
-        f"ps:0 waited 2 s for chief:0 at 127.0.0.1:{ports[0]}, which refuses"
+        f"ps:0 waited 1 s for chief:0 at {chief}, which refuses"
         in result.stderr
     )
     assert "returned" not in result.stdout
 
 
-@pytest.mark.multiprocess
-@pytest.mark.timeout_secs(200)
-@pytest.mark.usefixtures("no_process_left")
-def test_a_chief_names_the_servers_that_do_not_come():
-    ports = free_ports.find(2)
+def test_a_chief_names_the_servers_that_do_not_come(monkeypatch, capsys):
+    monkeypatch.setenv("GRPC_FAIL_FAST", "use_caller")
+    chief, worker = free_ports.addresses(2)
     with socket.create_server(("127.0.0.1", 0)) as there:
-        result = _task([ports[0], ports[1], there.getsockname()[1]], "chief")
-    assert result.returncode == 75, result.stderr
+        ps = f"127.0.0.1:{there.getsockname()[1]}"
+        cluster = identity.Cluster(
+            task_type="chief",
+            spec={"chief": [chief], "worker": [worker], "ps": [ps]},
+        )
+        with pytest.raises(SystemExit) as ended:
+            strategy.make_strategy(cluster, start_timeout_secs=1)
+    assert ended.value.code == 75
     assert (
-        f"chief:0 waited 2 s for worker:0 (127.0.0.1:{ports[1]} refuses "
-        "connections)." in result.stderr
+        f"chief:0 waited 1 s for worker:0 ({worker} refuses connections)."
+        in capsys.readouterr().err
     )
-    assert "returned" not in result.stdout
 
 
 if __name__ == "__main__":

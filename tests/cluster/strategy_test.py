@@ -1,16 +1,12 @@
 """Strategies of one task, and what cannot be made into one."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import tensorflow as tf
 
 import tfdistill
 from tests.cases import free_ports
 from tfdistill.cluster import identity
+from tfdistill.cluster import rendezvous
 from tfdistill.cluster import server
 from tfdistill.cluster import strategy
 
@@ -61,49 +57,23 @@ def test_workers_and_ps_of_a_coordinator_serve(monkeypatch, task_type):
     assert caught.value.args == (f"{task_type}:0", 7)
 
 
-def _run(code, env):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def test_a_missing_worker_is_named_and_the_exit_code_says_retry(capsys):
+    cluster = identity.Cluster(spec={"worker": free_ports.addresses(2)})
+    with pytest.raises(SystemExit) as ended:
+        tfdistill.make_strategy(cluster, start_timeout_secs=1)
+    assert ended.value.code == 75
+    assert "worker:0 waited 1 s for worker:1" in capsys.readouterr().err
 
 
-def _two_workers():
-    config = {
-        "cluster": {"worker": free_ports.addresses(2)},
-        "task": {"type": "worker", "index": 0},
-    }
-    return {"TF_CONFIG": json.dumps(config)}
-
-
-@pytest.mark.multiprocess
-def test_a_missing_worker_is_named_and_the_exit_code_says_retry():
-    env = _two_workers()
-    result = _run(
-        "import tfdistill; tfdistill.make_strategy()",
-        {**env, "TFDISTILL_START_TIMEOUT_SECS": "4"},
-    )
-    assert result.returncode == 75, result.stderr
-    assert "worker:0 waited 4 s for worker:1" in result.stderr
-
-
-@pytest.mark.multiprocess
-def test_a_late_call_says_where_it_belongs():
-    env = _two_workers()
+def test_a_late_call_says_where_it_belongs(monkeypatch):
+    tf.ones([])
     # Alone, but past the meeting: what is late is TensorFlow.
-    result = _run(
-        "import tensorflow as tf; tf.ones([])\n"
-        "import tfdistill; from tfdistill import rendezvous\n"
-        "rendezvous.meet = lambda **_: None\n"
-        "tfdistill.make_strategy()",
-        env,
-    )
-    assert result.returncode == 1
-    assert "must come before any other use of TensorFlow" in result.stderr
+    monkeypatch.setattr(rendezvous, "meet", lambda **_: None)
+    cluster = identity.Cluster(spec={"worker": free_ports.addresses(2)})
+    with pytest.raises(
+        RuntimeError, match="must come before any other use of TensorFlow"
+    ):
+        tfdistill.make_strategy(cluster)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def test_rows_that_no_batch_names_stay_to_the_bit(name):
     np.testing.assert_array_equal(after[others], before[others])
     assert (after[rows] != before[rows]).any(axis=1).all()
     starts = layer.layout.starts
-    for _, shard, slots in model.table_slots:
+    for _, shard, slots in model.trainer.table_slots:
         local = [r - starts[shard] for r in others]
         local = [r for r in local if 0 <= r < layer.layout.shard_sizes[shard]]
         for slot in slots.values():
@@ -146,11 +146,11 @@ def test_keras_keeps_no_slots_for_tables():
     # Step, learning rate, and two moments for each of kernel and bias.
     assert sorted(shapes, key=len) == [[], [], [1], [1], [24, 1], [24, 1]]
     layer = model.get_layer("table")
-    assert [(at, shard) for at, shard, _ in model.table_slots] == [
+    assert [(at, shard) for at, shard, _ in model.trainer.table_slots] == [
         (layer, 0),
         (layer, 1),
     ]
-    for _, shard, slots in model.table_slots:
+    for _, shard, slots in model.trainer.table_slots:
         assert set(slots) == {"m", "v"}
         assert slots["m"].shape == layer.shards[shard].shape
         assert np.any(slots["v"].numpy())
@@ -158,11 +158,11 @@ def test_keras_keeps_no_slots_for_tables():
 
 def test_slots_live_as_long_as_their_optimizer():
     model = _train(cases.model(SharedModel), keras.optimizers.Adagrad(0.1))
-    (_, _, before), *_ = model.table_slots
+    (_, _, before), *_ = model.trainer.table_slots
     model.fit(*cases.data(), verbose=0)
-    assert model.table_slots[0][2] is before
+    assert model.trainer.table_slots[0][2] is before
     _train(model, keras.optimizers.SGD(0.1))
-    assert model.table_slots[0][2] == {}
+    assert model.trainer.table_slots[0][2] == {}
 
 
 def test_a_model_of_a_table_alone_counts_its_steps():
@@ -182,7 +182,7 @@ def test_a_frozen_table_stays_as_it_is():
     before = cases.table(layer)
     _train(model, keras.optimizers.Adagrad(0.1))
     np.testing.assert_array_equal(cases.table(layer), before)
-    assert model.table_slots == []
+    assert model.trainer.table_slots == []
 
 
 def test_an_optimizer_without_a_fused_form_is_refused():

@@ -1,11 +1,10 @@
-""""""
+"""The file operations of local disks and of URLs."""
 
 import errno
 import os
 import pathlib
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -180,67 +179,12 @@ def test_bad_roots_are_named(root, named):
 def test_local_roots_need_no_tensorflow(tmp_path):
     code = (
         "import sys\n"
-        "from tfdistill import filesystem\n"
+        "from tfdistill.exchange import filesystem\n"
         "filesystem.for_root(sys.argv[1])\n"
         "assert 'tensorflow' not in sys.modules\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     subprocess.run(command, check=True, timeout=60)
-
-
-def test_a_file_is_written_and_replaced(tmp_path):
-    path = str(tmp_path / "x")
-    for content in (b"first", b"", b"second"):
-        filesystem.write(path, [content[:2], content[2:]])
-        assert (tmp_path / "x").read_bytes() == content
-    assert os.listdir(tmp_path) == ["x"]
-
-
-def test_a_reader_sees_one_or_the_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    path = tmp_path / "x"
-    contents = [b"a" * 100_000, b"b" * 50_000]
-    path.write_bytes(contents[0])
-    stop, seen = threading.Event(), set()
-
-    def read():
-        while not stop.is_set():
-            seen.add(path.read_bytes())
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    for i in range(200):
-        filesystem.write(str(path), [contents[i % 2]])
-    stop.set()
-    thread.join(60)
-    assert seen <= set(contents)
-
-
-def test_a_failure_leaves_what_was_there(tmp_path):
-    path = tmp_path / "x"
-    path.write_bytes(b"old")
-
-    def blocks():
-        yield b"new"
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OSError, match="No space"):
-        filesystem.write(str(path), blocks())
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["x"]
-    (tmp_path / "directory").mkdir()
-    with pytest.raises(IsADirectoryError):
-        filesystem.write(str(tmp_path / "directory"), [b"x"])
-
-
-def test_a_mount_that_renames_nothing_gets_the_file_too(tmp_path, monkeypatch):
-    def refuse(source, target):
-        raise OSError(errno.ENOTSUP, "Operation not supported")
-
-    monkeypatch.setattr(os, "replace", refuse)
-    filesystem.write(str(tmp_path / "x"), [b"content"])
-    assert (tmp_path / "x").read_bytes() == b"content"
-    assert os.listdir(tmp_path) == ["x"]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-""""""
+"""Manifests of arbitrary bytes, by libFuzzer."""
 
 import pathlib
 import re

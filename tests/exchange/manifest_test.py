@@ -1,4 +1,4 @@
-""""""
+"""Manifests: what is written, and what is refused of what is read."""
 
 import dataclasses
 import json

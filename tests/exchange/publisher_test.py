@@ -1,4 +1,4 @@
-""""""
+"""Versions published and pruned, and what a failure at any call leaves."""
 
 import errno
 import hashlib
@@ -226,8 +226,8 @@ def test_importing_and_using_it_locally_needs_no_tensorflow(tmp_path):
     code = (
         "import sys, pathlib\n"
         "sys.modules['tensorflow'] = sys.modules['keras'] = None\n"
-        "from tfdistill import exchange\n"
-        "hub = exchange.Exchange(sys.argv[1])\n"
+        "from tfdistill.exchange import publisher\n"
+        "hub = publisher.Exchange(sys.argv[1])\n"
         "hub.publish(lambda d: pathlib.Path(d, 'x').write_text('y'),"
         " group=0, step=1)\n"
         "hub.verify(hub.latest(0))\n"

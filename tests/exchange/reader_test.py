@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import functools
 import os
 import pathlib
 import random
@@ -13,13 +14,15 @@ import pytest
 from tests.cases import runs as cases
 from tests.cases import storage as storage_cases
 from tfdistill.exchange import filesystem
+from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
 from tfdistill.exchange import reader
 from tfdistill.teachers import peer
 
 
 def _newest(root, group=0):
-    return reader.newest(filesystem.LocalFileSystem(), str(root), group)
+    found = reader.NewestVersions(str(root)).look([group], limit_secs=30)
+    return found.get(group)
 
 
 def test_the_newest_version_is_the_highest_step(tmp_path):
@@ -47,38 +50,37 @@ def test_an_object_store_is_looked_at_like_a_disk(tmp_path):
     store = storage_cases.MemoryFileSystem()
     path = cases.version(tmp_path, 0, 10)
     store.write("m/group_0/10/manifest.json", [path.read_bytes()])
-    assert reader.newest(store, "m", 0).step == 10
-    watch = reader.PublishedWatch("m", open_storage=lambda root: (store, root))
-    assert watch.look((), limit_secs=30)[0].step == 10
-    assert list(watch.groups) == [0]
+    newest = reader.NewestVersions("m", open_storage=lambda root: (store, root))
+    assert newest.look((), limit_secs=30)[0].step == 10
+    assert list(newest.groups) == [0]
 
 
 def test_a_failing_storage_is_told_and_what_was_found_stays(tmp_path):
     cases.version(tmp_path, 0, 10)
     storage = storage_cases.Faults(filesystem.LocalFileSystem())
     now = [0.0]
-    watch = reader.PublishedWatch(
+    newest = reader.NewestVersions(
         str(tmp_path),
         open_storage=lambda root: (storage, root),
         clock=lambda: now[0],
     )
-    assert watch.look([0], limit_secs=30)[0].step == 10
+    assert newest.look([0], limit_secs=30)[0].step == 10
     storage.hidden[str(tmp_path)] = errno.EIO
-    assert watch.look([0], limit_secs=30)[0].step == 10
-    assert watch.problem == ""  # Not looked at again so soon.
+    assert newest.look([0], limit_secs=30)[0].step == 10
+    assert newest.problem == ""  # Not looked at again so soon.
     now[0] += 10
-    assert watch.look([0], limit_secs=30)[0].step == 10
-    assert "Input/output error" in watch.problem
+    assert newest.look([0], limit_secs=30)[0].step == 10
+    assert "Input/output error" in newest.problem
     storage.hidden.clear()
     now[0] += 10
-    watch.look([0], limit_secs=30)
-    assert watch.problem == ""
+    newest.look([0], limit_secs=30)
+    assert newest.problem == ""
 
 
 def test_a_scheme_that_nobody_knows_is_told():
-    watch = reader.PublishedWatch("nearly:/x", open_storage=filesystem.for_root)
-    assert watch.look([0], limit_secs=30) == {}
-    assert "must have two slashes" in watch.problem
+    newest = reader.NewestVersions("nearly:/x")
+    assert newest.look([0], limit_secs=30) == {}
+    assert "must have two slashes" in newest.problem
 
 
 _SMALL = {"saved_model.pb": b"graph", "variables/index": b"index"}
@@ -202,8 +204,11 @@ class _Follower:
             ]
 
 
-def test_ten_thousand_orders_show_whole_versions_or_none(caplog):
+def test_ten_thousand_orders_show_whole_versions_or_none(caplog, monkeypatch):
     caplog.set_level("CRITICAL")
+    # They are the same few ones; manifest_test reads all others.
+    read = functools.cache(manifest.Manifest.from_json)
+    monkeypatch.setattr(manifest.Manifest, "from_json", read)
     lives = [_published(), _moved(), _replaced()]
     seen = set()
     missed = 0

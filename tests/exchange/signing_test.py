@@ -1,4 +1,4 @@
-""""""
+"""Signatures of manifests, and the keys that make them."""
 
 import dataclasses
 import json
@@ -210,7 +210,7 @@ def test_a_replayed_manifest_is_refused(tmp_path, target):
     path = to / "manifest.json"
     fields = json.loads(path.read_text())
     path.write_text(json.dumps({**fields, "group": group, "step": step}))
-    with pytest.raises(versions.CorruptVersionError, match="not to be trusted"):
+    with pytest.raises(versions.CorruptVersionError, match="cannot be trusted"):
         writer.open(group, step)
 
 
@@ -228,7 +228,7 @@ def test_a_changed_file_with_its_hash_put_right_is_refused(tmp_path):
     (directory / "manifest.json").write_text(json.dumps(fields))
     unsigned = exchange(tmp_path, None)
     unsigned.verify(unsigned.open(1, 7))
-    with pytest.raises(versions.CorruptVersionError, match="not to be trusted"):
+    with pytest.raises(versions.CorruptVersionError, match="cannot be trusted"):
         writer.open(1, 7)
 
 

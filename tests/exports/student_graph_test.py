@@ -104,7 +104,7 @@ _FINGERPRINT = """
 import sys
 import keras
 from tests.cases import codistillation as cases
-from tfdistill import student_graph
+from tfdistill.exports import student_graph
 keras.layers.Dense(1), keras.layers.Dense(1)  # Other automatic names.
 graph = student_graph.StudentGraph(cases.deep(7), cases.input_spec())
 print(graph.fingerprint)

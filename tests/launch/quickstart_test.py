@@ -129,7 +129,7 @@ def test_a_workdir_that_cannot_be_made_is_refused(tmp_path, capsys):
 
 
 def test_earlier_runs_are_kept_and_a_failed_run_ends_it(
-    tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch, caplog
 ):
     (tmp_path / "007").mkdir()
     (tmp_path / "notes").mkdir()
@@ -146,8 +146,7 @@ def test_earlier_runs_are_kept_and_a_failed_run_ends_it(
         assert f"--workdir={tmp_path / number / 'independent'}" in argv
         assert argv[-1] == "--override=codistillation.enabled=false"
         calls.clear()
-    message = capsys.readouterr().err
-    assert "the independent run ended with exit code 65" in message
+    assert "the independent run ended with exit code 65" in caplog.text
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "007",
         "008",
@@ -228,7 +227,7 @@ def _logs(workdir):
 def _check_run(workdir, *, distilled):
     import tensorflow as tf
 
-    from tests.cases import events
+    from tests.cases import summaries as summary_cases
 
     results = json.loads((workdir / "results.json").read_text())
     groups = results["groups"]
@@ -245,7 +244,7 @@ def _check_run(workdir, *, distilled):
         ] * distilled
         directory = workdir / f"group_{group}"
         # By the chief alone: two files would repeat each step.
-        shown = events.scalars(
+        shown = summary_cases.scalars(
             directory / "tensorboard", "codistillation/task_loss"
         )
         assert [step for step, _ in shown] == [40]

@@ -56,7 +56,7 @@ def test_the_directory_is_made_with_a_key_for_its_owner(tmp_path, capsys):
 
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("no_process_left")
-def test_a_script_is_submitted(tmp_path, capsys, monkeypatch):
+def test_a_script_is_submitted(tmp_path, capsys, caplog, monkeypatch):
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()
     sbatch.write_text('#!/bin/sh\ncat "$2" > "$SEEN"\necho "77;cluster"\n')
@@ -72,7 +72,7 @@ def test_a_script_is_submitted(tmp_path, capsys, monkeypatch):
 
     sbatch.write_text("#!/bin/sh\necho 'no partition' >&2\nexit 1\n")
     assert slurm.main(argv) == 1
-    assert "exit code 1: no partition" in capsys.readouterr().err
+    assert "exit code 1: no partition" in caplog.text
 
 
 if __name__ == "__main__":

@@ -240,7 +240,7 @@ def test_a_click_recipe_is_judged_by_the_figures_of_clicks(
     assert group["metrics"]["log_loss"] == pytest.approx(last, rel=1e-4)
 
 
-def test_a_click_log_that_is_missing_or_none_is_wrong_data(tmp_path, capsys):
+def test_a_click_log_that_is_missing_or_none_is_wrong_data(tmp_path, caplog):
     for path, said in (
         (tmp_path / "missing.tsv", "missing.tsv"),
         (pathlib.Path(__file__), "40"),
@@ -253,24 +253,24 @@ def test_a_click_log_that_is_missing_or_none_is_wrong_data(tmp_path, capsys):
             recipe="criteo_small",
         )
         assert train.main(argv) == train.EXIT_DATA
-        assert said in capsys.readouterr().err
+        assert said in caplog.text
 
 
-def test_a_data_set_without_files_refuses_a_path(tmp_path, capsys):
+def test_a_data_set_without_files_refuses_a_path(tmp_path, caplog):
     argv = _options(tmp_path / "run", "data.path=/tmp/x")
     assert train.main(argv) == train.EXIT_OPTIONS
-    assert "data.path" in capsys.readouterr().err
+    assert "data.path" in caplog.text
 
 
 def test_a_group_that_another_process_has_is_a_wrong_option(
-    tmp_path, capsys, monkeypatch
+    tmp_path, caplog, monkeypatch
 ):
     monkeypatch.setattr(claim.ClaimRecord, "is_gone", lambda record: False)
     _as_group(monkeypatch, 0)
     with tfdistill.Exchange(tmp_path / "run" / "exchange").claim(0):
         argv = _options(tmp_path / "run", "exchange.every_steps=1")
         assert train.main(argv) == train.EXIT_OPTIONS
-    said = capsys.readouterr().err
+    said = caplog.text
     assert f"process {os.getpid()} on host" in said
 
 
@@ -398,23 +398,23 @@ def test_every_model_and_data_set_of_the_configuration_exists():
     ],
 )
 def test_arguments_that_nobody_takes_are_wrong_options(
-    tmp_path, capsys, change, words
+    tmp_path, caplog, change, words
 ):
     assert train.main(_options(tmp_path / "run", change)) == 2
-    assert words in capsys.readouterr().err
+    assert words in caplog.text
 
 
-def test_missing_or_too_few_data_are_wrong_data(tmp_path, capsys):
+def test_missing_or_too_few_data_are_wrong_data(tmp_path, caplog):
     argv = _options(tmp_path / "a", "data.global_batch_size=100000")
     assert train.main(argv) == 65
-    assert "wrong data: `global_batch_size`" in capsys.readouterr().err
+    assert "wrong data: `global_batch_size`" in caplog.text
     argv = _options(
         tmp_path / "b",
         f"data.arguments.data_dir={tmp_path}",
         recipe="cifar10_small",
     )
     assert train.main(argv) == 65
-    assert "wrong data" in capsys.readouterr().err
+    assert "wrong data" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -427,14 +427,14 @@ def test_missing_or_too_few_data_are_wrong_data(tmp_path, capsys):
     ],
 )
 def test_errors_of_training_become_exit_codes(
-    tmp_path, monkeypatch, capsys, error, code, words
+    tmp_path, monkeypatch, capsys, caplog, error, code, words
 ):
     def fail(*args, **kwargs):
         raise error
 
     monkeypatch.setattr(training, "run", fail)
     assert train.main(_options(tmp_path)) == code
-    assert words in capsys.readouterr().err
+    assert words in capsys.readouterr().err + caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
-""""""
+"""Files that cannot be written, and trainings that go on."""
 
 import json
-import os
-import pathlib
 import subprocess
 import sys
 
@@ -12,6 +10,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import summaries as summary_cases
 
 _X, _Y = cases.data()
 _PROGRAM = '''
@@ -42,6 +41,7 @@ board = tfdistill.BestEffort(keras.callbacks.TensorBoard(directory + "/board"))
 callbacks = [
     FullDisk(),
     tfdistill.RunLog(directory, every_secs=0.0),
+    tfdistill.Summaries(directory + "/summaries", every_steps=1),
     board,
     tfdistill.BestEffort(
         keras.callbacks.ModelCheckpoint(directory + "/{epoch}.keras")
@@ -55,15 +55,10 @@ print("failures", board.num_failures, "steps", int(model.optimizer.iterations))
 
 
 @pytest.mark.multiprocess
-def test_a_full_disk_costs_lines_and_files_but_no_step(tmp_path):
-    tests = pathlib.Path(__file__).parents[1]
+def test_a_full_disk_costs_lines_and_files_but_no_step_or_point(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(tmp_path)],
-        cwd=tests.parent,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{tests}:{tests.parent}",
-        },
+        env=summary_cases.environment(),
         capture_output=True,
         text=True,
         timeout=200,
@@ -80,6 +75,12 @@ def test_a_full_disk_costs_lines_and_files_but_no_step(tmp_path):
     whole = [json.loads(line) for line in lines if line]
     ends = [r["epoch"] for r in whole if r.get("event") == "epoch_end"]
     assert ends == [0, 3, 4]
+    assert "lacks summaries for now, training goes on" in done.stderr
+    found = summary_cases.scalars(
+        tmp_path / "summaries", "codistillation/distillation_weight"
+    )
+    # Those of the full disk waited for its end.
+    assert [step for step, _ in found] == list(range(1, 21))
 
 
 class _Raises(keras.callbacks.Callback):

@@ -1,4 +1,4 @@
-""""""
+"""What a training is, as text and as hyperparameters."""
 
 import keras
 import pytest

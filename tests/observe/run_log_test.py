@@ -1,4 +1,4 @@
-""""""
+"""Progress as JSON lines: what they hold, and what a failure costs."""
 
 import json
 import threading

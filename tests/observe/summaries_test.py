@@ -1,9 +1,7 @@
-""""""
+"""What TensorBoard shows of a codistilled training, and what it costs."""
 
 import json
 import re
-import subprocess
-import sys
 import time
 
 import keras
@@ -13,7 +11,8 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
-from tests.cases import events as event_cases
+from tests.cases import summaries as summary_cases
+from tfdistill.cluster import strategy
 from tfdistill.observe import summaries
 from tfdistill.observe import tags
 from tfdistill.system import background
@@ -135,10 +134,9 @@ def test_every_documented_tag_is_written_and_no_other(tmp_path, exchange):
         epochs=2,
         validation_data=(_X, _Y),
     )
-    found = event_cases.tags(tmp_path / "log")
+    found = summary_cases.tags(tmp_path / "log")
     patterns = {
-        tag: re.compile(tags.pattern(tag))
-        for tag in (*tags.SCALARS, *tags.TEXTS)
+        tag: re.compile(tags.pattern(tag)) for tag in summary_cases.documented()
     }
     plugins = {
         "_hparams_/experiment",
@@ -172,7 +170,7 @@ def test_points_hold_the_means_of_their_own_steps(tmp_path):
             losses.append(float(np.mean(value)))
 
     _fit(model, tmp_path, Losses(), epochs=2, every_steps=5)
-    found = event_cases.scalars(tmp_path, "codistillation/task_loss")
+    found = summary_cases.scalars(tmp_path, "codistillation/task_loss")
     assert [step for step, _ in found] == [5, 10, 15, 20, 25, 30, 32]
     # The 16 steps of an epoch begin a new mean.
     begins = [0, 5, 10, 16, 20, 25, 30]
@@ -192,7 +190,7 @@ def test_metrics_of_several_values_have_a_point_for_each(tmp_path):
     _fit(model, tmp_path, log)
     counts = np.bincount(_Y, minlength=3)
     for index, count in enumerate(counts):
-        points = event_cases.scalars(tmp_path, f"training/counts_{index}")
+        points = summary_cases.scalars(tmp_path, f"training/counts_{index}")
         assert points == [(16, count)]
     last = (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()[-1]
     assert json.loads(last)["counts"] == counts.tolist()
@@ -222,13 +220,15 @@ def test_agreement_is_that_of_the_batches(
     model = _taught(exchange, steps_per_execution=steps_per_execution)
     seen = _Seen()
     _fit(model, tmp_path / "log", seen, cases.never(), every_steps=8)
-    found = event_cases.scalars(tmp_path / "log", "teachers/group_1/agreement")
+    found = summary_cases.scalars(
+        tmp_path / "log", "teachers/group_1/agreement"
+    )
     if steps_per_execution == 1:
         expected = [np.mean(seen.agreement[:8]), np.mean(seen.agreement[8:])]
         np.testing.assert_allclose([v for _, v in found], expected, rtol=1e-5)
         assert 0 < found[0][1] < 1
     assert len(found) == 2
-    staleness = event_cases.scalars(
+    staleness = summary_cases.scalars(
         tmp_path / "log", "teachers/group_1/staleness_steps"
     )
     assert staleness[0] == (8, -2.0)
@@ -237,9 +237,9 @@ def test_agreement_is_that_of_the_batches(
 def test_no_teacher_is_no_agreement_and_health_absent(tmp_path, exchange):
     model = cases.codistill(cases.linear(0), cases.teacher_set(exchange))
     _fit(model, tmp_path / "log", cases.never())
-    health = event_cases.scalars(tmp_path / "log", "teachers/group_1/health")
+    health = summary_cases.scalars(tmp_path / "log", "teachers/group_1/health")
     assert {value for _, value in health} == {0.0}
-    assert "teachers/group_1/agreement" not in event_cases.tags(
+    assert "teachers/group_1/agreement" not in summary_cases.tags(
         tmp_path / "log"
     )
 
@@ -247,7 +247,7 @@ def test_no_teacher_is_no_agreement_and_health_absent(tmp_path, exchange):
 def test_quarantines_are_told_with_version_and_reason(tmp_path, exchange):
     model = _taught(exchange)
     _fit(model, tmp_path / "log", cases.never())
-    (text,) = event_cases.texts(tmp_path / "log", "teachers/group_1/news")
+    (text,) = summary_cases.texts(tmp_path / "log", "teachers/group_1/news")
     lines = text.splitlines()
     assert len(lines) == 2
     assert "version 9 is quarantined: `" in lines[0] and "shape" in lines[0]
@@ -279,17 +279,30 @@ def test_weights_and_logs_are_those_without_summaries(tmp_path, exchange):
 def test_the_configuration_is_told_as_text_and_hyperparameters(tmp_path):
     model = cases.codistill(cases.linear(0), optimizer="adam")
     _fit(model, tmp_path)
-    (text,) = event_cases.texts(tmp_path, "run/configuration")
+    (text,) = summary_cases.texts(tmp_path, "run/configuration")
     assert '"class": "Adam"' in text and '"num_replicas": 1' in text
     assert all(line.startswith("    ") for line in text.splitlines())
-    found = event_cases.hyperparameters(tmp_path)
+    found = summary_cases.hyperparameters(tmp_path)
     assert found["optimizer.class"] == "Adam"
     assert found["group"] == 0.0
 
 
+def test_a_cluster_built_by_hand_reports_as_what_it_says(
+    tmp_path, two_replicas, monkeypatch
+):
+    cluster = tfdistill.Cluster(group=1, num_groups=3)
+    monkeypatch.setitem(strategy._CLUSTERS, two_replicas, cluster)
+    with two_replicas.scope():
+        model = cases.codistill(cases.linear(0))
+    _fit(model, tmp_path)
+    (text,) = summary_cases.texts(tmp_path, "run/configuration")
+    assert '"group": 1' in text and '"num_groups": 3' in text
+    assert summary_cases.hyperparameters(tmp_path)["group"] == 1.0
+
+
 def test_a_layout_is_ready_made(tmp_path):
     _fit(cases.codistill(cases.linear(0)), tmp_path)
-    titles = [category.title for category in event_cases.layout(tmp_path)]
+    titles = [category.title for category in summary_cases.layout(tmp_path)]
     assert titles == ["Does it pay?", "Teachers", "Exchange", "Host"]
 
 
@@ -299,7 +312,7 @@ def test_a_launched_run_gets_one_by_itself(tmp_path, monkeypatch):
     model = cases.codistill(cases.linear(0))
     cases.fit(model, _X, _Y, batch_size=4, callbacks=[])
     run = tmp_path / "group_0" / "tensorboard"
-    assert event_cases.scalars(run, "codistillation/loss")[-1][0] == 16
+    assert summary_cases.scalars(run, "codistillation/loss")[-1][0] == 16
     assert list(run.glob("plugins/profile/*/*.xplane.pb"))
 
 
@@ -334,8 +347,9 @@ def test_a_resumed_training_repeats_no_step(tmp_path):
     data = tf.data.Dataset.from_tensor_slices((_X, _Y)).repeat().batch(4)
     for more in ([Crash()], []):
         model = cases.codistill(cases.linear(0))
+        backup = tfdistill.Backup(tmp_path / "backup", every_steps=8)
         callbacks = [
-            tfdistill.Backup(tmp_path / "backup", every_steps=8),
+            backup,
             tfdistill.Summaries(tmp_path / "log", every_steps=2),
             *more,
         ]
@@ -349,10 +363,10 @@ def test_a_resumed_training_repeats_no_step(tmp_path):
             )
         except KeyboardInterrupt:
             pass
-    assert model.resumed_step == 8
+    assert backup.resumed_step == 8
     assert len(list((tmp_path / "log").glob("*tfevents*"))) == 2
     for tag in ("codistillation/distillation_weight", "host/rss_bytes"):
-        steps = [s for s, _ in event_cases.scalars(tmp_path / "log", tag)]
+        steps = [s for s, _ in summary_cases.scalars(tmp_path / "log", tag)]
         assert steps == list(range(2, 21, 2))
 
 
@@ -360,54 +374,10 @@ def test_replicas_agree_as_one(tmp_path, exchange, two_replicas):
     with two_replicas.scope():
         model = _taught(exchange)
     _fit(model, tmp_path / "log", cases.never(), every_steps=8)
-    found = event_cases.scalars(tmp_path / "log", "teachers/group_1/agreement")
-    assert len(found) == 2 and all(0 <= value <= 1 for _, value in found)
-
-
-_PROGRAM = """
-import resource
-import sys
-
-from tests.cases import codistillation as cases
-import keras
-
-import tfdistill
-
-before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-
-class FullDisk(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 1:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
-        if epoch == 3:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-model = cases.codistill(cases.linear(0))
-summaries = tfdistill.Summaries(sys.argv[1], every_steps=1)
-x, y = cases.data()
-cases.fit(model, x, y, batch_size=4, epochs=5,
-          callbacks=[FullDisk(), summaries])
-print("steps", int(model.optimizer.iterations))
-"""
-
-
-@pytest.mark.multiprocess
-def test_a_full_disk_delays_points_and_costs_no_step(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(tmp_path)],
-        env=event_cases.environment(),
-        capture_output=True,
-        text=True,
-        timeout=200,
+    found = summary_cases.scalars(
+        tmp_path / "log", "teachers/group_1/agreement"
     )
-    assert done.returncode == 0, done.stderr
-    assert "steps 20" in done.stdout
-    assert "lacks summaries for now, training goes on" in done.stderr
-    found = event_cases.scalars(tmp_path, "codistillation/distillation_weight")
-    # Those of the full disk waited for its end.
-    assert [step for step, _ in found] == list(range(1, 21))
+    assert len(found) == 2 and all(0 <= value <= 1 for _, value in found)
 
 
 class _Clock:

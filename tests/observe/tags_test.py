@@ -1,24 +1,14 @@
-"""The page on TensorBoard against the tags that are written."""
+"""The charts and names of what TensorBoard shows, against its page."""
 
 import pathlib
 import re
 
 import pytest
 
+from tests.cases import summaries as cases
 from tfdistill.observe import tags as tags_lib
 
 _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
-
-
-def test_the_page_lists_each_tag_with_its_unit_and_meaning():
-    text = (_DOCS / "tensorboard.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([^`]+)` \| (.+) \| (.+) \|$", text, re.MULTILINE)
-    told = {tag: (unit, meaning) for tag, unit, meaning in rows}
-    assert len(rows) == len(told)
-    assert told == {
-        **tags_lib.SCALARS,
-        **{tag: ("text", says) for tag, says in tags_lib.TEXTS.items()},
-    }
 
 
 def test_the_page_shows_pictures_that_are_there_and_small():
@@ -31,7 +21,7 @@ def test_the_page_shows_pictures_that_are_there_and_small():
 
 
 def test_charts_show_tags_that_are_written():
-    known = {*tags_lib.SCALARS, "validation/loss"}
+    known = {*cases.documented(), "validation/loss"}
     charts = [
         tag
         for charts in tags_lib._CHARTS.values()
@@ -50,7 +40,7 @@ def test_charts_show_tags_that_are_written():
     ],
 )
 def test_teachers_have_names_fit_for_tags(name, index, expected):
-    assert tags_lib.of_teacher(name, index) == expected
+    assert tags_lib.teacher_tag(name, index) == expected
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 The data are lists: each worker's share of one epoch. A step takes one item.
 """
 
+import functools
 import itertools
 import types
 import warnings
@@ -117,11 +118,8 @@ TrainingPoint = steps_lib.TrainingPoint
 class _Function:
     """In the place of a `TrainFunction`: takes items, counts their sum."""
 
-    calls: list = []
-
-    def __init__(
-        self, model, step, totals, *, num_steps, endless, metric_names
-    ):
+    def __init__(self, calls, totals, *, num_steps, endless, metric_names):
+        self.calls = calls
         self._num_steps = num_steps
         assert metric_names == ["loss"]
 
@@ -200,15 +198,23 @@ class _Backup(_Callback):
         self.in_flight.append(len(self.window))
 
 
+class _Rider(worker_lib.NothingAlong):
+    """Keeps the first number of each report."""
+
+    def __init__(self, reports):
+        self._reports = reports
+
+    def note(self, report):
+        self._reports.append(int(report[0]))
+
+
 class _Case:
     """Epochs over a fake model, and what they called."""
 
     def __init__(
         self, monkeypatch, shares=None, *, steps, execution=3, callbacks=()
     ):
-        monkeypatch.setattr(worker_lib, "TrainFunction", _Function)
         self.calls = []
-        monkeypatch.setattr(_Function, "calls", self.calls)
         loss = keras.metrics.Mean("loss")
         self.model = types.SimpleNamespace(
             steps_per_execution=execution,
@@ -219,10 +225,9 @@ class _Case:
             metrics=[loss],
             reset_metrics=loss.reset_state,
             get_metrics_result=lambda: {"loss": loss.result()},
-            execution_arguments=lambda: None,
-            note_report=lambda report: self.reports.append(int(report[0])),
-            shown_logs=steps_lib.StepDetails().shown_logs,
+            trainer=types.SimpleNamespace(counts_done=True),
         )
+        self.last = steps_lib.LastExecution()
         self.reports, self.data, self.loss = [], _Data(shares), loss
         coordinator = cases.Coordinator(monkeypatch, num_workers=2)
         window = epochs.Executions(coordinator, num_workers=2)
@@ -233,13 +238,15 @@ class _Case:
             callback.set_model(self.model)
         self.epochs = epochs.TrainingEpochs(
             self.model,
-            types.SimpleNamespace(),
+            functools.partial(_Function, self.calls),
             self.data,
             window,
+            rider=_Rider(self.reports),
+            last=self.last,
             num_workers=2,
             steps_per_epoch=steps,
             state="the state",
-            backups=[c for c in callbacks if hasattr(c, "on_quiet")],
+            backup=next((c for c in callbacks if isinstance(c, _Backup)), None),
         )
 
     @property
@@ -283,7 +290,7 @@ def test_an_epoch_has_exactly_its_steps(monkeypatch, steps, execution, sizes):
     assert callback.ended == [*(ends - 1)] * 2
     assert callback.begun == [0, *ends[:-1]] * 2
     assert case.reports == sizes * 2
-    assert case.model.examples_of_last_execution == 10.0 * sizes[-1]
+    assert case.last.examples == 10.0 * sizes[-1]
     assert set(callback.logs[0]) == {"loss", "own"}
     # Endless data go on where the epoch before left them.
     assert case.data.num_iterators == 1
@@ -313,11 +320,10 @@ def test_data_that_end_are_used_up(monkeypatch, shares, execution):
     assert case.data.num_iterators == 2
 
 
-def test_data_that_end_early_warn(monkeypatch):
+def test_data_that_end_early_end_the_epoch(monkeypatch):
     case = _Case(monkeypatch, [[1.0] * 5, [1.0] * 2], steps=9, execution=2)
     case.epochs.start(0)
-    with pytest.warns(UserWarning, match="ended after 7 of 9 steps"):
-        case.run(0)
+    case.run(0)
     assert case.step == 7
 
 
@@ -379,8 +385,8 @@ def test_a_backup_between_epochs_holds_no_sums(monkeypatch):
 
 def test_training_goes_on_in_the_middle_of_an_epoch(monkeypatch):
     point = TrainingPoint(step=10, epoch=1, batch=4, metric_sums=(70.0, 4.0))
-    backups, callback = [_Backup(), _Backup(found=point)], _Callback()
-    case = _Case(monkeypatch, steps=6, callbacks=[*backups, callback])
+    backup, callback = _Backup(found=point), _Callback()
+    case = _Case(monkeypatch, steps=6, callbacks=[backup, callback])
     assert case.epochs.start(0) == 1
     assert case.step == 10
     logs = case.run(1)

@@ -199,6 +199,39 @@ def test_fit_goes_on_and_tells_its_callbacks(monkeypatch):
     assert model.optimizer.iterations.numpy() == 26
 
 
+def test_data_that_end_early_are_reported(monkeypatch):
+    cases.pretend(monkeypatch)
+    model = _model(steps_per_execution=2)
+    with pytest.warns(UserWarning, match="ended after step 6 of 9 of epoch 1"):
+        model.fit(
+            _of_unknown_size(cases.batches()), steps_per_epoch=9, verbose=0
+        )
+    assert model.optimizer.iterations.numpy() == 6
+
+
+def _of_unknown_size(dataset):
+    """Data that do not say how many they are."""
+    return dataset.filter(lambda *_: True)
+
+
+def test_it_connects_when_it_first_has_work_for_workers(monkeypatch):
+    cases.pretend(monkeypatch)
+    connect = tf.distribute.coordinator.ClusterCoordinator
+    connected = []
+    monkeypatch.setattr(
+        tf.distribute.coordinator,
+        "ClusterCoordinator",
+        lambda strategy: (connected.append(strategy), connect(strategy))[1],
+    )
+    model = _model()
+    model.compile("sgd", "mse")
+    assert isinstance(model.trainer, trainer.ServerTrainer)
+    assert not connected
+    for _ in range(2):
+        model.fit(cases.batches(), verbose=0)
+    assert len(connected) == 1
+
+
 class _Broken(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         raise KeyError("of the callback")

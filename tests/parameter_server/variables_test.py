@@ -137,7 +137,7 @@ def _state(num_shards=None, **kwargs):
         )
     model = cases.remote(student, keras.optimizers.Adam(0.05), **kwargs)
     step, found, update = cases.step_of(model)
-    return variables_lib.TrainingState(found, update), model, step, update
+    return variables_lib.ServerState(found, update), model, step, update
 
 
 def _train(step, model, first, last):
@@ -165,9 +165,9 @@ def test_training_goes_on_as_if_it_had_never_stopped(tmp_path, num_shards):
     state, model, step, update = _state()
     _train(step, model, 0, 3)
     model.optimizer.learning_rate = 0.01
-    state.write(f"{tmp_path}/state")
+    state.write(tmp_path, state.snapshot())
     other, resumed, other_step, other_update = _state(num_shards)
-    other.read(f"{tmp_path}/state")
+    other.assign(other.read(tmp_path))
     assert len(other_update.shard_slots) == num_shards
     cases.assert_same(_slots(other_update), _slots(update), rtol=0, atol=0)
     assert resumed.optimizer.learning_rate.numpy() == np.float32(0.01)
@@ -191,8 +191,8 @@ def test_training_goes_on_as_if_it_had_never_stopped(tmp_path, num_shards):
 def test_specs_name_whole_tables_whatever_the_shards(tmp_path):
     state, *_ = _state()
     assert state.specs() == _state(3)[0].specs()
-    state.write(f"{tmp_path}/state")
-    reader = tf.train.load_checkpoint(f"{tmp_path}/state")
+    state.write(tmp_path, state.snapshot())
+    reader = tf.train.load_checkpoint(state.read(tmp_path))
     shapes, dtypes = (
         reader.get_variable_to_shape_map(),
         reader.get_variable_to_dtype_map(),

@@ -1,5 +1,7 @@
 """Steps as functions of values, against plain `fit` of the same model."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -126,15 +128,15 @@ def test_variables_are_sorted_by_how_workers_come_by_them():
 
 
 def test_a_table_that_a_step_uses_twice_is_updated_once():
-    def model():
-        made = tfdistill.CodistillModel(embedding_cases.model(num_shards=2))
+    def model(kind):
+        made = kind(embedding_cases.model(num_shards=2))
         made.compile(keras.optimizers.Adagrad(0.1, global_clipnorm=0.3), "mse")
         return made
 
     dataset = tf.data.Dataset.from_tensor_slices(embedding_cases.data())
     dataset = dataset.batch(8)
-    expected, found = model(), model()
-    found.build_for(dataset.element_spec)
+    expected, found = model(tfdistill.CodistillModel), model(cases.OnServers)
+    found.trainer.build(dataset.element_spec)
     expected.fit(dataset, epochs=NUM_EPOCHS, verbose=0)
     _train(found, dataset)
     cases.assert_same(cases.weights(found), cases.weights(expected))
@@ -160,21 +162,17 @@ def test_variables_with_constraints_are_refused():
         cases.step_of(model)
 
 
-def test_a_step_for_evaluation_does_not_train():
-    model = cases.remote()
-    step, *_ = cases.step_of(model, trains=False)
-    with pytest.raises(RuntimeError, match="without an update"):
-        step.train(next(iter(cases.batches())), step=0, metrics=[])
-
-
 NUM_EXAMPLES, NUM_SHARES = 22, 3
 
 
 def _shared_model():
     return cases.remote(
-        cases.student(keras.layers.BatchNormalization()),
-        metrics=[keras.metrics.AUC(from_logits=True)],
+        cases.student(keras.layers.BatchNormalization()), metrics=_metrics()
     )
+
+
+def _metrics():
+    return [keras.metrics.AUC(from_logits=True, name="auc")]
 
 
 def _dataset():
@@ -198,7 +196,7 @@ def _call(function):
 def test_shares_add_up_to_what_evaluate_finds(num_batches):
     model = _shared_model()
     model.student.get_layer("table").shards[0].assign_add(tf.ones([8, 4]))
-    step, found, _ = cases.step_of(model, trains=False)
+    step, found, _ = cases.step_of(model)
     totals = metric_totals.MetricTotals(model)
     function = worker.EvaluateFunction(
         _travelling(), step, totals, **_options(found, num_batches=num_batches)
@@ -206,7 +204,8 @@ def test_shares_add_up_to_what_evaluate_finds(num_batches):
     for added in _call(function):
         totals.add(added.numpy())
     whole = _dataset() if num_batches is None else _dataset().take(num_batches)
-    expected = model.evaluate(whole, return_dict=True, verbose=0)
+    plain = cases.model(model.student, metrics=_metrics())
+    expected = plain.evaluate(whole, return_dict=True, verbose=0)
     assert set(function.log_names) == set(expected) == {"loss", "auc"}
     results = {name: totals.results()[name] for name in expected}
     assert results == pytest.approx(expected, rel=1e-5)
@@ -214,7 +213,7 @@ def test_shares_add_up_to_what_evaluate_finds(num_batches):
 
 def test_a_share_may_be_run_again():
     model = _shared_model()
-    step, found, _ = cases.step_of(model, trains=False)
+    step, found, _ = cases.step_of(model)
     totals = metric_totals.MetricTotals(model)
     function = worker.EvaluateFunction(
         _travelling(), step, totals, **_options(found)
@@ -233,22 +232,21 @@ def _two_outputs():
         "row": keras.layers.Dense(2)(inputs),
         "number": keras.layers.Dense(1)(inputs)[:, 0],
     }
-    model = tfdistill.CodistillModel(keras.Model(inputs, outputs))
-    model.compile("sgd", {"row": "mse", "number": "mse"})
-    return model
+    return keras.Model(inputs, outputs)
 
 
 def test_shares_of_predictions_are_whole_batches_in_turn():
-    model = _two_outputs()
+    student = _two_outputs()
+    model = cases.OnServers(student)
+    model.compile("sgd", {"row": "mse", "number": "mse"})
     x = cases.data(NUM_EXAMPLES)[0]["features"]
     dataset = tf.data.Dataset.from_tensor_slices((x,)).batch(4)
-    model.build(x.shape)
-    step, found, _ = cases.step_of(model, trains=False)
+    step, found, _ = cases.step_of(model)
     function = worker.PredictFunction(
         worker_data.TravellingDataset(dataset), step, **_options(found)
     )
     assert set(function.output_spec) == {"row", "number"}
-    flat = keras.tree.flatten(model.predict(x, verbose=0))
+    flat = keras.tree.flatten(student.predict(x, verbose=0))
     shares = list(_call(function))
     assert [rows.numpy().tolist() for rows, _ in shares] == [
         [4, 4],
@@ -261,7 +259,7 @@ def test_shares_of_predictions_are_whole_batches_in_turn():
 
 def test_a_share_without_a_batch_is_empty():
     model = _shared_model()
-    step, found, _ = cases.step_of(model, trains=False)
+    step, found, _ = cases.step_of(model)
     function = worker.PredictFunction(
         _travelling(), step, **_options(found, num_batches=2)
     )
@@ -272,12 +270,11 @@ def test_a_share_without_a_batch_is_empty():
 NUM_STEPS = 3
 
 
-class Plain(
-    trainer.ParameterServerTraining,
-    tfdistill.MultiWorkerTraining,
-    keras.Model,
-):
+class Plain(tfdistill.MultiWorkerTraining, keras.Model):
     """A model whose steps log nothing but metrics."""
+
+    def make_trainer(self):
+        return trainer.ServerTrainer(self)
 
 
 @pytest.fixture(autouse=True)
@@ -295,18 +292,19 @@ def _model(make=cases.remote):
 class _Run:
     """Calls one function again and again, as a coordinator does."""
 
-    def __init__(self, model, *, endless):
+    def __init__(self, model, *, endless, rider=None):
+        rider = rider or worker.NothingAlong()
         self.step, *_ = cases.step_of(model)
         self.totals = metric_totals.MetricTotals(model)
         self.function = worker.TrainFunction(
-            model,
             self.step,
             self.totals,
+            rider=rider,
             num_steps=NUM_STEPS,
             endless=endless,
             metric_names=list(self.totals.results()),
         )
-        self._arguments = model.execution_arguments()
+        self._arguments = rider.arguments()
 
     def __call__(self, iterator, first_step):
         vector = self.function.function(
@@ -362,7 +360,7 @@ def test_a_model_may_log_nothing_of_its_own(endless):
     model = Plain(built.input, built.output)
     model.compile(keras.optimizers.Adagrad(0.1), "mse")
     dataset = cases.batches(5)
-    model.build_for(dataset.element_spec)
+    model.trainer.build(dataset.element_spec)
     run = _Run(model, endless=endless)
     result = run(iter(dataset), 0)
     assert (result.logs, result.num_steps, result.num_examples) == ({}, 3, 15)
@@ -370,33 +368,32 @@ def test_a_model_may_log_nothing_of_its_own(endless):
     assert run.totals.results()["loss"] > 0
 
 
-def test_it_names_the_worker_and_passes_the_models_report_on(monkeypatch):
+class _Rider(worker.NothingAlong):
+    """Reports two numbers, and notes when it is asked."""
+
+    def __init__(self):
+        self.told = []
+
+    @contextlib.contextmanager
+    def on_worker(self, arguments):
+        self.told.append("inside")
+        yield
+        self.told.append("outside")
+
+    def reported(self):
+        self.told.append("asked")
+        return tf.constant([5.0, 6.0], tf.float64)
+
+
+def test_it_names_the_worker_and_passes_the_riders_report_on(monkeypatch):
     coordinator = cases.Coordinator(monkeypatch, num_workers=3)
-    model = _model()
-    told = []
-
-    class OnWorker:
-        def __init__(self, arguments):
-            told.append(arguments)
-
-        def __enter__(self):
-            told.append("inside")
-
-        def __exit__(self, *_):
-            told.append("outside")
-
-    monkeypatch.setattr(model, "on_worker", OnWorker)
-    monkeypatch.setattr(
-        model,
-        "execution_report",
-        lambda: (told.append("asked"), tf.constant([5.0, 6.0], tf.float64))[1],
-    )
-    run = _Run(model, endless=True)
+    rider = _Rider()
+    run = _Run(_model(), endless=True, rider=rider)
     iterator = cases.PerWorker([iter(cases.batches().repeat())] * 3)
     results = [coordinator.schedule(run, (iterator, 0)).get() for _ in range(2)]
     assert [r.worker for r in results] == [0, 1]
     assert results[1].report.tolist() == [5, 6]
-    assert told[1:] == ["inside", "asked", "outside"]
+    assert rider.told == ["inside", "asked", "outside"]
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ lost to it.
 """
 
 import json
+import logging
 import os
 import pathlib
 import sys
@@ -22,10 +23,16 @@ def _tell(event, **fields):
     sys.stdout.flush()
 
 
+class _Log(logging.Handler):
+    def emit(self, record):
+        _tell("log", message=record.getMessage())
+
+
 def main(root, lease_secs, machine=None):
     if machine is not None:
         processes.machine = lambda: machine
     os.fsync = lambda descriptor: None
+    logging.getLogger().addHandler(_Log())
     hub = publisher.Exchange(root, max_to_keep=100)
     _tell("start", incarnation=hub.incarnation)
     try:

@@ -8,12 +8,10 @@ of the README. Blocks marked `<!-- not run: reason -->` are skipped, and the
 reason is told.
 """
 
-import argparse
 import importlib
 import os
 import pathlib
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -98,10 +96,6 @@ def test_commands_of_other_programs_are_told_of(block, words):
     pytest.skip(f"{block}: not run, needs a cluster: {' '.join(words)}")
 
 
-class _Parsed(Exception):
-    """Carries a program's options out of it, before it does anything."""
-
-
 def _check_command(words, block):
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words = words[1:]
@@ -134,22 +128,11 @@ def _check_command(words, block):
 
 def _check_program(name, arguments):
     """Gives a command line to the program's own parser."""
-    real = argparse.ArgumentParser.parse_args
-
-    def parse_args(self, args=None, namespace=None):
-        raise _Parsed(real(self, args, namespace))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
-        patch.setattr(sys, "argv", [name, *arguments])
-        with pytest.raises(_Parsed) as caught:
-            if name in _project()["scripts"]:
-                path, _, function = _project()["scripts"][name].partition(":")
-                getattr(importlib.import_module(path), function)()
-            else:
-                patch.delitem(sys.modules, name, raising=False)
-                runpy.run_module(name, run_name="__main__", alter_sys=True)
-    options = caught.value.args[0]
+    path = _project()["scripts"].get(name, name).partition(":")[0]
+    module = importlib.import_module(path)
+    if hasattr(module, "__path__"):
+        module = importlib.import_module(f"{path}.__main__")
+    options = module.PROGRAM.parse(arguments)
     recipe = getattr(options, "recipe", None)
     if recipe and not recipe.endswith(".json"):
         recipes.override(recipes.get(recipe), options.override)

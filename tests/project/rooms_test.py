@@ -37,7 +37,6 @@ ROOMS: dict[str, set[str]] = {
     },
     "parameter_server": {
         "cluster",
-        "data_checks",
         "embedding",
         "exports",
         "system",
@@ -65,7 +64,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "status": {"exchange", "system"},
     "launcher": {"cluster", "exchange", "status", "system"},
-    "slurm": {"cluster", "launcher", "status"},
+    "slurm": {"cluster", "launcher", "status", "system"},
     "doctor": {
         "_version",
         "cluster",
@@ -75,22 +74,16 @@ ROOMS: dict[str, set[str]] = {
         "teachers",
     },
 }
-# Upward arrows that go when CodistillModel is composed.
-_STILL_UPWARD = {
-    ("backup", "parameter_server"),
-    ("callbacks", "model"),
-    ("parameter_server", "backup"),
-    ("teachers", "parameter_server"),
-    ("training", "backup"),
-}
 # What `models` and `launch` may use besides the names of `tfdistill.__all__`.
 _PUBLIC = {
     *("data", "data_checks", "losses", "metrics", "optimizers", "schedules"),
 }
 # `observe`: a launcher checks --profile_steps without TensorFlow, and a recipe
-# writes its TensorBoard files where `fit` would.
+# writes its TensorBoard files where `fit` would. `system`: what programs share.
+# `cluster`: the exit codes of a task.
 _OF_PROGRAMS = {
-    *("doctor", "exchange", "launcher", "observe", "slurm", "status"),
+    *("cluster", "doctor", "exchange", "launcher", "observe", "slurm"),
+    *("status", "system"),
 }
 
 
@@ -122,8 +115,7 @@ def _used(room: str) -> set[str]:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_what_it_may_and_needs_all_of_that(room):
-    upward = {to for start, to in _STILL_UPWARD if start == room}
-    assert _used(room) == ROOMS[room] | upward
+    assert _used(room) == ROOMS[room]
 
 
 def test_nobody_inside_imports_the_face_of_the_package():

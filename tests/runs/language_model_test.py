@@ -94,9 +94,9 @@ def test_the_paper_recipe_builds_the_paper_model():
         ("data.arguments.num_train_tokens=999999", "Lower it"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(tmp_path, capsys, change, words):
+def test_options_that_do_not_fit_are_refused(tmp_path, caplog, change, words):
     assert _run(tmp_path, change) in (train.EXIT_OPTIONS, train.EXIT_DATA)
-    assert words in " ".join(capsys.readouterr().err.split())
+    assert words in " ".join(caplog.text.split())
 
 
 if __name__ == "__main__":

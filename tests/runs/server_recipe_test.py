@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tfdistill
-from tests.cases import events as event_cases
+from tests.cases import summaries as summary_cases
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -65,9 +65,9 @@ def _check_group(workdir, group):
     assert lines[-1]["distillation_loss"] > 0
     board = workdir / f"group_{group}" / "tensorboard"
     teacher = f"teachers/group_{1 - group}"
-    agreement = event_cases.scalars(board, f"{teacher}/agreement")
+    agreement = summary_cases.scalars(board, f"{teacher}/agreement")
     assert agreement and all(0 <= value <= 1 for _, value in agreement)
-    losses = event_cases.scalars(board, "codistillation/task_loss")
+    losses = summary_cases.scalars(board, "codistillation/task_loss")
     assert losses[-1][0] == NUM_STEPS
     exchange = tfdistill.Exchange(workdir / "exchange")
     newest = exchange.latest(group)

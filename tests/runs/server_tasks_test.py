@@ -184,7 +184,7 @@ def test_servers_wait_for_another_start_of_their_chief(tmp_path, start):
         _until(lambda log=server.log: "serves chief:0" in log.read_text())
     _until(lambda: _has_worked(tmp_path, worker.pid))
     chief.kill()
-    anew = "begins anew and waits 150 s for chief:0 at 127.0.0.1:"
+    anew = "restarts and waits 150 s for chief:0 at 127.0.0.1:"
     for server in (worker, ps):
         _until(lambda log=server.log: anew in log.read_text())
     num_rounds = len(_rounds(tmp_path))

@@ -54,7 +54,7 @@ exit 75
 
 
 @pytest.fixture
-def fake(tmp_path, monkeypatch):
+def fake(tmp_path, monkeypatch, caplog):
     """A directory of plans, with Slurm's commands on PATH that follow them."""
     directory = tmp_path / "slurm"
     directory.mkdir()
@@ -69,6 +69,7 @@ def fake(tmp_path, monkeypatch):
         path.chmod(0o755)
     (directory / "state").write_text("JobState=RUNNING")
     monkeypatch.setenv("FAKE_SLURM", str(directory))
+    caplog.set_level("INFO", "absl")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     for name, value in (
         ("SLURM_ARRAY_JOB_ID", "40"),
@@ -89,10 +90,9 @@ def _group(fake, *plans, **changes):
         "workdir": fake.parent / "run",
         **changes,
     }
-    options = group.make_parser().parse_args(
-        [f"--{name}={value}" for name, value in fields.items()]
-    )
-    return group.SlurmGroup(options, ["python", "train.py", "a b"])
+    options = [f"--{name}={value}" for name, value in fields.items()]
+    command = ["--", "python", "train.py", "a b"]
+    return group.SlurmGroup(group.PROGRAM.parse([*options, *command]))
 
 
 def _starts(fake):
@@ -118,7 +118,7 @@ def _told(group, fake, number=signal.SIGUSR1):
         teller.join()
 
 
-def test_a_step_has_all_tasks_and_what_they_must_know(fake, capsys):
+def test_a_step_has_all_tasks_and_what_they_must_know(fake, caplog):
     group = _group(
         fake,
         "exit 0",
@@ -139,7 +139,7 @@ def test_a_step_has_all_tasks_and_what_they_must_know(fake, capsys):
     assert "--nodes=node01,node02" in words[first:]
     assert "--ps_per_group=2" in words[first:]
     assert words[-4:] == ["--", "python", "train.py", "a b"]
-    assert "group 1: done" in capsys.readouterr().out
+    assert "group 1: done" in caplog.text
 
 
 def test_gpus_are_asked_for_in_the_step_too(fake):
@@ -147,12 +147,12 @@ def test_gpus_are_asked_for_in_the_step_too(fake):
     assert "--gpus-per-task=1" in (fake / "srun_0").read_text().splitlines()
 
 
-def test_a_failure_is_tried_again_on_the_same_nodes(fake, capsys):
+def test_a_failure_is_tried_again_on_the_same_nodes(fake, caplog):
     # The others of a step are ended in consequence: their codes are higher.
     plans = ["fail group_1_worker_2 1; exit 143", "exit 137", "exit 0"]
     assert _group(fake, *plans).run() == 0
     assert _starts(fake) == 3
-    said = capsys.readouterr().out
+    said = caplog.text
     assert "group_1_worker_2 ended with 1; restart 1 of 3 in 0.5 s" in said
     assert "a task ended with 137; restart 2 of 3" in said
     assert not list((fake.parent / "run" / "logs" / "ready").iterdir())
@@ -160,19 +160,19 @@ def test_a_failure_is_tried_again_on_the_same_nodes(fake, capsys):
 
 
 @pytest.mark.parametrize("code", [2, 65])
-def test_what_a_retry_cannot_mend_is_not_tried_again(fake, capsys, code):
+def test_what_a_retry_cannot_mend_is_not_tried_again(fake, caplog, code):
     plan = f"fail group_1_worker_0 {code}; exit 143"
     assert _group(fake, plan).run() == code
     assert _starts(fake) == 1
-    assert f"exit code {code} means wrong" in capsys.readouterr().out
+    assert f"exit code {code} means wrong" in caplog.text
 
 
-def test_restarts_come_to_an_end(fake, capsys):
+def test_restarts_come_to_an_end(fake, caplog):
     plan = "fail group_1_worker_0 1; exit 143"
     assert _group(fake, plan, plan, max_restarts=1).run() == 1
-    assert "its 1 restarts (--max_restarts) are over" in capsys.readouterr().out
+    assert "its 1 restarts (--max_restarts) are over" in caplog.text
     assert _group(fake, *[plan] * 3, max_restarts=0).run() == 1
-    assert "(--max_restarts=0)" in capsys.readouterr().out
+    assert "(--max_restarts=0)" in caplog.text
 
 
 def test_the_status_is_seen_from_elsewhere(fake):
@@ -187,37 +187,37 @@ def test_the_status_is_seen_from_elsewhere(fake):
     assert run.look().groups[0].state == "done"
 
 
-def test_a_port_that_is_taken_costs_no_restart(fake, capsys):
+def test_a_port_that_is_taken_costs_no_restart(fake, caplog):
     ready = fake.parent / "run" / "logs" / "ready"
     plan = (
         f"touch '{ready}/1_worker_1.port_taken'\n"
         "fail group_1_worker_1 75; exit 75"
     )
     assert _group(fake, plan, "exit 0", max_restarts=0).run() == 0
-    assert "a port of it was taken" in capsys.readouterr().out
+    assert "a port of it was taken" in caplog.text
 
 
 def test_near_the_time_limit_the_tasks_end_and_the_job_is_requeued(
-    fake, capsys
+    fake, caplog
 ):
     assert _told(_group(fake, UNTIL_TOLD), fake) == 75
     assert (fake / "cancelled").read_text() == "--signal=TERM 40_1\n"
     # Not "40": that would be all groups.
     assert (fake / "requeued").read_text() == "40_1\n"
     assert _starts(fake) == 1
-    said = capsys.readouterr().out
+    said = caplog.text
     assert "group 1: SIGUSR1: the tasks must end" in said
     assert "group 1: back to the queue" in said
 
 
 def test_a_job_that_is_preempted_or_lost_a_node_is_requeued_at_once(
-    fake, capsys
+    fake, caplog
 ):
     # The first task to report was told to end, and not by this group.
     assert _group(fake, "fail group_1_worker_1 75 true; exit 75").run() == 75
     assert (fake / "requeued").read_text() == "40_1\n"
     assert _starts(fake) == 1
-    assert "preempted, or a node was lost" in capsys.readouterr().out
+    assert "preempted, or a node was lost" in caplog.text
 
 
 def test_a_group_that_is_done_in_time_is_not_requeued(fake):
@@ -227,17 +227,17 @@ def test_a_group_that_is_done_in_time_is_not_requeued(fake):
 
 
 @pytest.mark.parametrize("state", ["CANCELLED", "COMPLETING", "PENDING"])
-def test_a_job_that_slurm_ends_is_left_to_slurm(fake, capsys, state):
+def test_a_job_that_slurm_ends_is_left_to_slurm(fake, caplog, state):
     (fake / "state").write_text(f"JobState={state}")
     assert _told(_group(fake, UNTIL_TOLD), fake, signal.SIGTERM) == 75
     assert not (fake / "requeued").exists()
     assert not (fake / "cancelled").exists()
-    assert f"the job is {state}" in capsys.readouterr().out
+    assert f"the job is {state}" in caplog.text
 
 
-def test_requeues_come_to_an_end_and_may_fail(fake, capsys):
+def test_requeues_come_to_an_end_and_may_fail(fake, caplog):
     assert _told(_group(fake, UNTIL_TOLD, max_requeues=2), fake) == 75
-    said = capsys.readouterr().out
+    said = caplog.text
     assert "its 2 requeues (--max_requeues) are over" in said
     assert "Submit the script again" in said
     assert not (fake / "requeued").exists()
@@ -246,8 +246,9 @@ def test_requeues_come_to_an_end_and_may_fail(fake, capsys):
     broken = SCONTROL.replace("requeue*)", "requeue*) echo no >&2; exit 1;")
     scontrol.write_text(broken)
     (fake / "plan_1").write_text(UNTIL_TOLD)
+    caplog.clear()
     assert _told(_group(fake), fake) == 75
-    said = capsys.readouterr().out
+    said = caplog.text
     assert "`scontrol requeue 40_1` must succeed" in said
     assert "Submit the script again" in said
 
@@ -274,10 +275,10 @@ def test_outside_a_job_it_is_refused(fake, monkeypatch, capsys):
     assert "expected a command after --" in capsys.readouterr().err
 
 
-def test_slurm_that_does_not_answer_is_worth_a_retry(fake, monkeypatch, capsys):
+def test_slurm_that_does_not_answer_is_worth_a_retry(fake, monkeypatch, caplog):
     monkeypatch.setenv("PATH", str(pathlib.Path(fake, "nowhere")))
     assert group.main([f"--workdir={fake}", "--", "true"]) == 75
-    assert "scontrol must answer" in capsys.readouterr().err
+    assert "scontrol must answer" in caplog.text
 
 
 if __name__ == "__main__":

@@ -112,10 +112,14 @@ def test_plain_lines_are_rare_and_only_on_change():
     display.close()
 
 
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
 def test_live_table_and_messages_on_a_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    stream = io.StringIO()
-    monkeypatch.setattr(stream, "isatty", lambda: True)
+    stream = _Terminal()
     display = tables.Display(stream)
     display.show(_run(group.GroupStatus(3)))
     display.say("see [log] at /a/b")

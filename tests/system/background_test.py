@@ -1,4 +1,4 @@
-""""""
+"""One job at a time, and pauses between failures."""
 
 import logging
 import threading

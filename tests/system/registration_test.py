@@ -19,7 +19,7 @@ assert not any(name.startswith("tfdistill.embedding") for name in sys.modules)
 model = keras.saving.load_model(sys.argv[1])
 print(type(model.layers[0]).__name__, type(model.optimizer).__name__)
 earlier = keras.saving.load_model(sys.argv[2])
-print(*{type(layer).__name__ for layer in earlier.layers})
+print(*[type(layer).__name__ for layer in earlier.layers])
 print(*model(keras.ops.array([[1, 2]])).numpy()[0])
 """
 _NAMES = """

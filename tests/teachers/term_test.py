@@ -400,7 +400,7 @@ def test_masked_positions_do_not_count():
 
 
 def test_a_regression_writes_its_own_tag(tmp_path):
-    from tests.cases import events
+    from tests.cases import summaries as summary_cases
 
     exchange = tfdistill.Exchange(tmp_path / "exchange")
     x, _ = cases.data()
@@ -423,7 +423,7 @@ def test_a_regression_writes_its_own_tag(tmp_path):
     model.fit(
         x, y, batch_size=8, verbose=0, callbacks=[cases.never(), summaries]
     )
-    ((_, found),) = events.scalars(
+    ((_, found),) = summary_cases.scalars(
         tmp_path / "log", "teachers/group_1/mean_absolute_difference"
     )
     expected = np.abs(teacher(x) - model.student(x)).mean()

@@ -3,42 +3,83 @@
 import contextlib
 import logging
 import os
-import types
-import typing
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfdistill.backup import replicas
 from tfdistill.backup import store
 from tfdistill.cluster import ending
 from tfdistill.cluster import replicas as replicas_lib
-from tfdistill.parameter_server import variables
 from tfdistill.system import keras_internals
-from tfdistill.training import fit_arguments
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
-_PREFIX = "state"
+
+
+@contextlib.contextmanager
+def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
+    """Has one call of `fit` resume from, and write to, the `Backup` it got.
+
+    Its `arguments` are adjusted: where to begin, and what must run before and
+    after all other callbacks. If SIGTERM arrives while one process trains, or a
+    coordinator does, a last backup is tried. Several workers would first have
+    to agree on a step: they end at once, and resume from the backup before.
+    """
+    given = arguments.get("callbacks")
+    is_list = not isinstance(given, keras.callbacks.CallbackList)
+    callbacks = keras.tree.flatten(given or []) if is_list else []
+    backups = [c for c in callbacks if isinstance(c, Backup)]
+    if not backups:
+        yield
+        return
+    if len(backups) > 1:
+        raise ValueError(
+            "`callbacks` must hold one tfdistill.Backup; received "
+            f"{len(backups)}. A larger `max_to_keep` keeps more backups."
+        )
+    (backup,) = backups
+    strategy = model.distribute_strategy
+    with contextlib.ExitStack() as stack:
+        stack.callback(backup.end)
+        if not replicas_lib.on_servers(strategy):
+            others = [c for c in callbacks if c is not backup]
+            point = backup.begin(model, others)
+            if point is not None:
+                arguments["initial_epoch"] = point.epoch
+            callbacks = [backup.first_callback(), *others, backup]
+        if replicas_lib.num_workers(strategy) == 1:
+            callbacks = [*callbacks, _BackUpAndEnd(backup)]
+            ending.install()
+            stack.enter_context(ending.deferred())
+        arguments["callbacks"] = callbacks
+        model.trainer.backup = backup
+        stack.callback(setattr, model.trainer, "backup", None)
+        yield
 
 
 class Backup(steps.SteppedCallback):
     """Backs the training up, and resumes from the newest whole backup.
 
-    `fit` with the same arguments goes on from there, on as many workers as
+    `fit` with the same arguments resumes from there, on as many workers as
     share the directory: with the step, the epoch, the metrics and the place
     in the data as they were, and to the same weights as if it had never
     stopped. A backup is exact to its step. It is put together out of sight,
     checksummed, and becomes visible by one rename; the one before is kept,
-    and used where the newest is damaged. docs/backup.md says what is saved,
+    and used if the newest is damaged. docs/backup.md says what is saved,
     what is not, and what it costs.
 
     Under parameter servers each of them writes its own rows while no step is
     in flight, so that all tasks must see the directory, and the data start
-    anew. Anywhere else the chief writes, in the background.
+    again. Anywhere else the chief writes, in the background.
+
+    Attributes:
+        resumed_step: The step from which the last `fit` resumed; None if it
+            began anew.
+        num_skipped: Backups left out while one was being written, once `fit`
+            is done.
     """
 
     def __init__(
@@ -67,14 +108,13 @@ class Backup(steps.SteppedCallback):
         self._finish_timeout_secs = finish_timeout_secs
         self._replicas: replicas.ReplicaBackup | None = None
         self._callbacks: Sequence[keras.callbacks.Callback] = ()
+        self._data: keras_internals.EpochData | None = None
         self._epoch = self._num_done = 0
         self._is_due = False
         self._last_step = -1
         # Whether training should let what is in flight end, for `on_quiet`.
         self.wants_quiet = False
-        # Backups left out while one was being written, once `fit` is done.
         self.num_skipped = 0
-        # The step at which this training went on; None if it began anew.
         self.resumed_step: int | None = None
 
     @property
@@ -87,19 +127,14 @@ class Backup(steps.SteppedCallback):
         """Number of backups that could not be written."""
         return self._backups.num_failed
 
-    # ---- where replicas hold all variables: called by `ResumableTraining` ----
+    # ---- where replicas hold all variables ----
 
     def begin(
         self, model: Any, callbacks: Sequence[keras.callbacks.Callback]
     ) -> steps.TrainingPoint | None:
-        """Finds where to go on; every worker of the group calls it.
+        """Finds where to resume; every worker of the group calls it.
 
-        Args:
-            model: The model that `fit` is about to train.
-            callbacks: Those of `fit`.
-
-        Returns:
-            The point, or None where there is no whole backup.
+        `callbacks` are the others of `fit`.
         """
         self._callbacks = callbacks
         self._replicas = replicas.ReplicaBackup(
@@ -116,8 +151,21 @@ class Backup(steps.SteppedCallback):
         """Returns what reads the backup before other callbacks begin."""
         return _Restoring(self._begun)
 
+    def opened(self, iterator: Any) -> None:
+        """Has Keras' iterator over the epochs of the data begin where it must.
+
+        The first that a `fit` opens is that of its training data.
+        """
+        if self._data is not None:
+            return
+        self._data = keras_internals.EpochData(iterator)
+        point = self._begun.point
+        if point is not None:
+            self._data.go_to(dict(point.data), batch=point.batch)
+
     def end(self) -> None:
         """Waits for a backup that is being written."""
+        self._data = None
         if self._replicas is not None:
             self._replicas.close()
             self.num_skipped += self._replicas.num_skipped
@@ -134,20 +182,19 @@ class Backup(steps.SteppedCallback):
     @property
     def _begun(self) -> replicas.ReplicaBackup:
         if self._replicas is None:
-            raise ValueError(
-                "tfdistill.Backup must be given to the `fit` of a "
-                "tfdistill.CodistillModel, in a list of callbacks; received "
-                f"{type(self.model).__name__}. Wrap your model: "
-                "tfdistill.CodistillModel(model)."
-            )
+            raise self.misplaced()
         return self._replicas
 
     def _take(self, epoch: int, batch: int, *, wait: bool = False) -> None:
+        if self._data is None:
+            raise RuntimeError(
+                "No `fit` with this tfdistill.Backup is running."
+            )
         point = steps.TrainingPoint(
             step=self.step,
             epoch=epoch,
             batch=batch,
-            data=self.model.data_position(),
+            data=self._data.position(),
         )
         self._is_due, self._last_step = False, self.step
         self._begun.take(self.model, point, self._callbacks, wait=wait)
@@ -208,68 +255,30 @@ class Backup(steps.SteppedCallback):
         else:
             self._take(self._epoch + 1, 0, wait=wait)
 
-    # ---- parameter servers ----
+    # ---- parameter servers: called by `TrainingEpochs` ----
 
     @property
     def _on_servers(self) -> bool:
-        return replicas_lib.is_used(self.model.distribute_strategy)
+        return replicas_lib.on_servers(self.model.distribute_strategy)
 
-    def restore(
-        self, state: variables.TrainingState
-    ) -> steps.TrainingPoint | None:
-        """Reads the newest whole backup, before training starts.
+    def restore(self, state: store.State) -> steps.TrainingPoint | None:
+        """Reads the newest whole backup into `state`, before training starts.
 
-        Args:
-            state: What to read it into.
-
-        Returns:
-            Where to go on, or None where there is no backup.
-
-        Raises:
-            ValueError: The backup is of another model or optimizer.
+        Returns where to resume, or None if there is no backup.
         """
         version = self._backups.newest()
+        self.resumed_step = None if version is None else version.step
         if version is None:
             return None
-        store.check_same(
-            version.manifest.variables, state.specs(), version.path
-        )
-        state.read(f"{version.path}/{_PREFIX}")
-        found = version.manifest.extras
+        store.check_same(version, state)
+        state.assign(state.read(version.path))
         _log.warning("Resuming from step %d of %s.", version.step, version.path)
-        self.resumed_step = version.step
-        if self.model is not None:
-            self.model.resumed_step = version.step
-        return steps.TrainingPoint(
-            step=version.step,
-            epoch=found["epoch"],
-            batch=found["batch"],
-            metric_sums=tuple(found["metric_sums"]),
-        )
+        return store.point_of(version)
 
-    def on_quiet(
-        self,
-        point: steps.TrainingPoint,
-        state: variables.TrainingState,
-    ) -> None:
-        """Writes a backup; a failure is logged, and training goes on.
-
-        Args:
-            point: Where training stands.
-            state: What to write.
-        """
+    def on_quiet(self, point: steps.TrainingPoint, state: store.State) -> None:
+        """Writes a backup; a failure is logged, and training goes on."""
         self.wants_quiet = False
-        extras = {
-            "epoch": point.epoch,
-            "batch": point.batch,
-            "metric_sums": list(point.metric_sums),
-        }
-        self._backups.save(
-            lambda directory: state.write(f"{directory}/{_PREFIX}"),
-            step=point.step,
-            variables=state.specs(),
-            extras=extras,
-        )
+        self._backups.save(state, state.snapshot(), point)
 
 
 class _Restoring(keras.callbacks.Callback):
@@ -287,109 +296,6 @@ class _Restoring(keras.callbacks.Callback):
         self._backup.restore_metrics()
 
 
-# See `tfdistill.training.multi_worker`: a mixin must not be a `keras.Model`.
-_Base: Any = keras.Model if typing.TYPE_CHECKING else object
-
-
-class ResumableTraining(_Base):
-    """Lets `tfdistill.Backup` say where `fit` begins, and where it stands.
-
-    Comes before `MultiWorkerTraining` among the bases of a class.
-    """
-
-    # The step at which the last `fit` went on; None if it began anew.
-    resumed_step: int | None = None
-    _data_of_fit: keras_internals.EpochData | None = None
-    # What `fit` waits to be told of, and where it is to go on.
-    _starts_at: tuple[steps.TrainingPoint | None] | None = None
-
-    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
-        """Trains the model, from where a backup among the callbacks stands.
-
-        Args:
-            *args: As for `keras.Model.fit`.
-            **kwargs: As for `keras.Model.fit`.
-
-        Raises:
-            ValueError: There are several backups, or a model of another
-                kind is to be resumed.
-        """
-        arguments = fit_arguments.bind(
-            types.MethodType(keras.Model.fit, self), args, kwargs
-        )
-        self.resumed_step = None
-        given = arguments.get("callbacks")
-        if isinstance(given, keras.callbacks.CallbackList):
-            return super().fit(**arguments)
-        others = keras.tree.flatten(given or [])
-        backups = [c for c in others if isinstance(c, Backup)]
-        if not backups:
-            return super().fit(**arguments)
-        if len(backups) > 1:
-            raise ValueError(
-                "`callbacks` must hold one tfdistill.Backup; received "
-                f"{len(backups)}. A larger `max_to_keep` keeps more backups."
-            )
-        (one,) = backups
-        others.remove(one)
-        try:
-            point = one.begin(self, others)
-            if point is not None:
-                arguments["initial_epoch"] = point.epoch
-                self.resumed_step = point.step
-            arguments["callbacks"] = [one.first_callback(), *others, one]
-            self._starts_at = (point,)
-            return super().fit(**arguments)
-        finally:
-            self._starts_at = self._data_of_fit = None
-            one.end()
-
-    def data_position(self) -> dict[str, Any]:
-        """Returns how far the `fit` in progress has read its data."""
-        if self._data_of_fit is None:
-            raise RuntimeError("No `fit` with a tfdistill.Backup is running.")
-        return self._data_of_fit.position()
-
-    def _maybe_symbolic_build(
-        self, iterator: Any = None, data_batch: Any = None
-    ) -> None:
-        super()._maybe_symbolic_build(iterator, data_batch)
-        # The first iterator is that of the training data.
-        if iterator is None or self._starts_at is None or self._data_of_fit:
-            return
-        self._data_of_fit = keras_internals.EpochData(iterator)
-        (point,) = self._starts_at
-        if point is not None:
-            self._data_of_fit.go_to(dict(point.data), batch=point.batch)
-
-
-@contextlib.contextmanager
-def on_sigterm(
-    arguments: dict[str, Any], strategy: tf.distribute.Strategy
-) -> Iterator[None]:
-    """Has SIGTERM end a task during one call of `fit`.
-
-    Where one process trains, or a coordinator does, and there is a
-    `tfdistill.Backup`, a last backup is tried before. Several workers would
-    first have to agree on a step: they end at once, and go on from the backup
-    before.
-
-    Args:
-        arguments: Those of the call; a callback may be added.
-        strategy: That of the model.
-    """
-    ending.install()
-    callbacks = arguments.get("callbacks")
-    found = callbacks if isinstance(callbacks, list) else []
-    backups = [c for c in found if isinstance(c, Backup)]
-    if not backups or replicas_lib.num_workers(strategy) > 1:
-        yield
-        return
-    arguments["callbacks"] = [*found, _BackUpAndEnd(backups[0])]
-    with ending.deferred():
-        yield
-
-
 class _BackUpAndEnd(keras.callbacks.Callback):
     """Comes after the backup's own hooks."""
 
@@ -402,7 +308,7 @@ class _BackUpAndEnd(keras.callbacks.Callback):
         steps = (self.params or {}).get("steps")
         if not ending.requested():
             return
-        if replicas_lib.is_used(self.model.distribute_strategy):
+        if replicas_lib.on_servers(self.model.distribute_strategy):
             self._ask_for_quiet()
         elif steps is None or batch + 1 < steps:
             self._backup.backup_now()

@@ -11,7 +11,6 @@ small collective, so that one task writes a whole state.
 import dataclasses
 import json
 import logging
-import pathlib
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +26,6 @@ from tfdistill.system import background
 from tfdistill.system import keras_internals
 from tfdistill.training import steps
 
-_PREFIX = "state"
 # What collectives can carry: each value as whole numbers of its own width.
 _BITS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
 
@@ -49,11 +47,7 @@ class ReplicaState:
     """The variables of a built and compiled model under any such strategy."""
 
     def __init__(self, model: Any) -> None:
-        """Names the variables.
-
-        Args:
-            model: A `CodistillModel` that `fit` has prepared.
-        """
+        """Names the variables of a `CodistillModel` that `fit` has prepared."""
         self._strategy = model.distribute_strategy
         self._is_chief = replicas.is_chief(self._strategy)
         self._replicas = replicas.local_replicas(self._strategy)
@@ -67,7 +61,7 @@ class ReplicaState:
             **self._trainable,
             **_numbered("optimizer", model.optimizer.variables),
         }
-        for index, (_, _, slots) in enumerate(model.table_slots):
+        for index, (_, _, slots) in enumerate(model.trainer.table_slots):
             for name, slot in slots.items():
                 self._shared[f"table/{index}/{name}"] = slot
         self._metrics = _numbered("metric", metrics)
@@ -92,10 +86,8 @@ class ReplicaState:
         """Takes all current values; every worker calls it at the same step.
 
         Reading shares the variables' buffers, as
-        `savedmodel.SavedModelWriter.snapshot` says.
-
-        Returns:
-            The values; those of `shared` on the chief only.
+        `saved_model.SavedModelWriter.snapshot` says. Only the chief gets the
+        values of `shared`.
         """
         shared = self._shared if self._is_chief else {}
         return Snapshot(
@@ -139,12 +131,7 @@ class ReplicaState:
     def write(self, directory: str, snapshot: Snapshot) -> None:
         """Writes a checkpoint. May run in a background thread.
 
-        Args:
-            directory: An existing directory.
-            snapshot: What `snapshot` returned on the chief.
-
-        Raises:
-            ValueError: A weight is NaN or infinite.
+        A weight that is NaN or infinite is a ValueError.
         """
         weights = {key: snapshot.shared[key] for key in self._trainable}
         saved_model.check_finite(
@@ -155,7 +142,7 @@ class ReplicaState:
             own = {key: tf.stack(each) for key, each in snapshot.own.items()}
             values = {**snapshot.shared, **own}
             tf.raw_ops.SaveV2(
-                prefix=f"{directory}/{_PREFIX}",
+                prefix=f"{directory}/{backup_store.PREFIX}",
                 tensor_names=list(values),
                 shape_and_slices=[""] * len(values),
                 tensors=[tf.identity(value) for value in values.values()],
@@ -164,12 +151,8 @@ class ReplicaState:
     # ---- in ----
 
     def read(self, directory: str) -> Snapshot:
-        """Reads what `write` wrote; changes nothing.
-
-        Args:
-            directory: Of the backup, whose specs were compared.
-        """
-        reader = tf.train.load_checkpoint(f"{directory}/{_PREFIX}")
+        """Reads what `write` wrote; changes nothing."""
+        reader = tf.train.load_checkpoint(f"{directory}/{backup_store.PREFIX}")
         return Snapshot(
             {key: reader.get_tensor(key) for key in self._shared},
             {key: reader.get_tensor(key) for key in self._own},
@@ -178,8 +161,8 @@ class ReplicaState:
     def assign(self, snapshot: Snapshot) -> None:
         """Gives this worker's replicas their values, but for the metrics.
 
-        Where there are more or fewer replicas than there were, floats become
-        the mean over the replicas, and what is no float the first one's.
+        If there are more or fewer replicas than there were, floats become the
+        mean over the replicas, and what is no float the first one's.
         """
         for key, variable in self._shared.items():
             for copy in self._copies(variable):
@@ -191,7 +174,7 @@ class ReplicaState:
     def assign_metrics(self, snapshot: Snapshot) -> None:
         """Gives the metrics the sums of an epoch in progress.
 
-        Where the number of replicas is another, they start anew.
+        If the number of replicas is another, they start again.
         """
         for key, variable in self._metrics.items():
             values = snapshot.own[key]
@@ -262,11 +245,7 @@ def of_callbacks(
 ) -> list[list[Any]]:
     """Returns what Keras' own callbacks have counted so far.
 
-    Args:
-        callbacks: Those of `fit`.
-
-    Returns:
-        For each that is known its class's name and its numbers by name.
+    For each that is known its class's name and its numbers by name.
     """
     return [
         [
@@ -286,12 +265,7 @@ def set_callbacks(
 ) -> bool:
     """Gives callbacks what they had counted, once their training has begun.
 
-    Args:
-        callbacks: Those of `fit`.
-        state: What `of_callbacks` returned.
-
-    Returns:
-        Whether the callbacks are those of then; else nothing is changed.
+    Returns whether they are those of then; if not, nothing is changed.
     """
     known = _known(callbacks)
     if [type(c).__name__ for c, _ in known] != [name for name, _ in state]:
@@ -333,17 +307,10 @@ class ReplicaBackup:
         *,
         finish_timeout_secs: float,
     ) -> None:
-        """Chooses the backup to go on from; every worker calls it.
+        """Chooses the backup to resume from; every worker calls it.
 
-        Args:
-            store: Where backups lie, the same on all workers.
-            strategy: The strategy in use.
-            finish_timeout_secs: Longest wait for the last backup to be
-                written.
-
-        Raises:
-            RuntimeError: A worker cannot read the backup that the chief has
-                chosen.
+        `finish_timeout_secs` is the longest wait for the last backup to be
+        written.
         """
         self._store, self._strategy = store, strategy
         self._finish_timeout_secs = finish_timeout_secs
@@ -356,21 +323,13 @@ class ReplicaBackup:
 
     @property
     def point(self) -> steps.TrainingPoint | None:
-        """Where to go on; None for a training that starts anew."""
+        """Where to resume; None for a training that starts anew."""
         return self._chosen.point if self._chosen else None
 
     # ---- before the first step ----
 
     def restore(self, model: Any) -> None:
-        """Gives a model that `fit` has prepared the values of the backup.
-
-        Args:
-            model: The model.
-
-        Raises:
-            ValueError: The backup is of another model or optimizer.
-            RuntimeError: A worker cannot read it.
-        """
+        """Gives a model that `fit` has prepared the values of the backup."""
         self._state = ReplicaState(model)
         if replicas.is_chief(self._strategy):
             self._worker = background.OneJobThread(
@@ -380,9 +339,7 @@ class ReplicaBackup:
             return
         version, values = self._chosen.version, None
         failure: Exception | None = None
-        backup_store.check_same(
-            version.manifest.variables, self._state.specs(), version.path
-        )
+        backup_store.check_same(version, self._state)
         try:
             values = self._state.read(version.path)
         except (tf.errors.OpError, OSError, ValueError) as error:
@@ -415,11 +372,7 @@ class ReplicaBackup:
     def restore_callbacks(
         self, callbacks: Sequence[keras.callbacks.Callback]
     ) -> None:
-        """Gives Keras' callbacks what they had counted.
-
-        Args:
-            callbacks: Those of `fit`, whose training has begun.
-        """
+        """Gives Keras' callbacks what they had counted; `fit` has begun."""
         if self._chosen and not set_callbacks(
             callbacks, self._chosen.host["callbacks"]
         ):
@@ -463,18 +416,13 @@ class ReplicaBackup:
     ) -> None:
         """Takes a snapshot, and has it written in the background.
 
-        Every worker calls it at the same step. While one is being written,
-        the next is left out.
-
-        Args:
-            model: The model.
-            point: Where training stands.
-            callbacks: Those of `fit`.
-            wait: Whether to wait for an earlier one, and for this one.
+        Every worker calls it at the same step. While one is being written, the
+        next is left out; `wait` waits for the earlier one, and for this one.
         """
-        if self._state is None:
+        state = self._state
+        if state is None:
             raise RuntimeError("took a backup before training began.")
-        snapshot = self._state.snapshot()
+        snapshot = state.snapshot()
         if self._worker is None:
             return
         host = {
@@ -485,8 +433,10 @@ class ReplicaBackup:
             "replicas": int(self._strategy.num_replicas_in_sync),
         }
         limit = self._finish_timeout_secs if wait else 0.0
+        files = {backup_store.HOST: json.dumps(host)}
         submitted = self._worker.submit(
-            lambda: self._write(snapshot, point, host), wait_secs=limit
+            lambda: self._store.save(state, snapshot, point, files=files),
+            wait_secs=limit,
         )
         self.num_skipped += not submitted
         if wait and not self._worker.wait_idle(limit):
@@ -495,33 +445,6 @@ class ReplicaBackup:
                 point.step,
                 limit,
             )
-
-    def _write(
-        self,
-        snapshot: Snapshot,
-        point: steps.TrainingPoint,
-        host: dict[str, Any],
-    ) -> None:
-        state = self._state
-        if state is None:
-            raise RuntimeError("wrote a backup before training began.")
-
-        def write(directory: str) -> None:
-            state.write(directory, snapshot)
-            pathlib.Path(directory, backup_store.HOST).write_text(
-                json.dumps(host)
-            )
-
-        self._store.save(
-            write,
-            step=point.step,
-            variables=state.specs(),
-            extras={
-                "epoch": point.epoch,
-                "batch": point.batch,
-                "data": dict(point.data),
-            },
-        )
 
     def close(self) -> None:
         """Waits for a backup that is being written; ends the thread."""

@@ -1,7 +1,7 @@
 """Where a group's backups lie, and the one that all its workers resume from.
 
-The chief chooses and tells the others by a collective. So does each worker
-that fails, that none is left waiting for it.
+The chief chooses and shares its choice by a collective. So does each worker
+that fails, so that none is left waiting for it.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import pathlib
-from collections.abc import Callable
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +22,52 @@ from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
 _COPY = "backup.json"
+# Begins the names of a checkpoint's files.
+PREFIX = "state"
+
+
+class State(typing.Protocol):
+    """All that a training changes, as a checkpoint in a directory.
+
+    `replicas.ReplicaState`, and under parameter servers `ServerState`.
+    """
+
+    def specs(self) -> dict[str, dict[str, Any]]:
+        """Returns shape and dtype of each tensor by its key."""
+
+    def snapshot(self) -> Any:
+        """Takes the current values, between two steps."""
+
+    def write(self, directory: str, snapshot: Any) -> None:
+        """Writes what `snapshot` returned, in a directory that exists."""
+
+    def read(self, directory: str) -> Any:
+        """Reads what `write` wrote, as a snapshot; changes nothing."""
+
+    def assign(self, snapshot: Any) -> None:
+        """Gives the variables the values that `read` returned."""
+
+
+def point_of(version: publisher.Version) -> steps.TrainingPoint:
+    """Returns where training stood at a backup."""
+    found = version.manifest.extras
+    return steps.TrainingPoint(
+        step=version.step,
+        epoch=found["epoch"],
+        batch=found["batch"],
+        # One of them; the other says nothing under the strategy of then.
+        metric_sums=tuple(found.get("metric_sums", ())),
+        data=dict(found.get("data", {})),
+    )
+
+
+def _extras(point: steps.TrainingPoint) -> dict[str, Any]:
+    return {
+        "epoch": point.epoch,
+        "batch": point.batch,
+        "metric_sums": list(point.metric_sums),
+        "data": dict(point.data),
+    }
 
 
 class BackupStore(publisher.Exchange):
@@ -54,30 +100,28 @@ class BackupStore(publisher.Exchange):
 
     def save(
         self,
-        write: Callable[[str], None],
+        state: State,
+        snapshot: Any,
+        point: steps.TrainingPoint,
         *,
-        step: int,
-        variables: Mapping[str, Mapping[str, Any]],
-        extras: Mapping[str, Any],
+        files: Mapping[str, str] | None = None,
     ) -> None:
         """Writes a backup, then prunes the oldest; counts and logs a failure.
 
-        Args:
-            write: Fills the directory whose path it is given.
-            step: The backup's step.
-            variables: Shape and dtype by key.
-            extras: Anything else to go on from, as JSON has it.
+        `files` are further texts by name.
         """
+        step, variables, extras = point.step, state.specs(), _extras(point)
 
-        def write_both(directory: str) -> None:
-            write(directory)
+        def write(directory: str) -> None:
+            state.write(directory, snapshot)
             # Checksums guard the files, and nothing the manifest itself.
-            text = json.dumps(_said(step, variables, extras))
-            pathlib.Path(directory, _COPY).write_text(text, encoding="utf-8")
+            copy = {_COPY: json.dumps(_said(step, variables, extras))}
+            for name, text in {**(files or {}), **copy}.items():
+                pathlib.Path(directory, name).write_text(text, encoding="utf-8")
 
         try:
             self.publish(
-                write_both,
+                write,
                 group=0,
                 step=step,
                 variables=variables,
@@ -97,9 +141,7 @@ class BackupStore(publisher.Exchange):
 
         Those that are newer and damaged are logged and removed: they can
         never be used, and would push whole ones out when the next are kept.
-
-        Returns:
-            The backup, or None where there is no whole one.
+        None if there is no whole one.
         """
         damaged, committed = [], self.steps(0)
         for step in reversed(self._listed(0)):
@@ -154,17 +196,9 @@ def _said(step: int, variables: Any, extras: Any) -> dict[str, Any]:
     }
 
 
-def check_same(theirs: Any, ours: Any, path: str) -> None:
-    """Checks that a backup is of this model and optimizer.
-
-    Args:
-        theirs: Shape and dtype by key, from the backup's manifest.
-        ours: The same of this training.
-        path: Of the backup, for the message.
-
-    Raises:
-        ValueError: They differ.
-    """
+def check_same(version: publisher.Version, state: State) -> None:
+    """Checks that a backup is of this model and optimizer, by their specs."""
+    theirs, ours = version.manifest.variables, state.specs()
     found = {key: dict(entry) for key, entry in theirs.items()}
     if found == ours:
         return
@@ -172,9 +206,9 @@ def check_same(theirs: Any, ours: Any, path: str) -> None:
         key for key in sorted(ours) if found[key] != ours[key]
     ]
     raise ValueError(
-        f"The backup {path} must be of this model and optimizer; received one "
-        f"that differs in {keys[:5]}. Give another directory, or the model as "
-        "it was."
+        f"The backup {version.path} must be of this model and optimizer; "
+        f"received one that differs in {keys[:5]}. Give another directory, or "
+        "the model as it was."
     )
 
 
@@ -185,7 +219,7 @@ _NONE = -1
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """A backup to go on from.
+    """A backup to resume from.
 
     Attributes:
         version: Where it is.
@@ -204,24 +238,15 @@ class BackupChoice:
     def __init__(
         self, store: BackupStore, strategy: tf.distribute.Strategy
     ) -> None:
-        """Reads nothing yet.
-
-        Args:
-            store: Where backups lie, the same on all workers.
-            strategy: The strategy in use.
-        """
+        """Reads nothing yet; `store` is the same on all workers."""
         self._store, self._strategy = store, strategy
         self._workers = replicas.WorkerValues(strategy)
 
     def choose(self) -> Chosen | None:
         """Returns the newest whole backup, the same on all workers.
 
-        Returns:
-            The backup, or None where there is none.
-
-        Raises:
-            RuntimeError: A worker cannot read the one that the chief has
-                chosen.
+        None if there is none. It is an error on all workers if one of them
+        cannot read the backup that the chief has chosen.
         """
         version: publisher.Version | None = None
         failure: Exception | None = None
@@ -249,14 +274,7 @@ class BackupChoice:
         return chosen
 
     def fail_together(self, failure: Exception | None) -> None:
-        """Raises on all workers if one of them has failed.
-
-        Args:
-            failure: What went wrong on this worker, or None.
-
-        Raises:
-            RuntimeError: A worker has failed.
-        """
+        """Raises on all workers if one of them has a failure."""
         failed = self._workers.gathered(failure is not None)
         if failure is not None:
             raise RuntimeError(
@@ -275,11 +293,4 @@ class BackupChoice:
 def _read(version: publisher.Version) -> Chosen:
     with tf.io.gfile.GFile(f"{version.path}/{HOST}") as file:
         host = json.loads(file.read())
-    found = version.manifest.extras
-    point = steps.TrainingPoint(
-        step=version.step,
-        epoch=found["epoch"],
-        batch=found["batch"],
-        data=dict(found["data"]),
-    )
-    return Chosen(version, point, host)
+    return Chosen(version, point_of(version), host)

@@ -1,20 +1,20 @@
 """How a task ends when it must: SIGTERM, and waits that would never end.
 
-TensorFlow swallows the signal where several workers train, and while Python
+TensorFlow swallows the signal if several workers train, and while Python
 waits in C++ no handler of Python's runs. So the signal's number goes into a
 socket, as `signal.set_wakeup_fd` does at once, and a thread that reads there
 ends the process with exit code 75, worth a retry:
 
-- at once, where there is nothing to be saved;
+- at once, if there is nothing to save;
 - within a `deferred()` block as soon as the block says `finish()`, at a step's
-  end, after which the training goes on from a backup of that step; but no later
+  end, after which the training resumes from a backup of that step; but no later
   than `GRACE_SECS` after the signal.
 
 Only code that holds Python's lock for as long, such as another library's C,
 defers it; a launcher that sends SIGKILL after SIGTERM ends that, too.
 
 A handler that the program has installed itself is left in charge, and put back
-where TensorFlow has replaced it.
+if TensorFlow has replaced it.
 
 A worker waits for its peers at the start without a limit, and in a collective
 for as long as a peer is alive, even if it is stuck. TensorFlow's own limit for
@@ -37,9 +37,9 @@ from collections.abc import Mapping
 from typing import Any
 from typing import NoReturn
 
+from tfdistill.cluster import signs
 from tfdistill.system import processes
 
-EXIT_CODE = 75
 # Less than what launchers give: our own waits 5 s before SIGKILL.
 GRACE_SECS = 4.0
 
@@ -64,15 +64,9 @@ def install(environ: Mapping[str, str] | None = None) -> bool:
     """Has SIGTERM end this task, if it is one that a launcher has started.
 
     Call it again after TensorFlow has set up several workers, which installs a
-    handler in C that Python does not see.
-
-    Args:
-        environ: Variables to read. Default `os.environ`.
-
-    Returns:
-        Whether it does: not outside the main thread, nor where the program
-        has a handler of its own, nor without `TF_CONFIG` or
-        `TFDISTILL_GROUP`, as in a notebook.
+    handler in C that Python does not see. Returns whether it does: not outside
+    the main thread, not if the program has a handler of its own, and not
+    without `TF_CONFIG` or `TFDISTILL_GROUP`, as in a notebook.
     """
     environ = os.environ if environ is None else environ
     if not (environ.get("TF_CONFIG") or environ.get("TFDISTILL_GROUP")):
@@ -160,7 +154,7 @@ def _end() -> NoReturn:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     # A normal exit would wait for the other workers of the group.
-    os._exit(EXIT_CODE)
+    os._exit(signs.EXIT_RETRY)
 
 
 @contextlib.contextmanager
@@ -186,18 +180,7 @@ def finish() -> NoReturn:
 
 
 def limit_from_env(name: str, default: float) -> float:
-    """Reads a time limit in seconds from the environment.
-
-    Args:
-        name: Of the variable.
-        default: Where it is not set.
-
-    Returns:
-        Seconds; 0 means no limit.
-
-    Raises:
-        ValueError: It is not a number >= 0.
-    """
+    """Reads a limit in seconds from the environment; 0 means no limit."""
     text = os.environ.get(name, "")
     try:
         secs = float(text) if text else default
@@ -222,14 +205,10 @@ class Watchdog:
         end: Callable[[int], Any] = os._exit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts nothing yet.
+        """Takes what `explain`s the wait, and what `end`s the process.
 
-        Args:
-            limit_secs: Longest silence in seconds; 0 for no limit.
-            explain: Says what was waited for, and what to do.
-            end: Ends the process with an exit code. The default skips every
-                clean-up: a thread that hangs in TensorFlow cannot be asked.
-            clock: Seconds that never go backwards.
+        `os._exit` skips every clean-up: a thread that hangs in TensorFlow
+        cannot be asked. `limit_secs` of 0 means no limit.
         """
         self._limit_secs = limit_secs
         self._explain = explain
@@ -259,19 +238,12 @@ class Watchdog:
                 print(f"tfdistill: {self._explain()}", file=sys.stderr)
                 faulthandler.dump_traceback(all_threads=True)
                 sys.stderr.flush()
-                self._end(EXIT_CODE)
+                self._end(signs.EXIT_RETRY)
                 return
 
 
 def unreachable(addresses: Iterable[str]) -> list[str]:
-    """Finds the tasks that nobody listens for.
-
-    Args:
-        addresses: `host:port` of each.
-
-    Returns:
-        Those that do not take a connection within two seconds.
-    """
+    """Returns which `host:port` take no connection within two seconds."""
     return [
         address
         for address in addresses

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tfdistill.system import run_files
+
 TASK_TYPES = ("chief", "worker", "ps")
 # Keys that hosted services add and that say nothing about the cluster.
 _IGNORABLE = {
@@ -17,7 +19,7 @@ _IGNORABLE = {
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 _EVALUATOR = (
-    "TensorFlow waits for an evaluator for ever. Remove it, and run the "
+    "TensorFlow waits for an evaluator forever. Remove it, and run the "
     "evaluation as a program of its own without TF_CONFIG."
 )
 _SPARSE = (
@@ -53,15 +55,8 @@ def parse_number(field: str, text: str) -> int:
 def parse(text: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """Splits the JSON text of TF_CONFIG into its task and its cluster.
 
-    Args:
-        text: The variable's value. Empty text and `{}` count as unset.
-
-    Returns:
-        The task as `{"type": ..., "index": ...}` and the cluster, of which
-        only the outer shape has been checked; both empty if it is unset.
-
-    Raises:
-        ValueError: Naming the field that is wrong.
+    Both are empty if it is unset, that is empty or `{}`. Of the cluster only
+    the outer shape has been checked.
     """
     config = _load(text)
     if config == {}:
@@ -119,11 +114,7 @@ def _check_keys(
 
 
 def checked_spec(spec: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Returns a valid copy of a cluster's addresses by task type.
-
-    Raises:
-        ValueError: If the addresses cannot make up one running cluster.
-    """
+    """Returns a valid copy of a cluster's addresses by task type."""
     field = "TF_CONFIG.cluster"
     if not isinstance(spec, Mapping):
         raise error(field, "map task types to addresses", spec, _SHAPE)
@@ -144,7 +135,7 @@ def checked_spec(spec: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         remedy = "Make the others workers."
         raise error(f"{field}.chief", "name one task", spec["chief"], remedy)
     if "ps" in spec and not ("chief" in spec and "worker" in spec):
-        must = "name a chief and a worker where it names a ps"
+        must = "name a chief and a worker if it names a ps"
         remedy = (
             "Add the missing tasks, or remove ps to train without parameter "
             "servers."
@@ -181,11 +172,7 @@ def _host_and_port(field: str, address: Any) -> tuple[str, int]:
 def check_task(
     task_type: Any, task_index: Any, spec: Mapping[str, tuple[str, ...]]
 ) -> None:
-    """Checks that a task is one of those in the cluster.
-
-    Raises:
-        ValueError: Naming the field that is wrong.
-    """
+    """Checks that a task is one of those in the cluster."""
     field = "`task_type` (TF_CONFIG.task.type)"
     if task_type == "evaluator":
         raise error(field, "not be evaluator", task_type, _EVALUATOR)
@@ -393,7 +380,7 @@ class Cluster:
         """This group's own directory in the workdir; None without one."""
         if self.workdir is None:
             return None
-        return _join(self.workdir, f"group_{self.group}")
+        return _join(self.workdir, run_files.group_name(self.group))
 
 
 def _join(base: str, name: str) -> str:

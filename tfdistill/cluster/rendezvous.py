@@ -8,13 +8,11 @@ address to TensorFlow.
 """
 
 import contextlib
-import json
 import socket
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Any
 
 from tfdistill.system import processes
 from tfdistill.system import untrusted
@@ -24,7 +22,7 @@ _REPLY_SECS = 5.0
 
 
 class MissingWorkersError(RuntimeError):
-    """Not all workers came in time; the message names who did not."""
+    """Not all workers came in time; the message names those that did not."""
 
 
 class RefusedError(RuntimeError):
@@ -42,18 +40,8 @@ def meet(
 ) -> None:
     """Returns once all tasks of the group have met.
 
-    Args:
-        name: This task, such as `"worker:1"`.
-        identity: The same text in every task of the group, and in no other
-            group's.
-        names: All tasks, the chief first.
-        chief_address: `host:port` of the chief.
-        limit_secs: Longest wait in seconds; 0 for no limit.
-        clock: Seconds that never go backwards.
-
-    Raises:
-        MissingWorkersError: A task did not come in time.
-        RefusedError: The chief knows no such task, or had it already.
+    `identity` is the same text in every task of the group and in no other
+    group's; `names` has the chief first. `limit_secs` of 0 means no limit.
     """
     deadline = clock() + (limit_secs or float("inf"))
     if name == names[0]:
@@ -72,17 +60,9 @@ def await_servers(
 ) -> None:
     """Returns once all servers of a group take connections.
 
-    A coordinator does not meet its servers: one that was started anew comes
-    back in the middle of training, when there is nobody to meet.
-
-    Args:
-        servers: `host:port` of each, by name.
-        name: This task, such as `"chief:0"`.
-        limit_secs: Longest wait in seconds; 0 for no limit.
-        clock: Seconds that never go backwards.
-
-    Raises:
-        MissingWorkersError: A server did not come in time.
+    A coordinator does not meet its servers: one that was restarted comes
+    back in the middle of training, when no task waits for it. `servers` has
+    the `host:port` of each by name; `limit_secs` of 0 means no limit.
     """
     deadline = clock() + (limit_secs or float("inf"))
     while missing := {
@@ -127,15 +107,18 @@ def _gather(
             connections.enter_context(connection)
             task, refusal = _judge(connection, identity, names, arrived)
             if refusal:
-                _send(connection, {"refused": refusal})
+                untrusted.send(
+                    connection, {"refused": refusal}, limit_secs=_REPLY_SECS
+                )
                 connection.close()
             elif task:
                 arrived[task] = connection
             # One that has died meanwhile will come again, or is missing.
             for name in [n for n, c in arrived.items() if _gone(c)]:
                 del arrived[name]
+        # One that is gone will come again, or be missed.
         for connection in arrived.values():
-            _send(connection, {"go": True})
+            untrusted.send(connection, {"go": True}, limit_secs=_REPLY_SECS)
 
 
 def _listen(port: int) -> socket.socket:
@@ -150,7 +133,7 @@ def _judge(
     names: Sequence[str],
     arrived: dict[str, socket.socket],
 ) -> tuple[str, str]:
-    """Returns who is there and why it is refused; both may be empty."""
+    """Returns which task it is and why it is refused; both may be empty."""
     message = untrusted.receive(connection, limit_secs=_REPLY_SECS)
     if message is None or "task" not in message:
         connection.close()  # Not one of ours: a probe, or a scanner.
@@ -186,13 +169,17 @@ def _report(
 ) -> None:
     """Tells the chief that this task is there, and waits for its word."""
     host, _, port = address.rpartition(":")
-    seen = "nobody answers there"
+    seen = "no task answers there"
     while clock() <= deadline:
         try:
             with socket.create_connection(
                 (host.strip("[]"), int(port)), timeout=_REPLY_SECS
             ) as connection:
-                _send(connection, {"identity": identity, "task": name})
+                untrusted.send(
+                    connection,
+                    {"identity": identity, "task": name},
+                    limit_secs=_REPLY_SECS,
+                )
                 remaining = min(deadline - clock(), 1e6)
                 answer = untrusted.receive(
                     connection, limit_secs=max(remaining, 0.1)
@@ -211,11 +198,3 @@ def _report(
     raise MissingWorkersError(
         f"{name} waited {limit_secs:.0f} s for the chief at {address}: {seen}."
     )
-
-
-def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    try:
-        connection.settimeout(_REPLY_SECS)
-        connection.sendall(json.dumps(message).encode() + b"\n")
-    except OSError:
-        return  # The other side is gone; it will come again, or be missed.

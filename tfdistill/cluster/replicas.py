@@ -10,12 +10,8 @@ from tfdistill.system import keras_internals
 def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
     """Whether this task writes its group's files.
 
-    Args:
-        strategy: The strategy in use. Defaults to the current one.
-
-    Returns:
-        True on the chief (worker 0 where the cluster names no chief), and
-        wherever there is only one task.
+    The chief does (worker 0 if the cluster names no chief), and a task that
+    is the only one. `strategy` defaults to the current one.
     """
     strategy = strategy or tf.distribute.get_strategy()
     resolver = strategy.cluster_resolver
@@ -34,12 +30,8 @@ def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
 def num_workers(strategy: tf.distribute.Strategy) -> int:
     """Number of tasks that train together under `strategy`.
 
-    Args:
-        strategy: The strategy in use.
-
-    Returns:
-        1 where one process trains: the strategy spans no other, or the
-        coordinator directs the workers of a parameter-server cluster.
+    1 if one process trains: the strategy spans no other, or the coordinator
+    directs the workers of a parameter-server cluster.
     """
     jobs = keras_internals.jobs_of(strategy)
     if "ps" in jobs:
@@ -51,11 +43,7 @@ class WorkerValues:
     """Gathers numbers over one group; traced once."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
-        """Traces nothing yet.
-
-        Args:
-            strategy: The strategy in use.
-        """
+        """Traces nothing yet."""
         self._strategy = strategy
 
         def in_replica(value: tf.Tensor) -> tf.Tensor:
@@ -70,13 +58,9 @@ class WorkerValues:
         self._gather = gather
 
     def gathered(self, value: int) -> list[int]:
-        """Gathers a number; all workers call it at the same point.
+        """Gathers an int64; all workers call it at the same point.
 
-        Args:
-            value: This worker's number, as int64 has it.
-
-        Returns:
-            One number for each replica, in the order of the workers.
+        Returns one number for each replica, in the order of the workers.
         """
         if self._strategy.num_replicas_in_sync == 1:
             return [value]
@@ -86,11 +70,7 @@ class WorkerValues:
 
 
 def local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
-    """Returns the indices of this worker's replicas among all of the group.
-
-    Args:
-        strategy: The strategy in use.
-    """
+    """Returns the indices of this worker's replicas among all of the group."""
     if strategy.num_replicas_in_sync == 1:
         return [0]
 
@@ -107,11 +87,7 @@ def local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
 def summed(values: list[Any]) -> list[Any]:
     """Sums tensors over the replicas, packed into few collectives.
 
-    Args:
-        values: Tensors, indexed slices or None.
-
-    Returns:
-        The sums; None stays None.
+    Indexed slices are summed as such; None stays None.
     """
     present = [value for value in values if value is not None]
     if not present:
@@ -138,14 +114,6 @@ def in_replica() -> bool:
     )
 
 
-def sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
-    """Sums a tensor of any shape over the replicas, without a gradient."""
-    context = tf.distribute.get_replica_context()
-    return tf.stop_gradient(
-        context.all_reduce(tf.distribute.ReduceOp.SUM, value)
-    )
-
-
-def is_used(strategy: tf.distribute.Strategy) -> bool:
+def on_servers(strategy: tf.distribute.Strategy) -> bool:
     """Whether variables live on parameter servers under this strategy."""
     return isinstance(strategy, tf.distribute.ParameterServerStrategy)

@@ -1,14 +1,14 @@
 """What a worker or ps task does in a group with parameter servers: serve.
 
 All computation is sent to such a task by the group's coordinator, its chief.
-TensorFlow's server knows no end of it: it cannot be stopped, nor does it note
-that its coordinator has died. So the task looks for the coordinator itself.
+TensorFlow's server cannot be stopped, and does not notice that its coordinator
+has died. So the task looks for the coordinator itself.
 
-Where nobody starts the servers again together with their coordinator, as on
-Kubernetes, `TFDISTILL_CHIEF_RETURN_SECS` has them wait for another start of it:
-once it is gone the process begins anew, since what a coordinator has placed on
-a server stays there until the process ends, and takes it for done if it is not
-back in time.
+If the servers are not restarted together with their coordinator, as on
+Kubernetes, `TFDISTILL_CHIEF_RETURN_SECS` makes them wait for its next start:
+once it is gone the process restarts itself, since a coordinator's variables
+stay on a server until its process ends. A coordinator that is not back in time
+is taken for done.
 """
 
 import contextlib
@@ -27,18 +27,21 @@ from tfdistill.cluster import identity
 from tfdistill.cluster import signs
 from tfdistill.system import processes
 
+_PROBE_SECS = 1.0
+# A host that refuses has no coordinator any more; one that does not answer may
+# be back, and a ps that leaves too early costs the steps since the last backup.
+_REFUSED_SECS = 3.0
+_SILENT_SECS = 60.0
+_RETURN_VARIABLE = "TFDISTILL_CHIEF_RETURN_SECS"
+# Set from one life of a server to its next.
+_SEEN_VARIABLE = "TFDISTILL_CHIEF_WAS_THERE"
+
 
 @contextlib.contextmanager
-def in_use_is_told(cluster: identity.Cluster) -> Iterator[None]:
+def port_in_use_explained(cluster: identity.Cluster) -> Iterator[None]:
     """Explains the failure to listen on this task's own address.
 
     A launcher that chose the ports starts the group again on others.
-
-    Args:
-        cluster: This task.
-
-    Raises:
-        RuntimeError: The task cannot listen on its address.
     """
     try:
         yield
@@ -62,16 +65,6 @@ def _failure(cluster: identity.Cluster, cause: str) -> RuntimeError:
     )
 
 
-_PROBE_SECS = 1.0
-# A host that refuses has no coordinator any more; one that does not answer may
-# be back, and a ps that leaves too early costs the steps since the last backup.
-_REFUSED_SECS = 3.0
-_SILENT_SECS = 60.0
-_RETURN_VARIABLE = "TFDISTILL_CHIEF_RETURN_SECS"
-# Set from one life of a server to its next.
-_SEEN_VARIABLE = "TFDISTILL_CHIEF_WAS_THERE"
-
-
 class Presence(enum.Enum):
     """What is known of the coordinator."""
 
@@ -81,34 +74,23 @@ class Presence(enum.Enum):
     GONE = "it was there, and is gone for good"
 
 
-class CoordinatorWatch:
+class CoordinatorPresence:
     """Judges from one probe after the other whether the coordinator is gone.
 
     Times are seconds of any one clock, passed in.
     """
 
     def __init__(self, *, limit_secs: float, now: float) -> None:
-        """Starts the clock.
-
-        Args:
-            limit_secs: Longest wait until it is first seen; 0 for no limit.
-            now: The present time.
-        """
         self._deadline = now + (limit_secs or float("inf"))
         self._seen = False
         self._answer = processes.Answer.OPEN
         self._since = now
 
     def note(self, answer: processes.Answer, *, now: float) -> Presence:
-        """Takes in one probe.
+        """Takes in one probe, and returns the verdict.
 
-        Args:
-            answer: What became of it.
-            now: The present time.
-
-        Returns:
-            The verdict: gone is a coordinator that was seen and has refused
-            for 3 seconds on end, or has not answered for 60.
+        A coordinator is gone if it was seen and has refused for 3 seconds on
+        end, or has not answered for 60.
         """
         if answer is not self._answer:
             self._answer, self._since = answer, now
@@ -131,15 +113,8 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
     seen in time. SIGTERM ends the process at once, as it does by default. A
     coordinator that is back within seconds, at the same address, is served
     like the one before it; with `TFDISTILL_CHIEF_RETURN_SECS` in the
-    environment also one that is back within that time.
-
-    Args:
-        cluster: A worker or ps task.
-        limit_secs: Longest wait for the coordinator; 0 for no limit.
-
-    Raises:
-        ValueError: The task is a worker with several GPUs.
-        RuntimeError: The task cannot listen on its address.
+    environment also one that is back within that time. `limit_secs` of 0 means
+    no limit.
     """
     _check_devices(cluster)
     return_secs = ending.limit_from_env(_RETURN_VARIABLE, 0.0)
@@ -148,14 +123,16 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
         limit_secs = return_secs
     server = _start(cluster)
     address = cluster.spec["chief"][0]
-    watch = CoordinatorWatch(limit_secs=limit_secs, now=time.monotonic())
+    coordinator = CoordinatorPresence(
+        limit_secs=limit_secs, now=time.monotonic()
+    )
     announced = False
     while True:
         answer = processes.ask(address)
-        presence = watch.note(answer, now=time.monotonic())
+        presence = coordinator.note(answer, now=time.monotonic())
         if presence is Presence.GONE and return_secs:
-            _begin_anew(
-                f"{cluster.task_name} begins anew and waits {return_secs:g} s "
+            _restart(
+                f"{cluster.task_name} restarts and waits {return_secs:g} s "
                 f"for chief:0 at {address}, which is gone."
             )
         if presence is Presence.GONE:
@@ -168,7 +145,7 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
             )
         if presence is Presence.LATE:
             _end(
-                ending.EXIT_CODE,
+                signs.EXIT_RETRY,
                 f"{cluster.task_name} waited {limit_secs:.0f} s for chief:0 at "
                 f"{address}, which {answer.value}. Look at the chief's log; "
                 "TFDISTILL_START_TIMEOUT_SECS sets the limit.",
@@ -187,21 +164,14 @@ def num_intra_op_threads(cluster: identity.Cluster, num_cores: int) -> int:
 
     Tasks on one host share its cores evenly: on 2 cores two ps and two workers
     trained 90,000 examples a second with one thread each and 85,000 with
-    TensorFlow's default, which is a thread for each core in every task.
-
-    Args:
-        cluster: This task.
-        num_cores: Cores of this host.
-
-    Returns:
-        At least 1, or 0 (TensorFlow's default) for a task that is the only one
-        of its group on its host, or if `TF_NUM_INTRAOP_THREADS` is set.
+    TensorFlow's default, which is a thread for each core in every task. 0
+    stands for that default: for a task alone on its host, or if
+    `TF_NUM_INTRAOP_THREADS` is set.
 
     Example:
         >>> spec = {"chief": ["a:1"], "worker": ["a:2", "b:1"], "ps": ["a:3"]}
-        >>> num_intra_op_threads(
-        ...     cluster_lib.Cluster(task_type="ps", spec=spec), 12
-        ... )
+        >>> cluster = identity.Cluster(task_type="ps", spec=spec)
+        >>> num_intra_op_threads(cluster, 12)
         4
     """
     if os.environ.get("TF_NUM_INTRAOP_THREADS"):
@@ -232,7 +202,7 @@ def _start(cluster: identity.Cluster) -> tf.distribute.Server:
     )
     if cluster.task_type == "ps":
         config.device_count["GPU"] = 0  # Variables live in host memory.
-    with in_use_is_told(cluster):
+    with port_in_use_explained(cluster):
         return tf.distribute.Server(
             {job: list(hosts) for job, hosts in cluster.spec.items()},
             job_name=cluster.task_type,
@@ -242,7 +212,7 @@ def _start(cluster: identity.Cluster) -> tf.distribute.Server:
         )
 
 
-def _begin_anew(message: str) -> NoReturn:
+def _restart(message: str) -> NoReturn:
     """Runs this program again in this process, without what it holds."""
     print(f"tfdistill: {message}", file=sys.stderr)
     sys.stdout.flush()

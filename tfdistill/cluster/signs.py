@@ -1,17 +1,15 @@
-"""What a task tells its launcher: that it has started, and that it gets on.
+"""What a task tells its launcher: its start, its progress, and why it ends.
 
 A task creates two files beside its log: one when it begins to wait for the
 other tasks of its group and one when they are all connected; and a third if it
-cannot listen on its address. Their names come from `TFDISTILL_READY_FILE`;
-without it (another launcher) nothing is written.
+cannot listen on its address. A fourth holds its progress in one line: its
+phase, and how often it has reported. The line is overwritten in place, without
+ever waiting for the disk (half a microsecond a time on Linux), and the launcher
+judges by its own clock when it last saw the line change. So a task that hangs
+is found even if it holds Python's lock, or if its threads are all gone.
 
-A task keeps one line in a file beside its ready file: what it is at, and how
-often it has got on. It is overwritten in place, without ever waiting for the
-disk (half a microsecond a time on Linux), and read by a launcher that judges
-by its own clock when it last saw the line change. So a task that hangs is found
-even where it holds Python's lock, or where its threads are all gone.
-
-Without a launcher (`TFDISTILL_READY_FILE` unset) nothing is written.
+The names of the files come from `TFDISTILL_READY_FILE`; without it (another
+launcher) nothing is written.
 """
 
 import contextlib
@@ -21,37 +19,29 @@ import pathlib
 from collections.abc import Iterator
 from collections.abc import Mapping
 
+# Exit code of a task that failed for a reason that may be gone at another try:
+# another task did not come or was lost, or it was told to end.
+EXIT_RETRY = 75
 VARIABLE = "TFDISTILL_READY_FILE"
 _STARTING = ".starting"
 _PORT_TAKEN = ".port_taken"
-SUFFIXES = ("", _STARTING, _PORT_TAKEN)
+_PROGRESS = ".progress"
+SUFFIXES = ("", _STARTING, _PORT_TAKEN, _PROGRESS)
 
 
 def announce_starting(environ: Mapping[str, str] | None = None) -> None:
-    """Says that this task is there and waits for its group.
-
-    Args:
-        environ: Variables to read. Default `os.environ`.
-    """
+    """Says that this task is there and waits for its group."""
     _touch(environ, _STARTING)
 
 
 def announce_ready(environ: Mapping[str, str] | None = None) -> None:
-    """Says that all tasks of this group are connected.
-
-    Args:
-        environ: Variables to read. Default `os.environ`.
-    """
+    """Says that all tasks of this group are connected."""
     _touch(environ, _STARTING)
     _touch(environ, "")
 
 
 def announce_port_taken(environ: Mapping[str, str] | None = None) -> None:
-    """Says that another process listens on this task's address.
-
-    Args:
-        environ: Variables to read. Default `os.environ`.
-    """
+    """Says that another process listens on this task's address."""
     _touch(environ, _PORT_TAKEN)
 
 
@@ -61,11 +51,7 @@ def found_starting(ready_path: pathlib.Path) -> bool:
 
 
 def found_port_taken(ready_path: pathlib.Path) -> bool:
-    """Whether a task has said so.
-
-    Args:
-        ready_path: The task's ready file.
-    """
+    """Whether a task with this ready file has said so."""
     return ready_path.with_name(ready_path.name + _PORT_TAKEN).exists()
 
 
@@ -76,7 +62,6 @@ def _touch(environ: Mapping[str, str] | None, suffix: str) -> None:
         pathlib.Path(path + suffix).touch()
 
 
-SUFFIX = ".progress"
 _LINE_BYTES = 64
 
 # What a task is at. From the step before to the next:
@@ -113,14 +98,9 @@ class Reporter:
     """Writes one task's progress."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        """Writes nothing yet.
-
-        Args:
-            environ: Variables to read. Default `os.environ`.
-        """
         environ = os.environ if environ is None else environ
         path = environ.get(VARIABLE)
-        self._path = path + SUFFIX if path else None
+        self._path = path + _PROGRESS if path else None
         self._fd: int | None = None
         self._count = 0
         self._phase = IDLE
@@ -140,11 +120,7 @@ class Reporter:
             self.say(phase)
 
     def say(self, phase: str) -> None:
-        """Says that the task has got on, and what it is at now.
-
-        Args:
-            phase: One of those above.
-        """
+        """Says that there was progress, and which phase the task is in now."""
         if self._path is None:
             return
         self._count += 1
@@ -165,16 +141,9 @@ class Reporter:
 
 
 def read_progress(ready_path: pathlib.Path) -> Line | None:
-    """Returns what a task last said.
-
-    Args:
-        ready_path: The task's ready file.
-
-    Returns:
-        None if it has said nothing.
-    """
+    """Returns what a task last said; None if it has said nothing."""
     try:
-        text = pathlib.Path(f"{ready_path}{SUFFIX}").read_text("utf-8")
+        text = pathlib.Path(f"{ready_path}{_PROGRESS}").read_text("utf-8")
         count, _, phase = text.strip().partition(" ")
         return Line(phase, int(count))
     except (OSError, ValueError):

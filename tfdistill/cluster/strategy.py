@@ -19,7 +19,7 @@ from tfdistill.cluster import signs
 from tfdistill.system import keras_internals
 
 _EXIT_LIMIT_SECS = 60.0
-# Which task each strategy was made for: nobody asks the environment again.
+# Which task each strategy was made for: no one asks the environment again.
 _CLUSTERS: weakref.WeakKeyDictionary[
     tf.distribute.Strategy, identity.Cluster
 ] = weakref.WeakKeyDictionary()
@@ -69,7 +69,7 @@ def make_strategy(
     if cluster.uses_parameter_servers and not cluster.is_chief:
         server.serve(cluster, limit_secs=start_timeout_secs)
     ending.install()  # For the wait for the others.
-    with server.in_use_is_told(cluster):
+    with server.port_in_use_explained(cluster):
         if cluster.uses_parameter_servers:
             strategy = _parameter_servers(cluster, start_timeout_secs)
         elif cluster.num_workers > 1:
@@ -84,14 +84,9 @@ def make_strategy(
 
 
 def cluster_of(strategy: tf.distribute.Strategy) -> identity.Cluster:
-    """Returns this task and its group, as the strategy's maker was told.
+    """Returns the cluster that `make_strategy` made a strategy for.
 
-    Args:
-        strategy: Of the model. One that `make_strategy` did not make says
-            nothing of groups: then the environment does.
-
-    Raises:
-        ValueError: The environment is asked, and describes no cluster.
+    Any other strategy says nothing of groups: then the environment does.
     """
     return _CLUSTERS.get(strategy) or identity.Cluster.from_env()
 
@@ -130,11 +125,11 @@ def _or_end(wait: Callable[[], None]) -> None:
         wait()
     except rendezvous.MissingWorkersError as error:
         print(
-            f"tfdistill: {error} Look at the logs of who is missing; "
+            f"tfdistill: {error} Look at the logs of the missing tasks; "
             "TFDISTILL_START_TIMEOUT_SECS sets the limit.",
             file=sys.stderr,
         )
-        raise SystemExit(ending.EXIT_CODE) from error
+        raise SystemExit(signs.EXIT_RETRY) from error
 
 
 def _resolver(

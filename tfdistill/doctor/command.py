@@ -1,9 +1,7 @@
 """The command `tfdistill-doctor`."""
 
-import argparse
 import contextlib
 import json
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -14,9 +12,11 @@ from typing import TextIO
 
 import rich.console
 import rich.text
+from absl import flags
 
 from tfdistill.doctor import check
 from tfdistill.doctor import examination
+from tfdistill.system import programs
 from tfdistill.system import untrusted
 
 FORMAT = 1
@@ -83,8 +83,8 @@ def document(results: Sequence[check.Result]) -> dict[str, Any]:
     }
 
 
-EXIT_FAILED, EXIT_OPTIONS = 1, 2
-_EPILOG = """\
+EXIT_FAILED = 1
+_NOTES = """\
 Run it as each task will be run: on its host, as its user, with its TF_CONFIG
 and TFDISTILL_* variables; on all tasks of a group at the same time, so that
 they find each other. It trains nothing, and removes what it writes.
@@ -93,65 +93,54 @@ Exit code: 0 if no check has failed, 1 if one has, 2 for wrong options.
 """
 
 
-def make_parser(prog: str) -> argparse.ArgumentParser:
-    """Returns the parser of the options.
-
-    Args:
-        prog: Name of the program in messages.
-    """
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Finds out before the first step why a run would fail.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("--json", action="store_true", help="print one JSON document")
-    add("--plain", action="store_true", help="no colours, even on a terminal")
+def add_options(options: programs.Flags) -> None:
+    """Adds the options that any examination has."""
+    add = options.add
+    add(flags.DEFINE_boolean, "json", False, "print one JSON document")
     add(
-        "--no_reach",
-        action="store_true",
-        help="do not look for the other tasks of the group",
+        flags.DEFINE_boolean,
+        "plain",
+        False,
+        "no colours, even on a terminal",
     )
     add(
-        "--no_tensorflow",
-        action="store_true",
-        help="only the checks that do without TensorFlow: no teachers, no data",
+        flags.DEFINE_boolean,
+        "no_reach",
+        False,
+        "do not look for the other tasks of the group",
+    )
+    add(
+        flags.DEFINE_boolean,
+        "no_tensorflow",
+        False,
+        "only the checks that do without TensorFlow: no teachers, no data",
     )
     for name, text in (
         ("wait_secs", "longest wait for the other tasks"),
         ("limit_secs", "longest time for each other check"),
     ):
-        add(
-            f"--{name}",
-            type=float,
-            default=60.0,
-            metavar="SECS",
-            help=f"{text}; default 60",
-        )
-    return parser
+        add(flags.DEFINE_float, name, 60.0, text)
+        options.check_positive(name)
 
 
-def examination_options(
-    parser: argparse.ArgumentParser, parsed: argparse.Namespace
-) -> examination.Options:
-    """Returns what to examine.
-
-    Args:
-        parser: Reports a wrong option, which exits with code 2.
-        parsed: The parsed options of `make_parser`.
-    """
-    for name in ("wait_secs", "limit_secs"):
-        value = getattr(parsed, name)
-        if not (math.isfinite(value) and value > 0):
-            parser.error(f"--{name} must be > 0; received {value}")
-    return examination.Options(
-        limit_secs=parsed.limit_secs,
-        wait_secs=parsed.wait_secs,
-        reach=not parsed.no_reach,
-        tensorflow=not parsed.no_tensorflow,
+def examine(
+    options: programs.Options, *, more: examination.More | None = None
+) -> int:
+    """Examines this task as the options say; `more` makes further checks."""
+    # What TensorFlow says of itself at its start is no finding.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    code, ended = run(
+        examination.Options(
+            limit_secs=options.limit_secs,
+            wait_secs=options.wait_secs,
+            reach=not options.no_reach,
+            tensorflow=not options.no_tensorflow,
+        ),
+        as_json=options.json,
+        plain=options.plain,
+        more=more,
     )
+    return leave(code, ended, exit_now=os._exit)
 
 
 def run(
@@ -194,23 +183,14 @@ def leave(
     return code
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
-
-    Returns:
-        The exit code.
-    """
-    parser = make_parser("tfdistill-doctor")
-    parsed = parser.parse_args(argv)
-    options = examination_options(parser, parsed)
-    # What TensorFlow says of itself at its start is no finding.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    code, ended = run(options, as_json=parsed.json, plain=parsed.plain)
-    return leave(code, ended, exit_now=os._exit)
-
+PROGRAM = programs.Program(
+    name="tfdistill-doctor",
+    about="Finds out before the first step why a run would fail.",
+    notes=_NOTES,
+    define=add_options,
+    run=examine,
+)
+main, start = PROGRAM.main, PROGRAM.start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start()

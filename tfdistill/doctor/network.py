@@ -12,7 +12,6 @@ others' addresses, and nothing at all if two tasks take themselves for chief.
 import dataclasses
 import errno
 import hashlib
-import json
 import secrets
 import socket
 import socketserver
@@ -138,12 +137,7 @@ def _send(
     connection: socket.socket, own: Card, clock: Callable[[], float]
 ) -> bool:
     message = dataclasses.asdict(own) | {_FIELD: _FORMAT, "time": clock()}
-    try:
-        connection.settimeout(_REPLY_SECS)
-        connection.sendall(json.dumps(message).encode() + b"\n")
-    except OSError:
-        return False
-    return True
+    return untrusted.send(connection, message, limit_secs=_REPLY_SECS)
 
 
 def _receive(

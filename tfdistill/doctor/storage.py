@@ -207,8 +207,8 @@ def space(
 
 def _largest_version(root: str, num_groups: int) -> int:
     """Returns the bytes of the largest of the groups' newest versions."""
-    file_system, root = filesystem.for_root(root)
-    found = [reader.newest(file_system, root, g) for g in range(num_groups)]
+    versions = reader.VersionReader(root, key=None)
+    found = [versions.glance(group) for group in range(num_groups)]
     return max((version.num_bytes for version in found if version), default=0)
 
 
@@ -219,11 +219,10 @@ def clocks(
     file_system: filesystem.FileSystem | None = None,
 ) -> Iterator[check.Result]:
     """Compares each group's clock with the storage's, by its newest version."""
-    if file_system is None:
-        file_system, root = filesystem.for_root(root)
+    versions = reader.VersionReader(root, key=None, file_system=file_system)
     compared = []
     for group in range(groups):
-        found = reader.newest(file_system, root, group)
+        found = versions.glance(group)
         if found is None or not found.modified:
             continue
         apart = found.created - found.modified

@@ -6,7 +6,6 @@ replicas, clipped together with the others, and applied by one fused operation
 for each shard on each replica. All other variables are left to Keras.
 """
 
-import typing
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,54 +17,7 @@ from tfdistill.embedding import layer as embedding_layer
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import rules
 
-# See `tfdistill.training.multi_worker`: a mixin must not be a `keras.Model`.
-_Base: Any = keras.Model if typing.TYPE_CHECKING else object
-
 TableSlots = list[tuple[embedding_layer.ShardedEmbedding, int, dict[str, Any]]]
-
-
-class TableTraining(_Base):
-    """The part of a model's training that updates its variables."""
-
-    def apply_summed_gradients(
-        self, tape: tf.GradientTape, loss: tf.Tensor
-    ) -> None:
-        """Sums the gradients over the replicas, then updates the variables.
-
-        Args:
-            tape: The tape that recorded `loss`.
-            loss: This replica's share of the loss, scaled for the optimizer.
-        """
-        variables = self.trainable_weights
-        gradients = tape.gradient(loss, variables)
-        if replicas.in_replica():
-            gradients = replicas.summed(gradients)
-        tables = self.table_updates()
-        if tables is None:
-            self.optimizer.apply(gradients, variables)
-        else:
-            tables.apply(gradients, variables)
-
-    def table_updates(self) -> "TableUpdates | None":
-        """Returns what updates the tables; None for a model without any."""
-        made = getattr(self, "_table_updates", None)
-        if made is None or made.optimizer is not self.optimizer:
-            if not embedding_layer.layers_of(self):
-                return None
-            with tf.init_scope():
-                made = TableUpdates(self)
-            # A plain object: Keras and checkpoints look past it.
-            self._table_updates = made
-        return made
-
-    @property
-    def table_slots(self) -> TableSlots:
-        """What the optimizer keeps for tables: layer, shard, slots by name.
-
-        Made when the model first trains, or when they are first asked for.
-        """
-        tables = self.table_updates()
-        return [] if tables is None else tables.slots
 
 
 class TableUpdates:
@@ -76,15 +28,16 @@ class TableUpdates:
         slots: For each shard: its layer, its index there, its slots by name.
     """
 
+    @classmethod
+    def of(cls, model: keras.Model) -> "TableUpdates | None":
+        """Returns what updates a model's tables; None if it has none."""
+        if not embedding_layer.layers_of(model):
+            return None
+        with tf.init_scope():  # A step may be being traced.
+            return cls(model)
+
     def __init__(self, model: keras.Model) -> None:
-        """Makes the slots, each beside its shard.
-
-        Args:
-            model: The model.
-
-        Raises:
-            ValueError: The optimizer has no fused form.
-        """
+        """Makes the slots, each beside its shard."""
         self.optimizer = model.optimizer
         self._rule = rules.rule_for(model.optimizer)
         places = [
@@ -105,9 +58,8 @@ class TableUpdates:
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Updates all variables once, and the step counter.
 
-        Args:
-            gradients: Summed over the replicas; None where there is none.
-            variables: Their Keras variables.
+        `gradients` are summed over the replicas, None for a Keras variable
+        that has none.
         """
         layers = {
             id(layer.shards[index]): layer for layer, index, _ in self.slots
@@ -179,11 +131,7 @@ def _distinct(gradient: Any, layer: Any) -> Any:
 
 
 def dense_variables(model: keras.Model) -> list[Any]:
-    """Returns the trainable variables that are left to Keras' optimizer.
-
-    Args:
-        model: A built model.
-    """
+    """Returns the trainable variables that are left to Keras' optimizer."""
     of_tables = {
         id(shard)
         for layer in embedding_layer.layers_of(model)

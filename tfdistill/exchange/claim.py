@@ -1,16 +1,17 @@
 """The claim of a group: one process at a time publishes for it.
 
-The holder counts up in its claim about once a second. A second process that
-wants the group watches: while the count moves it fails, and once it has stood
-still for the lease it takes the claim over. A holder that was frozen meanwhile
-finds the other's claim, and never publishes again. Time is each process' own,
-so clocks that differ do not matter; docs/protocol.md has the rules.
+The holder increases a count in its claim about once a second. A second process
+that wants the group reads it: while the count grows, that process fails; once
+the count has not changed for the lease, that process takes the claim over. A
+holder that was frozen meanwhile finds the other's claim, and never publishes
+again. Each process measures time by its own clock, so clocks that differ do not
+matter; docs/protocol.md has the rules.
 
 Claims are numbered. `<group>/.claim-<n>/owner.json` holds the n-th, and the
-highest number counts. To follow the n-th claim is to make the n+1-th, which
-one process alone can do where directories are renamed as a whole: a directory
-that holds a claim already stands in the way of a rename. Elsewhere the one who
-wrote last has it, and the others find out by reading it again.
+highest number counts. To follow the n-th claim is to make the n+1-th. If
+directories are renamed as a whole, only one process can: a directory that holds
+a claim already blocks the rename. Otherwise the last one to write has it, and
+the others find out by reading it again.
 
 A record comes from another process, often from another machine, so it is read
 as hostile input.
@@ -32,10 +33,21 @@ from typing import NamedTuple
 
 from tfdistill.exchange import filesystem
 from tfdistill.system import processes
+from tfdistill.system import untrusted
 
 MAX_BYTES = 4096
+LEASE_SECS = 10.0
+RENEW_SECS = 1.0
 _INCARNATION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HOST_NAME = re.compile(r"[!-~]{0,255}")
+_FILE_NAME = re.compile(r"\.claim-([1-9][0-9]{0,17})")
+_FILE = "owner.json"
+_TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
+# The last count of a process that has just died may still come into sight.
+_MOVES_OF_THE_LIVING = 2
+_LOOKS_A_RENEWAL = 4
+_RELEASE_SECS = 10.0
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +59,7 @@ class ClaimRecord:
       host: Name of its machine, for people.
       pid: Its process id there.
       machine: One boot of one machine, and the namespace that `pid` counts
-        in; empty where the system does not tell.
+        in; empty if the system does not say.
       started: When the process started, in the units of that machine.
       counter: Grows for as long as the process lives.
       released: Whether the process has finished with the group.
@@ -63,7 +75,7 @@ class ClaimRecord:
 
     @classmethod
     def of_this_process(cls, incarnation: str) -> "ClaimRecord":
-        """Returns this process' record, as it claims a group."""
+        """Returns this process's record, as it claims a group."""
         pid = os.getpid()
         name = re.sub(r"[^!-~]", "?", socket.gethostname())[:255]
         return cls(
@@ -80,18 +92,12 @@ class ClaimRecord:
 
     @classmethod
     def from_json(cls, text: bytes) -> "ClaimRecord | None":
-        """Reads a record, or returns None for what is none.
-
-        Args:
-          text: What `to_json` returned, as UTF-8. It may be torn: some storage
-            shows a file while it is written.
-        """
+        """Reads a record; None for what is none, such as a torn file."""
         try:
-            fields = json.loads(text)
-            record = cls(**fields) if isinstance(fields, dict) else None
-        except (ValueError, TypeError, RecursionError):
+            record = cls(**(untrusted.json_object(text) or {}))
+        except TypeError:
             return None
-        return record if record is not None and record._is_valid() else None
+        return record if record._is_valid() else None
 
     def is_gone(self) -> bool:
         """Whether the process is known to live no more.
@@ -137,11 +143,6 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-_FILE_NAME = re.compile(r"\.claim-([1-9][0-9]{0,17})")
-_FILE = "owner.json"
-_TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
-
-
 class Claim(NamedTuple):
     """What was read of a claim.
 
@@ -160,25 +161,19 @@ class ClaimFiles:
     """Reads and writes the claims of one group; failures are OSErrors.
 
     Attributes:
-      creates_exclusively: Whether one process alone can make a claim.
+      creates_exclusively: Whether only one process can make a claim.
     """
 
     def __init__(
         self, file_system: filesystem.FileSystem, group_dir: str
     ) -> None:
-        """Touches no storage.
-
-        Args:
-          file_system: Where the group's directory is.
-          group_dir: The directory; it need not exist.
-        """
         self._file_system = file_system
         self._group_dir = group_dir
         # Until a rename is refused, as some mounts do.
         self.creates_exclusively = file_system.renames_atomically
 
     def newest(self) -> Claim | None:
-        """Returns the claim that counts, or None where there is none."""
+        """Returns the claim that counts, or None."""
         number = max(self._numbers(), default=None)
         if number is None:
             return None
@@ -195,11 +190,10 @@ class ClaimFiles:
         return Claim(number, text, ClaimRecord.from_json(text))
 
     def create(self, number: int, record: ClaimRecord) -> bool:
-        """Makes a claim, unless another process was faster.
+        """Makes a claim, unless another process was faster; whether it did.
 
-        Returns:
-          Whether it was made. Unless `creates_exclusively`, True only says
-          that nobody was seen: `read` it again after a while.
+        Unless `creates_exclusively`, True says only that no other process was
+        seen: `read` the claim again after a while.
         """
         path = self._path(number)
         draft = f"{self._group_dir}/.tmp-claim-{record.incarnation}"
@@ -245,8 +239,8 @@ class ClaimFiles:
         return f"{self._group_dir}/.claim-{number}"
 
 
-class Watch:
-    """Whether another process' claim moves, by this process' own clock.
+class LastChange:
+    """When another process's claim last changed, by this process's clock.
 
     Attributes:
       since: When what was seen last was seen first.
@@ -260,26 +254,11 @@ class Watch:
         self._last: tuple[int, bytes] | None = None
 
     def see(self, found: Claim, now: float) -> None:
-        """Takes down what was read, and when if it is new.
-
-        Args:
-          found: The newest claim.
-          now: The time, taken after it was read.
-        """
+        """Notes what was read; `now` is the time after it was read."""
         seen = (found.number, found.text)
         if seen != self._last:
             self._last, self.since = seen, now
             self.num_moves += 1
-
-
-LEASE_SECS = 10.0
-RENEW_SECS = 1.0
-
-# The last count of a process that has just died may still come into sight.
-_MOVES_OF_THE_LIVING = 2
-_LOOKS_A_RENEWAL = 4
-_RELEASE_SECS = 10.0
-_log = logging.getLogger(__name__)
 
 
 class GroupClaimedError(ValueError):
@@ -294,7 +273,7 @@ ERRORS = (GroupClaimedError, ClaimLostError)
 
 
 class GroupClaim:
-    """This process' claim of one group. Threads may share it."""
+    """This process's claim of one group. Threads may share it."""
 
     def __init__(
         self,
@@ -306,17 +285,10 @@ class GroupClaim:
         renew_secs: float = RENEW_SECS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Touches no storage.
+        """Touches no storage; the group's directory need not exist.
 
-        Args:
-          file_system: Where the group's directory is.
-          group_dir: The directory; it need not exist.
-          owner: Who claims the group.
-          lease_secs: Seconds without a sign of life after which another
-            process' claim is taken over. Default 10.
-          renew_secs: Seconds between two signs of life. Default 1.
-          clock: Seconds of a clock that never goes backwards. Default:
-            `time.monotonic`.
+        After `lease_secs` without a sign of life from another process, its
+        claim is taken over.
         """
         if not 0 < 3 * renew_secs <= lease_secs:
             raise ValueError(
@@ -361,38 +333,27 @@ class GroupClaim:
     def start(self) -> None:
         """Takes the claim and renews it in the background.
 
-        Returns at once where the group is free or its last owner is known to
-        be dead, and after the lease where that cannot be known. While the
-        storage is out of reach it returns too, and goes on trying in the
-        background; nothing can be published before that succeeds.
-
-        Raises:
-          GroupClaimedError: If another process has the group, and is alive.
+        Returns at once if the group is free or its last owner is known to be
+        dead, and after the lease if that cannot be known. If the storage is
+        out of reach it returns too and keeps trying in the background; nothing
+        can be published before that succeeds.
         """
         try:
             self._acquire()
         except OSError as error:
-            self._tell_outage(error)
+            self._log_outage(error)
         self._thread.start()
 
     def check(self) -> None:
-        """Raises what the background has found out; touches no storage.
-
-        Raises:
-          GroupClaimedError: If another process had the group before.
-          ClaimLostError: If another process has taken it over.
-        """
+        """Raises what the background has found out; touches no storage."""
         if self._failure is not None:
             raise self._failure
 
     def confirm(self) -> None:
         """Makes sure, by looking, that the group is still this process'.
 
-        Raises:
-          GroupClaimedError: If another process had the group before.
-          ClaimLostError: If another process has taken it over.
-          RuntimeError: If the claim could not be taken yet.
-          OSError: If the storage fails.
+        Raises what `check` does, or a RuntimeError if the claim could not be
+        taken yet.
         """
         self.check()
         if not self._number:
@@ -424,14 +385,14 @@ class GroupClaim:
                 else:
                     self._acquire()
             except OSError as error:
-                self._tell_outage(error)
+                self._log_outage(error)
             except ERRORS as error:
                 self._failure = error
                 _log.error("%s", error)
                 return
             else:
                 self._out_of_reach = False
-        # Where this fails the owner's death, or the lease, says the same.
+        # If this fails, the owner's death, or the lease, says the same.
         with contextlib.suppress(OSError, ClaimLostError):
             if self._number:
                 self._owner = dataclasses.replace(self._owner, released=True)
@@ -469,7 +430,7 @@ class GroupClaim:
             )
 
     def _acquire(self) -> None:
-        watch = Watch()
+        seen = LastChange()
         poll_secs = self._renew_secs / _LOOKS_A_RENEWAL
         while not self._stopping.is_set():
             # Before the look: this process may be frozen right after it.
@@ -477,7 +438,7 @@ class GroupClaim:
             newest = self._files.newest()
             if newest is None:
                 taken = self._take(0)
-            elif self._may_follow(newest, watch, now):
+            elif self._may_follow(newest, seen, now):
                 taken = self._take(newest.number)
             else:
                 taken = False
@@ -485,21 +446,21 @@ class GroupClaim:
                 return
             self._stopping.wait(poll_secs)
 
-    def _may_follow(self, newest: Claim, watch: Watch, now: float) -> bool:
+    def _may_follow(self, newest: Claim, seen: LastChange, now: float) -> bool:
         record = newest.record
         if record is not None and (
             record.is_gone() or record.incarnation == self._incarnation
         ):
             return True
-        watch.see(newest, self._clock())
-        if watch.num_moves >= _MOVES_OF_THE_LIVING:
+        seen.see(newest, self._clock())
+        if seen.num_moves >= _MOVES_OF_THE_LIVING:
             raise GroupClaimedError(
                 f"{self._group_dir} must have one publisher; "
                 f"{record or 'another process'} claims it and is alive. Give "
                 "each group an index of its own (TFDISTILL_GROUP) and each run "
                 "an exchange of its own, or end that process first."
             )
-        if now - watch.since < self._lease_secs:
+        if now - seen.since < self._lease_secs:
             return False
         _log.warning(
             "Taking over %s: %s has given no sign of life for %.0f s.",
@@ -529,9 +490,7 @@ class GroupClaim:
     def _incarnation(self) -> str:
         return self._owner.incarnation
 
-    def _tell_outage(self, error: OSError) -> None:
+    def _log_outage(self, error: OSError) -> None:
         level = logging.DEBUG if self._out_of_reach else logging.WARNING
         self._out_of_reach = True
-        _log.log(
-            level, "Cannot claim %s, trying on: %s", self._group_dir, error
-        )
+        _log.log(level, "Cannot claim %s yet: %s", self._group_dir, error)

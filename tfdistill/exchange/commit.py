@@ -1,6 +1,7 @@
-"""How a version comes into sight whole, and how it goes."""
+"""How a version becomes visible as a whole, and how it is removed."""
 
 import contextlib
+import functools
 import logging
 import math
 import tempfile
@@ -20,11 +21,11 @@ _log = logging.getLogger(__name__)
 
 
 class Retention:
-    """Decides by this process' own clock which versions may go.
+    """Decides by this process's own clock which versions may go.
 
     A version may go once `max_to_keep` newer ones exist and `min_keep_secs`
     have passed since this object first saw a newer one. Times written by other
-    machines play no part, and a restarted publisher starts counting anew.
+    machines play no part, and a restarted publisher starts counting again.
     """
 
     def __init__(
@@ -34,13 +35,6 @@ class Retention:
         min_keep_secs: float,
         clock: Callable[[], float],
     ) -> None:
-        """Checks the options.
-
-        Args:
-          max_to_keep: Number of newest versions that always stay; at least 2.
-          min_keep_secs: Seconds that a version stays once it is superseded.
-          clock: Seconds of a clock that never goes backwards.
-        """
         if type(max_to_keep) is not int or max_to_keep < 2:
             raise ValueError(
                 "`max_to_keep` must be an integer >= 2, or the version that a "
@@ -58,12 +52,7 @@ class Retention:
         self._superseded: dict[int, dict[int, float]] = {}
 
     def expired(self, group: int, steps: Sequence[int]) -> list[int]:
-        """Returns the versions that may go now, oldest first.
-
-        Args:
-          group: The group they belong to.
-          steps: All its versions, ascending.
-        """
+        """Returns which of all steps, ascending, may go now: oldest first."""
         now = self._clock()
         earlier = self._superseded.get(group, {})
         since = {step: earlier.get(step, now) for step in steps[:-1]}
@@ -102,12 +91,7 @@ def sweep(
     another incarnation was writing goes when nothing in it has changed for
     `lease_secs`, seen from the newest manifest of the group: both times come
     from the storage's clock, so the clocks of the machines do not matter.
-
-    Args:
-      file_system: Where the group's directory is.
-      group_dir: The directory.
-      incarnation: The caller's own, which must not be publishing meanwhile.
-      lease_secs: Seconds after which an unfinished version is abandoned.
+    `incarnation` must not be publishing meanwhile.
     """
     manifests = [0.0]
     unfinished = []
@@ -116,7 +100,7 @@ def sweep(
         if name.startswith(".trash-") or (
             name.startswith(".tmp-") and name.endswith(incarnation)
         ):
-            _remove(file_system, path)
+            try_to_remove(file_system.remove_tree, path)
         elif name.startswith(".tmp-"):
             unfinished.append(path)
         elif versions.step_of_name(name) is not None:
@@ -129,7 +113,7 @@ def sweep(
         changed = _last_change(file_system, path)
         if max(manifests) - changed >= lease_secs:
             _log.info("Removing %s, abandoned by its publisher.", path)
-            _remove(file_system, path)
+            try_to_remove(file_system.remove_tree, path)
 
 
 def _directories(
@@ -146,11 +130,14 @@ def _directories(
                 yield path
 
 
-def _remove(file_system: filesystem.FileSystem, path: str) -> None:
+def try_to_remove(remove: Callable[[str], None], path: str) -> bool:
+    """Calls `remove` on a path; if that fails, warns and returns False."""
     try:
-        file_system.remove_tree(path)
+        remove(path)
     except OSError as error:
         _log.warning("Could not remove %s: %s", path, error)
+        return False
+    return True
 
 
 def _manifest_time(
@@ -175,8 +162,8 @@ def _last_change(file_system: filesystem.FileSystem, directory: str) -> float:
 class Staging:
     """A temporary directory that becomes a version, or leaves no trace.
 
-    Where directories can be renamed it lies beside the version, so that one
-    rename publishes it. Elsewhere it is a local directory (`TMPDIR` says
+    If directories can be renamed it lies beside the version, so that one
+    rename publishes it. Otherwise it is a local directory (`TMPDIR` says
     where), copied file by file with the manifest last.
 
     Attributes:
@@ -190,13 +177,6 @@ class Staging:
         *,
         incarnation: str,
     ) -> None:
-        """Makes the directory.
-
-        Args:
-          file_system: Where the version goes.
-          final: The directory of the version.
-          incarnation: Marks the directory as this publisher's.
-        """
         self._target = file_system
         self._final = final
         self._parent, _, name = final.rpartition("/")
@@ -210,12 +190,7 @@ class Staging:
             self.path = tempfile.mkdtemp(prefix="tfdistill-export-")
 
     def files(self) -> dict[str, manifest.FileEntry]:
-        """Returns size and checksum of each file, by path, and syncs them.
-
-        Raises:
-          NotRegularFileError: For a link, pipe or device.
-          ManifestError: For a name that no manifest can hold.
-        """
+        """Returns size and checksum of each regular file, and syncs them."""
         entries = {}
         directories = [self.path]
         for name, found in filesystem.walk(self._source, self.path):
@@ -233,13 +208,11 @@ class Staging:
     def commit(
         self, checked: manifest.Manifest, *, confirm: Callable[[], None]
     ) -> None:
-        """Makes the version visible.
+        """Makes the version visible, with the entries that `files` returned.
 
-        Args:
-          checked: The manifest, with the entries that `files` returned.
-          confirm: Called before anything in sight is changed, at last right
-            before the version comes into sight. What it raises ends the
-            publication; after a `ClaimLostError` nothing in sight is touched.
+        `confirm` is called before anything in sight is changed, and again
+        right before the version comes into sight. What it raises ends the
+        publication; after a `ClaimLostError` nothing in sight is touched.
         """
         text = checked.to_json().encode()
         confirm()
@@ -260,15 +233,13 @@ class Staging:
         except claim.ClaimLostError:
             raise  # What lies there may be the new owner's by now.
         except BaseException:
-            self._take_back()
+            remove = functools.partial(remove_version, self._target)
+            try_to_remove(remove, self._final)
             raise
 
     def discard(self) -> None:
         """Removes the temporary directory if it is still there."""
-        try:
-            self._source.remove_tree(self.path)
-        except OSError as error:
-            _log.warning("Could not remove %s: %s", self.path, error)
+        try_to_remove(self._source.remove_tree, self.path)
 
     def _clear(self) -> None:
         try:
@@ -280,12 +251,6 @@ class Staging:
                 f"{self._final} must be absent or a directory, and is neither."
             )
         remove_version(self._target, self._final)
-
-    def _take_back(self) -> None:
-        try:
-            remove_version(self._target, self._final)
-        except OSError as error:
-            _log.warning("Could not remove %s: %s", self._final, error)
 
     def _sync(self, path: str) -> None:
         # What is copied from here need not survive a crash itself.

@@ -1,7 +1,7 @@
 """The few file operations the exchange needs, on local disks and by URL.
 
 Failures of either kind surface as `OSError`, so that callers need not know
-which one they talk to. TensorFlow is imported for URLs alone.
+which one they talk to. TensorFlow is imported only for URLs.
 """
 
 import contextlib
@@ -12,45 +12,18 @@ import shutil
 import stat
 from collections.abc import Iterable
 from collections.abc import Iterator
-from typing import IO
 from typing import NamedTuple
 from typing import Protocol
 
-
-def write(path: str, blocks: Iterable[bytes]) -> None:
-    """Writes a file beside its place, syncs it, and moves it there.
-
-    Args:
-      path: The file, which may exist; its directory must.
-      blocks: The content.
-
-    Raises:
-      OSError: If the disk fails; what was there before is left alone.
-    """
-    draft = f"{path}.{os.getpid()}.part"
-    try:
-        with open(draft, "wb") as file:
-            file.writelines(blocks)
-            _flush(file)
-        try:
-            os.replace(draft, path)
-        except OSError:
-            # Some mounts rename nothing; what is wrong otherwise, such as a
-            # directory in the file's place, fails here again.
-            with open(draft, "rb") as source, open(path, "wb") as file:
-                shutil.copyfileobj(source, file)
-                _flush(file)
-    finally:
-        with contextlib.suppress(OSError):
-            os.remove(draft)
-
-
-def _flush(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
+from tfdistill.system import run_files
 
 BLOCK_BYTES = 4 * 1024 * 1024
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://+[^/]")
+_NEARLY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+# What mounts without a rename of directories answer: other devices, gcsfuse.
+NO_RENAME = frozenset(
+    {errno.EXDEV, errno.ENOTSUP, errno.ENOSYS, errno.EMFILE, errno.EPERM}
+)
 
 
 class NotRegularFileError(OSError):
@@ -71,85 +44,6 @@ class Stat(NamedTuple):
     is_file: bool
     size: int
     modified: float
-
-
-class LocalFileSystem:
-    """Local disks and whatever is mounted like one."""
-
-    renames_atomically = True
-
-    def list_dir(self, path: str) -> list[str]:
-        """See `filesystem.FileSystem`."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            return os.listdir(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def stat(self, path: str) -> Stat:
-        """See `filesystem.FileSystem`."""
-        found = os.lstat(path)
-        return Stat(
-            stat.S_ISDIR(found.st_mode),
-            stat.S_ISREG(found.st_mode),
-            found.st_size,
-            found.st_mtime,
-        )
-
-    def blocks(self, path: str) -> Iterator[bytes]:
-        """See `filesystem.FileSystem`."""
-        # Without O_NONBLOCK, opening a pipe would wait for its other end.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        try:
-            descriptor = os.open(path, flags)
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            raise NotRegularFileError(errno.ELOOP, "a link", path) from error
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise NotRegularFileError(errno.EINVAL, "not a file", path)
-        with open(descriptor, "rb", buffering=0) as file:
-            while block := file.read(BLOCK_BYTES):
-                yield block
-
-    def write(self, path: str, blocks: Iterable[bytes]) -> None:
-        """See `filesystem.FileSystem`."""
-        self.make_dirs(os.path.dirname(path))
-        write(path, blocks)
-
-    def sync(self, path: str) -> None:
-        """See `filesystem.FileSystem`."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            # Some mounts cannot sync a directory; they have nothing to sync.
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-                raise
-        finally:
-            os.close(descriptor)
-
-    def rename(self, source: str, target: str) -> None:
-        """See `filesystem.FileSystem`."""
-        os.rename(source, target)
-
-    def make_dirs(self, path: str) -> None:
-        """See `filesystem.FileSystem`."""
-        os.makedirs(path, exist_ok=True)
-
-    def remove(self, path: str) -> None:
-        """See `filesystem.FileSystem`."""
-        os.remove(path)
-
-    def remove_tree(self, path: str) -> None:
-        """See `filesystem.FileSystem`."""
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(path)
-
-
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://+[^/]")
-_NEARLY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class FileSystem(Protocol):
@@ -189,6 +83,81 @@ class FileSystem(Protocol):
         """Removes a directory and all it holds; fine if there is none."""
 
 
+class LocalFileSystem:
+    """Local disks and whatever is mounted like one."""
+
+    renames_atomically = True
+
+    def list_dir(self, path: str) -> list[str]:
+        """See `FileSystem`."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            return os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def stat(self, path: str) -> Stat:
+        """See `FileSystem`."""
+        found = os.lstat(path)
+        return Stat(
+            stat.S_ISDIR(found.st_mode),
+            stat.S_ISREG(found.st_mode),
+            found.st_size,
+            found.st_mtime,
+        )
+
+    def blocks(self, path: str) -> Iterator[bytes]:
+        """See `FileSystem`."""
+        # Without O_NONBLOCK, opening a pipe would wait for its other end.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(path, flags)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise NotRegularFileError(errno.ELOOP, "a link", path) from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise NotRegularFileError(errno.EINVAL, "not a file", path)
+        with open(descriptor, "rb", buffering=0) as file:
+            while block := file.read(BLOCK_BYTES):
+                yield block
+
+    def write(self, path: str, blocks: Iterable[bytes]) -> None:
+        """See `FileSystem`."""
+        self.make_dirs(os.path.dirname(path))
+        run_files.write(path, blocks)
+
+    def sync(self, path: str) -> None:
+        """See `FileSystem`."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            # Some mounts cannot sync a directory; they have nothing to sync.
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: str, target: str) -> None:
+        """See `FileSystem`."""
+        os.rename(source, target)
+
+    def make_dirs(self, path: str) -> None:
+        """See `FileSystem`."""
+        os.makedirs(path, exist_ok=True)
+
+    def remove(self, path: str) -> None:
+        """See `FileSystem`."""
+        os.remove(path)
+
+    def remove_tree(self, path: str) -> None:
+        """See `FileSystem`."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+
 class GFileSystem:
     """Any scheme that `tf.io.gfile` knows, such as `gs://`.
 
@@ -199,11 +168,7 @@ class GFileSystem:
     renames_atomically = False
 
     def __init__(self, scheme: str) -> None:
-        """Imports TensorFlow.
-
-        Args:
-          scheme: The part of the URLs before `://`.
-        """
+        """Imports TensorFlow."""
         import tensorflow as tf
 
         self._gfile = tf.io.gfile
@@ -285,14 +250,7 @@ class GFileSystem:
 
 
 def for_root(root: str | os.PathLike[str]) -> tuple[FileSystem, str]:
-    """Returns the file system of a path or URL, and the root made absolute.
-
-    Args:
-      root: A local path, or a URL of a scheme that `tf.io.gfile` knows.
-
-    Raises:
-      ValueError: If `root` is neither.
-    """
+    """Returns the file system of a path or URL, and the root made absolute."""
     if not isinstance(root, str | os.PathLike) or not os.fspath(root):
         raise ValueError(
             "The root of an exchange must be a directory or a URL, as "
@@ -324,7 +282,7 @@ def walk(file_system: FileSystem, root: str) -> Iterator[tuple[str, Stat]]:
 
 
 def read(file_system: FileSystem, path: str, *, max_bytes: int) -> bytes:
-    """Returns a file's content, or its start where it exceeds `max_bytes`."""
+    """Returns a file's content, or its start if it exceeds `max_bytes`."""
     content = bytearray()
     for block in file_system.blocks(path):
         content += block
@@ -333,14 +291,8 @@ def read(file_system: FileSystem, path: str, *, max_bytes: int) -> bytes:
     return bytes(content)
 
 
-# What mounts without a rename of directories answer: other devices, gcsfuse.
-NO_RENAME = frozenset(
-    {errno.EXDEV, errno.ENOTSUP, errno.ENOSYS, errno.EMFILE, errno.EPERM}
-)
-
-
 def move(file_system: FileSystem, source: str, target: str) -> bool:
-    """Renames a directory as a whole, or returns False where none can."""
+    """Renames a directory as a whole, or returns False if it cannot."""
     if not file_system.renames_atomically:
         return False
     try:

@@ -59,12 +59,12 @@ class Manifest:
       incarnation: Identifies one run of the publishing process.
       files: Relative path of each file but the manifest, with `/` between
         components, to its size and checksum.
-      graph_fingerprint: Equal for versions that differ in variables alone.
+      graph_fingerprint: Equal for versions that differ only in variables.
       inputs: Structure of input specs, as JSON.
       outputs: Structure of output specs, as JSON.
       variables: Name of each variable to `{"shape": [...], "dtype": "..."}`.
       libraries: Library name to the version used by the publisher.
-      extras: Anything else the publisher wants to tell, as JSON.
+      extras: Anything else the publisher adds, as JSON.
       format: Number of the manifest's own format.
     """
 
@@ -102,11 +102,7 @@ class Manifest:
             _check_json(field, getattr(self, field))
 
     def to_json(self) -> str:
-        """Returns the manifest as indented JSON text with sorted keys.
-
-        Raises:
-          ManifestError: If the text would be longer than `MAX_BYTES`.
-        """
+        """Returns the manifest as indented JSON text with sorted keys."""
         fields = dict(vars(self))
         fields["files"] = {name: vars(e) for name, e in self.files.items()}
         text = json.dumps(fields, sort_keys=True, indent=1, default=dict)
@@ -115,18 +111,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Manifest":
-        """Reads a manifest from JSON text.
-
-        Args:
-          text: What `to_json` returned; bytes are taken as UTF-8.
-
-        Returns:
-          The manifest.
-
-        Raises:
-          ManifestError: For anything that `to_json` would not have written:
-            the message names the field.
-        """
+        """Reads what `to_json` returned, or raises a ManifestError."""
         _check_length(len(text))
         fields = _parse(text)
         _check_format(fields.get("format"))
@@ -191,7 +176,7 @@ def _file_entry(name: str, entry: Any) -> FileEntry:
     _require(
         isinstance(entry, dict) and entry.keys() == {"size", "sha256"},
         f"files.{name}",
-        "an object with size and sha256 alone",
+        "an object with only size and sha256",
         entry,
     )
     return FileEntry(**entry)
@@ -220,7 +205,7 @@ def _check_variables(variables: Any) -> None:
         _require(
             isinstance(spec, Mapping) and spec.keys() == {"shape", "dtype"},
             field,
-            "an object with shape and dtype alone",
+            "an object with only shape and dtype",
             spec,
         )
         _check_type(f"{field}.shape", spec["shape"], list | tuple)

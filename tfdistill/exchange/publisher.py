@@ -1,10 +1,11 @@
 """The exchange: versions published and pruned by one process of each group.
 
-Needs TensorFlow for URLs alone, and never Keras. How a version comes into
-sight and what a reader must check is written in docs/protocol.md.
+Needs TensorFlow only for URLs, and never Keras. docs/protocol.md says how a
+version becomes visible and what a reader must check.
 """
 
 import dataclasses
+import functools
 import logging
 import os
 import threading
@@ -90,8 +91,8 @@ class Exchange(reader.VersionReader):
         Args:
           group: Index of the group.
           lease_secs: Seconds without a sign of life after which another
-            process' claim is taken over. Default 10.
-          renew_secs: Seconds between this process' signs of life. Default 1.
+            process's claim is taken over. Default 10.
+          renew_secs: Seconds between this process's signs of life. Default 1.
 
         Returns:
           The claim, to be released in the end; also good for `with`.
@@ -133,7 +134,7 @@ class Exchange(reader.VersionReader):
             path on the same disk) it is given.
           group: Index of the publishing group; one process publishes for it.
           step: The student's global step, the version's number.
-          graph_fingerprint: Equal for versions that differ in variables alone.
+          graph_fingerprint: Equal for versions that differ only in variables.
           inputs: Structure of input specs, as JSON.
           outputs: Structure of output specs, as JSON.
           variables: Name to `{"shape": [...], "dtype": "..."}`.
@@ -146,7 +147,7 @@ class Exchange(reader.VersionReader):
           ValueError: If the manifest cannot hold an argument.
           VersionExistsError: If the version is there, and whole. A broken one
             is replaced.
-          ClaimLostError: If the group was claimed, and is another process' by
+          ClaimLostError: If the group was claimed, and is another process's by
             now. Nothing is visible then, and nothing will be.
           ExportError: For any other failure. No part of the version is visible
             then, and earlier versions are untouched.
@@ -181,7 +182,7 @@ class Exchange(reader.VersionReader):
         except Exception as error:
             # It may have failed because a new owner removed its files.
             self._refuse_lost(draft.group)
-            # A full disk stays full where only exports that succeed prune.
+            # A full disk would stay full if only exports that succeed pruned.
             self._try_to_prune(draft.group)
             if isinstance(error, ExportError):
                 raise
@@ -203,16 +204,13 @@ class Exchange(reader.VersionReader):
         Raises:
           OSError: If the group's directory cannot be listed.
         """
-        removed = []
+        remove = functools.partial(commit.remove_version, self._file_system)
         with self._lock:
-            for step in self._retention.expired(group, self.steps(group)):
-                path = self.version_path(group, step)
-                try:
-                    commit.remove_version(self._file_system, path)
-                except OSError as error:
-                    _log.warning("Could not remove %s: %s", path, error)
-                else:
-                    removed.append(step)
+            removed = [
+                step
+                for step in self._retention.expired(group, self.steps(group))
+                if commit.try_to_remove(remove, self.version_path(group, step))
+            ]
             commit.sweep(
                 self._file_system,
                 self.group_path(group),

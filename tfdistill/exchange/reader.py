@@ -1,33 +1,29 @@
-"""Published versions as a reader sees them: list, open, verify, wait, watch.
+"""Published versions as a reader sees them: list, open, verify, wait.
 
 The directory `<root>/group_<g>/<step>/` is a version once it holds a valid
 manifest, and whole once each file agrees with it; docs/protocol.md has the
 rules. Nothing found there is trusted, and links are not followed.
-
-Manifests are read and no file beside them; nothing is verified, so that a look
-costs one small file a group. A storage that hangs must not stop who looks at
-it: `PublishedWatch` asks it in a thread of its own.
 """
 
 import dataclasses
 import logging
 import os
 import random
-import re
 import threading
 import time
 from collections.abc import Callable
 from collections.abc import Collection
-from collections.abc import Iterator
 from collections.abc import Mapping
-from typing import Protocol
 
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import signing
 from tfdistill.exchange import versions
+from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
+# Broken versions that are passed over in search of a good one.
+_MAX_LOOKS = 5
 _log = logging.getLogger(__name__)
 
 
@@ -59,13 +55,14 @@ class VersionReader:
         self.root = os.fspath(root)
         self._file_system = file_system
         self._signer = signing.signer_for(key) if self.enabled else None
-        self._told_unchecked = False
+        self._has_warned = False
         self._newest: dict[int, versions.Version] = {}
         self._passed_over: dict[tuple[int, int], int] = {}
 
     def group_path(self, group: int) -> str:
         """Returns the directory of a group's versions."""
-        return f"{self.root}/group_{versions.index('group', group)}"
+        name = run_files.group_name(versions.index("group", group))
+        return f"{self.root}/{name}"
 
     def version_path(self, group: int, step: int) -> str:
         """Returns the directory of one version, whether it exists or not."""
@@ -90,6 +87,11 @@ class VersionReader:
           CorruptVersionError: If its manifest is not one to trust.
           OSError: If the storage fails.
         """
+        found = self._open_unsigned(group, step)
+        self._check_signature(found)
+        return found
+
+    def _open_unsigned(self, group: int, step: int) -> versions.Version:
         path = self.version_path(group, step)
         try:
             for directory in (self.group_path(group), path):
@@ -119,8 +121,7 @@ class VersionReader:
                 f"and step {step}; received {len(found.files)} files, group "
                 f"{found.group} and step {found.step}. Was it copied there?"
             )
-        self._check_signature(path, found)
-        return versions.Version(found.group, found.step, path, found)
+        return versions.Version(group, step, path, found)
 
     def latest(self, group: int) -> versions.Version | None:
         """Returns the newest version whose files are all there, or None.
@@ -142,7 +143,7 @@ class VersionReader:
                 except versions.VersionNotFoundError:
                     continue
                 except versions.CorruptVersionError as error:
-                    self._tell_once(group, step, error)
+                    self._log_once(group, step, error)
                 except OSError as error:
                     _log.debug("Step %d, group %d: %s", step, group, error)
                     uncertain = True
@@ -177,11 +178,10 @@ class VersionReader:
           OSError: If the storage fails; the version may well be good.
         """
         try:
-            total = sum(entry.size for entry in version.manifest.files.values())
-            if max_bytes is not None and total > max_bytes:
+            if max_bytes is not None and version.num_bytes > max_bytes:
                 raise versions.CorruptVersionError(
                     f"{version.path} must have at most {max_bytes} bytes; its "
-                    f"manifest names {total}."
+                    f"manifest names {version.num_bytes}."
                 )
             versions.check_listing(self._file_system, version)
             versions.check_content(self._file_system, version)
@@ -243,16 +243,47 @@ class VersionReader:
                 )
             time.sleep(min(left, poll_secs * random.uniform(0.8, 1.2)))
 
-    def _check_signature(self, path: str, found: manifest.Manifest) -> None:
+    def glance(self, group: int) -> "Published | None":
+        """Returns the newest version whose manifest is valid, signed or not.
+
+        For people: nothing but the manifest is looked at.
+
+        Raises:
+          OSError: If the storage fails.
+        """
+        broken: list[int] = []
+        for step in reversed(self._listed(group)):
+            try:
+                found = self._open_unsigned(group, step)
+                seen = self._file_system.stat(
+                    f"{found.path}/{manifest.FILE_NAME}"
+                )
+            except (versions.VersionNotFoundError, FileNotFoundError):
+                continue  # Not committed yet, or pruned meanwhile.
+            except versions.CorruptVersionError:
+                broken.append(step)
+                if len(broken) >= _MAX_LOOKS:
+                    break
+            else:
+                return Published(
+                    step=step,
+                    num_bytes=found.num_bytes,
+                    created=float(found.manifest.created),
+                    modified=seen.modified,
+                    broken=tuple(broken),
+                )
+        return None
+
+    def _check_signature(self, found: versions.Version) -> None:
         if self._signer is not None:
             try:
-                self._signer.check(found)
+                self._signer.check(found.manifest)
             except signing.SignatureError as error:
                 raise versions.CorruptVersionError(
-                    f"The manifest of {path} is not to be trusted: {error}"
+                    f"The manifest of {found.path} cannot be trusted: {error}"
                 ) from error
-        elif signing.is_signed(found) and not self._told_unchecked:
-            self._told_unchecked = True
+        elif signing.is_signed(found.manifest) and not self._has_warned:
+            self._has_warned = True
             _log.warning(
                 "Versions in %s are signed, and this process has no key: their "
                 "signatures are not checked. Set %s.",
@@ -260,7 +291,7 @@ class VersionReader:
                 signing.FILE_VARIABLE,
             )
 
-    def _tell_once(self, group: int, step: int, error: Exception) -> None:
+    def _log_once(self, group: int, step: int, error: Exception) -> None:
         # The first time it may be about to come, or to go.
         times = self._passed_over.get((group, step), 0) + 1
         self._passed_over[group, step] = times
@@ -276,6 +307,16 @@ class VersionReader:
             return []
         steps = [versions.step_of_name(name) for name in names]
         return sorted(step for step in steps if step is not None)
+
+    def _groups(self, *, must_be_there: bool) -> list[int]:
+        try:
+            names = self._file_system.list_dir(self.root)
+        except (FileNotFoundError, NotADirectoryError):
+            if must_be_there:
+                raise
+            return []
+        groups = (run_files.group_of(name) for name in names)
+        return sorted(group for group in groups if group is not None)
 
     def _committed(self, group: int, step: int) -> bool:
         path = self.version_path(group, step)
@@ -295,39 +336,16 @@ class VersionReader:
             return False
 
 
-_GROUP_DIR = re.compile(r"group_(0|[1-9][0-9]{0,5})")
-# Broken versions that are passed over in search of a good one.
-_MAX_LOOKS = 5
-
-
-class Storage(Protocol):
-    """What is asked of a storage; see `filesystem.FileSystem`."""
-
-    def list_dir(self, path: str) -> list[str]:
-        """Returns the names in a directory."""
-
-    def stat(self, path: str) -> filesystem.Stat:
-        """Returns what is known of a path."""
-
-    def blocks(self, path: str) -> Iterator[bytes]:
-        """Yields the content of a file."""
-
-
-def local_storage(root: str) -> tuple[Storage, str]:
-    """Returns the storage of a directory, and the directory made absolute."""
-    return filesystem.LocalFileSystem(), os.path.abspath(root)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Published:
-    """The newest version of a group.
+    """The newest version of a group, as its manifest describes it.
 
     Attributes:
         step: Its number.
-        num_bytes: Of its files, by its manifest.
+        num_bytes: Of its files.
         created: When it was published, in Unix seconds of the publisher.
         modified: When the storage saw it, in Unix seconds of the storage; 0
-            where it does not tell.
+            if it does not say.
         broken: Newer versions whose manifests cannot be read.
     """
 
@@ -338,69 +356,19 @@ class Published:
     broken: tuple[int, ...] = ()
 
 
-def newest(file_system: Storage, root: str, group: int) -> Published | None:
-    """Returns the newest version of a group whose manifest is a valid one.
-
-    Args:
-        file_system: Where the exchange is.
-        root: Its directory there.
-        group: Index of the group.
-
-    Raises:
-        OSError: If the storage fails.
-    """
-    path = f"{root}/group_{group}"
-    try:
-        names = file_system.list_dir(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    steps = [
-        s for name in names if (s := versions.step_of_name(name)) is not None
-    ]
-    broken: list[int] = []
-    for step in sorted(steps, reverse=True):
-        try:
-            return _read(file_system, path, step, tuple(broken))
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # Not committed yet, or pruned meanwhile.
-        except (manifest.ManifestError, filesystem.NotRegularFileError):
-            broken.append(step)
-            if len(broken) >= _MAX_LOOKS:
-                break
-    return None
+OpenStorage = Callable[[str], tuple[filesystem.FileSystem, str]]
 
 
-def _read(
-    file_system: Storage,
-    path: str,
-    step: int,
-    broken: tuple[int, ...],
-) -> Published:
-    name = f"{path}/{step}/{manifest.FILE_NAME}"
-    modified = file_system.stat(name).modified
-    text = b""
-    for block in file_system.blocks(name):
-        text += block
-        if len(text) > manifest.MAX_BYTES:
-            break  # Refused for its length.
-    found = manifest.Manifest.from_json(text)
-    return Published(
-        step=step,
-        num_bytes=sum(entry.size for entry in found.files.values()),
-        created=float(found.created),
-        modified=modified,
-        broken=broken,
-    )
+class NewestVersions:
+    """The newest version of each group, looked for without a wait.
 
-
-OpenStorage = Callable[[str], tuple[Storage, str]]
-
-
-class PublishedWatch:
-    """Looks into an exchange again and again, without making anyone wait.
+    Only manifests are read, whoever signed them, so that a look costs one small
+    file a group. A thread reads, because a storage that hangs must not stop
+    its user.
 
     Attributes:
-        problem: Why the last look failed; empty where it did not.
+        problem: Why the last look failed; empty if it did not.
+        groups: The groups that the last look has seen in the exchange.
     """
 
     def __init__(
@@ -409,21 +377,17 @@ class PublishedWatch:
         *,
         interval_secs: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
-        open_storage: OpenStorage = local_storage,
+        open_storage: OpenStorage = filesystem.for_root,
         must_be_there: bool = False,
     ) -> None:
         """Touches no storage yet.
 
-        Args:
-            root: The exchange, a directory or URL.
-            interval_secs: Least seconds between two looks. Default 2.
-            clock: Seconds of a clock that never goes backwards.
-            open_storage: Finds the storage of a root. Default: of a local one;
-                `filesystem.for_root` knows URLs, too.
-            must_be_there: Whether it is a `problem` that there is no such
-                directory. Default False: the first version makes it.
+        Two looks are at least `interval_secs` apart. If the directory
+        `must_be_there`, it is a `problem` that it is not; otherwise the first
+        version makes it.
         """
         self.problem = ""
+        self.groups: Collection[int] = ()
         self._root = root
         self._interval_secs = interval_secs
         self._clock = clock
@@ -432,21 +396,14 @@ class PublishedWatch:
         self._thread: threading.Thread | None = None
         self._began = -float("inf")
         self._found: Mapping[int, Published] = {}
-        self._groups: Collection[int] = ()
-
-    @property
-    def groups(self) -> Collection[int]:
-        """The groups that the last look has seen in the exchange."""
-        return self._groups
 
     def look(
         self, groups: Collection[int], *, limit_secs: float = 0.0
     ) -> Mapping[int, Published]:
         """Returns what the last look has found, and starts one if it is due.
 
-        Args:
-            groups: Groups to look for, besides those that are there.
-            limit_secs: Seconds to wait for the present look. Default 0.
+        Waits up to `limit_secs` for the present look, which looks for `groups`
+        besides those that are there.
         """
         now = self._clock()
         running = self._thread is not None and self._thread.is_alive()
@@ -469,28 +426,14 @@ class PublishedWatch:
     def _look(self, wanted: Collection[int]) -> None:
         try:
             storage, root = self._open_storage(self._root)
-            there = _groups_there(
-                storage, root, must_be_there=self._must_be_there
-            )
-            found = {}
-            for group in sorted({*wanted, *there}):
-                version = newest(storage, root, group)
-                if version is not None:
-                    found[group] = version
+            reader = VersionReader(root, key=None, file_system=storage)
+            there = reader._groups(must_be_there=self._must_be_there)
+            found = {
+                group: newest
+                for group in sorted({*wanted, *there})
+                if (newest := reader.glance(group)) is not None
+            }
         except (ImportError, OSError, ValueError) as error:
             self.problem = untrusted.one_line(f"{self._root}: {error}")
             return
-        self._groups, self._found, self.problem = there, found, ""
-
-
-def _groups_there(
-    storage: Storage, root: str, *, must_be_there: bool
-) -> list[int]:
-    try:
-        names = storage.list_dir(root)
-    except (FileNotFoundError, NotADirectoryError):
-        if must_be_there:
-            raise
-        return []
-    matches = (_GROUP_DIR.fullmatch(name) for name in names)
-    return sorted(int(match[1]) for match in matches if match)
+        self.groups, self._found, self.problem = there, found, ""

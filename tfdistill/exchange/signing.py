@@ -3,7 +3,7 @@
 A signature is an HMAC-SHA256 over the manifest's own text, written without
 the signature. The text names the group, the step and the SHA-256 of each file,
 so that neither can change and no manifest counts in another one's place. The
-key is shared by all groups: they trust each other, and nobody else.
+key is shared by all groups: they trust only each other.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ VARIABLES = frozenset({KEY_VARIABLE, FILE_VARIABLE})
 MIN_KEY_BYTES = 16
 MAX_KEY_BYTES = 4096
 
-# What `key` may be where an exchange is made.
+# What an exchange takes as its `key`.
 KeyOption = bytes | Literal["environment"] | None
 
 _FIELD = "signature"
@@ -41,14 +41,7 @@ class Signer:
     """Signs manifests with one key and checks such signatures."""
 
     def __init__(self, key: bytes) -> None:
-        """Keeps the key, which no message or `repr` of this object shows.
-
-        Args:
-            key: At least 16 bytes, as hard to guess as random ones.
-
-        Raises:
-            ValueError: It is no key.
-        """
+        """Keeps the key, which no message or `repr` of this object shows."""
         if not isinstance(key, bytes):
             raise ValueError(
                 "The key of an exchange must be bytes; received a "
@@ -63,11 +56,7 @@ class Signer:
         self._key = key
 
     def sign(self, unsigned: manifest.Manifest) -> manifest.Manifest:
-        """Returns the manifest with its signature among its `extras`.
-
-        Raises:
-            ValueError: `extras` hold a signature already.
-        """
+        """Returns the manifest with its signature among its `extras`."""
         if _FIELD in unsigned.extras:
             raise ValueError(
                 f"`extras` must leave {_FIELD!r} to the exchange; received "
@@ -78,12 +67,7 @@ class Signer:
         )
 
     def check(self, signed: manifest.Manifest) -> None:
-        """Checks a manifest's signature.
-
-        Raises:
-            SignatureError: There is none, or it was made with another key or
-                for another content.
-        """
+        """Raises a SignatureError unless this key made the signature."""
         found = signed.extras.get(_FIELD)
         if found is None:
             raise SignatureError(
@@ -181,17 +165,10 @@ def _read(path: str) -> bytes:
 
 
 def make_file(path: pathlib.Path) -> None:
-    """Writes a random key to a file for its owner alone; keeps one there.
+    """Writes a random key to a file that only its owner can read.
 
-    A run that is started again in its directory goes on with its key, and so
-    with the versions that it published before.
-
-    Args:
-        path: The file.
-
-    Raises:
-        OSError: It can be neither made nor read.
-        ValueError: It is there and holds no key.
+    A key that is there stays: a run that is started again in its directory
+    can use the versions that it published before.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:

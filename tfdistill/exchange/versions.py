@@ -10,28 +10,7 @@ from typing import Any
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest as manifest_lib
 
-
-def checksum(
-    file_system: filesystem.FileSystem,
-    path: str,
-    *,
-    max_bytes: int | None = None,
-) -> manifest_lib.FileEntry:
-    """Returns the number of bytes in a file and their SHA-256.
-
-    Args:
-      file_system: Where the file is.
-      path: Its path.
-      max_bytes: Reading stops at the first block beyond it. Default: no limit.
-    """
-    digest = hashlib.sha256()
-    size = 0
-    for block in file_system.blocks(path):
-        digest.update(block)
-        size += len(block)
-        if max_bytes is not None and size > max_bytes:
-            break
-    return manifest_lib.FileEntry(size, digest.hexdigest())
+_STEP = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class ExportError(RuntimeError):
@@ -72,13 +51,25 @@ class Version:
         return sum(entry.size for entry in self.manifest.files.values())
 
 
-def check_listing(file_system: filesystem.FileSystem, version: Version) -> None:
-    """Compares names, kinds and sizes of a version's files with its manifest.
+def checksum(
+    file_system: filesystem.FileSystem,
+    path: str,
+    *,
+    max_bytes: int | None = None,
+) -> manifest_lib.FileEntry:
+    """Returns the size and SHA-256 of a file, of its start beyond a limit."""
+    digest = hashlib.sha256()
+    size = 0
+    for block in file_system.blocks(path):
+        digest.update(block)
+        size += len(block)
+        if max_bytes is not None and size > max_bytes:
+            break
+    return manifest_lib.FileEntry(size, digest.hexdigest())
 
-    Raises:
-      CorruptVersionError: If any differs: the message names the file.
-      OSError: If the storage fails.
-    """
+
+def check_listing(file_system: filesystem.FileSystem, version: Version) -> None:
+    """Raises CorruptVersionError unless names, kinds and sizes are right."""
     expected = version.manifest.files
     missing = set(expected)
     walk = filesystem.walk(file_system, version.path)
@@ -105,12 +96,7 @@ def check_listing(file_system: filesystem.FileSystem, version: Version) -> None:
 
 
 def check_content(file_system: filesystem.FileSystem, version: Version) -> None:
-    """Compares the content of a version's files with its manifest.
-
-    Raises:
-      CorruptVersionError: If any differs: the message names the file.
-      OSError: If the storage fails.
-    """
+    """Raises CorruptVersionError unless each file has its checksum."""
     for name, expected in version.manifest.files.items():
         path = f"{version.path}/{name}"
         try:
@@ -134,10 +120,6 @@ def copy_content(
 
     What is read from the copy is what was checked, whoever writes to the
     storage meanwhile.
-
-    Raises:
-      CorruptVersionError: If a file differs from its manifest.
-      OSError: If the storage or the disk fails.
     """
     local = filesystem.LocalFileSystem()
     check_listing(file_system, version)
@@ -189,18 +171,12 @@ def index(name: str, value: Any) -> int:
     return result
 
 
-_STEP = re.compile(r"0|[1-9][0-9]{0,18}")
-
-
 def step_of_name(name: str) -> int | None:
     """Returns the step that a directory name stands for, or None.
 
-    Args:
-        name: Of a directory in that of a group.
-
     Example:
-        >>> step_of("1200"), step_of("012"), step_of(".tmp-12-a")
-        (1200, None, None)
+        >>> [step_of_name(name) for name in ("1200", "012", ".tmp-12-a")]
+        [1200, None, None]
     """
     step = int(name) if _STEP.fullmatch(name) else None
     return step if step is not None and step <= manifest_lib.MAX_INT else None

@@ -1,18 +1,16 @@
 """The command `tfdistill-local`: any script as groups of tasks."""
 
-import argparse
-import sys
-from collections.abc import Sequence
+from absl import flags
 
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 from tfdistill.status import tables
+from tfdistill.system import programs
 
-EXIT_OPTIONS = 2
 # Each is a process with a port: more is a slip of the finger, and would keep a
 # machine from answering before anybody could stop it.
 _MOST_TASKS = 512
-_EPILOG = """\
+NOTES = """\
 The command after -- is found through PATH and started once for each task,
 with TF_CONFIG and TFDISTILL_* set; its output goes to DIR/logs. Logs of an
 earlier run in DIR are kept under new names. The first task that fails ends its
@@ -31,139 +29,99 @@ example:
 """
 
 
-def make_parser(prog: str) -> argparse.ArgumentParser:
-    """Returns the parser of the options before `--`.
-
-    Args:
-        prog: Name of the program in messages.
-    """
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        usage=f"{prog} --workdir=DIR [options] -- COMMAND [ARGUMENT ...]",
-        description="Runs a command as groups of tasks on this machine.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+def add_options(options: programs.Flags) -> None:
+    """Adds the options that come before `--`."""
+    add_topology(options)
+    options.section("failures")
+    options.add(
+        flags.DEFINE_enum,
+        "on_group_failure",
+        "stop",
+        "what becomes of the other groups",
+        enum_values=("stop", "continue"),
     )
-    add_topology(parser)
-    _add_supervision(parser)
-    _add_restarts(parser)
-    _add_limits(parser)
-    parser.add_argument(
-        "--plain",
-        action="store_true",
-        help="lines instead of a live table, as when not on a terminal",
+    options.add(
+        flags.DEFINE_integer,
+        "max_restarts",
+        0,
+        "how often each group is started again as a whole after it has "
+        "failed, before --on_group_failure applies; not after exit code 2 or "
+        "65",
     )
-    return parser
+    options.add(
+        flags.DEFINE_integer,
+        "worker_restarts",
+        None,
+        "with parameter servers: how often each worker is started again "
+        "after its end; default 10",
+    )
+    options.section("time limits")
+    for name, default, text in _LIMITS:
+        options.add(flags.DEFINE_float, name, default, text)
+    options.section("output")
+    options.add(
+        flags.DEFINE_boolean,
+        "plain",
+        False,
+        "lines instead of a live table, as when not on a terminal",
+    )
 
 
-def add_topology(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say which groups there are, and where they meet.
+_LIMITS = (
+    (
+        "start_timeout_secs",
+        300.0,
+        "limit until a group's first task appears, and from then until all "
+        "are connected; 0 for scripts that do not call "
+        "tfdistill.make_strategy",
+    ),
+    ("grace_secs", 5.0, "time between SIGTERM and SIGKILL"),
+    (
+        "frozen_secs",
+        3.0,
+        "a task that a signal has stopped for so long is killed; 0 for none, "
+        "as under a debugger",
+    ),
+    (
+        "stuck_secs",
+        8.0,
+        "a group whose steps stop coming for so long, or for ten times the "
+        "longest recent step, is killed; 0 for none",
+    ),
+)
 
-    Args:
-        parser: Of a launcher.
-    """
-    add = parser.add_argument
-    add("--workdir", required=True, metavar="DIR", help="directory of the run")
+
+def add_topology(options: programs.Flags) -> None:
+    """Adds the options that say which groups there are, and where they meet."""
+    options.section("groups")
+    options.add(
+        flags.DEFINE_string,
+        "workdir",
+        None,
+        "<DIR>: directory of the run",
+        required=True,
+    )
     for name, default, text in (
-        ("--num_groups", 1, "groups, each training a student of its own"),
-        ("--workers_per_group", 1, "workers in each group"),
+        ("num_groups", 1, "groups, each training a student of its own"),
+        ("workers_per_group", 1, "workers in each group"),
         (
-            "--ps_per_group",
+            "ps_per_group",
             0,
             "parameter servers; with any, a group has a chief too",
         ),
     ):
-        text += f"; default {default}"
-        add(name, type=int, default=default, metavar="N", help=text)
-    add(
-        "--exchange",
-        metavar="URL",
-        help="directory or URL the groups share; default DIR/exchange",
+        options.add(flags.DEFINE_integer, name, default, text)
+    options.add(
+        flags.DEFINE_string,
+        "exchange",
+        None,
+        "<URL>: directory or URL the groups share; default DIR/exchange",
     )
 
 
-def _add_supervision(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--on_group_failure",
-        choices=("stop", "continue"),
-        default="stop",
-        help="what becomes of the other groups; default stop",
-    )
-    add(
-        "--start_timeout_secs",
-        type=float,
-        default=300.0,
-        metavar="SECS",
-        help="limit until a group's first task appears, and from then until "
-        "all are connected; 0 for scripts that do not call "
-        "tfdistill.make_strategy; default 300",
-    )
-    add(
-        "--grace_secs",
-        type=float,
-        default=5.0,
-        metavar="SECS",
-        help="time between SIGTERM and SIGKILL; default 5",
-    )
-
-
-def _add_restarts(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--worker_restarts",
-        type=int,
-        metavar="N",
-        help="with parameter servers: how often each worker is started again "
-        "after its end; default 10",
-    )
-    add(
-        "--max_restarts",
-        type=int,
-        default=0,
-        metavar="N",
-        help="how often each group is started again as a whole after it has "
-        "failed, before --on_group_failure applies; not after exit code 2 or "
-        "65; default 0",
-    )
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--frozen_secs",
-        type=float,
-        default=3.0,
-        metavar="SECS",
-        help="a task that a signal has stopped for so long is killed; 0 for "
-        "none, as under a debugger; default 3",
-    )
-    add(
-        "--stuck_secs",
-        type=float,
-        default=8.0,
-        metavar="SECS",
-        help="a group whose steps stop coming for so long, or for ten times "
-        "the longest recent step, is killed; 0 for none; default 8",
-    )
-
-
-def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits arguments at the first `--` into options and command."""
-    if "--" not in argv:
-        return list(argv), []
-    index = list(argv).index("--")
-    return list(argv[:index]), list(argv[index + 1 :])
-
-
-def run(
-    parser: argparse.ArgumentParser,
-    options: argparse.Namespace,
-    command: Sequence[str],
-) -> int:
-    """Runs a command as the options say."""
-    fields = vars(options) | {"command": command}
+def run(options: programs.Options) -> int:
+    """Runs a command as the options say, and returns the exit code."""
+    fields = dict(vars(options))
     plain = True if fields.pop("plain") else None
     display = tables.Display(plain=plain)
     try:
@@ -172,7 +130,7 @@ def run(
         started = local_run.LocalRun(topology, display=display)
     except ValueError as cause:
         display.close()
-        parser.error(str(cause))
+        raise programs.UsageError(str(cause)) from cause
     try:
         result = started.supervise()
     finally:
@@ -198,23 +156,27 @@ def _check_size(topology: local_cluster.LocalCluster) -> None:
         )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+def _run(options: programs.Options) -> int:
+    if not options.command:
+        raise programs.UsageError(NO_COMMAND)
+    return run(options)
 
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
 
-    Returns:
-        The exit code.
-    """
-    parser = make_parser("tfdistill-local")
-    arguments = sys.argv[1:] if argv is None else argv
-    before, command = split_command(arguments)
-    options = parser.parse_args(before)
-    if not command:
-        parser.error("expected a command after --, such as: -- python train.py")
-    return run(parser, options, command)
-
+EITHER = (
+    "--workdir=DIR [options] -- COMMAND [ARGUMENT ...]\n"
+    "--workdir=DIR [options] --recipe=NAME"
+)
+NO_COMMAND = "expected a command after --, such as: -- python train.py"
+PROGRAM = programs.Program(
+    name="tfdistill-local",
+    usage="--workdir=DIR [options] -- COMMAND [ARGUMENT ...]",
+    about="Runs a command as groups of tasks on this machine.",
+    notes=NOTES,
+    define=add_options,
+    run=_run,
+    takes_command=True,
+)
+main, start = PROGRAM.main, PROGRAM.start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start()

@@ -18,6 +18,7 @@ from tfdistill.launcher import local_cluster
 from tfdistill.status import directory
 from tfdistill.status import run_events
 from tfdistill.system import processes
+from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
 _NUM_LAST_LINES = 20
@@ -84,7 +85,7 @@ def events_path(topology: local_cluster.LocalCluster) -> pathlib.Path:
 
 def forget_progress(ready_path: pathlib.Path) -> None:
     """Removes what an earlier task with this ready file has reported."""
-    for suffix in (*signs.SUFFIXES, signs.SUFFIX):
+    for suffix in signs.SUFFIXES:
         path = ready_path.with_name(ready_path.name + suffix)
         path.unlink(missing_ok=True)
 
@@ -134,10 +135,8 @@ def write_record(
         "pids": dict(pids),
         "attempts": list(attempts),
     }
-    path = _record_path(topology)
-    draft = path.with_suffix(".json.tmp")
-    draft.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    draft.replace(path)
+    text = json.dumps(record, indent=2) + "\n"
+    run_files.write(_record_path(topology), [text.encode()])
 
 
 def quote(path: pathlib.Path) -> list[str]:

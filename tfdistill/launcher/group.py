@@ -19,7 +19,6 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from tfdistill.cluster import ending
 from tfdistill.cluster import signs
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
@@ -292,7 +291,7 @@ class Attempt:
 
     def _give_up(self, reason: str, now: float) -> list[str]:
         """Fails when no single task is to blame."""
-        self.exit_code, self.failure_time = ending.EXIT_CODE, now
+        self.exit_code, self.failure_time = signs.EXIT_RETRY, now
         return self._fail(reason)
 
     def _fail(self, reason: str) -> list[str]:

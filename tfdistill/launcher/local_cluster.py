@@ -20,6 +20,7 @@ from typing import Any
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
 from tfdistill.exchange import signing
+from tfdistill.system import run_files
 
 # What the launcher says of each task; nobody else may.
 IDENTITY_VARIABLES = frozenset(
@@ -306,7 +307,7 @@ class LocalCluster(Topology):
 
     def _task(self, cluster: identity.Cluster) -> Task:
         kind = f"{cluster.task_type}_{cluster.task_index}"
-        name = f"group_{cluster.group}_{kind}"
+        name = f"{run_files.group_name(cluster.group)}_{kind}"
         # Shorter than the log's name, as others read it: <group>_<type>_<i>.
         ready_path = self.logs_dir / "ready" / f"{cluster.group}_{kind}"
         env = {

@@ -119,7 +119,7 @@ class LocalRun:
         self._published = (
             None
             if "://" in self._exchange
-            else reader.PublishedWatch(self._exchange)
+            else reader.NewestVersions(self._exchange)
         )
         placeholders = range(1, topology.num_ports + 1)
         for tasks in topology.tasks(placeholders):

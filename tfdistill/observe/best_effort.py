@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 _log = logging.getLogger(__name__)
-# What TensorFlow raises where a file cannot be written: a full disk is
+# What TensorFlow raises if a file cannot be written: a full disk is
 # OutOfRange to it. A lost peer (Unavailable, Aborted) is none of these.
 STORAGE_ERRORS = (
     OSError,
@@ -20,30 +20,14 @@ STORAGE_ERRORS = (
     tf.errors.ResourceExhaustedError,
     tf.errors.UnknownError,
 )
-_HOOKS = (
-    "on_epoch_begin",
-    "on_epoch_end",
-    "on_predict_batch_begin",
-    "on_predict_batch_end",
-    "on_predict_begin",
-    "on_predict_end",
-    "on_test_batch_begin",
-    "on_test_batch_end",
-    "on_test_begin",
-    "on_test_end",
-    "on_train_batch_begin",
-    "on_train_batch_end",
-    "on_train_begin",
-    "on_train_end",
-)
 
 
 class BestEffort(keras.callbacks.Callback):
-    """Runs another callback, and warns where its files cannot be written.
+    """Runs another callback, and warns if its files cannot be written.
 
     `keras.callbacks.TensorBoard` and `ModelCheckpoint` end a training that
-    meets a full disk; within this one it goes on. Errors of storage alone are
-    caught (`OSError`, and what TensorFlow raises for one); others are raised.
+    meets a full disk; within this one it continues. Only errors of storage are
+    caught (`OSError`, and what TensorFlow raises for one).
 
     Example:
         BestEffort(keras.callbacks.TensorBoard("logs"))
@@ -96,5 +80,6 @@ def _forward(hook: str) -> Callable[..., None]:
     return call
 
 
-for _hook in _HOOKS:
-    setattr(BestEffort, _hook, _forward(_hook))
+for _hook in dir(keras.callbacks.Callback):
+    if _hook.startswith("on_"):
+        setattr(BestEffort, _hook, _forward(_hook))

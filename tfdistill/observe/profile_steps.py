@@ -12,12 +12,6 @@ _FORM = re.compile(r"([0-9]{1,18}):([0-9]{1,18})")
 def parse(text: str) -> tuple[int, int]:
     """Returns the first and the last step to trace.
 
-    Args:
-        text: As `100:110`.
-
-    Raises:
-        ValueError: It is not of that form.
-
     Example:
         >>> parse("100:110")
         (100, 110)
@@ -35,18 +29,7 @@ def parse(text: str) -> tuple[int, int]:
 def asked(
     given: str | None, environ: Mapping[str, str] | None = None
 ) -> tuple[int, int] | None:
-    """Returns the steps to trace by an option, else by the environment.
-
-    Args:
-        given: The option, as `100:110`; None if it was not given.
-        environ: Variables to read. Default `os.environ`.
-
-    Returns:
-        The first and the last step; None for no trace.
-
-    Raises:
-        ValueError: They are not of that form.
-    """
+    """Returns the first and last step to trace; None for no trace."""
     environ = os.environ if environ is None else environ
     text = given or environ.get(VARIABLE)
     return parse(text) if text else None

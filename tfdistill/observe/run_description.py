@@ -10,7 +10,7 @@ from typing import Any
 from tensorboard.plugins.hparams import api as hparams
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from tfdistill.cluster import identity
+from tfdistill.cluster import strategy as strategy_lib
 
 # What groups and runs are compared by more often than by anything else.
 _FIRST = (
@@ -24,16 +24,9 @@ _FIRST = (
 
 
 def of_model(model: Any) -> dict[str, Any]:
-    """Describes a compiled `CodistillModel` as far as it is known.
-
-    Args:
-        model: The model, built.
-
-    Returns:
-        What JSON can hold.
-    """
-    cluster = identity.Cluster.from_env()
+    """Describes a built and compiled `CodistillModel`, as JSON has it."""
     strategy = model.distribute_strategy
+    cluster = strategy_lib.cluster_of(strategy)
     return {
         "cluster": {
             "group": cluster.group,
@@ -76,11 +69,7 @@ def _described(value: Any) -> Any:
 
 
 def markdown(configuration: Mapping[str, Any]) -> str:
-    """Returns a configuration as indented JSON, which is code in Markdown.
-
-    Args:
-        configuration: What JSON can hold.
-    """
+    """Returns a configuration as indented JSON, which is code in Markdown."""
     text = json.dumps(configuration, indent=2, default=str)
     return "\n".join(f"    {line}" for line in text.splitlines())
 
@@ -90,12 +79,7 @@ def hyperparameters(
 ) -> dict[str, bool | float | str]:
     """Returns a configuration as TensorBoard's HParams has it: flat.
 
-    Args:
-        configuration: What JSON can hold.
-
-    Returns:
-        Values by dotted names. Lists are JSON text; null, NaN and infinity
-        are left out.
+    Lists are JSON text; null, NaN and infinity are left out.
 
     Example:
         >>> hyperparameters({"optimizer": {"rate": 0.1, "steps": [1, 2]}})
@@ -123,21 +107,14 @@ def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def session(values: Mapping[str, Any], name: str) -> bytes:
-    """Returns the summary that gives a TensorBoard run its hyperparameters.
-
-    Args:
-        values: What `hyperparameters` returned.
-        name: Of the group among those to compare.
-    """
+    """Returns the summary that gives a TensorBoard run its hyperparameters."""
     return hparams.hparams_pb(dict(values), trial_id=name).SerializeToString()
 
 
 def experiment(values: Mapping[str, Any], tags: Sequence[str]) -> bytes:
     """Returns the summary that names the columns of the HParams dashboard.
 
-    Args:
-        values: What `hyperparameters` returned.
-        tags: Of metrics; those of the validation data are preferred.
+    Metrics of the validation data are preferred to others.
     """
     shown = [tag for tag in tags if tag.startswith("validation/")] or tags
     summary = hparams.hparams_config_pb(

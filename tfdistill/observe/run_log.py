@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistill.system import run_files
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
@@ -19,10 +20,10 @@ _log = logging.getLogger(__name__)
 class RunLog(steps.SteppedCallback):
     """Appends the run's progress to `metrics.jsonl`, one JSON object a line.
 
-    `CodistillModel.fit` adds one by itself where `TFDISTILL_WORKDIR` is set;
+    `CodistillModel.fit` adds one by itself if `TFDISTILL_WORKDIR` is set;
     the launcher's live status reads it. Each line holds the step, the epoch,
     the time (Unix seconds), the logs (null for NaN), `examples_per_second`
-    since the line before, and `total_steps` where it is known. In a training
+    since the line before, and `total_steps` if it is known. In a training
     that `tfdistill.Backup` resumes, lines of steps that are done again go.
     """
 
@@ -43,7 +44,7 @@ class RunLog(steps.SteppedCallback):
             clock: Unix seconds. Default `time.time`.
         """
         super().__init__()
-        self._path = pathlib.Path(directory) / "metrics.jsonl"
+        self._path = pathlib.Path(directory) / run_files.METRICS
         self._every_secs = every_secs
         self._clock = clock
         self._epoch = 0
@@ -54,15 +55,9 @@ class RunLog(steps.SteppedCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Makes the directory and notes the start."""
         super().on_train_begin(logs)
-        if not hasattr(self.model, "teachers"):
-            raise ValueError(
-                "RunLog must be given to the `fit` of a "
-                "tfdistill.CodistillModel; received "
-                f"{type(self.model).__name__}. Wrap your model: "
-                "tfdistill.CodistillModel(model)."
-            )
+        backup = self.codistilled.trainer.backup
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if getattr(self.model, "resumed_step", None) == self.step:
+        if backup is not None and backup.resumed_step == self.step:
             _forget_after(self._path, self.step)
         # Step, epoch and batch at which this training begins.
         self._first: tuple[int, int, int] | None = None
@@ -75,7 +70,7 @@ class RunLog(steps.SteppedCallback):
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Notes where training begins, or goes on."""
+        """Notes the first step of this training."""
         super().on_train_batch_begin(batch, logs)
         if self._first is None:
             self._first = (self.step, self._epoch, batch)
@@ -83,7 +78,7 @@ class RunLog(steps.SteppedCallback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes a line when the last one is old enough."""
         super().on_train_batch_end(batch, logs)
-        self._num_examples += float(self.model.examples_of_last_execution)
+        self._num_examples += float(self.model.trainer.last.examples)
         if self._clock() - self._written[0] >= self._every_secs:
             self._write(logs)
 
@@ -116,7 +111,7 @@ class RunLog(steps.SteppedCallback):
         self._append(json.dumps(line) + "\n")
 
     def _append(self, text: str) -> None:
-        """Writes a line; where that fails it is lost, and training goes on."""
+        """Writes a line; if that fails it is lost, and training continues."""
         try:
             # After a failure a part of a line may stand there.
             with self._path.open("a", encoding="utf-8") as file:
@@ -133,7 +128,7 @@ class RunLog(steps.SteppedCallback):
 
     def _total_steps(self) -> int | None:
         steps, epochs = self.params.get("steps"), self.params.get("epochs")
-        # Where a training goes on is known with its first batch.
+        # Where a training resumes is known with its first batch.
         first = self._first or ((0, 0, 0) if self.step == 0 else None)
         if not steps or not epochs or first is None:
             return None
@@ -142,7 +137,7 @@ class RunLog(steps.SteppedCallback):
 
 
 def _forget_after(path: pathlib.Path, step: int) -> None:
-    """Leaves out what a training logged after the step it goes on from.
+    """Removes what a training logged after the step that it resumes from.
 
     A line that a crash has cut short goes, too.
     """
@@ -153,9 +148,7 @@ def _forget_after(path: pathlib.Path, step: int) -> None:
                 found = json.loads(line)
                 if found["step"] <= step and found.get("event") != "end":
                     kept.append(line)
-    draft = path.with_name(f".{path.name}")
-    draft.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-    draft.replace(path)
+    run_files.write(path, (f"{line}\n".encode() for line in kept))
 
 
 def _plain(value: Any) -> Any:

@@ -10,125 +10,36 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 from tensorboard.plugins.text import summary_v2 as text_summary
 
-from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
-from tfdistill.observe import event_file
+from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.observe import profile_steps as profile_steps_lib
+from tfdistill.observe import profiler
 from tfdistill.observe import run_description
-from tfdistill.observe import step_profile
+from tfdistill.observe import summary_file
 from tfdistill.observe import tags
 from tfdistill.system import processes
+from tfdistill.system import run_files
 from tfdistill.teachers import term
 from tfdistill.training import steps
 
-Scalars = dict[str, Any]
-# Of more values than a curve each is worth, none is shown.
-_MOST_VALUES = 32
-
-
-def of_logs(logs: Mapping[str, Any]) -> Scalars:
-    """Returns logs as scalars; `tag_0`, `tag_1` and so on of a vector.
-
-    What is no number, and vectors of more than 32 values, are left out.
-
-    Args:
-        logs: Logs of an epoch by tag.
-
-    Example:
-        >>> of_logs({"loss": 1.5, "f1": np.array([0.5, 0.25]), "note": "a"})
-        {'loss': 1.5, 'f1_0': 0.5, 'f1_1': 0.25}
-    """
-    found: Scalars = {}
-    for tag, value in logs.items():
-        values = np.asarray(value)
-        if values.dtype.kind not in "biuf" or values.size > _MOST_VALUES:
-            continue
-        if not values.ndim:
-            found[tag] = float(values)
-        for index, number in enumerate(values.flat if values.ndim else ()):
-            found[f"{tag}_{index}"] = float(number)
-    return found
-
-
-def of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> Scalars:
-    """Returns the scalars of all teachers but how far they agree.
-
-    Args:
-        status: What `TeacherSet.status` returned.
-        step: The student's global step.
-
-    Returns:
-        Values by tag; None for what is not known.
-    """
-    found: Scalars = {}
-    for index, teacher in enumerate(status):
-        version = teacher["step"] if teacher["step"] >= 0 else None
-        name = tags.of_teacher(teacher["name"], index)
-        values = {
-            "staleness_steps": None if version is None else step - version,
-            "staleness_secs": teacher["age_secs"],
-            "version": version,
-            "health": tags.HEALTH_CODES[teacher["health"]],
-            "share": teacher["share"],
-            "num_quarantined": teacher["num_quarantined"],
-            "num_swaps": teacher["swaps"],
-            "read_secs": teacher["read_secs"],
-            "read_bytes": teacher["last_bytes"],
-        }
-        found |= {f"teachers/{name}/{key}": v for key, v in values.items()}
-    return found
-
-
-def of_exchange(exporter: Any, loader: Any) -> Scalars:
-    """Returns the scalars of exports and refreshes.
-
-    Args:
-        exporter: The `StudentExporter` of the training, or None.
-        loader: Its `TeacherLoader`, or None.
-    """
-    found: Scalars = {}
-    if exporter is not None:
-        found |= {
-            "exchange/export_secs": exporter.writes.last_secs,
-            "exchange/export_bytes": exporter.last_num_bytes,
-            "exchange/num_published": exporter.num_published,
-            "exchange/num_skipped": exporter.num_skipped,
-            "exchange/num_failed": exporter.num_failed,
-            "exchange/export_blocked_secs": exporter.blocked.last_secs,
-        }
-    if loader is not None:
-        found["exchange/refresh_blocked_secs"] = loader.blocked.last_secs
-    return found
-
 
 class TeacherNews:
-    """Tells what has changed about the teachers since it was last asked."""
+    """What has changed about the teachers since the last look."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        """Knows of no teacher.
-
-        Args:
-            clock: Unix seconds. Default `time.time`.
-        """
         self._clock = clock
         self._known: dict[str, tuple[str, frozenset[int]]] = {}
 
     def of(
         self, status: Sequence[Mapping[str, Any]], step: int
     ) -> dict[str, str]:
-        """Returns what is new, as Markdown, by tag.
-
-        Args:
-            status: What `TeacherSet.status` returned.
-            step: The student's global step.
-        """
+        """Returns what is new, as Markdown, by tag."""
         now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._clock()))
         news = {}
         for index, teacher in enumerate(status):
-            name = tags.of_teacher(teacher["name"], index)
+            name = tags.teacher_tag(teacher["name"], index)
             before = self._known.get(name, ("absent", frozenset()))
             refused = frozenset(teacher["quarantined"])
             self._known[name] = teacher["health"], refused
@@ -163,20 +74,11 @@ class IntervalMeans:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        """Has seen nothing yet.
-
-        Args:
-            names: Names of logs that are means over the epoch's steps.
-        """
         self._names = list(names)
         self._before: tuple[int, dict[str, float]] | None = None
 
     def begin(self, num_done: int) -> None:
-        """Begins an epoch, or goes on in its middle.
-
-        Args:
-            num_done: Steps of the epoch that the means hold already.
-        """
+        """Begins an epoch, of which the means hold some steps already."""
         nothing = dict.fromkeys(self._names, 0.0)
         self._before = (0, nothing) if num_done == 0 else None
 
@@ -185,13 +87,8 @@ class IntervalMeans:
     ) -> dict[str, float]:
         """Returns the means of the steps since the last call.
 
-        Args:
-            logs: With the means by now.
-            num_done: Steps of the epoch done by now.
-
-        Returns:
-            Means by name; none at the first call in an epoch that was resumed
-            in its middle, where those of the steps before are not known.
+        None at the first call in an epoch that was resumed in its middle: the
+        means of the steps before are not known.
         """
         now = {name: float(logs[name]) for name in self._names if name in logs}
         before, self._before = self._before, (num_done, now)
@@ -209,24 +106,14 @@ class TrainingPace:
     """Counts steps, examples and seconds since the last look."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Starts the clock.
-
-        Args:
-            clock: Seconds of a clock that never goes backwards.
-        """
         self._clock = clock
-        # Callbacks whose `blocked` tells how long they held training up.
+        # Callbacks whose `blocked` says how long they held training up.
         self._blocking: list[Any] = []
         self._paused_at: float | None = None
         self.begin()
 
     def begin(self, blocking: Sequence[Any] | None = None) -> None:
-        """Starts to measure anew.
-
-        Args:
-            blocking: Callbacks with `blocked`, a `background.WorkTimes`.
-                Default: those of before.
-        """
+        """Starts to measure again; callbacks in `blocking` replace the last."""
         if blocking is not None:
             self._blocking = list(blocking)
         self._start = self._clock()
@@ -252,7 +139,7 @@ class TrainingPace:
             self._paused_at = None
 
     def take(self) -> dict[str, float]:
-        """Returns what was measured, by tag, and begins anew."""
+        """Returns what was measured, by tag, and starts again."""
         now = self._clock() if self._paused_at is None else self._paused_at
         secs = now - self._start - self._paused_secs
         blocked = self._blocked_secs() - self._blocked_before
@@ -287,10 +174,10 @@ class Summaries(steps.SteppedCallback):
     refreshes, speed and memory, at the student's global step; quarantines and
     the configuration as text; a custom-scalars layout and hyperparameters.
     `docs/tensorboard.md` lists the tags. `CodistillModel.fit` adds one by
-    itself where `TFDISTILL_WORKDIR` is set.
+    itself if `TFDISTILL_WORKDIR` is set.
 
     A thread of its own writes, and storage that fails costs points but no
-    step. Where a training goes on from a `tfdistill.Backup`, TensorBoard
+    step. If a training resumes from a `tfdistill.Backup`, TensorBoard
     forgets the points of steps that are done again.
 
     Example:
@@ -316,8 +203,7 @@ class Summaries(steps.SteppedCallback):
                 profiler, on this task. Defaults to the environment's
                 (`TFDISTILL_PROFILE_STEPS`), else none.
             configuration: What the run consists of, as JSON has it, for its
-                text and hyperparameters. Defaults to what the compiled model
-                tells.
+                text and hyperparameters. Defaults to the compiled model's own.
 
         Raises:
             ValueError: An argument is not as above.
@@ -325,13 +211,13 @@ class Summaries(steps.SteppedCallback):
         super().__init__()
         self._directory = os.fspath(directory)
         self._schedule = steps.EverySteps(every_steps)
-        self._profile = step_profile.StepProfile(
+        self._profile = profiler.StepTracer(
             directory, profile_steps_lib.asked(profile_steps)
         )
         self._configuration = configuration
         self._exporter: Any = None
         self._loader: Any = None
-        self._file: event_file.EventFile | None = None
+        self._file: summary_file.SummaryFile | None = None
         self._means = IntervalMeans(_LOSSES)
         self._news = TeacherNews()
         self._pace = TrainingPace()
@@ -341,7 +227,7 @@ class Summaries(steps.SteppedCallback):
         )
 
     def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Takes note of whom to ask about exports and refreshes.
+        """Finds the callbacks that know of exports and refreshes.
 
         `CodistillModel.fit` calls it.
 
@@ -359,30 +245,28 @@ class Summaries(steps.SteppedCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Writes what is known before the first step."""
         super().on_train_begin(logs)
-        if not hasattr(self.model, "teachers"):
-            raise ValueError(
-                "Summaries must be given to the `fit` of a "
-                "tfdistill.CodistillModel; received "
-                f"{type(self.model).__name__}. Wrap your model: "
-                "tfdistill.CodistillModel(model)."
-            )
+        _ = self.codistilled  # Other models are refused.
         self._schedule.start(self.step)
         if self._file is not None:
             self._file.close()  # Of a training that an error has ended.
-        self._file = event_file.EventFile(self._directory, step=self.step)
+        self._file = summary_file.SummaryFile(self._directory, step=self.step)
         configuration = self._configuration
         if configuration is None:
             configuration = run_description.of_model(self.model)
-        group = identity.Cluster.from_env().group
+        cluster = strategy_lib.cluster_of(self.model.distribute_strategy)
         self._hparams = run_description.hyperparameters(
-            {"group": group, **configuration}
+            {"group": cluster.group, **configuration}
         )
         self._knows_metrics = False
         self._text(
             {"run/configuration": run_description.markdown(configuration)}
         )
         self._add(tags.layout())
-        self._add(run_description.session(self._hparams, f"group_{group}"))
+        self._add(
+            run_description.session(
+                self._hparams, run_files.group_name(cluster.group)
+            )
+        )
         self._is_fresh, self._num_done = True, 0
         self._compared.clear()
         self._pace.begin(
@@ -390,7 +274,7 @@ class Summaries(steps.SteppedCallback):
         )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes that means begin anew."""
+        """Starts new means."""
         super().on_epoch_begin(epoch, logs)
         self._pace.go_on()
         self._is_fresh, self._num_done = True, 0
@@ -411,11 +295,10 @@ class Summaries(steps.SteppedCallback):
         super().on_train_batch_end(batch, logs)
         self._profile.end_step(self.step)
         self._num_done = batch + 1
-        self._pace.add(
-            self.step - before, float(self.model.examples_of_last_execution)
-        )
+        last = self.model.trainer.last
+        self._pace.add(self.step - before, float(last.examples))
         for kind in _COMPARED:
-            values = self.model.detail(kind)
+            values = last.detail(kind)
             if values:
                 self._compared.append((kind, values))
         if self._schedule.due(self.step):
@@ -433,7 +316,7 @@ class Summaries(steps.SteppedCallback):
         """Writes the epoch's metrics."""
         self._pace.pause()
         self._counter.read(self.model)
-        found = of_logs(
+        found = tags.of_logs(
             {
                 f"validation/{name.removeprefix('val_')}"
                 if name.startswith("val_")
@@ -470,9 +353,9 @@ class Summaries(steps.SteppedCallback):
             {
                 **{f"codistillation/{key}": v for key, v in means.items()},
                 "codistillation/distillation_weight": weight,
-                **of_teachers(status, self.step),
+                **tags.of_teachers(status, self.step),
                 **self._agreement(status),
-                **of_exchange(self._exporter, self._loader),
+                **tags.of_exchange(self._exporter, self._loader),
                 **self._pace.take(),
                 "host/rss_bytes": processes.resident_bytes(),
             }
@@ -483,7 +366,7 @@ class Summaries(steps.SteppedCallback):
         """Means over the batches since the last point."""
         found = {}
         for index, teacher in enumerate(status):
-            name = tags.of_teacher(teacher["name"], index)
+            name = tags.teacher_tag(teacher["name"], index)
             for kind in _COMPARED:
                 values = [
                     float(values[index])
@@ -507,13 +390,13 @@ class Summaries(steps.SteppedCallback):
         for tag, text in texts.items():
             self._add(text_summary.text_pb(tag, text).SerializeToString())
 
-    def _add(self, summary: bytes | event_file.Scalars) -> None:
+    def _add(self, summary: bytes | summary_file.Scalars) -> None:
         if self._file is not None:
             self._file.add(summary, step=self.step)
 
 
 def _learning_rate(model: Any) -> float | None:
     rate = getattr(model.optimizer, "learning_rate", None)
-    if rate is None or replicas.is_used(model.distribute_strategy):
+    if rate is None or replicas.on_servers(model.distribute_strategy):
         return None
     return float(keras.ops.convert_to_numpy(rate))

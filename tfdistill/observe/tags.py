@@ -1,104 +1,23 @@
-"""The names, units and meanings of what TensorBoard shows of a group."""
+"""The scalars of a group in TensorBoard: their tags, values and charts.
+
+docs/tensorboard.md lists them with their units and meanings.
+"""
 
 import re
+from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import summary as custom_scalars
 
-# Of each tag its unit and what it says. `<teacher>` is `group_1`, or
-# `saved_model_0` for the first fixed one; `<metric>` is a compiled metric.
-SCALARS: dict[str, tuple[str, str]] = {
-    "codistillation/task_loss": (
-        "as compiled",
-        "mean of the steps since the point before, or since the epoch began",
-    ),
-    "codistillation/distillation_loss": (
-        "as compiled",
-        "likewise, not yet weighted; 0 without a teacher",
-    ),
-    "codistillation/loss": (
-        "as compiled",
-        "likewise: task loss and weighted distillation loss",
-    ),
-    "codistillation/distillation_weight": (
-        "1",
-        "weight in force at the last step; 0 in the burn-in and without a "
-        "teacher",
-    ),
-    "teachers/<teacher>/agreement": (
-        "fraction",
-        "of the last batches' examples, for how many student and teacher "
-        "predict the same class",
-    ),
-    "teachers/<teacher>/mean_absolute_difference": (
-        "as the output",
-        "the same for outputs without classes",
-    ),
-    "teachers/<teacher>/staleness_steps": (
-        "steps",
-        "the student's step less that of the teacher's version",
-    ),
-    "teachers/<teacher>/staleness_secs": (
-        "s",
-        "since this group first saw the version",
-    ),
-    "teachers/<teacher>/version": ("step", "of the version in use"),
-    "teachers/<teacher>/health": (
-        "code",
-        "4 good, 3 fading, 2 too stale, 1 dropped, 0 absent",
-    ),
-    "teachers/<teacher>/share": (
-        "fraction",
-        "what its age leaves it; 0 while it is not obeyed",
-    ),
-    "teachers/<teacher>/num_quarantined": ("versions", "quarantined so far"),
-    "teachers/<teacher>/num_swaps": ("versions", "put in place so far"),
-    "teachers/<teacher>/read_secs": (
-        "s",
-        "of the last read, in the background",
-    ),
-    "teachers/<teacher>/read_bytes": ("bytes", "of the version in use"),
-    "exchange/export_secs": (
-        "s",
-        "of the last export, in the background",
-    ),
-    "exchange/export_bytes": ("bytes", "of the last version published"),
-    "exchange/num_published": ("exports", "published so far"),
-    "exchange/num_skipped": ("exports", "left out so far: one was under way"),
-    "exchange/num_failed": ("exports", "failed so far"),
-    "exchange/export_blocked_secs": (
-        "s",
-        "for which the last export held the training up",
-    ),
-    "exchange/refresh_blocked_secs": (
-        "s",
-        "for which the last refresh of teachers held the training up",
-    ),
-    "exchange/blocked_share": (
-        "fraction",
-        "of the time since the point before: held up by either",
-    ),
-    "host/examples_per_second": (
-        "examples/s",
-        "of the group since the point before, evaluations not counted",
-    ),
-    "host/step_secs": ("s", "of a step, likewise"),
-    "host/rss_bytes": ("bytes", "resident memory of the chief's process"),
-    "training/learning_rate": ("1", "at the end of an epoch"),
-    "training/<metric>": ("as compiled", "over the epoch, at its end"),
-    "validation/<metric>": (
-        "as compiled",
-        "over the validation data, at the end of an epoch; `loss` is the "
-        "task's; a metric of several values, at most 32, has `_0` and so on",
-    ),
-}
-TEXTS: dict[str, str] = {
-    "run/configuration": "what the group runs",
-    "teachers/<teacher>/news": "each quarantine and each change of health, "
-    "with the version, the step, the time and the reason",
-}
-HEALTH_CODES = {
+from tfdistill.system import run_files
+
+Scalars = dict[str, Any]
+# Of more values than a curve each is worth, none is shown.
+_MOST_VALUES = 32
+_HEALTH_CODES = {
     "absent": 0,
     "dropped": 1,
     "too_stale": 2,
@@ -151,15 +70,69 @@ _CHARTS: dict[str, dict[str, Sequence[str]]] = {
 }
 
 
-def of_teacher(name: str, index: int) -> str:
-    """Returns what stands for `<teacher>` in a tag.
-
-    Args:
-        name: Of the teacher: `group_<g>`, or the path of a SavedModel.
-        index: Of the teacher in its set.
-    """
-    is_group = re.fullmatch(r"group_[0-9]+", name)
+def teacher_tag(name: str, index: int) -> str:
+    """Returns what stands for `<teacher>` in a tag."""
+    is_group = run_files.group_of(name) is not None
     return name if is_group else f"saved_model_{index}"
+
+
+def of_logs(logs: Mapping[str, Any]) -> Scalars:
+    """Returns logs as scalars; `tag_0`, `tag_1` and so on of a vector.
+
+    What is no number, and vectors of more than 32 values, are left out.
+
+    Example:
+        >>> of_logs({"loss": 1.5, "f1": np.array([0.5, 0.25]), "note": "a"})
+        {'loss': 1.5, 'f1_0': 0.5, 'f1_1': 0.25}
+    """
+    found: Scalars = {}
+    for tag, value in logs.items():
+        values = np.asarray(value)
+        if values.dtype.kind not in "biuf" or values.size > _MOST_VALUES:
+            continue
+        if not values.ndim:
+            found[tag] = float(values)
+        for index, number in enumerate(values.flat if values.ndim else ()):
+            found[f"{tag}_{index}"] = float(number)
+    return found
+
+
+def of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> Scalars:
+    """Returns each teacher's scalars but its agreement; None if unknown."""
+    found: Scalars = {}
+    for index, teacher in enumerate(status):
+        version = teacher["step"] if teacher["step"] >= 0 else None
+        name = teacher_tag(teacher["name"], index)
+        values = {
+            "staleness_steps": None if version is None else step - version,
+            "staleness_secs": teacher["age_secs"],
+            "version": version,
+            "health": _HEALTH_CODES[teacher["health"]],
+            "share": teacher["share"],
+            "num_quarantined": teacher["num_quarantined"],
+            "num_swaps": teacher["swaps"],
+            "read_secs": teacher["read_secs"],
+            "read_bytes": teacher["last_bytes"],
+        }
+        found |= {f"teachers/{name}/{key}": v for key, v in values.items()}
+    return found
+
+
+def of_exchange(exporter: Any, loader: Any) -> Scalars:
+    """Returns the scalars of exports and refreshes."""
+    found: Scalars = {}
+    if exporter is not None:
+        found |= {
+            "exchange/export_secs": exporter.writes.last_secs,
+            "exchange/export_bytes": exporter.last_num_bytes,
+            "exchange/num_published": exporter.num_published,
+            "exchange/num_skipped": exporter.num_skipped,
+            "exchange/num_failed": exporter.num_failed,
+            "exchange/export_blocked_secs": exporter.blocked.last_secs,
+        }
+    if loader is not None:
+        found["exchange/refresh_blocked_secs"] = loader.blocked.last_secs
+    return found
 
 
 def pattern(tag: str) -> str:

@@ -7,7 +7,6 @@ again elsewhere, with the same step numbers, and still counts once.
 """
 
 import collections
-import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ import tensorflow as tf
 
 from tfdistill.cluster import signs
 from tfdistill.parameter_server import metric_totals
-from tfdistill.parameter_server import variables
 from tfdistill.parameter_server import worker
 from tfdistill.parameter_server import worker_data
 from tfdistill.training import fit_arguments
@@ -34,12 +32,7 @@ class Executions:
     """Schedules functions on the workers and yields what they return."""
 
     def __init__(self, coordinator: Any, *, num_workers: int) -> None:
-        """Schedules nothing yet.
-
-        Args:
-            coordinator: A `tf.distribute.coordinator.ClusterCoordinator`.
-            num_workers: Number of workers.
-        """
+        """Takes a `ClusterCoordinator`; schedules nothing yet."""
         self._coordinator = coordinator
         self.limit = _IN_FLIGHT_PER_WORKER * num_workers
         self._pending: collections.deque[Any] = collections.deque()
@@ -50,25 +43,18 @@ class Executions:
     def schedule(
         self, function: Any, args: Sequence[Any], *, tag: Any = None
     ) -> None:
-        """Schedules one call on any worker.
+        """Schedules one call on any worker; `tag` comes with its result.
 
-        Args:
-            function: A `tf.function` or its concrete function.
-            args: Its arguments; per-worker iterators may be among them.
-            tag: Returned with the result.
+        Per-worker iterators may be among the arguments of the `tf.function`.
         """
         result = self._coordinator.schedule(function, args=tuple(args))
         self._pending.append((tag, result))
 
     def oldest(self) -> tuple[Any, Any]:
-        """Waits for the oldest call.
+        """Waits for the oldest call; returns its tag and its result.
 
-        Returns:
-            Its tag, and its result on this task.
-
-        Raises:
-            Exception: What a call raised, whichever it was; all others are
-                cancelled.
+        What a call raised is raised, whichever it was; all others are
+        cancelled.
         """
         tag, pending = self._pending.popleft()
         try:
@@ -83,15 +69,7 @@ class Executions:
     def run(
         self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]
     ) -> Iterator[Any]:
-        """Calls a function once for each of `arguments`.
-
-        Args:
-            function: A `tf.function`.
-            arguments: The arguments of each call.
-
-        Yields:
-            The results, in order.
-        """
+        """Calls a function once for each of `arguments`; yields in order."""
         for args in arguments:
             self.schedule(function, args)
         while self._pending:
@@ -109,52 +87,44 @@ class Executions:
             tf.get_logger().debug("While leaving: %s", error)
 
 
-Logs = dict[str, Any]
-
-
 class TrainingEpochs:
     """Schedules training steps and reports them as they are done."""
 
     def __init__(
         self,
         model: keras.Model,
-        step: worker.RemoteStep,
+        make_function: Callable[..., worker.TrainFunction],
         data: worker_data.WorkerData,
         window: Executions,
         *,
+        rider: worker.Rider,
+        last: steps.LastExecution,
         num_workers: int,
         steps_per_epoch: int | None,
-        state: variables.TrainingState,
-        backups: Sequence[Any],
+        state: Any,
+        backup: Any,
     ) -> None:
         """Traces nothing yet.
 
-        Args:
-            model: A built and compiled model.
-            step: Its step on a worker.
-            data: What the workers read.
-            window: Runs the steps.
-            num_workers: Number of workers.
-            steps_per_epoch: Steps an epoch; None for all that the data hold.
-            state: What changes in training.
-            backups: The `backup.Backup`s among the callbacks.
-
-        Raises:
-            ValueError: The data never end and no number of steps was given.
+        `make_function` is `worker.TrainFunction` for the model's step. `state`
+        is all that training changes, which `backup`, if there is one, writes
+        and reads. `steps_per_epoch` is None for all that the data hold.
         """
         self._model = model
-        self._step = step
+        self._make_function = make_function
         self._data = data
         self._window = window
+        self._rider = rider
+        self._last = last
         self._num_workers = num_workers
         self._steps_per_epoch = steps_per_epoch
         self._state = state
-        self._backups = list(backups)
+        self._backup = backup
         self._endless = data.is_endless()
         if self._endless and steps_per_epoch is None:
             raise ValueError(
-                "`steps_per_epoch` must be given where the data repeat "
-                "forever; received None."
+                "`steps_per_epoch` must be given if the data repeat forever; "
+                "received None."
             )
         self._functions: dict[int, worker.TrainFunction] = {}
         self._totals = metric_totals.MetricTotals(model)
@@ -165,38 +135,25 @@ class TrainingEpochs:
         self._resumed: steps.TrainingPoint | None = None
 
     def start(self, initial_epoch: int) -> int:
-        """Reads the newest backup, if there is one, and finds where to start.
-
-        Args:
-            initial_epoch: What `fit` was given.
-
-        Returns:
-            The index of the first epoch.
-        """
+        """Reads the newest backup, if there is one; returns the first epoch."""
         iterations = self._model.optimizer.iterations
-        for backup in self._backups:
-            self._resumed = self._resumed or backup.restore(self._state)
+        if self._backup is not None:
+            self._resumed = self._backup.restore(self._state)
         if self._resumed:
             iterations.assign(self._resumed.step)
         self._global_step = int(iterations.numpy())
         return self._resumed.epoch if self._resumed else initial_epoch
 
-    def run(self, epoch: int, callbacks: keras.callbacks.CallbackList) -> Logs:
-        """Trains for one epoch.
-
-        Args:
-            epoch: Its index.
-            callbacks: Told of each execution once it is done.
-
-        Returns:
-            The epoch's logs.
-        """
+    def run(
+        self, epoch: int, callbacks: keras.callbacks.CallbackList
+    ) -> steps.Logs:
+        """Trains for one epoch; returns its logs."""
         model, window = self._model, self._window
         done = scheduled = self._begin()
         ended: set[int] = set()
-        logs: Logs = {}
+        logs: steps.Logs = {}
         while True:
-            is_due = any(backup.wants_quiet for backup in self._backups)
+            is_due = self._wants_quiet
             # Nothing more is wanted of data that have ended everywhere, nor
             # of a training that a callback has stopped.
             while len(window) < window.limit and not (
@@ -223,7 +180,7 @@ class TrainingEpochs:
                 callbacks.on_train_batch_end(done - 1, logs)
         if not done and not model.stop_training:
             raise fit_arguments.no_batch(epoch)
-        self._end(done)
+        self._end()
         return logs
 
     def _begin(self) -> int:
@@ -238,13 +195,17 @@ class TrainingEpochs:
             self._totals.add(np.asarray(resumed.metric_sums))
         return resumed.batch
 
-    def back_up(self, epoch: int, done: int) -> None:
-        """Lets those who wait for quiet have it; nothing is in flight.
+    @property
+    def _wants_quiet(self) -> bool:
+        return self._backup is not None and self._backup.wants_quiet
 
-        Args:
-            epoch: Index of the epoch in progress.
-            done: Number of its steps done.
+    def back_up(self, epoch: int, done: int) -> None:
+        """Takes a backup that is due, with `done` steps of the epoch done.
+
+        Nothing is in flight.
         """
+        if not self._wants_quiet:
+            return
         point = steps.TrainingPoint(
             step=self._global_step,
             epoch=epoch,
@@ -254,9 +215,7 @@ class TrainingEpochs:
         # Storage may be slow; no step is late meanwhile.
         with signs.own().returning():
             signs.own().say(signs.CALLBACKS)
-            for backup in self._backups:
-                if backup.wants_quiet:
-                    backup.on_quiet(point, self._state)
+            self._backup.on_quiet(point, self._state)
 
     def _num_steps(self, scheduled: int) -> int:
         """Steps of the next execution: fewer at the end of the epoch."""
@@ -267,9 +226,7 @@ class TrainingEpochs:
 
     def _schedule(self, num_steps: int, ahead: int) -> None:
         if num_steps not in self._functions:
-            self._functions[num_steps] = worker.TrainFunction(
-                self._model,
-                self._step,
+            self._functions[num_steps] = self._make_function(
                 self._totals,
                 num_steps=num_steps,
                 endless=self._endless,
@@ -279,11 +236,7 @@ class TrainingEpochs:
         first_step = tf.constant(self._global_step + ahead, tf.int64)
         self._window.schedule(
             function.function,
-            (
-                self._iterator,
-                first_step,
-                self._model.execution_arguments(),
-            ),
+            (self._iterator, first_step, self._rider.arguments()),
             tag=num_steps,
         )
 
@@ -291,22 +244,15 @@ class TrainingEpochs:
         num_steps, vector = self._window.oldest()
         return num_steps, self._functions[num_steps].result(vector)
 
-    def _note(self, result: worker.TrainResult) -> Logs:
+    def _note(self, result: worker.TrainResult) -> steps.Logs:
         self._global_step += result.num_steps
         self._totals.add(result.added)
-        self._model.note_report(result.report)
-        self._model.examples_of_last_execution = result.num_examples
-        shown = self._model.shown_logs(result.logs)
+        self._rider.note(result.report)
+        shown = self._last.taken_from(result.logs)
+        self._last.examples = result.num_examples
         return {**self._totals.results(), **shown}
 
-    def _end(self, done: int) -> None:
+    def _end(self) -> None:
         """Leaves the counters as callbacks and users expect to find them."""
         self._model.optimizer.iterations.assign(self._global_step)
         self._totals.assign()
-        wanted = self._steps_per_epoch
-        if wanted and done < wanted and not self._model.stop_training:
-            warnings.warn(
-                f"The data ended after {done} of {wanted} steps of the epoch. "
-                "Repeat them (`dataset.repeat()`) or lower `steps_per_epoch`.",
-                stacklevel=4,
-            )

@@ -1,13 +1,14 @@
 """Metric states that workers computed, summed exactly on the coordinator."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-Logs = dict[str, Any]
+from tfdistill.training import steps
+
+Logs = steps.Logs
 
 
 class MetricTotals:
@@ -18,11 +19,7 @@ class MetricTotals:
     """
 
     def __init__(self, model: keras.Model) -> None:
-        """Starts at the metrics' own initial states.
-
-        Args:
-            model: A compiled model whose metrics are built.
-        """
+        """Starts at the initial states of the metrics, which are built."""
         self._model = model
         self.variables = [v for m in model.metrics for v in m.variables]
         with keras.StatelessScope() as scope:

@@ -6,10 +6,8 @@ variables live there: 85k instead of 73k examples/s in a click model whose four
 layers lie on two servers.
 """
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -37,11 +35,7 @@ class PackedVariables:
     """Reads variables, and brings tensors back to where each of them lives."""
 
     def __init__(self, variables: Sequence[tf.Variable]) -> None:
-        """Sorts the variables into packets.
-
-        Args:
-            variables: In the order of all lists below.
-        """
+        """Sorts the variables into packets; all lists are in their order."""
         self._variables = list(variables)
         found: dict[tuple[str, tf.DType], list[int]] = {}
         for index, variable in enumerate(self._variables):
@@ -56,11 +50,7 @@ class PackedVariables:
         return len(self._variables)
 
     def read(self) -> list[tf.Tensor]:
-        """Reads all variables to the calling device.
-
-        Returns:
-            One tensor for each variable.
-        """
+        """Reads all variables to the calling device."""
         values: list[tf.Tensor] = [None] * len(self)
         for packet in self._packets:
             with tf.device(packet.device):
@@ -76,14 +66,7 @@ class PackedVariables:
     def bring(
         self, tensors: Sequence[tf.Tensor | None]
     ) -> list[tf.Tensor | None]:
-        """Sends a tensor for each variable to the variable's device.
-
-        Args:
-            tensors: Of the variables' shapes and dtypes; None stays None.
-
-        Returns:
-            The same tensors, there.
-        """
+        """Sends a tensor for each variable to its device; None stays None."""
         return self.bring_with(tensors, {})[0]
 
     def bring_with(
@@ -91,15 +74,10 @@ class PackedVariables:
         tensors: Sequence[tf.Tensor | None],
         scalars: Mapping[str, tf.Tensor],
     ) -> tuple[list[tf.Tensor | None], dict[str, dict[str, tf.Tensor]]]:
-        """Sends scalars in the packets that travel anyway.
+        """Sends float32 scalars in the packets that travel anyway.
 
-        Args:
-            tensors: As for `bring`.
-            scalars: float32 scalars that are wanted on every device.
-
-        Returns:
-            What `bring` returns; and by device the scalars there, as far as
-            a float32 packet goes to it.
+        Returns what `bring` returns; and by device the scalars there, as far
+        as a float32 packet goes to it.
         """
         values: list[tf.Tensor | None] = [None] * len(self)
         scalars_there: dict[str, dict[str, tf.Tensor]] = {}
@@ -155,11 +133,7 @@ class RemoteVariables:
     """
 
     def __init__(self, model: keras.Model) -> None:
-        """Sorts them.
-
-        Args:
-            model: A built and compiled model.
-        """
+        """Sorts them, of a built and compiled model."""
         self.tables = embedding_layer.layers_of(model)
         self.shards = [s for layer in self.tables for s in layer.shards]
         self.trainable = updates.dense_variables(model)
@@ -199,12 +173,7 @@ class RemoteVariables:
     def assign_others(
         self, scope: keras.StatelessScope, before: Sequence[tf.Tensor]
     ) -> None:
-        """Writes back what the step changed of `others`.
-
-        Args:
-            scope: The step's scope.
-            before: The values that were read.
-        """
+        """Writes back what a step changed of `others`, read as `before`."""
         after = [scope.get_current_value(v) for v in self.others]
         self._packed_others.assign(
             [
@@ -223,17 +192,7 @@ class RemoteUpdate:
         variables: RemoteVariables,
         strategy: tf.distribute.Strategy,
     ) -> None:
-        """Makes the optimizer's slots, each beside its variable.
-
-        Args:
-            optimizer: One that `fused_updates` knows.
-            variables: The model's.
-            strategy: The strategy of the model.
-
-        Raises:
-            ValueError: The optimizer or a variable asks for what fused
-                updates cannot do.
-        """
+        """Makes the optimizer's slots, each beside its variable."""
         _check_constraints([*variables.trainable, *variables.shards])
         self._optimizer = optimizer
         self._variables = variables
@@ -249,28 +208,27 @@ class RemoteUpdate:
         self._layers = [
             layer for layer in variables.tables for _ in layer.shards
         ]
-        self._values: list[tf.Tensor] = []
-        self._lookups_before: list[int] = []
 
-    @contextlib.contextmanager
-    def tape(self, values: Sequence[tf.Tensor]) -> Iterator[tf.GradientTape]:
-        """Records a step that uses `values` as the trainable variables."""
-        self._values = list(values)
-        self._lookups_before = [layer.num_lookups for layer in self._layers]
-        with tf.GradientTape() as tape:
-            tape.watch(self._values)
-            yield tape
+    def tape(self) -> "StepTape":
+        """Returns a tape over the values that the step has of variables.
+
+        Call it inside the `keras.StatelessScope` of the step.
+        """
+        values = [variable.value for variable in self._variables.trainable]
+        return StepTape(values, self._layers)
 
     def apply(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
-        """Updates all variables once.
-
-        Args:
-            tape: What `tape` gave, after the forward pass.
-            loss: float scalar.
-        """
-        num_dense = len(self._values)
-        gradients = tape.gradient(loss, [*self._values, *self._shards])
-        gradients[num_dense:] = self._one_per_row(gradients[num_dense:])
+        """Updates all variables once; `tape` is of `tape`."""
+        if not isinstance(tape, StepTape):
+            raise TypeError(
+                "`tape` must be what `RemoteUpdate.tape` returned; received "
+                f"{type(tape).__name__}."
+            )
+        num_dense = len(tape.values)
+        gradients = tape.gradient(loss, [*tape.values, *self._shards])
+        gradients[num_dense:] = _one_per_row(
+            gradients[num_dense:], self._layers, tape.lookups_before
+        )
         gradients = rules.clip(
             self._optimizer,
             gradients,
@@ -295,16 +253,45 @@ class RemoteUpdate:
                     variable, slots, rows.indices, rows.values, found
                 )
 
-    def _one_per_row(self, gradients: list[Any]) -> list[Any]:
-        """Sums over the lookups of a layer that was called several times."""
-        return [
-            table_rows.sum_per_row(gradient)
-            if gradient is not None and layer.num_lookups - before > 1
-            else gradient
-            for gradient, layer, before in zip(
-                gradients, self._layers, self._lookups_before, strict=True
-            )
-        ]
+
+class StepTape(tf.GradientTape):
+    """Records a step on values of variables.
+
+    Attributes:
+        values: Those of the dense trainable variables.
+        lookups_before: For each shard how often its table was looked up
+            before the step.
+    """
+
+    def __init__(
+        self, values: Sequence[tf.Tensor], layers: Sequence[Any]
+    ) -> None:
+        """Takes the values, and the layer of each shard."""
+        super().__init__()
+        self.values = list(values)
+        self.lookups_before = [layer.num_lookups for layer in layers]
+
+    def __enter__(self) -> "StepTape":
+        """Starts to record."""
+        super().__enter__()
+        self.watch(self.values)
+        return self
+
+
+def _one_per_row(
+    gradients: Sequence[Any],
+    layers: Sequence[Any],
+    lookups_before: Sequence[int],
+) -> list[Any]:
+    """Sums over the lookups of a layer that was called several times."""
+    return [
+        table_rows.sum_per_row(gradient)
+        if gradient is not None and layer.num_lookups - before > 1
+        else gradient
+        for gradient, layer, before in zip(
+            gradients, layers, lookups_before, strict=True
+        )
+    ]
 
 
 def _check_constraints(variables: Sequence[Any]) -> None:
@@ -317,20 +304,22 @@ def _check_constraints(variables: Sequence[Any]) -> None:
         )
 
 
-class TrainingState:
-    """The variables of model and optimizer, dense ones and tables."""
+# Begins the names of a checkpoint's files.
+_PREFIX = "state"
+
+
+class ServerState:
+    """All that a training changes on servers: dense variables and tables.
+
+    Backups hold it, as they do `ReplicaState` under any other strategy.
+    """
 
     def __init__(
         self,
         variables: RemoteVariables,
         update: RemoteUpdate,
     ) -> None:
-        """Names the variables.
-
-        Args:
-            variables: The model's.
-            update: With the optimizer's slots.
-        """
+        """Names the variables; `update` has the optimizer's slots."""
         self._dense: dict[str, Any] = {}
         for kind in ("trainable", "others", "optimizer"):
             for index, variable in enumerate(getattr(variables, kind)):
@@ -364,22 +353,25 @@ class TrainingState:
             }
         return found
 
-    def write(self, prefix: str) -> None:
-        """Writes a checkpoint; the servers write the rows of tables.
+    def snapshot(self) -> None:
+        """Takes nothing: no step is in flight until all is written."""
 
-        Args:
-            prefix: Of the checkpoint's files; its directory must exist.
-        """
-        bundle = server_bundle.BundleWriter(prefix)
+    def write(self, directory: str, snapshot: None = None) -> None:
+        """Writes a checkpoint; the servers write the rows of tables."""
+        bundle = server_bundle.BundleWriter(f"{directory}/{_PREFIX}")
         bundle.add({key: v.read_value() for key, v in self._dense.items()})
         for key, shards in self._tables.items():
             bundle.add_rows(key, shards)
         bundle.finish()
 
-    def read(self, prefix: str) -> None:
+    def read(self, directory: str) -> str:
+        """Returns the checkpoint's prefix: `assign` has servers read it."""
+        return f"{directory}/{_PREFIX}"
+
+    def assign(self, snapshot: str) -> None:
         """Reads what `write` wrote, with as many servers as there are now."""
-        reader = tf.train.load_checkpoint(prefix)
+        reader = tf.train.load_checkpoint(snapshot)
         for key, variable in self._dense.items():
             variable.assign(reader.get_tensor(key))
         for key, shards in self._tables.items():
-            server_bundle.read_rows(prefix, key, shards)
+            server_bundle.read_rows(snapshot, key, shards)

@@ -12,7 +12,9 @@ and no counter or metric is ever updated by two workers at once. Only the
 tables of `ShardedEmbedding` are looked up where they are.
 """
 
+import contextlib
 import dataclasses
+import typing
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -26,51 +28,29 @@ from tfdistill.parameter_server import variables
 from tfdistill.parameter_server import worker_data
 from tfdistill.training import steps
 
-Logs = dict[str, Any]
+Logs = steps.Logs
 
 
 class RemoteStep:
     """Runs a model's steps on values: train, test, predict."""
 
     def __init__(
-        self,
-        model: keras.Model,
-        variables: variables.RemoteVariables,
-        update: variables.RemoteUpdate | None,
+        self, model: Any, variables: variables.RemoteVariables
     ) -> None:
-        """Keeps what the steps need.
-
-        Args:
-            model: A built and compiled model.
-            variables: Its variables.
-            update: How to update them; None for evaluation.
-        """
+        """Keeps a built and compiled model, and its variables."""
         self._model = model
         self._variables = variables
-        self._update = update
 
     def train(
-        self,
-        data: Any,
-        *,
-        step: tf.Tensor,
-        metrics: Sequence[tf.Tensor],
+        self, data: Any, *, step: tf.Tensor, metrics: Sequence[tf.Tensor]
     ) -> tuple[list[tf.Tensor], Logs]:
         """Reads all dense variables, runs one training step and updates.
 
-        Args:
-            data: One element of the data.
-            step: int64 scalar, the step's own number.
-            metrics: States of the metrics before the step.
-
-        Returns:
-            States of the metrics after it, and the step's logs.
+        `step` is the step's own number, int64. `metrics` are the states of the
+        metrics before the step; those after it are returned, with the logs.
         """
         found = self._variables
-        if self._update is None:
-            raise RuntimeError("This step was made without an update.")
         values, scalars = found.read_with_optimizer()
-        num_trainable = len(found.trainable)
         mapping = [
             *zip([*found.trainable, *found.others], values, strict=True),
             *zip(found.metrics, metrics, strict=True),
@@ -78,12 +58,8 @@ class RemoteStep:
             (found.iterations, tf.cast(step, found.iterations.dtype)),
         ]
         with keras.StatelessScope(mapping, collect_losses=True) as scope:
-            with self._model.updating_by(
-                lambda: self._update.tape(values[:num_trainable]),
-                self._update.apply,
-            ):
-                logs = self._model.train_step(data)
-        found.assign_others(scope, values[num_trainable:])
+            logs = self._model.train_step(data)
+        found.assign_others(scope, values[len(found.trainable) :])
         return [scope.get_current_value(v) for v in found.metrics], logs
 
     def test(
@@ -93,15 +69,9 @@ class RemoteStep:
         values: Sequence[tf.Tensor],
         metrics: Sequence[tf.Tensor],
     ) -> tuple[list[tf.Tensor], list[str]]:
-        """Runs one evaluation step.
+        """Runs one evaluation step on what `RemoteVariables.read` gave.
 
-        Args:
-            data: One element of the data.
-            values: Of the dense variables, as `RemoteVariables.read` gives.
-            metrics: States of the metrics before the step.
-
-        Returns:
-            States of the metrics after it, and the names of its logs.
+        Returns the states of the metrics after it, and the names of its logs.
         """
         found = self._variables
         mapping = [
@@ -114,19 +84,78 @@ class RemoteStep:
         return states, list(logs)
 
     def predict(self, data: Any, *, values: Sequence[tf.Tensor]) -> Any:
-        """Runs inference on one element of the data.
-
-        Args:
-            data: One element of the data.
-            values: Of the dense variables, as `RemoteVariables.read` gives.
-
-        Returns:
-            The model's outputs.
-        """
+        """Runs inference on what `RemoteVariables.read` gave."""
         found = self._variables
         mapping = zip([*found.trainable, *found.others], values, strict=True)
         with keras.StatelessScope(mapping):
             return self._model.predict_step(data)
+
+
+class Rider(typing.Protocol):
+    """What travels with each execution, beside the step's own."""
+
+    def arguments(self) -> tf.Tensor:
+        """Returns what the next execution is told, an int64 tensor."""
+
+    def on_worker(
+        self, arguments: tf.Tensor
+    ) -> contextlib.AbstractContextManager[None]:
+        """Returns a context for one execution while it is traced."""
+
+    def reported(self) -> tf.Tensor:
+        """Returns what an execution reports at its end, float64 `[size]`."""
+
+    def note(self, report: np.ndarray) -> None:
+        """Takes an execution's report, on the coordinator, in their order."""
+
+
+class NothingAlong:
+    """The rider of a model that has nothing to send along."""
+
+    def arguments(self) -> tf.Tensor:
+        """Returns nothing."""
+        return tf.zeros([0], tf.int64)
+
+    def on_worker(
+        self, arguments: tf.Tensor
+    ) -> contextlib.AbstractContextManager[None]:
+        """Does nothing."""
+        return contextlib.nullcontext()
+
+    def reported(self) -> tf.Tensor:
+        """Returns nothing."""
+        return tf.zeros([0], tf.float64)
+
+    def note(self, report: np.ndarray) -> None:
+        """Does nothing."""
+
+
+class _LogNames:
+    """The names of a step's logs, which a vector of their values leaves out.
+
+    Only a trace of the step shows them; all traces of a step have the same.
+    """
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    def packed(self, logs: Logs) -> tf.Tensor:
+        """Returns the values, float64 `[count]`, while a step is traced."""
+        self._names = sorted(logs)
+        values = [tf.cast(logs[name], tf.float64) for name in self._names]
+        return tf.reshape(tf.stack(values), [-1]) if values else _nothing()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def unpacked(self, values: np.ndarray) -> dict[str, float]:
+        """Returns the logs of an execution."""
+        pairs = zip(self._names, values, strict=True)
+        return {name: float(value) for name, value in pairs}
+
+
+def _nothing() -> tf.Tensor:
+    return tf.zeros([0], tf.float64)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,12 +163,12 @@ class TrainResult:
     """What one execution did.
 
     Attributes:
-        num_steps: Steps done; fewer than asked for where the data ended.
+        num_steps: Steps done; fewer than asked for if the data ended.
         num_examples: Examples in these steps.
         worker: Index of the worker that did them.
         logs: Logs of the last step that are no metrics.
         added: What was added to the metrics, for `MetricTotals.add`.
-        report: What the model has to say on the execution.
+        report: What the rider reported at its end.
     """
 
     num_steps: int
@@ -155,33 +184,27 @@ class TrainFunction:
 
     def __init__(
         self,
-        model: Any,
         step: RemoteStep,
         totals: metric_totals.MetricTotals,
         *,
+        rider: Rider,
         num_steps: int,
         endless: bool,
         metric_names: Sequence[str],
     ) -> None:
         """Traces nothing yet.
 
-        Args:
-            model: A `ParameterServerTraining` model.
-            step: The model's step.
-            totals: For the metrics' states.
-            num_steps: Steps a call.
-            endless: Whether the data never end: then the steps are unrolled,
-                which spares servers and workers a message for each turn of a
-                loop (85k against 63k examples/s).
-            metric_names: Names of logs that come from the metrics.
+        If the data never end (`endless`), the steps are unrolled, which spares
+        servers and workers a message for each turn of a loop (85k against 63k
+        examples/s). Logs that are named as a metric come from `totals`.
         """
-        self._model = model
         self._step = step
         self._totals = totals
+        self._rider = rider
         self._num_steps = num_steps
         self._run = self._unrolled if endless else self._loop
         self._metric_names = set(metric_names)
-        self._log_names: list[str] = []
+        self._log_names = _LogNames()
         self.function = tf.function(self._execute, autograph=False)
 
     def _execute(
@@ -190,21 +213,23 @@ class TrainFunction:
         first_step: tf.Tensor,
         arguments: tf.Tensor,
     ) -> tf.Tensor:
-        with self._model.on_worker(arguments):
+        with self._rider.on_worker(arguments):
             return self._run(iterator, first_step)
 
     def result(self, vector: tf.Tensor) -> TrainResult:
         """Unpacks what a call returned."""
         values = vector.numpy()
-        count = len(self._log_names)
-        logs = dict(zip(self._log_names, values[3:], strict=False))
+        ends = np.cumsum([3, len(self._log_names), self._totals.size])
+        (num_steps, num_examples, index), logs, added, report = np.split(
+            values, ends
+        )
         return TrainResult(
-            num_steps=int(values[0]),
-            num_examples=float(values[1]),
-            worker=int(values[2]),
-            logs={key: float(value) for key, value in logs.items()},
-            added=values[3 + count : 3 + count + self._totals.size],
-            report=values[3 + count + self._totals.size :],
+            num_steps=int(num_steps),
+            num_examples=float(num_examples),
+            worker=int(index),
+            logs=self._log_names.unpacked(logs),
+            added=added,
+            report=report,
         )
 
     def _one(
@@ -216,20 +241,13 @@ class TrainFunction:
         if examples is None:
             examples = worker_data.num_rows(data)
         kept = {k: v for k, v in logs.items() if k not in self._metric_names}
-        self._log_names = sorted(kept)
-        values = [tf.cast(kept[name], tf.float64) for name in self._log_names]
-        return (
-            states,
-            tf.cast(examples, tf.float64),
-            tf.reshape(tf.stack(values), [-1])
-            if values
-            else tf.zeros([0], tf.float64),
-        )
+        packed = self._log_names.packed(kept)
+        return states, tf.cast(examples, tf.float64), packed
 
     def _unrolled(self, iterator: Any, first_step: tf.Tensor) -> tf.Tensor:
         states = self._totals.initial()
         total = tf.zeros([], tf.float64)
-        logs = tf.zeros([0], tf.float64)
+        logs = _nothing()
         for index in range(self._num_steps):
             states, examples, logs = self._one(
                 iterator.get_next(), first_step + index, states
@@ -304,7 +322,7 @@ class TrainFunction:
             tf.cast(worker, tf.float64),
         ]
         added = self._totals.added(states)
-        report = self._model.execution_report()
+        report = self._rider.reported()
         return tf.concat([tf.stack(head), logs, added, report], axis=0)
 
 
@@ -321,11 +339,8 @@ class ShareFunction:
     ) -> None:
         """Traces nothing yet.
 
-        Args:
-            data: What the shares are cut from.
-            read: Reads the model's dense variables, once a call.
-            num_shares: How many calls make up the whole.
-            num_batches: How many batches to read at most. None for all.
+        `read` reads the model's dense variables, once a call; `num_shares`
+        calls make up the whole, of `num_batches` at most if they are given.
         """
         self._data = data
         self._read = read
@@ -372,6 +387,7 @@ class EvaluateFunction(ShareFunction):
         super().__init__(data, **options)
         self._step = step
         self.totals = totals
+        # Of the model's `test_step`; only its trace shows them.
         self.log_names: list[str] = []
         self.function = tf.function(self._evaluate, autograph=False)
 

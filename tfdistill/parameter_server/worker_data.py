@@ -30,24 +30,14 @@ def source_of(
 ) -> Source:
     """Makes a source of what `fit`, `evaluate` or `predict` was given.
 
-    Args:
-        x: A batched `tf.data.Dataset`, a function of a
-            `tf.distribute.InputContext` that returns one, or arrays.
-        y: Targets, with arrays only.
-        sample_weight: Weights, with arrays only.
-        batch_size: Rows a batch, with arrays only. Default 32.
-        shuffle: Whether arrays are shuffled.
-
-    Returns:
-        The data set or function.
-
-    Raises:
-        ValueError: Something else was given, or targets beside a data set.
+    `x` is a batched `tf.data.Dataset`, a function of a
+    `tf.distribute.InputContext` that returns one, or arrays. The others are for
+    arrays only, which are batched, by default 32 rows each.
     """
     if isinstance(x, tf.data.Dataset) or callable(x):
         if y is not None or sample_weight is not None or batch_size:
             raise ValueError(
-                "`y`, `sample_weight` and `batch_size` must be left out where "
+                "`y`, `sample_weight` and `batch_size` must be left out if "
                 "`x` is a data set or a data set function, which hold them; "
                 f"received x={type(x).__name__}."
             )
@@ -70,14 +60,7 @@ class TravellingDataset:
     """A data set that can be made again inside a function on a worker."""
 
     def __init__(self, source: Source) -> None:
-        """Serializes a data set; a function is called where it is needed.
-
-        Args:
-            source: What `source_of` returned.
-
-        Raises:
-            ValueError: The data set cannot travel.
-        """
+        """Serializes a data set; a function is called where it is needed."""
         self._source = source
         self._graph: tf.Tensor | None = None
         if isinstance(source, tf.data.Dataset):
@@ -100,9 +83,8 @@ class TravellingDataset:
     def on_worker(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
         """Makes the data set; call it in a function that a worker runs.
 
-        Args:
-            context: Which of how many input pipelines this is. A data set is
-                cut to that share by whole batches; a function does it.
+        A data set is cut, by whole batches, to the share of the input pipeline
+        that `context` names; a function does that itself.
         """
         if self._graph is None:
             made = self._source(context)
@@ -125,10 +107,7 @@ class TravellingDataset:
     ) -> tf.data.Dataset:
         """Makes one of `count` shares that together hold each batch once.
 
-        Args:
-            index: int64 scalar, which share.
-            count: Number of shares.
-            num_batches: How many batches of the whole to read. Default all.
+        Of the first `num_batches` of the whole, if they are given.
         """
         # A function that does not shard, or not by what it is told, must not
         # make an example count twice: it makes everything and we cut.
@@ -168,13 +147,7 @@ class WorkerData:
     def __init__(
         self, coordinator: Any, source: Source, *, num_workers: int
     ) -> None:
-        """Sends the data set to the workers; reads nothing yet.
-
-        Args:
-            coordinator: A `tf.distribute.coordinator.ClusterCoordinator`.
-            source: What `source_of` returned.
-            num_workers: Number of workers.
-        """
+        """Sends the data set to a coordinator's workers; reads nothing yet."""
         travelling = TravellingDataset(source)
 
         def dataset_of_worker() -> tf.data.Dataset:

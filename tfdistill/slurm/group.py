@@ -8,7 +8,6 @@ when the time limit is near or the job is preempted, has them end and puts the
 job back into the queue, to resume from the last backup.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -18,17 +17,19 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
-from tfdistill.cluster import ending
+from absl import flags
+from absl import logging
+
 from tfdistill.cluster import signs
-from tfdistill.launcher import command as cli
+from tfdistill.launcher import command as launcher
 from tfdistill.launcher import restarts
 from tfdistill.slurm import commands
 from tfdistill.slurm import place
 from tfdistill.slurm import task
 from tfdistill.status import run_events
+from tfdistill.system import programs
 
 # What Slurm is told to send before the time limit.
 SIGNAL = "USR1"
@@ -42,13 +43,15 @@ _FORCE_SECS = 60.0
 class SlurmGroup:
     """One group in its job; `run` runs it to the job's end."""
 
-    def __init__(
-        self, options: argparse.Namespace, command: Sequence[str]
-    ) -> None:
-        """Reads which job this is, and on which nodes."""
+    def __init__(self, options: programs.Options) -> None:
+        """Reads which job this is, and on which nodes.
+
+        A ValueError if an option is wrong, or this is no job of an array; a
+        RuntimeError if Slurm does not answer.
+        """
         self._options = options
         # Tasks look for the command themselves, on their own nodes.
-        self._command = list(command)
+        self._command = list(options.command)
         topology = task.topology_of(options, [sys.executable])
         self._topology = topology
         self._group = place.number_of(os.environ, "SLURM_ARRAY_TASK_ID")
@@ -90,7 +93,7 @@ class SlurmGroup:
             return code
         with commands.undisturbed():
             self._requeue()
-        return ending.EXIT_CODE
+        return signs.EXIT_RETRY
 
     def _run_step(self) -> int:
         """Starts all tasks; returns the exit code of the first to fail."""
@@ -232,52 +235,53 @@ class SlurmGroup:
                 log.add(event, group=self._group, attempt=attempt, **details)
 
     def _say(self, text: str) -> None:
-        now = time.strftime("%Y-%m-%d %H:%M:%S")
-        print(f"{now} group {self._group}: {text}", flush=True)
+        logging.info("group %d: %s", self._group, text)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the options before `--`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tfdistill.slurm.group", allow_abbrev=False
+def _add_options(options: programs.Flags) -> None:
+    task.add_options(options)
+    for name, default in (
+        ("cpus_per_worker", 1),
+        ("max_restarts", 3),
+        ("max_requeues", 100),
+        ("stop_secs", 120),
+    ):
+        options.add(flags.DEFINE_integer, name, default, f"as of {task.WRITER}")
+    options.add(
+        flags.DEFINE_string,
+        "python",
+        sys.executable,
+        "<PROGRAM>: Python of the tasks; default this one",
     )
-    task.add_options(parser)
-    add = parser.add_argument
-    add("--cpus_per_worker", type=int, default=1)
-    add("--max_restarts", type=int, default=3)
-    add("--max_requeues", type=int, default=100)
-    add("--stop_secs", type=int, default=120)
-    add("--python", default=sys.executable)
-    add("--srun", action="append", default=[])
-    return parser
+    options.add(
+        flags.DEFINE_multi_string, "srun", [], "<OPTION>: another of srun's"
+    )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
-
-    Returns:
-        The exit code.
-    """
-    parser = make_parser()
-    arguments = sys.argv[1:] if argv is None else argv
-    before, command = cli.split_command(arguments)
-    options = parser.parse_args(before)
-    if not command:
-        parser.error("expected a command after --, such as: -- python train.py")
+def _run(options: programs.Options) -> int:
+    if not options.command:
+        raise programs.UsageError(launcher.NO_COMMAND)
     try:
-        group = SlurmGroup(options, command)
+        group = SlurmGroup(options)
     except ValueError as error:
-        parser.error(str(error))
+        raise programs.UsageError(str(error)) from error
     except RuntimeError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return ending.EXIT_CODE
+        logging.error("%s", error)
+        return signs.EXIT_RETRY
     for number in (getattr(signal, f"SIG{SIGNAL}"), signal.SIGTERM):
         signal.signal(number, group.tell_to_end)
     return group.run()
 
 
+PROGRAM = programs.Program(
+    name="python -m tfdistill.slurm.group",
+    usage="--workdir=DIR [options] -- COMMAND [ARGUMENT ...]",
+    about="Runs one group inside its Slurm job.",
+    define=_add_options,
+    run=_run,
+    takes_command=True,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

@@ -8,7 +8,6 @@ for a step whose other tasks were ended in consequence does not tell which exit
 code was the first.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -21,15 +20,15 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from tfdistill.cluster import ending
+from absl import flags
+
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
-from tfdistill.launcher import command as cli
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
 from tfdistill.slurm import place as slurm_place
+from tfdistill.system import programs
 
-EXIT_OPTIONS = 2
 # Slurm sends them to every process of a step, so that the command gets them
 # too; this one is there to tell how it took them.
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -37,24 +36,30 @@ _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _told: list[int] = []
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+# Writes the script that starts these programs, and documents their options.
+WRITER = "python -m launch.slurm"
+
+
+def add_options(options: programs.Flags) -> None:
     """Adds the options that describe a group, whatever runs it."""
-    add = parser.add_argument
-    add("--workdir", required=True)
-    add("--exchange")
+    text = f"as of {WRITER}"
+    add = options.add
+    add(flags.DEFINE_string, "workdir", None, f"<DIR>: {text}", required=True)
+    add(flags.DEFINE_string, "exchange", None, f"<URL>: {text}")
     for name, default in (
-        ("--num_groups", 1),
-        ("--workers_per_group", 1),
-        ("--ps_per_group", 0),
-        ("--gpus_per_worker", 0),
+        ("num_groups", 1),
+        ("workers_per_group", 1),
+        ("ps_per_group", 0),
+        ("gpus_per_worker", 0),
     ):
-        add(name, type=int, default=default)
+        add(flags.DEFINE_integer, name, default, text)
     first, end = slurm_place.DEFAULT_PORTS
-    add("--ports", default=f"{first}-{end - 1}")
+    ports = f"{first}-{end - 1}"
+    add(flags.DEFINE_string, "ports", ports, f"<FIRST-LAST>: {text}")
 
 
 def topology_of(
-    options: argparse.Namespace, command: Sequence[str]
+    options: programs.Options, command: Sequence[str]
 ) -> local_cluster.LocalCluster:
     """Returns the files, tasks and limits of a run."""
     chosen = local_cluster.Topology.chosen(options)
@@ -140,7 +145,7 @@ def run(
                 f"tfdistill: another process listens on {task.cluster.address}"
                 "; the group will be started on other ports.\n".encode()
             )
-            return ending.EXIT_CODE
+            return signs.EXIT_RETRY
         process = subprocess.Popen(
             command,
             env=dict(env),
@@ -174,28 +179,21 @@ def record_failure(path: pathlib.Path, name: str, exit_code: int) -> bool:
     return True
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+def _add_options(options: programs.Flags) -> None:
+    add_options(options)
+    for name, text in (
+        ("nodes", "<NAME,...>: nodes of the job"),
+        ("failure_file", "<FILE>: made by the first task that fails"),
+    ):
+        options.add(flags.DEFINE_string, name, None, text, required=True)
 
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
 
-    Returns:
-        The exit code: that of the command, or 2 for a wrong environment.
-    """
-    parser = argparse.ArgumentParser(
-        prog="python -m tfdistill.slurm.task", allow_abbrev=False
-    )
-    add_options(parser)
-    parser.add_argument("--nodes", required=True)
-    parser.add_argument("--failure_file", required=True)
-    arguments = sys.argv[1:] if argv is None else argv
-    before, command = cli.split_command(arguments)
-    options = parser.parse_args(before)
+def _run(options: programs.Options) -> int:
+    """Returns the exit code of the command; 2 for a wrong environment."""
     failure_file = pathlib.Path(options.failure_file)
     environ = os.environ
     try:
-        topology = topology_of(options, command)
+        topology = topology_of(options, options.command)
         place = slurm_place.Place.from_env(
             environ, nodes=options.nodes.split(",")
         )
@@ -206,8 +204,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except ValueError as error:
         name = f"rank {environ.get('SLURM_PROCID')}"
-        record_failure(failure_file, name, EXIT_OPTIONS)
-        parser.error(str(error))
+        record_failure(failure_file, name, programs.EXIT_OPTIONS)
+        raise programs.UsageError(str(error)) from error
     code = run(topology.command, task, place, env)
     if code and record_failure(failure_file, task.name, code) and not _told:
         print(f"{task.name} ended with {code}", file=sys.stderr)
@@ -215,5 +213,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+PROGRAM = programs.Program(
+    name="python -m tfdistill.slurm.task",
+    usage="--workdir=DIR --nodes=NAME,... [options] -- COMMAND [ARGUMENT ...]",
+    about="Runs one task of a step of a Slurm job.",
+    define=_add_options,
+    run=_run,
+    takes_command=True,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

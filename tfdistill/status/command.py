@@ -1,23 +1,22 @@
 """The command `tfdistill-status`: how a run is that was started elsewhere."""
 
-import argparse
 import contextlib
 import json
-import math
 import os
 import sys
 import time
-from collections.abc import Sequence
 
 import rich.console
+from absl import flags
 
 from tfdistill.status import group
 from tfdistill.status import observed_run
 from tfdistill.status import tables
+from tfdistill.system import programs
 
-EXIT_CHECK, EXIT_OPTIONS, EXIT_PIPE = 1, 2, 141
+EXIT_CHECK, EXIT_PIPE = 1, 141
 BAD_STATES = ("failed", "lost", "silent")
-_EPILOG = """\
+_NOTES = """\
 Only files are read: those of DIR, and the manifests in the exchange. A group is
 
   starting, running, stopping, restarting, done, failed, stopped
@@ -37,56 +36,38 @@ example:
 """
 
 
-def _make_parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Shows how far each group of a run has come.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("workdir", metavar="DIR", help="directory of the run")
+def _add_options(options: programs.Flags) -> None:
+    add = options.add
     add(
-        "--exchange",
-        metavar="URL",
-        help="directory or URL of the exchange; default: what the launcher was "
-        "told, or DIR/exchange. A URL takes TensorFlow, and its seconds to "
+        flags.DEFINE_string,
+        "exchange",
+        None,
+        "<URL>: directory or URL of the exchange; default: what the launcher "
+        "was told, or DIR/exchange. A URL takes TensorFlow, and its seconds to "
         "load",
     )
-    add("--watch", action="store_true", help="show it until the run is over")
+    add(flags.DEFINE_boolean, "watch", False, "show it until the run is over")
     add(
-        "--interval_secs",
-        type=float,
-        default=2.0,
-        metavar="SECS",
-        help="with --watch: time between two looks; default 2",
+        flags.DEFINE_float,
+        "interval_secs",
+        2.0,
+        "with --watch: time between two looks",
     )
-    add("--json", action="store_true", help="print one JSON document")
+    add(flags.DEFINE_boolean, "json", False, "print one JSON document")
     add(
-        "--check",
-        action="store_true",
-        help="exit with code 1 if a group has failed, is lost or is silent",
+        flags.DEFINE_boolean,
+        "check",
+        False,
+        "exit with code 1 if a group has failed, is lost or is silent",
     )
     add(
-        "--silent_secs",
-        type=float,
-        default=60.0,
-        metavar="SECS",
-        help="a group that has not written for so long is silent; default 60",
+        flags.DEFINE_float,
+        "silent_secs",
+        60.0,
+        "a group that has not written for so long is silent",
     )
-    return parser
-
-
-def _check(
-    parser: argparse.ArgumentParser, options: argparse.Namespace
-) -> None:
     for name in ("interval_secs", "silent_secs"):
-        value = getattr(options, name)
-        if not (math.isfinite(value) and value > 0):
-            parser.error(f"--{name} must be > 0; received {value}")
-    if options.json and options.watch:
-        parser.error("expected at most one of --json and --watch")
+        options.check_positive(name)
 
 
 def _show(run: group.RunStatus, *, workdir: str, as_json: bool) -> None:
@@ -114,19 +95,9 @@ def _watch(
             time.sleep(interval_secs)
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
-        prog: Name of the program in messages. Default `tfdistill-status`.
-
-    Returns:
-        The exit code.
-    """
-    parser = _make_parser(prog or "tfdistill-status")
-    options = parser.parse_args(argv)
-    _check(parser, options)
+def _run(options: programs.Options) -> int:
+    if options.json and options.watch:
+        raise programs.UsageError("expected at most one of --json and --watch")
     try:
         run = observed_run.ObservedRun(
             options.workdir,
@@ -134,7 +105,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             silent_secs=options.silent_secs,
         )
     except observed_run.NoRunError as error:
-        parser.error(str(error))
+        raise programs.UsageError(str(error)) from error
     try:
         if options.watch:
             seen = _watch(run, options.interval_secs)
@@ -155,5 +126,16 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
     return EXIT_CHECK if options.check and bad else 0
 
 
+PROGRAM = programs.Program(
+    name="tfdistill-status",
+    usage="DIR [options]",
+    about="Shows how far each group of the run in the directory DIR has come.",
+    notes=_NOTES,
+    define=_add_options,
+    run=_run,
+    words=("workdir",),
+)
+main, start = PROGRAM.main, PROGRAM.start
+
 if __name__ == "__main__":
-    sys.exit(main())
+    start()

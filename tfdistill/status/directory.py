@@ -14,12 +14,12 @@ from typing import Any
 
 from tfdistill.status import run_events
 from tfdistill.system import processes
+from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
 RECORD = "launch.json"
 _MAX_RECORD_BYTES = 16 * 1024 * 1024
 _MAX_GROUPS = 10_000
-_GROUP = re.compile(r"group_(0|[1-9][0-9]{0,5})")
 _LOG = re.compile(r"group_(0|[1-9][0-9]{0,5})_[a-z]+_[0-9]+\.log")
 _EVENTS = re.compile(r"events_group_(0|[1-9][0-9]{0,5})\.jsonl")
 
@@ -42,17 +42,19 @@ class RunDirectory:
 
     def metrics(self, group: int) -> pathlib.Path:
         """Returns the file of a group's metrics."""
-        return self.path / f"group_{group}" / "metrics.jsonl"
+        return self.path / run_files.group_name(group) / run_files.METRICS
 
     def has_results(self, group: int) -> bool:
         """Whether a group of a recipe has written its last file."""
-        return (self.path / f"group_{group}" / "results.json").exists()
+        return (
+            self.path / run_files.group_name(group) / "results.json"
+        ).exists()
 
     def groups(self) -> set[int]:
         """Returns the groups that have a directory or a log."""
-        found = set()
+        named = map(run_files.group_of, _names(self.path))
+        found = {group for group in named if group is not None}
         for directory, pattern in (
-            (self.path, _GROUP),
             (self.path / "logs", _LOG),
             (self.path / "logs", _EVENTS),
         ):
@@ -127,7 +129,7 @@ class LaunchRecord:
         found = [
             process
             for name, process in self.processes.items()
-            if name.startswith(f"group_{group}_")
+            if name.startswith(f"{run_files.group_name(group)}_")
         ]
         if not self.is_of_this_machine or not found:
             return None

@@ -13,9 +13,9 @@ from typing import Any
 from typing import NamedTuple
 
 from tfdistill.exchange import reader
+from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
-_GROUP = re.compile(r"group_(0|[1-9][0-9]{0,8})")
 _MAX_TEACHERS = 1000
 
 
@@ -62,13 +62,12 @@ def of_record(record: Mapping[str, Any]) -> list[TeacherStatus]:
 
 def _of_entry(entry: Mapping[str, Any]) -> TeacherStatus:
     name = untrusted.one_line(entry.get("name", "?"), max_chars=80)
-    group = _GROUP.fullmatch(name)
     step = _count(entry.get("step"))
     quarantined = _quarantined(entry.get("quarantined"))
     num_quarantined = _count(entry.get("num_quarantined"))
     return TeacherStatus(
         name=name,
-        group=int(group[1]) if group else None,
+        group=run_files.group_of(name),
         step=step,
         health=_text(entry.get("health")),
         reason=_text(entry.get("reason")),

@@ -134,7 +134,7 @@ class ObservedRun:
             )
         recorded = self._record.exchange if self._record else None
         self.exchange = exchange or recorded or str(self._workdir / "exchange")
-        self._published = reader.PublishedWatch(
+        self._published = reader.NewestVersions(
             self.exchange,
             interval_secs=1.0,
             open_storage=open_storage,

@@ -15,12 +15,7 @@ class OneJobThread:
     """Does a job in the background, if it is not busy with another."""
 
     def __init__(self, name: str, *, job: str = "export") -> None:
-        """Starts the thread.
-
-        Args:
-            name: Name of the thread.
-            job: What it writes, for the log.
-        """
+        """Starts the thread; `job` says what it writes, for the log."""
         self._job = job
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(1)
         self._idle = threading.Semaphore(1)
@@ -87,14 +82,6 @@ class Backoff:
         longest_secs: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts without a pause.
-
-        Args:
-            first_secs: Seconds of the first pause, > 0.
-            longest_secs: Seconds that no pause exceeds, >= `first_secs`.
-            clock: Seconds of a clock that never goes backwards. Default:
-                `time.monotonic`.
-        """
         if not 0 < first_secs <= longest_secs:
             raise ValueError(
                 "`first_secs` must be > 0 and at most `longest_secs`; received "
@@ -139,18 +126,13 @@ class WorkTimes:
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Has measured nothing yet.
-
-        Args:
-            clock: Seconds of a clock that never goes backwards.
-        """
         self._clock = clock
         self.last_secs: float | None = None
         self.total_secs = 0.0
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """Measures what is done within, also where it fails."""
+        """Measures the block, also if it fails."""
         begin = self._clock()
         try:
             yield

@@ -1,7 +1,7 @@
 """The private Keras names this package needs: each with its reason and check.
 
 Nothing else in the package touches a private name of Keras or TensorFlow.
-`tests/keras_internals_test.py` fails on the day one of them changes.
+`tests/system/keras_internals_test.py` fails on the day one of them changes.
 """
 
 import inspect
@@ -16,45 +16,11 @@ from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
-
-def read_past(iterator: Any, num_batches: int) -> None:
-    """Reads batches and drops them.
-
-    A loop inside TensorFlow: asked from Python, an iterator over several
-    workers took 20 ms for each batch, minutes for a long training.
-
-    Args:
-        iterator: Of a data set, distributed or not.
-        num_batches: How many it must still have.
-    """
-    if not num_batches:
-        return
-
-    @tf.function(autograph=False)
-    def read(source: Any, count: tf.Tensor) -> None:
-        def step(done: tf.Tensor) -> tf.Tensor:
-            source.get_next()
-            return done + 1
-
-        tf.while_loop(
-            lambda done: done < count,
-            step,
-            [tf.zeros((), tf.int64)],
-            parallel_iterations=1,
-        )
-
-    read(iterator, tf.constant(num_batches, tf.int64))
-
-
 TESTED_KERAS = ("3.12", "3.16")
 
 
 def check_keras() -> None:
-    """Checks that this Keras has the private names used here.
-
-    Raises:
-        RuntimeError: Keras runs on another backend, or a name is missing.
-    """
+    """Checks that this Keras has the private names used here."""
     if keras.backend.backend() != "tensorflow":
         raise RuntimeError(
             "tfdistill needs Keras on TensorFlow; received the backend "
@@ -97,13 +63,6 @@ def leave_reduction_to_caller(optimizer: keras.Optimizer) -> None:
     replica's gradient and the update depends on the number of replicas.
     `MultiWorkerTraining` sums first; the sum inside the optimizer has no public
     switch and is turned off on this instance.
-
-    Args:
-        optimizer: A built or unbuilt Keras optimizer; one wrapped in a
-            `LossScaleOptimizer` is handled too.
-
-    Raises:
-        ValueError: The optimizer accumulates gradients.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     for instance in (optimizer, inner):
@@ -125,10 +84,6 @@ def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
 
     Keras' own guide to writing optimizers finds slots this way; there is no
     public name for it.
-
-    Args:
-        optimizer: A built optimizer.
-        variable: A Keras variable, or a replica's copy.
     """
     return int(optimizer._get_variable_index(variable))
 
@@ -144,18 +99,9 @@ def build_from_spec(
 
     Keras builds from a batch that it reduces over the workers, which fails
     for a tuple of `PerReplica` values (keras#20585). One replica's spec says
-    the same without reading any data.
-
-    Args:
-        model: The compiled model.
-        element_spec: Element spec of a `tf.data.Dataset` or distributed data
-            set: tensors specs or `PerReplica` specs of `[batch, ...]`.
-        scope: Returns the strategy's scope to build in.
-        optimized: Returns the built model's variables that its optimizer is
-            to keep slots for. Defaults to all trainable ones.
-
-    Returns:
-        The spec of one replica's inputs `x`.
+    the same without reading any data; that of its inputs `x` is returned.
+    The optimizer keeps slots for the variables that `optimized` returns of the
+    built model, by default all trainable ones.
     """
     batch = keras.tree.map_structure(_first_replica, element_spec)
     optimizer = model.optimizer
@@ -190,24 +136,15 @@ def distributed_element_spec(epoch_iterator: Any) -> Any:
 
     `Trainer._maybe_symbolic_build` is handed Keras' private epoch iterator;
     the distributed data set inside it is the only holder of the spec.
-
-    Args:
-        epoch_iterator: A `TFEpochIterator`.
     """
     return epoch_iterator._distributed_dataset.element_spec
 
 
 def jobs_of(strategy: tf.distribute.Strategy) -> dict[str, list[str]]:
-    """Returns the addresses of a strategy's tasks by job.
+    """Returns the addresses of a strategy's tasks by job; none for one process.
 
     `ParameterServerStrategy` keeps its resolver where the public property
     `cluster_resolver` does not look: that is None.
-
-    Args:
-        strategy: Any strategy.
-
-    Returns:
-        Addresses by job; empty for a strategy of one process.
     """
     resolver = strategy.cluster_resolver or getattr(
         strategy, "_cluster_resolver", None
@@ -230,7 +167,7 @@ def in_stateless_scope() -> bool:
 
 
 def global_seed() -> int | None:
-    """Returns the seed of `tf.random.set_seed`, or None where none is set.
+    """Returns the seed of `tf.random.set_seed`, or None if none is set.
 
     There is no public way to read it without drawing from it.
     """
@@ -264,8 +201,33 @@ def pass_batches_on_without_autotune() -> None:
     multi_device_iterator_ops._create_device_dataset = create
 
 
+def read_past(iterator: Any, num_batches: int) -> None:
+    """Reads batches and drops them.
+
+    A loop inside TensorFlow: asked from Python, an iterator over several
+    workers took 20 ms for each batch, minutes for a long training.
+    """
+    if not num_batches:
+        return
+
+    @tf.function(autograph=False)
+    def read(source: Any, count: tf.Tensor) -> None:
+        def step(done: tf.Tensor) -> tf.Tensor:
+            source.get_next()
+            return done + 1
+
+        tf.while_loop(
+            lambda done: done < count,
+            step,
+            [tf.zeros((), tf.int64)],
+            parallel_iterations=1,
+        )
+
+    read(iterator, tf.constant(num_batches, tf.int64))
+
+
 class EpochData:
-    """Says how far `fit` has read its data, and has it go on from there.
+    """Says how far `fit` has read its data, and resumes it there.
 
     Keras keeps that in a private iterator over epochs, which always starts
     at the first batch of an epoch.
@@ -283,7 +245,7 @@ class EpochData:
         return self._make()
 
     def position(self) -> dict[str, Any]:
-        """Returns where reading stands, as JSON has it."""
+        """Returns how far it has been read, as JSON has it."""
         return {
             "iterators": self._num_iterators,
             "batches": self._it._steps_seen,
@@ -292,7 +254,7 @@ class EpochData:
         }
 
     def go_to(self, position: dict[str, Any], *, batch: int) -> None:
-        """Has the first epoch go on at `position`, at its batch `batch`."""
+        """Resumes the first epoch at `position`, at its batch `batch`."""
         self._it._enumerate_iterator = lambda: self._resumed(position, batch)
 
     def _resumed(self, position: dict[str, Any], batch: int) -> Iterator[Any]:
@@ -309,7 +271,7 @@ class EpochData:
         whole = it.steps_per_epoch
         limit = whole or it._num_batches
         if batch and limit:
-            # Keras keeps the iterator where it was told a number of steps.
+            # Keras keeps the iterator if it was given a number of steps.
             it.steps_per_epoch, it._current_iterator = limit - batch, current
         elif batch:
             it._get_iterator = lambda: current

@@ -11,6 +11,7 @@ import socket
 from typing import NamedTuple
 
 PROC = pathlib.Path("/proc")
+_CONNECT_SECS = 2.0
 
 
 class ProcessStatus(NamedTuple):
@@ -32,7 +33,7 @@ class ProcessStatus(NamedTuple):
 
 
 def status_of(pid: int) -> ProcessStatus | None:
-    """Returns the status of a process, or None where none is told."""
+    """Returns the status of a process, or None if that is unknown."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
@@ -45,7 +46,7 @@ def status_of(pid: int) -> ProcessStatus | None:
 
 
 def resident_bytes() -> int | None:
-    """Returns this process' resident memory, or None where none is told."""
+    """Returns this process's resident memory, or None if that is unknown."""
     try:
         fields = (PROC / "self" / "statm").read_text().split()
     except OSError:
@@ -54,7 +55,7 @@ def resident_bytes() -> int | None:
 
 
 def started(pid: int) -> int:
-    """Returns when a process began, in clock ticks; 0 where none is told."""
+    """Returns when a process began, in clock ticks; 0 if unknown."""
     found = status_of(pid)
     return found.started if found else 0
 
@@ -62,8 +63,8 @@ def started(pid: int) -> int:
 def machine() -> str:
     """Returns what names one boot of this machine, and this pid namespace.
 
-    Process ids mean something to those alone for whom it is the same. Empty
-    where the system does not tell.
+    Process ids only mean something to processes for which it is the same. Empty
+    if the system does not say.
     """
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -76,9 +77,7 @@ def machine() -> str:
 def has_ended(pid: int, *, started: int) -> bool:
     """Whether a process of this machine is known to have ended.
 
-    Args:
-        pid: Its id, which may be another process' by now.
-        started: When it began, as `of` tells.
+    Its id may be another process's by now, which `started` shows.
     """
     try:
         os.kill(pid, 0)
@@ -92,9 +91,6 @@ def has_ended(pid: int, *, started: int) -> bool:
     return not found.is_alive or found.started != started
 
 
-_CONNECT_SECS = 2.0
-
-
 class Answer(enum.Enum):
     """What became of an attempt to connect."""
 
@@ -104,22 +100,17 @@ class Answer(enum.Enum):
 
 
 def ask(address: str, *, timeout_secs: float = _CONNECT_SECS) -> Answer:
-    """Connects to an address and hangs up.
+    """Connects to `host:port` and hangs up.
 
-    Args:
-        address: `host:port`.
-        timeout_secs: Longest wait in seconds. Default 2.
-
-    Returns:
-        `OPEN` if somebody listens, `REFUSED` if the host is there and nobody
-        does, `SILENT` for all else, such as a host that is down or unknown.
+    `REFUSED` means that the host is there without a listener; `SILENT` is all
+    else, such as a host that is down or unknown.
     """
     host, _, port = address.rpartition(":")
     peer = (host.strip("[]"), int(port))
     try:
         with socket.create_connection(peer, timeout=timeout_secs) as connection:
-            # Where nobody listens on a port that the kernel also hands out,
-            # a connection may by chance meet itself.
+            # On a port without a listener that the kernel also hands out, a
+            # connection may by chance meet itself.
             if connection.getsockname() == connection.getpeername():
                 return Answer.REFUSED
     except ConnectionRefusedError:

@@ -15,13 +15,13 @@ _CONTROL = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f"
     r"\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+_LINE_BYTES = 4096
+# What the programs of other languages, too, take for a whole number.
+_MAX_WHOLE = 2**63
 
 
 def without_control(text: str) -> str:
     """Returns a line without what would steer a terminal, or break a stream.
-
-    Args:
-        text: One line.
 
     Example:
         >>> without_control("a" + chr(27) + "[31mb" + chr(7))
@@ -33,10 +33,6 @@ def without_control(text: str) -> str:
 def one_line(value: Any, *, max_chars: int = 500) -> str:
     r"""Returns any value as one line of bounded length.
 
-    Args:
-        value: What was read; text as it is, anything else as Python shows it.
-        max_chars: Longest line. Default 500.
-
     Example:
         >>> one_line("it failed:\n  no such file", max_chars=18)
         'it failed: no s...'
@@ -46,16 +42,8 @@ def one_line(value: Any, *, max_chars: int = 500) -> str:
     return text if len(text) <= max_chars else f"{text[: max_chars - 3]}..."
 
 
-_LINE_BYTES = 4096
-# What the programs of other languages, too, take for a whole number.
-_MAX_WHOLE = 2**63
-
-
 def number(value: Any) -> float | None:
     """Returns a finite number as a float, or None for anything else.
-
-    Args:
-        value: What JSON held.
 
     Example:
         >>> number(3), number(True), number("3"), number(float("nan"))
@@ -73,9 +61,6 @@ def number(value: Any) -> float | None:
 def whole(value: Any) -> int | None:
     """Returns a whole number of 64 bits, or None for anything else.
 
-    Args:
-        value: What JSON held.
-
     Example:
         >>> whole(-3), whole(True), whole(3.0), whole(10**30)
         (-3, None, None, None)
@@ -85,17 +70,22 @@ def whole(value: Any) -> int | None:
     return None
 
 
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """Returns the object that JSON text holds, or None for anything else."""
+    try:
+        value = json.loads(text)
+    # UTF-8 and the digits of a number raise ValueError; depth, RecursionError.
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def receive(
     connection: socket.socket, *, limit_secs: float
 ) -> dict[str, Any] | None:
     """Reads one line that holds a JSON object, whoever sent it.
 
-    Args:
-        connection: Where the line comes from.
-        limit_secs: Longest wait for the whole line, in seconds.
-
-    Returns:
-        The object; None for anything else, and if no whole line came in time.
+    None for anything else, and if the whole line did not come in time.
     """
     deadline = time.monotonic() + limit_secs
     received = b""
@@ -109,22 +99,30 @@ def receive(
             if not block:
                 return None
             received += block
-        message = json.loads(received)
-    # UTF-8 and the digits of a number raise ValueError; depth, RecursionError.
-    except (OSError, ValueError, RecursionError):
+    except OSError:
         return None
-    return message if isinstance(message, dict) else None
+    return json_object(received)
+
+
+def send(
+    connection: socket.socket, message: dict[str, Any], *, limit_secs: float
+) -> bool:
+    """Sends a line for `receive`; False if the other side is gone."""
+    try:
+        connection.settimeout(limit_secs)
+        connection.sendall(json.dumps(message).encode() + b"\n")
+    except OSError:
+        return False
+    return True
 
 
 class Tail:
     """Reads the records that are appended to one file from now on."""
 
     def __init__(self, path: pathlib.Path, *, last_bytes: int = 0) -> None:
-        """Remembers where the file ends now, if it exists.
+        """Starts at the end of the file, or `last_bytes` before it.
 
-        Args:
-            path: File of JSON objects, one a line. It may appear later.
-            last_bytes: How much of what is there now is read, too. Default 0.
+        The file need not exist yet.
         """
         self._path = path
         self._partial = b""
@@ -148,7 +146,7 @@ class Tail:
             data = file.read()
         self._offset += len(data)
         *lines, self._partial = (self._partial + data).split(b"\n")
-        return [record for line in lines if (record := _parse(line))]
+        return [record for line in lines if (record := json_object(line))]
 
     def _find(self) -> tuple[int, int]:
         try:
@@ -156,11 +154,3 @@ class Tail:
         except FileNotFoundError:
             return 0, 0
         return stat.st_ino, stat.st_size
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}

@@ -15,7 +15,6 @@ worker that runs the function, and made there if it is not.
 
 import contextlib
 import time
-import typing
 import uuid
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -31,7 +30,6 @@ from tfdistill.exchange import versions
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
-from tfdistill.parameter_server import trainer
 from tfdistill.teachers import options
 from tfdistill.teachers import peer
 from tfdistill.teachers import slot as teacher_slot
@@ -45,12 +43,7 @@ class WorkerVariable:
     """
 
     def __init__(self, initial: Any, *, name: str) -> None:
-        """Makes nothing yet.
-
-        Args:
-            initial: Value, as an array, on a worker that has none yet.
-            name: For people.
-        """
+        """Takes the value on a worker that has none yet; makes nothing."""
         self._initial = np.asarray(initial)
         self.dtype = tf.as_dtype(self._initial.dtype)
         self.shape = tf.TensorShape(self._initial.shape)
@@ -102,11 +95,9 @@ class WorkerVariable:
 
 @contextlib.contextmanager
 def opened(variables: Sequence[WorkerVariable]) -> Iterator[None]:
-    """Makes variables usable while one function is traced.
+    """Makes all variables that a function uses usable while it is traced.
 
-    Args:
-        variables: All that the function uses. Each gets one handle, so that
-            reads and writes keep their order.
+    Each gets one handle, so that reads and writes keep their order.
     """
     before = [variable._handle for variable in variables]
     for variable in variables:
@@ -145,12 +136,8 @@ class RemoteSlot(teacher_slot.TeacherSlot):
     ) -> None:
         """Makes an empty place. Call it in the strategy's scope.
 
-        Args:
-            name: Name for logs.
-            graph: The student's traced inference.
-            options: Of the teachers.
-            wait_until_free: Waits until no execution in flight uses the half
-                that was swapped out last.
+        `wait_until_free` waits until no execution in flight uses the half that
+        was swapped out last.
         """
         super().__init__(name, graph, options)
         self._wait_until_free = wait_until_free
@@ -185,10 +172,9 @@ class RemoteSlot(teacher_slot.TeacherSlot):
         return [*self._local.values(), self._version]
 
     def use(self, arguments: tf.Tensor) -> None:
-        """Takes the version that an execution is to use.
+        """Takes what an execution is to use, int64 `[4]`.
 
-        Args:
-            arguments: int64 `[4]`: version, in use, half, age in ms.
+        The version, whether it is in use, which half, its age in ms.
         """
         version, in_use, self._half, _ = tf.unstack(arguments)
         is_new = (in_use > 0) & tf.not_equal(version, self._version.value())
@@ -279,14 +265,14 @@ _NUM_FIELDS = 4
 
 
 class RemoteTeachers:
-    """What the executions of a group need to know of its teachers."""
+    """What the executions of a group need to know of its teachers.
+
+    The rider of a `ServerTrainer`, which hands it `arguments`, `on_worker`,
+    `reported` and `note`.
+    """
 
     def __init__(self, options: options.TeacherOptions) -> None:
-        """Makes no slot yet.
-
-        Args:
-            options: Of the teachers.
-        """
+        """Makes no slot yet."""
         self._options = options
         self.state = soft_targets.TeacherVariables(
             options,
@@ -333,8 +319,7 @@ class RemoteTeachers:
     def note(self, report: np.ndarray) -> None:
         """Takes what an execution reported, in the order of their scheduling.
 
-        Args:
-            report: What `reported` returned on the worker.
+        `report` is what `reported` returned on the worker.
         """
         self._num_done += 1
         bad, steps = report.reshape(2, -1)
@@ -365,11 +350,7 @@ class RemoteTeachers:
 
     @contextlib.contextmanager
     def on_worker(self, arguments: tf.Tensor) -> Iterator[None]:
-        """Puts the versions of an execution in force while it is traced.
-
-        Args:
-            arguments: What `arguments` returned.
-        """
+        """Puts what `arguments` returned in force while a step is traced."""
         variables = [
             *self.state.variables,
             *(v for slot in self.slots for v in slot.worker_variables),
@@ -385,45 +366,8 @@ class RemoteTeachers:
             yield
 
     def reported(self) -> tf.Tensor:
-        """Returns, at its end, what an execution has to say: float64."""
+        """Returns what an execution reports at its end: float64."""
         steps = tf.convert_to_tensor(self.state.variables[0])
         return tf.cast(
             tf.concat([self.state.bad_in_a_row(), steps], axis=0), tf.float64
         )
-
-
-_Base: Any = trainer.ParameterServerTraining if typing.TYPE_CHECKING else object
-
-
-class RemoteTeaching(_Base):
-    """Tells executions which teachers to use, and hears how they did."""
-
-    teachers: Any
-    graph: Any
-
-    def prepare_executions(self) -> None:
-        """Makes the teachers' variables, on servers and workers."""
-        if len(self.teachers):
-            self.teachers.attach(self.graph, self.distribute_strategy)
-
-    def execution_arguments(self) -> tf.Tensor:
-        """Returns which versions of the teachers an execution uses."""
-        remote = self.teachers.remote
-        return remote.arguments() if remote else super().execution_arguments()
-
-    def on_worker(self, arguments: tf.Tensor) -> Any:
-        """Puts these versions in force while an execution is traced."""
-        remote = self.teachers.remote
-        if remote:
-            return remote.on_worker(arguments)
-        return super().on_worker(arguments)
-
-    def execution_report(self) -> tf.Tensor:
-        """Returns how often in a row each teacher made no sense."""
-        remote = self.teachers.remote
-        return remote.reported() if remote else super().execution_report()
-
-    def note_report(self, report: Any) -> None:
-        """Takes an execution's report on the teachers."""
-        if self.teachers.remote:
-            self.teachers.remote.note(report)

@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistill.system import run_files
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TeacherOptions:
@@ -74,7 +76,7 @@ class TeacherOptions:
     @property
     def names_of_peers(self) -> dict[int, str]:
         """The name of each peer, by group."""
-        return {group: f"group_{group}" for group in self.peers}
+        return {group: run_files.group_name(group) for group in self.peers}
 
     @property
     def bounds(self) -> str:

@@ -155,7 +155,7 @@ class TeacherSet:
         self._graph = graph
         self._is_chief = replicas.is_chief(strategy)
         num_workers = replicas.num_workers(strategy)
-        if replicas.is_used(strategy):
+        if replicas.on_servers(strategy):
             self._options.check_remote()
             self.remote = on_servers.RemoteTeachers(self._options)
         with strategy.scope():

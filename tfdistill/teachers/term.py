@@ -1,9 +1,12 @@
 """What a step pays for differing from its teachers, and how far they agree.
 
-Measured on the batch that the step has asked the teachers about anyway, and
-on one replica's rows: it costs a comparison, and no collective.
+The agreement is measured on the batch that the step has asked the teachers
+about anyway, and on one replica's rows: it costs a comparison, and no
+collective.
 """
 
+import dataclasses
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +14,13 @@ import keras
 import tensorflow as tf
 
 from tfdistill import losses as losses_lib
+from tfdistill.exports import student_graph
+from tfdistill.teachers import on_servers
 from tfdistill.teachers import soft_targets
+from tfdistill.teachers import teacher_set
 from tfdistill.training import global_batch
+from tfdistill.training import steps
+from tfdistill.training import trainer
 
 # The fraction of predictions for the same class; where an output has no
 # classes, the mean distance from the student's value.
@@ -20,12 +28,7 @@ AGREEMENT, DIFFERENCE = "agreement", "mean_absolute_difference"
 
 
 def kind_of(loss: Any, output: tf.Tensor) -> str:
-    """Returns what can be said of an output: `AGREEMENT` or `DIFFERENCE`.
-
-    Args:
-        loss: The distillation loss of the output.
-        output: The student's, `[batch, ...]`.
-    """
+    """Returns what can be said of an output: `AGREEMENT` or `DIFFERENCE`."""
     if isinstance(loss, losses_lib.BinarySoftTargetCrossEntropy):
         return AGREEMENT
     has_classes = output.shape.rank > 1 and output.shape[-1] != 1
@@ -38,18 +41,11 @@ def measure(
     student: tf.Tensor,
     counts: Sequence[tf.Tensor],
 ) -> tf.Tensor:
-    """Compares each teacher with the student on one output.
+    """Compares each teacher with the student on one output `[batch, ...]`.
 
-    Args:
-        loss: The distillation loss of the output.
-        teachers: What each teacher says, `[batch, ...]`.
-        student: What the student says, `[batch, ...]`.
-        counts: For each teacher which examples, or positions, count: float,
-            0 or 1.
-
-    Returns:
-        float32 `[num_teachers]`; NaN for a teacher of whom nothing counts, as
-        before it has a version.
+    `counts` says for each teacher which examples, or positions, count: float,
+    0 or 1. Returns float32 `[num_teachers]`; NaN for a teacher of which nothing
+    counts, as before it has a version.
     """
     compare = _comparison(loss, tf.cast(student, tf.float32))
     return tf.stack(
@@ -106,15 +102,9 @@ class DistillationTerm:
     ) -> None:
         """Settles each loss's `from_logits` by the task loss beside it.
 
-        Args:
-            losses: One loss for all outputs, or a dict, list or tuple of
-                losses (or None) by output.
-            task_loss: What the model is compiled with, by output.
-            output_names: Names of the student's outputs in order, for a dict
-                of losses where the outputs are none. None if unknown.
-
-        Raises:
-            ValueError: A loss is not a `DistillationLoss`.
+        `losses` is one loss for all outputs, or a dict, list or tuple of losses
+        (or None) by output. `output_names` are in the order of the student's
+        outputs, for a dict of losses if the outputs are none; None if unknown.
         """
         self._losses = _map_losses(losses, task_loss)
         self._output_names = list(output_names or ())
@@ -122,18 +112,10 @@ class DistillationTerm:
     def __call__(
         self, soft: soft_targets.SoftTargets, y_pred: Any, sample_weight: Any
     ) -> tf.Tensor:
-        """Computes this replica's share of the term.
+        """Computes this replica's share of the term, a float scalar.
 
-        Args:
-            soft: What the teachers say.
-            y_pred: The student's outputs.
-            sample_weight: As in the data: None, a tensor, or by output.
-
-        Returns:
-            float scalar; 0 where no teacher is in use.
-
-        Raises:
-            ValueError: There are not as many losses as outputs.
+        0 if no teacher is in use. `sample_weight` is as in the data: None, a
+        tensor, or by output.
         """
         flat_pred = keras.tree.flatten(y_pred)
         losses = self._by_output(y_pred, len(flat_pred))
@@ -159,17 +141,10 @@ class DistillationTerm:
     ) -> tuple[str, tf.Tensor]:
         """Compares each teacher with the student, on this replica's rows.
 
-        Where some distilled outputs have classes, by these alone.
-
-        Args:
-            soft: What the teachers say.
-            y_pred: The student's outputs.
-            sample_weight: As in the data: None, a tensor, or by output.
-
-        Returns:
-            What was measured, `term.AGREEMENT` or
-            `DIFFERENCE`, and float32 `[num_teachers]`: the mean over outputs;
-            NaN for a teacher that was not asked.
+        If some distilled outputs have classes, by these alone. Returns which
+        was measured, `AGREEMENT` or `DIFFERENCE`, and float32
+        `[num_teachers]`: the mean over outputs; NaN for a teacher that was not
+        asked.
         """
         flat_pred = keras.tree.flatten(y_pred)
         found: dict[str, list[tf.Tensor]] = {}
@@ -190,10 +165,7 @@ class DistillationTerm:
             found.setdefault(kind, []).append(
                 measure(loss.inner, outputs, student, counts)
             )
-        for kind in (
-            AGREEMENT,
-            DIFFERENCE,
-        ):
+        for kind in (AGREEMENT, DIFFERENCE):
             if kind in found:
                 return kind, tf.reduce_mean(tf.stack(found[kind]), axis=0)
         nothing = tf.fill([soft.weights.shape[0]], float("nan"))
@@ -237,19 +209,151 @@ class DistillationTerm:
 def strength(soft: soft_targets.SoftTargets, dtype: Any) -> tf.Tensor:
     """Returns what the whole term counts: the greatest share of a teacher.
 
-    1 while a fresh teacher is in use, less once all have grown old, and 0
-    where none is in use for any example.
-
-    Args:
-        soft: What the teachers say.
-        dtype: Float dtype of the answer.
-
-    Returns:
-        Scalar in [0, 1].
+    1 while a fresh teacher is in use, less once all have grown old, and 0 if
+    none is in use for any example.
     """
     speaks = tf.reduce_any(soft.weights > 0)
     greatest = tf.reduce_max(soft.shares)
     return tf.cast(tf.where(speaks, greatest, 0.0), dtype)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Paid:
+    """What a step pays for differing from its teachers.
+
+    Attributes:
+        loss: This replica's share of the distillation loss, unweighted.
+        weight: What the loss counts in this step, a scalar >= 0.
+        logs: What the step logs of its teachers.
+    """
+
+    loss: tf.Tensor
+    weight: tf.Tensor
+    logs: steps.Logs
+
+
+class Codistillation:
+    """All that a student's training has to do with its teachers.
+
+    A plain object, so that Keras tracks none of it: no file of the student
+    knows of teachers.
+
+    Attributes:
+        student: Who learns.
+        teachers: Whom it learns from.
+        loss, weight: The distillation loss that the model was compiled with,
+            and its weight as a function of the step.
+    """
+
+    def __init__(
+        self,
+        student: keras.Model,
+        teachers: teacher_set.TeacherSet | None = None,
+    ) -> None:
+        """Makes no variable yet."""
+        self.student = student
+        self.teachers = teachers or teacher_set.TeacherSet()
+        self.loss: Any = None
+        self.weight: Callable[[tf.Tensor], Any] | None = None
+        self._term: DistillationTerm | None = None
+        self._graph: student_graph.StudentGraph | None = None
+        self._statistics: trainer.BatchStatistics | None = None
+
+    def __bool__(self) -> bool:
+        return bool(len(self.teachers))
+
+    def compile(
+        self,
+        loss: Any,
+        weight: Callable[[tf.Tensor], Any],
+        *,
+        task_loss: Any,
+    ) -> None:
+        """Takes what `CodistillModel.compile` was given."""
+        self.loss, self.weight = loss, weight
+        self._term = DistillationTerm(
+            loss,
+            task_loss=task_loss,
+            output_names=getattr(self.student, "output_names", None),
+        )
+
+    # ---- before the first step ----
+
+    def graph(self, model: Any) -> student_graph.StudentGraph:
+        """Returns the student's inference, traced once for the data of `fit`.
+
+        Raises:
+            RuntimeError: The model has seen no data yet.
+        """
+        if self._graph is None:
+            if model.trainer.input_spec is None:
+                raise RuntimeError(
+                    "The model has not seen any data yet, so the spec of its "
+                    "inputs is unknown. Call `fit` first."
+                )
+            self._graph = student_graph.StudentGraph(
+                self.student, model.trainer.input_spec
+            )
+        return self._graph
+
+    def attach(self, model: Any) -> on_servers.RemoteTeachers | None:
+        """Makes the teachers' variables, if there are teachers.
+
+        Returns what each execution takes along under parameter servers.
+        """
+        if self:
+            self.teachers.attach(self.graph(model), model.distribute_strategy)
+        return self.teachers.remote
+
+    # ---- one step ----
+
+    def term(
+        self,
+        tape: tf.GradientTape,
+        step: tf.Tensor,
+        x: Any,
+        y_pred: Any,
+        sample_weight: Any,
+        *,
+        dtype: Any,
+    ) -> Paid | None:
+        """Asks the teachers about one replica's batch, and compares.
+
+        None without teachers. `dtype` is that of the loss. The teachers run in
+        inference mode, and no gradient reaches them.
+        """
+        if not self or self._term is None or self.weight is None:
+            return None
+        with tape.stop_recording():
+            weight = tf.cast(self.weight(step), dtype)
+            soft = self.teachers.predict(
+                x, step=step, active=weight > 0, like=y_pred
+            )
+        loss = self._term(soft, y_pred, sample_weight)
+        with tape.stop_recording():
+            compared = self._term.compare(soft, y_pred, sample_weight)
+        weight *= strength(soft, weight.dtype)
+        return Paid(
+            loss=loss,
+            weight=weight,
+            logs={
+                "distillation_weight": weight,
+                "teacher_staleness": soft.staleness,
+                **steps.hidden(*compared),
+            },
+        )
+
+    # ---- between steps ----
+
+    def average_statistics(self, strategy: tf.distribute.Strategy) -> None:
+        """Gives all replicas the mean of the student's batch statistics.
+
+        Replicas keep them apart. A collective: all workers of the group call
+        it at the same step.
+        """
+        if self._statistics is None:
+            self._statistics = trainer.BatchStatistics(self.student, strategy)
+        self._statistics.average()
 
 
 def _map_losses(losses: Any, task_loss: Any) -> Any:

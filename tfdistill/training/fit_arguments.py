@@ -1,7 +1,7 @@
 """The arguments of `fit`, by name, and checked before anything is trained.
 
-Keras goes on with a warning, or without one, where data hold nothing or end
-too early, and leaves out arguments that do not fit the others.
+Keras goes on with a warning, or without one, if data hold nothing or end too
+early, and leaves out arguments that do not fit the others.
 """
 
 import inspect
@@ -24,13 +24,7 @@ _OF_VALIDATION = ("validation_steps", "validation_batch_size")
 def bind(
     method: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns all arguments by name, from the signature of Keras' own method.
-
-    Args:
-        method: The method, bound to its model.
-        args: Positional arguments.
-        kwargs: The others.
-    """
+    """Returns all arguments of Keras' own method by name."""
     bound = inspect.signature(method).bind(*args, **kwargs).arguments
     extra = bound.pop("kwargs", {})
     return {**bound, **extra}
@@ -44,16 +38,9 @@ def check(
 ) -> None:
     """Checks what `fit` was given, as far as it can be known before.
 
-    Args:
-        arguments: By name; those that are absent have Keras' defaults.
-        model: The compiled model, whose replicas share each batch. Default:
-            one replica.
-        starts_over: Whether each epoch reads the data from their start,
-            though `steps_per_epoch` is given.
-
-    Raises:
-        ValueError: An argument is out of range, or contradicts another.
-        data_checks.DataError: The data hold nothing, or too little.
+    Arguments that are absent have Keras' defaults. The replicas of `model`, by
+    default one, share each batch. If it `starts_over`, each epoch reads the
+    data from their start, though `steps_per_epoch` is given.
     """
     _check_numbers(arguments)
     _check_contradictions(arguments)
@@ -61,7 +48,7 @@ def check(
     num_replicas = strategy.num_replicas_in_sync if strategy else 1
     if num_replicas > 1 and model and model.jit_compile:
         raise ValueError(
-            "`jit_compile` must be left out of `compile` where several "
+            "`jit_compile` must be left out of `compile` if several "
             f"replicas train; received True with {num_replicas}. XLA cannot "
             "compile what they exchange."
         )
@@ -76,7 +63,7 @@ def check(
     steps = arguments.get("validation_steps")
     if num_batches == tf.data.INFINITE_CARDINALITY and steps is None:
         raise ValueError(
-            "`validation_steps` must be given where the validation data repeat "
+            "`validation_steps` must be given if the validation data repeat "
             "forever; received None."
         )
 
@@ -87,14 +74,8 @@ def check_alike(
     """Checks that the data let all workers make the same steps; a collective.
 
     Keras counts on each worker by what its own data hold. One that ends an
-    epoch before the others meets them in a collective that is not theirs.
-
-    Args:
-        arguments: As for `check`.
-        strategy: A strategy over several workers.
-
-    Raises:
-        data_checks.DataError: On all workers, if one has other data.
+    epoch before the others meets them in a collective that is not theirs. The
+    error is raised on all workers.
     """
     names = {"x": "steps_per_epoch", "validation_data": "validation_steps"}
     workers = replicas.WorkerValues(strategy)
@@ -112,7 +93,7 @@ def check_alike(
 
 
 def _amount(data: Any) -> int:
-    """Batches or examples, as `cardinality` has it where that is unknown."""
+    """Batches or examples; negative as `cardinality` if endless or unknown."""
     if isinstance(data, tf.data.Dataset):
         return int(data.cardinality())
     if isinstance(data, tf.distribute.DistributedDataset):
@@ -122,18 +103,10 @@ def _amount(data: Any) -> int:
 
 
 def check_data(name: str, data: Any) -> int | None:
-    """Checks that data hold something, where that can be told.
+    """Checks that data hold something, if that is known.
 
-    Args:
-        name: Of the argument.
-        data: Data set, arrays, or anything else that Keras reads.
-
-    Returns:
-        Batches of a `tf.data.Dataset`, as `cardinality` has it; None of
-        anything else.
-
-    Raises:
-        data_checks.DataError: They are empty.
+    Returns the batches of a `tf.data.Dataset`, as `cardinality` has it; None
+    of anything else that Keras reads.
     """
     number, unit = _num_rows(data), "examples"
     if isinstance(data, tf.data.Dataset):
@@ -148,11 +121,7 @@ def check_data(name: str, data: Any) -> int | None:
 
 
 def no_batch(epoch: int) -> data_checks.DataError:
-    """Returns the error over data that have ended before their first batch.
-
-    Args:
-        epoch: Index of the epoch that wanted it.
-    """
+    """Returns the error over data that ended before the first batch of it."""
     return data_checks.DataError(
         "`x` must hold at least one batch; it ended before the first of epoch "
         f"{epoch + 1}. See what its files, filters and generators leave, and "
@@ -235,7 +204,7 @@ def _check_batch(arguments: Mapping[str, Any], num_replicas: int) -> None:
 
 
 def too_small_a_batch(num_examples: int, num_replicas: int) -> str:
-    """Returns what to say of a batch that some replicas get nothing of."""
+    """Returns the message about a batch that leaves some replicas none."""
     return (
         f"A global batch must hold an example for each of {num_replicas} "
         f"replicas; received {num_examples}. Batches are global: use a "

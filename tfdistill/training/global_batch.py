@@ -12,6 +12,8 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -40,13 +42,9 @@ class GlobalBatch:
     def of(cls, inputs: Any) -> "GlobalBatch":
         """Counts the examples of `inputs`; one small collective at most.
 
-        Args:
-            inputs: Structure of dense, ragged or sparse tensors
-                `[batch, ...]`, or a single one.
-
-        Returns:
-            The counts. Where the batch size is known while tracing, every
-            replica holds that many and nothing is sent.
+        `inputs` is a structure of dense, ragged or sparse tensors `[batch,
+        ...]`. If the batch size is known while tracing, every replica holds
+        that many and nothing is sent.
         """
         first = next(
             value for value in keras.tree.flatten(inputs) if value is not None
@@ -62,7 +60,7 @@ class GlobalBatch:
         elif first.shape.rank and first.shape[0] is not None:
             total = local * num_replicas
         else:
-            total = replicas.sum_over_replicas(local)
+            total = _sum(local)
         return cls(local=local, total=total, num_replicas=num_replicas)
 
     @contextlib.contextmanager
@@ -74,6 +72,27 @@ class GlobalBatch:
             yield
         finally:
             _active.batch = outer
+
+    def record(
+        self, metrics: Sequence[keras.Metric], shares: Mapping[str, tf.Tensor]
+    ) -> None:
+        """Adds this replica's shares of a step's losses to means over examples.
+
+        `shares` go by the names of `keras.metrics.Mean`s among `metrics`.
+        """
+        for name, share in shares.items():
+            mean = next(metric for metric in metrics if metric.name == name)
+            # Summed: loss * examples by examples, though a replica may hold
+            # none.
+            mean.update_state(
+                share * self.num_replicas,
+                sample_weight=self.total / self.num_replicas,
+            )
+
+
+def _sum(value: tf.Tensor) -> tf.Tensor:
+    """Sums over the replicas what a loss is divided by: a constant of it."""
+    return tf.stop_gradient(replicas.summed([value])[0])
 
 
 def _num_rows(value: Any) -> tf.Tensor:
@@ -93,11 +112,7 @@ class GlobalBatchLoss(keras.losses.Loss):
     """
 
     def __init__(self, inner: keras.losses.Loss) -> None:
-        """Wraps a loss.
-
-        Args:
-            inner: The loss to reduce over the global batch.
-        """
+        """Wraps the loss to reduce over the global batch."""
         super().__init__(name=inner.name, reduction=inner.reduction)
         self.inner = inner
 
@@ -150,16 +165,12 @@ def _share(
     if reduction == "sum":
         return total
     if reduction == "mean_with_sample_weight" and weights is not None:
-        return tf.math.divide_no_nan(
-            total, replicas.sum_over_replicas(tf.reduce_sum(weights))
-        )
+        return tf.math.divide_no_nan(total, _sum(tf.reduce_sum(weights)))
     per_example = tf.cast(tf.reduce_prod(tf.shape(values)[1:]), values.dtype)
     divisor = tf.cast(batch.total, values.dtype) * per_example
     if float_mask is not None and reduction != "mean_with_sample_weight":
         size = tf.cast(tf.size(float_mask), values.dtype)
-        counts = replicas.sum_over_replicas(
-            tf.stack([tf.reduce_sum(float_mask), size])
-        )
+        counts = _sum(tf.stack([tf.reduce_sum(float_mask), size]))
         divisor *= tf.math.divide_no_nan(counts[0], counts[1])
     return tf.math.divide_no_nan(total, divisor)
 
@@ -206,14 +217,9 @@ class _Crossentropy(keras.losses.Loss):
 
 
 def over_global_batch(loss: Any) -> Any:
-    """Wraps what `compile(loss=...)` takes, leaf by leaf.
+    """Wraps what `compile(loss=...)` takes in `GlobalBatchLoss`, leaf by leaf.
 
-    Args:
-        loss: A loss, its name, a function of `(y_true, y_pred)`, None, or a
-            list or dict of these.
-
-    Returns:
-        The same structure of `GlobalBatchLoss`.
+    A leaf is a loss, its name, a function of `(y_true, y_pred)` or None.
     """
     if isinstance(loss, dict):
         return {key: over_global_batch(value) for key, value in loss.items()}

@@ -26,11 +26,7 @@ class StepWatchdog(keras.callbacks.Callback):
     """A watchdog over `fit`: any batch or epoch counts as progress."""
 
     def __init__(self, watchdog: ending.Watchdog) -> None:
-        """Watches from the start of training to its end.
-
-        Args:
-            watchdog: Not yet started.
-        """
+        """Takes a watchdog that was not started yet."""
         super().__init__()
         self._watchdog = watchdog
 
@@ -53,15 +49,35 @@ class StepWatchdog(keras.callbacks.Callback):
         self._watchdog.touch()
 
 
-def over_steps(strategy: Any) -> StepWatchdog:
-    """Makes the watchdog of one worker's `fit`.
+@contextlib.contextmanager
+def over(
+    arguments: dict[str, Any], strategy: tf.distribute.Strategy
+) -> Iterator[None]:
+    """Guards one call of `fit`, whose `callbacks` are replaced.
 
-    Args:
-        strategy: A strategy over several workers.
+    Faulty data are an error that says which; a loss that is not finite ends
+    the training; a task that hangs ends, as does one that gets SIGTERM; and
+    the launcher hears how far the task is.
+    """
+    callbacks = added_to(select(arguments.get("callbacks"), strategy))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(data_checks.told())
+        several = replicas.num_workers(strategy) > 1
+        if several or replicas.on_servers(strategy):
+            watch = over_steps(strategy)
+            callbacks.append(watch)
+            stack.callback(watch.on_train_end)  # Also after an error.
+        arguments["callbacks"] = callbacks
+        ending.install()
+        stack.enter_context(reported(arguments))
+        yield
 
-    Returns:
-        A callback that ends a worker which has made no step for
-        `TFDISTILL_STALL_TIMEOUT_SECS`, by default half an hour.
+
+def over_steps(strategy: tf.distribute.Strategy) -> StepWatchdog:
+    """Makes the watchdog of a task that trains together with others.
+
+    It ends a task that has made no step for `TFDISTILL_STALL_TIMEOUT_SECS`,
+    by default half an hour.
     """
     limit_secs = ending.limit_from_env("TFDISTILL_STALL_TIMEOUT_SECS", 1800.0)
     jobs = keras_internals.jobs_of(strategy)
@@ -102,18 +118,8 @@ def select(
     Callbacks that write files (`ModelCheckpoint`, `OrbaxCheckpoint`,
     `TensorBoard`, `CSVLogger`, `RemoteMonitor`, their subclasses, and any whose
     attribute `chief_only` is true) stay on the chief; all others run on every
-    worker, since they may change the training.
-
-    Args:
-        callbacks: What `fit` was given.
-        strategy: The strategy in use.
-
-    Returns:
-        The callbacks of this task, in order.
-
-    Raises:
-        ValueError: `BackupAndRestore` on several workers: it restores one
-            worker and leaves the others behind.
+    worker, since they may change the training. `BackupAndRestore` is refused on
+    several workers: it restores one and leaves the others behind.
     """
     if callbacks is None:
         return []
@@ -156,9 +162,7 @@ def added_to(callbacks: Any) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of `fit`, with those of this module before them.
 
     They come first so that nothing is saved or published of what they refuse.
-
-    Args:
-        callbacks: What `fit` is to run. A `CallbackList` is run as it is.
+    A `CallbackList` is run as it is.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
@@ -232,7 +236,7 @@ class FiniteLoss(keras.callbacks.Callback):
 
 
 class _DataWatch(keras.callbacks.Callback):
-    """Tells of data whose size was not known, and that were too few."""
+    """Reports data whose size was not known, and that were too few."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,7 +258,7 @@ class _DataWatch(keras.callbacks.Callback):
 
     def _check_batch(self) -> None:
         replicas = self.model.distribute_strategy.num_replicas_in_sync
-        examples = getattr(self.model, "examples_of_last_execution", None)
+        examples = self.model.trainer.last.examples
         if replicas == 1 or examples is None:
             return
         size = round(float(examples) / self.model.steps_per_execution)
@@ -267,9 +271,9 @@ class _DataWatch(keras.callbacks.Callback):
         wanted = self.params.get("steps")
         if (
             wanted
+            and self._has_begun
             and self._num_steps < wanted
             and not self.model.stop_training
-            and not getattr(self.model, "tells_last_batch_done", False)
         ):
             warnings.warn(
                 f"The data ended after step {self._num_steps} of {wanted} of "
@@ -351,11 +355,9 @@ class _After(_Reporting):
 def reported(arguments: dict[str, Any]) -> Iterator[None]:
     """Reports the progress of one call of `fit`, `evaluate` or `predict`.
 
-    A `CallbackList` of the user's own is left as it is; then nothing is
-    reported, and nobody takes the task for stuck.
-
-    Args:
-        arguments: Those of the call; its `callbacks` are replaced.
+    The `callbacks` among the call's `arguments` are replaced. A `CallbackList`
+    of the user's own is left as it is; then nothing is reported, and nobody
+    takes the task for stuck.
     """
     reporter = signs.own()
     callbacks = arguments.get("callbacks")

@@ -1,16 +1,17 @@
-"""What a step tells callbacks: its number, its examples, its details.
+"""What a step reports to callbacks: its number, its examples, its details.
 
 It travels among the logs as far as the training function's caller: from any
 replica, by any loop, and from the workers of parameter servers.
 """
 
 import dataclasses
-import typing
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+Logs = dict[str, Any]
 
 
 class StepCounter:
@@ -27,11 +28,7 @@ class StepCounter:
         self._is_fresh = True
 
     def read(self, model: keras.Model) -> None:
-        """Takes the exact step from the optimizer.
-
-        Args:
-            model: A compiled model.
-        """
+        """Takes the exact step from a compiled model's optimizer."""
         self.step = int(keras.ops.convert_to_numpy(model.optimizer.iterations))
         self._next_batch = 0
         self._is_fresh = True
@@ -39,21 +36,17 @@ class StepCounter:
     def begin(self, batch: int) -> None:
         """Notes the first batch since the step was read.
 
-        Args:
-            batch: Index in the epoch, as `on_train_batch_begin` gets it; not
-                0 in an epoch that was resumed in its middle.
+        Not 0 in an epoch that was resumed in its middle.
         """
         if self._is_fresh:
             self._next_batch, self._is_fresh = batch, False
 
     def advance(self, last_batch: int, *, num_batches: int | None) -> None:
-        """Counts the batches up to and including `last_batch`.
+        """Counts the batches of the epoch up to and including `last_batch`.
 
-        Args:
-            last_batch: Index in the epoch, as `on_train_batch_end` gets it.
-                With several steps an execution Keras gives the last one that
-                was asked for, though the data may have ended before it.
-            num_batches: Number of batches in the epoch, None if unknown.
+        With several steps an execution Keras gives the last batch that was
+        asked for, though the data may have ended before it: `num_batches`, if
+        known, is where they end.
         """
         next_batch = last_batch + 1
         if num_batches is not None:
@@ -66,14 +59,7 @@ class EverySteps:
     """Says when a multiple of a number of steps has been passed."""
 
     def __init__(self, every_steps: int) -> None:
-        """Checks the interval.
-
-        Args:
-            every_steps: The interval, >= 1.
-
-        Raises:
-            ValueError: It is not.
-        """
+        """Checks that the interval is a whole number >= 1."""
         is_index = hasattr(every_steps, "__index__")
         if not is_index or isinstance(every_steps, bool) or every_steps < 1:
             raise ValueError(
@@ -107,6 +93,26 @@ class SteppedCallback(keras.callbacks.Callback):
         """The global step: number of updates done."""
         return self._counter.step
 
+    @property
+    def codistilled(self) -> Any:
+        """The model that `fit` trains, which must be a `CodistillModel`.
+
+        Raises:
+            ValueError: It is another one.
+        """
+        if not hasattr(self.model, "codistillation"):
+            raise self.misplaced()
+        return self.model
+
+    def misplaced(self) -> ValueError:
+        """Returns the error of a callback that `fit` could not prepare."""
+        return ValueError(
+            f"tfdistill.{type(self).__name__} must be given to the `fit` of a "
+            "tfdistill.CodistillModel, in a list of callbacks; received "
+            f"{type(self.model).__name__}. Wrap your model: "
+            "tfdistill.CodistillModel(model)."
+        )
+
     def on_train_begin(self, logs: Any = None) -> None:
         """Reads the step to start from."""
         self._counter.read(self.model)
@@ -122,7 +128,7 @@ class SteppedCallback(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts the steps of one execution."""
         num_batches = self.params.get("steps")
-        if getattr(self.model, "tells_last_batch_done", False):
+        if self.model.trainer.counts_done:
             self._counter.advance(batch, num_batches=None)
         elif num_batches is None and self.model.steps_per_execution > 1:
             self._counter.read(self.model)
@@ -130,18 +136,15 @@ class SteppedCallback(keras.callbacks.Callback):
             self._counter.advance(batch, num_batches=num_batches)
 
 
-_Base: Any = keras.Model if typing.TYPE_CHECKING else object
 _PREFIX = "_tfdistill/"
 # Number of examples in the step's batch.
 EXAMPLES = "_examples"
 
 
-def hidden(name: str, values: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns logs that `fit` does not show, one for each value.
+def hidden(name: str, values: tf.Tensor) -> Logs:
+    """Returns logs that `fit` does not show, one for each of `[count]` values.
 
-    Args:
-        name: What is told.
-        values: `[count]`.
+    Callbacks read them by `LastExecution.detail(name)`.
     """
     return {
         f"{_PREFIX}{name}/{index}": value
@@ -149,54 +152,44 @@ def hidden(name: str, values: tf.Tensor) -> dict[str, tf.Tensor]:
     }
 
 
-class StepDetails(_Base):
-    """Keeps the details of the last execution for callbacks.
+class LastExecution:
+    """What the last execution reported besides the logs that `fit` shows.
 
     Attributes:
-        examples_of_last_execution: Number of examples, a float scalar.
+        examples: Number of examples, a float scalar; None before the first
+            execution, and if the step does not report it.
     """
 
-    examples_of_last_execution: Any = 0.0
-    # In a function: Keras must not track what it holds.
-    _details: Any = staticmethod(dict)
+    def __init__(self) -> None:
+        """Knows of no execution yet."""
+        self.examples: Any = None
+        self._details: dict[str, list[Any]] = {}
 
     def detail(self, name: str) -> list[Any] | None:
-        """Returns float scalars of the last step of the last execution.
+        """Returns what the last step reported by `hidden`, in order.
 
-        Reading their values waits for the device.
-
-        Args:
-            name: What `hidden` was called with.
-
-        Returns:
-            The values, in order; None where the step does not tell it.
+        Float scalars; reading their values waits for the device. None if the
+        step reported nothing of this name.
         """
-        return self._details().get(name)
+        return self._details.get(name)
 
-    def shown_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Takes the details out of an execution's logs.
-
-        Args:
-            logs: Of the last step.
-        """
-        shown: dict[str, Any] = {}
-        details: dict[str, list[Any]] = {}
+    def taken_from(self, logs: Logs, *, num_steps: int = 1) -> Logs:
+        """Keeps the details of an execution's last step; returns the rest."""
+        shown: Logs = {}
+        found: dict[str, list[tuple[int, Any]]] = {}
         for key, value in logs.items():
             if key.startswith(_PREFIX):
-                name = key.split("/")[1]
-                details.setdefault(name, []).append((key, value))
+                _, name, index = key.split("/")
+                found.setdefault(name, []).append((int(index), value))
             else:
                 shown[key] = value
-        found = {
-            name: [value for _, value in sorted(pairs, key=_index)]
-            for name, pairs in details.items()
+        self._details = {
+            name: [value for _, value in sorted(pairs, key=lambda p: p[0])]
+            for name, pairs in found.items()
         }
-        self._details = lambda: found
+        if EXAMPLES in shown:
+            self.examples = shown.pop(EXAMPLES) * num_steps
         return shown
-
-
-def _index(pair: tuple[str, Any]) -> int:
-    return int(pair[0].rpartition("/")[2])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,16 @@
 """What a strategy must do for a model; and how replicas and workers do it.
 
+A trainer is a plain object, so that Keras tracks nothing of what it holds.
+
 Keras 3's `BatchNormalization` updates its moving mean and variance on every
 replica from that replica's rows. They only matter in inference, so they are
 averaged over the replicas whenever the student is looked at from outside:
 before an export, an evaluation and a file.
 """
 
+import contextlib
 import os
+import typing
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,25 +20,272 @@ import tensorflow as tf
 
 from tfdistill import data
 from tfdistill.cluster import replicas
+from tfdistill.embedding import updates
 from tfdistill.system import keras_internals
+from tfdistill.training import fit_arguments
+from tfdistill.training import steps
 
-Logs = dict[str, Any]
+Logs = steps.Logs
+
+
+class Trainer(typing.Protocol):
+    """How a model trains under its strategy.
+
+    `keras_own` is the method or function of Keras that would be called if
+    there were no trainer; `arguments` are those of the method, by name.
+
+    Attributes:
+        input_spec: Specs `[batch, ...]` of the inputs in the data last given;
+            None before there were any.
+        last: What the last execution reported.
+        backup: The `tfdistill.Backup` of the `fit` in progress, if it has one.
+        counts_done: Whether callbacks get the index of the last batch that
+            was done. Keras gives them the last one that was asked for.
+    """
+
+    input_spec: Any
+    last: steps.LastExecution
+    backup: Any
+    counts_done: bool
+
+    def compiled(self) -> None:
+        """Adapts to how the model has just been compiled."""
+
+    def build(self, element_spec: Any, iterator: Any = None) -> None:
+        """Builds model, metrics, loss and optimizer for some data.
+
+        `iterator` is Keras' private one over the epochs of `fit`.
+        """
+
+    def train_function(
+        self, step: Callable[[Any], Logs], keras_own: Any
+    ) -> Callable[[Any], Logs]:
+        """Returns what `fit` calls for each execution."""
+
+    def test_function(
+        self, step: Callable[[Any], Logs], keras_own: Any
+    ) -> Callable[[Any], Logs]:
+        """Returns what `evaluate` calls for each execution."""
+
+    def sendable(self, predictions: Any) -> Any:
+        """Returns what replicas predict in dtypes that can be gathered."""
+
+    # ---- while a step is traced ----
+
+    def tape(self) -> contextlib.AbstractContextManager[tf.GradientTape]:
+        """Returns the context of a tape that records one step."""
+
+    def apply(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
+        """Sums the gradients, then updates all variables once.
+
+        `loss` is this replica's share of it, scaled for the optimizer.
+        """
+
+    # ---- Keras' methods ----
+
+    def fit(
+        self, arguments: dict[str, Any], keras_own: Callable[..., Any]
+    ) -> keras.callbacks.History:
+        """Trains; see `keras.Model.fit`."""
+
+    def evaluate(
+        self, arguments: dict[str, Any], keras_own: Callable[..., Any]
+    ) -> Any:
+        """Evaluates; see `keras.Model.evaluate`."""
+
+    def predict(
+        self, arguments: dict[str, Any], keras_own: Callable[..., Any]
+    ) -> Any:
+        """Predicts; see `keras.Model.predict`."""
+
+
+class ReplicaTrainer:
+    """Trains on one device, on replicas, or on workers that hold replicas."""
+
+    counts_done = False
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        before_tracing: Callable[[], Any] = lambda: None,
+    ) -> None:
+        """Does nothing yet; `before_tracing` makes what a step will need."""
+        self._model = model
+        self._before_tracing = before_tracing
+        self._tables: updates.TableUpdates | None = None
+        self._sent = _Sent()
+        self.input_spec: Any = None
+        self.last = steps.LastExecution()
+        self.backup: Any = None
+
+    @property
+    def _strategy(self) -> tf.distribute.Strategy:
+        return self._model.distribute_strategy
+
+    @property
+    def _has_replicas(self) -> bool:
+        return self._strategy.num_replicas_in_sync > 1
+
+    def compiled(self) -> None:
+        """Takes the sums of gradients away from the optimizer."""
+        if self._model.optimizer is not None and self._has_replicas:
+            keras_internals.leave_reduction_to_caller(self._model.optimizer)
+
+    def build(self, element_spec: Any, iterator: Any = None) -> None:
+        """Builds from a spec: Keras' own way fails on several workers."""
+        self.input_spec = keras_internals.build_from_spec(
+            self._model,
+            element_spec,
+            scope=self._strategy.scope,
+            optimized=updates.dense_variables,
+        )
+        if self.backup is not None and iterator is not None:
+            self.backup.opened(iterator)
+
+    def train_function(
+        self, step: Callable[[Any], Logs], keras_own: Any
+    ) -> Callable[[Any], Logs]:
+        """Runs Keras' own function, or the step on each replica."""
+        self._before_tracing()
+        self._table_updates()
+        run = (
+            on_replicas(self._model, step) if self._has_replicas else keras_own
+        )
+
+        def execute(iterator: Any) -> Logs:
+            return self.last.taken_from(
+                run(iterator), num_steps=self._model.steps_per_execution
+            )
+
+        return execute
+
+    def test_function(
+        self, step: Callable[[Any], Logs], keras_own: Any
+    ) -> Callable[[Any], Logs]:
+        """Runs Keras' own function, or the step on each replica."""
+        return (
+            on_replicas(self._model, step) if self._has_replicas else keras_own
+        )
+
+    def sendable(self, predictions: Any) -> Any:
+        """Casts what workers will gather; `predict` casts it back."""
+        if replicas.num_workers(self._strategy) == 1:
+            return predictions
+        return self._sent.cast(predictions)
+
+    def tape(self) -> tf.GradientTape:
+        """Returns a tape."""
+        return tf.GradientTape()
+
+    def apply(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
+        """Sums gradients over the replicas *before* they are clipped."""
+        variables = self._model.trainable_weights
+        gradients = tape.gradient(loss, variables)
+        if replicas.in_replica():
+            gradients = replicas.summed(gradients)
+        updater = self._table_updates() or self._model.optimizer
+        updater.apply(gradients, variables)
+
+    def _table_updates(self) -> updates.TableUpdates | None:
+        """What updates the tables and all else; None without tables."""
+        optimizer = self._model.optimizer
+        if self._tables is None or self._tables.optimizer is not optimizer:
+            self._tables = updates.TableUpdates.of(self._model)
+        return self._tables
+
+    @property
+    def table_slots(self) -> updates.TableSlots:
+        """What the optimizer keeps for tables: layer, shard, slots by name.
+
+        Made when the model first trains, or when they are first asked for.
+        """
+        found = self._table_updates()
+        return [] if found is None else found.slots
+
+    def fit(
+        self, arguments: dict[str, Any], keras_own: Callable[..., Any]
+    ) -> keras.callbacks.History:
+        """Runs Keras' own loop, on data that all workers read alike."""
+        fit_arguments.check(arguments, self._model)
+        if isinstance(arguments.get("x"), tf.data.Dataset):
+            arguments.setdefault(
+                "shuffle", False
+            )  # Keras warns of its default.
+        self._prepare(arguments)
+        validation = arguments.get("validation_data")
+        if isinstance(validation, tf.data.Dataset):
+            arguments["validation_data"] = data.by_element(validation)
+        if replicas.num_workers(self._strategy) > 1:
+            fit_arguments.check_alike(arguments, self._strategy)
+        return keras_own(**arguments)
+
+    def evaluate(
+        self, arguments: dict[str, Any], keras_own: Callable[..., Any]
+    ) -> Any:
+        """Each example counts once; results are equal on all workers."""
+        self._prepare(arguments)
+        return keras_own(**arguments)
+
+    def predict(
+        self, arguments: dict[str, Any], keras_own: Callable[..., Any]
+    ) -> Any:
+        """Every worker gets all predictions, in the order of the data."""
+        self._prepare(arguments)
+        predictions = keras_own(**arguments)
+        if replicas.num_workers(self._strategy) == 1:
+            return predictions
+        return self._sent.restored(predictions)
+
+    def _prepare(self, arguments: dict[str, Any]) -> None:
+        """Adjusts the arguments of fit, evaluate and predict in place."""
+        fit_arguments.check_data("x", arguments.get("x"))
+        if not self._has_replicas:
+            return
+        if not replicas.is_chief(self._strategy):
+            arguments["verbose"] = 0
+        arguments["x"] = prepare(
+            arguments.get("x"), arguments.get("shuffle", False), self._strategy
+        )
+
+
+class _Sent:
+    """Predictions on their way between workers.
+
+    Only a trace of `predict_step` shows the dtypes that a model predicts, and
+    what has arrived no longer does: so they are remembered from the one for
+    the other. All traces of a model have the same ones.
+    """
+
+    def __init__(self) -> None:
+        self._dtypes: list[Any] = []
+
+    def cast(self, predictions: Any) -> Any:
+        """Casts to dtypes that collectives take, while a step is traced."""
+        self._dtypes = [
+            value.dtype.as_numpy_dtype
+            for value in keras.tree.flatten(predictions)
+        ]
+        return keras.tree.map_structure(replicas.gatherable, predictions)
+
+    def restored(self, predictions: Any) -> Any:
+        """Casts arrays of all rows back."""
+        flat = keras.tree.flatten(predictions)
+        return keras.tree.pack_sequence_as(
+            predictions,
+            [v.astype(d) for v, d in zip(flat, self._dtypes, strict=True)],
+        )
 
 
 def on_replicas(
     model: keras.Model, step: Callable[[Any], Logs]
 ) -> Callable[[Any], Logs]:
-    """Runs `step` on every replica, `model.steps_per_execution` times.
+    """Returns what calls `step` on every replica, `steps_per_execution` times.
 
-    Args:
-        model: The compiled model.
-        step: Runs on one replica's part of the batch and returns its logs.
-
-    Returns:
-        What `fit` or `evaluate` calls with an iterator of global batches. It
-        returns the last step's logs. Those named as a metric's result are
-        taken from states summed over all replicas, the rest from the first
-        replica.
+    `fit` or `evaluate` calls it with an iterator of global batches. `step` runs
+    on one replica's part of the batch. The last step's logs are returned: those
+    named as a metric's result from states summed over all replicas, the rest
+    from the first replica.
     """
     return _Execution(model, step)
 
@@ -45,7 +296,8 @@ class _Execution:
     def __init__(self, model: keras.Model, step: Callable[[Any], Logs]) -> None:
         self._model, self._step = model, step
         self._strategy = model.distribute_strategy
-        # Told by the first trace: whether each step is a function's call.
+        # Whether each step must be a function's call. Only a trace of the
+        # first step shows it, so it is remembered from that for the others.
         self._stepwise = False
         self._begin, self._go_on = (
             function
@@ -125,7 +377,7 @@ def _summed_results(model: keras.Model) -> Logs:
 def _repeat(
     run: Callable[[Any], Logs], logs: Logs, iterator: Any, steps: int
 ) -> Logs:
-    """Runs up to `steps - 1` further steps, fewer where the data ends."""
+    """Runs up to `steps - 1` further steps, fewer if the data end."""
 
     def more(step: tf.Tensor, _: Logs) -> tf.Tensor:
         return step < steps
@@ -144,7 +396,7 @@ def _step_if_data(
     logs: Logs,
     steps: int,
 ) -> tuple[tf.Tensor, Logs]:
-    """Runs one step and counts it; where the data end, counts all steps."""
+    """Runs one step and counts it; if the data have ended, counts all."""
     data = iterator.get_next_as_optional()
     return tf.cond(
         data.has_value(),
@@ -156,13 +408,7 @@ def _step_if_data(
 def prepare(x: Any, shuffle: Any, strategy: tf.distribute.Strategy) -> Any:
     """Makes all workers read the same batches, each its own rows of them.
 
-    Args:
-        x: What `fit`, `evaluate` or `predict` was given as data.
-        shuffle: Whether Keras will shuffle arrays.
-        strategy: The strategy in use.
-
-    Returns:
-        The data to hand on.
+    `shuffle` says whether Keras will shuffle arrays.
     """
     if isinstance(x, tf.data.Dataset):
         return data.by_element(x)
@@ -189,7 +435,7 @@ def _agree_on_seed(strategy: tf.distribute.Strategy) -> None:
             "The workers set different random seeds; the first worker's "
             f"({seeds[0]}) is used by all, so that they shuffle alike. "
             "Call keras.utils.set_random_seed with one seed on all workers.",
-            stacklevel=5,
+            stacklevel=6,
         )
     tf.random.set_seed(seeds[0])
 
@@ -200,12 +446,7 @@ class BatchStatistics:
     def __init__(
         self, model: keras.Model, strategy: tf.distribute.Strategy
     ) -> None:
-        """Finds them: float variables that no optimizer updates.
-
-        Args:
-            model: A built model.
-            strategy: The strategy that it was made under.
-        """
+        """Finds them: float variables of a built model, not trained."""
         self._strategy = strategy
         self._variables = [
             variable

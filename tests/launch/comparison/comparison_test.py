@@ -197,7 +197,7 @@ def test_what_cannot_be_meant_is_refused(parse, text, message):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--trials=0"], "--trials must be >= 1; received 0"),
+        (["--trials=0"], "--trials=0: 0 is not a positive integer"),
         (["--methods=codistilled"], "There is no method"),
         (["--sweep=burn=1"], "burn"),
         (["--target=last"], "--target must be .* received 'last'"),

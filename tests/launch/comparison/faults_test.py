@@ -119,7 +119,9 @@ def test_broken_files_are_named(tmp_path, started):
         _experiment(tmp_path)
 
 
-def test_a_directory_that_cannot_be_written_is_told_in_a_line(tmp_path, capsys):
+def test_a_directory_that_cannot_be_written_is_told_in_a_line(
+    tmp_path, capsys, caplog
+):
     (tmp_path / "file").write_text("")
     workdir = tmp_path / "file" / "compared"
     try:
@@ -127,14 +129,14 @@ def test_a_directory_that_cannot_be_written_is_told_in_a_line(tmp_path, capsys):
     except SystemExit as ended:
         code = ended.code
     assert code in (compare.EXIT_FAILURE, compare.EXIT_OPTIONS)
-    assert "Not a directory" in capsys.readouterr().err
+    assert "Not a directory" in capsys.readouterr().err + caplog.text
 
 
 def test_a_report_alone_adds_no_methods_and_no_trials(tmp_path, started):
     _experiment(tmp_path).run(1, say=lambda text: None, launch=started.launch)
     before = json.loads((tmp_path / experiment.RECORD).read_text())
     workdir = f"--workdir={tmp_path}"
-    options = compare._make_parser().parse_args(
+    options = compare.PROGRAM.parse(
         ["--recipe=digits", workdir, "--report_only"]
     )
     assert compare._variants(options) == []

@@ -1,11 +1,11 @@
-"""Tests of event files at their end."""
+"""Tests of files of summaries at their end."""
 
 import threading
 
 import pytest
 import tensorflow as tf
 
-from tfdistill.observe import event_file
+from tfdistill.observe import summary_file
 
 
 class _Storage:
@@ -34,23 +34,22 @@ class _Storage:
         self.num_closed += 1
 
 
-def _file(tmp_path, monkeypatch, storage):
-    monkeypatch.setattr(tf.io, "TFRecordWriter", storage)
-    file = event_file.EventFile(tmp_path, step=0)
+def _file(tmp_path, storage):
+    file = summary_file.SummaryFile(tmp_path, step=0, open_writer=storage)
     file.add({"a": 1.0}, step=1)
     return file
 
 
-def test_the_file_is_closed(tmp_path, monkeypatch):
+def test_the_file_is_closed(tmp_path):
     storage = _Storage()
-    file = _file(tmp_path, monkeypatch, storage)
+    file = _file(tmp_path, storage)
     file.close()
     assert storage.num_closed == 1
     assert file.num_lost == 0
 
 
-def test_what_a_full_disk_has_cost_is_told(tmp_path, monkeypatch, caplog):
-    file = _file(tmp_path, monkeypatch, _Storage(fails=True))
+def test_what_a_full_disk_has_cost_is_told(tmp_path, caplog):
+    file = _file(tmp_path, _Storage(fails=True))
     file.close()
     assert file.num_lost == 1
     assert "lacks 1 summaries" in caplog.text
@@ -58,7 +57,7 @@ def test_what_a_full_disk_has_cost_is_told(tmp_path, monkeypatch, caplog):
 
 def test_storage_that_hangs_is_waited_for_once(tmp_path, monkeypatch, caplog):
     storage = _Storage(waits=True)
-    file = _file(tmp_path, monkeypatch, storage)
+    file = _file(tmp_path, storage)
     waits = []
     monkeypatch.setattr(file._thread, "close", waits.append)
     file.close(timeout_secs=0.1)

@@ -17,7 +17,7 @@ _ERRORS = (
 _log = logging.getLogger(__name__)
 
 
-class StepProfile:
+class StepTracer:
     """Traces the training steps from one to another, both included.
 
     The trace appears under `plugins/profile` of its directory once the last
@@ -27,24 +27,13 @@ class StepProfile:
     def __init__(
         self, directory: str | os.PathLike[str], steps: tuple[int, int] | None
     ) -> None:
-        """Traces nothing yet.
-
-        Args:
-            directory: Of the TensorBoard run.
-            steps: The first and the last step; None for no trace.
-        """
         self._directory = os.fspath(directory)
         self._steps = steps
         self._is_running = False
         self._step: Any = None
 
     def begin_step(self, step: int, *, num_steps: int) -> None:
-        """Starts the trace where it is due.
-
-        Args:
-            step: Updates done so far.
-            num_steps: Steps of the execution that begins.
-        """
+        """Starts the trace if it is due; `step` updates are done so far."""
         if self._steps is None:
             return
         first, last = self._steps
@@ -58,11 +47,7 @@ class StepProfile:
             self._step.__enter__()
 
     def end_step(self, step: int) -> None:
-        """Ends the trace where its last step is done.
-
-        Args:
-            step: Updates done so far.
-        """
+        """Ends the trace if its last step is done."""
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
@@ -70,7 +55,7 @@ class StepProfile:
             self._stop()
 
     def end(self) -> None:
-        """Ends a trace that goes on, and warns of one that never began."""
+        """Ends a running trace, and warns of one that never began."""
         if self._is_running:
             self._stop()
         elif self._steps is not None:

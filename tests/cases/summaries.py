@@ -1,7 +1,8 @@
-"""Reads what a training has written for TensorBoard, as TensorBoard does."""
+"""What a training has written for TensorBoard, and what the docs list."""
 
 import os
 import pathlib
+import re
 from typing import Any
 
 import tensorflow as tf
@@ -9,6 +10,7 @@ from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _HPARAMS = "_hparams_/session_start_info"
 
 
@@ -58,8 +60,13 @@ def hyperparameters(directory: pathlib.Path) -> dict[str, Any]:
     }
 
 
+def documented() -> set[str]:
+    """The tags that the docs list."""
+    text = (_ROOT / "docs" / "tensorboard.md").read_text(encoding="utf-8")
+    return set(re.findall(r"^\| `([^`]+)` \| .+ \| .+ \|$", text, re.MULTILINE))
+
+
 def environment() -> dict[str, str]:
     """Of a program that imports this checkout and the tests' modules."""
-    root = pathlib.Path(__file__).resolve().parents[2]
-    path = os.pathsep.join([str(root), os.environ["PYTHONPATH"]])
+    path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "PYTHONPATH": path}

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, written without a wait in the training loop."""
+"""TensorBoard's files of summaries, written without a wait in training."""
 
 import collections
 import itertools
@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,10 +26,10 @@ Scalars = dict[str, float]
 _Waiting = tuple[float, int, bytes | Scalars]
 
 
-class EventFile:
+class SummaryFile:
     """Appends summaries to the event files of one TensorBoard run.
 
-    A thread of its own writes them. Where storage fails, what was not written
+    A thread of its own writes them. If storage fails, what was not written
     waits for the next time, in a new file: the failed one may end in half a
     record, after which TensorBoard reads no further.
     """
@@ -39,21 +40,19 @@ class EventFile:
         *,
         step: int,
         clock: Callable[[], float] = time.time,
+        open_writer: Callable[[str], Any] = tf.io.TFRecordWriter,
     ) -> None:
-        """Starts the thread; points of later steps in the directory go.
+        """Starts the thread; training resumes at `step`.
 
-        Args:
-            directory: Of the run; a path or a URL.
-            step: The step that training goes on from. TensorBoard forgets
-                what an earlier training has written of the steps after it.
-            clock: Unix seconds. Default `time.time`.
+        TensorBoard forgets what an earlier training wrote of later steps.
         """
         self._directory = os.fspath(directory)
         self._clock = clock
+        self._open_writer = open_writer
         self._restart_step = step + 1
         self._lock = threading.Lock()
         self._waiting: collections.deque[_Waiting] = collections.deque()
-        self._writer: tf.io.TFRecordWriter | None = None
+        self._writer: Any = None
         self._thread = background.OneJobThread(
             "tfdistill-summaries", job="summary"
         )
@@ -61,12 +60,7 @@ class EventFile:
         self.num_failures = self.num_lost = 0
 
     def add(self, summary: bytes | Scalars, *, step: int) -> None:
-        """Hands over a summary; it is written as soon as the thread is free.
-
-        Args:
-            summary: What to write: scalars by tag, or a serialized summary.
-            step: The student's global step.
-        """
+        """Hands over scalars by tag or a serialized summary, and returns."""
         with self._lock:
             if len(self._waiting) >= _MAX_WAITING:
                 self.num_lost += 1
@@ -79,11 +73,7 @@ class EventFile:
         self._thread.submit(self._write, wait_secs=0.0)
 
     def close(self, timeout_secs: float = 30.0) -> None:
-        """Writes what is left and ends the thread.
-
-        Args:
-            timeout_secs: Longest wait for storage. Default 30.
-        """
+        """Writes what is left and ends the thread."""
         deadline = time.monotonic() + timeout_secs
         if self._thread.wait_idle(timeout_secs):
             self._thread.submit(self._finish, wait_secs=0.0)
@@ -122,7 +112,7 @@ class EventFile:
             for _ in events:
                 self._waiting.popleft()
 
-    def _open(self, events: list[tf.compat.v1.Event]) -> tf.io.TFRecordWriter:
+    def _open(self, events: list[tf.compat.v1.Event]) -> Any:
         """Opens a new file, which takes the place of what comes after it."""
         if self.num_failures:
             # Some of these may stand in the file that failed.
@@ -133,7 +123,7 @@ class EventFile:
             f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}."
             f"{os.getpid()}.{next(_numbers):04d}"
         )
-        writer = tf.io.TFRecordWriter(os.path.join(self._directory, name))
+        writer = self._open_writer(os.path.join(self._directory, name))
         for head in (
             {"file_version": _VERSION},
             {

@@ -1,0 +1,58 @@
+"""The files of a run: what they are called, and how one appears whole."""
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from typing import IO
+
+# What the chief of a group logs, in the group's directory.
+METRICS = "metrics.jsonl"
+
+_GROUP = re.compile(r"group_(0|[1-9][0-9]{0,5})")
+
+
+def group_name(group: int) -> str:
+    """Returns what the directories of a group are called, and the group itself.
+
+    Example:
+        >>> group_name(3), group_of(group_name(3)), group_of("group_03")
+        ('group_3', 3, None)
+    """
+    return f"group_{group}"
+
+
+def group_of(name: str) -> int | None:
+    """Returns the index of the group of that name; None if none has it."""
+    match = _GROUP.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def write(path: str | os.PathLike[str], blocks: Iterable[bytes]) -> None:
+    """Writes a file that appears whole and durable, or leaves the old one.
+
+    Its directory must exist.
+    """
+    path = os.fspath(path)
+    draft = f"{path}.{os.getpid()}.part"
+    try:
+        with open(draft, "wb") as file:
+            file.writelines(blocks)
+            _flush(file)
+        try:
+            os.replace(draft, path)
+        except OSError:
+            # Some mounts rename nothing; what is wrong otherwise, such as a
+            # directory in the file's place, fails here again.
+            with open(draft, "rb") as source, open(path, "wb") as file:
+                shutil.copyfileobj(source, file)
+                _flush(file)
+    finally:
+        with contextlib.suppress(OSError):
+            os.remove(draft)
+
+
+def _flush(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
