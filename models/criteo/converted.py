@@ -6,6 +6,7 @@ split is a sequence of part files of equal length; header.json says the rest.
 """
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import numpy as np
 
 from models import cache
 from models import places
+from models import prepared
 from models.criteo import files
 from models.criteo import rows as criteo_rows
 
@@ -372,7 +374,7 @@ class Binary:
 
 
 def open_or_convert(
-    paths: places.Paths,
+    paths: files.Paths,
     *,
     options: Options,
     cache_dir: places.Path | None = None,
@@ -383,7 +385,7 @@ def open_or_convert(
     makes for another form. It takes as much disk as the text, and half as much
     again while it is made.
     """
-    reader = files.Reader(paths, malformed=options.malformed)
+    reader = files.Reader(_with_prepared(paths), malformed=options.malformed)
 
     def describe() -> dict[str, Any]:
         return {
@@ -401,6 +403,20 @@ def open_or_convert(
             root=cache.directory(cache_dir),
         )
     )
+
+
+def _with_prepared(paths: files.Paths) -> list[Any]:
+    """Returns the paths, but each prepared data set as the source it is."""
+    found: list[Any] = []
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        if str(path).startswith(prepared.PREFIX):
+            # It takes seconds to import, which files need not wait for.
+            from models.criteo import tfds
+
+            found.append(tfds.Rows(str(path).removeprefix(prepared.PREFIX)))
+        else:
+            found.append(path)
+    return found
 
 
 def _open(directory: pathlib.Path) -> Binary:
