@@ -50,7 +50,7 @@ def _add_options(options: programs.Flags) -> None:
         "form",
         None,
         "job: Indexed Jobs, which need no operator; tfjob: one TFJob of "
-        "Kubeflow's training operator for each group",
+        "Kubeflow's training operator for each group (legacy)",
         enum_values=run.FORMS,
         required=True,
     )

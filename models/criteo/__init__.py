@@ -24,16 +24,9 @@ def make_datasets(
     data: str = "disjoint",
     seed: int = 0,
     path: places.Paths | None = None,
-    field_sizes: int | Sequence[int] = converted.DEFAULT_FIELD_SIZE,
-    min_count: int = 1,
-    split: str = "hash",
-    validation_fraction: float = 1 / 6,
-    split_seed: int = 0,
-    num_train: int | None = None,
-    num_validation: int | None = None,
-    malformed: str = "skip",
     missing_value: float = 0.0,
     cache_dir: places.Path | None = None,
+    **options: Any,
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
     """Returns a group's training data and the common validation data.
 
@@ -54,43 +47,20 @@ def make_datasets(
             Default: `criteo` in the data directory, which is the environment
             variable TFDISTILL_DATA, else `../shared/data` beside the
             repository.
-        field_sizes: Rows of the table of each category column, or one number
-            for all. Default 10,000.
-        min_count: Categories that come fewer times in the training rows are
-            rare. Default 1: none is.
-        split: `"hash"` (default): which rows validate is drawn; `"time"`: the
-            last ones do.
-        validation_fraction: Share of the rows that validate. Default 1/6.
-        split_seed: Of the draws. Keep it fixed between runs that are to be
-            compared: it is not the seed of a run. Default 0.
-        num_train: Use only so many training rows, over all groups, drawn from
-            all of them. Default None: all.
-        num_validation: Likewise of the validation rows.
-        malformed: Faulty lines are counted and skipped (`"skip"`, the
-            default), or the first is an error (`"refuse"`).
         missing_value: Stands for missing integers, which by default look like
             zeros. Default 0.
         cache_dir: Where the converted rows are kept. Default: `tfdistill` in
             the user's cache directory.
+        **options: Those of `converted.Options`.
 
     Raises:
         ValueError: If an argument is out of range; if there are no files; if
             more than half of the lines are faulty, or one is and those are
             refused.
     """
-    options = converted.Options(
-        field_sizes=field_sizes,
-        min_count=min_count,
-        split=split,
-        validation_fraction=validation_fraction,
-        split_seed=split_seed,
-        num_train=num_train,
-        num_validation=num_validation,
-        malformed=malformed,
-    )
     binary = converted.open_or_convert(
         files.default_path() if path is None else path,
-        options=options,
+        options=converted.Options(**options),
         cache_dir=cache_dir,
     )
     train = batches.train_batches(

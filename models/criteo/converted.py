@@ -6,6 +6,7 @@ split is a sequence of part files of equal length; header.json says the rest.
 """
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import numpy as np
 
 from models import cache
 from models import places
+from models import prepared
 from models.criteo import files
 from models.criteo import rows as criteo_rows
 
@@ -103,22 +105,23 @@ class Options:
     Attributes:
         field_sizes: Rows of the embedding table of each of the 26 columns, or
             one number for all; at least 3. Row 0 is for missing, row 1 for
-            rare categories.
+            rare categories. Default 10,000.
         min_count: Categories that come fewer times in the training rows get
             row 1. Default 1: none does.
         split: `"hash"` (default): which rows validate is drawn; `"time"`: the
             last ones do, if rows are in the order of time.
         validation_fraction: Share of the rows that validate, in (0, 1).
             Default 1/6.
-        split_seed: Of the draws, >= 0. Default 0.
+        split_seed: Of the draws, >= 0. Keep it fixed between runs that are to
+            be compared: it is not the seed of a run. Default 0.
         num_train: Keep only so many training rows, drawn from all of them.
             Default None: all.
         num_validation: Likewise of the validation rows.
-        malformed: What becomes of a faulty line: `"skip"` (default) or
-            `"refuse"`.
+        malformed: Faulty lines are counted and skipped (`"skip"`, the
+            default), or the first is an error (`"refuse"`).
     """
 
-    field_sizes: int | Sequence[int]
+    field_sizes: int | Sequence[int] = DEFAULT_FIELD_SIZE
     min_count: int = 1
     split: str = "hash"
     validation_fraction: float = 1 / 6
@@ -371,7 +374,7 @@ class Binary:
 
 
 def open_or_convert(
-    paths: places.Paths,
+    paths: files.Paths,
     *,
     options: Options,
     cache_dir: places.Path | None = None,
@@ -382,7 +385,7 @@ def open_or_convert(
     makes for another form. It takes as much disk as the text, and half as much
     again while it is made.
     """
-    reader = files.Reader(paths, malformed=options.malformed)
+    reader = files.Reader(_with_prepared(paths), malformed=options.malformed)
 
     def describe() -> dict[str, Any]:
         return {
@@ -400,6 +403,20 @@ def open_or_convert(
             root=cache.directory(cache_dir),
         )
     )
+
+
+def _with_prepared(paths: files.Paths) -> list[Any]:
+    """Returns the paths, but each prepared data set as the source it is."""
+    found: list[Any] = []
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        if str(path).startswith(prepared.PREFIX):
+            # It takes seconds to import, which files need not wait for.
+            from models.criteo import tfds
+
+            found.append(tfds.Rows(str(path).removeprefix(prepared.PREFIX)))
+        else:
+            found.append(path)
+    return found
 
 
 def _open(directory: pathlib.Path) -> Binary:

@@ -12,11 +12,11 @@ import sys
 import zlib
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 from typing import Protocol
 
 from models import places
-from models import prepared
 from models.criteo import rows as criteo_rows
 
 __all__ = [
@@ -206,6 +206,9 @@ class Source(Protocol):
         """Yields whole lines, many at a time."""
 
 
+Paths = places.Path | Sequence[places.Path | Source]
+
+
 class File:
     """A file, plain or gzip."""
 
@@ -233,25 +236,20 @@ class File:
         return blocks(self._path, on_read=on_read)
 
 
-def sources(paths: places.Paths) -> list[Source]:
+def sources(paths: Paths) -> list[Source]:
     """Returns where the lines of paths, patterns and directories are.
 
-    A path is a file, a pattern such as `day_*.gz`, a directory (its `*.tsv`,
-    `train.txt` and `day_*`, each also with `.gz`), or `tfds:NAME[SPLIT]`. Files
-    come as given, and in natural order (day_9 before day_10) within a pattern
-    or directory.
+    A path is a file, a pattern such as `day_*.gz`, or a directory (its
+    `*.tsv`, `train.txt` and `day_*`, each also with `.gz`). Files come as
+    given, and in natural order (day_9 before day_10) within a pattern or
+    directory; other sources stay as they are.
     """
-    if isinstance(paths, str | os.PathLike):
-        paths = [paths]
     found: list[Source] = []
-    for path in paths:
-        if str(path).startswith(prepared.PREFIX):
-            # It takes seconds to import, which files need not wait for.
-            from models.criteo import tfds
-
-            found.append(tfds.Rows(str(path).removeprefix(prepared.PREFIX)))
-        else:
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        if isinstance(path, str | os.PathLike):
             found += map(File, _expand(pathlib.Path(path)))
+        else:
+            found.append(path)
     places.check_names([source.name for source in found])
     return found
 
@@ -289,7 +287,7 @@ class Reader:
             examples of a prepared data set.
     """
 
-    def __init__(self, paths: places.Paths, *, malformed: str = "skip") -> None:
+    def __init__(self, paths: Paths, *, malformed: str = "skip") -> None:
         """Looks for the files; reads nothing yet."""
         if malformed not in POLICIES:
             raise ValueError(

@@ -76,12 +76,9 @@ def open_tokens(
     *,
     path: places.Paths | None = None,
     validation_path: places.Paths | None = None,
-    vocabulary_size: int = tokens.DEFAULT_VOCABULARY_SIZE,
     validation_fraction: float | None = None,
-    split_seed: int = 0,
-    num_train_tokens: int | None = None,
-    num_validation_tokens: int | None = None,
     cache_dir: places.Path | None = None,
+    **options: Any,
 ) -> tokens.Tokens:
     """Returns the tokens of a text, which are made at the first call.
 
@@ -94,18 +91,11 @@ def open_tokens(
             repository.
         validation_path: Likewise, of the documents that validate. Default
             None: a share of those of `path` does.
-        vocabulary_size: Sub-words. They are made from training documents, the
-            same for all numbers of tokens. Default 24,000.
         validation_fraction: Share of the documents that validate, by a hash of
             their text. Default 0.05 without `validation_path`.
-        split_seed: Of the hash. Keep it fixed between runs that are to be
-            compared: it is not the seed of a run. Default 0.
-        num_train_tokens: Use only so many training tokens, over all groups:
-            those of the first documents. Default None: all.
-        num_validation_tokens: Likewise of the validation tokens. With both
-            set, no more text is read than they need.
         cache_dir: Where the tokens are kept. Default: `tfdistill` in the
             user's cache directory.
+        **options: The others of `tokens.Options`.
 
     Raises:
         ValueError: If an argument is out of range, or the text is missing,
@@ -124,13 +114,6 @@ def open_tokens(
             "`validation_fraction` must be in (0, 1); received "
             f"{validation_fraction}. Set `validation_path` to train on all."
         )
-    options = tokens.Options(
-        vocabulary_size=vocabulary_size,
-        validation_fraction=validation_fraction,
-        split_seed=split_seed,
-        num_train_tokens=num_train_tokens,
-        num_validation_tokens=num_validation_tokens,
-    )
     train, validation = (
         [] if paths is None else text.sources(paths)
         for paths in (
@@ -139,7 +122,12 @@ def open_tokens(
         )
     )
     return tokens.open_or_tokenize(
-        train, validation, options=options, cache_dir=cache_dir
+        train,
+        validation,
+        options=tokens.Options(
+            validation_fraction=validation_fraction, **options
+        ),
+        cache_dir=cache_dir,
     )
 
 

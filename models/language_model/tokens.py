@@ -62,14 +62,18 @@ class Options:
     """How to make tokens of documents.
 
     Attributes:
-        vocabulary_size: Sub-words, with the 256 bytes; at least 300. Default
-            24,000.
+        vocabulary_size: Sub-words, with the 256 bytes; at least 300. They are
+            made from training documents, the same for all numbers of tokens.
+            Default 24,000.
         validation_fraction: Share of the documents that validate, in (0, 1);
             or 0, if validation has files of its own. Default 0.05.
-        split_seed: Draws which documents validate, >= 0. Default 0.
-        num_train_tokens: Use only so many training tokens, the first ones.
-            Default None: all.
-        num_validation_tokens: Likewise of the validation tokens.
+        split_seed: Draws which documents validate, >= 0. Keep it fixed between
+            runs that are to be compared: it is not the seed of a run. Default
+            0.
+        num_train_tokens: Use only so many training tokens, over all groups:
+            the first ones. Default None: all.
+        num_validation_tokens: Likewise of the validation tokens. With both
+            set, no more text is read than they need.
     """
 
     vocabulary_size: int = DEFAULT_VOCABULARY_SIZE

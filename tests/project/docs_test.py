@@ -289,6 +289,24 @@ def _predictions(directory, name):
     return directory
 
 
+def test_tests_that_pages_name_exist():
+    pattern = re.compile(r"`(?:tests/)?([\w/]+_test\.py)(?:::(\w+))?")
+    pages = [
+        *docs_blocks.ROOT.glob("docs/*.md"),
+        *docs_blocks.ROOT.glob("*.md"),
+    ]
+    named = {
+        found for page in pages for found in pattern.findall(page.read_text())
+    }
+    assert len(named) > 50
+    missing = set()
+    for path, name in named:
+        file = docs_blocks.ROOT / "tests" / path
+        if not file.is_file() or f"def {name}" not in file.read_text("utf-8"):
+            missing.add(f"{path}::{name}")
+    assert not missing
+
+
 def test_the_home_page_has_the_ten_lines_of_the_readme():
     def block_of(page):
         (found,) = (

@@ -137,6 +137,9 @@ def run(options):
     logging.getLogger("tfdistill.x").warning("library warning")
     absl_logging.info("program info")
     absl_logging.debug("program debug")
+    for name in ("tensorflow", "keras"):
+        code = compile("log.info('theirs')", f"/x/{name}/saved.py", "exec")
+        exec(code, {"log": absl_logging})
     print("faulthandler", faulthandler.is_enabled())
     print("SIGTERM", signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
     if len(options.command) == 2:

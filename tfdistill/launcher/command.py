@@ -2,9 +2,6 @@
 
 from absl import flags
 
-from tfdistill.launcher import local_cluster
-from tfdistill.launcher import local_run
-from tfdistill.status import tables
 from tfdistill.system import programs
 
 # Each is a process with a port: more is a slip of the finger, and would keep a
@@ -121,12 +118,17 @@ def add_topology(options: programs.Flags) -> None:
 
 def run(options: programs.Options) -> int:
     """Runs a command as the options say, and returns the exit code."""
+    # Only here: --help and wrong options are answered at once.
+    from tfdistill.launcher import local_cluster
+    from tfdistill.launcher import local_run
+    from tfdistill.status import tables
+
     fields = dict(vars(options))
     plain = True if fields.pop("plain") else None
     display = tables.Display(plain=plain)
     try:
         topology = local_cluster.LocalCluster(**fields)
-        _check_size(topology)
+        _check_size(topology.num_groups * topology.num_tasks)
         started = local_run.LocalRun(topology, display=display)
     except ValueError as cause:
         display.close()
@@ -146,8 +148,7 @@ def run(options: programs.Options) -> int:
     return result.exit_code
 
 
-def _check_size(topology: local_cluster.LocalCluster) -> None:
-    number = topology.num_groups * topology.num_tasks
+def _check_size(number: int) -> None:
     if number > _MOST_TASKS:
         raise ValueError(
             f"The tasks of one machine must be at most {_MOST_TASKS}, each a "

@@ -24,6 +24,7 @@ from absl import flags
 
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
+from tfdistill.launcher import command as launcher
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
 from tfdistill.slurm import place as slurm_place
@@ -42,20 +43,12 @@ WRITER = "python -m launch.slurm"
 
 def add_options(options: programs.Flags) -> None:
     """Adds the options that describe a group, whatever runs it."""
+    launcher.add_topology(options)
     text = f"as of {WRITER}"
-    add = options.add
-    add(flags.DEFINE_string, "workdir", None, f"<DIR>: {text}", required=True)
-    add(flags.DEFINE_string, "exchange", None, f"<URL>: {text}")
-    for name, default in (
-        ("num_groups", 1),
-        ("workers_per_group", 1),
-        ("ps_per_group", 0),
-        ("gpus_per_worker", 0),
-    ):
-        add(flags.DEFINE_integer, name, default, text)
+    options.add(flags.DEFINE_integer, "gpus_per_worker", 0, text)
     first, end = slurm_place.DEFAULT_PORTS
     ports = f"{first}-{end - 1}"
-    add(flags.DEFINE_string, "ports", ports, f"<FIRST-LAST>: {text}")
+    options.add(flags.DEFINE_string, "ports", ports, f"<FIRST-LAST>: {text}")
 
 
 def topology_of(

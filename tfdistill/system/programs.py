@@ -144,6 +144,7 @@ class Program:
             if quiet[0]:
                 # Programs report their progress, libraries only what is wrong.
                 logging.get_absl_logger().setLevel(python_logging.INFO)
+                logging.get_absl_handler().addFilter(_is_ours_or_wrong)
                 python_logging.getLogger().setLevel(python_logging.WARNING)
             return self._run(options)
 
@@ -247,6 +248,12 @@ class Program:
         text = message.replace("\n", "\n  ")
         print(f"{self._usage()}\n{self.name}: error: {text}", file=sys.stderr)
         raise SystemExit(EXIT_OPTIONS)
+
+
+def _is_ours_or_wrong(record: python_logging.LogRecord) -> bool:
+    """TensorFlow and Keras write each file they save to absl's log, too."""
+    theirs = "/tensorflow/" in record.pathname or "/keras/" in record.pathname
+    return record.levelno > python_logging.INFO or not theirs
 
 
 class _HelpFlag(flags.BooleanFlag):

@@ -25,7 +25,7 @@ def register(homes: Mapping[str, str]) -> None:
 
     `homes` has the module of each class, by the name of the class.
     """
-    if "keras" in sys.modules:
+    if sys.modules.get("keras") is not None:
         _register_stubs(homes)
     else:
         sys.meta_path.insert(0, _AfterKeras(homes))

@@ -82,7 +82,6 @@ def test_options_reach_the_teachers(tmp_path):
     assert options.schema == exporter._schema
     assert set(exporter._schema) == {"labels", "preprocessing"}
     assert options.allow_other_schemas
-<<<<<<< HEAD
 
 
 @pytest.mark.parametrize(
@@ -141,8 +140,6 @@ def test_fields_of_the_librarys_names_have_its_defaults(
 def test_the_canarys_margin_is_the_librarys():
     margin = inspect.signature(tfdistill.Canary).parameters["margin"].default
     assert recipes.digits().codistillation.canary_margin == margin
-=======
->>>>>>> 9e2ad4cc86238fb3ea3edb2485a97186f6c9bae9
 
 
 @pytest.mark.parametrize("unit", ["steps", "secs"])

@@ -14,7 +14,6 @@ from launch import recipes
 from launch.task import predictions
 from launch.task import training
 from models.criteo import converted
-from models.criteo import files
 from models.criteo import tfds as tfds_lib
 from tests.cases import criteo as criteo_cases
 
@@ -169,7 +168,7 @@ def test_what_is_no_click_log_or_not_prepared_is_refused(
     OtherFeatures(data_dir=tmp_path).download_and_prepare()
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     with pytest.raises(ValueError) as caught:
-        files.sources(f"tfds:{name}")
+        converted_records(f"tfds:{name}", tmp_path)
     assert words in str(caught.value)
 
 
