@@ -119,7 +119,7 @@ def test_wheel_names_version_ranges_and_command(wheel):
     python = re.search(r"^Requires-Python: (.+)$", metadata, re.MULTILINE)
     allowed = specifiers.SpecifierSet(python.group(1))
     assert allowed == specifiers.SpecifierSet(_project()["requires-python"])
-    assert "tfdistill-local = tfdistill.launcher.command:main" in commands
+    assert "tfdistill-local = tfdistill.launcher.command:start" in commands
 
 
 def test_every_public_name_resolves_in_the_installed_package(installed):

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tempfile
 
+import pytest
 from absl import flags
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tfdistill.system import programs
@@ -197,4 +197,4 @@ class ProcessTest(parameterized.TestCase):
 
 
 if __name__ == "__main__":
-    absltest.main()
+    raise SystemExit(pytest.main([__file__]))

@@ -426,7 +426,7 @@ def test_a_verdict_claims_nothing_that_the_intervals_do_not():
     assert "churn" not in report.verdict_on("codistill", nothing, target=4.05)
     near = _figures(steps_to_target={"ratio": 0.9, "interval": None})
     text = report.verdict_on("codistill", near, target=4.05)
-    assert "(0.90x the steps, too near to where" in text
+    assert "(0.90x the steps, too near to the end of its trials" in text
     some = {**_figures(), "reached": 4}
     assert "in 4 of 6 trials" in report.verdict_on(
         "codistill", some, target=4.05
@@ -760,7 +760,7 @@ def test_notes_tell_what_would_mislead():
     assert "shared out in whole executions" in notes
     assert "With --budget=total" not in notes
     assert "other validation examples than independent" in notes
-    assert "read 2.0 versions of its teachers, where" in notes
+    assert "read 2.0 versions of its teachers, but" in notes
     assert "1 group(s) of all trials never had a teacher" in notes
     assert "by the first evaluation" not in notes
     assert "Interrupted once" in notes and "trial 0 of codistill" in notes
