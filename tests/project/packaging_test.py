@@ -132,19 +132,33 @@ def test_every_public_name_resolves_in_the_installed_package(installed):
     assert has_models == "False"
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "cluster.identity",
-        "exchange.publisher",
-        "launcher.local_cluster",
-        "launcher.command",
-        "slurm.group",
-    ],
+# What must work if TensorFlow is slow to load, or not installed: whole rooms,
+# and some files of the rooms below them.
+_LIGHT_ROOMS = ("exchange", "launcher", "slurm", "status")
+_LIGHT_FILES = (
+    "cluster.identity",
+    "cluster.rendezvous",
+    "cluster.signs",
+    "observe.profile_steps",
+    "system.background",
+    "system.processes",
+    "system.programs",
+    "system.registration",
+    "system.run_files",
+    "system.untrusted",
 )
-def test_light_modules_import_no_tensorflow(installed, module):
+
+
+@pytest.mark.parametrize("part", [*_LIGHT_ROOMS, "doctor.command", "files"])
+def test_light_parts_load_neither_tensorflow_nor_keras(installed, part):
+    folder = installed / "tfdistill" / part
+    names = _LIGHT_FILES if part == "files" else (part,)
+    if folder.is_dir():
+        names = tuple(f"{part}.{file.stem}" for file in folder.glob("*.py"))
     program = (
-        f"import tfdistill.{module}\n"
+        "import importlib\n"
+        f"for name in {names!r}:\n"
+        "    importlib.import_module(f'tfdistill.{name}')\n"
         "print({'tensorflow', 'keras'} & set(sys.modules) or 'none')\n"
     )
     assert _import_installed(installed, program).strip() == "none"
