@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from models.criteo import metrics
+from models import click_metrics
 from tfdistill import metrics as metrics_lib
 
 FILE = "predictions.npz"
@@ -56,7 +56,7 @@ class Distributions:
         """Returns log loss and accuracy; of clicks those of `click_metrics`."""
         pair = (self.labels, self.probabilities)
         if self.probabilities.ndim == 1:
-            return metrics.report(*pair)
+            return click_metrics.report(*pair)
         return {
             "accuracy": metrics_lib.accuracy(*pair),
             "log_loss": metrics_lib.log_loss(*pair),

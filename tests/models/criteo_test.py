@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import criteo_input
+from models import click_metrics
 from models import criteo
 from models.criteo import batches
 from models.criteo import converted
 from models.criteo import files
-from models.criteo import metrics
 from tests.cases import criteo as criteo_cases
 
 NUM_ROWS = 120
@@ -349,7 +349,7 @@ def test_clicks_of_the_real_log_can_be_told(data_dir, tmp_path):
     model.fit(train, steps_per_epoch=60, epochs=2, shuffle=False, verbose=0)
     logits = model.predict(validation, verbose=0).astype(np.float64)
     labels = np.concatenate([labels for _, labels in read(validation)])
-    found = metrics.report(labels, 1 / (1 + np.exp(-logits)))
+    found = click_metrics.report(labels, 1 / (1 + np.exp(-logits)))
     assert found["auc"] > 0.7
     assert found["normalized_entropy"] < 0.95
     assert 0.8 < found["calibration"] < 1.25

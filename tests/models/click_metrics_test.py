@@ -1,10 +1,10 @@
-""""""
+"""The figures of click models, against scikit-learn and by hand."""
 
 import numpy as np
 import pytest
 import sklearn.metrics
 
-from models.criteo import metrics
+from models import click_metrics
 from tfdistill import metrics as metrics_lib
 
 
@@ -20,17 +20,19 @@ def examples(num_examples=500, *, rate=0.25, digits=6, seed=0):
 def test_auc_equals_scikit_learn_with_and_without_ties(digits, shape):
     labels, predictions = examples(digits=digits)
     expected = sklearn.metrics.roc_auc_score(labels, predictions)
-    found = metrics.auc(labels.reshape(shape), predictions.reshape(shape))
+    found = click_metrics.auc(labels.reshape(shape), predictions.reshape(shape))
     assert found == pytest.approx(expected, abs=1e-12)
 
 
 def test_auc_sees_the_order_alone():
     labels, predictions = examples()
-    value = metrics.auc(labels, predictions)
-    assert metrics.auc(labels, predictions**3) == pytest.approx(value)
-    assert metrics.auc(labels, 1 - predictions) == pytest.approx(1 - value)
-    assert metrics.auc(labels, np.full(500, 0.3)) == 0.5
-    assert metrics.auc(labels, labels.astype(float)) == 1.0
+    value = click_metrics.auc(labels, predictions)
+    assert click_metrics.auc(labels, predictions**3) == pytest.approx(value)
+    assert click_metrics.auc(labels, 1 - predictions) == pytest.approx(
+        1 - value
+    )
+    assert click_metrics.auc(labels, np.full(500, 0.3)) == 0.5
+    assert click_metrics.auc(labels, labels.astype(float)) == 1.0
 
 
 def test_normalized_entropy_by_its_formula():
@@ -38,23 +40,23 @@ def test_normalized_entropy_by_its_formula():
     rate = labels.mean()
     loss = -np.mean(np.where(labels == 1, np.log(p), np.log(1 - p)))
     entropy = -rate * np.log(rate) - (1 - rate) * np.log(1 - rate)
-    found = metrics.normalized_entropy(labels, p)
+    found = click_metrics.normalized_entropy(labels, p)
     assert found == pytest.approx(loss / entropy)
     mean = np.full(500, rate)
-    assert metrics.normalized_entropy(labels, mean) == pytest.approx(1)
+    assert click_metrics.normalized_entropy(labels, mean) == pytest.approx(1)
 
 
 def test_calibration_compares_means():
     labels, p = examples()
-    assert metrics.calibration(labels, p / 2) == pytest.approx(
+    assert click_metrics.calibration(labels, p / 2) == pytest.approx(
         p.mean() / 2 / labels.mean()
     )
 
 
 def test_float32_predictions_and_float_labels():
     labels, p = examples()
-    exact = metrics.report(labels, p)
-    found = metrics.report(
+    exact = click_metrics.report(labels, p)
+    found = click_metrics.report(
         labels.astype(np.float32)[:, None], p.astype(np.float32)[:, None]
     )
     assert found == pytest.approx(exact, rel=1e-5)
@@ -62,10 +64,10 @@ def test_float32_predictions_and_float_labels():
 
 def test_a_report_holds_every_figure():
     labels, p = examples()
-    found = metrics.report(labels, p)
-    assert set(found) == set(metrics.__all__) - {"report"}
+    found = click_metrics.report(labels, p)
+    assert set(found) == set(click_metrics.__all__) - {"report"}
     for name, value in found.items():
-        assert value == getattr(metrics, name)(labels, p)
+        assert value == getattr(click_metrics, name)(labels, p)
     assert found["log_loss"] == metrics_lib.log_loss(labels, p)
 
 
@@ -85,13 +87,13 @@ def test_a_report_holds_every_figure():
 @pytest.mark.parametrize("name", ["auc", "normalized_entropy"])
 def test_wrong_arrays_are_refused(name, labels, predictions, message):
     with pytest.raises(ValueError, match=message):
-        getattr(metrics, name)(labels, predictions)
+        getattr(click_metrics, name)(labels, predictions)
 
 
 def test_calibration_needs_a_click():
     with pytest.raises(ValueError, match="must hold a 1"):
-        metrics.calibration([0, 0], [0.1, 0.2])
-    assert metrics.calibration([1, 1], [0.1, 0.3]) == pytest.approx(0.2)
+        click_metrics.calibration([0, 0], [0.1, 0.2])
+    assert click_metrics.calibration([1, 1], [0.1, 0.3]) == pytest.approx(0.2)
 
 
 if __name__ == "__main__":
