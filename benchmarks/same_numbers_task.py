@@ -457,7 +457,7 @@ def train(
     return {"weights": digest(weights), **logs}
 
 
-def _use_all_devices(number: int) -> None:
+def use_all_devices(number: int) -> None:
     """Gives a worker of several a replica on each of its CPU devices.
 
     TensorFlow does so for GPUs; of CPUs it takes the first only.
@@ -493,7 +493,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     cluster = tfdistill.Cluster.from_env()
     if options.place == "two_workers":
-        _use_all_devices(DEVICES[options.place])
+        use_all_devices(DEVICES[options.place])
     strategy = tfdistill.make_strategy(cluster)
     expected = DEVICES[options.place] * cluster.num_workers
     if strategy.num_replicas_in_sync != expected:

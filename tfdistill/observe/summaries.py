@@ -245,15 +245,15 @@ class Summaries(steps.SteppedCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Writes what is known before the first step."""
         super().on_train_begin(logs)
-        _ = self.codistilled  # Other models are refused.
+        model = self.codistilled  # Refuses other models.
         self._schedule.start(self.step)
         if self._file is not None:
             self._file.close()  # Of a training that an error has ended.
         self._file = summary_file.SummaryFile(self._directory, step=self.step)
         configuration = self._configuration
         if configuration is None:
-            configuration = run_description.of_model(self.model)
-        cluster = strategy_lib.cluster_of(self.model.distribute_strategy)
+            configuration = run_description.of_model(model)
+        cluster = strategy_lib.cluster_of(model.distribute_strategy)
         self._hparams = run_description.hyperparameters(
             {"group": cluster.group, **configuration}
         )
