@@ -96,17 +96,9 @@ class Call:
 
 
 class Function:
-    """A `FunctionDef` with its nodes by name.
-
-    Attributes:
-        name: Its name in the library.
-        nodes: Node by name.
-        arguments: Names of its arguments, in order.
-        returns: The tensor that each output is, in order.
-    """
+    """A `FunctionDef` with its nodes by name; GraphError if it is malformed."""
 
     def __init__(self, definition: Any) -> None:
-        """Looks a `FunctionDef` over; GraphError if it is malformed."""
         self.definition = definition
         self.name = definition.signature.name
         self.nodes = {node.name: node for node in definition.node_def}
@@ -146,19 +138,13 @@ class Function:
 
 
 class Library:
-    """All functions of a graph.
+    """All functions of a graph, and the calls of each by the callee's name.
 
-    Attributes:
-        functions: Function by name.
-        calls: The calls of each function, by the callee's name.
+    GraphError if a name stands for two things or for nothing, or a function
+    calls itself.
     """
 
     def __init__(self, definitions: Iterable[Any]) -> None:
-        """Looks `FunctionDef`s over.
-
-        GraphError if a name stands for two things or for nothing, or a
-        function calls itself.
-        """
         self.functions: dict[str, Function] = {}
         for definition in definitions:
             function = Function(definition)

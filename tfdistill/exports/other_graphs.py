@@ -16,11 +16,6 @@ class FrozenFunction:
     """A loaded SavedModel that is called as the student is.
 
     Loading a SavedModel runs code from it: load none that you do not trust.
-
-    Attributes:
-        variables: The variables to assign new values to, in the order of the
-            student graph that wrote them; empty for a SavedModel that
-            `SavedModelWriter` did not write.
     """
 
     def __init__(
@@ -43,6 +38,7 @@ class FrozenFunction:
                 f"'serving_default'; found {sorted(self._loaded.signatures)}."
             )
         self._signature = signature
+        # To assign new values to, if `SavedModelWriter` wrote them.
         self.variables = list(getattr(self._loaded, "model_variables", ()))
         wanted = signature.structured_input_signature[1]
         self._inputs = _match(
