@@ -283,30 +283,22 @@ def _tell(runs: Sequence[Run], directory: pathlib.Path, *, secs: float) -> None:
     console.print(table(runs), highlight=False)
     program = pathlib.Path(sys.executable).with_name("tensorboard")
     exports = " ".join(
-        str(path.relative_to(directory)) for path in last_exports(runs)
+        str(outputs.last_export(run.workdir, group).relative_to(directory))
+        for run in runs
+        for group in range(run.num_groups)
     )
     # Not through rich, which would break long paths in two.
     print(f"results      {directory}")
     print(f"plot         {directory / PLOT}")
     print(f"TensorBoard  {_shown(program)} --logdir {_shown(directory)}")
     print(f"SavedModels  {exports}")
-    print("Keras files  {run}/group_{g}/student.keras")
+    print(f"Keras files  {{run}}/group_{{g}}/{outputs.STUDENT}")
     if len(runs) == 2 and first.agreement:
         print(_conclusion(*runs))
 
 
 def _shown(path: pathlib.Path) -> str:
     return shlex.quote(str(path))
-
-
-def last_exports(runs: Sequence[Run]) -> list[pathlib.Path]:
-    """Returns the SavedModel that each group of each run published last."""
-    found = []
-    for run in runs:
-        for group in run.results["groups"]:
-            versions = run.workdir / "exchange" / f"group_{group['group']}"
-            found.append(versions / str(group["steps"]))
-    return found
 
 
 def _conclusion(independent: Run, codistilled: Run) -> str:
