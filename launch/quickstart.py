@@ -9,6 +9,7 @@ import pathlib
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -199,7 +200,12 @@ def _add_options(options: programs.Flags) -> None:
     recipes.add_override(options, "the recipe for both runs, such as seed=1")
 
 
-def _run(options: programs.Options) -> int:
+def run(
+    options: programs.Options,
+    *,
+    launch: Callable[[Sequence[str]], int] = local.main,
+) -> int:
+    """Makes both runs by a launcher, and sets their results side by side."""
     try:  # Both runs' options, before the first of them starts.
         for field in METHODS.values():
             changes = [*options.override, field]
@@ -211,17 +217,21 @@ def _run(options: programs.Options) -> int:
     # What TensorFlow says at its start belongs to nobody's question here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
-        return _compare(options, directory)
+        return _compare(options, directory, launch)
     except KeyboardInterrupt:
         logging.warning("interrupted")
         return _EXIT_INTERRUPTED
 
 
-def _compare(options: programs.Options, directory: pathlib.Path) -> int:
+def _compare(
+    options: programs.Options,
+    directory: pathlib.Path,
+    launch: Callable[[Sequence[str]], int],
+) -> int:
     start = time.monotonic()
     for number, (name, field) in enumerate(METHODS.items(), start=1):
         print(f"\n== {number} of {len(METHODS)}: {name}", flush=True)
-        code = local.main(
+        code = launch(
             [
                 f"--num_groups={options.num_groups}",
                 f"--workers_per_group={options.workers_per_group}",
@@ -316,7 +326,7 @@ PROGRAM = programs.Program(
     "own half of the data: first apart, then codistilled, with the same seeds "
     "and steps. Prints a table. Earlier runs are kept.",
     define=_add_options,
-    run=_run,
+    run=run,
 )
 main = PROGRAM.main
 
