@@ -170,10 +170,6 @@ def _clear(storage: filesystem.FileSystem, path: str) -> None:
         return  # What failed before is reported.
 
 
-def _free_bytes(path: str) -> int:
-    return shutil.disk_usage(path).free
-
-
 def space(
     path: str,
     *,
