@@ -230,7 +230,7 @@ def test_a_good_one_is_loaded_without_a_word(graph, tmp_path, caplog):
 @pytest.mark.parametrize("name", ["nothing", "student.keras"])
 def test_what_is_no_saved_model_is_told_of_with_a_remedy(graph, tmp_path, name):
     cases.linear().save(tmp_path / "student.keras")
-    with pytest.raises(ValueError, match=f"{name}'. Of a .keras file make"):
+    with pytest.raises(ValueError, match=f"{name}'. To convert a .keras"):
         other_graphs.load(str(tmp_path / name), graph, trust=False)
 
 

@@ -382,7 +382,7 @@ class VersionReader:
         times = self._passed_over.get((group, step), 0) + 1
         self._passed_over[group, step] = times
         level = logging.WARNING if times == 2 else logging.DEBUG
-        _log.log(level, "Passing over a version: %s", error)
+        _log.log(level, "Skipping a version: %s", error)
 
     def _listed(self, group: int) -> list[int]:
         if not self.enabled:

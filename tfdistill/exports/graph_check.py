@@ -417,15 +417,15 @@ def _parsed(content: bytes) -> Any:
         parsed = saved_model_pb2.SavedModel.FromString(content)
     except Exception as error:  # protobuf's own kind; it comes by TensorFlow.
         raise GraphError(
-            "its saved_model.pb must be one; it is not."
+            "its saved_model.pb must hold a SavedModel; it does not."
         ) from error
     if len(parsed.meta_graphs) != 1 or not parsed.meta_graphs[0].HasField(
         "object_graph_def"
     ):
         raise GraphError(
             "it must hold one graph with objects, as TensorFlow 2 writes; it "
-            f"holds {len(parsed.meta_graphs)} graphs. One of TensorFlow 1 runs "
-            "operations of its choice when it is loaded."
+            f"holds {len(parsed.meta_graphs)} graphs. A TensorFlow 1 graph can "
+            "run any of its operations when it is loaded."
         )
     return parsed.meta_graphs[0]
 

@@ -115,15 +115,15 @@ def load(
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(
             "`saved_models` must name directories that hold a saved_model.pb; "
-            f"received {directory!r}. Of a .keras file make one by "
+            f"received {directory!r}. To convert a .keras file, call "
             "keras.models.load_model(FILE).export(DIR)."
         ) from error
     except (graph_check.GraphError, bundle_index.BundleError) as error:
         if not trust:
             raise ValueError(
                 f"The SavedModel {directory} is not loaded: {error} If you "
-                "trust its author as you trust a program's, set "
-                "TeacherSet(trust_saved_models=True), in a recipe "
+                "trust it as you would trust a program, set "
+                "TeacherSet(trust_saved_models=True), or in a recipe "
                 "codistillation.trust_saved_models."
             ) from error
         _log.warning("Loading the SavedModel %s, though %s", directory, error)
