@@ -240,9 +240,9 @@ def test_the_order_of_columns_does_not_count_but_that_of_labels_does():
 @pytest.mark.parametrize(
     ("theirs", "message"),
     [
-        ({"labels": LABELS}, "says nothing of the schema's 'words'"),
+        ({"labels": LABELS}, "has no part 'words'"),
         ({"labels": LABELS, "words": [1], "z": 1}, "has a part 'z'"),
-        ({"labels": LABELS[::-1], "words": [1]}, "'labels' must be those"),
+        ({"labels": LABELS[::-1], "words": [1]}, "'labels' must be the same"),
     ],
 )
 def test_a_difference_is_named(theirs, message):
@@ -291,7 +291,7 @@ def test_another_schema_is_quarantined_unless_overridden(
             exchange, schema=SCHEMA, allow_other_schemas=True
         )
         cases.load(model, step)
-    assert caplog.text.count("Obeying the teacher of group 1, though") == 1
+    assert caplog.text.count("Using the teacher of group 1 although") == 1
 
 
 def test_a_warning_is_given_once(exchange, caplog):

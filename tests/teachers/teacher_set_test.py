@@ -84,7 +84,7 @@ def test_a_version_that_cannot_be_read_is_left_out(exchange, damage, caplog):
 def test_a_group_that_is_no_teacher_any_more_is_told(exchange, caplog):
     model = cases.following(exchange)
     assert model.teachers.load_versions({1: -1, 5: 10}) == {1: -1}
-    assert "Groups [5] are no teachers" in caplog.text
+    assert "Groups [5] are no longer teachers" in caplog.text
 
 
 def test_it_is_called_once_training_begins(exchange):

@@ -75,7 +75,7 @@ class WorkerVariable:
     def _opened_handle(self) -> tf.Tensor:
         if self._handle is None:
             raise RuntimeError(
-                f"{self._shared_name} must be used inside worker_variable."
+                f"{self._shared_name} must be used inside on_servers."
                 "opened, in a function that a worker runs."
             )
         return self._handle

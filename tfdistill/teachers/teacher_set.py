@@ -37,12 +37,12 @@ class TeacherSet:
     """The frozen teachers of one student.
 
     Peers' exports are followed while training runs; fixed SavedModels, for
-    offline distillation, are loaded once. The student tracks nothing of a
-    teacher: it is not in its weights, checkpoints or files.
+    offline distillation, are loaded once. No teacher is part of the student's
+    weights, checkpoints or files.
 
-    A peer whose graph is the student's own is run on the student's own graph
-    with the peer's values; its graph file is never loaded. Another graph
-    (another architecture or dtype policy) is refused unless
+    If a peer's graph equals the student's, the student's own graph runs with
+    the peer's values, and the peer's graph file is never loaded. A different
+    graph (another architecture or dtype policy) is refused unless
     `allow_other_graphs` is set, because loading it runs its code.
     """
 
@@ -73,11 +73,11 @@ class TeacherSet:
             saved_models: Directories of fixed teachers.
             weights: One weight >= 0 for each of `peers`, then for each of
                 `saved_models`. Defaults to equal weights.
-            max_staleness_steps: The number of the student's steps beyond
-                which an older version loses its weight; None for no bound.
+            max_staleness_steps: A version that is more of the student's
+                steps old than this loses its weight; None for no bound.
                 Default "auto": a peer that has published nothing for ten of
                 the intervals at which its versions arrived before fades, over
-                ten more; its next version counts in full.
+                ten more. Its next version gets full weight.
             max_staleness_secs: Likewise, in seconds since this group first
                 saw the version. Default: no bound.
             staleness_ramp_steps: Steps after `max_staleness_steps` over which
@@ -370,7 +370,7 @@ class TeacherSet:
         names = self._options.names_of_peers
         unknown = sorted(set(wanted) - set(names))
         if unknown:
-            _log.warning("Groups %s are no teachers any more.", unknown)
+            _log.warning("Groups %s are no longer teachers.", unknown)
         # The reading thread may be at another version.
         was_running = self._poller is not None
         self.stop()
