@@ -240,7 +240,7 @@ class Teacher:
         if now == before:
             return
         if health == staleness.GOOD:
-            _log.info("The teacher %s counts in full again.", self.name)
+            _log.info("The teacher %s has its full weight again.", self.name)
             return
         _log.warning(
             "The teacher %s, version %d, is %s: %s. It %s until a %s arrives.",
