@@ -194,9 +194,14 @@ class StudentExporter(steps.SteppedCallback):
                 inputs=student_graph.to_json(graph.input_spec, "inputs"),
                 outputs=student_graph.to_json(graph.output_spec, "outputs"),
                 variables=writer.variables,
-                extras={gates.SCHEMA_FIELD: self._schema}
-                if self._schema
-                else {},
+                extras={
+                    gates.INTERVAL_FIELD: self._schedule.every_steps,
+                    **(
+                        {gates.SCHEMA_FIELD: self._schema}
+                        if self._schema
+                        else {}
+                    ),
+                },
             )
             self._pause.succeeded()
             self.num_published += 1
