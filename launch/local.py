@@ -6,8 +6,11 @@ python -m launch.local --num_groups=2 --workdir=DIR --recipe=digits
 
 import dataclasses
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from absl import flags
+from absl import logging
 
 from launch import recipe_options
 from tfdistill.launcher import command
@@ -45,14 +48,32 @@ def command_of(options: programs.Options) -> list[str]:
     return [*found, f"--profile_steps={traced}"]
 
 
-def _run(options: programs.Options) -> int:
+def run(
+    options: programs.Options,
+    *,
+    launch: Callable[[programs.Options], Any] = command.run,
+) -> int:
+    """Runs all groups by a launcher; returns the exit code.
+
+    If a group of a recipe fails, the results of the others are put together
+    here, as no group can know that it is the last.
+    """
+    is_recipe = options.recipe is not None
     try:
         options.command = command_of(options)
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
     # What is left describes the groups.
     del options.recipe, options.override, options.profile_steps
-    return command.run(options)
+    result = launch(options)
+    if is_recipe and result.exit_code:
+        # NumPy takes a moment to import.
+        from launch.task import outputs
+
+        written = outputs.write_results_so_far(options.workdir, result.groups)
+        if written is not None:
+            logging.info("results of the groups that are done: %s", written)
+    return result.exit_code
 
 
 PROGRAM = dataclasses.replace(
@@ -60,7 +81,7 @@ PROGRAM = dataclasses.replace(
     name="python -m launch.local",
     usage=command.EITHER,
     define=_add_options,
-    run=_run,
+    run=run,
 )
 main = PROGRAM.main
 
