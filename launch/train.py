@@ -182,7 +182,7 @@ def _run(options: programs.Options) -> int:
 PROGRAM = programs.Program(
     name="python -m launch.train",
     usage="--recipe=NAME [options]",
-    about="Runs one task of one group by a named recipe.",
+    about="Runs one task of one group with a recipe.",
     notes=_notes(),
     define=_add_options,
     run=_run,

@@ -49,8 +49,8 @@ def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
     names = recipes.changed_fields(config_lib.Config.read(path), config)
     if names:
         raise ValueError(
-            "All groups of a run, also when it is resumed, must have the "
-            f"same configuration; received another one than {path} in "
+            "All groups of a run must have the same configuration, before and "
+            f"after a resume; received one that differs from {path} in "
             f"{', '.join(names)}. Choose another workdir, or remove that one."
         )
 

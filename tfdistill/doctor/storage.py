@@ -150,7 +150,7 @@ def _use(
         ),
     )
     if found != _CONTENT:
-        raise StepError("read back", f"{len(found)} other bytes came back")
+        raise StepError("read back", f"{len(found)} different bytes came back")
     modified = _try("list", lambda: storage.stat(f"{final}/file")).modified
     _try("remove", lambda: storage.remove_tree(path))
     return _Seen(renamed, modified, (before, after))

@@ -207,9 +207,9 @@ class LocalCluster(Topology):
         taken = sorted((IDENTITY_VARIABLES | signing.VARIABLES) & set(self.env))
         if taken:
             raise ValueError(
-                "`env` must leave alone what the launcher sets for each task; "
-                f"received {', '.join(taken)}. Use the launcher's options, and "
-                "its own environment for the exchange's key."
+                "`env` must not set what the launcher sets for each task; "
+                f"received {', '.join(taken)}. Use the launcher's options. Set "
+                "the exchange's key in the launcher's own environment."
             )
         self._check_command()
         self._set_paths()

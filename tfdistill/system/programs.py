@@ -42,7 +42,7 @@ _COLUMN = 27
 _STANDARD = {
     "-h, --help": "print this and exit",
     "--helpfull": "print the options for logging and debugging as well",
-    "--flagfile=FILE": "read options from a file, one a line",
+    "--flagfile=FILE": "read options from a file, one on each line",
 }
 # How absl ends the help of an option that may be repeated.
 _REPEATED = "repeat this option to specify a list of values"
