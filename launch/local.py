@@ -13,6 +13,7 @@ from absl import flags
 from absl import logging
 
 from launch import recipe_options
+from launch.task import outputs
 from tfdistill.launcher import command
 from tfdistill.observe import profile_steps
 from tfdistill.system import programs
@@ -67,9 +68,6 @@ def run(
     del options.recipe, options.override, options.profile_steps
     result = launch(options)
     if is_recipe and result.exit_code:
-        # NumPy takes a moment to import.
-        from launch.task import outputs
-
         written = outputs.write_results_so_far(options.workdir, result.groups)
         if written is not None:
             logging.info("results of the groups that are done: %s", written)

@@ -2,29 +2,31 @@
 
 Each group's chief writes its own files; whoever finds those of all groups
 writes the results of the run. Every file appears whole or not at all, by a
-rename. Imports neither TensorFlow nor Keras.
+rename. Imports neither TensorFlow nor Keras, and NumPy late: programs answer
+--help without it.
 """
 
 import io
 import json
 import os
 import pathlib
+import statistics
 import uuid
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from typing import Any
-
-import numpy as np
 
 import tfdistill
 from launch import recipes
 from launch.config import config as config_lib
-from launch.task import predictions
 from tfdistill.exchange import filesystem
-from tfdistill.launcher import group as supervised_group
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
+
+if TYPE_CHECKING:
+    from tfdistill.launcher import group as supervised_group
 
 CONFIG = "config.json"
 RESULTS = "results.json"
@@ -86,6 +88,10 @@ def write_predictions(directory: pathlib.Path, predicted: Any) -> None:
 
     Refuses what is not finite: training has diverged.
     """
+    import numpy as np
+
+    from launch.task import predictions
+
     arrays = predicted.arrays()
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise RuntimeError(
@@ -117,7 +123,7 @@ def write_results(
 
 
 def write_results_so_far(
-    workdir: str, ended: Sequence[supervised_group.GroupResult]
+    workdir: str, ended: Sequence["supervised_group.GroupResult"]
 ) -> pathlib.Path | None:
     """Writes the run's results although some of its groups have none.
 
@@ -147,7 +153,7 @@ def _write_run(workdir: str, groups: Sequence[dict[str, Any]]) -> pathlib.Path:
         "recipe": done[0]["recipe"],
         "groups": groups,
         "mean": {
-            name: float(np.mean([group["metrics"][name] for group in done]))
+            name: statistics.fmean(group["metrics"][name] for group in done)
             for name in done[0]["metrics"]
         },
         "agreement": _agreement(directories),
@@ -189,6 +195,8 @@ def _agreement(directories: Sequence[pathlib.Path]) -> dict[str, float] | None:
     """How far the groups' predictions are apart; None for one group."""
     if len(directories) < 2:
         return None
+    from launch.task import predictions
+
     found = predictions.between(list(map(predictions.read, directories)))
     return {name: found[key] for name, key in _AGREEMENT.items()}
 
