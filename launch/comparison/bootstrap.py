@@ -16,13 +16,9 @@ NUM_RESAMPLES = 5_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A figure over several trials.
+    """A figure over several trials; for churn, over their pairs.
 
-    Attributes:
-        mean: Of the trials; of pairs of trials for churn.
-        standard_error: Of the mean; None for one trial.
-        interval: Bootstrap interval of the mean, 95%; None for one trial.
-        values: One for each trial, for each pair, or without each trial.
+    One trial has no `standard_error` and no bootstrap `interval` (95%).
     """
 
     mean: float

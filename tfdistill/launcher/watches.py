@@ -224,13 +224,10 @@ _FREE = frozenset({signs.IDLE, signs.CALLBACKS, signs.EPOCH_END})
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What was found of a task, or of a whole group.
+    """What was found of a task, or of a group if `task` is None.
 
-    Attributes:
-        event: Its name in `run_events`.
-        task: Name of the task; None for the group.
-        text: What to tell the user of a task that must be killed; else empty.
-        details: What belongs to the event.
+    `event` is a name of `run_events`; `text` tells the user of a task that must
+    be killed, and is empty otherwise.
     """
 
     event: str

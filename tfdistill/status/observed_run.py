@@ -35,14 +35,7 @@ _RESTART = re.compile(r"===== .*: start [0-9]+ of the group =====")
 
 
 class LogError(NamedTuple):
-    """A line of a log.
-
-    Attributes:
-        log: Name of the file.
-        text: The line.
-        modified: When the file was last written to, in Unix seconds.
-        ends_it: Whether little follows it in the log.
-    """
+    """A line of a log; `ends_it` if little follows it."""
 
     log: str
     text: str

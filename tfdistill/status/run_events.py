@@ -139,19 +139,10 @@ _MOST = 20
 
 @dataclasses.dataclass
 class GroupHistory:
-    """One group by its events.
+    """One group by its events; times are Unix seconds, 0 if not known.
 
-    Attributes:
-        state: `starting`, `running`, `done`, `failed`, `stopped` or
-            `restarting`; empty before the first event.
-        since: When it last started, in Unix seconds; 0 if not known.
-        last: Time of its last event.
-        attempt: How often it has been started, from 1.
-        num_restarts: How often it was started again, or will be.
-        num_worker_restarts: Of workers, since it was last started.
-        last_error: Why it, or a task of it, last failed; empty if none did.
-        last_error_time: When; 0 if none did.
-        warnings: What its launcher warned of.
+    `state` is empty before the first event; `attempt` counts the starts of the
+    group, and `num_worker_restarts` those of workers since the last.
     """
 
     state: str = ""
