@@ -26,19 +26,16 @@ from tfdistill.system import background
 from tfdistill.system import keras_internals
 from tfdistill.training import steps
 
+_log = logging.getLogger(__name__)
 # What collectives can carry: each value as whole numbers of its own width.
 _BITS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """A state as it was between two steps; buffers are shared until then.
+    """A state as it was between two steps; buffers are shared until then."""
 
-    Attributes:
-        shared: What all replicas hold alike, by key.
-        own: What each replica has for itself, one value each, by key.
-    """
-
+    # What all replicas hold alike, and one value of each, by key.
     shared: dict[str, Any]
     own: dict[str, Any]
 
@@ -290,15 +287,8 @@ def _known(
     ]
 
 
-_log = logging.getLogger(__name__)
-
-
 class ReplicaBackup:
-    """The backups of one `fit`.
-
-    Attributes:
-        num_skipped: Backups left out while one was being written.
-    """
+    """The backups of one `fit`; `num_skipped` while one was being written."""
 
     def __init__(
         self,
@@ -307,17 +297,17 @@ class ReplicaBackup:
         *,
         finish_timeout_secs: float,
     ) -> None:
-        """Chooses the backup to resume from; every worker calls it.
-
-        `finish_timeout_secs` is the longest wait for the last backup to be
-        written.
-        """
+        """Chooses the backup to resume from; every worker calls it."""
         self._store, self._strategy = store, strategy
         self._finish_timeout_secs = finish_timeout_secs
         self._worker: background.OneJobThread | None = None
         self._state: ReplicaState | None = None
         self._values: Snapshot | None = None
-        self._choice = backup_store.BackupChoice(store, strategy)
+        self._choice = backup_store.BackupChoice(
+            store,
+            replicas.WorkerValues(strategy).gathered,
+            is_chief=replicas.is_chief(strategy),
+        )
         self._chosen = self._choice.choose()
         self.num_skipped = 0
 

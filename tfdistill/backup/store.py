@@ -10,12 +10,12 @@ import logging
 import os
 import pathlib
 import typing
+from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfdistill.cluster import replicas
 from tfdistill.exchange import commit
 from tfdistill.exchange import publisher
 from tfdistill.training import steps
@@ -83,12 +83,7 @@ class BackupStore(publisher.Exchange):
     def __init__(
         self, directory: str | os.PathLike[str], *, max_to_keep: int = 2
     ) -> None:
-        """Touches no storage.
-
-        Args:
-            directory: Where backups lie; this group's own.
-            max_to_keep: Number of backups to keep, >= 2.
-        """
+        """Touches no storage; `directory` is this group's own."""
         super().__init__(
             directory,
             max_to_keep=max_to_keep,
@@ -219,13 +214,7 @@ _NONE = -1
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """A backup to resume from.
-
-    Attributes:
-        version: Where it is.
-        point: Where training stood.
-        host: What was in Python.
-    """
+    """A backup to resume from: where training stood, what was in Python."""
 
     version: publisher.Version
     point: steps.TrainingPoint
@@ -236,11 +225,14 @@ class BackupChoice:
     """Lets a group agree on a backup; all workers call at one point."""
 
     def __init__(
-        self, store: BackupStore, strategy: tf.distribute.Strategy
+        self,
+        store: BackupStore,
+        gather: Callable[[int | bool], list[int]],
+        *,
+        is_chief: bool,
     ) -> None:
-        """Reads nothing yet; `store` is the same on all workers."""
-        self._store, self._strategy = store, strategy
-        self._workers = replicas.WorkerValues(strategy)
+        """Reads nothing yet; `gather` returns the value of every worker."""
+        self._store, self._gather, self._is_chief = store, gather, is_chief
 
     def choose(self) -> Chosen | None:
         """Returns the newest whole backup, the same on all workers.
@@ -250,13 +242,13 @@ class BackupChoice:
         """
         version: publisher.Version | None = None
         failure: Exception | None = None
-        if replicas.is_chief(self._strategy):
+        if self._is_chief:
             try:
                 version = self._store.newest()
             except OSError as error:
                 failure = error
         self.fail_together(failure)
-        step = max(self._workers.gathered(version.step if version else _NONE))
+        step = max(self._gather(version.step if version else _NONE))
         if step == _NONE:
             return None
         chosen = None
@@ -275,7 +267,7 @@ class BackupChoice:
 
     def fail_together(self, failure: Exception | None) -> None:
         """Raises on all workers if one of them has a failure."""
-        failed = self._workers.gathered(failure is not None)
+        failed = self._gather(failure is not None)
         if failure is not None:
             raise RuntimeError(
                 f"The backups in {self._store.root} must be readable on every "
