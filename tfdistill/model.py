@@ -111,7 +111,7 @@ def _has(callbacks: list[keras.callbacks.Callback], kind: type) -> bool:
     return any(isinstance(callback, kind) for callback in callbacks)
 
 
-# What is logged of the loss beside `loss` itself.
+# What is logged of the loss besides `loss` itself.
 _PARTS = ("task_loss", "distillation_loss")
 
 
@@ -264,14 +264,7 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
     # ---- one step ----
 
     def train_step(self, data: Any) -> steps.Logs:
-        """Runs one codistilled update on one replica's part of the batch.
-
-        Args:
-            data: `x`, `(x, y)` or `(x, y, sample_weight)`.
-
-        Returns:
-            The logs of the step.
-        """
+        """Runs one codistilled update on one replica's part of the batch."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
         step = tf.convert_to_tensor(self.optimizer.iterations)
@@ -287,7 +280,10 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
             scaled = self.optimizer.scale_loss(loss)
         self.trainer.apply(tape, scaled)
         shares = {"loss": loss, "task_loss": task_loss}
-        logs = _nothing_paid(task_loss.dtype)
+        logs = {
+            "distillation_weight": tf.zeros([], task_loss.dtype),
+            "teacher_staleness": tf.constant(float("nan")),
+        }
         if paid:
             shares["distillation_loss"], logs = paid.loss, paid.logs
         batch.record(self.metrics, shares)
@@ -295,14 +291,7 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
         return {**metrics, **logs, steps.EXAMPLES: batch.total}
 
     def test_step(self, data: Any) -> steps.Logs:
-        """Evaluates the student alone on one replica's part of the batch.
-
-        Args:
-            data: `x`, `(x, y)` or `(x, y, sample_weight)`.
-
-        Returns:
-            The logs of the step, without those of distillation.
-        """
+        """Evaluates only the student on one replica's part of the batch."""
         logs = super().test_step(data)
         return {k: v for k, v in logs.items() if k not in _PARTS}
 
@@ -366,10 +355,3 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
             config["student"], custom_objects=custom_objects
         )
         return cls(student, name=config["name"])
-
-
-def _nothing_paid(dtype: Any) -> steps.Logs:
-    return {
-        "distillation_weight": tf.zeros([], dtype),
-        "teacher_staleness": tf.constant(float("nan")),
-    }

@@ -66,10 +66,7 @@ class SummaryFile:
                 self.num_lost += 1
                 return
             self._waiting.append((self._clock(), step, summary))
-        self.flush()
-
-    def flush(self) -> None:
-        """Has all that waits written, unless the thread is at it already."""
+        # Unless the thread is at it already.
         self._thread.submit(self._write, wait_secs=0.0)
 
     def close(self, timeout_secs: float = 30.0) -> None:
