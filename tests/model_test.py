@@ -62,10 +62,9 @@ def _teacher_values(seed):
 
 
 @pytest.mark.parametrize(
-    ("temperature", "shares"),
-    [(1.0, (1.0, 1.0)), (3.0, (1.0, 1.0)), (2.0, (0.25, 2.0))],
+    ("temperature", "shares", "sample_weight"),
+    [(1.0, (1.0, 1.0), False), (2.0, (0.25, 2.0), True)],
 )
-@pytest.mark.parametrize("sample_weight", [False, True])
 def test_one_update_by_hand(exchange, temperature, shares, sample_weight):
     for group in (1, 2):
         cases.publish(exchange, cases.linear(group), group=group)
@@ -176,20 +175,20 @@ def test_the_logs_are_means_over_the_epoch(exchange):
     assert logs["teacher_staleness"] == [3 - 10, 7 - 10]
 
 
-def test_a_weight_by_the_step(exchange):
-    weight = schedules.LinearRamp(start_step=2, end_step=6)
+@pytest.mark.parametrize(
+    ("weight", "expected"),
+    [
+        (
+            schedules.LinearRamp(start_step=2, end_step=6),
+            [0, 0, 0, 0.25, 0.5, 0.75, 1, 1],
+        ),
+        (lambda step: tf.cast(step % 2, tf.float32) * 3.0, [0, 3, 0, 3]),
+    ],
+)
+def test_a_weight_by_the_step(exchange, weight, expected):
     model = _taught(exchange, distillation_weight=weight)
-    logs = cases.fit(model, _X, _Y, batch_size=16, epochs=8)
-    assert logs["distillation_weight"] == [0, 0, 0, 0.25, 0.5, 0.75, 1, 1]
-
-
-def test_a_weight_from_any_function_of_the_step(exchange):
-    model = _taught(
-        exchange,
-        distillation_weight=lambda step: tf.cast(step % 2, tf.float32) * 3.0,
-    )
-    logs = cases.fit(model, _X, _Y, batch_size=16, epochs=4)
-    assert logs["distillation_weight"] == [0, 3, 0, 3]
+    logs = cases.fit(model, _X, _Y, batch_size=16, epochs=len(expected))
+    assert logs["distillation_weight"] == expected
 
 
 def test_evaluate_and_predict_concern_the_student_alone(exchange):
@@ -278,6 +277,11 @@ def test_students_that_are_built_by_their_first_batch(exchange, build):
     assert logs["distillation_loss"][1] > 0
 
 
+def _loss_by_name():
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return {"kind": loss, "size": "mse"}
+
+
 def test_dicts_of_inputs_and_outputs(exchange):
     a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
     joined = keras.layers.Concatenate()([a, b])
@@ -293,12 +297,7 @@ def test_dicts_of_inputs_and_outputs(exchange):
         student,
         x,
         y,
-        loss={
-            "kind": keras.losses.SparseCategoricalCrossentropy(
-                from_logits=True
-            ),
-            "size": "mse",
-        },
+        loss=_loss_by_name(),
         distillation_loss={
             "kind": losses.SoftTargetCrossEntropy(),
             "size": None,
@@ -311,15 +310,7 @@ def test_dicts_of_inputs_and_outputs(exchange):
         variable.assign(value)
     logs = cases.fit(model, x, y, batch_size=16)
     assert logs["distillation_loss"][0] > 0
-    plain = cases.codistill(
-        untaught,
-        loss={
-            "kind": keras.losses.SparseCategoricalCrossentropy(
-                from_logits=True
-            ),
-            "size": "mse",
-        },
-    )
+    plain = cases.codistill(untaught, loss=_loss_by_name())
     cases.fit(plain, x, y, batch_size=16, callbacks=[])
     for path, index in by_path.items():
         same = np.array_equal(_values(model)[index], _values(plain)[index])
@@ -402,25 +393,13 @@ def _dataset(dtype="float32"):
 @pytest.mark.parametrize(
     ("make", "arguments"),
     [
-        (lambda: (_X, _Y), {"batch_size": 4}),
-        (lambda: (_X.astype("float64"), _Y), {"batch_size": 4}),
         (lambda: (tf.constant(_X), tf.constant(_Y)), {"batch_size": 4}),
-        (lambda: (_dataset(), None), {}),
         (lambda: (_dataset("float64"), None), {}),
         (lambda: (_dataset().repeat(), None), {"steps_per_epoch": 4}),
         (lambda: (_PyDataset(), None), {}),
         (lambda: (_generator(), None), {"steps_per_epoch": 4}),
     ],
-    ids=[
-        "numpy",
-        "float64",
-        "tensors",
-        "tf_data",
-        "tf_data_float64",
-        "repeated",
-        "py_dataset",
-        "generator",
-    ],
+    ids=["tensors", "float64", "repeated", "py_dataset", "generator"],
 )
 def test_the_same_data_in_any_form(exchange, reference, make, arguments):
     x, y = make()
@@ -641,12 +620,6 @@ def test_a_raw_variable_is_refused_before_any_step(exchange):
     assert int(model.optimizer.iterations) == 0
 
 
-def test_unknown_arguments_of_compile_are_refused(exchange):
-    model = tfdistill.CodistillModel(cases.linear())
-    with pytest.raises(TypeError, match="distilation_weight"):
-        model.compile("sgd", "mse", distilation_weight=1.0)
-
-
 def test_teachers_that_nobody_will_load_are_told(exchange):
     model = cases.codistill(cases.linear(), cases.teacher_set(exchange))
     with pytest.warns(UserWarning, match="no tfdistill.TeacherLoader"):
@@ -706,15 +679,11 @@ def _two_outputs(named):
 def test_outputs_are_found_by_name_as_in_keras(named):
     """Losses, metrics and targets by name, whatever holds the outputs."""
     targets = {"kind": _Y, "size": _X[:, :1]}
-    loss = {
-        "kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        "size": "mse",
-    }
     histories = []
     for wrap in (lambda student: student, tfdistill.CodistillModel):
         keras.utils.set_random_seed(1)
         model = wrap(_two_outputs(named))
-        model.compile("sgd", loss, metrics={"kind": ["accuracy"]})
+        model.compile("sgd", _loss_by_name(), metrics={"kind": ["accuracy"]})
         found = model.fit(_X, targets, batch_size=8, shuffle=False, verbose=0)
         histories.append(found.history)
     plain, ours = histories
@@ -723,12 +692,11 @@ def test_outputs_are_found_by_name_as_in_keras(named):
         np.testing.assert_allclose(ours[name], values, rtol=1e-5)
 
 
-def test_one_of_the_outputs_of_a_list_is_distilled_by_name(tmp_path):
-    exchange = tfdistill.Exchange(tmp_path)
+def test_one_of_the_outputs_of_a_list_is_distilled_by_name(exchange):
     model = cases.codistill(
         _two_outputs(named=False),
-        tfdistill.TeacherSet(exchange, [1]),
-        loss={"kind": "mse", "size": "mse"},
+        cases.teacher_set(exchange),
+        loss="mse",
         distillation_loss={
             "size": losses.LogitsMeanSquaredError(from_logits=True)
         },
