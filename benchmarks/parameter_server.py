@@ -2,9 +2,9 @@
 
 A click model with one table for 26 fields trains on two workers and two
 parameter servers. Every side has a fresh cluster of real processes in every
-turn, and the sides alternate. tf_keras first shows in one turn each which of
-its ways to train are its best; these enter the rounds. `--rows` and `--bytes`
-measure what becomes of a large table, and what travels, instead.
+turn, and the sides alternate. First, one turn of each way to train with
+tf_keras selects the best ones, which enter the rounds. Instead, `--rows`
+measures how step time grows with a table, and `--bytes` measures traffic.
 """
 
 import functools

@@ -1,8 +1,5 @@
 """Trains fixed cases to digests of their weights, to compare two releases.
 
-Usage: python -m benchmarks.same_numbers [--case=NAME] [--output=FILE]
-           [--against=FILE]
-
 Runs with one release, with --output; then with another one, with --against
 that file: the exit code is 1 if a weight differs in a single bit. The cases
 are recipes (digits, criteo_small) and small trainings on one device, on two
@@ -15,7 +12,6 @@ With one worker there is one execution in flight, so that a parameter server
 applies the updates in one order.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -31,8 +27,11 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from absl import flags
+
 from benchmarks import measure
 from benchmarks import same_numbers_task
+from tfdistill.system import programs
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _TIMEOUT_SECS = 900.0
@@ -327,59 +326,50 @@ def differences(
     return lines
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add(
-        "--case",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a case such as two_workers/adam, or all of a place such as "
+def _add_options(options: programs.Flags) -> None:
+    options.add(
+        flags.DEFINE_multi_string,
+        "case",
+        [],
+        "<NAME>: a case such as two_workers/adam, or all of a place such as "
         "two_workers; may be repeated; default all",
     )
-    add("--output", metavar="FILE", help="where the JSON goes, too")
-    add("--against", metavar="FILE", help="an earlier output to compare with")
-    options = parser.parse_args(argv)
-    try:
-        options.case = _chosen(options.case)
-        options.expected = None
-        if options.against:
-            path = pathlib.Path(options.against)
-            options.expected = json.loads(path.read_bytes())["cases"]
-    except (KeyError, OSError, ValueError) as error:
-        parser.error(str(error))
-    return options
+    options.add(
+        flags.DEFINE_string, "output", None, "<FILE>: where the JSON goes, too"
+    )
+    options.add(
+        flags.DEFINE_string,
+        "against",
+        None,
+        "<FILE>: an earlier output to compare with",
+    )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def _run_all(options: programs.Options) -> int:
     """Trains, prints one line of JSON, and compares.
 
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
-
-    Returns:
-        The exit code: 1 if something differs from `--against`.
+    Returns the exit code: 1 if something differs from `--against`.
     """
-    options = _parse(argv)
+    expected = None
+    try:
+        wanted = _chosen(options.case)
+        if options.against:
+            path = pathlib.Path(options.against)
+            expected = json.loads(path.read_bytes())["cases"]
+    except (KeyError, OSError, ValueError) as error:
+        raise programs.UsageError(str(error)) from error
     lines = []
     with measure.one_json_line() as record:
-        found, skipped = run(options.case)
+        found, skipped = run(wanted)
         record.update(
             benchmark="same_numbers",
             cases=found,
             skipped=skipped,
             machine=measure.machine(),
         )
-        if options.expected is not None:
-            left_out = [n for n in names() if n not in options.case]
-            lines = differences(
-                found, options.expected, left_out=[*left_out, *skipped]
-            )
+        if expected is not None:
+            left_out = [n for n in names() if n not in wanted]
+            lines = differences(found, expected, left_out=[*left_out, *skipped])
             record.update(against=options.against, different=lines)
     if options.output:
         text = json.dumps(record, indent=1) + "\n"
@@ -389,5 +379,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if lines else 0
 
 
+PROGRAM = programs.Program(
+    name="python -m benchmarks.same_numbers",
+    about=__doc__,
+    define=_add_options,
+    run=_run_all,
+)
+main = PROGRAM.main
+
 if __name__ == "__main__":
-    sys.exit(main())
+    PROGRAM.start()

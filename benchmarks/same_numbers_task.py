@@ -4,13 +4,11 @@ Every task of a place runs all of the place's cases and writes what it found
 as JSON. Public names only, so that the same file runs on any release.
 """
 
-import argparse
 import dataclasses
 import functools
 import hashlib
 import json
 import pathlib
-import sys
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -20,6 +18,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import app
+from absl import flags
 
 import tfdistill
 
@@ -472,21 +472,20 @@ def use_all_devices(number: int) -> None:
     extended._initialize_local_devices = devices
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the cases of one place as one task.
+def _define() -> None:
+    for name, text in (
+        ("cases", "names, with commas"),
+        ("exchange", "of the teachers"),
+        ("output", "directory"),
+    ):
+        flags.DEFINE_string(name, None, text, required=True)
+    flags.DEFINE_enum("place", None, list(DEVICES), "where", required=True)
 
-    Args:
-        argv: Arguments without the program's name. Default `sys.argv[1:]`.
 
-    Returns:
-        The exit code.
-    """
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--place", choices=DEVICES, required=True)
-    parser.add_argument("--cases", required=True, help="names, with commas")
-    parser.add_argument("--exchange", required=True, help="of the teachers")
-    parser.add_argument("--output", required=True, help="directory")
-    options = parser.parse_args(argv)
+def main(argv: Sequence[str]) -> None:
+    """Runs the cases of one place as one task."""
+    del argv  # Only the program's name is left of it.
+    options = flags.FLAGS
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * DEVICES[options.place],
@@ -509,8 +508,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             found[name] = train(options.place, case, strategy, exchange)
     path = pathlib.Path(options.output, f"task_{cluster.task_index}.json")
     path.write_text(json.dumps(found), "utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _define()
+    app.run(main)

@@ -1,7 +1,7 @@
 """Makes the pictures of docs/tensorboard.md from a real run.
 
-trains two groups of two workers on the digits, or takes what an earlier call
-has trained there, and takes the pictures with a headless Chromium.
+Trains two groups of two workers on the digits, or uses the run that an earlier
+call left in the workdir, and takes the pictures with a headless Chromium.
 """
 
 import pathlib

@@ -76,16 +76,16 @@ def _add_what(add: Callable[..., None]) -> None:
         flags.DEFINE_integer,
         "trials",
         bootstrap.LEAST_TRIALS,
-        "retrains of each method, with other seeds; default "
-        f"{bootstrap.LEAST_TRIALS}, the least from which a verdict is made",
+        "retrains of each method, with different seeds; default "
+        f"{bootstrap.LEAST_TRIALS}, the fewest that allow a verdict",
         lower_bound=1,
     )
     add(
         flags.DEFINE_string,
         "target",
         "final",
-        "<LOSS>: validation log loss that steps are counted to: a number, or "
-        "the mean final (default) or best of independent",
+        "<LOSS>: validation log loss up to which steps are counted: a number; "
+        "final (default) or best: the mean final or best loss of independent",
     )
 
 
@@ -95,8 +95,8 @@ _SETUP = {
     "workers_per_group": "workers in each group",
     "ps_per_group": "parameter servers in each group",
     "ensemble_size": "members of an ensemble",
-    "learning_rate_scale": "of large_group, whose batches are larger",
-    "smoothing_weight": "of the smoothed methods, in (0, 1)",
+    "learning_rate_scale": "factor on the learning rate of large_group",
+    "smoothing_weight": "how far smoothing moves the labels, in (0, 1)",
 }
 
 
@@ -201,9 +201,9 @@ def _say(text: str) -> None:
 PROGRAM = programs.Program(
     name="python -m launch.compare",
     usage="--recipe=NAME --workdir=DIR [options]",
-    about="Trains a recipe by several methods, each several times with other "
-    "seeds, and reports quality, steps to a target, churn and cost in "
-    "report.md, report.json and plots.",
+    about="Trains a recipe by several methods, each several times with "
+    "different seeds, and reports quality, steps to a target, churn and cost "
+    "in report.md, report.json and plots.",
     notes=_notes(),
     define=_add_options,
     run=_run,

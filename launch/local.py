@@ -27,7 +27,7 @@ def _add_options(options: programs.Flags) -> None:
     )
 
 
-def _command(options: programs.Options) -> list[str]:
+def command_of(options: programs.Options) -> list[str]:
     """Returns the command of a task, once it is known that it can start."""
     found = recipe_options.command(
         options, python=sys.executable, workdir=options.workdir
@@ -47,7 +47,7 @@ def _command(options: programs.Options) -> list[str]:
 
 def _run(options: programs.Options) -> int:
     try:
-        options.command = _command(options)
+        options.command = command_of(options)
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
     # What is left describes the groups.

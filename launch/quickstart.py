@@ -9,6 +9,7 @@ import pathlib
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -199,7 +200,12 @@ def _add_options(options: programs.Flags) -> None:
     recipes.add_override(options, "the recipe for both runs, such as seed=1")
 
 
-def _run(options: programs.Options) -> int:
+def run(
+    options: programs.Options,
+    *,
+    launch: Callable[[Sequence[str]], int] = local.main,
+) -> int:
+    """Makes both runs by a launcher, and sets their results side by side."""
     try:  # Both runs' options, before the first of them starts.
         for field in METHODS.values():
             changes = [*options.override, field]
@@ -211,17 +217,21 @@ def _run(options: programs.Options) -> int:
     # What TensorFlow says at its start belongs to nobody's question here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
-        return _compare(options, directory)
+        return _compare(options, directory, launch)
     except KeyboardInterrupt:
         logging.warning("interrupted")
         return _EXIT_INTERRUPTED
 
 
-def _compare(options: programs.Options, directory: pathlib.Path) -> int:
+def _compare(
+    options: programs.Options,
+    directory: pathlib.Path,
+    launch: Callable[[Sequence[str]], int],
+) -> int:
     start = time.monotonic()
     for number, (name, field) in enumerate(METHODS.items(), start=1):
         print(f"\n== {number} of {len(METHODS)}: {name}", flush=True)
-        code = local.main(
+        code = launch(
             [
                 f"--num_groups={options.num_groups}",
                 f"--workers_per_group={options.workers_per_group}",
@@ -283,30 +293,22 @@ def _tell(runs: Sequence[Run], directory: pathlib.Path, *, secs: float) -> None:
     console.print(table(runs), highlight=False)
     program = pathlib.Path(sys.executable).with_name("tensorboard")
     exports = " ".join(
-        str(path.relative_to(directory)) for path in last_exports(runs)
+        str(outputs.last_export(run.workdir, group).relative_to(directory))
+        for run in runs
+        for group in range(run.num_groups)
     )
     # Not through rich, which would break long paths in two.
     print(f"results      {directory}")
     print(f"plot         {directory / PLOT}")
     print(f"TensorBoard  {_shown(program)} --logdir {_shown(directory)}")
     print(f"SavedModels  {exports}")
-    print("Keras files  {run}/group_{g}/student.keras")
+    print(f"Keras files  {{run}}/group_{{g}}/{outputs.STUDENT}")
     if len(runs) == 2 and first.agreement:
         print(_conclusion(*runs))
 
 
 def _shown(path: pathlib.Path) -> str:
     return shlex.quote(str(path))
-
-
-def last_exports(runs: Sequence[Run]) -> list[pathlib.Path]:
-    """Returns the SavedModel that each group of each run published last."""
-    found = []
-    for run in runs:
-        for group in run.results["groups"]:
-            versions = run.workdir / "exchange" / f"group_{group['group']}"
-            found.append(versions / str(group["steps"]))
-    return found
 
 
 def _conclusion(independent: Run, codistilled: Run) -> str:
@@ -324,7 +326,7 @@ PROGRAM = programs.Program(
     "own half of the data: first apart, then codistilled, with the same seeds "
     "and steps. Prints a table. Earlier runs are kept.",
     define=_add_options,
-    run=_run,
+    run=run,
 )
 main = PROGRAM.main
 

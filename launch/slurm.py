@@ -25,12 +25,12 @@ from tfdistill.system import programs
 EXIT_FAILURE = 1
 _SUBMITTED = "slurm.sh"
 _NOTES = """\
-DIR must be on storage that all nodes share. It is made at once, with its logs
-and the key that signs the versions; everything else happens in the jobs. The
-groups are the elements of a job array: each waits in the queue, runs, fails,
-restarts and reaches its time limit alone. Submitted again, the same script goes
-on from the groups' backups. docs/slurm.md tells more. Exit code: 0, 1 if sbatch
-refuses, 2 for wrong options.
+DIR must be on storage that all nodes share. It is created at once, with its
+logs and the key that signs the versions; everything else happens in the jobs.
+The groups are the elements of a job array: each waits in the queue, runs,
+fails, restarts and reaches its time limit separately. If you submit the same
+script again, the groups resume from their backups. docs/slurm.md has the
+details. Exit code: 0, 1 if sbatch refuses, 2 for wrong options.
 
 example:
   python -m launch.slurm --num_groups=2 --workers_per_group=4 --time=12:00:00 \\
@@ -98,8 +98,8 @@ def _add_limits(options: programs.Flags) -> None:
         (
             "max_restarts",
             3,
-            "how often a group that has failed is started again on its nodes; "
-            "not after exit code 2 or 65",
+            "how often a failed group is restarted on its nodes; never after "
+            "exit code 2 or 65",
         ),
         (
             "max_requeues",
@@ -129,8 +129,8 @@ def _add_nodes(options: programs.Flags) -> None:
         flags.DEFINE_string,
         "python",
         sys.executable,
-        "<PROGRAM>: the nodes' Python with tfdistill; default this one; "
-        "python for the one that --setup provides",
+        "<PROGRAM>: the nodes' Python, which must have tfdistill; default "
+        "this one; 'python' for the one that --setup provides",
     )
     add(
         flags.DEFINE_string,

@@ -94,18 +94,8 @@ def _train(
     options: programs.Options,
 ) -> int:
     # Only here: wrong options are told before seconds of imports.
-    import tensorflow as tf
-
-    from launch.task import students
     from launch.task import training
-    from tfdistill import data_checks
-    from tfdistill.exchange import claim
 
-    lost = (
-        tf.errors.AbortedError,
-        tf.errors.DeadlineExceededError,
-        tf.errors.UnavailableError,
-    )
     try:
         result = training.run(
             config,
@@ -113,21 +103,38 @@ def _train(
             verbose=options.verbose,
             profile_steps=options.profile_steps,
         )
-    except (students.OptionsError, claim.GroupClaimedError) as error:
-        return _fail(EXIT_OPTIONS, f"wrong options: {error}")
-    except data_checks.DataError as error:
-        return _fail(EXIT_DATA, f"wrong data: {error}")
-    except lost as error:
-        traceback.print_exc()
-        summary = error.message.splitlines()[0]
-        message = f"lost another task of the group: {summary}"
-        return _fail(signs.EXIT_RETRY, message)
-    except Exception:  # Its exit code is 1, whatever it is.
-        traceback.print_exc()
-        return EXIT_FAILURE
+    except Exception as error:
+        return exit_code_of(error)
     if cluster.is_chief:
         _tell(result)
     return 0
+
+
+def exit_code_of(error: Exception) -> int:
+    """Reports what ended training; returns the exit code of the task."""
+    import tensorflow as tf
+
+    from launch.task import students
+    from tfdistill import data_checks
+    from tfdistill.exchange import claim
+
+    if isinstance(error, (students.OptionsError, claim.GroupClaimedError)):
+        logging.error("wrong options: %s", error)
+        return EXIT_OPTIONS
+    if isinstance(error, data_checks.DataError):
+        logging.error("wrong data: %s", error)
+        return EXIT_DATA
+    traceback.print_exception(error)
+    lost = (
+        tf.errors.AbortedError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.UnavailableError,
+    )
+    if not isinstance(error, lost):
+        return EXIT_FAILURE
+    summary = error.message.splitlines()[0]
+    logging.error("lost another task of the group: %s", summary)
+    return signs.EXIT_RETRY
 
 
 def _tell(result: Mapping[str, Any]) -> None:
@@ -140,11 +147,6 @@ def _tell(result: Mapping[str, Any]) -> None:
         f"{result['examples_per_second']:,.0f} examples/s",
         flush=True,
     )
-
-
-def _fail(code: int, message: str) -> int:
-    logging.error("%s", message)
-    return code
 
 
 def _run(options: programs.Options) -> int:
@@ -180,7 +182,7 @@ def _run(options: programs.Options) -> int:
 PROGRAM = programs.Program(
     name="python -m launch.train",
     usage="--recipe=NAME [options]",
-    about="Runs one task of one group by a named recipe.",
+    about="Runs one task of one group with a recipe.",
     notes=_notes(),
     define=_add_options,
     run=_run,

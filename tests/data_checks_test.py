@@ -358,7 +358,7 @@ def test_two_workers_end_alike_whatever_one_of_them_lacks(tmp_path):
         for worker in range(2)
     )
     assert first == second
-    assert "DataError: `x` must be equally much" in first["empty share"]
+    assert "DataError: `x` must have the same" in first["empty share"]
     assert "received 4, 0 batches" in first["empty share"]
     assert "received 4, 3 batches" in first["uneven shares"]
     assert "must hold at least one example" in first["empty"]

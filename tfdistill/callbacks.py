@@ -24,10 +24,10 @@ _log = logging.getLogger(__name__)
 class StudentExporter(steps.SteppedCallback):
     """Publishes the student for the other groups every so many steps.
 
-    The training thread only takes a snapshot; a thread of its own writes and
-    publishes it. While one export is being written, later ones are left out
-    rather than waited for; the last one is written at the end of training.
-    After a failure exports pause for a second, then twice as long, up to 30 s.
+    The training thread only takes a snapshot; a background thread writes and
+    publishes it. While one export is being written, later ones are skipped.
+    The last one is always written, at the end of training. After a failure,
+    exports pause for a second, then for twice as long each time, up to 30 s.
 
     During training the chief holds the claim of its group: a second chief of
     the same group fails at the start of its training with a
@@ -172,9 +172,10 @@ class StudentExporter(steps.SteppedCallback):
         if earlier:
             _log.warning(
                 "This training began at step 0, and the exchange has versions "
-                "of an earlier one, up to step %d: %s. Until they are passed "
-                "they teach the other groups. Use a new directory for a new "
-                "run; to go on with an earlier one, add a tfdistill.Backup.",
+                "of an earlier one, up to step %d: %s. They teach the other "
+                "groups until this training passes that step. Use a new "
+                "directory for a new run. To resume a run, add a "
+                "tfdistill.Backup.",
                 earlier[-1],
                 self._exchange.group_path(self._group),
             )
@@ -218,9 +219,9 @@ class StudentExporter(steps.SteppedCallback):
 class TeacherLoader(steps.SteppedCallback):
     """Lets the group agree on newer teachers every so many steps.
 
-    Looking for versions and reading them happens in a background thread from
-    the start of `fit` to its end. What is paid between steps is one small
-    collective and, when a version is ready everywhere, its assignment.
+    A background thread looks for versions and reads them, from the start of
+    `fit` to its end. Between steps, training pays only for one small
+    collective and, when a version is ready on all workers, for its assignment.
     """
 
     # By which `CodistillModel` sees that its teachers will be followed.

@@ -42,7 +42,7 @@ def checked(
 
     Args:
         dataset: Elements `x`, `(x, y)` or `(x, y, sample_weight)`, batched or
-            not. What is behind it in the pipeline is not checked.
+            not. Later steps of the pipeline are not checked.
         num_classes: Classes that integer targets are indices of: for all of
             them, or by name for targets in a dict. Default None: not checked.
 

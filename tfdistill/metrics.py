@@ -190,7 +190,7 @@ def mean_absolute_churn(
 def label_churn(
     predictions: npt.ArrayLike, other_predictions: npt.ArrayLike
 ) -> float:
-    """Returns the share of examples to which two models give other labels.
+    """Returns the share of examples that two models label differently.
 
     Args:
         predictions: Probabilities of one model.

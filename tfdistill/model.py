@@ -124,11 +124,11 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
         task_loss + w(step) * psi(mean of the teachers' predictions, own)
 
     with one psi on the aggregate (Anil et al. 2018, Algorithm 1). The second
-    term is absent while `w(step)` is 0 and while no healthy teacher is
-    there. Teachers run in inference mode on the student's own batch.
+    term is absent while `w(step)` is 0 or no healthy teacher is in use.
+    Teachers run in inference mode on the student's own batch.
 
     `evaluate`, `predict`, `save`, `save_weights`, `load_weights` and `export`
-    concern the student alone: no file of it knows of teachers.
+    use only the student. Its files contain nothing of the teachers.
 
     `fit` logs `loss`, `task_loss`, `distillation_loss` (unweighted),
     `distillation_weight` (the weight in force at the last step),

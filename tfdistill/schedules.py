@@ -1,9 +1,8 @@
 """The weight of the distillation term, as a function of the global step.
 
-A schedule is called with the step inside the traced training step; it makes
-tensor operations only, so that a new step value never causes a retrace. Any
-callable of the step does, a `keras.optimizers.schedules.LearningRateSchedule`
-for one.
+A schedule is called with the step inside the traced training step. It uses
+only tensor operations, so a new step value never causes a retrace. Any callable
+of the step works, such as a `keras.optimizers.schedules.LearningRateSchedule`.
 """
 
 import math

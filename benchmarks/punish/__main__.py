@@ -24,10 +24,10 @@ def _notes() -> str:
     described = {name: text for name, (_, text) in faults.FAULTS.items()}
     return (
         programs.listing("faults", described)
-        + "\n\nwrites DIR/punish: log.jsonl with each fault, report.json; "
-        "prints the\nreport as one line of JSON. Exit code: 0, or 1 if "
-        "something did not hold, or 2\nfor wrong options or if no run is at "
-        "work."
+        + "\n\nWrites each fault to DIR/punish/log.jsonl, and the report to "
+        "report.json beside\nit; prints the report as one line of JSON. Exit "
+        "code: 0; 1 if a check failed; 2\nfor wrong options or if no run is "
+        "active."
     )
 
 
@@ -92,10 +92,10 @@ def _run(parsed: programs.Options) -> int:
 
 PROGRAM = programs.Program(
     name="python -m benchmarks.punish",
-    about="Injects random faults into a run of launch.local on this machine "
-    "and checks all along what must hold: versions are whole and never go "
-    "backwards, teachers are versions that were whole, losses are finite, "
-    "groups come back, others go on, nothing is left behind.",
+    about="Injects random faults into a run of launch.local on this machine. "
+    "Throughout, it checks that versions are complete and never go backwards, "
+    "that teachers are complete versions, that losses are finite, that groups "
+    "recover while others continue, and that no process is left behind.",
     notes=_notes(),
     define=_add_options,
     run=_run,

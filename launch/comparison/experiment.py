@@ -71,8 +71,8 @@ class Experiment:
             if same != variant.name:
                 raise ValueError(
                     f"{same} and {variant.name} would train the same: the "
-                    f"values are equal, or {variant.field} is nothing to "
-                    f"{variant.method}. Leave one out, or sweep another method."
+                    f"values are equal, or {variant.method} does not use "
+                    f"{variant.field}. Leave one out, or sweep another method."
                 )
 
     def run(

@@ -266,8 +266,8 @@ def _codistilled(mode: str) -> Callable[[Setup, int], runs.Trial]:
         config = setup.config
         if setup.num_groups < 2:
             raise ValueError(
-                "Groups that teach each other are >= 2; received num_groups="
-                f"{setup.num_groups}. One group is the method "
+                "--num_groups must be >= 2 for groups that teach each other; "
+                f"received {setup.num_groups}. For one group, use the method "
                 "independent."
             )
         config = setup.seeded(

@@ -250,18 +250,14 @@ class Runner:
     def _config(self, run: Run) -> config_lib.Config:
         if not run.teachers:
             return run.config
-        paths = tuple(str(self.last_export(t)) for t in run.teachers)
+        paths = tuple(
+            str(outputs.last_export(self.directory(teacher), 0))
+            for teacher in run.teachers
+        )
         learn = dataclasses.replace(
             run.config.codistillation, saved_models=paths
         )
         return dataclasses.replace(run.config, codistillation=learn)
-
-    def last_export(self, run: Run, group: int = 0) -> pathlib.Path:
-        """Returns the last SavedModel of a group of a run that is done."""
-        directory = self.directory(run)
-        groups = outputs.read_results(directory)["groups"]
-        steps = groups[group]["steps"]
-        return directory / "exchange" / f"group_{group}" / str(steps)
 
     def _poll(self, failures: dict[str, str]) -> None:
         for active in list(self._active):

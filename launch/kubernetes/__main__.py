@@ -24,12 +24,11 @@ from tfdistill.system import programs
 
 _OBJECTS = {"job": objects_lib.job_objects, "tfjob": objects_lib.tfjob_objects}
 _NOTES = """\
-The command after -- is run in each container with TF_CONFIG and TFDISTILL_*
-set; a recipe is run by python -m launch.train, so that the image must hold this
-checkout. DIR is an absolute directory in the containers; without
---volume_claim it ends with its pod.
-docs/kubernetes.md says how restarts, keys and GPUs go. Exit code: 0, or 2 for
-wrong options.
+The command after -- runs in each container with TF_CONFIG and TFDISTILL_* set.
+A recipe runs as python -m launch.train, so the image must contain this
+checkout. DIR is an absolute path in the containers; without --volume_claim it
+is lost when its pod ends. docs/kubernetes.md describes restarts, keys and GPUs.
+Exit code: 0, or 2 for wrong options.
 """
 
 
@@ -79,13 +78,13 @@ def _add_pods(options: programs.Flags) -> None:
     options.section("pods")
     add = options.add
     for name, text in (
-        ("namespace", "<NAME>: of all objects; default that of kubectl"),
-        ("key_secret", "<NAME>: Secret whose entry key signs the versions"),
-        ("service_account", "<NAME>: of the pods"),
-        ("cpus_per_worker", "<CPUS>: such as 4; also of a chief"),
-        ("memory_per_worker", "<SIZE>: such as 8Gi; also of a chief"),
-        ("cpus_per_ps", "<CPUS>: default as a worker"),
-        ("memory_per_ps", "<SIZE>: default as a worker"),
+        ("namespace", "<NAME>: namespace of all objects; default kubectl's"),
+        ("key_secret", "<NAME>: Secret whose entry 'key' signs the versions"),
+        ("service_account", "<NAME>: service account of the pods"),
+        ("cpus_per_worker", "<CPUS>: for each worker and chief, such as 4"),
+        ("memory_per_worker", "<SIZE>: for each worker and chief, such as 8Gi"),
+        ("cpus_per_ps", "<CPUS>: for each ps; default: as for a worker"),
+        ("memory_per_ps", "<SIZE>: for each ps; default: as for a worker"),
     ):
         add(flags.DEFINE_string, name, None, text)
     add(
@@ -107,12 +106,12 @@ def _add_pods(options: programs.Flags) -> None:
 def _add_limits(options: programs.Flags) -> None:
     options.section("limits")
     for name, default, text in (
-        ("max_restarts", 10, "how often a group may be started again"),
+        ("max_restarts", 10, "how often a group may be restarted"),
         ("start_timeout_secs", 1800, "how long tasks wait for each other"),
         (
             "keep_secs",
             None,
-            "delete what has ended, with its logs, after so long; default "
+            "delete a job and its logs this long after it has ended; default "
             "never",
         ),
     ):

@@ -136,36 +136,8 @@ OWN_VARIABLES = (
 class Run(local_cluster.Topology):
     """A command to be run as groups of pods.
 
-    The workdir is an absolute directory in the containers.
-
-    Attributes:
-        form: `"job"` for Indexed Jobs, which need nothing but Kubernetes, or
-            `"tfjob"` (legacy) for TFJobs of Kubeflow's training operator.
-        name: From which all names are made.
-        image: Of the containers.
-        command: Program and arguments, the same for each task.
-        volume_claim: PersistentVolumeClaim that all pods mount. Default None:
-            a directory that ends with its pod.
-        mount_path: Where; the workdir lies in it. Default: the workdir.
-        namespace: Default None: that of whoever applies the manifests.
-        key_secret: Secret whose entry `key` signs versions. Default none.
-        service_account: Of the pods. Default: that of the namespace.
-        cpus_per_worker: Quantity of cores, also of a chief. Default none.
-        memory_per_worker: Quantity of memory, also of a chief. Default none.
-        cpus_per_ps: Default: as a worker.
-        memory_per_ps: Default: as a worker.
-        gpus_per_worker: Default 0.
-        shm_size: Size of `/dev/shm`, taken from the pod's memory as it is
-            used. Default `"1Gi"`.
-        run_as_user: User and group of the processes. Default: the image's.
-        node_selector: Labels that a node must have.
-        tolerations: Taints that a node may have.
-        env: Variables to set for each task.
-        max_restarts: How often a group may be started again. Default 10.
-        start_timeout_secs: How long tasks wait for each other, and servers
-            for a chief that is started again. Default 1800.
-        keep_secs: Seconds after which a Job that has ended is deleted, with
-            its logs. Default None: never.
+    Fields are the options of `launch.kubernetes`, whose --help describes them;
+    the workdir is an absolute directory in the containers.
     """
 
     form: str

@@ -22,9 +22,9 @@ from launch import recipes
 from launch.config import config as config_lib
 from launch.task import predictions
 from tfdistill.exchange import filesystem
+from tfdistill.system import run_files
 
 CONFIG = "config.json"
-RECORDS = "metrics.jsonl"
 RESULTS = "results.json"
 STUDENT = "student.keras"
 _AGREEMENT: Mapping[str, str] = {
@@ -46,8 +46,8 @@ def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
     names = recipes.changed_fields(config_lib.Config.read(path), config)
     if names:
         raise ValueError(
-            "All groups of a run, also when it is resumed, must have the "
-            f"same configuration; received another one than {path} in "
+            "All groups of a run must have the same configuration, before and "
+            f"after a resume; received one that differs from {path} in "
             f"{', '.join(names)}. Choose another workdir, or remove that one."
         )
 
@@ -65,7 +65,7 @@ def write_config(config: config_lib.Config, workdir: str) -> None:
 
 def group_dir(workdir: str | os.PathLike[str], group: int) -> pathlib.Path:
     """Returns the directory of one group's files."""
-    return pathlib.Path(workdir, f"group_{group}")
+    return pathlib.Path(workdir, run_files.group_name(group))
 
 
 def write_student(save: Callable[[str], None], directory: pathlib.Path) -> None:
@@ -131,8 +131,17 @@ def read_results(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 def read_records(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the records of a group's progress."""
-    text = pathlib.Path(directory, RECORDS).read_text(encoding="utf-8")
+    text = pathlib.Path(directory, run_files.METRICS).read_text(
+        encoding="utf-8"
+    )
     return list(map(json.loads, text.splitlines()))
+
+
+def last_export(workdir: str | os.PathLike[str], group: int) -> pathlib.Path:
+    """Returns the last SavedModel of a group of a run that is done."""
+    steps = read_results(workdir)["groups"][group]["steps"]
+    name = run_files.group_name(group)
+    return pathlib.Path(workdir, "exchange", name, str(steps))
 
 
 def _agreement(directories: Sequence[pathlib.Path]) -> dict[str, float] | None:

@@ -283,7 +283,7 @@ def test_another_number_of_replicas_goes_on_from_their_mean(
     model, _, backup = cases.train(CASES["finite"], directory)
     assert backup.resumed_step == 9
     assert int(model.optimizer.iterations.numpy()) == 18
-    assert "made with 2 replicas, now there are 1" in caplog.text
+    assert "made with 2 replicas, and now there are 1" in caplog.text
 
 
 def _taught(exchange, directory=None, **kwargs):

@@ -1,11 +1,13 @@
 """Small students, data and peers for the tests of codistillation."""
 
+import contextlib
 import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -82,11 +84,13 @@ def publish(
     spec: Any = None,
     variables_dtype: str | None = None,
     values: Any = None,
+    finite: bool = True,
     **changes: Any,
 ) -> Any:
     """Publishes a student as another group would; `changes` to the manifest.
 
-    `values` are written in place of the student's, unchecked.
+    `values` are written in place of the student's. Unless they must be
+    `finite`, as by a peer without this package's own gate.
     """
     writer = _writer(
         student, input_spec() if spec is None else spec, variables_dtype
@@ -99,12 +103,16 @@ def publish(
         "outputs": student_graph.to_json(graph.output_spec, "outputs"),
         "variables": writer.variables,
     }
-    return exchange.publish(
-        lambda directory: writer.write(directory, snapshot),
-        group=group,
-        step=step,
-        **{**found, **changes},
-    )
+    with contextlib.ExitStack() as stack:
+        if not finite:
+            gate = mock.patch.object(saved_model, "check_finite")
+            stack.enter_context(gate)
+        return exchange.publish(
+            lambda directory: writer.write(directory, snapshot),
+            group=group,
+            step=step,
+            **{**found, **changes},
+        )
 
 
 def codistill(
@@ -133,6 +141,28 @@ def teacher_set(
     exchange: Any = None, peers: Any = (1,), **kwargs: Any
 ) -> tfdistill.TeacherSet:
     return tfdistill.TeacherSet(exchange, peers, poll_secs=0.005, **kwargs)
+
+
+def following(
+    exchange: Any = None, student: Any = None, **kwargs: Any
+) -> tfdistill.CodistillModel:
+    """A model that is ready to train, and follows group 1 unless told."""
+    model = codistill(student or linear(0), teacher_set(exchange, **kwargs))
+    prepare(model, *data())
+    return model
+
+
+def outputs_of_teachers(
+    model: Any, x: Any, step: int = 20
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """What the teachers say of a batch, and what each is worth by row."""
+    soft = model.teachers.predict(
+        tf.constant(x),
+        step=tf.constant(step, tf.int64),
+        active=tf.constant(True),
+        like=model.student(x),
+    )
+    return [o.numpy() for o in soft.outputs[0]], soft.weights.numpy()
 
 
 def never() -> tfdistill.TeacherLoader:

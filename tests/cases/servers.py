@@ -491,8 +491,8 @@ class Teaching(keras.callbacks.Callback):
 
 def masters(model: tfdistill.CodistillModel) -> list[tf.Variable]:
     """The servers' copies of the teachers' dense weights."""
-    slots = model.teachers.remote.slots
-    return [v for slot in slots for v in slot._masters.values()]
+    teachers = model.teachers.remote.teachers
+    return [v for teacher in teachers for v in teacher._masters.values()]
 
 
 def _data() -> tf.data.Dataset:

@@ -57,13 +57,27 @@ class NoDirectoryRename(filesystem.LocalFileSystem):
 
 
 class Refusing(filesystem.LocalFileSystem):
-    """Storage that takes no changes while `number` is set."""
+    """Storage that takes no changes while `number` is set.
+
+    It cannot be read either, unless it is `readable`.
+    """
 
     number = None
 
-    def _check(self, path):
-        if self.number is not None:
+    def __init__(self, *, readable=False):
+        self.readable = readable
+
+    def _check(self, path, reads=False):
+        if self.number is not None and not (reads and self.readable):
             raise OSError(self.number, os.strerror(self.number), path)
+
+    def list_dir(self, path):
+        self._check(path, reads=True)
+        return super().list_dir(path)
+
+    def blocks(self, path):
+        self._check(path, reads=True)
+        return super().blocks(path)
 
     def write(self, path, blocks):
         self._check(path)

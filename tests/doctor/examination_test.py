@@ -113,20 +113,6 @@ def test_the_ranges_of_an_installed_package(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
-    ("version", "fits"),
-    [
-        ("3.12", True),
-        ("3.16.9.dev1", True),
-        ("3.17.0rc1", False),
-        ("3.9", False),
-        ("4", False),
-    ],
-)
-def test_versions_are_compared_as_numbers(version, fits):
-    assert environment.fits(version, ">=3.12,<3.17") == fits
-
-
 def test_versions_that_are_wrong_or_missing():
     wanted = {"keras": ">=3.12,<3.17", "rich": ">=13.7", "python": ">=3.11"}
     have = {"keras": "3.9.1", "python": "3.11.2"}
@@ -162,20 +148,8 @@ def _config(task_type="worker", index=0, **spec):
     ("environ", "seen"),
     [
         ({"TF_CONFIG": "{"}, "TF_CONFIG must be valid JSON"),
-        (
-            {"TF_CONFIG": _config(worker=["a:1"], evaluator=["b:2"])},
-            "have no evaluator",
-        ),
-        (
-            {"TF_CONFIG": _config(worker=["a:1", "a:1"])},
-            "have an address of its own",
-        ),
         ({"TF_CONFIG": _config(index=7)}, "must be an integer from 0 to 1"),
         ({"TFDISTILL_GRUOP": "1"}, "TFDISTILL_GRUOP is not a variable"),
-        (
-            {"TFDISTILL_GROUP": "2", "TFDISTILL_NUM_GROUPS": "2"},
-            "from 0 to num_groups - 1 = 1",
-        ),
     ],
 )
 def test_a_wrong_environment(environ, seen):
@@ -244,8 +218,7 @@ def test_the_key(environ, status, seen):
 
 
 def test_a_good_key_is_not_shown():
-    (found,) = environment.key({}, num_groups=1)
-    assert found.status == check.SKIPPED
+    assert _only(environment.key({}, num_groups=1), check.SKIPPED, "key")
     (found,) = environment.key({"TFDISTILL_EXCHANGE_KEY": _KEY})
     assert found.status == check.OK
     assert _KEY not in found.seen
@@ -439,19 +412,15 @@ def test_an_exchange_that_works_is_left_as_it_was(tmp_path):
 
 def test_a_file_in_the_place_of_the_exchange(tmp_path):
     (tmp_path / "hub").touch()
-    found = _only(
-        storage.exchange(str(tmp_path / "hub")), check.FAILED, "exchange"
-    )
+    results = storage.exchange(str(tmp_path / "hub"))
+    found = _only(results, check.FAILED, "exchange")
     assert "could not make a directory" in found.seen
     assert "mkdir" in found.remedy
 
 
 def test_an_exchange_without_a_rename_is_fine(tmp_path):
-    found = list(
-        storage.exchange(
-            str(tmp_path), file_system=storage_cases.NoDirectoryRename()
-        )
-    )
+    mount = storage_cases.NoDirectoryRename()
+    found = list(storage.exchange(str(tmp_path), file_system=mount))
     assert not _faults(found)
     assert "no rename of directories" in found[0].seen
 
@@ -537,16 +506,12 @@ def test_room_on_the_disk(tmp_path, free, status):
 
 def test_room_for_versions_of_the_size_that_is_there(tmp_path):
     cases.version(tmp_path, 1, 7, num_bytes=10**10)
-    for free, status in (
-        (6 * 10**10, check.OK),
-        (4 * 10**10, check.WARNING),
-        (10**9, check.FAILED),
-    ):
+    for free, status in ((6, check.OK), (4, check.WARNING), (1, check.FAILED)):
         found = storage.space(
             str(tmp_path),
             name="exchange",
             num_groups=2,
-            free_bytes=lambda path, free=free: free,
+            free_bytes=lambda path, free=free: free * 10**10 - 1,
         )
         assert found.status == status
 

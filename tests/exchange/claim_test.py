@@ -34,21 +34,23 @@ class _Store(filesystem.LocalFileSystem):
 
 def _record(incarnation="a", **changes):
     fields = dict(
-        incarnation=incarnation, host="h", pid=1, machine="m", started=1
+        incarnation=incarnation,
+        host="there",
+        pid=1234,
+        machine="elsewhere",
+        started=5,
     )
     return group_claim.ClaimRecord(**{**fields, **changes})
 
 
-@pytest.fixture(
-    params=[
-        filesystem.LocalFileSystem,
-        storage_cases.NoDirectoryRename,
-        _Store,
-    ],
-    ids=["renames", "no_directories", "store"],
-)
+@pytest.fixture(params=["renames", "no_directories", "store"])
 def files(request, tmp_path):
-    return group_claim.ClaimFiles(request.param(), f"{tmp_path}/group_0")
+    storage = {
+        "renames": filesystem.LocalFileSystem,
+        "no_directories": storage_cases.NoDirectoryRename,
+        "store": _Store,
+    }[request.param]
+    return group_claim.ClaimFiles(storage(), f"{tmp_path}/group_0")
 
 
 def test_there_is_no_claim_at_first(files):
@@ -69,8 +71,9 @@ def test_the_highest_number_counts(files, tmp_path):
     assert files.newest() == newest
 
 
-def test_a_claim_is_made_once(files, tmp_path):
+def test_a_claim_is_made_once(files, tmp_path, request):
     assert files.create(1, _record("a"))
+    assert files.creates_exclusively == ("[renames]" in request.node.name)
     assert not files.create(1, _record("b"))
     assert files.newest().record == _record("a")
     assert os.listdir(tmp_path / "group_0") == [".claim-1"]
@@ -82,23 +85,6 @@ def test_a_claim_is_replaced_as_a_whole(files, tmp_path):
     files.write(1, changed)
     assert files.read(1).record == changed
     assert os.listdir(tmp_path / "group_0/.claim-1") == ["owner.json"]
-
-
-def test_it_is_known_whether_one_alone_can_make_a_claim(tmp_path):
-    known = {}
-    for kind in (
-        filesystem.LocalFileSystem,
-        storage_cases.NoDirectoryRename,
-        _Store,
-    ):
-        files = group_claim.ClaimFiles(kind(), f"{tmp_path}/{kind.__name__}")
-        files.create(1, _record())
-        known[kind] = files.creates_exclusively
-    assert known == {
-        filesystem.LocalFileSystem: True,
-        storage_cases.NoDirectoryRename: False,
-        _Store: False,
-    }
 
 
 def test_a_claim_that_is_being_written_counts(files, tmp_path):
@@ -229,22 +215,11 @@ def no_fsync(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-def _owner(incarnation, machine="elsewhere", **changes):
-    fields = dict(
-        incarnation=incarnation,
-        host="there",
-        pid=1234,
-        machine=machine,
-        started=5,
-    )
-    return group_claim.ClaimRecord(**{**fields, **changes})
-
-
 def _claim(directory, incarnation, *, file_system=None, **options):
     return group_claim.GroupClaim(
         file_system or filesystem.LocalFileSystem(),
         str(directory),
-        owner=_owner(incarnation),
+        owner=_record(incarnation),
         **{"lease_secs": 0.6, "renew_secs": 0.05, **options},
     )
 
@@ -259,28 +234,6 @@ def _until(condition):
 def _freeze(claim):
     """Stops the signs of life, as if the process had been stopped."""
     claim._renew = lambda: None
-
-
-class _Flaky(filesystem.LocalFileSystem):
-    """Storage that fails altogether while `number` is set."""
-
-    number = None
-
-    def _check(self, path):
-        if self.number is not None:
-            raise OSError(self.number, os.strerror(self.number), path)
-
-    def list_dir(self, path):
-        self._check(path)
-        return super().list_dir(path)
-
-    def blocks(self, path):
-        self._check(path)
-        return super().blocks(path)
-
-    def write(self, path, blocks):
-        self._check(path)
-        super().write(path, blocks)
 
 
 # ---- in one process ----
@@ -397,7 +350,7 @@ def test_of_many_claimants_one_wins(tmp_path):
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EROFS])
 def test_an_outage_costs_no_claim(tmp_path, number, caplog):
-    storage = _Flaky()
+    storage = storage_cases.Refusing()
     with _claim(tmp_path, "a", file_system=storage) as claim:
         claim.start()
         storage.number = number
@@ -416,7 +369,7 @@ def test_an_outage_costs_no_claim(tmp_path, number, caplog):
 
 
 def test_a_claim_can_be_taken_once_the_storage_is_back(tmp_path):
-    storage = _Flaky()
+    storage = storage_cases.Refusing()
     storage.number = errno.EIO
     with _claim(tmp_path, "a", file_system=storage) as claim:
         claim.start()
@@ -428,7 +381,7 @@ def test_a_claim_can_be_taken_once_the_storage_is_back(tmp_path):
 
 
 def test_a_late_look_finds_the_living_owner(tmp_path):
-    storage = _Flaky()
+    storage = storage_cases.Refusing()
     storage.number = errno.EIO
     with _claim(tmp_path, "a") as first:
         first.start()
@@ -488,33 +441,25 @@ def _publish(hub, step):
     )
 
 
-class _Storage(filesystem.LocalFileSystem):
-    """Local storage that tells when something is about to be written."""
+class _Telling:
+    """Storage that tells when something is about to be written."""
 
-    def __init__(self):
-        self.on_write = lambda path: None
+    on_write = staticmethod(lambda path: None)
 
     def write(self, path, blocks):
         self.on_write(path)
         super().write(path, blocks)
 
 
-class _NoRename(_Storage):
-    """A mount that renames files and no directories."""
-
-    def rename(self, source, target):
-        if os.path.isdir(source):
-            raise OSError(errno.EXDEV, "Invalid cross-device link", source)
-        super().rename(source, target)
-
-
 @pytest.mark.parametrize("when", ["writing", "committing"])
-@pytest.mark.parametrize("kind", [_Storage, _NoRename])
+@pytest.mark.parametrize(
+    "kind", [filesystem.LocalFileSystem, storage_cases.NoDirectoryRename]
+)
 def test_a_lost_claim_ends_publishing_right_before_the_commit(
     tmp_path, kind, when
 ):
     options = {"lease_secs": 0.6, "renew_secs": 0.05}
-    storage = kind()
+    storage = type("Storage", (_Telling, kind), {})()
     old = publisher.Exchange(str(tmp_path), file_system=storage)
     new = publisher.Exchange(tmp_path)
     claim = old.claim(0, **options)

@@ -35,9 +35,7 @@ class Clock:
         return self.now
 
 
-def writer(files=None, seed=0):
-    files = FILES if files is None else files
-
+def writer(files=FILES, seed=0):
     def write(directory):
         for name, content in files.items():
             path = pathlib.Path(directory, name)
@@ -103,14 +101,8 @@ def test_published_version_is_what_was_written(hub):
     assert other.open(2, 7) == version
     assert other.latest(2) == version
     other.verify(version)
-    assert hidden_names(hub.root) == []
-
-
-def test_layout_is_the_documented_one(hub):
-    publish(hub, 3)
-    files = [n for n in tree(hub.root) if "." in n]
-    assert files == sorted(
-        f"group_0/3/{name}" for name in [*FILES, "manifest.json"]
+    assert [n for n in tree(hub.root) if "." in n] == sorted(
+        f"group_2/7/{name}" for name in [*FILES, "manifest.json"]
     )
 
 
@@ -131,14 +123,6 @@ def test_all_is_durable_before_it_is_visible(tmp_path):
     assert faults.calls[moved + 1] == ("sync", group)
 
 
-def test_empty_directories_of_a_saved_model_are_no_matter(hub):
-    def write(directory):
-        writer()(directory)
-        os.mkdir(f"{directory}/assets")
-
-    hub.verify(hub.publish(write, group=0, step=1))
-
-
 def test_steps_are_ordered_as_numbers_and_foreign_names_ignored(hub):
     for step in (9, 100, 20):
         publish(hub, step)
@@ -146,13 +130,24 @@ def test_steps_are_ordered_as_numbers_and_foreign_names_ignored(hub):
     for name in ("007", "latest", "-1", "1.5", "20 ", "٣", "9" * 19, "9" * 30):
         (group / name).mkdir()
         (group / name / "manifest.json").write_text("{}")
-    (group / "30").mkdir()
-    (group / "40").write_text("a file")
-    (group / "50").symlink_to(group / "100")
     (group / "60").mkdir()
     (group / "60" / "manifest.json").symlink_to(group / "100/manifest.json")
     assert hub.steps(0) == [9, 20, 100]
     assert hub.latest(0).step == 100
+
+
+def test_a_linked_root_and_empty_directories_of_a_saved_model_are_fine(
+    hub, tmp_path
+):
+    def write(directory):
+        writer()(directory)
+        os.mkdir(f"{directory}/assets")
+
+    version = hub.publish(write, group=0, step=1)
+    os.symlink(hub.root, tmp_path / "link")
+    other = publisher.Exchange(tmp_path / "link")
+    other.verify(other.latest(0))
+    assert other.latest(0).manifest == version.manifest
 
 
 def test_nothing_there(hub):
@@ -208,18 +203,13 @@ def test_two_groups_on_one_root_do_not_touch_each_other(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"max_to_keep": 1}, "max_to_keep"),
-        ({"max_to_keep": 2.5}, "max_to_keep"),
-        ({"max_to_keep": True}, "max_to_keep"),
-        ({"min_keep_secs": -1}, "min_keep_secs"),
-        ({"min_keep_secs": float("nan")}, "min_keep_secs"),
-    ],
+    ("option", "values"),
+    [("max_to_keep", (1, 2.5, True)), ("min_keep_secs", (-1, float("nan")))],
 )
-def test_bad_options_are_named(tmp_path, options, named):
-    with pytest.raises(ValueError, match=named):
-        publisher.Exchange(tmp_path, **options)
+def test_bad_options_are_named(tmp_path, option, values):
+    for value in values:
+        with pytest.raises(ValueError, match=option):
+            publisher.Exchange(tmp_path, **{option: value})
 
 
 def test_importing_and_using_it_locally_needs_no_tensorflow(tmp_path):
@@ -310,7 +300,7 @@ def test_argument_that_no_manifest_can_hold_is_refused_before_writing(hub):
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EDQUOT])
 def test_storage_that_takes_nothing_costs_exports_only(tmp_path, number):
     """By a file system: for root, no directory is read-only."""
-    storage = storage_cases.Refusing()
+    storage = storage_cases.Refusing(readable=True)
     hub = publisher.Exchange(str(tmp_path), file_system=storage)
     reader = publisher.Exchange(tmp_path)
     with hub.claim(0, renew_secs=0.05) as claim:
@@ -491,34 +481,6 @@ def test_each_failing_call_of_a_reader_is_survived(tmp_path):
             assert reader.latest(0) == new
 
 
-def test_directory_that_vanishes_ends_the_answer(hub):
-    publish(hub, 1)
-    assert hub.latest(0)
-    os.rename(hub.group_path(0), hub.root + "/away")
-    assert hub.latest(0) is None
-
-
-def test_malformed_newest_version_is_passed_over_and_told_once(hub, caplog):
-    old = publish(hub, 1)
-    new = publish(hub, 2)
-    pathlib.Path(new.path, "manifest.json").write_text("{")
-    for _ in range(5):
-        assert hub.latest(0) == old
-    told = [r for r in caplog.records if r.levelname == "WARNING"]
-    assert len(told) == 1
-    assert new.path in told[0].getMessage()
-
-
-def test_clocks_and_file_times_do_not_matter(hub):
-    for step in (1, 2, 3):
-        path = publish(hub, step).path
-        when = time.time() + (-1) ** step * 366 * 86400
-        os.utime(path, (when, when))
-        os.utime(f"{path}/manifest.json", (when, when))
-    assert hub.steps(0) == [1, 2, 3]
-    assert hub.latest(0).step == 3
-
-
 def test_reader_polling_a_live_publisher_sees_whole_versions(tmp_path):
     hub = publisher.Exchange(tmp_path, max_to_keep=2, min_keep_secs=5)
     reader = publisher.Exchange(tmp_path)
@@ -581,26 +543,10 @@ def test_wait_gives_up_and_says_for_whom(hub):
 # Verification.
 
 
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def empty(path):
-    path.write_bytes(b"")
-
-
 def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-
-
-def delete(path):
-    path.unlink()
-
-
-def lengthen(path):
-    path.write_bytes(path.read_bytes() + b"x")
 
 
 def link_to_the_same(path):
@@ -609,41 +555,27 @@ def link_to_the_same(path):
     path.symlink_to(copy)
 
 
-def become_pipe(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
-def become_huge(path):
-    os.truncate(path, 2**40)
-
-
-def become_directory(path):
-    path.unlink()
-    path.mkdir()
-
-
-DAMAGES = [
-    truncate,
-    empty,
-    flip,
-    delete,
-    lengthen,
-    link_to_the_same,
-    become_pipe,
-    become_huge,
-    become_directory,
-]
+DAMAGES = {
+    "truncated": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "empty": lambda path: path.write_bytes(b""),
+    "flipped": flip,
+    "deleted": os.remove,
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "link": link_to_the_same,
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "huge": lambda path: os.truncate(path, 2**40),
+    "directory": lambda path: (path.unlink(), path.mkdir()),
+}
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_found_and_the_file_named(hub, name, damage):
-    version = publish(hub, 1)
-    hub.verify(version)
-    damage(pathlib.Path(version.path, name))
-    with pytest.raises(publisher.CorruptVersionError, match=name):
+def test_damage_is_found_and_the_file_named(hub, name):
+    for step, damage in enumerate(DAMAGES.values(), start=1):
+        version = publish(hub, step)
         hub.verify(version)
+        damage(pathlib.Path(version.path, name))
+        with pytest.raises(publisher.CorruptVersionError, match=name):
+            hub.verify(version)
 
 
 def test_both_values_are_told(hub):
@@ -652,11 +584,11 @@ def test_both_values_are_told(hub):
     expected = version.manifest.files["saved_model.pb"].sha256
     flip(path)
     received = hashlib.sha256(path.read_bytes()).hexdigest()
-    with pytest.raises(publisher.CorruptVersionError) as caught:
+    with pytest.raises(
+        publisher.CorruptVersionError, match=f"{expected}.*{received}"
+    ):
         hub.verify(version)
-    assert expected in str(caught.value)
-    assert received in str(caught.value)
-    truncate(path)
+    DAMAGES["truncated"](path)
     with pytest.raises(publisher.CorruptVersionError, match="6 bytes.* 5"):
         hub.verify(version)
 
@@ -697,49 +629,19 @@ def test_linked_version_or_group_is_not_followed(hub, tmp_path):
         hub.open(3, 1)
 
 
-def test_linked_root_is_the_users_choice(hub, tmp_path):
-    version = publish(hub, 1)
-    os.symlink(hub.root, tmp_path / "link")
-    other = publisher.Exchange(tmp_path / "link")
-    other.verify(other.latest(0))
-    assert other.latest(0).manifest == version.manifest
-
-
-@pytest.mark.parametrize("damage", [truncate, empty, flip, become_pipe])
+@pytest.mark.parametrize("damage", ["empty", "pipe", "huge", "edited", "cut"])
 def test_damaged_manifest_is_not_trusted(hub, damage):
     path = pathlib.Path(publish(hub, 1).path, "manifest.json")
-    if damage is flip:
-        path.write_text(path.read_text().replace('"group"', '"Group"'))
+    text = path.read_text()
+    if damage == "edited":
+        path.write_text(text.replace('"group"', '"Group"'))
+    elif damage == "cut":
+        path.write_text(text.strip()[:-1])
     else:
-        damage(path)
-    if damage is truncate:  # The last byte is a line feed that JSON lacks.
-        truncate(path)
+        DAMAGES[damage](path)
     with pytest.raises(publisher.CorruptVersionError, match=str(path)):
         hub.open(0, 1)
     assert hub.latest(0) is None
-
-
-def test_huge_manifest_is_refused_unread(hub):
-    path = pathlib.Path(publish(hub, 1).path, "manifest.json")
-    os.truncate(path, 2**40)
-    with pytest.raises(publisher.CorruptVersionError, match="bytes"):
-        hub.open(0, 1)
-
-
-def test_copied_version_is_not_another_version(hub):
-    version = publish(hub, 1)
-    os.rename(version.path, hub.version_path(0, 9))
-    with pytest.raises(publisher.CorruptVersionError, match="step 9"):
-        hub.open(0, 9)
-    assert hub.latest(0) is None
-
-
-def test_swapped_files_are_found(hub):
-    one, two = publish(hub, 1), publish(hub, 2)
-    name = "variables/variables.index"
-    os.replace(f"{one.path}/{name}", f"{two.path}/{name}")
-    with pytest.raises(publisher.CorruptVersionError, match=name):
-        hub.verify(two)
 
 
 def test_size_limit_is_checked_before_reading(hub):

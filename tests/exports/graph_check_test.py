@@ -56,95 +56,74 @@ def _sequential(*layers, shape=(), dtype="string"):
     )
 
 
-def _ours(name, tmp_path):
-    """A student that we build, and the spec of its inputs."""
-    layers = keras.layers
-    text = tf.TensorSpec([None], tf.string)
-    ids = tf.TensorSpec([None, None], tf.int32)
-    made = {
-        "digits": lambda: (
-            digits.build_model(),
-            tf.TensorSpec([None, 8, 8], tf.float32),
-        ),
-        "cifar10": lambda: (
-            cifar10.build_small_model(norm="batch"),
-            tf.TensorSpec([None, 32, 32, 3], tf.float32),
-        ),
-        "language model": lambda: (
-            language_model.build_model(
-                vocabulary_size=20, units=4, embedding_dim=3
-            ),
-            ids,
-        ),
-        "recurrent": lambda: (
-            keras.Sequential(
-                [
-                    keras.Input((None,)),
-                    layers.Embedding(9, 4),
-                    layers.Bidirectional(layers.GRU(3, return_sequences=True)),
-                    layers.LSTM(3),
-                ]
-            ),
-            ids,
-        ),
-        "lookup": lambda: (
-            _sequential(
-                layers.StringLookup(vocabulary=["a", "b"]),
-                layers.Embedding(4, 3),
-            ),
-            text,
-        ),
-        "lookup in a file": lambda: (
-            _sequential(_vocabulary(tmp_path), layers.Embedding(4, 3)),
-            text,
-        ),
-        "text": lambda: (_sequential(*_text_model()), text),
-        "hashing": lambda: (
-            _sequential(layers.Hashing(5), layers.Embedding(5, 3)),
-            text,
-        ),
-        "attention": lambda: (
-            _sequential(
-                layers.Embedding(9, 4),
-                *_attention(),
-                shape=(6,),
-                dtype="int32",
-            ),
-            tf.TensorSpec([None, 6], tf.int32),
-        ),
-    }
-    return made[name]()
+class _Attention(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.MultiHeadAttention(2, 3)
+        self.norm = keras.layers.LayerNormalization()
+
+    def call(self, x):
+        return self.norm(self.inner(x, x, use_causal_mask=True))
 
 
-def _attention():
-    class Attention(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.inner = keras.layers.MultiHeadAttention(2, 3)
-            self.norm = keras.layers.LayerNormalization()
+_TEXT = tf.TensorSpec([None], tf.string)
+_IDS = tf.TensorSpec([None, None], tf.int32)
+_LAYERS = keras.layers
+# Students that we build, and the spec of their inputs.
+_OURS = {
+    "digits": lambda _: (digits.build_model(), tf.TensorSpec([None, 8, 8])),
+    "cifar10": lambda _: (
+        cifar10.build_small_model(norm="batch"),
+        tf.TensorSpec([None, 32, 32, 3]),
+    ),
+    "language model": lambda _: (
+        language_model.build_model(
+            vocabulary_size=20, units=4, embedding_dim=3
+        ),
+        _IDS,
+    ),
+    "recurrent": lambda _: (
+        keras.Sequential(
+            [
+                keras.Input((None,)),
+                _LAYERS.Embedding(9, 4),
+                _LAYERS.Bidirectional(_LAYERS.GRU(3, return_sequences=True)),
+                _LAYERS.LSTM(3),
+            ]
+        ),
+        _IDS,
+    ),
+    "lookup": lambda _: (
+        _sequential(
+            _LAYERS.StringLookup(vocabulary=["a", "b"]), _LAYERS.Embedding(4, 3)
+        ),
+        _TEXT,
+    ),
+    "lookup in a file": lambda tmp_path: (
+        _sequential(_vocabulary(tmp_path), _LAYERS.Embedding(4, 3)),
+        _TEXT,
+    ),
+    "text": lambda _: (_sequential(*_text_model()), _TEXT),
+    "hashing": lambda _: (
+        _sequential(_LAYERS.Hashing(5), _LAYERS.Embedding(5, 3)),
+        _TEXT,
+    ),
+    "attention": lambda _: (
+        _sequential(
+            _LAYERS.Embedding(9, 4),
+            _Attention(),
+            _LAYERS.Dropout(0.5),
+            shape=(6,),
+            dtype="int32",
+        ),
+        tf.TensorSpec([None, 6], tf.int32),
+    ),
+}
 
-        def call(self, x):
-            return self.norm(self.inner(x, x, use_causal_mask=True))
 
-    return [Attention(), keras.layers.Dropout(0.5)]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "digits",
-        "cifar10",
-        "language model",
-        "recurrent",
-        "lookup",
-        "lookup in a file",
-        "text",
-        "hashing",
-        "attention",
-    ],
-)
+@pytest.mark.parametrize("name", _OURS)
 def test_our_own_exports_pass(tmp_path, name):
-    student, spec = _ours(name, tmp_path)
+    student, spec = _OURS[name](tmp_path)
     _write(student, spec, tmp_path / "ours")
     _check(tmp_path / "ours")
     # And those that Keras writes, with another signature and more functions.

@@ -3,10 +3,8 @@
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
-import time
 
 import keras
 import numpy as np
@@ -25,11 +23,8 @@ from launch.task import training
 from models import digits
 from tests.cases import criteo as criteo_cases
 from tfdistill.exchange import claim
-from tfdistill.launcher import local_cluster
-from tfdistill.launcher import local_run
 
 SHORT = ("num_steps=20", "evaluate_every_steps=10", "exchange.every_steps=10")
-LIMIT_SECS = 120.0
 
 
 @pytest.fixture(autouse=True)
@@ -427,13 +422,9 @@ def test_missing_or_too_few_data_are_wrong_data(tmp_path, caplog):
     ],
 )
 def test_errors_of_training_become_exit_codes(
-    tmp_path, monkeypatch, capsys, caplog, error, code, words
+    capsys, caplog, error, code, words
 ):
-    def fail(*args, **kwargs):
-        raise error
-
-    monkeypatch.setattr(training, "run", fail)
-    assert train.main(_options(tmp_path)) == code
+    assert train.exit_code_of(error) == code
     assert words in capsys.readouterr().err + caplog.text
 
 
@@ -503,39 +494,6 @@ def test_the_configuration_can_be_printed(capsys):
     assert train.main(options) == 0
     printed = config_lib.Config.from_json(capsys.readouterr().out)
     assert printed == _config("seed=4")
-
-
-@pytest.mark.multiprocess
-@pytest.mark.timeout_secs(2 * LIMIT_SECS)
-@pytest.mark.usefixtures("no_process_left")
-def test_a_worker_whose_peer_is_killed_ends_with_75(tmp_path, monkeypatch):
-    root = pathlib.Path(train.__file__).parent.parent
-    monkeypatch.setenv("PYTHONPATH", str(root))
-    workdir = tmp_path / "run"
-    topology = local_cluster.LocalCluster(
-        command=[
-            *(sys.executable, "-m", "launch.train"),
-            *_options(
-                workdir, "num_steps=1000000", "evaluate_every_steps=1000000"
-            ),
-        ],
-        workdir=str(workdir),
-        workers_per_group=2,
-        grace_secs=30.0,
-    )
-    log = workdir / "group_0" / "metrics.jsonl"
-    end = time.monotonic() + LIMIT_SECS
-    with local_run.LocalRun(topology) as run:
-        while not log.exists() or '"loss"' not in log.read_text():
-            assert time.monotonic() < end, "training did not begin in time"
-            run.poll()
-        os.kill(run.pids["group_0_worker_1"], signal.SIGKILL)
-        (group,) = run.wait(timeout_secs=LIMIT_SECS).groups
-    assert group.failed_task == "group_0_worker_1"
-    printed = (workdir / "logs" / "group_0_worker_0.log").read_text()
-    assert group.exit_codes["group_0_worker_0"] == 75, printed
-    # What it noticed first: the loss, or the launcher's end of the group.
-    assert "lost another task" in printed or "SIGTERM" in printed
 
 
 if __name__ == "__main__":

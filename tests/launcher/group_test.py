@@ -1,84 +1,24 @@
-"""Groups that fail, freeze and hang under the real launcher.
+"""Groups that fail, freeze and hang under the real launcher."""
 
-The tasks are no trainers and none imports TensorFlow, but they speak with the
-launcher as trainers do. Each counts its steps in a file of its own, so that a
-task that is started again goes on as from a backup.
-"""
-
+import functools
 import json
 import os
 import pathlib
 import signal
-import sys
-import time
 
 import psutil
 import pytest
 
+from tests.cases import tasks
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
-from tfdistill.status import tables
 
+_topology = functools.partial(tasks.topology, max_restarts=3)
 pytestmark = [
     pytest.mark.multiprocess,
     pytest.mark.timeout_secs(120),
     pytest.mark.usefixtures("no_process_left"),
 ]
-LIMIT_SECS = 60.0
-PRELUDE = f"""
-import ctypes, json, os, pathlib, signal, socket, sys, time
-sys.path.insert(0, {str(pathlib.Path(__file__).resolve().parents[2])!r})
-from tfdistill.cluster import signs
-GROUP = int(os.environ["TFDISTILL_GROUP"])
-CONFIG = json.loads(os.environ.get("TF_CONFIG", "{{}}"))
-TYPE = CONFIG.get("task", {{}}).get("type", "worker")
-INDEX = CONFIG.get("task", {{}}).get("index", 0)
-NAME = f"group_{{GROUP}}_{{TYPE}}_{{INDEX}}"
-WORKDIR = pathlib.Path(os.environ["TFDISTILL_WORKDIR"])
-def connect():
-    signs.announce_starting()
-    signs.announce_ready()
-def train(num_steps):
-    state = WORKDIR / f"{{NAME}}.steps"
-    done = int(state.read_text()) if state.exists() else 0
-    for step in range(done, num_steps):
-        signs.own().say(signs.STEP)
-        hang = WORKDIR / f"{{NAME}}.hang"
-        if hang.exists():
-            hang.unlink()
-            # Holds Python's lock, so that no thread of this process can run.
-            ctypes.PyDLL(None).sleep(600)
-        if TYPE == "chief" or not CONFIG or "chief" not in CONFIG["cluster"]:
-            draft = state.with_suffix(".draft")
-            draft.write_text(str(step + 1))
-            draft.replace(state)
-        with (WORKDIR / f"{{NAME}}.done").open("a") as file:
-            print(step + 1, file=file)
-        time.sleep(0.05)
-"""
-
-
-def _topology(tmp_path, code, **fields):
-    fields = {"grace_secs": 3.0, "max_restarts": 3} | fields
-    return local_cluster.LocalCluster(
-        command=(sys.executable, "-c", PRELUDE + code),
-        workdir=str(tmp_path / "run"),
-        **fields,
-    )
-
-
-def _run(topology, **options):
-    display = tables.Display(plain=True)
-    with local_run.LocalRun(topology, display=display, **options) as run:
-        return run.wait(timeout_secs=LIMIT_SECS)
-
-
-def _poll_until(run, condition):
-    end = time.monotonic() + LIMIT_SECS
-    while not (value := condition()):
-        assert time.monotonic() < end, "it did not happen in time"
-        run.poll(0.05)
-    return value
 
 
 def _events(topology, *kinds):
@@ -100,10 +40,9 @@ print("address", json.dumps(CONFIG["cluster"]), flush=True)
 train(50)
 """
     topology = _topology(tmp_path, code, num_groups=2, workers_per_group=2)
-    display = tables.Display(plain=True)
     record = pathlib.Path(topology.workdir, "launch.json")
     pids = []
-    with local_run.LocalRun(topology, display=display) as run:
+    with tasks.shown(topology) as run:
         for attempt, victim in enumerate(["worker_1", "worker_0"], start=1):
             name = f"group_0_{victim}"
 
@@ -114,10 +53,10 @@ train(50)
                 steps = _steps(topology, name)
                 return attempts == [attempt, 1] and len(steps) > 10 * attempt
 
-            _poll_until(run, stepped)
+            tasks.poll_until(run, stepped)
             pids.append(json.loads(record.read_text())["pids"])
             os.kill(pids[-1][name], signal.SIGKILL)
-        result = run.wait(timeout_secs=LIMIT_SECS)
+        result = run.wait(timeout_secs=tasks.LIMIT_SECS)
     assert result.exit_code == 0
     assert [g.state for g in result.groups] == ["done", "done"]
     assert [g.group_restarts for g in result.groups] == [2, 0]
@@ -145,14 +84,8 @@ train(50)
         (0, 1.0),
     ]
     starts = _events(topology, "start")
-    assert [e["attempt"] for e in starts if e["group"] == 0] == [
-        1,
-        1,
-        2,
-        2,
-        3,
-        3,
-    ]
+    attempts = [e["attempt"] for e in starts if e["group"] == 0]
+    assert attempts == [1, 1, 2, 2, 3, 3]
     assert len(_events(topology, "ready")) == 8
     assert _events(topology)[-1]["event"] == "end"
     out = capsys.readouterr().out
@@ -163,7 +96,6 @@ train(50)
 @pytest.mark.parametrize(
     "code, num_starts, exit_code, said",
     [
-        ("sys.exit(1)", 3, 1, "its 2 restarts (--max_restarts) are over"),
         ("sys.exit(65)", 1, 65, "exit code 65 means wrong data"),
         (
             "(WORKDIR / 'x').exists() or (WORKDIR / 'x').touch() or "
@@ -178,7 +110,7 @@ def test_how_often_a_group_is_started(
     tmp_path, capsys, code, num_starts, exit_code, said
 ):
     topology = _topology(tmp_path, "connect()\n" + code, max_restarts=2)
-    result = _run(topology)
+    result = tasks.run(topology)
     assert result.exit_code == exit_code
     (group,) = result.groups
     assert group.state == ("failed" if exit_code else "done")
@@ -195,7 +127,7 @@ if GROUP == 1:
 time.sleep(600)
 """
     topology = _topology(tmp_path, code, num_groups=2, max_restarts=1)
-    result = _run(topology)
+    result = tasks.run(topology)
     assert result.exit_code == 3
     assert [g.state for g in result.groups] == ["stopped", "failed"]
     (stopped,) = _events(topology, "stopped")
@@ -206,9 +138,9 @@ time.sleep(600)
 def test_a_group_that_waits_for_its_restart_can_be_stopped(tmp_path):
     topology = _topology(tmp_path, "connect(); sys.exit(3)", max_restarts=9)
     with local_run.LocalRun(topology) as run:
-        _poll_until(run, lambda: len(_events(topology, "restart")) == 2)
+        tasks.poll_until(run, lambda: len(_events(topology, "restart")) == 2)
         run.interrupt()
-        result = run.wait(timeout_secs=LIMIT_SECS)
+        result = run.wait(timeout_secs=tasks.LIMIT_SECS)
     assert result.exit_code == 130
     (group,) = result.groups
     assert group.state == "stopped"
@@ -230,12 +162,14 @@ signs.announce_ready()
     topology = _topology(
         tmp_path, code, workers_per_group=2, start_timeout_secs=3
     )
-    result = _run(topology)
+    result = tasks.run(topology)
     assert result.exit_code == 0
     assert result.groups[0].group_restarts == 1
     (late,) = _events(topology, "late")
     assert "group_0_worker_1 did not appear" in late["reason"]
     assert "group_0_worker_0" not in late["reason"]
+    (failed,) = _events(topology, "failed")
+    assert (failed["task"], failed["exit_code"]) == (None, 75)
 
 
 def test_a_group_starts_on_other_ports_if_one_is_taken(tmp_path, capsys):
@@ -259,7 +193,7 @@ signs.announce_ready()
         return holders
 
     topology = _topology(tmp_path, code, workers_per_group=2, max_restarts=0)
-    result = _run(topology, reserve_ports=first_taken)
+    result = tasks.run(topology, reserve_ports=first_taken)
     assert result.exit_code == 0, result.groups
     assert result.groups[0].group_restarts == 0
     assert "a port of it was taken" in capsys.readouterr().out
@@ -287,17 +221,17 @@ while True:
     name = "group_0_ps_0" if ps_per_group else "group_0_worker_1"
     trainer = "group_0_chief_0" if ps_per_group else "group_0_worker_0"
     with local_run.LocalRun(topology) as run:
-        _poll_until(run, lambda: len(_steps(topology, trainer)) > 10)
+        tasks.poll_until(run, lambda: len(_steps(topology, trainer)) > 10)
         victim = run.pids[name]
         # One that is let go on in time is left alone.
         os.kill(victim, signal.SIGSTOP)
-        _poll_until(run, lambda: _events(topology, "stopped_by_signal"))
+        tasks.poll_until(run, lambda: _events(topology, "stopped_by_signal"))
         os.kill(victim, signal.SIGCONT)
-        _poll_until(run, lambda: _events(topology, "continued"))
+        tasks.poll_until(run, lambda: _events(topology, "continued"))
         os.kill(victim, signal.SIGSTOP)
-        _poll_until(run, lambda: _events(topology, "failed"))
-        _poll_until(run, lambda: not psutil.pid_exists(victim))
-        result = run.wait(timeout_secs=LIMIT_SECS)
+        tasks.poll_until(run, lambda: _events(topology, "failed"))
+        tasks.poll_until(run, lambda: not psutil.pid_exists(victim))
+        result = run.wait(timeout_secs=tasks.LIMIT_SECS)
     (frozen,) = _events(topology, "frozen")
     assert frozen["task"] == name
     assert frozen["silent_secs"] >= 1.0
@@ -316,9 +250,10 @@ def test_a_task_that_hangs_with_pythons_lock_is_found(tmp_path, capsys):
         stuck_secs=2.0,
     )
     with local_run.LocalRun(topology) as run:
-        _poll_until(run, lambda: len(_steps(topology, "group_0_worker_0")) > 10)
+        name = "group_0_worker_0"
+        tasks.poll_until(run, lambda: len(_steps(topology, name)) > 10)
         pathlib.Path(topology.workdir, "group_0_worker_0.hang").touch()
-        result = run.wait(timeout_secs=LIMIT_SECS)
+        result = run.wait(timeout_secs=tasks.LIMIT_SECS)
     assert result.exit_code == 0
     assert [g.group_restarts for g in result.groups] == [1, 0]
     (stuck,) = _events(topology, "stuck")
@@ -351,9 +286,9 @@ while True:
 """
     topology = _topology(tmp_path, code, ps_per_group=1, stuck_secs=2.0)
     with local_run.LocalRun(topology) as run:
-        _poll_until(run, lambda: len(_events(topology, "ready")) == 3)
+        tasks.poll_until(run, lambda: len(_events(topology, "ready")) == 3)
         pathlib.Path(topology.workdir, "hang").touch()
-        result = run.wait(timeout_secs=LIMIT_SECS)
+        result = run.wait(timeout_secs=tasks.LIMIT_SECS)
     assert result.exit_code == 0
     (group,) = result.groups
     assert group.group_restarts == 0

@@ -1,8 +1,4 @@
-"""Tests of whole runs through the launcher, with tasks that are no trainers.
-
-The tasks take part in the start-up handshake where that matters; none imports
-TensorFlow.
-"""
+"""Tests of whole runs through the launcher, with tasks that are no trainers."""
 
 import json
 import os
@@ -12,13 +8,12 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 
 from launch import local
 from tests.cases import runs as run_cases
+from tests.cases import tasks
 from tfdistill.launcher import command as cli
-from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 from tfdistill.status import tables
 
@@ -27,56 +22,8 @@ pytestmark = [
     pytest.mark.timeout_secs(60),
     pytest.mark.usefixtures("no_process_left"),
 ]
-LIMIT_SECS = 20.0
-# What the code of a task may use.
-PRELUDE = """
-import json, os, pathlib, signal, subprocess, sys, time
-GROUP = int(os.environ["TFDISTILL_GROUP"])
-CONFIG = json.loads(os.environ.get("TF_CONFIG", "{}"))
-TYPE = CONFIG.get("task", {}).get("type", "worker")
-INDEX = CONFIG.get("task", {}).get("index", 0)
-READY = pathlib.Path(os.environ["TFDISTILL_READY_FILE"])
-WORKDIR = pathlib.Path(os.environ["TFDISTILL_WORKDIR"])
-def family():
-    far = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"],
-        start_new_session=True,
-    )
-    print("pids", os.getpid(), far.pid, flush=True)
-"""
 HANG = "time.sleep(600)\n"
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-
-
-def _command(code):
-    return sys.executable, "-c", PRELUDE + code
-
-
-def _topology(tmp_path, code, **fields):
-    fields = {"grace_secs": 3.0} | fields
-    return local_cluster.LocalCluster(
-        command=_command(code), workdir=str(tmp_path / "run"), **fields
-    )
-
-
-def _run(topology, display=None):
-    with local_run.LocalRun(topology, display=display) as run:
-        return run.wait(timeout_secs=LIMIT_SECS)
-
-
-def _until(condition):
-    end = time.monotonic() + LIMIT_SECS
-    while not (value := condition()):
-        assert time.monotonic() < end, "the condition did not come true in time"
-        time.sleep(0.02)
-    return value
-
-
-def _alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _family_pids(tmp_path, num_tasks):
@@ -88,7 +35,7 @@ def _family_pids(tmp_path, num_tasks):
         found = [line.split()[1:] for line in lines if line.startswith("pids")]
         return found if len(found) == num_tasks else None
 
-    return [int(pid) for pids in _until(find) for pid in pids]
+    return [int(pid) for pids in tasks.until(find) for pid in pids]
 
 
 def test_all_tasks_share_a_key_that_is_written_nowhere_else(
@@ -100,9 +47,9 @@ def test_all_tasks_share_a_key_that_is_written_nowhere_else(
         "print(len(signer._key), sorted(signing.VARIABLES & set(os.environ)))"
     )
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
-    topology = _topology(tmp_path, code, num_groups=2)
+    topology = tasks.topology(tmp_path, code, num_groups=2)
     for _ in range(2):  # A second run in the directory keeps the key.
-        assert _run(topology).exit_code == 0
+        assert tasks.run(topology).exit_code == 0
         key = (tmp_path / "run" / "exchange.key").read_text().strip()
     assert len(key) == 64
     log = (tmp_path / "run" / "logs" / "group_1_worker_0.log").read_text()
@@ -117,11 +64,11 @@ def test_all_tasks_share_a_key_that_is_written_nowhere_else(
 
 def test_the_users_own_key_is_passed_on(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDISTILL_EXCHANGE_KEY", "0123456789abcdef")
-    topology = _topology(
+    topology = tasks.topology(
         tmp_path,
         "print([n for n in sorted(os.environ) if 'EXCHANGE_KEY' in n])",
     )
-    assert _run(topology).exit_code == 0
+    assert tasks.run(topology).exit_code == 0
     log = (tmp_path / "run" / "logs" / "group_0_worker_0.log").read_text()
     assert log.strip() == "['TFDISTILL_EXCHANGE_KEY']"
     assert not (tmp_path / "run" / "exchange.key").exists()
@@ -134,13 +81,13 @@ def test_the_users_own_key_is_passed_on(tmp_path, monkeypatch):
 
 
 def test_every_task_runs_with_its_own_identity(tmp_path):
-    topology = _topology(
+    topology = tasks.topology(
         tmp_path,
         "print(GROUP, TYPE, INDEX, json.dumps(CONFIG.get('cluster')))",
         num_groups=2,
         workers_per_group=2,
     )
-    result = _run(topology)
+    result = tasks.run(topology)
     assert result.exit_code == 0
     assert [group.state for group in result.groups] == ["done", "done"]
     assert result.groups[0].exit_codes == {
@@ -179,8 +126,8 @@ if (GROUP, INDEX) == (0, 1):
     {end}
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
 {HANG}"""
-    topology = _topology(tmp_path, task, num_groups=2, workers_per_group=2)
-    result = _run(topology)
+    topology = tasks.topology(tmp_path, task, num_groups=2, workers_per_group=2)
+    result = tasks.run(topology)
     failed, other = result.groups
     assert result.exit_code == code
     assert (failed.state, failed.failed_task) == ("failed", "group_0_worker_1")
@@ -196,12 +143,9 @@ def test_other_groups_may_go_on(tmp_path):
     task = """
 if GROUP == 1:
     raise SystemExit(3)
-_until = time.monotonic() + 15
-while not (WORKDIR / "go").exists() and time.monotonic() < _until:
-    time.sleep(0.02)
-sys.exit(0 if (WORKDIR / "go").exists() else 99)
+wait_for("go")
 """
-    topology = _topology(
+    topology = tasks.topology(
         tmp_path, task, num_groups=2, on_group_failure="continue"
     )
     with local_run.LocalRun(topology) as run:
@@ -210,10 +154,10 @@ sys.exit(0 if (WORKDIR / "go").exists() else 99)
             run.poll()
             return run.result().groups[1].state == "failed"
 
-        _until(failed)
+        tasks.until(failed)
         assert not run.over
         pathlib.Path(topology.workdir, "go").touch()
-        result = run.wait(timeout_secs=LIMIT_SECS)
+        result = run.wait(timeout_secs=tasks.LIMIT_SECS)
     assert [group.state for group in result.groups] == ["done", "failed"]
     assert result.exit_code == 3
 
@@ -236,10 +180,10 @@ while time.monotonic() < end:
         except ProcessLookupError:
             sys.exit(10)
 """
-    topology = _topology(
+    topology = tasks.topology(
         tmp_path, task, num_groups=2, on_group_failure="continue"
     )
-    result = _run(topology)
+    result = tasks.run(topology)
     assert [g.exit_codes for g in result.groups] == [
         {"group_0_worker_0": 10},
         {"group_1_worker_0": 11},
@@ -250,13 +194,13 @@ while time.monotonic() < end:
 def test_task_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path):
     task = f"""{DEAF}
 if INDEX == 1:
-    while not (WORKDIR / "deaf").exists():
-        time.sleep(0.02)
+    wait_for("deaf")
     sys.exit(4)
 (WORKDIR / "deaf").touch()
 {HANG}"""
-    topology = _topology(tmp_path, task, workers_per_group=2, grace_secs=0.5)
-    result = _run(topology)
+    result = tasks.run(
+        tasks.topology(tmp_path, task, workers_per_group=2, grace_secs=0.5)
+    )
     assert result.exit_code == 4
     assert result.groups[0].exit_codes == {
         "group_0_worker_0": -signal.SIGKILL,
@@ -264,26 +208,11 @@ if INDEX == 1:
     }
 
 
-def test_servers_are_ended_when_their_chief_is_done(tmp_path):
-    task = "print(TYPE)\nif TYPE != 'chief':\n    " + HANG
-    topology = _topology(tmp_path, task, workers_per_group=2, ps_per_group=1)
-    result = _run(topology)
-    assert result.exit_code == 0
-    assert result.groups[0].state == "done"
-    codes = result.groups[0].exit_codes
-    assert codes.pop("group_0_chief_0") == 0
-    assert set(codes) == {
-        "group_0_worker_0",
-        "group_0_worker_1",
-        "group_0_ps_0",
-    }
-
-
 def test_a_dead_worker_of_a_chief_is_started_again(tmp_path, capsys):
     # Worker 1 dies twice, by exit and by signal; the chief ends at its third
     # start, which is the last one it has.
     task = f"""
-READY.touch()
+connect()
 if TYPE == "worker" and INDEX == 1:
     num_starts = len(list(WORKDIR.glob("start_*")))
     port = int(CONFIG["cluster"]["worker"][1].rpartition(":")[2])
@@ -297,25 +226,28 @@ if TYPE == "worker" and INDEX == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         {HANG}
 if TYPE == "chief":
-    while not (WORKDIR / "start_2").exists():
-        time.sleep(0.02)
+    wait_for("start_2")
     sys.exit(0)
 {HANG}"""
-    topology = _topology(
+    topology = tasks.topology(
         tmp_path,
         task,
         workers_per_group=2,
         ps_per_group=1,
         worker_restarts=2,
     )
-    display = tables.Display(plain=True)
-    with local_run.LocalRun(topology, display=display) as run:
-        result = run.wait(timeout_secs=LIMIT_SECS)
+    with tasks.shown(topology) as run:
+        result = run.wait(timeout_secs=tasks.LIMIT_SECS)
         record = pathlib.Path(topology.workdir, "launch.json")
         assert json.loads(record.read_text())["pids"] == run.pids
     (group,) = result.groups
     assert (result.exit_code, group.state, group.reason) == (0, "done", "")
     assert group.restarts == {"group_0_worker_0": 0, "group_0_worker_1": 2}
+    # The servers never end: they are ended when their chief is done.
+    assert group.exit_codes["group_0_chief_0"] == 0
+    assert all(
+        code for name, code in group.exit_codes.items() if "chief" not in name
+    )
     lines = (topology.logs_dir / "group_0_worker_1.log").read_text().split("\n")
     port = lines[0].rpartition(" ")[2]
     assert lines[:3] == [f"start {n} at {port}" for n in range(3)]
@@ -327,23 +259,21 @@ if TYPE == "chief":
 
 def test_a_group_goes_on_until_no_worker_is_left(tmp_path, capsys):
     task = f"""
-READY.touch()
+connect()
 if (TYPE, INDEX) == ("worker", 0):
     sys.exit(3)
 if TYPE == "worker":
-    while not (WORKDIR / "end").exists():
-        time.sleep(0.02)
+    wait_for("end")
     sys.exit(4)
 {HANG}"""
-    topology = _topology(
+    topology = tasks.topology(
         tmp_path,
         task,
         workers_per_group=2,
         ps_per_group=1,
         worker_restarts=0,
     )
-    display = tables.Display(plain=True)
-    with local_run.LocalRun(topology, display=display) as run:
+    with tasks.shown(topology) as run:
         log = []
 
         def given_up():
@@ -351,10 +281,10 @@ if TYPE == "worker":
             log.append(capsys.readouterr().out)
             return "exit code 3; no worker is started" in "".join(log)
 
-        _until(given_up)
+        tasks.until(given_up)
         assert run.result().groups[0].state == "running"
         pathlib.Path(topology.workdir, "end").touch()
-        result = run.wait(timeout_secs=LIMIT_SECS)
+        result = run.wait(timeout_secs=tasks.LIMIT_SECS)
     (group,) = result.groups
     assert (result.exit_code, group.state) == (4, "failed")
     assert group.failed_task == "group_0_worker_1"
@@ -364,13 +294,13 @@ if TYPE == "worker":
 @pytest.mark.parametrize("task_type", ["ps", "chief"])
 def test_the_loss_of_a_ps_or_chief_stops_the_group(tmp_path, task_type):
     task = f"""
-READY.touch()
+connect()
 if TYPE == {task_type!r}:
     print("last words", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 {HANG}"""
-    topology = _topology(tmp_path, task, ps_per_group=1)
-    result = _run(topology)
+    topology = tasks.topology(tmp_path, task, ps_per_group=1)
+    result = tasks.run(topology)
     (group,) = result.groups
     name = f"group_0_{task_type}_0"
     assert (result.exit_code, group.state) == (137, "failed")
@@ -380,77 +310,20 @@ if TYPE == {task_type!r}:
     assert group.restarts == {"group_0_worker_0": 0}
 
 
-def test_task_that_does_not_appear_is_named(tmp_path):
-    task = f"""
-if INDEX == 0:
-    READY.with_name(READY.name + ".starting").touch()
-{HANG}"""
-    topology = _topology(
-        tmp_path, task, workers_per_group=2, start_timeout_secs=2
-    )
-    result = _run(topology)
-    assert result.exit_code == 75
-    assert result.groups[0].state == "failed"
-    assert result.groups[0].failed_task is None
-    assert "group_0_worker_1 did not appear" in result.groups[0].reason
-    assert "group_0_worker_0" not in result.groups[0].reason
-
-
-def test_ready_tasks_may_take_their_time(tmp_path):
-    task = "READY.touch(); time.sleep(2.2)"
-    result = _run(_topology(tmp_path, task, start_timeout_secs=2))
-    assert result.exit_code == 0
-
-
-def test_status_and_last_lines_are_shown(tmp_path, capsys):
-    task = """
-out = WORKDIR / f"group_{GROUP}"
-out.mkdir(exist_ok=True)
-with (out / "metrics.jsonl").open("a") as file:
-    file.write(json.dumps({"step": 7, "total_steps": 9, "loss": 0.5}) + "\\n")
-READY.touch()
-time.sleep(1.0)
-sys.exit("the [last] words")
-"""
-    old = tmp_path / "run" / "group_0" / "metrics.jsonl"
-    old.parent.mkdir(parents=True)
-    old.write_text('{"step": 1, "staleness": 1, "distillation_loss": 3}\n')
-    result = _run(_topology(tmp_path, task), tables.Display(plain=True))
-    assert result.exit_code == 1
-    out = capsys.readouterr().out
-    assert "group 0: running, step 7/9, loss 0.5000\n" in out
-    assert "group 0: failed, step 7/9" in out
-    assert "the [last] words" in out
-    assert "distillation" not in out
-
-
-def test_run_is_recorded_with_its_process_ids(tmp_path):
-    topology = _topology(tmp_path, HANG, workers_per_group=2)
-    record = pathlib.Path(topology.workdir, "launch.json")
-    with local_run.LocalRun(topology) as run:
-        _until(lambda: run.poll() or record.exists())
-        pids = json.loads(record.read_text())["pids"]
-        assert pids == run.pids
-        assert set(pids) == {"group_0_worker_0", "group_0_worker_1"}
-        os.kill(pids["group_0_worker_1"], signal.SIGKILL)
-        result = run.wait(timeout_secs=LIMIT_SECS)
-    assert result.groups[0].failed_task == "group_0_worker_1"
-    assert result.exit_code == 128 + signal.SIGKILL
-
-
 def test_leaving_the_block_ends_every_process(tmp_path):
-    topology = _topology(tmp_path, DEAF + "family()\n" + HANG, num_groups=2)
+    code = DEAF + "family()\n" + HANG
+    topology = tasks.topology(tmp_path, code, num_groups=2)
     with pytest.raises(TimeoutError, match="group 1: starting"):
         with local_run.LocalRun(topology) as run:
             pids = _family_pids(tmp_path, 2)
             run.wait(timeout_secs=0.3)
-    assert not any(_alive(pid) for pid in pids)
+    assert not any(tasks.alive(pid) for pid in pids)
 
 
 def test_wrong_environment_is_refused_before_any_start(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDISTILL_GRUOP", "1")
     with pytest.raises(ValueError, match="TFDISTILL_GRUOP.*Did you mean"):
-        local_run.LocalRun(_topology(tmp_path, "pass"))
+        local_run.LocalRun(tasks.topology(tmp_path, "pass"))
     assert not (tmp_path / "run").exists()
 
 
@@ -461,7 +334,7 @@ def launcher(tmp_path):
 
     def start(code, *options):
         command = [sys.executable, "-m", "launch.local", *options]
-        command += [f"--workdir={tmp_path / 'run'}", "--", *_command(code)]
+        command += [f"--workdir={tmp_path / 'run'}", "--", *tasks.command(code)]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -471,7 +344,7 @@ def launcher(tmp_path):
     yield start
     for process in started:
         process.kill()
-        process.communicate(timeout=LIMIT_SECS)
+        process.communicate(timeout=tasks.LIMIT_SECS)
 
 
 @pytest.mark.parametrize(
@@ -485,9 +358,9 @@ def test_interrupted_launcher_stops_everything(
     )
     pids = _family_pids(tmp_path, 4)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=LIMIT_SECS)
+    out, _ = process.communicate(timeout=tasks.LIMIT_SECS)
     assert process.returncode == code
-    assert not any(_alive(pid) for pid in pids)
+    assert not any(tasks.alive(pid) for pid in pids)
     assert f"group 1 stopped: the launcher received {number.name}" in out
 
 
@@ -496,25 +369,25 @@ def test_second_interrupt_kills_at_once(tmp_path, launcher):
     pids = _family_pids(tmp_path, 1)
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
-    assert process.poll() is None and _alive(pids[0])
+    assert process.poll() is None and tasks.alive(pids[0])
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=LIMIT_SECS)
+    process.communicate(timeout=tasks.LIMIT_SECS)
     assert process.returncode == 130
-    assert not any(_alive(pid) for pid in pids)
+    assert not any(tasks.alive(pid) for pid in pids)
 
 
 def test_killed_launcher_leaves_no_process(tmp_path, launcher):
     process = launcher(DEAF + "family()\n" + HANG, "--num_groups=2")
     pids = _family_pids(tmp_path, 2)
     process.kill()
-    process.wait(LIMIT_SECS)
-    _until(lambda: not any(_alive(pid) for pid in pids))
+    process.wait(tasks.LIMIT_SECS)
+    tasks.until(lambda: not any(tasks.alive(pid) for pid in pids))
 
 
 def test_command_line_runs_a_command(tmp_path, capsys):
     arguments = ["--num_groups=2", f"--workdir={tmp_path}", "--plain", "--"]
     code = "print(GROUP, sys.argv[1:])"
-    command = [*_command(code), "--num_groups=9", "--", "x"]
+    command = [*tasks.command(code), "--num_groups=9", "--", "x"]
     assert cli.main([*arguments, *command]) == 0
     assert "group 1 done" in capsys.readouterr().out
     log = tmp_path / "logs" / "group_1_worker_0.log"
@@ -531,6 +404,14 @@ def test_command_line_runs_a_command(tmp_path, capsys):
         ("--workdir=W --workers=2 -- true", "received --workers=2"),
         ("--workdir=W --num_group=2 -- true", "Did you mean --num_groups?"),
         ("--workdir=W extra -- true", "expected only options; received extra"),
+        (
+            "--num_groups 2 --workdir=W python my.py --epochs=3",
+            "before the command: --num_groups 2 --workdir=W -- python my.py "
+            "--epochs=3",
+        ),
+        ("--workdir=W my.py", "before the command: --workdir=W -- my.py"),
+        ("--workdir=W -- my.py", "To run a script, write: python my.py"),
+        ("--workdir=W -- bsh my.sh", "Did you mean bash?"),
         ("--workdir --num_groups=2 -- true", "a value after --workdir"),
         ("--workdir=W --num_groups=0 -- true", "`num_groups` must be >= 1"),
         (
@@ -589,30 +470,16 @@ def test_wrong_recipe_options(capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
-def test_recipe_runs_the_training_program(tmp_path, monkeypatch):
-    seen = []
-
-    def supervise(run):
-        seen.append(run)
-        run.close()
-        return local_run.RunResult(groups=(), exit_code=5)
-
-    monkeypatch.setattr(local_run.LocalRun, "supervise", supervise)
-    arguments = [f"--workdir={tmp_path}", "--recipe=digits", "--num_groups=2"]
-    arguments += ["--override=data.path=a=b", "--override=seed=7"]
-    arguments += ["--profile_steps=100:110"]
-    assert local.main(arguments) == 5
-    assert seen[0]._topology.num_groups == 2
-    assert seen[0]._topology.command == (
-        sys.executable,
-        "-m",
-        "launch.train",
-        "--recipe=digits",
-        f"--workdir={tmp_path}",
-        "--override=data.path=a=b",
-        "--override=seed=7",
-        "--profile_steps=100:110",
-    )
+def test_recipe_runs_the_training_program(tmp_path):
+    arguments = [f"--workdir={tmp_path}", "--recipe=digits"]
+    given = ["--override=data.path=a=b", "--override=seed=7"]
+    given += ["--profile_steps=100:110"]
+    options = local.PROGRAM.parse([*arguments, *given])
+    assert local.command_of(options) == [
+        *(sys.executable, "-m", "launch.train"),
+        *("--recipe=digits", f"--workdir={tmp_path}"),
+        *given,
+    ]
 
 
 def test_help_names_the_exit_codes(capsys):
@@ -623,23 +490,30 @@ def test_help_names_the_exit_codes(capsys):
     assert "75" in out and "example" in out
 
 
-def test_versions_restarts_and_errors_are_shown(tmp_path, capsys):
+def test_status_versions_restarts_and_errors_are_shown(tmp_path, capsys):
     run_cases.version(tmp_path / "run" / "exchange", 0, 5)
-    code = (
-        "mark = WORKDIR / 'mark'\n"
-        "if not mark.exists():\n"
-        "    mark.touch()\n"
-        "    sys.exit(3)\n"
-        "time.sleep(2)\n"
-    )
-    topology = _topology(tmp_path, code, max_restarts=1)
+    # Of an earlier run: not of this one.
+    run_cases.metrics(tmp_path / "run", 0, {"step": 1, "distillation_loss": 3})
+    code = """
+if not (WORKDIR / "mark").exists():
+    (WORKDIR / "mark").touch()
+    sys.exit("the [last] words")
+with (WORKDIR / "group_0" / "metrics.jsonl").open("a") as file:
+    file.write(json.dumps({"step": 7, "total_steps": 9, "loss": 0.5}) + "\\n")
+connect()
+time.sleep(2)
+"""
+    topology = tasks.topology(tmp_path, code, max_restarts=1)
     display = tables.Display(plain=True, interval_secs=0.0)
     with local_run.LocalRun(topology, display=display) as run:
-        assert run.wait(timeout_secs=LIMIT_SECS).exit_code == 0
+        assert run.wait(timeout_secs=tasks.LIMIT_SECS).exit_code == 0
         (status,) = (group.status for group in run._groups)
     out = capsys.readouterr().out
-    assert "group 0: done, newest 5, restarts 1" in out
-    assert status.last_error == "group_0_worker_0 ended with exit code 3"
+    assert "the [last] words" in out
+    assert "group 0: running, step 7/9, loss 0.5000, newest 5" in out
+    assert "group 0: done, step 7/9" in out and "restarts 1" in out
+    assert "distillation" not in out
+    assert status.last_error == "group_0_worker_0 ended with exit code 1"
 
 
 _INTERFACES = ("lo", "eth0", "wlan0")

@@ -9,6 +9,7 @@ import time
 import psutil
 import pytest
 
+from tests.cases import tasks
 from tfdistill.launcher import task_process
 
 pytestmark = [
@@ -27,21 +28,6 @@ far = subprocess.Popen(sleep, start_new_session=True)
 print(os.getpid(), near.pid, far.pid, flush=True)
 """
 WAIT = "time.sleep(600)\n"
-
-
-def _until(condition):
-    end = time.monotonic() + LIMIT_SECS
-    while not (value := condition()):
-        assert time.monotonic() < end, "the condition did not come true in time"
-        time.sleep(0.01)
-    return value
-
-
-def _alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture
@@ -72,12 +58,12 @@ def _finish(process):
         process.read()
         return process.closed
 
-    _until(closed)
+    tasks.until(closed)
     return process.exit_code
 
 
 def _family(log):
-    return [int(pid) for pid in _until(lambda: log.read_text().split())]
+    return [int(pid) for pid in tasks.until(lambda: log.read_text().split())]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +106,7 @@ def test_stop_reaches_the_task_and_its_group(start):
     pids = _family(process.log)
     process.request_stop()
     assert _finish(process) == -signal.SIGTERM
-    assert not any(_alive(pid) for pid in pids)
+    assert not any(tasks.alive(pid) for pid in pids)
 
 
 def test_stop_may_be_ignored_but_not_kill(start):
@@ -130,10 +116,10 @@ def test_stop_may_be_ignored_but_not_kill(start):
     process.request_stop()
     time.sleep(0.2)
     process.read()
-    assert process.exit_code is None and _alive(pids[0])
+    assert process.exit_code is None and tasks.alive(pids[0])
     process.kill()
     assert process.closed and process.exit_code == -signal.SIGKILL
-    assert not any(_alive(pid) for pid in pids)
+    assert not any(tasks.alive(pid) for pid in pids)
     process.kill()  # Again: nothing happens.
     process.request_stop()
 
@@ -142,16 +128,16 @@ def test_children_of_a_task_that_is_done_are_ended(start):
     process = start(*_python(FAMILY))
     pids = _family(process.log)
     assert _finish(process) == 0
-    assert not any(_alive(pid) for pid in pids)
+    assert not any(tasks.alive(pid) for pid in pids)
 
 
 def test_killed_keeper_takes_the_task_along(start):
     process = start(*_python("import time; print(1, flush=True)\n" + WAIT))
     _family(process.log)
-    _until(lambda: process.read() or process.pid)
+    tasks.until(lambda: process.read() or process.pid)
     psutil.Process(process.pid).parent().kill()
     assert _finish(process) != 0
-    _until(lambda: not _alive(process.pid))
+    tasks.until(lambda: not tasks.alive(process.pid))
 
 
 def test_launcher_killed_by_sigkill(tmp_path):
@@ -166,13 +152,13 @@ time.sleep(600)
 """
     process = subprocess.Popen(_python(launcher))
     try:
-        _until((tmp_path / "log").exists)
+        tasks.until((tmp_path / "log").exists)
         pids = _family(tmp_path / "log")
-        assert all(_alive(pid) for pid in pids)
+        assert all(tasks.alive(pid) for pid in pids)
     finally:
         process.kill()
         process.wait(LIMIT_SECS)
-    _until(lambda: not any(_alive(pid) for pid in pids))
+    tasks.until(lambda: not any(tasks.alive(pid) for pid in pids))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tests of the clock that leaves out its owner's sleep."""
+"""Tests of what finds late, frozen and stuck tasks; times are invented."""
 
 import dataclasses
 import sys
@@ -19,6 +19,31 @@ def test_time_asleep_counts_one_second_at_most():
         now[0] += step
         readings.append(clock.read())
     assert readings == pytest.approx([0.0, 0.2, 1.1, 2.1, 2.6])
+
+
+def test_a_start_has_two_limits(tmp_path):
+    paths = {name: tmp_path / name for name in ("a", "b")}
+    limit = watches.StartLimit(paths, limit_secs=10.0, now=0.0)
+    assert limit.warning(now=4.0) is None
+    assert "no task has reached" in limit.warning(now=5.0)
+    assert limit.warning(now=6.0) is None  # Only once.
+    assert limit.late(["a", "b"], now=9.0) is None
+    signs.announce_starting({signs.VARIABLE: str(paths["a"])})
+    # One has appeared: from now on all have ten seconds to connect.
+    assert limit.late(["a", "b"], now=9.5) is None
+    assert limit.late(["a", "b"], now=19.0) is None
+    late = limit.late(["a", "b"], now=19.6)
+    assert late.startswith("b did not appear within 10 s")
+
+
+def test_tasks_that_connect_or_end_may_take_their_time(tmp_path):
+    paths = {name: tmp_path / name for name in ("a", "b")}
+    limit = watches.StartLimit(paths, limit_secs=10.0, now=0.0)
+    paths["a"].touch()
+    assert limit.late(["a"], now=9.0) is None  # The other has ended.
+    assert limit.late(["a", "b"], now=1e9) is None
+    never = watches.StartLimit(paths, limit_secs=0.0, now=0.0)
+    assert never.late(["b"], now=1e9) is None
 
 
 class _Task:

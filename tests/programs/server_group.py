@@ -36,8 +36,8 @@ def learn(directory: pathlib.Path, strategy: Any, notes: dict) -> dict:
     graphs = {id(graph): graph for graph in seen.graphs}
     tables = [
         table
-        for slot in model.teachers.remote.slots
-        for shards in slot._tables.values()
+        for teacher in model.teachers.remote.teachers
+        for shards in teacher._tables.values()
         for table in shards
     ]
     notes["num_traced"] = seen.num_traced

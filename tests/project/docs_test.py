@@ -2,10 +2,10 @@
 
 Python blocks are run here, with `fit` cut to two steps, and those that are
 files are compiled. Commands meet the parser of the program they name, with
-their recipe, overrides and methods. tests/guide_test.py types the pages of the
-guide; tests/quickstart_test.py and tests/install_test.py run the scripts
-of the README. Blocks marked `<!-- not run: reason -->` are skipped, and the
-reason is told.
+their recipe, overrides and methods. tests/project/guide_test.py types the
+pages of the guide; tests/launch/quickstart_test.py and
+tests/project/install_test.py run the scripts of the README. Blocks marked
+`<!-- not run: reason -->` are skipped, and the reason is shown.
 """
 
 import importlib

@@ -117,6 +117,9 @@ OPTIONS = {
     "benchmarks.recovery": """
         rounds=3
     """,
+    "benchmarks.same_numbers": """
+        case=[] output=None against=None
+    """,
     "benchmarks.soak": """
         workdir=None
         faults=kill,stop,term,late,disk_full,corrupt,duplicate

@@ -127,7 +127,7 @@ def test_01_no_gradient_reaches_a_teacher(exchange, request, replicas):
     cases.prepare(model, data, steps_per_epoch=1)
     cases.publish(exchange, cases.deep(1))
     cases.load(model, 10)
-    teacher = model.teachers._slots[0]._variables
+    teacher = model.teachers._teachers[0]._variables
     before = [v.numpy() for v in teacher]
     student = _values(model)
     cases.fit(model, data, steps_per_epoch=100)
@@ -153,7 +153,7 @@ def test_01_teachers_run_in_inference_mode(exchange):
     model = cases.codistill(build(0), cases.teacher_set(exchange))
     cases.prepare(model, _X, _Y)
     cases.load(model, 10)
-    teacher = model.teachers._slots[0]._variables
+    teacher = model.teachers._teachers[0]._variables
     before = [v.numpy() for v in teacher]
     asked = []
     ask = model.teachers.predict
@@ -292,7 +292,7 @@ def test_03_all_replicas_use_the_same_version(exchange, two_replicas):
         cases.publish(exchange, cases.linear(step), step=step)
         cases.load(model, step)
         for variable, value in zip(
-            model.teachers._slots[0]._variables,
+            model.teachers._teachers[0]._variables,
             cases.linear(step).variables,
             strict=True,
         ):

@@ -45,22 +45,11 @@ def policy(request):
     keras.config.set_dtype_policy(before)
 
 
-def _publish_nan(exchange, monkeypatch, step=10):
-    """A peer whose weights have become NaN, past the gates on both sides."""
-    monkeypatch.setattr(saved_model, "check_finite", lambda *_: None)
-    peer = cases.deep(1)
-    for variable in peer.variables:
-        variable.assign(tf.fill(variable.shape, float("nan")))
-    cases.publish(exchange, peer, step=step)
-
-
 @pytest.mark.parametrize(
     ("policy", "loss"),
     [
         ("float32", "ForwardKL"),
-        ("float32", "ReverseKL"),
         ("mixed_float16", "ReverseKL"),
-        ("mixed_bfloat16", "ForwardKL"),
     ],
     indirect=["policy"],
 )
@@ -68,7 +57,12 @@ def test_a_teacher_of_nan_gives_the_run_without_a_teacher(
     exchange, monkeypatch, policy, loss
 ):
     """Bit for bit: while it is asked, when it is dropped, and after."""
-    _publish_nan(exchange, monkeypatch)
+    # The reader's gate is passed too.
+    monkeypatch.setattr(saved_model, "check_finite", lambda *_: None)
+    peer = cases.deep(1)
+    for variable in peer.variables:
+        variable.assign(tf.fill(variable.shape, float("nan")))
+    cases.publish(exchange, peer)
     models = [
         cases.codistill(
             cases.deep(0),
@@ -112,14 +106,9 @@ def test_one_row_of_nan_is_one_example_less(exchange):
     model = cases.codistill(cases.linear(0), cases.teacher_set(exchange))
     cases.prepare(model, x, _Y)
     cases.load(model, 10)
-    soft = model.teachers.predict(
-        tf.constant(x),
-        step=tf.constant(20, tf.int64),
-        active=tf.constant(True),
-        like=model.student(x),
-    )
+    _, weights = cases.outputs_of_teachers(model, x)
     expected = [[float(row != 3) for row in range(16)]]
-    np.testing.assert_array_equal(soft.weights, expected)
+    np.testing.assert_array_equal(weights, expected)
     assert cases.fit(model, x, _Y)["distillation_weight"] == [1]
 
 
@@ -140,9 +129,7 @@ class _Clock(keras.callbacks.Callback):
         self.now += 10.0
 
 
-@pytest.mark.parametrize(
-    ("unit", "replicas"), [("steps", 1), ("secs", 1), ("secs", 2)]
-)
+@pytest.mark.parametrize(("unit", "replicas"), [("steps", 1), ("secs", 2)])
 def test_the_weight_follows_the_ramp_of_a_frozen_exporter(
     exchange, unit, replicas, request, caplog
 ):
@@ -171,7 +158,7 @@ def test_the_weight_follows_the_ramp_of_a_frozen_exporter(
         )
     data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
     cases.prepare(model, data)
-    clock = teachers._slots[0]._clock = _Clock()
+    clock = teachers._teachers[0]._clock = _Clock()
     # In this order: the time of a step has passed when the loader looks.
     callbacks = [clock, tfdistill.TeacherLoader(every_steps=1)]
     cases.publish(exchange, cases.linear(1), step=0)
@@ -219,8 +206,9 @@ def _named(**outputs):
     return keras.Model(inputs, found)
 
 
-@pytest.mark.parametrize("classes", [1, 9, 11])
-@pytest.mark.parametrize("allow", [False, True])
+@pytest.mark.parametrize(
+    ("classes", "allow"), [(1, True), (9, False), (11, True)]
+)
 def test_other_numbers_of_classes_are_refused(exchange, classes, allow):
     """One class would be broadcast to ten without a word."""
     cases.publish(exchange, cases.linear(1, classes=classes))
@@ -269,13 +257,13 @@ def test_a_teacher_stays_as_it_is_while_the_student_trains(exchange):
     peer = cases.deep(1)
     cases.publish(exchange, peer)
     cases.load(model, 10)
-    values = [v.numpy() for v in model.teachers._slots[0]._variables]
+    values = [v.numpy() for v in model.teachers._teachers[0]._variables]
     num_slots = len(model.optimizer.variables)
     before = [v.numpy() for v in model.student.variables]
     data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
     cases.fit(model, data.repeat(), steps_per_epoch=100)
     _assert_same_bits(
-        [v.numpy() for v in model.teachers._slots[0]._variables], values
+        [v.numpy() for v in model.teachers._teachers[0]._variables], values
     )
     _assert_same_bits(values, [v.numpy() for v in peer.variables])
     assert all(

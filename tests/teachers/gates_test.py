@@ -16,6 +16,11 @@ _X, _Y = cases.data()
 _SPEC = tf.TensorSpec([None, 3])
 
 
+@pytest.fixture
+def exchange(tmp_path):
+    return tfdistill.Exchange(tmp_path / "exchange")
+
+
 def _check(outputs, spec=_SPEC, labels=None, **kwargs):
     batch = gates.Canary(np.zeros([2, 4]), labels=labels, **kwargs)
     batch.check(lambda inputs: [outputs], spec)
@@ -91,17 +96,12 @@ def test_what_is_no_canary(inputs, kwargs):
 
 @pytest.mark.parametrize("build", [cases.linear, cases.deep])
 def test_a_useless_version_is_quarantined_and_a_good_one_obeyed(
-    tmp_path, build
+    exchange, build
 ):
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
     good = build(1)
     labels = np.argmax(good(_X), axis=-1)
     batch = gates.Canary(_X, labels=labels)
-    model = cases.codistill(
-        cases.linear(0),
-        cases.teacher_set(exchange, canary=batch, allow_other_graphs=True),
-    )
-    cases.prepare(model, _X, _Y)
+    model = cases.following(exchange, canary=batch, allow_other_graphs=True)
     bad = build(1)
     last = bad.layers[-1]
     last.set_weights([-20 * w for w in last.get_weights()])
@@ -114,15 +114,10 @@ def test_a_useless_version_is_quarantined_and_a_good_one_obeyed(
 
 
 @pytest.mark.parametrize("kind", ["constant", "random"])
-def test_a_teacher_that_knows_nothing_and_is_sure_of_it(tmp_path, kind):
+def test_a_teacher_that_knows_nothing_and_is_sure_of_it(exchange, kind):
     """No step obeys it; one that knows the base rates passes."""
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
     labels = np.repeat([0, 1, 2, 2], 4)
-    model = cases.codistill(
-        cases.linear(0),
-        cases.teacher_set(exchange, canary=gates.Canary(_X, labels=labels)),
-    )
-    cases.prepare(model, _X, _Y)
+    model = cases.following(exchange, canary=gates.Canary(_X, labels=labels))
     rng = np.random.default_rng(0)
     kernel = np.zeros([4, 3]) if kind == "constant" else rng.normal(size=[4, 3])
     bad, good = cases.linear(1), cases.linear(1)
@@ -142,17 +137,18 @@ def test_a_fixed_one_that_is_useless_is_refused(tmp_path):
     student = cases.deep(1)
     labels = np.argmin(student(_X), axis=-1)
     student.export(str(tmp_path / "model"), verbose=False)
-    teachers = cases.teacher_set(
-        peers=(),
-        saved_models=[str(tmp_path / "model")],
-        canary=gates.Canary(_X, labels=labels, margin=0.0),
-    )
-    model = cases.codistill(cases.linear(0), teachers)
     with pytest.raises(ValueError, match="cross-entropy on the canary"):
-        cases.prepare(model, _X, _Y)
+        cases.following(
+            peers=(),
+            saved_models=[str(tmp_path / "model")],
+            canary=gates.Canary(_X, labels=labels, margin=0.0),
+        )
 
+
+# ---- schemas ----
 
 LABELS = ["cat", "dog", "emu"]
+SCHEMA = {"labels": LABELS}
 
 
 def test_a_file_stands_for_its_bytes(tmp_path):
@@ -196,9 +192,9 @@ def test_the_order_of_columns_does_not_count_but_that_of_labels_does():
 @pytest.mark.parametrize(
     ("theirs", "message"),
     [
-        ({"labels": LABELS}, "says nothing of the schema's 'words'"),
+        ({"labels": LABELS}, "has no part 'words'"),
         ({"labels": LABELS, "words": [1], "z": 1}, "has a part 'z'"),
-        ({"labels": LABELS[::-1], "words": [1]}, "'labels' must be those"),
+        ({"labels": LABELS[::-1], "words": [1]}, "'labels' must be the same"),
     ],
 )
 def test_a_difference_is_named(theirs, message):
@@ -215,22 +211,6 @@ def test_a_manifest_without_a_schema_differs(theirs):
     assert gates.schema_difference({}, theirs) is None
 
 
-SCHEMA = {"labels": ["cat", "dog", "emu"]}
-
-
-@pytest.fixture
-def exchange(tmp_path):
-    return tfdistill.Exchange(tmp_path / "exchange")
-
-
-def _model(exchange, **kwargs):
-    model = cases.codistill(
-        cases.linear(0), cases.teacher_set(exchange, **kwargs)
-    )
-    cases.prepare(model, _X, _Y)
-    return model
-
-
 def _export(exchange, schema):
     """One version of group 1, published while it trains."""
     model = cases.codistill(cases.linear(1))
@@ -240,9 +220,10 @@ def _export(exchange, schema):
     cases.fit(model, _X, _Y, callbacks=[exporter])
 
 
-def test_exporters_and_teachers_with_one_schema(exchange):
+@pytest.mark.parametrize("ours", [SCHEMA, None])
+def test_one_schema_or_none_to_compare(exchange, ours):
     _export(exchange, SCHEMA)
-    model = _model(exchange, schema=SCHEMA)
+    model = cases.following(exchange, schema=ours)
     cases.load(model, exchange.latest(1).step)
 
 
@@ -254,18 +235,15 @@ def test_another_schema_is_quarantined_unless_overridden(
 ):
     _export(exchange, theirs)
     step = exchange.latest(1).step
-    model = _model(exchange, schema=SCHEMA)
+    model = cases.following(exchange, schema=SCHEMA)
     cases.refresh_until(model, lambda: cases.quarantined(model))
     assert "allow_other_schemas=True" in cases.quarantined(model)[step]
     with caplog.at_level(logging.WARNING):
-        model = _model(exchange, schema=SCHEMA, allow_other_schemas=True)
+        model = cases.following(
+            exchange, schema=SCHEMA, allow_other_schemas=True
+        )
         cases.load(model, step)
-    assert caplog.text.count("Obeying the teacher of group 1, though") == 1
-
-
-def test_without_a_schema_none_is_compared(exchange):
-    _export(exchange, SCHEMA)
-    cases.load(_model(exchange), exchange.latest(1).step)
+    assert caplog.text.count("Using the teacher of group 1 although") == 1
 
 
 def test_a_warning_is_given_once(exchange, caplog):

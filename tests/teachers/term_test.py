@@ -1,4 +1,4 @@
-""""""
+"""What a step pays for differing from its teachers, and how far they agree."""
 
 import keras
 import numpy as np
@@ -200,18 +200,19 @@ def test_keys_that_are_no_outputs_are_refused(structure):
         term(soft, outputs, None)
 
 
-def test_keys_need_names():
+@pytest.mark.parametrize(
+    ("structure", "message"),
+    [
+        # Keys need names.
+        (lambda loss: {"a": loss}, "must be a list"),
+        (lambda loss: [loss], "each of 2 outputs; received 1"),
+    ],
+)
+def test_losses_that_fit_no_outputs_are_refused(structure, message):
     soft, _, _ = _two_outputs()
     loss = losses.SoftTargetCrossEntropy(from_logits=True)
-    with pytest.raises(ValueError, match="must be a list"):
-        _term({"a": loss})(soft, [_STUDENT, _STUDENT], None)
-
-
-def test_too_few_losses_are_refused():
-    soft, _, _ = _two_outputs()
-    loss = losses.SoftTargetCrossEntropy(from_logits=True)
-    with pytest.raises(ValueError, match="each of 2 outputs; received 1"):
-        _term([loss])(soft, [_STUDENT, _STUDENT], None)
+    with pytest.raises(ValueError, match=message):
+        _term(structure(loss))(soft, [_STUDENT, _STUDENT], None)
 
 
 def test_sample_weights_by_output():

@@ -61,19 +61,19 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
 
 
 class Backup(steps.SteppedCallback):
-    """Backs the training up, and resumes from the newest whole backup.
+    """Backs the training up, and resumes from the newest complete backup.
 
-    `fit` with the same arguments resumes from there, on as many workers as
-    share the directory: with the step, the epoch, the metrics and the place
-    in the data as they were, and to the same weights as if it had never
-    stopped. A backup is exact to its step. It is put together out of sight,
-    checksummed, and becomes visible by one rename; the one before is kept,
-    and used if the newest is damaged. docs/backup.md says what is saved,
-    what is not, and what it costs.
+    `fit` with the same arguments resumes from it, on one or several workers
+    that share the directory. The step, the epoch, the metrics and the place
+    in the data are as they were, and training ends with the same weights as
+    if it had never stopped. A backup is written out of sight, checksummed,
+    and made visible by one rename. The previous one is kept, and used if the
+    newest is damaged. docs/backup.md says what is saved, what is not, and
+    what it costs.
 
-    Under parameter servers each of them writes its own rows while no step is
-    in flight, so that all tasks must see the directory, and the data start
-    again. Anywhere else the chief writes, in the background.
+    With parameter servers, each server writes its own rows while no step is
+    in flight. All tasks must therefore see the directory, and after a resume
+    the data start again. Otherwise the chief writes, in the background.
 
     Attributes:
         resumed_step: The step from which the last `fit` resumed; None if it

@@ -345,7 +345,7 @@ class ReplicaBackup:
         self._check_same_run(self._chosen.host)
         _restore_teachers(model.teachers, self._chosen.host["teachers"])
         _log.warning(
-            "Resuming from step %d of %s; reading past %d batches.",
+            "Resuming from step %d of %s; skipping %d batches.",
             version.step,
             version.path,
             self._chosen.point.data["batches"],
@@ -367,8 +367,8 @@ class ReplicaBackup:
             callbacks, self._chosen.host["callbacks"]
         ):
             _log.warning(
-                "`fit` has other callbacks than the backup was made with: "
-                "what they count starts anew."
+                "`fit` has different callbacks from those in the backup: "
+                "their counts start again."
             )
 
     def _check_same_run(self, host: dict[str, Any]) -> None:
@@ -377,9 +377,9 @@ class ReplicaBackup:
         if seed is None or seed != host["seed"]:
             _log.warning(
                 "The random seed was %s at the backup and is %s now: data "
-                "that are shuffled without a seed of their own come in another "
-                "order. Call keras.utils.set_random_seed with one seed before "
-                "the data set is made.",
+                "that are shuffled without their own seed come in a different "
+                "order. Call keras.utils.set_random_seed with the same seed "
+                "each time, before you create the data set.",
                 host["seed"],
                 seed,
             )
@@ -387,9 +387,9 @@ class ReplicaBackup:
         now = int(self._strategy.num_replicas_in_sync)
         if before != now:
             _log.warning(
-                "The backup was made with %d replicas, now there are %d: "
-                "batch statistics are averaged, random generators and the "
-                "epoch's metrics start anew.",
+                "The backup was made with %d replicas, and now there are %d: "
+                "batch statistics are averaged; random generators and the "
+                "epoch's metrics start again.",
                 before,
                 now,
             )

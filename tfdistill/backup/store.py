@@ -159,7 +159,7 @@ class BackupStore(publisher.Exchange):
             return version
         if damaged:
             _log.warning(
-                "No whole backup is left in %s: training starts anew.",
+                "No complete backup is left in %s: training starts at step 0.",
                 self.group_path(0),
             )
         return None
@@ -202,8 +202,8 @@ def check_same(version: publisher.Version, state: State) -> None:
     ]
     raise ValueError(
         f"The backup {version.path} must be of this model and optimizer; "
-        f"received one that differs in {keys[:5]}. Give another directory, or "
-        "the model as it was."
+        f"received one that differs in {keys[:5]}. Use another directory, or "
+        "the model and optimizer of the backup."
     )
 
 

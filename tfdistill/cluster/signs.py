@@ -83,12 +83,7 @@ IDLE = "idle"
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """What a task last said.
-
-    Attributes:
-        phase: What it is at, one of those above.
-        count: How often it has said something.
-    """
+    """What a task last said: its phase, and how often it has said something."""
 
     phase: str
     count: int

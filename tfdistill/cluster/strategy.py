@@ -36,9 +36,9 @@ def make_strategy(
     up at program start. One task trains on its one device or mirrors over its
     devices; several workers train under `MultiWorkerMirroredStrategy`, and
     this call returns once all of them are there. With parameter servers the
-    chief trains under `ParameterServerStrategy`; on a worker or ps this call
-    does not return: it serves the chief and ends the process once that has
-    gone, so that one program does for all tasks.
+    chief trains under `ParameterServerStrategy`. On a worker or ps this call
+    does not return: it serves the chief, and ends the process once the chief
+    has gone. All tasks can therefore run the same program.
 
     Args:
         cluster: This task and its group. Defaults to `Cluster.from_env()`.
@@ -52,12 +52,12 @@ def make_strategy(
         `MultiWorkerMirroredStrategy` or a `ParameterServerStrategy`.
 
     Raises:
-        ValueError: A worker has several GPUs and the cluster parameter
-            servers.
+        ValueError: The cluster has parameter servers, and a worker has
+            several GPUs.
         RuntimeError: TensorFlow was used before; or the chief refused this
-            task: there is another of its name, or it has another TF_CONFIG;
-            or another process listens on this task's address.
-        SystemExit: With code 75, if another task did not come in time.
+            task, because another task has its name or their TF_CONFIGs
+            differ; or another process listens on this task's address.
+        SystemExit: With code 75, if another task did not start in time.
     """
     cluster = cluster or identity.Cluster.from_env()
     if start_timeout_secs is None:

@@ -85,9 +85,10 @@ def document(results: Sequence[check.Result]) -> dict[str, Any]:
 
 EXIT_FAILED = 1
 _NOTES = """\
-Run it as each task will be run: on its host, as its user, with its TF_CONFIG
-and TFDISTILL_* variables; on all tasks of a group at the same time, so that
-they find each other. It trains nothing, and removes what it writes.
+Run it exactly as each task will run: on its host, as its user, with its
+TF_CONFIG and TFDISTILL_* variables. Run it for all tasks of a group at the same
+time, so that they find each other. It trains nothing, and removes everything
+that it writes.
 
 Exit code: 0 if no check has failed, 1 if one has, 2 for wrong options.
 """
@@ -113,7 +114,7 @@ def add_options(options: programs.Flags) -> None:
         flags.DEFINE_boolean,
         "no_tensorflow",
         False,
-        "only the checks that do without TensorFlow: no teachers, no data",
+        "run only the checks that need no TensorFlow: no teachers, no data",
     )
     for name, text in (
         ("wait_secs", "longest wait for the other tasks"),

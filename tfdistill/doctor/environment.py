@@ -185,7 +185,7 @@ def of_packages(
         yield check.warning(
             VERSIONS,
             "tfdistill is not installed as a package, and no pyproject.toml "
-            "tells the supported versions",
+            "lists the supported versions",
             "Install it: pip install tfdistill, or pip install -e . in its "
             "checkout.",
         )

@@ -288,7 +288,7 @@ def others(
     for name in set(good) - responder.heard:
         yield check.warning(
             REACH,
-            f"{name} has answered, and has not asked {cluster.task_name}",
+            f"{name} answered, but did not ask {cluster.task_name}",
             f"Look at what the doctor says there: {name} may not reach "
             f"{cluster.address}.",
         )
@@ -354,6 +354,6 @@ def _keys_and_clocks(
                 CLOCK,
                 f"the clock of {name} differs from this one by "
                 f"{answer.clock_secs:+.0f} s",
-                "Keep the clocks together with NTP (chronyc tracking): logs, "
-                "curves and the status are read by them. No decision is.",
+                "Synchronize the clocks with NTP (chronyc tracking): logs, "
+                "curves and the status show their time. No decision uses it.",
             )

@@ -150,7 +150,7 @@ def _use(
         ),
     )
     if found != _CONTENT:
-        raise StepError("read back", f"{len(found)} other bytes came back")
+        raise StepError("read back", f"{len(found)} different bytes came back")
     modified = _try("list", lambda: storage.stat(f"{final}/file")).modified
     _try("remove", lambda: storage.remove_tree(path))
     return _Seen(renamed, modified, (before, after))
@@ -168,10 +168,6 @@ def _clear(storage: filesystem.FileSystem, path: str) -> None:
         storage.remove_tree(path)
     except OSError:
         return  # What failed before is reported.
-
-
-def _free_bytes(path: str) -> int:
-    return shutil.disk_usage(path).free
 
 
 def space(

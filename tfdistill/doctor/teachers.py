@@ -137,8 +137,8 @@ def _judge(
         if not same:
             raise _BadTeacherError(
                 f"version {version.step} must not be loaded: {error}",
-                "Look at who can write to the exchange; a peer of another "
-                "architecture must do with TensorFlow's plain operations.",
+                "Check who can write to the exchange. A peer with another "
+                "architecture must use only TensorFlow's plain operations.",
             ) from error
         return check.ok(
             NAME,
@@ -179,7 +179,8 @@ def _fetched(
         raise _BadTeacherError(error, remedy) from error
     except versions.VersionNotFoundError as error:
         raise _BadTeacherError(
-            error, "It was pruned meanwhile, as newer ones came: run again."
+            error,
+            "It was removed because newer versions came. Run the doctor again.",
         ) from error
     return version
 
@@ -224,8 +225,8 @@ def _run(
             raise _BadTeacherError(
                 f"version {version.step}: its output {name} for zeros is not "
                 "finite",
-                "That group has diverged: look at its loss; lower its "
-                "learning rate, or let it go on from its last good backup.",
+                "That group has diverged: look at its loss. Lower its "
+                "learning rate, or resume it from its last good backup.",
             )
 
 

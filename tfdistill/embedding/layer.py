@@ -447,9 +447,9 @@ class ShardedEmbedding(keras.layers.Layer):
             training: False, and only that, skips what serves the gradient.
 
         Returns:
-            Floats of the layer's compute dtype: ids' shape and `[dim]`; with
-            a combiner, less the axis that it reduces. A bag without ids
-            gives zeros.
+            Floats of the layer's compute dtype. The shape is that of the ids
+            (with a combiner, without the axis that it reduces), then `dim`.
+            A bag without ids gives zeros.
 
         Raises:
             ValueError: Ids are floats or of a shape that does not fit.

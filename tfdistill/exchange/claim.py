@@ -144,13 +144,7 @@ def _is_count(value: Any) -> bool:
 
 
 class Claim(NamedTuple):
-    """What was read of a claim.
-
-    Attributes:
-      number: The claim's number.
-      text: The file's content.
-      record: What the text says; None if it says nothing.
-    """
+    """What was read of a claim; its record is None if the text is none."""
 
     number: int
     text: bytes
@@ -158,18 +152,15 @@ class Claim(NamedTuple):
 
 
 class ClaimFiles:
-    """Reads and writes the claims of one group; failures are OSErrors.
-
-    Attributes:
-      creates_exclusively: Whether only one process can make a claim.
-    """
+    """Reads and writes the claims of one group; failures are OSErrors."""
 
     def __init__(
         self, file_system: filesystem.FileSystem, group_dir: str
     ) -> None:
         self._file_system = file_system
         self._group_dir = group_dir
-        # Until a rename is refused, as some mounts do.
+        # Whether only one process can make a claim: until a rename is refused,
+        # as some mounts do.
         self.creates_exclusively = file_system.renames_atomically
 
     def newest(self) -> Claim | None:
@@ -240,15 +231,10 @@ class ClaimFiles:
 
 
 class LastChange:
-    """When another process's claim last changed, by this process's clock.
-
-    Attributes:
-      since: When what was seen last was seen first.
-      num_moves: How often something new was seen.
-    """
+    """When another process's claim last changed, by this process's clock."""
 
     def __init__(self) -> None:
-        """Has seen nothing."""
+        # When what was seen last was seen first.
         self.since = 0.0
         self.num_moves = -1
         self._last: tuple[int, bytes] | None = None

@@ -104,11 +104,11 @@ def sweep(
         elif name.startswith(".tmp-"):
             unfinished.append(path)
         elif versions.step_of_name(name) is not None:
-            written = _manifest_time(file_system, path)
-            if written is None:
+            try:
+                found = file_system.stat(f"{path}/{manifest.FILE_NAME}")
+                manifests.append(found.modified)
+            except FileNotFoundError:
                 unfinished.append(path)
-            else:
-                manifests.append(written)
     for path in unfinished:
         changed = _last_change(file_system, path)
         if max(manifests) - changed >= lease_secs:
@@ -140,15 +140,6 @@ def try_to_remove(remove: Callable[[str], None], path: str) -> bool:
     return True
 
 
-def _manifest_time(
-    file_system: filesystem.FileSystem, directory: str
-) -> float | None:
-    try:
-        return file_system.stat(f"{directory}/{manifest.FILE_NAME}").modified
-    except FileNotFoundError:
-        return None
-
-
 def _last_change(file_system: filesystem.FileSystem, directory: str) -> float:
     try:
         changes = [file_system.stat(directory).modified]
@@ -165,9 +156,6 @@ class Staging:
     If directories can be renamed it lies beside the version, so that one
     rename publishes it. Otherwise it is a local directory (`TMPDIR` says
     where), copied file by file with the manifest last.
-
-    Attributes:
-      path: The directory.
     """
 
     def __init__(

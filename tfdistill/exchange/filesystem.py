@@ -31,28 +31,19 @@ class NotRegularFileError(OSError):
 
 
 class Stat(NamedTuple):
-    """What is known of a path; links are neither directories nor files.
-
-    Attributes:
-      is_dir: Whether it is a directory.
-      is_file: Whether it is a regular file.
-      size: Length of a file in bytes.
-      modified: Last change in seconds by the storage's own clock, or 0.0.
-    """
+    """What is known of a path; links are neither directories nor files."""
 
     is_dir: bool
     is_file: bool
     size: int
+    # In seconds by the storage's own clock, or 0.0.
     modified: float
 
 
 class FileSystem(Protocol):
-    """Operations of a storage. Every failure is an OSError.
+    """Operations of a storage. Every failure is an OSError."""
 
-    Attributes:
-      renames_atomically: Whether `rename` moves a directory as a whole.
-    """
-
+    # Whether `rename` moves a directory as a whole.
     renames_atomically: bool
 
     def list_dir(self, path: str) -> list[str]:

@@ -85,8 +85,8 @@ class Exchange(reader.VersionReader):
     ) -> group_claim.GroupClaim:
         """Claims a group, so that no other process publishes for it.
 
-        From then on `publish` looks, right before a version comes into sight,
-        whether the claim still stands. Without a claim it does not.
+        From then on `publish` checks, right before a version becomes visible,
+        that the claim still holds. Without a claim it checks nothing.
 
         Args:
           group: Index of the group.
@@ -95,11 +95,11 @@ class Exchange(reader.VersionReader):
           renew_secs: Seconds between this process's signs of life. Default 1.
 
         Returns:
-          The claim, to be released in the end; also good for `with`.
+          The claim. Release it at the end, or use it in a `with` statement.
 
         Raises:
-          GroupClaimedError: If another process has the group, and is alive.
-          ExportError: If the exchange has no place.
+          GroupClaimedError: If another live process has claimed the group.
+          ExportError: If the exchange was made with root=None.
         """
         self._refuse_disabled()
         claimed = self._claims.get(group)
@@ -141,14 +141,14 @@ class Exchange(reader.VersionReader):
           extras: Anything else to put into the manifest, as JSON.
 
         Returns:
-          The version, which readers see by now.
+          The version, which readers can see from now on.
 
         Raises:
           ValueError: If the manifest cannot hold an argument.
-          VersionExistsError: If the version is there, and whole. A broken one
-            is replaced.
-          ClaimLostError: If the group was claimed, and is another process's by
-            now. Nothing is visible then, and nothing will be.
+          VersionExistsError: If the version exists and is complete. A broken
+            one is replaced.
+          ClaimLostError: If this process had claimed the group and another has
+            taken it over. No part of the version is or will be visible.
           ExportError: For any other failure. No part of the version is visible
             then, and earlier versions are untouched.
         """
@@ -262,7 +262,7 @@ class Exchange(reader.VersionReader):
             return
         raise VersionExistsError(
             f"Step {step} of group {group} must be published once; "
-            f"{version.path} is there and whole, from incarnation "
+            f"{version.path} exists and is complete, from incarnation "
             f"{version.manifest.incarnation}."
         )
 

@@ -296,7 +296,7 @@ class VersionReader:
         times = self._passed_over.get((group, step), 0) + 1
         self._passed_over[group, step] = times
         level = logging.WARNING if times == 2 else logging.DEBUG
-        _log.log(level, "Passing over a version: %s", error)
+        _log.log(level, "Skipping a version: %s", error)
 
     def _listed(self, group: int) -> list[int]:
         if not self.enabled:
@@ -338,21 +338,14 @@ class VersionReader:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Published:
-    """The newest version of a group, as its manifest describes it.
-
-    Attributes:
-        step: Its number.
-        num_bytes: Of its files.
-        created: When it was published, in Unix seconds of the publisher.
-        modified: When the storage saw it, in Unix seconds of the storage; 0
-            if it does not say.
-        broken: Newer versions whose manifests cannot be read.
-    """
+    """The newest version of a group, as its manifest describes it."""
 
     step: int
     num_bytes: int
+    # In Unix seconds of the publisher; of the storage, or 0 if it has none.
     created: float
     modified: float
+    # Newer versions whose manifests cannot be read.
     broken: tuple[int, ...] = ()
 
 
@@ -365,10 +358,6 @@ class NewestVersions:
     Only manifests are read, whoever signed them, so that a look costs one small
     file a group. A thread reads, because a storage that hangs must not stop
     its user.
-
-    Attributes:
-        problem: Why the last look failed; empty if it did not.
-        groups: The groups that the last look has seen in the exchange.
     """
 
     def __init__(
@@ -386,6 +375,7 @@ class NewestVersions:
         `must_be_there`, it is a `problem` that it is not; otherwise the first
         version makes it.
         """
+        # Why the last look failed, and which groups it has seen.
         self.problem = ""
         self.groups: Collection[int] = ()
         self._root = root

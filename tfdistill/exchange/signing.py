@@ -80,9 +80,8 @@ class Signer:
         received = str(found).encode("utf-8", "backslashreplace")
         if not hmac.compare_digest(received, expected.encode()):
             raise SignatureError(
-                "its signature must be that of this run's key over its "
-                "content, and is not: it was changed, or signed with another "
-                "key."
+                "its signature must match its content and this run's key, "
+                "but does not: it was changed, or signed with another key."
             )
 
     def proof(self, text: bytes) -> str:

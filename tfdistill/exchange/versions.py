@@ -31,14 +31,7 @@ class CorruptVersionError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-    """A published version.
-
-    Attributes:
-      group: Index of the group that published it.
-      step: The student's global step at which it was taken.
-      path: The SavedModel's directory, local or a URL.
-      manifest: What it holds.
-    """
+    """A published version: the SavedModel in `path`, local or a URL."""
 
     group: int
     step: int

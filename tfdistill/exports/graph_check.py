@@ -96,17 +96,9 @@ class Call:
 
 
 class Function:
-    """A `FunctionDef` with its nodes by name.
-
-    Attributes:
-        name: Its name in the library.
-        nodes: Node by name.
-        arguments: Names of its arguments, in order.
-        returns: The tensor that each output is, in order.
-    """
+    """A `FunctionDef` with its nodes by name; GraphError if it is malformed."""
 
     def __init__(self, definition: Any) -> None:
-        """Looks a `FunctionDef` over; GraphError if it is malformed."""
         self.definition = definition
         self.name = definition.signature.name
         self.nodes = {node.name: node for node in definition.node_def}
@@ -146,19 +138,13 @@ class Function:
 
 
 class Library:
-    """All functions of a graph.
+    """All functions of a graph, and the calls of each by the callee's name.
 
-    Attributes:
-        functions: Function by name.
-        calls: The calls of each function, by the callee's name.
+    GraphError if a name stands for two things or for nothing, or a function
+    calls itself.
     """
 
     def __init__(self, definitions: Iterable[Any]) -> None:
-        """Looks `FunctionDef`s over.
-
-        GraphError if a name stands for two things or for nothing, or a
-        function calls itself.
-        """
         self.functions: dict[str, Function] = {}
         for definition in definitions:
             function = Function(definition)
@@ -429,15 +415,15 @@ def _parsed(content: bytes) -> Any:
         parsed = saved_model_pb2.SavedModel.FromString(content)
     except Exception as error:  # protobuf's own kind; it comes by TensorFlow.
         raise GraphError(
-            "its saved_model.pb must be one; it is not."
+            "its saved_model.pb must hold a SavedModel; it does not."
         ) from error
     if len(parsed.meta_graphs) != 1 or not parsed.meta_graphs[0].HasField(
         "object_graph_def"
     ):
         raise GraphError(
             "it must hold one graph with objects, as TensorFlow 2 writes; it "
-            f"holds {len(parsed.meta_graphs)} graphs. One of TensorFlow 1 runs "
-            "operations of its choice when it is loaded."
+            f"holds {len(parsed.meta_graphs)} graphs. A TensorFlow 1 graph can "
+            "run any of its operations when it is loaded."
         )
     return parsed.meta_graphs[0]
 

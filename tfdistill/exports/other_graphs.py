@@ -16,11 +16,6 @@ class FrozenFunction:
     """A loaded SavedModel that is called as the student is.
 
     Loading a SavedModel runs code from it: load none that you do not trust.
-
-    Attributes:
-        variables: The variables to assign new values to, in the order of the
-            student graph that wrote them; empty for a SavedModel that
-            `SavedModelWriter` did not write.
     """
 
     def __init__(
@@ -43,6 +38,7 @@ class FrozenFunction:
                 f"'serving_default'; found {sorted(self._loaded.signatures)}."
             )
         self._signature = signature
+        # To assign new values to, if `SavedModelWriter` wrote them.
         self.variables = list(getattr(self._loaded, "model_variables", ()))
         wanted = signature.structured_input_signature[1]
         self._inputs = _match(
@@ -118,15 +114,15 @@ def load(
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(
             "`saved_models` must name directories that hold a saved_model.pb; "
-            f"received {directory!r}. Of a .keras file make one by "
+            f"received {directory!r}. To convert a .keras file, call "
             "keras.models.load_model(FILE).export(DIR)."
         ) from error
     except graph_check.GraphError as error:
         if not trust:
             raise ValueError(
                 f"The SavedModel {directory} is not loaded: {error} If you "
-                "trust its author as you trust a program's, set "
-                "TeacherSet(trust_saved_models=True), in a recipe "
+                "trust it as you would trust a program, set "
+                "TeacherSet(trust_saved_models=True), or in a recipe "
                 "codistillation.trust_saved_models."
             ) from error
         _log.warning("Loading the SavedModel %s, though %s", directory, error)

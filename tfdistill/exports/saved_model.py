@@ -20,8 +20,12 @@ from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
 
 
-class Servable(tf.Module):
-    """What the SavedModel holds: variables, `serve` and a signature."""
+class ServedStudent(tf.Module):
+    """What the SavedModel holds: variables, `serve` and a signature.
+
+    A value of None stands for a table on parameter servers, whose rows are
+    written another way.
+    """
 
     def __init__(
         self,
@@ -30,11 +34,6 @@ class Servable(tf.Module):
         *,
         dtypes: Sequence[tf.DType],
     ) -> None:
-        """Makes the variables, of these dtypes; traces nothing yet.
-
-        A value of None stands for a table on parameter servers, whose rows
-        are written another way.
-        """
         super().__init__()
         with tf.init_scope():
             self.model_variables = [
@@ -98,12 +97,7 @@ Snapshot = list[tf.Tensor | None]
 
 
 class SavedModelWriter:
-    """Writes one student as a SavedModel, again and again.
-
-    Attributes:
-        graph: The student's traced inference.
-        variables: Manifest entries: shape and dtype by checkpoint key.
-    """
+    """Writes one student as a SavedModel, again and again."""
 
     def __init__(
         self,
@@ -128,6 +122,7 @@ class SavedModelWriter:
             else tf.as_dtype(v.dtype)
             for v in graph.variables
         ]
+        # As in a manifest: shape and dtype by checkpoint key.
         self.variables: dict[str, dict[str, Any]] = {
             _KEY.format(index): {
                 "shape": list(variable.shape),
@@ -213,7 +208,7 @@ class SavedModelWriter:
         self, values: Snapshot
     ) -> tuple[dict[str, bytes], tf.Tensor]:
         """Lets TensorFlow write one SavedModel and keeps its graph's files."""
-        served = Servable(self.graph, values, dtypes=self._dtypes)
+        served = ServedStudent(self.graph, values, dtypes=self._dtypes)
         with tempfile.TemporaryDirectory(prefix="tfdistill-") as directory:
             tf.saved_model.save(
                 served, directory, signatures=served.signature()

@@ -249,8 +249,8 @@ def leaf_names(structure: Any, default: str) -> list[str]:
     legal = [legal_name(name, default) for name in found]
     if len(set(legal)) != len(legal):
         raise ValueError(
-            f"The names of {default} must differ in more than characters "
-            "that a signature cannot hold (all but letters, digits and _); "
+            f"The names of {default} must differ in letters, digits or _, "
+            "because a signature cannot hold other characters; "
             f"received {found}. Rename some."
         )
     return legal

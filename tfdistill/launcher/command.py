@@ -11,14 +11,14 @@ NOTES = """\
 The command after -- is found through PATH and started once for each task,
 with TF_CONFIG and TFDISTILL_* set; its output goes to DIR/logs. Logs of an
 earlier run in DIR are kept under new names. The first task that fails ends its
-group, which --max_restarts=N starts again as a whole up to N times; with
-parameter servers a worker is started again instead, and only the loss of the
-chief, of a ps or of the last worker ends the group. Tasks that are frozen or
-stuck are killed. DIR/logs/events.jsonl tells what happened. Ctrl-C stops all
-tasks, a second Ctrl-C kills them. Exit code: 0 if all groups are done; else
-that of the task that failed first (128 + n for signal n), 75 if a task did not
-start in time or a group was stuck, 2 for wrong options, 130 or 143 after Ctrl-C
-or SIGTERM.
+group. With --max_restarts=N, the whole group is then restarted, up to N times.
+With parameter servers, a failed worker is restarted by itself, and only the
+loss of the chief, of a ps or of the last worker ends the group. Tasks that are
+frozen or stuck are killed. DIR/logs/events.jsonl lists what happened. Ctrl-C
+stops all tasks, and a second Ctrl-C kills them. Exit code: 0 if all groups are
+done; else that of the task that failed first (128 + n for signal n), 75 if a
+task did not start in time or a group was stuck, 2 for wrong options, 130 or 143
+after Ctrl-C or SIGTERM.
 
 example:
   tfdistill-local --num_groups=2 --workers_per_group=2 --workdir=/tmp/run \\
@@ -34,23 +34,22 @@ def add_options(options: programs.Flags) -> None:
         flags.DEFINE_enum,
         "on_group_failure",
         "stop",
-        "what becomes of the other groups",
+        "what the other groups do when one has failed for good",
         enum_values=("stop", "continue"),
     )
     options.add(
         flags.DEFINE_integer,
         "max_restarts",
         0,
-        "how often each group is started again as a whole after it has "
-        "failed, before --on_group_failure applies; not after exit code 2 or "
-        "65",
+        "how often a failed group is restarted as a whole before "
+        "--on_group_failure applies; never after exit code 2 or 65",
     )
     options.add(
         flags.DEFINE_integer,
         "worker_restarts",
         None,
-        "with parameter servers: how often each worker is started again "
-        "after its end; default 10",
+        "with parameter servers: how often each worker is restarted after it "
+        "has ended; default 10",
     )
     options.section("time limits")
     for name, default, text in _LIMITS:
@@ -60,7 +59,7 @@ def add_options(options: programs.Flags) -> None:
         flags.DEFINE_boolean,
         "plain",
         False,
-        "lines instead of a live table, as when not on a terminal",
+        "print lines, not a live table; always so without a terminal",
     )
 
 
@@ -68,22 +67,22 @@ _LIMITS = (
     (
         "start_timeout_secs",
         300.0,
-        "limit until a group's first task appears, and from then until all "
-        "are connected; 0 for scripts that do not call "
+        "longest wait until a group's first task has started, and again until "
+        "all its tasks are connected; 0 for scripts that do not call "
         "tfdistill.make_strategy",
     ),
     ("grace_secs", 5.0, "time between SIGTERM and SIGKILL"),
     (
         "frozen_secs",
         3.0,
-        "a task that a signal has stopped for so long is killed; 0 for none, "
-        "as under a debugger",
+        "kill a task that a signal has stopped for this long; 0 for never, as "
+        "under a debugger",
     ),
     (
         "stuck_secs",
         8.0,
-        "a group whose steps stop coming for so long, or for ten times the "
-        "longest recent step, is killed; 0 for none",
+        "kill a group that makes no step for this long, or for ten times its "
+        "longest recent step if that is longer; 0 for never",
     ),
 )
 
@@ -99,12 +98,12 @@ def add_topology(options: programs.Flags) -> None:
         required=True,
     )
     for name, default, text in (
-        ("num_groups", 1, "groups, each training a student of its own"),
+        ("num_groups", 1, "number of groups; each trains its own student"),
         ("workers_per_group", 1, "workers in each group"),
         (
             "ps_per_group",
             0,
-            "parameter servers; with any, a group has a chief too",
+            "parameter servers in each group, which then has a chief too",
         ),
     ):
         options.add(flags.DEFINE_integer, name, default, text)

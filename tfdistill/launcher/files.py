@@ -68,8 +68,8 @@ def make_room(topology: local_cluster.LocalCluster) -> list[str]:
     if ready_dir.exists():
         shutil.rmtree(ready_dir)
     ready_dir.mkdir()
-    logs = topology.logs_dir.glob("group_*_*_*.log")
-    old = [path for path in logs if len(path.suffixes) == 1]
+    run = directory.RunDirectory(topology.workdir)
+    old = [log for group in run.groups() for log in run.logs(group)]
     others = [_record_path(topology), events_path(topology)]
     old += [path for path in others if path.exists()]
     number = 1

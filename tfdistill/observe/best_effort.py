@@ -33,7 +33,7 @@ class BestEffort(keras.callbacks.Callback):
         BestEffort(keras.callbacks.TensorBoard("logs"))
     """
 
-    # It is for callbacks that write files; see `tfdistill.cluster.replicas`.
+    # For callbacks that write files; see `guards.select`.
     chief_only = True
 
     def __init__(self, callback: keras.callbacks.Callback) -> None:

@@ -176,9 +176,9 @@ class Summaries(steps.SteppedCallback):
     `docs/tensorboard.md` lists the tags. `CodistillModel.fit` adds one by
     itself if `TFDISTILL_WORKDIR` is set.
 
-    A thread of its own writes, and storage that fails costs points but no
-    step. If a training resumes from a `tfdistill.Backup`, TensorBoard
-    forgets the points of steps that are done again.
+    A background thread writes. If storage fails, points are lost, but
+    training continues. If a training resumes from a `tfdistill.Backup`,
+    TensorBoard drops the points of the steps that are repeated.
 
     Example:
         callbacks = [tfdistill.Summaries("logs", profile_steps="100:110")]

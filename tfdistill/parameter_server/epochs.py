@@ -1,4 +1,4 @@
-"""Scheduled steps, a short window of them in flight, epoch after epoch.
+"""The epoch loop on the coordinator: schedules steps, takes their results.
 
 The coordinator keeps every worker busy with a few executions and takes their
 results in the order in which they were scheduled. An execution counts once,

@@ -127,9 +127,10 @@ def _serialized(dataset: tf.data.Dataset) -> tf.Tensor:
     except tf.errors.OpError as error:
         raise ValueError(
             "The data set cannot travel to the workers of a parameter-server "
-            "group: it holds what lives in this process only. Pass a function "
-            "of a tf.distribute.InputContext that makes it there. TensorFlow "
-            f"says: {error.message.splitlines()[0]}"
+            "group: it uses objects that exist only in this process. Pass a "
+            "function of a tf.distribute.InputContext, which creates the data "
+            "set on the worker. TensorFlow says: "
+            f"{error.message.splitlines()[0]}"
         ) from error
     if b"PyFunc" in graph.numpy():
         raise ValueError(

@@ -44,28 +44,8 @@ _MEGABYTES = {"M": 1, "G": 1024, "T": 1024**2}
 class Script:
     """What one batch script asks for, and runs.
 
-    Attributes:
-        topology: Groups, tasks and files; its command is not looked at.
-        command: What each task runs, as it is found on the nodes.
-        python: The nodes' Python; it has tfdistill.
-        chdir: Directory in which everything runs.
-        job_name: Name of the job.
-        cpus_per_worker: CPUs of each task.
-        mem_per_worker: Memory of each task, such as `8G`; None for Slurm's
-            default.
-        gpus_per_worker: GPUs of each task.
-        time, partition, account, constraint: Slurm's options of these names;
-            None leaves them out.
-        sbatch: Other options of sbatch, such as `--qos=low`.
-        srun: Other options of srun.
-        setup: Shell commands that prepare the environment on the first node.
-        ports: Range of ports, `FIRST-LAST`.
-        max_restarts: How often a group that has failed is started again in its
-            allocation.
-        max_requeues: How often a group goes back to the queue at its time
-            limit.
-        stop_secs: Seconds before the time limit at which its tasks are told
-            to end.
+    Fields are the options of `launch.slurm`; the topology's own command is not
+    looked at, as the nodes look for `command` themselves.
     """
 
     topology: local_cluster.LocalCluster

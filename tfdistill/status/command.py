@@ -20,16 +20,17 @@ _NOTES = """\
 Only files are read: those of DIR, and the manifests in the exchange. A group is
 
   starting, running, stopping, restarting, done, failed, stopped
-            as its launcher's events and its own metrics tell
+            according to its launcher's events and its own metrics
   silent    if it has written nothing for --silent_secs (five minutes while it
             starts)
   lost      if its launcher and all its tasks ran on this machine and are gone
-            without having told
-  unknown   if it is seen in the exchange alone
+            without a reported reason
+  unknown   if it appears only in the exchange
 
 Exit code: 0 once the status was shown; 2 for wrong options or no run in DIR;
 with --check 1 if a group has failed, is lost or is silent; 130 after Ctrl-C
-without --watch; 141 if nobody reads on, as after `| head`.
+without --watch; 141 if the program that reads the output ends, as `| head`
+does.
 
 example:
   tfdistill-status /tmp/run --watch
@@ -42,9 +43,8 @@ def _add_options(options: programs.Flags) -> None:
         flags.DEFINE_string,
         "exchange",
         None,
-        "<URL>: directory or URL of the exchange; default: what the launcher "
-        "was told, or DIR/exchange. A URL takes TensorFlow, and its seconds to "
-        "load",
+        "<URL>: directory or URL of the exchange; default: the launcher's, or "
+        "DIR/exchange. For a URL, TensorFlow is loaded, which takes seconds",
     )
     add(flags.DEFINE_boolean, "watch", False, "show it until the run is over")
     add(

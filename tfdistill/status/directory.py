@@ -20,8 +20,8 @@ from tfdistill.system import untrusted
 RECORD = "launch.json"
 _MAX_RECORD_BYTES = 16 * 1024 * 1024
 _MAX_GROUPS = 10_000
-_LOG = re.compile(r"group_(0|[1-9][0-9]{0,5})_[a-z]+_[0-9]+\.log")
-_EVENTS = re.compile(r"events_group_(0|[1-9][0-9]{0,5})\.jsonl")
+_LOG = re.compile(r"(group_[0-9]+)_[a-z]+_[0-9]+\.log")
+_EVENTS = re.compile(r"events_(group_[0-9]+)\.jsonl")
 
 
 class RunDirectory:
@@ -46,21 +46,15 @@ class RunDirectory:
 
     def has_results(self, group: int) -> bool:
         """Whether a group of a recipe has written its last file."""
-        return (
-            self.path / run_files.group_name(group) / "results.json"
-        ).exists()
+        directory = self.path / run_files.group_name(group)
+        return (directory / "results.json").exists()
 
     def groups(self) -> set[int]:
         """Returns the groups that have a directory or a log."""
-        named = map(run_files.group_of, _names(self.path))
-        found = {group for group in named if group is not None}
-        for directory, pattern in (
-            (self.path / "logs", _LOG),
-            (self.path / "logs", _EVENTS),
-        ):
-            matches = (pattern.fullmatch(name) for name in _names(directory))
-            found |= {int(match[1]) for match in matches if match}
-        return found
+        logs = _names(self.path / "logs")
+        found = {_group_of(log) for log in logs}
+        found.update(map(run_files.group_of, _names(self.path)))
+        return {group for group in found if group is not None}
 
     def logs(self, group: int) -> list[pathlib.Path]:
         """Returns the logs of a group's tasks, but not of earlier runs."""
@@ -68,7 +62,7 @@ class RunDirectory:
         return [
             directory / name
             for name in sorted(_names(directory))
-            if (match := _LOG.fullmatch(name)) and int(match[1]) == group
+            if _LOG.fullmatch(name) and _group_of(name) == group
         ]
 
     def last_written(self, group: int) -> float:
@@ -80,6 +74,11 @@ class RunDirectory:
             except OSError:
                 continue
         return max(times)
+
+
+def _group_of(name: str) -> int | None:
+    match = _LOG.fullmatch(name) or _EVENTS.fullmatch(name)
+    return run_files.group_of(match[1]) if match else None
 
 
 def _names(directory: pathlib.Path) -> list[str]:

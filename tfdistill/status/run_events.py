@@ -48,6 +48,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
 NAME = "events.jsonl"
@@ -55,7 +56,7 @@ NAME = "events.jsonl"
 
 def group_path(logs_dir: pathlib.Path, group: int) -> pathlib.Path:
     """Returns the file of a group that has a launcher of its own."""
-    return logs_dir / f"events_group_{group}.jsonl"
+    return logs_dir / f"events_{run_files.group_name(group)}.jsonl"
 
 
 class EventLog:

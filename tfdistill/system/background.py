@@ -119,10 +119,6 @@ class WorkTimes:
 
     One thread measures and others may read: each figure is replaced as a
     whole.
-
-    Attributes:
-        last_secs: Seconds of the last time; None before the first.
-        total_secs: Seconds of all times.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

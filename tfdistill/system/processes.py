@@ -15,15 +15,11 @@ _CONNECT_SECS = 2.0
 
 
 class ProcessStatus(NamedTuple):
-    """A process at one moment.
+    """A process at one moment."""
 
-    Attributes:
-        state: One letter, such as `S` for one that sleeps.
-        started: When it began, in clock ticks since boot: with the process id
-            it names a process even after the id is used again.
-    """
-
+    # One letter, such as `S` for one that sleeps.
     state: str
+    # In clock ticks since boot; tells it from a later process of the same id.
     started: int
 
     @property

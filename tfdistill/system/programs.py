@@ -41,7 +41,7 @@ _COLUMN = 27
 _STANDARD = {
     "-h, --help": "print this and exit",
     "--helpfull": "print the options for logging and debugging as well",
-    "--flagfile=FILE": "read options from a file, one a line",
+    "--flagfile=FILE": "read options from a file, one on each line",
 }
 # How absl ends the help of an option that may be repeated.
 _REPEATED = "repeat this option to specify a list of values"
@@ -175,6 +175,8 @@ class Program:
             before, command = before[:index], before[index + 1 :]
         defined = self.defined()
         values = defined.values
+        if self.takes_command and len(before) == len(argv):
+            self._check_no_command(before, values)
         try:
             _check_values_follow(before, values)
             given = values([self.name, *_repeated(before, values)])[1:]
@@ -198,6 +200,25 @@ class Program:
         if self.takes_command:
             options.command = command
         return options
+
+    def _check_no_command(
+        self, argv: Sequence[str], values: flags.FlagValues
+    ) -> None:
+        """Refuses a command that no `--` has set apart from the options."""
+        is_value = is_list = False
+        for number, given in enumerate(argv):
+            if given.startswith("-"):
+                name = given.removeprefix("--")
+                flag = values[name] if name in values else None
+                is_value = flag is not None and not flag.boolean
+                is_list = isinstance(flag, flags.MultiFlag)
+            elif not is_value:
+                self._refuse(
+                    "expected -- before the command: "
+                    f"{' '.join([*argv[:number], '--', *argv[number:]])}"
+                )
+            else:
+                is_value = is_list
 
     def defined(self) -> Flags:
         """Returns the options as they are before any argument is read."""

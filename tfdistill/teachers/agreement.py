@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdistill.cluster import replicas
 from tfdistill.teachers import peer
-from tfdistill.teachers import slot as teacher_slot
+from tfdistill.teachers import teacher as teacher_lib
 
 _log = logging.getLogger(__name__)
 # What workers say of each teacher: the version proposed, whether theirs is
@@ -67,7 +67,7 @@ class Agreement:
 
     def __init__(
         self,
-        slots: Sequence[teacher_slot.TeacherSlot],
+        teachers: Sequence[teacher_lib.Teacher],
         sum_over_group: Sum,
         *,
         num_workers: int,
@@ -78,113 +78,113 @@ class Agreement:
         `sum_over_group` gets `NUM_FIELDS` numbers for each teacher, and has
         for each how many replicas want to be rid of it.
         """
-        self._slots = slots
+        self._teachers = teachers
         self._sum = sum_over_group
         self._num_workers = num_workers
         self._is_chief = is_chief
 
     def _no_news(self) -> np.ndarray:
-        return np.zeros([NUM_FIELDS, len(self._slots)], np.int64)
+        return np.zeros([NUM_FIELDS, len(self._teachers)], np.int64)
 
-    def exchange_news(self, bad: str) -> list[teacher_slot.TeacherSlot]:
+    def exchange_news(self, bad: str) -> list[teacher_lib.Teacher]:
         """Agrees on ages and versions; drops bad teachers, for the reason.
 
         Returns the teachers whose next version every worker has read. Ages
         are those by the chief's clock.
         """
         news = self._no_news()
-        for index, slot in enumerate(self._slots):
-            if slot.reader:
-                state = slot.reader.state
+        for index, teacher in enumerate(self._teachers):
+            if teacher.reader:
+                state = teacher.reader.state
                 if self._is_chief:
-                    news[0, index] = slot.reader.proposal + 1
-                    news[3, index] = slot.measured_age_ms
+                    news[0, index] = teacher.reader.proposal + 1
+                    news[3, index] = teacher.measured_age_ms
                 news[1, index] = state == peer.READY
                 news[2, index] = state == peer.FAILED
         summed, is_bad = self._sum(news.reshape(-1))
         proposals, ready, failed, ages_ms = summed.reshape(NUM_FIELDS, -1)
-        for index, slot in enumerate(self._slots):
+        for index, teacher in enumerate(self._teachers):
             if is_bad[index]:
-                slot.drop(bad)
-            if not slot.reader:
+                teacher.drop(bad)
+            if not teacher.reader:
                 continue
-            slot.age_ms = int(ages_ms[index])
+            teacher.age_ms = int(ages_ms[index])
             if failed[index]:
-                slot.reader.reject(slot.reader.announced)
-            if slot.reader.announced < 0 and proposals[index] > 0:
-                slot.reader.announce(int(proposals[index]) - 1)
+                teacher.reader.reject(teacher.reader.announced)
+            if teacher.reader.announced < 0 and proposals[index] > 0:
+                teacher.reader.announce(int(proposals[index]) - 1)
         return [
-            slot
-            for index, slot in enumerate(self._slots)
-            if slot.reader and ready[index] == self._num_workers
+            teacher
+            for index, teacher in enumerate(self._teachers)
+            if teacher.reader and ready[index] == self._num_workers
         ]
 
     def load_graphs(
-        self, slots: Sequence[teacher_slot.TeacherSlot]
-    ) -> list[teacher_slot.TeacherSlot]:
+        self, teachers: Sequence[teacher_lib.Teacher]
+    ) -> list[teacher_lib.Teacher]:
         """Loads the graphs that versions need, on all workers or on none.
 
-        Returns those of `slots` that can be swapped on every worker.
+        Returns those of `teachers` that can be swapped on every worker.
         """
-        if not any(slot.needs_graph for slot in slots):
-            return list(slots)
+        if not any(teacher.needs_graph for teacher in teachers):
+            return list(teachers)
         news = self._no_news()
         reasons = {}
-        for index, slot in enumerate(self._slots):
-            if slot in slots and slot.needs_graph:
-                reasons[slot.name] = slot.load_graph()
-                news[0, index] = reasons[slot.name] is not None
+        for index, teacher in enumerate(self._teachers):
+            if teacher in teachers and teacher.needs_graph:
+                reasons[teacher.name] = teacher.load_graph()
+                news[0, index] = reasons[teacher.name] is not None
         summed, _ = self._sum(news.reshape(-1))
         usable = []
-        for index, slot in enumerate(self._slots):
-            if slot in slots and not summed[index]:
-                usable.append(slot)
-            elif slot in slots and slot.reader:
-                slot.reader.reject(
-                    slot.reader.announced, reasons.get(slot.name)
+        for index, teacher in enumerate(self._teachers):
+            if teacher in teachers and not summed[index]:
+                usable.append(teacher)
+            elif teacher in teachers and teacher.reader:
+                teacher.reader.reject(
+                    teacher.reader.announced, reasons.get(teacher.name)
                 )
         return usable
 
     def read_versions(
         self, wanted: Mapping[str, int]
-    ) -> list[teacher_slot.TeacherSlot]:
+    ) -> list[teacher_lib.Teacher]:
         """Has every worker read the versions that the chief asks for.
 
         By the names of teachers. It waits for the reads, so it is for the
         time before training. Returns the teachers that can be swapped.
         """
         news = self._no_news()
-        for index, slot in enumerate(self._slots):
+        for index, teacher in enumerate(self._teachers):
             if self._is_chief:
-                news[0, index] = wanted.get(slot.name, -1) + 1
+                news[0, index] = wanted.get(teacher.name, -1) + 1
         proposals, _ = self._sum(news.reshape(-1))
         news = np.zeros_like(news)
-        for index, slot in enumerate(self._slots):
-            if slot.reader and proposals[index] > 0:
-                slot.reader.announce(int(proposals[index]) - 1)
-                state = _read_now(slot.reader)
+        for index, teacher in enumerate(self._teachers):
+            if teacher.reader and proposals[index] > 0:
+                teacher.reader.announce(int(proposals[index]) - 1)
+                state = _read_now(teacher.reader)
                 news[1, index] = state == peer.READY
                 news[2, index] = state == peer.FAILED
         summed, _ = self._sum(news.reshape(-1))
         _, ready, failed, _ = summed.reshape(NUM_FIELDS, -1)
         usable = []
-        for index, slot in enumerate(self._slots):
-            if not slot.reader or proposals[index] <= 0:
+        for index, teacher in enumerate(self._teachers):
+            if not teacher.reader or proposals[index] <= 0:
                 continue
             if ready[index] == self._num_workers:
-                usable.append(slot)
+                usable.append(teacher)
                 continue
             _log.warning(
                 "The version %d of the teacher %s, which was in use before, "
                 "is left out: %d of %d workers could read it.",
-                slot.reader.announced,
-                slot.name,
+                teacher.reader.announced,
+                teacher.name,
                 ready[index],
                 self._num_workers,
             )
             if failed[index]:
-                slot.reader.reject(slot.reader.announced)
-            slot.reader.announce(-1)
+                teacher.reader.reject(teacher.reader.announced)
+            teacher.reader.announce(-1)
         return self.load_graphs(usable)
 
 

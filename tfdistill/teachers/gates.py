@@ -1,5 +1,7 @@
 """What a version must pass before it teaches: files, specs, schema, a batch.
 
+Age is no gate: it lowers the weight of a version in use (options.py).
+
 Two models may have the same shapes and yet other classes, words or columns.
 Their predictions then fit together by shape only, and nothing fails.
 """
@@ -94,14 +96,14 @@ def schema_difference(ours: Mapping[str, str], theirs: Any) -> str | None:
     if not ours:
         return None
     if not isinstance(theirs, Mapping):
-        return "its manifest says nothing of its schema."
+        return "its manifest has no schema."
     for name in sorted(ours.keys() | theirs.keys()):
         if name not in theirs:
-            return f"its manifest says nothing of the schema's {name!r}."
+            return f"its schema has no part {name!r}, which ours has."
         if name not in ours:
-            return f"its schema has a part {name!r}, which ours has not."
+            return f"its schema has a part {name!r}, which ours does not have."
         if theirs[name] != ours[name]:
-            return f"its {name!r} must be those of this group, and are others."
+            return f"its {name!r} must be the same as ours, but differs."
     return None
 
 
@@ -111,9 +113,9 @@ class Canary:
     Each version of a peer, and each fixed SavedModel, must predict this batch
     before it becomes a teacher. A version is refused if its outputs are not
     finite or have another shape, and, with labels, if it is worse than a
-    uniform guess. Hold the batch out of training. An untrained student fails
-    it by its labels: leave them out, or widen `margin`, if peers publish from
-    the start.
+    uniform guess. Hold the batch out of training. With labels, an untrained
+    student may be refused: if peers publish from the start, leave the labels
+    out or increase `margin`.
     """
 
     def __init__(
@@ -154,8 +156,8 @@ class Canary:
                 )
         if len(sizes) != 1 or 0 in sizes:
             raise ValueError(
-                "`inputs` and `labels` must have one and the same number of "
-                f"examples, >= 1; received {sorted(sizes)}."
+                "`inputs` and `labels` must have the same number of examples, "
+                f">= 1; received {sorted(sizes)}."
             )
         self._batch_size = sizes.pop()
         self._from_logits = from_logits
@@ -283,7 +285,7 @@ class VersionScreen:
         if difference not in self._warned:
             self._warned.add(difference)
             _log.warning(
-                "Obeying the teacher of group %d, though %s",
+                "Using the teacher of group %d although %s",
                 version.group,
                 difference,
             )

@@ -32,8 +32,8 @@ from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
 from tfdistill.teachers import options
 from tfdistill.teachers import peer
-from tfdistill.teachers import slot as teacher_slot
 from tfdistill.teachers import soft_targets
+from tfdistill.teachers import teacher as teacher_lib
 
 
 class WorkerVariable:
@@ -73,7 +73,7 @@ class WorkerVariable:
     def _opened_handle(self) -> tf.Tensor:
         if self._handle is None:
             raise RuntimeError(
-                f"{self._shared_name} must be used inside worker_variable."
+                f"{self._shared_name} must be used inside on_servers."
                 "opened, in a function that a worker runs."
             )
         return self._handle
@@ -123,7 +123,7 @@ class _HalfOfRows:
             return tf.gather(self._rows, tf.cast(rows, tf.int64) + self._start)
 
 
-class RemoteSlot(teacher_slot.TeacherSlot):
+class RemoteTeacher(teacher_lib.Teacher):
     """The place of one teacher of a parameter-server group."""
 
     def __init__(
@@ -272,30 +272,30 @@ class RemoteTeachers:
     """
 
     def __init__(self, options: options.TeacherOptions) -> None:
-        """Makes no slot yet."""
+        """Makes no teacher yet."""
         self._options = options
         self.state = soft_targets.TeacherVariables(
             options,
             shared=WorkerVariable,
             of_replica=WorkerVariable,
         )
-        self.slots: list[RemoteSlot] = []
+        self.teachers: list[RemoteTeacher] = []
         self._bad = np.zeros([options.num_teachers], bool)
         self._num_scheduled = self._num_done = 0
         self._swapped_at = 0
 
-    def make_slot(
+    def make_teacher(
         self, name: str, graph: student_graph.StudentGraph
-    ) -> RemoteSlot:
+    ) -> RemoteTeacher:
         """Makes the place of one more teacher, in the strategy's scope."""
-        slot = RemoteSlot(
+        teacher = RemoteTeacher(
             name,
             graph,
             self._options,
             wait_until_free=self._wait_until_free,
         )
-        self.slots.append(slot)
-        return slot
+        self.teachers.append(teacher)
+        return teacher
 
     # ---- on the coordinator ----
 
@@ -305,15 +305,15 @@ class RemoteTeachers:
         return tf.constant(
             [
                 [
-                    slot.step,
-                    int(slot.in_use),
-                    slot.half,
-                    slot.age_ms,
+                    teacher.step,
+                    int(teacher.in_use),
+                    teacher.half,
+                    teacher.age_ms,
                 ]
-                for slot in self.slots
+                for teacher in self.teachers
             ],
             tf.int64,
-            shape=[len(self.slots), _NUM_FIELDS],
+            shape=[len(self.teachers), _NUM_FIELDS],
         )
 
     def note(self, report: np.ndarray) -> None:
@@ -323,8 +323,8 @@ class RemoteTeachers:
         """
         self._num_done += 1
         bad, steps = report.reshape(2, -1)
-        for index, slot in enumerate(self.slots):
-            if int(steps[index]) == slot.step and slot.in_use:
+        for index, teacher in enumerate(self.teachers):
+            if int(steps[index]) == teacher.step and teacher.in_use:
                 self._bad[index] |= bad[index] >= self._options.max_bad_batches
 
     def sum(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -353,7 +353,7 @@ class RemoteTeachers:
         """Puts what `arguments` returned in force while a step is traced."""
         variables = [
             *self.state.variables,
-            *(v for slot in self.slots for v in slot.worker_variables),
+            *(v for teacher in self.teachers for v in teacher.worker_variables),
         ]
         with opened(variables):
             self.state.assign(
@@ -361,8 +361,8 @@ class RemoteTeachers:
                 in_use=arguments[:, 1] > 0,
                 ages_ms=arguments[:, 3],
             )
-            for index, slot in enumerate(self.slots):
-                slot.use(arguments[index])
+            for index, teacher in enumerate(self.teachers):
+                teacher.use(arguments[index])
             yield
 
     def reported(self) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""What a TeacherSet was asked for, and what a version's age leaves it."""
+"""The arguments of a TeacherSet, and the staleness rule: weight by age."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What teachers say in one step, and how far each is to be believed."""
+"""The teachers' predictions in one step, each weighted by its age."""
 
 import dataclasses
 from collections.abc import Callable

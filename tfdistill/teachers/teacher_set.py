@@ -1,10 +1,10 @@
 """The teachers of one student: made, followed, refreshed, asked.
 
-Each teacher is a `TeacherSlot` (slot.py), a peer's is fed by a `PeerReader`
+Each teacher is a `Teacher` (teacher.py), a peer's is fed by a `PeerReader`
 (peer.py), and all workers move them alike by an `Agreement` (agreement.py).
 How old a version may be, and what it then counts, is decided by
 `TeacherOptions.share` (options.py). A new kind of teacher is another way to
-fill a slot's `function`, beside `follow` and `load`, and a line in
+fill a teacher's `function`, beside `follow` and `load`, and a line in
 `TeacherSet.attach`.
 """
 
@@ -26,8 +26,8 @@ from tfdistill.teachers import gates
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import options
 from tfdistill.teachers import peer
-from tfdistill.teachers import slot as teacher_slot
 from tfdistill.teachers import soft_targets
+from tfdistill.teachers import teacher as teacher_lib
 
 _log = logging.getLogger(__name__)
 
@@ -36,12 +36,12 @@ class TeacherSet:
     """The frozen teachers of one student.
 
     Peers' exports are followed while training runs; fixed SavedModels, for
-    offline distillation, are loaded once. The student tracks nothing of a
-    teacher: it is not in its weights, checkpoints or files.
+    offline distillation, are loaded once. No teacher is part of the student's
+    weights, checkpoints or files.
 
-    A peer whose graph is the student's own is run on the student's own graph
-    with the peer's values; its graph file is never loaded. Another graph
-    (another architecture or dtype policy) is refused unless
+    If a peer's graph equals the student's, the student's own graph runs with
+    the peer's values, and the peer's graph file is never loaded. A different
+    graph (another architecture or dtype policy) is refused unless
     `allow_other_graphs` is set, because loading it runs its code.
     """
 
@@ -72,8 +72,8 @@ class TeacherSet:
             saved_models: Directories of fixed teachers.
             weights: One weight >= 0 for each of `peers`, then for each of
                 `saved_models`. Defaults to equal weights.
-            max_staleness_steps: The number of the student's steps beyond
-                which an older version loses its weight. Default: no bound.
+            max_staleness_steps: A version that is more of the student's
+                steps old than this loses its weight. Default: no bound.
             max_staleness_secs: Likewise, in seconds since this group first
                 saw the version. Default: no bound.
             staleness_ramp_steps: Steps after `max_staleness_steps` over which
@@ -114,7 +114,7 @@ class TeacherSet:
         options.check_exchange(self._options.peers, exchange)
         self._exchange = exchange or publisher.Exchange(None)
         self._graph: student_graph.StudentGraph | None = None
-        self._slots: list[teacher_slot.TeacherSlot] = []
+        self._teachers: list[teacher_lib.Teacher] = []
         self._agreement: agreement.Agreement | None = None
         self._poller: peer.Poller | None = None
         # What the traced step knows.
@@ -164,12 +164,12 @@ class TeacherSet:
                 if self.remote
                 else soft_targets.TeacherVariables(self._options)
             )
-            self._slots = [
+            self._teachers = [
                 *self._peers(graph, alone=num_workers == 1),
                 *self._fixed(graph),
             ]
         self._agreement = agreement.Agreement(
-            self._slots,
+            self._teachers,
             self.remote.sum if self.remote else self._collective(strategy),
             num_workers=num_workers,
             is_chief=self._is_chief,
@@ -178,35 +178,35 @@ class TeacherSet:
 
     def _peers(
         self, graph: student_graph.StudentGraph, *, alone: bool
-    ) -> Iterator[teacher_slot.TeacherSlot]:
+    ) -> Iterator[teacher_lib.Teacher]:
         screen = gates.VersionScreen(
             graph,
             schema=self._options.schema,
             only_warn=self._options.allow_other_schemas,
         )
         for group, name in self._options.names_of_peers.items():
-            slot = (
-                self.remote.make_slot(name, graph)
+            teacher = (
+                self.remote.make_teacher(name, graph)
                 if self.remote
-                else teacher_slot.TeacherSlot(name, graph, self._options)
+                else teacher_lib.Teacher(name, graph, self._options)
             )
-            slot.follow(self._exchange, group, alone=alone, screen=screen)
-            yield slot
+            teacher.follow(self._exchange, group, alone=alone, screen=screen)
+            yield teacher
 
     def _fixed(
         self, graph: student_graph.StudentGraph
-    ) -> Iterator[teacher_slot.TeacherSlot]:
+    ) -> Iterator[teacher_lib.Teacher]:
         for path in self._options.saved_models:
-            slot = teacher_slot.TeacherSlot(path, graph, self._options)
-            slot.load(path)
-            yield slot
+            teacher = teacher_lib.Teacher(path, graph, self._options)
+            teacher.load(path)
+            yield teacher
 
     def _collective(self, strategy: tf.distribute.Strategy) -> agreement.Sum:
         most = self._options.max_bad_batches
         return agreement.collective_sum(
             strategy,
             lambda: self._variables.bad_in_a_row() >= most,
-            size=agreement.NUM_FIELDS * len(self._slots),
+            size=agreement.NUM_FIELDS * len(self._teachers),
         )
 
     def predict(
@@ -219,7 +219,11 @@ class TeacherSet:
         scalar; `active`, a bool scalar, is False to leave all teachers out.
         """
         return self._variables.ask(
-            [slot.function for slot in self._slots if slot.function],
+            [
+                teacher.function
+                for teacher in self._teachers
+                if teacher.function
+            ],
             inputs,
             step=tf.cast(step, tf.int64),
             active=active,
@@ -230,9 +234,13 @@ class TeacherSet:
 
     def start(self) -> None:
         """Starts to look for versions in the background."""
-        if self._slots and self.follows_peers and self._poller is None:
+        if self._teachers and self.follows_peers and self._poller is None:
             self._poller = peer.Poller(
-                [slot.reader for slot in self._slots if slot.reader],
+                [
+                    teacher.reader
+                    for teacher in self._teachers
+                    if teacher.reader
+                ],
                 self._is_chief,
                 self._options.poll_secs,
             )
@@ -261,8 +269,8 @@ class TeacherSet:
             RuntimeError: The teachers belong to no student yet.
         """
         decide = self._attached("refresh")
-        for slot in self._slots:
-            slot.note_news()
+        for teacher in self._teachers:
+            teacher.note_news()
         ready = decide.exchange_news(
             "its outputs were NaN or infinite in "
             f"{self._options.max_bad_batches} batches in a row."
@@ -270,9 +278,9 @@ class TeacherSet:
         ready = decide.load_graphs(ready)
         self._swap(ready)
         if step is not None:
-            for slot in self._slots:
-                slot.note_step(step)
-        return [slot.name for slot in ready]
+            for teacher in self._teachers:
+                teacher.note_step(step)
+        return [teacher.name for teacher in ready]
 
     def versions(self) -> dict[int, int]:
         """Returns which version of each peer is in use, for a backup.
@@ -280,7 +288,11 @@ class TeacherSet:
         Returns:
             For each peer the step of its version; -1 for none.
         """
-        steps = {slot.name: slot.step for slot in self._slots if slot.in_use}
+        steps = {
+            teacher.name: teacher.step
+            for teacher in self._teachers
+            if teacher.in_use
+        }
         return {
             group: steps.get(name, -1)
             for group, name in self._options.names_of_peers.items()
@@ -308,7 +320,7 @@ class TeacherSet:
         names = self._options.names_of_peers
         unknown = sorted(set(wanted) - set(names))
         if unknown:
-            _log.warning("Groups %s are no teachers any more.", unknown)
+            _log.warning("Groups %s are no longer teachers.", unknown)
         # The reading thread may be at another version.
         was_running = self._poller is not None
         self.stop()
@@ -330,10 +342,10 @@ class TeacherSet:
             )
         return self._agreement
 
-    def _swap(self, slots: Sequence[teacher_slot.TeacherSlot]) -> None:
-        for slot in slots:
-            self.generation += slot.swap()
-        if self.remote and slots:
+    def _swap(self, teachers: Sequence[teacher_lib.Teacher]) -> None:
+        for teacher in teachers:
+            self.generation += teacher.swap()
+        if self.remote and teachers:
             self.remote.swapped()
         self._publish()
 
@@ -343,9 +355,9 @@ class TeacherSet:
             # Travels with each execution.
             return
         values: dict[str, Any] = {
-            "steps": [slot.step for slot in self._slots],
-            "in_use": [slot.in_use for slot in self._slots],
-            "ages_ms": [slot.age_ms for slot in self._slots],
+            "steps": [teacher.step for teacher in self._teachers],
+            "in_use": [teacher.in_use for teacher in self._teachers],
+            "ages_ms": [teacher.age_ms for teacher in self._teachers],
         }
         if values != self._published:
             self._variables.assign(**values)
@@ -365,4 +377,4 @@ class TeacherSet:
             `num_quarantined`, and the newest `quarantined` versions with
             their reasons.
         """
-        return [slot.status for slot in self._slots]
+        return [teacher.status for teacher in self._teachers]

@@ -1,4 +1,4 @@
-"""What a step pays for differing from its teachers, and how far they agree.
+"""The distillation term of a step, and how far student and teachers agree.
 
 The agreement is measured on the batch that the step has asked the teachers
 about anyway, and on one replica's rows: it costs a comparison, and no
@@ -400,7 +400,7 @@ def _settled(
         raise ValueError(
             f"{type(loss).__name__} cannot tell from the task loss whether "
             "outputs are logits. Construct it with from_logits=True or "
-            "from_logits=False; True also for the values of a regression."
+            "from_logits=False. For a regression, use True."
         )
     return loss.with_from_logits(answers.pop())
 

@@ -83,12 +83,12 @@ def check_alike(
         shares = workers.gathered(_amount(arguments.get(name)))
         if len(set(shares)) > 1:
             raise data_checks.DataError(
-                f"`{name}` must be equally much on all workers; received "
+                f"`{name}` must have the same size on all workers; received "
                 f"{', '.join(map(str, shares))} batches or examples, by "
                 f"replica (-1: endless). Repeat all shares (`repeat()`) and "
-                f"pass `{steps}`; or pass one `tf.data.Dataset`, the same on "
-                "all workers, of which `fit` gives each its rows. An empty "
-                "share needs more data or fewer workers."
+                f"pass `{steps}`; or pass the same `tf.data.Dataset` on all "
+                "workers, and `fit` gives each worker its rows. If a share is "
+                "empty, use more data or fewer workers."
             )
 
 
@@ -114,8 +114,8 @@ def check_data(name: str, data: Any) -> int | None:
     if number == 0:
         raise data_checks.DataError(
             f"`{name}` must hold at least one example; received data of 0 "
-            f"{unit}. See what the files, filters, shards and `take` before "
-            "it leave."
+            f"{unit}. Check how much data the files, filters, shards and "
+            "`take` before it leave."
         )
     return number if unit == "batches" else None
 
@@ -124,8 +124,8 @@ def no_batch(epoch: int) -> data_checks.DataError:
     """Returns the error over data that ended before the first batch of it."""
     return data_checks.DataError(
         "`x` must hold at least one batch; it ended before the first of epoch "
-        f"{epoch + 1}. See what its files, filters and generators leave, and "
-        "repeat what can be read only once."
+        f"{epoch + 1}. Check how much data its files, filters and generators "
+        "leave, and repeat data that can be read only once."
     )
 
 
@@ -165,8 +165,8 @@ def _check_contradictions(arguments: Mapping[str, Any]) -> None:
     has_split = _is_given(arguments, "validation_split")
     if has_data and has_split:
         raise ValueError(
-            "`validation_split` takes examples of `x`, and `validation_data` "
-            "are others; received both. Leave one of them out."
+            "At most one of `validation_split` and `validation_data` may be "
+            "given; received both. Leave one of them out."
         )
     for name in _OF_VALIDATION:
         if _is_given(arguments, name) and not (has_data or has_split):

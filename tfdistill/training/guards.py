@@ -291,8 +291,8 @@ class _DataWatch(keras.callbacks.Callback):
     def on_test_end(self, logs: Any = None) -> None:
         if not self._num_test_batches:
             raise data_checks.DataError(
-                "`validation_data` must hold at least one batch; they ended "
-                "before the first. See what their files, filters and "
+                "`validation_data` must hold at least one batch; it ended "
+                "before the first. Check how much data its files, filters and "
                 "generators leave."
             )
 

@@ -8,7 +8,7 @@ reduces a batch tuple over the workers, and averages logs over a missing axis.
 - gradients are summed over the replicas *before* the optimizer clips them
   (`tfdistill.training.trainer`);
 - logs come from metric states summed over all replicas, in one collective;
-- files are written by the chief only (`tfdistill.cluster.replicas`).
+- files are written by the chief only (`tfdistill.training.guards`).
 """
 
 import typing

@@ -1,6 +1,8 @@
-"""What a strategy must do for a model; and how replicas and workers do it.
+"""The `Trainer` interface, and the trainer of one device, replicas, workers.
 
-A trainer is a plain object, so that Keras tracks nothing of what it holds.
+`parameter_server/trainer.py` has the other one. Gradients are summed over the
+replicas in `ReplicaTrainer.apply`. A trainer is a plain object, so that Keras
+tracks nothing of what it holds.
 
 Keras 3's `BatchNormalization` updates its moving mean and variance on every
 replica from that replica's rows. They only matter in inference, so they are
@@ -76,9 +78,11 @@ class Trainer(typing.Protocol):
         """Returns the context of a tape that records one step."""
 
     def apply(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
-        """Sums the gradients, then updates all variables once.
+        """Computes the gradients and updates all variables once.
 
-        `loss` is this replica's share of it, scaled for the optimizer.
+        Replicas sum their gradients first. A worker of parameter servers
+        sums nothing: it sends its own gradients. `loss` is this replica's
+        share of the loss, scaled for the optimizer.
         """
 
     # ---- Keras' methods ----

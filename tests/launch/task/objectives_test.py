@@ -1,4 +1,4 @@
-""""""
+"""Tests of losses, metrics and figures of each kind of prediction."""
 
 import keras
 import numpy as np

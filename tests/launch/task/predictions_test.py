@@ -1,4 +1,4 @@
-""""""
+"""Tests of predictions on file, their figures and their churn."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-""""""
+"""Tests of how the groups of a short run start together."""
 
 import threading
 import time

@@ -35,7 +35,7 @@ ABSENT, GOOD, FADING, TOO_STALE, DROPPED = (
 _Function = Callable[[Any], list[tf.Tensor]]
 
 
-class TeacherSlot:
+class Teacher:
     """The place of one teacher in the training step.
 
     A kind of teacher is a way to fill `function`: `follow` takes the student's

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from tfdistill.teachers import options
-from tfdistill.teachers import slot as teacher_slot
+from tfdistill.teachers import teacher as teacher_lib
 
 
 class _Clock:
@@ -17,7 +17,7 @@ class _Clock:
 
 
 class _Reader:
-    """A peer's reader, as far as a slot asks it."""
+    """A peer's reader, as far as a teacher asks it."""
 
     def __init__(self):
         self.current = self.proposal = self.announced = -1
@@ -38,107 +38,110 @@ def clock():
     return _Clock()
 
 
-def _slot(clock, **bounds):
-    slot = teacher_slot.TeacherSlot(
+def _teacher(clock, **bounds):
+    teacher = teacher_lib.Teacher(
         "group_1", None, options.TeacherOptions(**bounds), clock=clock
     )
-    slot.reader = _Reader()
-    return slot
+    teacher.reader = _Reader()
+    return teacher
 
 
-def _swap(slot, step):
-    slot.reader.next = step
-    assert not slot.swap()
+def _swap(teacher, step):
+    teacher.reader.next = step
+    assert not teacher.swap()
 
 
 def test_before_there_is_a_version(clock):
-    found = _slot(clock, max_staleness_secs=1).status
+    found = _teacher(clock, max_staleness_secs=1).status
     assert found["health"] == "absent" and found["step"] == -1
     assert found["age_steps"] is found["age_secs"] is None
     assert found["share"] == 0 and found["reason"] == ""
 
 
 def test_a_version_ages_from_when_it_was_first_seen(clock):
-    slot = _slot(clock, max_staleness_secs=10)
-    slot.reader.announced = 7
-    slot.note_news()
+    teacher = _teacher(clock, max_staleness_secs=10)
+    teacher.reader.announced = 7
+    teacher.note_news()
     clock.now += 4
-    slot.reader.proposal = 8
-    slot.note_news()
-    _swap(slot, 7)
-    slot.note_step(9)
-    found = slot.status
+    teacher.reader.proposal = 8
+    teacher.note_news()
+    _swap(teacher, 7)
+    teacher.note_step(9)
+    found = teacher.status
     assert (found["age_steps"], found["age_secs"]) == (2, 4.0)
     assert (found["health"], found["swaps"], found["bytes"]) == ("good", 1, 5)
     clock.now += 11
-    assert slot.measured_age_ms == 15_000
+    assert teacher.measured_age_ms == 15_000
     # The next was first seen 11 s ago.
-    _swap(slot, 8)
-    assert slot.status["age_secs"] == 11.0
-    assert slot.measured_age_ms == 11_000
+    _swap(teacher, 8)
+    assert teacher.status["age_secs"] == 11.0
+    assert teacher.measured_age_ms == 11_000
 
 
 def test_without_a_bound_by_seconds_none_are_agreed_on(clock):
-    slot = _slot(clock, max_staleness_steps=3)
-    _swap(slot, 7)
+    teacher = _teacher(clock, max_staleness_steps=3)
+    _swap(teacher, 7)
     clock.now += 11
-    assert slot.measured_age_ms == 0 and slot.status["age_secs"] == 11.0
+    assert teacher.measured_age_ms == 0 and teacher.status["age_secs"] == 11.0
 
 
 def test_ageing_is_logged_once_for_each_turn(clock, caplog):
-    slot = _slot(clock, max_staleness_steps=5, staleness_ramp_steps=2)
-    _swap(slot, 10)
+    teacher = _teacher(clock, max_staleness_steps=5, staleness_ramp_steps=2)
+    _swap(teacher, 10)
     with caplog.at_level(logging.WARNING):
         states = []
         for step in (15, 16, 16, 17, 18):
-            slot.note_step(step)
-            states.append(slot.status["health"])
+            teacher.note_step(step)
+            states.append(teacher.status["health"])
     assert states == ["good", "fading", "fading", "too_stale", "too_stale"]
     assert len(caplog.records) == 2
     assert "is 6 steps and 0 s old" in caplog.messages[0]
     assert "counts less and less" in caplog.messages[0]
     assert "is 7 steps" in caplog.messages[1]
     assert "is left out" in caplog.messages[1]
-    assert "max_staleness_steps=5" in slot.status["reason"]
-    assert slot.status["too_stale"] is True
-    _swap(slot, 17)
-    slot.note_step(18)
-    assert slot.status["health"] == "good"
+    assert "max_staleness_steps=5" in teacher.status["reason"]
+    assert teacher.status["too_stale"] is True
+    _swap(teacher, 17)
+    teacher.note_step(18)
+    assert teacher.status["health"] == "good"
     assert len(caplog.records) == 2
 
 
 def test_seconds_count_as_the_group_agreed(clock, caplog):
     """By the chief's clock: this task's own is for its log alone."""
-    slot = _slot(clock, max_staleness_secs=10, staleness_ramp_secs=10)
-    _swap(slot, 10)
+    teacher = _teacher(clock, max_staleness_secs=10, staleness_ramp_secs=10)
+    _swap(teacher, 10)
     clock.now += 60
-    slot.note_step(11)
-    assert slot.status["health"] == "good"
-    slot.age_ms = 15_000
-    assert slot.share == 0.5
-    slot.age_ms = 20_000
-    slot.note_step(12)
+    teacher.note_step(11)
+    assert teacher.status["health"] == "good"
+    teacher.age_ms = 15_000
+    assert teacher.share == 0.5
+    teacher.age_ms = 20_000
+    teacher.note_step(12)
     assert "is 2 steps and 60 s old" in caplog.text
-    assert slot.status["health"] == "too_stale"
+    assert teacher.status["health"] == "too_stale"
 
 
 def test_what_was_dropped_is_counted_and_says_why(clock):
-    slot = _slot(clock)
-    _swap(slot, 10)
-    slot.drop("its outputs were NaN.")
-    found = slot.status
+    teacher = _teacher(clock)
+    _swap(teacher, 10)
+    teacher.drop("its outputs were NaN.")
+    found = teacher.status
     assert (found["health"], found["num_dropped"]) == ("dropped", 1)
     assert found["reason"] == "its outputs were NaN." and found["share"] == 0
-    assert (found["step"], found["quarantined"]) == (-1, slot.reader.rejected)
-    _swap(slot, 11)
-    found = slot.status
+    assert (found["step"], found["quarantined"]) == (
+        -1,
+        teacher.reader.rejected,
+    )
+    _swap(teacher, 11)
+    found = teacher.status
     assert (found["health"], found["num_dropped"]) == ("good", 1)
 
 
 def test_the_newest_quarantined_versions_are_listed(clock):
-    slot = _slot(clock)
-    slot.reader.rejected = {step: f"reason {step}" for step in range(30)}
-    found = slot.status
+    teacher = _teacher(clock)
+    teacher.reader.rejected = {step: f"reason {step}" for step in range(30)}
+    found = teacher.status
     assert found["num_quarantined"] == 30
     assert list(found["quarantined"]) == list(range(20, 30))
     assert found["reason"] == "reason 29"

@@ -1,0 +1,100 @@
+"""Tasks that are no trainers, for tests of what launches and watches them.
+
+None imports TensorFlow, but they speak with the launcher as trainers do.
+"""
+
+import pathlib
+import sys
+import time
+
+import psutil
+
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+from tfdistill.status import tables
+
+LIMIT_SECS = 60.0
+# What the code of a task may use. `train` counts its steps in a file, so that a
+# task that is started again resumes as from a backup.
+PRELUDE = f"""
+import ctypes, json, os, pathlib, signal, socket, subprocess, sys, time
+sys.path.insert(0, {str(pathlib.Path(__file__).resolve().parents[2])!r})
+from tfdistill.cluster import signs
+GROUP = int(os.environ["TFDISTILL_GROUP"])
+CONFIG = json.loads(os.environ.get("TF_CONFIG", "{{}}"))
+TYPE = CONFIG.get("task", {{}}).get("type", "worker")
+INDEX = CONFIG.get("task", {{}}).get("index", 0)
+NAME = f"group_{{GROUP}}_{{TYPE}}_{{INDEX}}"
+WORKDIR = pathlib.Path(os.environ["TFDISTILL_WORKDIR"])
+def connect():
+    signs.announce_starting()
+    signs.announce_ready()
+def family():
+    far = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        start_new_session=True,
+    )
+    print("pids", os.getpid(), far.pid, flush=True)
+def wait_for(name):
+    while not (WORKDIR / name).exists():
+        time.sleep(0.02)
+def train(num_steps):
+    state = WORKDIR / f"{{NAME}}.steps"
+    done = int(state.read_text()) if state.exists() else 0
+    for step in range(done, num_steps):
+        signs.own().say(signs.STEP)
+        hang = WORKDIR / f"{{NAME}}.hang"
+        if hang.exists():
+            hang.unlink()
+            # Holds Python's lock, so that no thread of this process can run.
+            ctypes.PyDLL(None).sleep(600)
+        if TYPE == "chief" or not CONFIG or "chief" not in CONFIG["cluster"]:
+            draft = state.with_suffix(".draft")
+            draft.write_text(str(step + 1))
+            draft.replace(state)
+        with (WORKDIR / f"{{NAME}}.done").open("a") as file:
+            print(step + 1, file=file)
+        time.sleep(0.05)
+"""
+
+
+def command(code):
+    return sys.executable, "-c", PRELUDE + code
+
+
+def topology(tmp_path, code, **fields):
+    fields = {"grace_secs": 3.0} | fields
+    return local_cluster.LocalCluster(
+        command=command(code), workdir=str(tmp_path / "run"), **fields
+    )
+
+
+def shown(topology, **options):
+    """A run that prints what a launcher prints without a terminal."""
+    display = tables.Display(plain=True)
+    return local_run.LocalRun(topology, display=display, **options)
+
+
+def run(topology, **options):
+    with shown(topology, **options) as started:
+        return started.wait(timeout_secs=LIMIT_SECS)
+
+
+def until(condition):
+    """Waits for a condition; returns its value."""
+    end = time.monotonic() + LIMIT_SECS
+    while not (value := condition()):
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.02)
+    return value
+
+
+def poll_until(run, condition):
+    return until(lambda: run.poll(0.05) or condition())
+
+
+def alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
