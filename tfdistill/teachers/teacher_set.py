@@ -62,7 +62,7 @@ class TeacherSet:
         schema: Mapping[str, Any] | None = None,
         allow_other_schemas: bool = False,
         canary: gates.Canary | None = None,
-        poll_secs: float = 1.0,
+        poll_secs: float = 0.1,
     ) -> None:
         """Reads nothing yet.
 
@@ -90,7 +90,9 @@ class TeacherSet:
             allow_other_schemas: Whether to accept another schema, with a
                 warning.
             canary: A batch that each version must predict before it is used.
-            poll_secs: Seconds between two looks at the exchange. Default 1.
+            poll_secs: Seconds between two looks at the exchange, which the
+                chief takes in a thread. A short training needs short ones: a
+                version that is not seen teaches nobody. Default 0.1.
 
         Raises:
             ValueError: An argument is not as above.
