@@ -313,7 +313,7 @@ def test_the_recipe_trains(folders, tmp_path, monkeypatch, capsys):
     changes = {
         "data.path": folders["path"],
         "data.global_batch_size": 4,
-        "data.arguments.image_size": 64,
+        "data.arguments.image_size": 32,
         "data.arguments.num_classes": 3,
         "model.arguments.width": 8,
         "model.arguments.depth": 26,
@@ -335,7 +335,7 @@ def test_the_recipe_trains(folders, tmp_path, monkeypatch, capsys):
     metrics = results["groups"][0]["metrics"]
     assert sorted(metrics) == ["accuracy", "log_loss"]
     student = keras.models.load_model(workdir / "group_0" / "student.keras")
-    assert student.input_shape == (None, 64, 64, 3)
+    assert student.input_shape == (None, 32, 32, 3)
     assert student.output_shape == (None, 3)
 
 

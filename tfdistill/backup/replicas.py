@@ -1,11 +1,11 @@
 """All that training changes if replicas hold all variables: out and in again.
 
-All workers read the same backup; the chief alone writes, in the background.
+All workers read the same backup; only the chief writes, in the background.
 
 Most of it is the same on all replicas: weights, the optimizer's slots. The
 rest each replica has for itself: moving statistics, the states of random
 generators, sums of metrics. Those of all workers travel to the chief in one
-small collective, so that one task writes a whole state.
+small collective, so that one task writes the complete state.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from tfdistill.system import keras_internals
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
-# What collectives can carry: each value as whole numbers of its own width.
+# What collectives can carry: each value as integers of the same width.
 _BITS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
 
 
@@ -313,7 +313,7 @@ class ReplicaBackup:
 
     @property
     def point(self) -> steps.TrainingPoint | None:
-        """Where to resume; None for a training that starts anew."""
+        """Where to resume; None for a training that starts at step 0."""
         return self._chosen.point if self._chosen else None
 
     # ---- before the first step ----
@@ -336,7 +336,7 @@ class ReplicaBackup:
             failure = error
         self._choice.fail_together(failure)
         if values is None:
-            raise RuntimeError("went on without a backup.")
+            raise RuntimeError("continued without a backup.")
         self._state.assign(values)
         self._values = values
         if replicas.num_workers(self._strategy) == 1:
@@ -404,7 +404,7 @@ class ReplicaBackup:
         *,
         wait: bool = False,
     ) -> None:
-        """Takes a snapshot, and has it written in the background.
+        """Takes a snapshot, which a thread writes.
 
         Every worker calls it at the same step. While one is being written, the
         next is left out; `wait` waits for the earlier one, and for this one.

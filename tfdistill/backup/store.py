@@ -132,11 +132,11 @@ class BackupStore(publisher.Exchange):
             )
 
     def newest(self) -> publisher.Version | None:
-        """Returns the newest whole backup, all of whose bytes were checked.
+        """Returns the newest complete backup, all of whose bytes were checked.
 
         Those that are newer and damaged are logged and removed: they can
-        never be used, and would push whole ones out when the next are kept.
-        None if there is no whole one.
+        never be used, and would push complete ones out when the next are kept.
+        None if there is no complete one.
         """
         damaged, committed = [], self.steps(0)
         for step in reversed(self._listed(0)):
@@ -235,7 +235,7 @@ class BackupChoice:
         self._store, self._gather, self._is_chief = store, gather, is_chief
 
     def choose(self) -> Chosen | None:
-        """Returns the newest whole backup, the same on all workers.
+        """Returns the newest complete backup, the same on all workers.
 
         None if there is none. It is an error on all workers if one of them
         cannot read the backup that the chief has chosen.
