@@ -28,6 +28,7 @@ class Setting:
         batch_size: Examples a step.
         spread: The table has this many times as many rows; those that occur
             lie this far apart.
+        num_workers: Workers, and as many parameter servers.
     """
 
     rows_per_field: int = 10_000
@@ -35,6 +36,7 @@ class Setting:
     hidden: tuple[int, ...] = (256, 128, 64)
     batch_size: int = 1024
     spread: int = 1
+    num_workers: int = 2
 
     @property
     def num_rows(self) -> int:
@@ -54,7 +56,9 @@ class Setting:
 SETTINGS = {
     "mlp": Setting(),
     "wide": Setting(dim=64, hidden=(32, 16)),
-    "tiny": Setting(rows_per_field=50, dim=2, hidden=(4,), batch_size=32),
+    "tiny": Setting(
+        rows_per_field=50, dim=2, hidden=(4,), batch_size=32, num_workers=1
+    ),
     # 26 x 3846 rows occur, in tables of 10^5 to 10^8.
     **{
         f"rows_{spread}": Setting(

@@ -10,13 +10,12 @@ import tempfile
 import time
 from typing import Any
 
+from benchmarks import click_training
 from benchmarks import parameter_server_task
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 from tfdistill.system import programs
 
-_NUM_WORKERS = 2
-_NUM_SERVERS = 2
 # Marks a side whose tasks keep TensorFlow's number of threads.
 TF_THREADS = "@tf_threads"
 
@@ -42,12 +41,13 @@ def take(
     """
     text, _, threads = name.partition("@")
     side = parameter_server_task.Side.of(text)
+    number = click_training.SETTINGS[setting].num_workers
     with tempfile.TemporaryDirectory(prefix="tfdistill-bench-") as workdir:
         topology = local_cluster.LocalCluster(
             command=_command(text, setting, options),
             workdir=workdir,
-            workers_per_group=1 if side.is_alone else _NUM_WORKERS,
-            ps_per_group=0 if side.is_alone else _NUM_SERVERS,
+            workers_per_group=1 if side.is_alone else number,
+            ps_per_group=0 if side.is_alone else number,
             env=_environ(own_threads=bool(threads)),
             worker_restarts=0,
         )

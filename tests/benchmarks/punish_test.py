@@ -25,11 +25,11 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def launched(tmp_path):
-    """Two groups of two workers that train longer than any round here."""
+    """Two groups that train longer than any round here."""
     workdir = tmp_path / "run"
     command = [
         *[sys.executable, "-m", "launch.local", f"--workdir={workdir}"],
-        *["--num_groups=2", "--workers_per_group=2", "--max_restarts=100"],
+        *["--num_groups=2", "--max_restarts=100"],
         *["--on_group_failure=continue", "--plain", "--"],
         *[sys.executable, "-m", "benchmarks.soak_task"],
         *["--num_steps=1000000", "--steps_per_second=10"],

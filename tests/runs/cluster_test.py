@@ -1,4 +1,4 @@
-"""Two groups of two real workers each, through the real launcher.
+"""Groups of real workers, through the real launcher.
 
 Here stand the invariants of the design that need processes: workers of a
 group use one version (3), groups fail alone (8), every process ends (11).
@@ -29,12 +29,11 @@ PROGRAM = pathlib.Path(codistill_program.__file__)
 NUM_STEPS = 120
 
 
-def _topology(directory, num_steps, step_secs, **fields):
+def _topology(directory, num_steps, **fields):
     return local_cluster.LocalCluster(
-        command=(sys.executable, str(PROGRAM), str(num_steps), str(step_secs)),
+        command=(sys.executable, str(PROGRAM), str(num_steps), "0.05"),
         workdir=str(directory),
         num_groups=2,
-        workers_per_group=2,
         **fields,
     )
 
@@ -60,7 +59,8 @@ def _wait_for_step(directory, group, step, *, limit_secs=200.0):
 def finished(tmp_path_factory):
     """A whole run's directory and the notes of its four workers."""
     directory = tmp_path_factory.mktemp("codistilled")
-    with local_run.LocalRun(_topology(directory, NUM_STEPS, 0.05)) as run:
+    topology = _topology(directory, NUM_STEPS, workers_per_group=2)
+    with local_run.LocalRun(topology) as run:
         result = run.wait(timeout_secs=240)
     assert result.exit_code == 0, result.groups
     notes = {
@@ -160,16 +160,14 @@ def test_the_run_log_tells_what_the_launcher_shows(finished):
 
 @pytest.mark.usefixtures("no_process_left")
 def test_08_groups_fail_alone(tmp_path):
-    topology = _topology(tmp_path, 160, 0.05, on_group_failure="continue")
+    topology = _topology(tmp_path, 160, on_group_failure="continue")
     with local_run.LocalRun(topology) as run:
         killed = False
         deadline = time.monotonic() + 200
         while not run.over and time.monotonic() < deadline:
             run.poll(0.2)
             if not killed and _reached(tmp_path, 1, 40):
-                for name, pid in dict(run.pids).items():
-                    if name.startswith("group_1"):
-                        os.kill(pid, signal.SIGKILL)
+                os.kill(run.pids["group_1_worker_0"], signal.SIGKILL)
                 killed = True
         result = run.wait(timeout_secs=10)
     assert killed
@@ -191,7 +189,6 @@ def test_11_ctrl_c_ends_every_process(tmp_path):
             sys.executable,
             "-m",
             "tfdistill.launcher.command",
-            "--num_groups=2",
             "--workers_per_group=2",
             f"--workdir={tmp_path}",
             "--",
@@ -208,7 +205,7 @@ def test_11_ctrl_c_ends_every_process(tmp_path):
     try:
         _wait_for_step(tmp_path, 0, 5)
         tasks = psutil.Process(launcher.pid).children(recursive=True)
-        assert len(tasks) >= 4
+        assert len(tasks) >= 2
         launcher.send_signal(signal.SIGINT)
         output, _ = launcher.communicate(timeout=60)
     finally:
