@@ -63,7 +63,7 @@ class TeacherSet:
         schema: Mapping[str, Any] | None = None,
         allow_other_schemas: bool = False,
         canary: gates.Canary | tf.data.Dataset | None = None,
-        poll_secs: float = 1.0,
+        poll_secs: float = 0.1,
     ) -> None:
         """Reads nothing yet.
 
