@@ -45,14 +45,7 @@ class _BadTeacherError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Student:
-    """What teachers must agree with.
-
-    Attributes:
-        source: Where it is from, for people.
-        inputs: Specs by name, as in a manifest.
-        outputs: Specs by name, as in a manifest.
-        fingerprint: Of its graph; empty if not known.
-    """
+    """What teachers must agree with: specs by name, as in a manifest."""
 
     source: str
     inputs: Mapping[str, Any]

@@ -138,8 +138,10 @@ class SavedModelWriter:
         self._files: dict[str, bytes] | None = None
         self._object_graph: tf.Tensor | None = None
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, averages: Mapping[int, Any] | None = None) -> Snapshot:
         """Takes the student's current values, for the training thread.
+
+        `averages` has what is taken in place of variables, by their `id`.
 
         Reading shares the variable's buffer; the next update of the variable
         writes to a new one. So this takes no time and no copy, and the
@@ -149,8 +151,11 @@ class SavedModelWriter:
         while they are written, as every step there reads what others have
         written by then.
         """
+        found = averages or {}
         return [
-            None if _is_on_servers(v) else tf.convert_to_tensor(v.value)
+            None
+            if _is_on_servers(v)
+            else tf.convert_to_tensor(found.get(id(v), v).value)
             for v in self.graph.variables
         ]
 
@@ -252,7 +257,7 @@ def check_finite(values: Sequence[Any], names: Sequence[str]) -> None:
         if tensor.dtype.is_floating and not bool(
             tf.reduce_all(tf.math.is_finite(tensor))
         ):
-            raise ValueError(f"{name} holds NaN or infinite values.")
+            raise server_bundle.NotFiniteError(name)
 
 
 def read_variables(
