@@ -15,6 +15,7 @@ from tfdistill.backup import callback as backup
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
+from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.observe import run_log
 from tfdistill.observe import summaries
@@ -407,8 +408,8 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
         self.student.load_weights(filepath, **kwargs)
 
     def export(self, filepath: str | os.PathLike[str], **kwargs: Any) -> Any:
-        """Exports the student as a SavedModel; see `keras.Model.export`."""
-        return self.student.export(filepath, **kwargs)
+        """Exports the student for inference; see `keras.Model.export`."""
+        saved_model.export_for_inference(self.student, filepath, **kwargs)
 
     def __reduce__(self) -> Any:
         """Copies and pickles as Keras does, which knows of no teachers."""
