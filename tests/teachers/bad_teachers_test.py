@@ -209,7 +209,7 @@ def test_a_silent_peer_fades_by_itself(exchange, replicas, request, caplog):
     np.testing.assert_allclose(
         logs["distillation_weight"], [1] * 12 + falling + [0] * 3, atol=1e-6
     )
-    assert caplog.text.count("is fading: its group has fallen silent") == 2
+    assert caplog.text.count("is fading: its group publishes no more") == 2
     (status,) = model.teachers.status()
     assert (status["health"], status["share"]) == ("fading", 0)
 
@@ -336,6 +336,39 @@ def _refused(exchange, student, allow, ours, theirs):
     assert "must be those of the student" in own
     assert ours in own and theirs in found
     assert cases.fit(model, _X, y)["distillation_weight"] == [0]
+
+
+# ---- inference on the raw batch ----
+
+
+class _Augmentation(keras.layers.Layer):
+    def call(self, inputs, training=False):
+        return inputs + 3.0 if training else inputs
+
+
+def _augmented(seed):
+    model = keras.Sequential(
+        [
+            keras.Input((cases.NUM_FEATURES,)),
+            _Augmentation(),
+            keras.layers.Dense(cases.NUM_CLASSES),
+        ]
+    )
+    cases.randomize(model, seed)
+    return model
+
+
+def test_teachers_see_the_batch_without_augmentation(exchange):
+    student, peer = _augmented(0), _augmented(1)
+    model = cases.codistill(student, cases.teacher_set(exchange))
+    cases.prepare(model, _X, _Y)
+    cases.publish(exchange, peer)
+    cases.load(model, 10)
+    own = cases.softmax(student(_X, training=True).numpy())
+    logs = cases.fit(model, _X, _Y, batch_size=len(_X))
+    target = cases.softmax(peer(_X, training=False).numpy())
+    expected = -(target * np.log(own)).sum(axis=-1).mean()
+    np.testing.assert_allclose(logs["distillation_loss"], [expected], rtol=1e-5)
 
 
 # ---- frozen, and not part of the student ----

@@ -1,6 +1,7 @@
 """What a version must pass: a batch, a schema, files and sizes."""
 
 import logging
+import types
 
 import numpy as np
 import pytest
@@ -118,6 +119,38 @@ def test_what_a_set_of_teachers_does_not_take_for_a_canary():
         gates.Canary.from_dataset(tf.data.Dataset.range(0).batch(2))
     inputs = tf.data.Dataset.from_tensors(np.eye(3))
     assert not gates.Canary.from_dataset(inputs).compares
+
+
+def test_the_student_is_examined_for_a_fiftieth_of_the_time():
+    now, asked = [0.0], []
+
+    def predict(values, inputs):
+        asked.append(values)
+        now[0] += 2.0
+        return [np.zeros([2, 3])]
+
+    values = iter("abcdef")
+    student = gates.StudentOnCanary(
+        gates.Canary(np.zeros([2, 4]), labels=[0, 1]),
+        types.SimpleNamespace(output_spec=_SPEC),
+        snapshot=lambda: next(values),
+        predict=predict,
+        most_busy=0.02,
+        clock=lambda: now[0],
+    )
+    student.begin()
+    assert student.loss == pytest.approx(np.log(3))
+    for _ in range(2):
+        student.take()
+        student.examine()
+    now[0] = 101.9
+    student.examine()
+    assert asked == ["a", "b"]
+    student.take()
+    now[0] = 102.0
+    student.examine()
+    # The newest only.
+    assert asked == ["a", "b", "d"]
 
 
 # ---- in a set of teachers ----

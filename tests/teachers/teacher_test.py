@@ -106,7 +106,7 @@ def test_ageing_is_logged_once_for_each_turn(clock, caplog):
     assert "is 6 steps and 0 s old" in caplog.messages[0]
     assert "counts less and less" in caplog.messages[0]
     assert "is 7 steps" in caplog.messages[1]
-    assert "is left out" in caplog.messages[1]
+    assert "has no weight" in caplog.messages[1]
     assert "max_staleness_steps=5" in teacher.status["reason"]
     assert teacher.status["too_stale"] is True
     _swap(teacher, 17)
@@ -147,10 +147,10 @@ def test_a_silent_peer_fades_after_ten_of_its_intervals(clock, caplog):
     assert _shares(teacher, *range(175, 225, 5))[-1] == 0
     assert teacher.status["health"] == "fading"
     assert _shares(teacher, 1000) == [0] and len(caplog.messages) == 2
-    assert "versions arrived every 10 steps before" in caplog.messages[0]
+    assert "and they came every 10 steps" in caplog.messages[0]
     assert "counts less and less until a newer" in caplog.messages[0]
-    assert "is left out until a newer" in caplog.messages[1]
-    assert "fallen silent" in teacher.status["reason"]
+    assert "has no weight until a newer" in caplog.messages[1]
+    assert "publishes no more" in teacher.status["reason"]
     # It is back: at once all counts again.
     _swap(teacher, 30, step=1000)
     found = _refresh(teacher, 1010)

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import re
+import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
@@ -351,16 +352,22 @@ class StudentOnCanary:
         *,
         snapshot: Callable[[], Any],
         predict: Callable[[Any, Any], list[Any]],
+        most_busy: float = 0.02,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Finds nothing yet.
 
         `snapshot` takes the values that an export would hold, at no cost;
-        `predict` is from these and inputs to the flat list of outputs.
+        `predict` is from these and inputs to the flat list of outputs. It is
+        called for `most_busy` of the time at most, by `clock` in seconds.
         """
         self._canary = canary
         self._graph = graph
         self._snapshot = snapshot
         self._predict = predict
+        self._most_busy = most_busy
+        self._clock = clock
+        self._pause_ends = -math.inf
         # At most one, so that a slow look skips values rather than queues.
         self._taken: list[Any] = []
         # None: unknown, or not finite.
@@ -370,8 +377,20 @@ class StudentOnCanary:
         """Takes the student's values, between two steps."""
         self._taken = [self._snapshot()]
 
+    def begin(self) -> None:
+        """Finds the loss here and now, where the student may be traced."""
+        self.take()
+        self._find()
+
     def examine(self) -> None:
-        """Finds the loss of the values that were taken last, if there are."""
+        """Finds the loss of the values that were taken last, if it is time."""
+        start = self._clock()
+        if start >= self._pause_ends:
+            self._find()
+            busy = self._clock() - start
+            self._pause_ends = start + busy / self._most_busy
+
+    def _find(self) -> None:
         taken, self._taken = self._taken, []
         for values in taken:
             try:

@@ -242,14 +242,17 @@ class Teacher:
         if health == staleness.GOOD:
             _log.info("The teacher %s has its full weight again.", self.name)
             return
+        version = "" if self.step < 0 else f", version {self.step},"
         _log.warning(
-            "The teacher %s, version %d, is %s: %s. It %s until a %s arrives.",
+            "The teacher %s%s is %s: %s. It %s until %s.",
             self.name,
-            self.step,
+            version,
             health.replace("_", " "),
             self._reason,
-            "is left out" if self.share == 0 else "counts less and less",
-            "better version" if health == staleness.WORSE else "newer version",
+            "has no weight" if self.share == 0 else "counts less and less",
+            "it is better than that"
+            if health == staleness.WORSE
+            else "a newer version arrives",
         )
 
     def standing(self) -> dict[str, Any]:
@@ -274,15 +277,13 @@ class Teacher:
                 f"than {self._options.canary.student_margin:g}"
             )
         age = f"{self._age_steps} steps and {self.age_secs or 0:.0f} s old"
-        if self.health == staleness.FADING and self._fades:
-            every = self.silence.interval
-            return (
-                f"its group has fallen silent: it is {age}, and versions "
-                f"arrived every {every:.0f} steps before"
-                if every
-                else f"its group has fallen silent: it is {age}"
-            )
-        return f"it is {age}, beyond {self._options.bounds}"
+        if self.health != staleness.FADING or not self._fades:
+            return f"it is {age}, beyond {self._options.bounds}"
+        every = self.silence.interval
+        before = f", and they came every {every:.0f} steps" if every else ""
+        return (
+            f"its group publishes no more versions: this one is {age}{before}"
+        )
 
     @property
     def status(self) -> dict[str, Any]:
@@ -366,8 +367,10 @@ class Teacher:
         self._install(staged.values)
         self._see(self.step)
         for known in (self._first_seen, self._losses):
-            for old in [version for version in known if version < self.step]:
-                del known[old]
+            # A list first: the reading thread may add to it meanwhile.
+            for version in list(known):
+                if version < self.step:
+                    del known[version]
         found = staged.version.manifest.extras.get(gates.INTERVAL_FIELD)
         self.silence.arrived(step, found)
         # All workers take it for new until the chief has judged it.

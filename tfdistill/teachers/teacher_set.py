@@ -263,9 +263,7 @@ class TeacherSet:
         if not self._teachers or self._poller is not None:
             return
         if self._student:
-            # The first time here, where the student may be traced.
-            self._student.take()
-            self._student.examine()
+            self._student.begin()
         if self.follows_peers or self._student:
             self._poller = peer.Poller(
                 [t.reader for t in self._teachers if t.reader],
