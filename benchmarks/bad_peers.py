@@ -243,7 +243,7 @@ def _measure(options: programs.Options, root: pathlib.Path) -> dict[str, Any]:
                 loss, taught = _train_student(
                     recipes.override(config, _SETTINGS[setting]),
                     directory / f"{kind}_{setting}",
-                    peers.get(kind, peers.get("honest")),
+                    peers[kind if kind in peers else "honest"],
                     dying.get(kind, 10**9),
                 )
                 name = f"{kind}, {setting}"
