@@ -144,9 +144,9 @@ class Teacher:
             )
 
     def _is_worse(
-        self, version: int, student_loss: float | None, was_worse: bool
+        self, version: int | None, student_loss: float | None, was_worse: bool
     ) -> bool:
-        loss = self._losses.get(version)
+        loss = None if version is None else self._losses.get(version)
         if loss is None or student_loss is None:
             return was_worse
         return self._options.canary.is_worse(
@@ -223,9 +223,10 @@ class Teacher:
         if self._is_worse(self.step, student_loss, was_worse):
             verdicts.append(staleness.Verdict(0.0, staleness.WORSE))
         self.found = min(verdicts, key=lambda verdict: verdict.share)
+        # One that is read between now and the swap shares the last verdict.
         staged = self.reader.staged if self.reader else None
-        self.found_next_worse = staged is not None and self._is_worse(
-            staged.version.step, student_loss, was_worse
+        self.found_next_worse = self._is_worse(
+            staged.version.step if staged else None, student_loss, was_worse
         )
 
     def note_step(self, step: int) -> None:
