@@ -198,7 +198,7 @@ class Exchange(fields.Section):
     every_steps: int = fields.option(least=1)
     refresh_every_steps: int = fields.option(least=1)
     # As in `tfdistill.TeacherSet`.
-    poll_secs: float = fields.option(1.0, above=0)
+    poll_secs: float = fields.option(0.1, above=0)
     # As in `tfdistill.Exchange`.
     max_to_keep: int = fields.option(3, least=2)
     # As in `tfdistill.StudentExporter`.

@@ -119,6 +119,7 @@ class GroupStatus:
             it was last started itself.
         last_error: Why it, or a task of it, last failed; empty if none did.
         silent_secs: Of a group in the state `silent`: since when.
+        warnings: Of its tasks and of its launcher, each once.
     """
 
     group: int
@@ -129,6 +130,7 @@ class GroupStatus:
     num_worker_restarts: int = 0
     last_error: str = ""
     silent_secs: float | None = None
+    warnings: Sequence[str] = ()
     _pace: _Pace = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=20), repr=False
     )

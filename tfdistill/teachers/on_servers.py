@@ -223,7 +223,8 @@ class RemoteTeacher(teacher_lib.Teacher):
         keys = list(expected)
         dense = saved_model.read_variables(
             version.path,
-            {keys[index]: expected[keys[index]] for index in self._masters},
+            expected,
+            only={keys[index] for index in self._masters},
         )
         for master, value in zip(self._masters.values(), dense, strict=True):
             with tf.device(master.device):

@@ -34,7 +34,7 @@ class TeacherOptions:
     schema: Mapping[str, str] = dataclasses.field(default_factory=dict)
     allow_other_schemas: bool = False
     canary: Any = None
-    poll_secs: float = 1.0
+    poll_secs: float = 0.1
 
     def __post_init__(self) -> None:
         """Checks everything but what depends on the strategy."""
