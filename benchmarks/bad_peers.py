@@ -34,6 +34,7 @@ from launch.config import config as config_lib
 from launch.task import students
 from launch.task import training
 from tfdistill.system import programs
+from tfdistill.teachers import peer
 from tfdistill.training import steps
 
 _WAIT_SECS = 120.0
@@ -123,7 +124,7 @@ class _Peer(steps.SteppedCallback):
             lambda: (
                 reader.current >= step
                 or step in reader.rejected
-                or (reader.staged and reader.staged.version.step >= step)
+                or (reader.announced >= step and reader.state != peer.PENDING)
             )
         )
         student = teachers._student
