@@ -222,7 +222,8 @@ def _measure(options: programs.Options, root: pathlib.Path) -> dict[str, Any]:
     )
     dying = {f"died_at_{step}": int(step) for step in options.dies_at}
     found: dict[str, list[float]] = {}
-    for seed in range(options.num_seeds):
+    last = options.first_seed + options.num_seeds
+    for seed in range(options.first_seed, last):
         config = recipes.override(recipe, [f"seed={seed}"])
         alone = recipes.override(config, ["codistillation.enabled=false"])
         directory = root / str(seed)
@@ -276,6 +277,7 @@ def _report(found: dict[str, list[float]]) -> dict[str, Any]:
 def _add_options(options: programs.Flags) -> None:
     options.add(flags.DEFINE_string, "recipe", "digits", "a recipe")
     options.add(flags.DEFINE_integer, "num_seeds", 3, "runs of each kind")
+    options.add(flags.DEFINE_integer, "first_seed", 0, "of these runs")
     options.add(
         flags.DEFINE_list, "peers", list(_LABELS), f"of {', '.join(_LABELS)}"
     )

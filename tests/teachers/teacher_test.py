@@ -59,9 +59,9 @@ def _swap(teacher, version, step=None):
     assert not teacher.swap(step)
 
 
-def _refresh(teacher, step, student_loss=None):
+def _refresh(teacher, step, beside=None):
     """What a group of one worker does without news; returns the status."""
-    teacher.judge(step, student_loss)
+    teacher.judge(step, beside)
     teacher.verdict = teacher.found
     teacher.note_step(step)
     return teacher.status
@@ -187,10 +187,11 @@ def test_worse_is_a_margin_with_hysteresis(clock):
     canary = gates.Canary(np.zeros([1, 4]), labels=[0], student_margin=0.2)
     teacher = _teacher(clock, canary=canary)
     _swap(teacher, 10, step=10)
+    beside = gates.Beside(student=gates.Answer(loss=0.3))
     found = []
     for loss in (0.45, 0.55, 0.45, 0.39, 0.45, 0.55):
-        teacher._losses = {10: loss}
-        found.append(_refresh(teacher, 20, student_loss=0.3)["health"])
+        teacher._answers = {10: gates.Answer(loss=loss)}
+        found.append(_refresh(teacher, 20, beside)["health"])
     assert found == ["good", "worse", "worse", "good", "good", "worse"]
     # Nobody knows how good the student is: the last verdict holds.
     assert _refresh(teacher, 20)["health"] == "worse"

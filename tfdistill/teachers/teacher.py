@@ -74,8 +74,8 @@ class Teacher:
         self._reading = threading.Lock()
         # A graph and its variables, loaded for the version to come.
         self._next: tuple[_Function, list[Any]] | None = None
-        # By version (-1: fixed), its loss on the canary batch, with labels.
-        self._losses: dict[int, float | None] = {}
+        # By version (-1: fixed), its answer to the canary batch.
+        self._answers: dict[int, gates.Answer] = {}
         # By version, this task's clock when it was first seen.
         self._first_seen: dict[int, float] = {}
         # Of the version in use, at the last refresh that had a step.
@@ -139,18 +139,26 @@ class Teacher:
         """Has a version predict the canary batch, if there is one."""
         canary = self._options.canary
         if canary is not None:
-            self._losses[version] = canary.check(
+            self._answers[version] = canary.check(
                 predict, self._graph.output_spec
             )
 
+    @property
+    def answer(self) -> gates.Answer | None:
+        """The canary answer of the version in use, unless it is worse."""
+        if not self.in_use or self.verdict.health == staleness.WORSE:
+            return None
+        return self._answers.get(self.step)
+
     def _is_worse(
-        self, version: int | None, student_loss: float | None, was_worse: bool
+        self, version: int | None, beside: gates.Beside | None
     ) -> bool:
-        loss = None if version is None else self._losses.get(version)
-        if loss is None or student_loss is None:
+        was_worse = self.verdict.health == staleness.WORSE
+        answer = None if version is None else self._answers.get(version)
+        if answer is None:
             return was_worse
         return self._options.canary.is_worse(
-            loss, student_loss, was_worse=was_worse
+            answer, beside, was_worse=was_worse
         )
 
     # ---- the version in use, and its age ----
@@ -204,11 +212,11 @@ class Teacher:
             if step >= 0:
                 self._first_seen.setdefault(step, self._clock())
 
-    def judge(self, step: int | None, student_loss: float | None) -> None:
+    def judge(self, step: int | None, beside: gates.Beside | None) -> None:
         """Finds what the version in use, and the one staged, are worth.
 
-        On the chief. `step` is the student's, and `student_loss` its loss on
-        the canary batch; None if unknown.
+        On the chief. `step` is the student's, and `beside` is with what the
+        teacher's canary answer is compared; None if unknown.
         """
         verdicts = [staleness.Verdict()]
         if self.step >= 0:
@@ -219,14 +227,13 @@ class Teacher:
             self.silence.refreshed(step)
             silent = self.silence.share(step)
             verdicts.append(staleness.Verdict(silent, staleness.FADING))
-        was_worse = self.verdict.health == staleness.WORSE
-        if self._is_worse(self.step, student_loss, was_worse):
+        if self._is_worse(self.step, beside):
             verdicts.append(staleness.Verdict(0.0, staleness.WORSE))
         self.found = min(verdicts, key=lambda verdict: verdict.share)
         # One that is read between now and the swap shares the last verdict.
         staged = self.reader.staged if self.reader else None
         self.found_next_worse = self._is_worse(
-            staged.version.step if staged else None, student_loss, was_worse
+            staged.version.step if staged else None, beside
         )
 
     def note_step(self, step: int) -> None:
@@ -274,8 +281,8 @@ class Teacher:
         """Why the version in use does not count in full."""
         if self.health == staleness.WORSE:
             return (
-                "its loss on the canary batch exceeds the student's by more "
-                f"than {self._options.canary.student_margin:g}"
+                "on the canary batch, it is worse than the student by more "
+                "than the margin"
             )
         age = f"{self._age_steps} steps and {self.age_secs or 0:.0f} s old"
         if self.health != staleness.FADING or not self._fades:
@@ -367,7 +374,7 @@ class Teacher:
             self._fingerprint, self._next = staged.fingerprint, None
         self._install(staged.values)
         self._see(self.step)
-        for known in (self._first_seen, self._losses):
+        for known in (self._first_seen, self._answers):
             # A list first: the reading thread may add to it meanwhile.
             for version in list(known):
                 if version < self.step:
