@@ -168,6 +168,17 @@ def test_a_slow_peer_is_not_silent(clock):
     assert _shares(teacher, 1700) == [0.5]
 
 
+def test_one_long_pause_does_not_make_a_peer_slow(clock):
+    teacher = _teacher(clock)
+    for version, step in ((10, 20), (20, 30), (30, 40), (40, 100)):
+        _swap(teacher, version, step=step)
+        _refresh(teacher, step + 5)
+    # A quarter of 60, and three quarters of 10.
+    assert teacher.silence.interval == 22.5
+    assert _shares(teacher, *range(110, 326, 5)) == [1.0] * 44
+    assert _shares(teacher, 330)[0] < 1
+
+
 def test_few_refreshes_prove_nothing(clock):
     """Versions arrive at refreshes, and these are rarer than exports."""
     teacher = _teacher(clock)
