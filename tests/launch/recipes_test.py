@@ -109,7 +109,7 @@ def test_overrides_of_fields_that_do_not_exist_are_refused(change, words):
         ("codistillation.enabled=False", "true or false; received 'False'"),
         ("data.mode=3", "`data.mode` must be a string; received 3"),
         ("exchange.max_to_keep=1", "must be >= 2"),
-        ("exchange.max_staleness_steps=x", "a whole number or null"),
+        ("exchange.max_staleness_steps=x", "must be one of auto; received"),
         ("exchange.topology=[[1], [1]]", "received [1] for group 1 of 2"),
         ("exchange.topology=[[1, 1], []]", "each once"),
         ("exchange.topology=[1, 0]", "must be a string or a list"),
