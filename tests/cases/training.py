@@ -106,6 +106,15 @@ def sharded_table(model_class: type) -> keras.Model:
     return model_class(inputs, keras.layers.Dense(1)(hidden))
 
 
+def normalized(model_class: type, *, synchronized: bool) -> keras.Model:
+    inputs = keras.Input((5,))
+    hidden = keras.layers.Dense(4)(inputs)
+    hidden = keras.layers.BatchNormalization(
+        momentum=0.5, synchronized=synchronized
+    )(hidden)
+    return model_class(inputs, keras.layers.Dense(1)(hidden))
+
+
 def sparse_inputs(model_class: type) -> keras.Model:
     inputs = keras.Input((9,), sparse=True)
     hidden = keras.layers.Dense(4, activation="tanh")(inputs)
@@ -299,6 +308,18 @@ CASES: dict[str, Case] = {
         tolerance=2e-5,
         is_lazy=True,
     ),
+    # The last batch leaves some replicas without a row.
+    "synchronized_normalization": Case(
+        build=lambda c: normalized(c, synchronized=True),
+        data=lambda: regression(17),
+        tolerance=2e-5,
+    ),
+    # Each replica normalizes over its own rows: results are finite, not equal.
+    "normalization": Case(
+        build=lambda c: normalized(c, synchronized=False),
+        data=lambda: regression(17),
+        tolerance=1e9,
+    ),
     # Keras makes the rows of such gradients distinct, in each batch.
     "sparse_adam": Case(
         build=sparse_inputs,
@@ -331,6 +352,8 @@ ON_DEVICES_OF_WORKERS = (
     "global_clipnorm",
     "partial_batch",
     "batch_of_one_left",
+    "normalization",
+    "synchronized_normalization",
     "sample_weight",
     "class_weight",
     "steps_per_execution_partial",
