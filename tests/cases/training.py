@@ -209,14 +209,10 @@ CASES: dict[str, Case] = {
     "momentum": Case(optimizer=lambda: sgd(0.05, momentum=0.9)),
     "adam": Case(optimizer=lambda: adam(0.01), tolerance=2e-5),
     "adagrad": Case(optimizer=lambda: keras.optimizers.Adagrad(0.1)),
-    "rmsprop": Case(
-        optimizer=lambda: keras.optimizers.RMSprop(0.01), tolerance=2e-5
-    ),
     "adamw_ema": Case(
         optimizer=lambda: keras.optimizers.AdamW(0.01, use_ema=True),
         tolerance=2e-5,
     ),
-    "lamb": Case(optimizer=lambda: keras.optimizers.Lamb(0.01), tolerance=2e-5),
     "lars": Case(
         optimizer=lambda: tfdistill.LARS(
             0.1,
@@ -245,7 +241,6 @@ CASES: dict[str, Case] = {
             keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
         )
     ),
-    "partial_batch": Case(**PARTIAL),
     "shared_early": Case(is_shared_early=True, fit={"steps_per_epoch": 4}),
     "batch_of_one_left": Case(data=lambda: regression(17)),
     "sample_weight": Case(data=weighted, weighted_metrics=["mse"]),
@@ -263,7 +258,6 @@ CASES: dict[str, Case] = {
         metrics=("accuracy",),
         fit={"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}},
     ),
-    "steps_per_execution": Case(steps_per_execution=3),
     "steps_per_execution_partial": Case(steps_per_execution=3, **PARTIAL),
     "dictionaries": Case(
         build=dictionaries,
@@ -350,7 +344,6 @@ CASES: dict[str, Case] = {
 ON_DEVICES_OF_WORKERS = (
     "adam",
     "global_clipnorm",
-    "partial_batch",
     "batch_of_one_left",
     "normalization",
     "synchronized_normalization",
