@@ -131,7 +131,7 @@ def test_without_a_launcher_nothing_is_added(monkeypatch):
         assert arguments == {"callbacks": None}
 
 
-@pytest.mark.parametrize("where", ["epoch", "export", "backup"])
+@pytest.mark.parametrize("where", ["epoch", "export", "backup", "own"])
 def test_weights_that_are_not_finite_end_the_training(tmp_path, where):
     student = keras.Sequential(
         [
@@ -147,6 +147,7 @@ def test_weights_that_are_not_finite_end_the_training(tmp_path, where):
     exchange = tfdistill.Exchange(tmp_path / "exchange")
     other = {
         "epoch": keras.callbacks.Callback(),
+        "own": keras.callbacks.TerminateOnNaN(),
         "export": tfdistill.StudentExporter(exchange, every_steps=1, group=0),
         "backup": tfdistill.Backup(tmp_path / "backup", every_steps=1),
     }[where]
@@ -157,7 +158,8 @@ def test_weights_that_are_not_finite_end_the_training(tmp_path, where):
             (float(logs["loss"]), time.sleep(0.05))
         )
     )
-    at = "at the end of epoch 1" if where == "epoch" else r"at step \d+"
+    is_late = where in ("epoch", "own")
+    at = "at the end of epoch 1" if is_late else r"at step \d+"
     with pytest.raises(
         RuntimeError, match=rf"weights must be finite.*hidden/kernel {at}"
     ):
@@ -170,7 +172,7 @@ def test_weights_that_are_not_finite_end_the_training(tmp_path, where):
         )
     # The loss hides it.
     assert np.isfinite([loss for loss, _ in done]).all()
-    assert (len(done) == 80) == (where == "epoch")
+    assert (len(done) == 80) == is_late
 
 
 def test_weights_that_are_not_finite_may_only_be_warned_of(model):
