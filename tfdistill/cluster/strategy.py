@@ -54,13 +54,23 @@ def make_strategy(
 
     Raises:
         ValueError: The cluster has parameter servers, and a worker has
-            several GPUs.
+            several GPUs; or there are several groups and no exchange.
         RuntimeError: TensorFlow was used before; or the chief refused this
             task, because another task has its name or their TF_CONFIGs
             differ; or another process listens on this task's address.
         SystemExit: With code 75, if another task did not start in time.
     """
     cluster = cluster or identity.Cluster.from_env()
+    if cluster.num_groups > 1 and cluster.exchange is None:
+        raise identity.error(
+            "`exchange` (TFDISTILL_EXCHANGE)",
+            f"be set in a run of {cluster.num_groups} groups, or each would "
+            "train alone",
+            cluster.exchange,
+            "Export TFDISTILL_EXCHANGE or TFDISTILL_WORKDIR, a directory or "
+            "URL that all groups reach, for each task.",
+        )
+    signs.label_warnings()
     if start_timeout_secs is None:
         start_timeout_secs = ending.limit_from_env(
             "TFDISTILL_START_TIMEOUT_SECS", 300.0
