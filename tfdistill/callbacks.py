@@ -186,7 +186,7 @@ class StudentExporter(steps.SteppedCallback):
 
     def _tell_of_an_earlier_run(self) -> None:
         try:
-            earlier = self._exchange.steps(self._group)
+            earlier = self._exchange.known_steps(self._group)
         except OSError:
             return  # The export that follows reports it.
         if earlier:
