@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from absl import flags
 from absl import logging
 
 from launch import recipe_options
@@ -23,9 +22,7 @@ def _add_options(options: programs.Flags) -> None:
     command.add_options(options)
     recipe_options.add(options)
     options.add(
-        flags.DEFINE_string,
         "profile_steps",
-        None,
         "<FIRST:LAST>: trace these steps of the recipe for TensorBoard's "
         "profiler",
     )

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
-
 from launch.config import config
 from launch.config import fields
 from launch.config import sections
@@ -336,12 +334,7 @@ def override(config: Config, changes: Sequence[str]) -> Config:
 
 def add_override(options: programs.Flags, of: str) -> None:
     """Adds the option --override, whose values `override` takes."""
-    options.add(
-        flags.DEFINE_multi_string,
-        "override",
-        [],
-        f"<FIELD=VALUE>: change one field of {of}",
-    )
+    options.add("override", f"<FIELD=VALUE>: change one field of {of}", [])
 
 
 def _value(text: str) -> Any:

@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from absl import flags
 from absl import logging
 
 import tfdistill
@@ -40,35 +39,21 @@ def _notes() -> str:
 def _add_options(options: programs.Flags) -> None:
     add = options.add
     add(
-        flags.DEFINE_string,
         "recipe",
-        None,
         "<NAME>: a recipe, or the config.json of an earlier run",
         required=True,
     )
-    add(
-        flags.DEFINE_string,
-        "workdir",
-        None,
-        "<DIR>: directory of the run; default TFDISTILL_WORKDIR",
-    )
+    add("workdir", "<DIR>: directory of the run; default TFDISTILL_WORKDIR")
     recipes.add_override(
         options, "the recipe, such as optimizer.learning_rate=0.1"
     )
     add(
-        flags.DEFINE_string,
         "profile_steps",
-        None,
         "<FIRST:LAST>: trace these steps, on each chief, for TensorBoard's "
         "profiler",
     )
-    add(flags.DEFINE_boolean, "verbose", False, "show Keras' progress")
-    add(
-        flags.DEFINE_boolean,
-        "print_config",
-        False,
-        "print the whole configuration and end",
-    )
+    add("verbose", "show Keras' progress", False)
+    add("print_config", "print the whole configuration and end", False)
 
 
 def _cluster(workdir: str | None) -> tfdistill.Cluster:

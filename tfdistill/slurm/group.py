@@ -19,7 +19,6 @@ import time
 import uuid
 from typing import Any
 
-from absl import flags
 from absl import logging
 
 from tfdistill.cluster import signs
@@ -244,16 +243,13 @@ def _add_options(options: programs.Flags) -> None:
         ("max_requeues", 100),
         ("stop_secs", 120),
     ):
-        options.add(flags.DEFINE_integer, name, default, f"as of {task.WRITER}")
+        options.add(name, f"as of {task.WRITER}", default, kind=int)
     options.add(
-        flags.DEFINE_string,
         "python",
-        sys.executable,
         "<PROGRAM>: Python of the tasks; default this one",
+        sys.executable,
     )
-    options.add(
-        flags.DEFINE_multi_string, "srun", [], "<OPTION>: another of srun's"
-    )
+    options.add("srun", "<OPTION>: another of srun's", [])
 
 
 def _run(options: programs.Options) -> int:

@@ -20,8 +20,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
-
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
 from tfdistill.launcher import command as launcher
@@ -45,10 +43,10 @@ def add_options(options: programs.Flags) -> None:
     """Adds the options that describe a group, whatever runs it."""
     launcher.add_topology(options)
     text = f"as of {WRITER}"
-    options.add(flags.DEFINE_integer, "gpus_per_worker", 0, text)
+    options.add("gpus_per_worker", text, 0)
     first, end = slurm_place.DEFAULT_PORTS
     ports = f"{first}-{end - 1}"
-    options.add(flags.DEFINE_string, "ports", ports, f"<FIRST-LAST>: {text}")
+    options.add("ports", f"<FIRST-LAST>: {text}", ports)
 
 
 def topology_of(
@@ -178,7 +176,7 @@ def _add_options(options: programs.Flags) -> None:
         ("nodes", "<NAME,...>: nodes of the job"),
         ("failure_file", "<FILE>: made by the first task that fails"),
     ):
-        options.add(flags.DEFINE_string, name, None, text, required=True)
+        options.add(name, text, required=True)
 
 
 def _run(options: programs.Options) -> int:
