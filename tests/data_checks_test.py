@@ -3,7 +3,6 @@
 import json
 import pathlib
 import sys
-import types
 import warnings
 
 import keras
@@ -300,7 +299,7 @@ def test_a_worker_without_an_element_is_an_error():
         return data.worker_shard(files, (3, 0)).cardinality()
 
     assert traced() == 1
-    cluster = types.SimpleNamespace(group=0, num_groups=3)
+    cluster = tfdistill.Cluster(num_groups=3)
     with pytest.raises(data_checks.DataError, match="2 elements for 3 groups"):
         data.group_shard(files, cluster)
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cases import datasets as cases
 from tfdistill import data
 
-
-def cluster(group=0, num_groups=2):
-    return types.SimpleNamespace(group=group, num_groups=num_groups)
+cluster = cases.cluster
 
 
 def elements(dataset):

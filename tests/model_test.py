@@ -1,6 +1,9 @@
 """"""
 
+import copy
+import functools
 import json
+import pickle
 
 import keras
 import numpy as np
@@ -24,9 +27,14 @@ def exchange(tmp_path):
 
 def _taught(exchange, student=None, x=_X, y=_Y, *, spec=None, **kwargs):
     """A prepared model with one teacher: the same student, other values."""
+    is_linear = student is None
     student = student or cases.linear(0)
     model = cases.codistill(student, cases.teacher_set(exchange), **kwargs)
     cases.prepare(model, x, y)
+    if is_linear:
+        cases.publish(exchange, _peer(), spec=spec or model.graph.input_spec)
+        cases.load(model, 10)
+        return model
     before = [v.numpy() for v in student.variables]
     cases.randomize(student, 1)
     cases.publish(exchange, student, spec=spec or model.graph.input_spec)
@@ -34,6 +42,12 @@ def _taught(exchange, student=None, x=_X, y=_Y, *, spec=None, **kwargs):
         variable.assign(value)
     cases.load(model, 10)
     return model
+
+
+@functools.cache
+def _peer():
+    """Traced once for all tests."""
+    return cases.linear(1)
 
 
 def _values(model):
@@ -62,10 +76,9 @@ def _teacher_values(seed):
 
 
 @pytest.mark.parametrize(
-    ("temperature", "shares"),
-    [(1.0, (1.0, 1.0)), (3.0, (1.0, 1.0)), (2.0, (0.25, 2.0))],
+    ("temperature", "shares", "sample_weight"),
+    [(1.0, (1.0, 1.0), False), (2.0, (0.25, 2.0), True)],
 )
-@pytest.mark.parametrize("sample_weight", [False, True])
 def test_one_update_by_hand(exchange, temperature, shares, sample_weight):
     for group in (1, 2):
         cases.publish(exchange, cases.linear(group), group=group)
@@ -176,20 +189,20 @@ def test_the_logs_are_means_over_the_epoch(exchange):
     assert logs["teacher_staleness"] == [3 - 10, 7 - 10]
 
 
-def test_a_weight_by_the_step(exchange):
-    weight = schedules.LinearRamp(start_step=2, end_step=6)
+@pytest.mark.parametrize(
+    ("weight", "expected"),
+    [
+        (
+            schedules.LinearRamp(start_step=2, end_step=6),
+            [0, 0, 0, 0.25, 0.5, 0.75, 1, 1],
+        ),
+        (lambda step: tf.cast(step % 2, tf.float32) * 3.0, [0, 3, 0, 3]),
+    ],
+)
+def test_a_weight_by_the_step(exchange, weight, expected):
     model = _taught(exchange, distillation_weight=weight)
-    logs = cases.fit(model, _X, _Y, batch_size=16, epochs=8)
-    assert logs["distillation_weight"] == [0, 0, 0, 0.25, 0.5, 0.75, 1, 1]
-
-
-def test_a_weight_from_any_function_of_the_step(exchange):
-    model = _taught(
-        exchange,
-        distillation_weight=lambda step: tf.cast(step % 2, tf.float32) * 3.0,
-    )
-    logs = cases.fit(model, _X, _Y, batch_size=16, epochs=4)
-    assert logs["distillation_weight"] == [0, 3, 0, 3]
+    logs = cases.fit(model, _X, _Y, batch_size=16, epochs=len(expected))
+    assert logs["distillation_weight"] == expected
 
 
 def test_evaluate_and_predict_concern_the_student_alone(exchange):
@@ -232,6 +245,56 @@ def test_without_teachers_it_trains_as_keras_does():
         np.testing.assert_allclose(logs[key], value, rtol=1e-6)
     for found, value in zip(weights, expected, strict=True):
         np.testing.assert_array_equal(found, value)
+
+
+def test_without_a_task_the_student_learns_from_its_teachers(exchange):
+    cases.publish(exchange, cases.linear(1))
+    model = tfdistill.CodistillModel(
+        cases.linear(0), teachers=cases.teacher_set(exchange)
+    )
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        distillation_loss=losses.SoftTargetCrossEntropy(from_logits=True),
+        distillation_weight=0.7,
+    )
+    cases.prepare(model, _X)
+    cases.load(model, 10)
+    kernel, bias = _values(model)
+    student, teacher = model.student(_X).numpy(), cases.linear(1)(_X).numpy()
+    gradient = 0.7 * (cases.softmax(student) - cases.softmax(teacher)) / 16
+    logs = cases.fit(model, _X, batch_size=16)
+    np.testing.assert_allclose(
+        _values(model)[0], kernel - 0.1 * _X.T @ gradient, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        _values(model)[1], bias - 0.1 * gradient.sum(0), atol=1e-6
+    )
+    assert logs["task_loss"] == [0]
+    assert logs["loss"] == pytest.approx([0.7 * logs["distillation_loss"][0]])
+    plain = tfdistill.CodistillModel(cases.linear(0))
+    plain.compile("sgd")
+    with pytest.raises(ValueError, match="No loss to compute"):
+        cases.fit(plain, _X, _Y, callbacks=[])
+
+
+def test_batches_are_normalized_over_all_replicas_if_asked_for(two_replicas):
+    found = []
+    for strategy in (tf.distribute.get_strategy(), two_replicas):
+        with strategy.scope():
+            keras.utils.set_random_seed(1)
+            student = keras.Sequential(
+                [
+                    keras.Input((4,)),
+                    keras.layers.BatchNormalization(synchronized=True),
+                    keras.layers.Dense(3),
+                ]
+            )
+            model = cases.codistill(student)
+        data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(8)
+        cases.fit(model, data, callbacks=[])
+        found.append(_values(model))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 # ---- kinds of students ----
@@ -278,6 +341,11 @@ def test_students_that_are_built_by_their_first_batch(exchange, build):
     assert logs["distillation_loss"][1] > 0
 
 
+def _loss_by_name():
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return {"kind": loss, "size": "mse"}
+
+
 def test_dicts_of_inputs_and_outputs(exchange):
     a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
     joined = keras.layers.Concatenate()([a, b])
@@ -293,12 +361,7 @@ def test_dicts_of_inputs_and_outputs(exchange):
         student,
         x,
         y,
-        loss={
-            "kind": keras.losses.SparseCategoricalCrossentropy(
-                from_logits=True
-            ),
-            "size": "mse",
-        },
+        loss=_loss_by_name(),
         distillation_loss={
             "kind": losses.SoftTargetCrossEntropy(),
             "size": None,
@@ -311,15 +374,7 @@ def test_dicts_of_inputs_and_outputs(exchange):
         variable.assign(value)
     logs = cases.fit(model, x, y, batch_size=16)
     assert logs["distillation_loss"][0] > 0
-    plain = cases.codistill(
-        untaught,
-        loss={
-            "kind": keras.losses.SparseCategoricalCrossentropy(
-                from_logits=True
-            ),
-            "size": "mse",
-        },
-    )
+    plain = cases.codistill(untaught, loss=_loss_by_name())
     cases.fit(plain, x, y, batch_size=16, callbacks=[])
     for path, index in by_path.items():
         same = np.array_equal(_values(model)[index], _values(plain)[index])
@@ -402,25 +457,13 @@ def _dataset(dtype="float32"):
 @pytest.mark.parametrize(
     ("make", "arguments"),
     [
-        (lambda: (_X, _Y), {"batch_size": 4}),
-        (lambda: (_X.astype("float64"), _Y), {"batch_size": 4}),
         (lambda: (tf.constant(_X), tf.constant(_Y)), {"batch_size": 4}),
-        (lambda: (_dataset(), None), {}),
         (lambda: (_dataset("float64"), None), {}),
         (lambda: (_dataset().repeat(), None), {"steps_per_epoch": 4}),
         (lambda: (_PyDataset(), None), {}),
         (lambda: (_generator(), None), {"steps_per_epoch": 4}),
     ],
-    ids=[
-        "numpy",
-        "float64",
-        "tensors",
-        "tf_data",
-        "tf_data_float64",
-        "repeated",
-        "py_dataset",
-        "generator",
-    ],
+    ids=["tensors", "float64", "repeated", "py_dataset", "generator"],
 )
 def test_the_same_data_in_any_form(exchange, reference, make, arguments):
     x, y = make()
@@ -530,6 +573,31 @@ def test_files_open_in_a_plain_keras(exchange, tmp_path):
     assert cases.run_python(_PLAIN, str(tmp_path)).strip() == "same"
 
 
+def test_a_saved_student_is_compiled_as_keras_would(tmp_path):
+    found = []
+    for wrap in (tfdistill.CodistillModel, lambda student: student):
+        model = wrap(cases.deep(0))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"])
+        model.fit(_X, _Y, batch_size=8, shuffle=False, verbose=0)
+        path = tmp_path / f"{len(found)}.keras"
+        model.save(path)
+        loaded = keras.models.load_model(path)
+        logs = cases.fit(loaded, _X, _Y, batch_size=8, callbacks=[])
+        assert set(logs) == {"loss", "accuracy"}
+        found.append([v.numpy() for v in loaded.optimizer.variables])
+        found[-1] += loaded.get_weights()
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_a_file_needs_no_class_beyond_keras(tmp_path):
+    model = tfdistill.CodistillModel(cases.linear())
+    model.compile(tfdistill.LARS(1.0), lambda y, p: keras.losses.mse(y, p))
+    model.save(tmp_path / "a.keras")
+    assert not keras.models.load_model(tmp_path / "a.keras").compiled
+
+
 def test_weights_are_loaded_into_the_student(exchange, tmp_path):
     model = _taught(exchange)
     cases.fit(model, _X, _Y)
@@ -550,16 +618,38 @@ def test_export_is_the_students(exchange, tmp_path):
 def test_the_config_makes_the_student_again(exchange):
     model = _taught(exchange, cases.deep(0))
     config = model.get_config()
-    assert "teacher" not in json.dumps(config)
-    again = tfdistill.CodistillModel.from_config(config)
+    assert json.dumps(config).count("teacher") == 1  # How many there are.
+    with pytest.warns(UserWarning, match="no teachers; the original has 1. Wr"):
+        again = tfdistill.CodistillModel.from_config(config)
     assert again.name == model.name
     assert len(again.teachers) == 0
     again.set_weights(model.get_weights())
     np.testing.assert_allclose(again(_X), model(_X), rtol=1e-6)
-    cloned = keras.saving.deserialize_keras_object(
-        keras.saving.serialize_keras_object(model)
-    )
+    with pytest.warns(UserWarning, match="no teachers"):
+        cloned = keras.models.clone_model(model)
     assert isinstance(cloned, tfdistill.CodistillModel)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_that_would_lack_the_teachers_is_refused(exchange, copied):
+    model = cases.codistill(cases.linear(), cases.teacher_set(exchange))
+    with pytest.raises(ValueError, match="copied or pickled; received one wi"):
+        copied(model)
+    alone = tfdistill.CodistillModel(cases.linear())
+    found = copied(alone)
+    found = pickle.loads(found) if copied is pickle.dumps else found
+    np.testing.assert_allclose(found(_X), alone(_X), rtol=1e-6)
+
+
+def test_layers_and_shapes_are_the_students():
+    student = cases.deep()
+    model = cases.codistill(student)
+    assert model.input_shape == (None, 4) and model.output_shape == (None, 3)
+    assert model.inputs == student.inputs and model.outputs == student.outputs
+    assert model.get_layer(index=1) is student.layers[1]
+    name = student.layers[1].name
+    assert model.get_layer(name) is student.layers[1]
+    model.summary(print_fn=lambda *args, **kwargs: None)
 
 
 def test_keras_tracks_nothing_of_a_teacher(exchange):
@@ -611,6 +701,22 @@ def test_a_student_is_a_model(student):
         tfdistill.CodistillModel(student)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([1, 2], "received list of int. Pass tfdistill.TeacherSet(exchange"),
+        ("a/path", "received str. Pass tfdistill.TeacherSet(saved_models="),
+        (["a", "b"], "received list of str. Pass tfdistill.TeacherSet(saved"),
+        (cases.linear, "received Sequential. Pass `model.export(path)`, then"),
+    ],
+)
+def test_teachers_of_another_kind_get_a_remedy(given, words):
+    given = given() if callable(given) else given
+    with pytest.raises(ValueError) as caught:
+        tfdistill.CodistillModel(cases.linear(), teachers=given)
+    assert words in str(caught.value)
+
+
 def test_unknown_outputs_are_refused(exchange):
     inputs = keras.Input((4,))
     student = keras.Model(inputs, {"a": keras.layers.Dense(3)(inputs)})
@@ -639,12 +745,6 @@ def test_a_raw_variable_is_refused_before_any_step(exchange):
     with pytest.raises(ValueError, match="my_scale.*add_weight"):
         cases.fit(model, _X, _Y)
     assert int(model.optimizer.iterations) == 0
-
-
-def test_unknown_arguments_of_compile_are_refused(exchange):
-    model = tfdistill.CodistillModel(cases.linear())
-    with pytest.raises(TypeError, match="distilation_weight"):
-        model.compile("sgd", "mse", distilation_weight=1.0)
 
 
 def test_teachers_that_nobody_will_load_are_told(exchange):
@@ -706,15 +806,11 @@ def _two_outputs(named):
 def test_outputs_are_found_by_name_as_in_keras(named):
     """Losses, metrics and targets by name, whatever holds the outputs."""
     targets = {"kind": _Y, "size": _X[:, :1]}
-    loss = {
-        "kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        "size": "mse",
-    }
     histories = []
     for wrap in (lambda student: student, tfdistill.CodistillModel):
         keras.utils.set_random_seed(1)
         model = wrap(_two_outputs(named))
-        model.compile("sgd", loss, metrics={"kind": ["accuracy"]})
+        model.compile("sgd", _loss_by_name(), metrics={"kind": ["accuracy"]})
         found = model.fit(_X, targets, batch_size=8, shuffle=False, verbose=0)
         histories.append(found.history)
     plain, ours = histories
@@ -723,12 +819,11 @@ def test_outputs_are_found_by_name_as_in_keras(named):
         np.testing.assert_allclose(ours[name], values, rtol=1e-5)
 
 
-def test_one_of_the_outputs_of_a_list_is_distilled_by_name(tmp_path):
-    exchange = tfdistill.Exchange(tmp_path)
+def test_one_of_the_outputs_of_a_list_is_distilled_by_name(exchange):
     model = cases.codistill(
         _two_outputs(named=False),
-        tfdistill.TeacherSet(exchange, [1]),
-        loss={"kind": "mse", "size": "mse"},
+        cases.teacher_set(exchange),
+        loss="mse",
         distillation_loss={
             "size": losses.LogitsMeanSquaredError(from_logits=True)
         },

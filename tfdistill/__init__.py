@@ -17,6 +17,7 @@ if typing.TYPE_CHECKING:
     from tfdistill import metrics as metrics
     from tfdistill import schedules as schedules
     from tfdistill.backup.callback import Backup as Backup
+    from tfdistill.callbacks import StartTogether as StartTogether
     from tfdistill.callbacks import StudentExporter as StudentExporter
     from tfdistill.callbacks import TeacherLoader as TeacherLoader
     from tfdistill.cluster.identity import Cluster as Cluster
@@ -48,6 +49,7 @@ _HOMES = {
     "MultiWorkerTraining": "training.multi_worker",
     "RunLog": "observe.run_log",
     "ShardedEmbedding": "embedding.layer",
+    "StartTogether": "callbacks",
     "StudentExporter": "callbacks",
     "Summaries": "observe.summaries",
     "TeacherLoader": "callbacks",

@@ -1,23 +1,34 @@
 """What happens between steps: exports of the student, news of teachers."""
 
 import logging
+import pathlib
+import time
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import keras
+
+from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import claim
 from tfdistill.exchange import publisher
 from tfdistill.exports import saved_model
+from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
 from tfdistill.system import background
+from tfdistill.system import keras_internals
+from tfdistill.system import run_files
 from tfdistill.teachers import gates
 from tfdistill.training import steps
 
 # Exports that fail cost a snapshot each and may fill the disk's last bytes.
 _FIRST_PAUSE_SECS = 1.0
 _LONGEST_PAUSE_SECS = 30.0
+# Of a group that has taken its first step, in its directory.
+_STARTED = "started"
+_LOOK_SECS = 0.01
 _log = logging.getLogger(__name__)
 
 
@@ -28,6 +39,8 @@ class StudentExporter(steps.SteppedCallback):
     publishes it. While one export is being written, later ones are skipped.
     The last one is always written, at the end of training. After a failure,
     exports pause for a second, then for twice as long each time, up to 30 s.
+    With `use_ema` in the optimizer, versions hold the averages of the weights,
+    which `fit` leaves in the model at its end.
 
     During training the chief holds the claim of its group: a second chief of
     the same group fails at the start of its training with a
@@ -146,7 +159,14 @@ class StudentExporter(steps.SteppedCallback):
             self._writer = saved_model.SavedModelWriter(
                 model.graph, variables_dtype=self._variables_dtype
             )
-        snapshot, step = self._writer.snapshot(), self.step
+        # With `use_ema` a version is what `fit` will leave in the model.
+        averages = keras_internals.moving_averages(model.optimizer)
+        snapshot = self._writer.snapshot(
+            {id(variable): average for variable, average in averages}
+            if self.step
+            else {}
+        )
+        step = self.step
         submitted = self._worker.submit(
             lambda: self._write(snapshot, step),
             wait_secs=self._finish_timeout_secs if wait else 0.0,
@@ -168,7 +188,7 @@ class StudentExporter(steps.SteppedCallback):
         try:
             earlier = self._exchange.steps(self._group)
         except OSError:
-            return  # The export that follows tells it.
+            return  # The export that follows reports it.
         if earlier:
             _log.warning(
                 "This training began at step 0, and the exchange has versions "
@@ -194,9 +214,14 @@ class StudentExporter(steps.SteppedCallback):
                 inputs=student_graph.to_json(graph.input_spec, "inputs"),
                 outputs=student_graph.to_json(graph.output_spec, "outputs"),
                 variables=writer.variables,
-                extras={gates.SCHEMA_FIELD: self._schema}
-                if self._schema
-                else {},
+                extras={
+                    gates.INTERVAL_FIELD: self._schedule.every_steps,
+                    **(
+                        {gates.SCHEMA_FIELD: self._schema}
+                        if self._schema
+                        else {}
+                    ),
+                },
             )
             self._pause.succeeded()
             self.num_published += 1
@@ -207,13 +232,15 @@ class StudentExporter(steps.SteppedCallback):
         except claim.ERRORS:
             pass  # Logged once, and raised in the training thread.
         except publisher.ExportError as error:
-            # Weights that are not finite are no fault of the storage.
-            if not isinstance(error.__cause__, ValueError):
+            cause, goes_on = error.__cause__, ", training goes on"
+            if isinstance(cause, server_bundle.NotFiniteError):
+                # No fault of the storage; `FiniteLoss` ends the training.
+                self.model.trainer.not_finite = f"{cause.name} at step {step}"
+                goes_on = ""
+            elif not isinstance(cause, ValueError):
                 self._pause.failed()
             self.num_failed += 1
-            _log.warning(
-                "Step %d was not exported, training goes on: %s", step, error
-            )
+            _log.warning("Step %d was not exported%s: %s", step, goes_on, error)
 
 
 class TeacherLoader(steps.SteppedCallback):
@@ -272,3 +299,74 @@ class TeacherLoader(steps.SteppedCallback):
     def on_train_end(self, logs: Any = None) -> None:
         """Stops the reading thread."""
         self.model.teachers.stop()
+
+
+class StartTogether(keras.callbacks.Callback):
+    """Waits after the first step until every group has taken it.
+
+    Groups never wait for each other in a long training: the one that starts
+    first has no teacher for a moment. In a run of a minute, that moment and the
+    tracing of the first step would be a good part of it. The groups see each
+    other's first steps in the workdir of the run.
+
+    Example:
+        callbacks = [tfdistill.StartTogether(cluster), exporter, loader]
+    """
+
+    # The other workers of the group wait for it in their next step.
+    chief_only = True
+
+    def __init__(
+        self, cluster: identity.Cluster, *, limit_secs: float = 600.0
+    ) -> None:
+        """Waits for nothing yet.
+
+        Args:
+            cluster: Says which group this is, and where the run's files are.
+            limit_secs: Longest wait; then training continues without the
+                others, with a warning. Default 600.
+
+        Raises:
+            ValueError: There are several groups and no workdir.
+        """
+        super().__init__()
+        if cluster.num_groups > 1 and cluster.workdir is None:
+            raise ValueError(
+                "`cluster` must have a workdir, in which groups see each "
+                f"other start; received none with {cluster.num_groups} groups. "
+                "Set TFDISTILL_WORKDIR, or pass tfdistill.Cluster(workdir=...)."
+            )
+        self._cluster = cluster
+        self._limit_secs = limit_secs
+        self._has_started = False
+        self.waited_secs = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Announces this group's first step, and waits for the others'."""
+        if self._has_started or self._cluster.workdir is None:
+            return
+        self._has_started = True
+        if logs:
+            float(logs["loss"])  # Steps may be running still.
+        start = time.monotonic()
+        groups = range(self._cluster.num_groups)
+        markers = [
+            pathlib.Path(self._cluster.workdir, run_files.group_name(g))
+            / _STARTED
+            for g in groups
+        ]
+        own = markers[self._cluster.group]
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.touch()
+        while missing := [path for path in markers if not path.exists()]:
+            self.waited_secs = time.monotonic() - start
+            if self.waited_secs > self._limit_secs:
+                _log.warning(
+                    "Waited %.0f s for the first step of %s; training "
+                    "continues.",
+                    self.waited_secs,
+                    ", ".join(path.parent.name for path in missing),
+                )
+                return
+            time.sleep(_LOOK_SECS)
+        self.waited_secs = time.monotonic() - start

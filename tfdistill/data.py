@@ -202,9 +202,9 @@ def distribute(
 ) -> tf.distribute.DistributedDataset:
     """Returns a data set of which each worker reads only its own part.
 
-    A batched `tf.data.Dataset` given to `fit` is read whole on every worker,
-    which keeps its own rows of each batch. Here a worker skips the others'
-    elements before `prepare` spends time on them.
+    A batched `tf.data.Dataset` given to `fit` is read completely by every
+    worker, which keeps its own rows of each batch. Here a worker skips the
+    others' elements before `prepare` spends time on them.
 
     Args:
         strategy: The strategy in use.

@@ -84,9 +84,7 @@ def checked(
 def told() -> Iterator[None]:
     """Turns TensorFlow's error over faulty data into a `DataError`.
 
-    Raises:
-        DataError: Instead of an `InvalidArgumentError` that `checked` has
-            caused, or a label that a loss refuses.
+    That is one which `checked` has caused, or a label that a loss refuses.
     """
     try:
         yield
@@ -108,15 +106,9 @@ def told() -> Iterator[None]:
 def check_parts(
     data: tf.data.Dataset | int, num_parts: int, taker: str
 ) -> None:
-    """Checks that data can be shared out so that each part has an element.
+    """Checks that each `"group"` or `"worker"` gets an element of the data.
 
-    Args:
-        data: A data set, or the number of its elements.
-        num_parts: How many share it.
-        taker: What each of them is: `"group"` or `"worker"`.
-
-    Raises:
-        DataError: There are too few elements, as far as that is known.
+    That is, as far as the number of elements is known.
     """
     number: int | None = data if isinstance(data, int) else None
     if isinstance(data, tf.data.Dataset):

@@ -40,33 +40,10 @@ def weighted_mean(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the weighted mean of the transformed outputs.
 
-    Args:
-        outputs: One float tensor `[batch, ...]` per teacher, all of one shape
-            and dtype.
-        weights: `[num_teachers]` or `[num_teachers, batch, ...]`, of the
-            outputs' dtype, >= 0. If it is 0 the output may be NaN.
-        transform: Applied to each output before the mean is taken; keeps the
-            shape and the dtype.
-        filler: A value in the domain of `transform`, put in place of masked
-            outputs.
-
-    Returns:
-        The mean, zero if no weight is positive; and the sum of the
-        weights over the teachers, broadcastable to the mean.
-
-    Raises:
-        ValueError: If there is no output, or shapes do not fit.
-
-    Example:
-        >>> nan = float("nan")
-        >>> mean, total = weighted_mean(
-        ...     [tf.constant([1.0, nan]), tf.constant([3.0, 5.0])],
-        ...     weights=tf.constant([[1.0, 0.0], [1.0, 1.0]]),
-        ...     transform=tf.identity,
-        ...     filler=0.0,
-        ... )
-        >>> mean.numpy().tolist(), total.numpy().tolist()
-        ([2.0, 5.0], [2.0, 1.0])
+    `weights` are `[num_teachers]` or `[num_teachers, batch, ...]`. An output
+    may be NaN where its weight is 0: `filler` takes its place before
+    `transform`. Also returns the sum of the weights over the teachers; the
+    mean is 0 where that is.
     """
     _check_shapes(outputs, weights)
     missing = len(outputs[0].shape) - len(weights.shape) + 1

@@ -229,11 +229,7 @@ def pairwise_mean(
         >>> round(pairwise_mean(mean_absolute_churn, models), 4)
         0.0667
     """
-    if len(predictions) < 2:
-        raise ValueError(
-            "A comparison needs the predictions of at least two models; "
-            f"received {len(predictions)}. Pass a list with one array each."
-        )
+    _check_several(predictions)
     pairs = itertools.combinations(predictions, 2)
     return float(np.mean([metric(first, second) for first, second in pairs]))
 
@@ -305,12 +301,16 @@ def relative_prediction_difference(
     return float(np.mean(_distances_to_mean(stacked) / mean))
 
 
-def _stacked(predictions: Sequence[npt.ArrayLike]) -> np.ndarray:
+def _check_several(predictions: Sequence[npt.ArrayLike]) -> None:
     if len(predictions) < 2:
         raise ValueError(
             "A comparison needs the predictions of at least two models; "
             f"received {len(predictions)}. Pass a list with one array each."
         )
+
+
+def _stacked(predictions: Sequence[npt.ArrayLike]) -> np.ndarray:
+    _check_several(predictions)
     first = predictions[0]
     return np.stack([checked_pair(other, first)[0] for other in predictions])
 

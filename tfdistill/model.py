@@ -1,5 +1,6 @@
 """CodistillModel: the Keras face of a student, its teachers and its trainer."""
 
+import contextlib
 import functools
 import os
 import types
@@ -17,7 +18,9 @@ from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exports import student_graph
 from tfdistill.observe import run_log
 from tfdistill.observe import summaries
+from tfdistill.observe import teaching
 from tfdistill.parameter_server import trainer as server_trainer
+from tfdistill.system import keras_internals
 from tfdistill.teachers import teacher_set
 from tfdistill.teachers import term
 from tfdistill.training import fit_arguments
@@ -39,7 +42,7 @@ _STEPS = (
 def check_student(student: Any) -> None:
     """Checks that wrapping a student loses nothing of it.
 
-    A training step, a loss or metrics of its own would never be run.
+    Its own training step, loss or metrics would never be run.
     """
     if not isinstance(student, keras.Model):
         raise ValueError(
@@ -59,10 +62,39 @@ def check_student(student: Any) -> None:
         )
 
 
+def check_teachers(teachers: Any) -> None:
+    """Checks that teachers are a `TeacherSet`, and says how to make one."""
+    if teachers is None or isinstance(teachers, teacher_set.TeacherSet):
+        return
+    first = next(iter(keras.tree.flatten(teachers)), None)
+    remedy = "tfdistill.TeacherSet(exchange, cluster.peers)"
+    if isinstance(first, str | os.PathLike):
+        remedy = "tfdistill.TeacherSet(saved_models=[path])"
+    elif isinstance(first, keras.Model):
+        remedy = (
+            "`model.export(path)`, then "
+            "tfdistill.TeacherSet(saved_models=[path])"
+        )
+    raise ValueError(
+        "`teachers` must be a tfdistill.TeacherSet; received "
+        f"{type(teachers).__name__}"
+        f"{'' if first is teachers else f' of {type(first).__name__}'}. "
+        f"Pass {remedy}."
+    )
+
+
 def _is_own(kind: type, name: str) -> bool:
     """Whether neither Keras nor this package wrote a method."""
     home = next(base for base in kind.__mro__ if name in vars(base))
     return home.__module__.partition(".")[0] not in ("keras", "tfdistill")
+
+
+def _is_keras(part: Any) -> bool:
+    """Whether it is Keras' own optimizer, loss, metric, or a name of one."""
+    if part is None or isinstance(part, str):
+        return True
+    home = part if hasattr(part, "__name__") else type(part)
+    return home.__module__.partition(".")[0] == "keras"
 
 
 def add_launched_callbacks(
@@ -96,22 +128,29 @@ def add_launched_callbacks(
             stacklevel=3,
         )
     directory = cluster.group_dir
+    if directory:
+        # Callbacks of Keras open files there, and make no directory.
+        with contextlib.suppress(OSError):
+            os.makedirs(directory, exist_ok=True)
     if directory and not _has(found, run_log.RunLog):
         found.append(run_log.RunLog(directory))
     if directory and not _has(found, summaries.Summaries):
         path = f"{directory}/{summaries.DIRECTORY}"
         found.append(summaries.Summaries(path))
+    watch = teaching.TeachingWatch() if len(teachers) else None
     for callback in found:
         if isinstance(callback, summaries.Summaries):
             callback.observe(found)
-    arguments["callbacks"] = found
+        if isinstance(callback, run_log.RunLog):
+            callback.watch = watch
+    arguments["callbacks"] = [watch, *found] if watch else found
 
 
 def _has(callbacks: list[keras.callbacks.Callback], kind: type) -> bool:
     return any(isinstance(callback, kind) for callback in callbacks)
 
 
-# What is logged of the loss beside `loss` itself.
+# What is logged of the loss besides `loss` itself.
 _PARTS = ("task_loss", "distillation_loss")
 
 
@@ -128,7 +167,9 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
     Teachers run in inference mode on the student's own batch.
 
     `evaluate`, `predict`, `save`, `save_weights`, `load_weights` and `export`
-    use only the student. Its files contain nothing of the teachers.
+    use only the student. Its files contain nothing of the teachers. A saved
+    student loads compiled with the task's part of `compile`, if optimizer,
+    loss and metrics are Keras' own.
 
     `fit` logs `loss`, `task_loss`, `distillation_loss` (unweighted),
     `distillation_weight` (the weight in force at the last step),
@@ -159,9 +200,10 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
 
         Raises:
             ValueError: `student` is not a `keras.Model`, or has a training
-                step or loss of its own.
+                step or loss of its own; or `teachers` is no `TeacherSet`.
         """
         check_student(student)
+        check_teachers(teachers)
         super().__init__(name=name or f"codistill_{student.name}")
         self.student = student
         self.built = student.built
@@ -209,7 +251,8 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
             *args: As for `keras.Model.compile`.
             distillation_loss: A `tfdistill.losses.DistillationLoss` for every
                 output; or, by output, a dict, list or tuple of them with None
-                for outputs that are not distilled. Needed with teachers.
+                for outputs that are not distilled. Needed with teachers. With
+                `loss=None` the student learns from them only.
             distillation_weight: A number or a callable of the global step
                 (int64 scalar tensor) that gives a float scalar, such as the
                 schedules of `tfdistill.schedules`. Default 1.
@@ -225,6 +268,8 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
                 "For classes: tfdistill.losses.SoftTargetCrossEntropy()."
             )
         super().compile(*args, **kwargs)
+        keras_compile = types.MethodType(keras.Model.compile, self)
+        self._compile_student(fit_arguments.bind(keras_compile, args, kwargs))
         self.codistillation.compile(
             distillation_loss,
             schedules.get(distillation_weight),
@@ -234,8 +279,33 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
         self._task_tracker = keras.metrics.Mean("task_loss")
         self._distillation_tracker = keras.metrics.Mean("distillation_loss")
 
+    def _compile_student(self, arguments: dict[str, Any]) -> None:
+        """Has files of the student say how it was compiled, as Keras' do.
+
+        Unless that needs classes beyond Keras' own, without which the file
+        would not load; or the optimizer's state is not in this process.
+        """
+        parts = [self.optimizer, arguments.get("loss")]
+        parts += [arguments.get(n) for n in ("metrics", "weighted_metrics")]
+        on_servers = replicas.on_servers(self.distribute_strategy)
+        if on_servers or not all(map(_is_keras, keras.tree.flatten(parts))):
+            return
+        self.student.compile(**{**arguments, "optimizer": self.optimizer})
+
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains the student; takes what `keras.Model.fit` takes.
+
+        In a launched run it adds a `RunLog` and `Summaries`. The `Backup`, if
+        there is one, decides where to begin (`backup.callback.session`), checks
+        are added (`training.guards.over`), and the trainer prepares the data
+        and runs Keras' own loop (`training.trainer.ReplicaTrainer`) or that
+        over the workers of parameter servers
+        (`parameter_server.trainer.ServerTrainer`). Callbacks run in this order,
+        those in brackets only if they are needed:
+
+            [_Before], _DataWatch, FiniteLoss, [_Restoring], [TeachingWatch],
+            yours, [RunLog], [Summaries], [Backup], [_BackUpAndEnd],
+            [StepWatchdog], [_After]
 
         Resumes from a `tfdistill.Backup` among the callbacks. Under parameter
         servers one batch of the data is one step of one worker, and
@@ -263,18 +333,28 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
 
     # ---- one step ----
 
-    def train_step(self, data: Any) -> steps.Logs:
-        """Runs one codistilled update on one replica's part of the batch.
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        """Returns the task's loss; 0 if the student has teachers and no task.
 
-        Args:
-            data: `x`, `(x, y)` or `(x, y, sample_weight)`.
-
-        Returns:
-            The logs of the step.
+        See `keras.Model.compute_loss`.
         """
+        if self.loss is None and not self.losses and self.codistillation:
+            return tf.zeros([], keras.config.floatx())
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+    def train_step(self, data: Any) -> steps.Logs:
+        """Runs one codistilled update on one replica's part of the batch."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
-        step = tf.convert_to_tensor(self.optimizer.iterations)
+        counter = keras_internals.num_batches(self.optimizer)
+        step = tf.convert_to_tensor(counter)
         with batch.scope(), self.trainer.tape() as tape:
             y_pred = self(x, training=True)
             task_loss = self.compute_loss(x, y, y_pred, weights, training=True)
@@ -285,9 +365,12 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
             if paid:
                 loss += paid.weight * tf.cast(paid.loss, loss.dtype)
             scaled = self.optimizer.scale_loss(loss)
-        self.trainer.apply(tape, scaled)
+        self.trainer.apply(tape, scaled, batch)
         shares = {"loss": loss, "task_loss": task_loss}
-        logs = _nothing_paid(task_loss.dtype)
+        logs = {
+            "distillation_weight": tf.zeros([], task_loss.dtype),
+            "teacher_staleness": tf.constant(float("nan")),
+        }
         if paid:
             shares["distillation_loss"], logs = paid.loss, paid.logs
         batch.record(self.metrics, shares)
@@ -295,19 +378,12 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
         return {**metrics, **logs, steps.EXAMPLES: batch.total}
 
     def test_step(self, data: Any) -> steps.Logs:
-        """Evaluates the student alone on one replica's part of the batch.
-
-        Args:
-            data: `x`, `(x, y)` or `(x, y, sample_weight)`.
-
-        Returns:
-            The logs of the step, without those of distillation.
-        """
+        """Evaluates only the student on one replica's part of the batch."""
         logs = super().test_step(data)
         return {k: v for k, v in logs.items() if k not in _PARTS}
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates the student alone; see `keras.Model.evaluate`."""
+        """Evaluates only the student; see `keras.Model.evaluate`."""
         if self.student.built:
             self.codistillation.average_statistics(self.distribute_strategy)
         return super().evaluate(*args, **kwargs)
@@ -334,6 +410,45 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
         """Exports the student as a SavedModel; see `keras.Model.export`."""
         return self.student.export(filepath, **kwargs)
 
+    def __reduce__(self) -> Any:
+        """Copies and pickles as Keras does, which knows of no teachers."""
+        if self.codistillation:
+            raise ValueError(
+                "A CodistillModel with teachers must not be copied or "
+                f"pickled; received one with {len(self.teachers)}, which the "
+                "copy would lack. Copy `model.student` and wrap the copy: "
+                "tfdistill.CodistillModel(copy, teachers=...)."
+            )
+        return super().__reduce__()
+
+    # ---- what is asked of a model, answered by the student ----
+
+    @property
+    def inputs(self) -> Any:
+        """The student's symbolic inputs, if it is a functional model."""
+        return self.student.inputs
+
+    @property
+    def outputs(self) -> Any:
+        """The student's symbolic outputs, if it is a functional model."""
+        return self.student.outputs
+
+    @property
+    def input_shape(self) -> Any:
+        """The shape of the student's inputs, if it is a functional model."""
+        return self.student.input_shape
+
+    @property
+    def output_shape(self) -> Any:
+        """The shape of the student's outputs, if it is a functional model."""
+        return self.student.output_shape
+
+    def get_layer(
+        self, name: str | None = None, index: int | None = None
+    ) -> keras.Layer:
+        """Returns a layer of the student; see `keras.Model.get_layer`."""
+        return self.student.get_layer(name=name, index=index)
+
     @property
     def output_names(self) -> list[str]:
         """Names of the student's outputs, if its outputs have names.
@@ -351,10 +466,11 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
         return None
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the student, serialized; teachers are not part of it."""
+        """Returns the student, serialized; of the teachers their number."""
         return {
             "student": keras.saving.serialize_keras_object(self.student),
             "name": self.name,
+            "num_teachers": len(self.teachers),
         }
 
     @classmethod
@@ -362,14 +478,14 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> "CodistillModel":
         """Makes the model from `get_config`, without teachers."""
+        if config.get("num_teachers"):
+            warnings.warn(
+                f"This copy of {config['name']} has no teachers; the original "
+                f"has {config['num_teachers']}. Wrap its student: "
+                "tfdistill.CodistillModel(copy.student, teachers=...).",
+                stacklevel=2,
+            )
         student = keras.saving.deserialize_keras_object(
             config["student"], custom_objects=custom_objects
         )
         return cls(student, name=config["name"])
-
-
-def _nothing_paid(dtype: Any) -> steps.Logs:
-    return {
-        "distillation_weight": tf.zeros([], dtype),
-        "teacher_staleness": tf.constant(float("nan")),
-    }

@@ -18,7 +18,10 @@ __all__ = ["BurnIn", "Constant", "CosineRamp", "LinearRamp", "Schedule", "get"]
 
 
 class Schedule:
-    """Base class; a subclass fills in `__call__` and `get_config`."""
+    """Base class; a subclass fills in `__call__`.
+
+    Its attributes are its constructor's arguments; else `get_config`, too.
+    """
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
         """Returns the weight at a step.
@@ -33,7 +36,7 @@ class Schedule:
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, for serialisation."""
-        raise NotImplementedError
+        return dict(vars(self))
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
@@ -70,10 +73,6 @@ class Constant(Schedule):
         """Returns the weight, float32 scalar tensor."""
         return tf.constant(self.weight, tf.float32)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, for serialisation."""
-        return {"weight": self.weight}
-
 
 @keras.saving.register_keras_serializable(package="tfdistill")
 class BurnIn(Schedule):
@@ -103,10 +102,6 @@ class BurnIn(Schedule):
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
         """Returns the weight at the step, float32 scalar tensor."""
         return tf.where(tf.cast(step, tf.int64) < self.steps, 0.0, self.weight)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, for serialisation."""
-        return {"steps": self.steps, "weight": self.weight}
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
@@ -162,15 +157,6 @@ class LinearRamp(Schedule):
 
     def _share(self, fraction: tf.Tensor) -> tf.Tensor:
         return fraction
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, for serialisation."""
-        return {
-            "start_step": self.start_step,
-            "end_step": self.end_step,
-            "weight": self.weight,
-            "initial": self.initial,
-        }
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")

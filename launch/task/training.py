@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -44,60 +43,6 @@ def make(
         ) from cause
     except (OSError, ValueError) as cause:
         raise data_checks.DataError(str(cause)) from cause
-
-
-_log = logging.getLogger(__name__)
-_MARKER = "started"
-_POLL_SECS = 0.01
-
-
-class StartTogether(keras.callbacks.Callback):
-    """Waits after the first step until every group has taken it.
-
-    Groups never wait for each other in a long training: the one that starts
-    first has no teacher for a moment. In an experiment of a minute, that moment
-    and the tracing of the first step would be a good part of it.
-    """
-
-    chief_only = True
-
-    def __init__(
-        self, cluster: tfdistill.Cluster, *, limit_secs: float
-    ) -> None:
-        """Waits for nothing yet."""
-        super().__init__()
-        self._cluster = cluster
-        self._limit_secs = limit_secs
-        self._started = False
-        self.waited_secs = 0.0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Announces this group's first step, and waits for the others'."""
-        if self._started:
-            return
-        self._started = True
-        if logs:
-            float(logs["loss"])  # Steps may be running still.
-        start = time.monotonic()
-        markers = [
-            outputs.group_dir(str(self._cluster.workdir), group) / _MARKER
-            for group in range(self._cluster.num_groups)
-        ]
-        own = markers[self._cluster.group]
-        own.parent.mkdir(parents=True, exist_ok=True)
-        own.touch()
-        while missing := [path for path in markers if not path.exists()]:
-            self.waited_secs = time.monotonic() - start
-            if self.waited_secs > self._limit_secs:
-                _log.warning(
-                    "Waited %.0f s for the first step of %s; training "
-                    "continues.",
-                    self.waited_secs,
-                    ", ".join(path.parent.name for path in missing),
-                )
-                return
-            time.sleep(_POLL_SECS)
-        self.waited_secs = time.monotonic() - start
 
 
 # Predictions that are held at a time: 256 MB of float64.
@@ -188,7 +133,9 @@ def _fit(
     """Trains, and returns what was measured meanwhile."""
     pace = _Pace(config.data.global_batch_size)
     exporter = students.make_exporter(config, cluster, exchange)
-    together = StartTogether(cluster, limit_secs=config.start_together_secs)
+    together = tfdistill.StartTogether(
+        cluster, limit_secs=config.start_together_secs
+    )
     backup = _backup(config, cluster)
     model.fit(
         train,

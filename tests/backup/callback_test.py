@@ -63,8 +63,7 @@ def test_it_resumes_from_the_newest(tmp_path):
     assert _values(resumed) == {15.0}
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "changed"])
-def test_a_damaged_backup_is_passed_over(tmp_path, caplog, damage):
+def test_a_damaged_backup_is_passed_over(tmp_path, caplog):
     state, model = _state()
     callback = callback_lib.Backup(tmp_path)
     for step in (5, 10):
@@ -74,13 +73,7 @@ def test_a_damaged_backup_is_passed_over(tmp_path, caplog, damage):
         p.parent for p in _manifests(tmp_path) if p.parent.name == "10"
     )
     data = max(newest.glob("state.data*"), key=lambda p: p.stat().st_size)
-    content = data.read_bytes()
-    if damage == "gone":
-        data.unlink()
-    elif damage == "cut":
-        data.write_bytes(content[:-1])
-    else:
-        data.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    data.write_bytes(data.read_bytes()[:-1])
     found = callback_lib.Backup(tmp_path).restore(state)
     assert found == _point(5)
     assert _values(model) == {5.0}
@@ -96,15 +89,6 @@ def test_a_backup_of_something_else_is_refused(tmp_path, other):
     callback_lib.Backup(tmp_path).on_quiet(_point(5), _state()[0])
     with pytest.raises(ValueError, match="differs in .*trainable/"):
         callback_lib.Backup(tmp_path).restore(_state(**other)[0])
-
-
-@pytest.mark.parametrize("max_to_keep", [2, 3])
-def test_it_keeps_as_many_as_it_should(tmp_path, max_to_keep):
-    state, _ = _state()
-    callback = callback_lib.Backup(tmp_path, max_to_keep=max_to_keep)
-    for step in range(1, 6):
-        callback.on_quiet(_point(step), state)
-    assert _steps(tmp_path) == list(range(1, 6))[-max_to_keep:]
 
 
 def test_a_failure_to_write_is_counted_and_leaves_what_is_there(
@@ -238,9 +222,8 @@ def _never_stopped(name):
 @pytest.mark.parametrize(
     ("name", "stops"),
     [
-        ("endless", [4]),
-        ("endless", [8, 2]),
-        ("finite", [4, 3, 9]),
+        ("endless", [8]),
+        ("finite", [4, 9]),
         ("unknown", [4]),
         ("executions", [5]),
         ("arrays", [11]),
@@ -318,28 +301,37 @@ def _taught(exchange, directory=None, **kwargs):
     )
 
 
-def test_the_teachers_are_those_of_the_backup(tmp_path, caplog):
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
+@pytest.fixture(scope="module")
+def stopped_while_taught(tmp_path_factory):
+    """A teacher's version, and the backups of a training by it."""
+    directory = tmp_path_factory.mktemp("taught")
+    exchange = tfdistill.Exchange(directory / "exchange")
     teacher = cases.student()
     peers.publish(exchange, teacher, step=10)
+    _taught(exchange, directory / "backup", stop_after=8)
+    return directory, exchange, teacher
+
+
+def test_the_teachers_are_those_of_the_backup(tmp_path, stopped_while_taught):
+    directory, exchange, teacher = stopped_while_taught
     whole, expected, _ = _taught(exchange)
-    _taught(exchange, tmp_path / "backup", stop_after=8)
     # The version of then is used, not the newest.
     peers.randomize(teacher, 9)
     peers.publish(exchange, teacher, step=20)
-    model, logs, backup = _taught(exchange, tmp_path / "backup")
+    copy = _copied(directory / "backup", tmp_path)
+    model, logs, backup = _taught(exchange, copy)
     assert backup.resumed_step == 6
     assert model.teachers.versions() == {1: 10}
     cases.assert_same(cases.values(model), cases.values(whole))
     assert logs.found == {key: expected.found[key] for key in logs.found}
 
 
-def test_a_teacher_that_is_gone_is_told_of(tmp_path, caplog):
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
-    peers.publish(exchange, cases.student(), step=10)
-    _taught(exchange, tmp_path / "backup", stop_after=8)
+def test_a_teacher_that_is_gone_is_told_of(
+    tmp_path, caplog, stopped_while_taught
+):
     empty = tfdistill.Exchange(tmp_path / "empty")
-    model, logs, _ = _taught(empty, tmp_path / "backup")
+    copy = _copied(stopped_while_taught[0] / "backup", tmp_path)
+    model, logs, _ = _taught(empty, copy)
     assert "Version 10 of group 1, the teacher at the backup" in caplog.text
     assert {line["distillation_weight"] for line in logs.batches()} == {"0.0"}
     assert int(model.optimizer.iterations.numpy()) == 15
@@ -376,10 +368,9 @@ def test_versions_never_go_backwards(tmp_path):
     assert totals[1]["failed"] == 0
 
 
-def test_another_seed_is_told_of(tmp_path, caplog, monkeypatch):
+def test_another_seed_is_told_of(tmp_path, caplog):
     cases.train(CASES["endless"], tmp_path, stop_after=5)
-    monkeypatch.setattr(cases, "SEED", 6)
-    cases.train(CASES["endless"], tmp_path)
+    cases.train(cases.Case(seed=6), tmp_path)
     assert "The random seed was 5 at the backup and is 6 now" in caplog.text
 
 

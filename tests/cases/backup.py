@@ -140,7 +140,7 @@ def wait_for_backup(directory: Any, step: int) -> None:
         time.sleep(0.01)
 
 
-def student() -> keras.Model:
+def student(num_classes: int = 3) -> keras.Model:
     return keras.Sequential(
         [
             keras.Input((4,)),
@@ -148,7 +148,7 @@ def student() -> keras.Model:
             keras.layers.Dense(6, activation="tanh"),
             keras.layers.BatchNormalization(),
             keras.layers.Dropout(0.3),
-            keras.layers.Dense(3),
+            keras.layers.Dense(num_classes),
         ]
     )
 
@@ -165,14 +165,18 @@ class Case:
     steps_per_execution: int = 1
     optimizer: Callable[[], Any] = lambda: keras.optimizers.Adam(0.05)
     callbacks: Callable[[], list] = list
+    num_classes: int = 3
+    seed: int = SEED
 
 
 def build(case: Case, strategy: Any = None, teachers: Any = None) -> Any:
     """A compiled model, as every start of the program makes it."""
-    keras.utils.set_random_seed(SEED)
+    keras.utils.set_random_seed(case.seed)
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
-        model = tfdistill.CodistillModel(student(), teachers=teachers)
+        model = tfdistill.CodistillModel(
+            student(case.num_classes), teachers=teachers
+        )
         model.compile(
             case.optimizer(),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),

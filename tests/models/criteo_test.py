@@ -1,7 +1,5 @@
 """"""
 
-import types
-
 import keras
 import numpy as np
 import pytest
@@ -14,13 +12,11 @@ from models.criteo import batches
 from models.criteo import converted
 from models.criteo import files
 from tests.cases import criteo as criteo_cases
+from tests.cases import datasets as cases
 
 NUM_ROWS = 120
 FIELD_SIZES = [50 + n for n in range(26)]
-
-
-def cluster(group=0, num_groups=2):
-    return types.SimpleNamespace(group=group, num_groups=num_groups)
+cluster, read, assert_same = cases.cluster, cases.read, cases.assert_same
 
 
 @pytest.fixture
@@ -39,10 +35,6 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(batches, "_WINDOW_PARTS", 3)
 
 
-def read(dataset, num_batches=-1):
-    return list(dataset.take(num_batches).as_numpy_iterator())
-
-
 def numbers(batches):
     """Which rows of `criteo_cases` these are."""
     logs = np.concatenate([x["integers"][:, 0] for x, _ in batches])
@@ -57,13 +49,6 @@ def streamed(places, **kwargs):
     )
     (batch,) = batches
     return batch
-
-
-def assert_same(one, other):
-    for a, b in zip(
-        keras.tree.flatten(one), keras.tree.flatten(other), strict=True
-    ):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_shapes_and_types(places):
@@ -115,16 +100,13 @@ def test_shared_rows_come_in_another_order_in_each_group(places):
 
 
 def test_the_same_batches_on_every_worker_and_after_a_skip(places, small_parts):
-    kwargs = {"global_batch_size": 7, "seed": 3, **places}
-    first = read(criteo.make_datasets(cluster(), **kwargs)[0], 20)
-    tf.random.set_seed(77)
-    again, _ = criteo.make_datasets(cluster(), **kwargs)
-    assert_same(read(again, 4) + read(again.skip(4), 16), first)
-    kwargs["seed"] = 4
-    other, _ = criteo.make_datasets(cluster(), **kwargs)
-    assert numbers(read(other, 7)) != numbers(first[:7])
+    def make(seed):
+        kwargs = {"global_batch_size": 7, "seed": seed, **places}
+        return criteo.make_datasets(cluster(), **kwargs)[0]
+
+    cases.check_order(make, num_batches=20, skip=4)
     # Two epochs, and each in its own order.
-    order = numbers(first)
+    order = numbers(read(make(3), 20))
     assert order[:50] != order[50:100]
     assert sorted(order[:50]) == sorted(order[50:100])
 
@@ -194,14 +176,9 @@ def test_replicas_share_out_each_global_batch(places, two_replicas):
         ):
             parts = [
                 np.concatenate(two_replicas.experimental_local_results(value))
-                for value in keras.tree.flatten(
-                    found,
-                )
+                for value in keras.tree.flatten(found)
             ]
-            for one, other in zip(
-                keras.tree.flatten(expected), parts, strict=True
-            ):
-                np.testing.assert_array_equal(one, other)
+            assert_same(parts, expected)
 
 
 def test_missing_integers(places):
@@ -234,10 +211,7 @@ def test_streamed_batches_join_to_the_rows(places, size, monkeypatch):
     )
     assert {len(labels) for _, labels in found[:-1]} <= {size}
     assert numbers(found) == list(range(NUM_ROWS))
-    joined = keras.tree.map_structure(
-        lambda *arrays: np.concatenate(arrays), *found
-    )
-    assert_same(joined, streamed(places))
+    assert_same(cases.joined(found), streamed(places))
     with pytest.raises(ValueError, match="`batch_size` must be >= 1"):
         next(criteo_input.batches(reader, batch_size=0))
 

@@ -1,7 +1,6 @@
 """Tests of the language model: its windows, its network, and as a teacher."""
 
 import inspect
-import types
 
 import keras
 import numpy as np
@@ -12,9 +11,11 @@ import tfdistill
 from models import language_model
 from models.language_model import batches
 from tests.cases import codistillation
+from tests.cases import datasets as dataset_cases
 from tests.cases import language_model as cases
 
 LENGTH = 8
+group = dataset_cases.cluster
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +30,6 @@ def text(tmp_path_factory):
     }
 
 
-def group(index, num_groups=2):
-    return types.SimpleNamespace(group=index, num_groups=num_groups)
-
-
 def datasets(text, cluster=None, **kwargs):
     kwargs = {"global_batch_size": 16, "sequence_length": LENGTH, **kwargs}
     return language_model.make_datasets(
@@ -42,11 +39,9 @@ def datasets(text, cluster=None, **kwargs):
 
 def epoch(train, num_windows, batch_size):
     """The windows of one epoch, `[windows, length + 1]`, in their order."""
-    batches = [
-        np.concatenate([tokens, labels[:, -1:]], axis=1)
-        for tokens, labels in train.take(num_windows // batch_size)
-    ]
-    return np.concatenate(batches)
+    batches = dataset_cases.read(train, num_windows // batch_size)
+    tokens, labels = dataset_cases.joined(batches)
+    return np.concatenate([tokens, labels[:, -1:]], axis=1)
 
 
 def windows(stream):
@@ -82,15 +77,12 @@ def test_batches_are_windows_with_the_tokens_that_follow(text):
 
 
 def test_the_order_is_that_of_the_arguments(text):
-    def order(index=0, **kwargs):
-        train, _ = datasets(text, group(index), data="shared", **kwargs)
-        return epoch(train, 48, 16)
+    def make(seed, index=0):
+        return datasets(text, group(index), data="shared", seed=seed)[0]
 
-    np.testing.assert_array_equal(order(), order())
-    assert not np.array_equal(order(), order(seed=1))
-    assert not np.array_equal(order(), order(index=1))
-    train, _ = datasets(text, group(0), data="shared")
-    np.testing.assert_array_equal(epoch(train.skip(1), 32, 16), order()[16:])
+    dataset_cases.check_order(make, num_batches=3, skip=1)
+    one, other = (epoch(make(3, index), 48, 16) for index in range(2))
+    assert not np.array_equal(one, other)
 
 
 @pytest.mark.parametrize("num_groups", [2, 3])

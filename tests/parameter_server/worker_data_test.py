@@ -1,5 +1,6 @@
 """"""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -64,6 +65,17 @@ def test_they_hold_their_own_targets(source, extra):
 def test_data_that_are_distributed_already_are_refused(two_replicas):
     given = two_replicas.experimental_distribute_dataset(_ten())
     with pytest.raises(ValueError, match="received DistributedDataset"):
+        worker_data.source_of(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [iter([(np.ones(4), np.ones(4))]), type("P", (keras.utils.PyDataset,), {})],
+    ids=["generator", "py_dataset"],
+)
+def test_python_that_workers_cannot_run_is_refused(given):
+    given = given() if isinstance(given, type) else given
+    with pytest.raises(ValueError, match="Python runs in this process only"):
         worker_data.source_of(given)
 
 

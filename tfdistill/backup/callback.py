@@ -26,7 +26,7 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
     Its `arguments` are adjusted: where to begin, and what must run before and
     after all other callbacks. If SIGTERM arrives while one process trains, or a
     coordinator does, a last backup is tried. Several workers would first have
-    to agree on a step: they end at once, and resume from the backup before.
+    to agree on a step: they end at once, and resume from the previous backup.
     """
     given = arguments.get("callbacks")
     is_list = not isinstance(given, keras.callbacks.CallbackList)
@@ -77,7 +77,7 @@ class Backup(steps.SteppedCallback):
 
     Attributes:
         resumed_step: The step from which the last `fit` resumed; None if it
-            began anew.
+            started at step 0.
         num_skipped: Backups left out while one was being written, once `fit`
             is done.
     """
@@ -152,7 +152,7 @@ class Backup(steps.SteppedCallback):
         return _Restoring(self._begun)
 
     def opened(self, iterator: Any) -> None:
-        """Has Keras' iterator over the epochs of the data begin where it must.
+        """Sets Keras' iterator over the epochs of the data to where to begin.
 
         The first that a `fit` opens is that of its training data.
         """
@@ -224,6 +224,8 @@ class Backup(steps.SteppedCallback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Takes a backup when one is due, or asks for quiet to do so."""
         super().on_train_batch_end(batch, logs)
+        if self._backups.not_finite:  # `FiniteLoss` ends the training.
+            self.model.trainer.not_finite = self._backups.not_finite
         self._num_done = batch + 1
         due = self._schedule is not None and self._schedule.due(self.step)
         if self._on_servers:
@@ -262,7 +264,7 @@ class Backup(steps.SteppedCallback):
         return replicas_lib.on_servers(self.model.distribute_strategy)
 
     def restore(self, state: store.State) -> steps.TrainingPoint | None:
-        """Reads the newest whole backup into `state`, before training starts.
+        """Reads the newest complete backup into `state` before training.
 
         Returns where to resume, or None if there is no backup.
         """
@@ -276,7 +278,7 @@ class Backup(steps.SteppedCallback):
         return store.point_of(version)
 
     def on_quiet(self, point: steps.TrainingPoint, state: store.State) -> None:
-        """Writes a backup; a failure is logged, and training goes on."""
+        """Writes a backup; a failure is only logged."""
         self.wants_quiet = False
         self._backups.save(state, state.snapshot(), point)
 

@@ -1,11 +1,11 @@
 """All that training changes if replicas hold all variables: out and in again.
 
-All workers read the same backup; the chief alone writes, in the background.
+All workers read the same backup; only the chief writes, in the background.
 
 Most of it is the same on all replicas: weights, the optimizer's slots. The
 rest each replica has for itself: moving statistics, the states of random
 generators, sums of metrics. Those of all workers travel to the chief in one
-small collective, so that one task writes a whole state.
+small collective, so that one task writes the complete state.
 """
 
 import dataclasses
@@ -26,19 +26,16 @@ from tfdistill.system import background
 from tfdistill.system import keras_internals
 from tfdistill.training import steps
 
-# What collectives can carry: each value as whole numbers of its own width.
+_log = logging.getLogger(__name__)
+# What collectives can carry: each value as integers of the same width.
 _BITS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """A state as it was between two steps; buffers are shared until then.
+    """A state as it was between two steps; buffers are shared until then."""
 
-    Attributes:
-        shared: What all replicas hold alike, by key.
-        own: What each replica has for itself, one value each, by key.
-    """
-
+    # What all replicas hold alike, and one value of each, by key.
     shared: dict[str, Any]
     own: dict[str, Any]
 
@@ -290,15 +287,8 @@ def _known(
     ]
 
 
-_log = logging.getLogger(__name__)
-
-
 class ReplicaBackup:
-    """The backups of one `fit`.
-
-    Attributes:
-        num_skipped: Backups left out while one was being written.
-    """
+    """The backups of one `fit`; `num_skipped` while one was being written."""
 
     def __init__(
         self,
@@ -307,23 +297,23 @@ class ReplicaBackup:
         *,
         finish_timeout_secs: float,
     ) -> None:
-        """Chooses the backup to resume from; every worker calls it.
-
-        `finish_timeout_secs` is the longest wait for the last backup to be
-        written.
-        """
+        """Chooses the backup to resume from; every worker calls it."""
         self._store, self._strategy = store, strategy
         self._finish_timeout_secs = finish_timeout_secs
         self._worker: background.OneJobThread | None = None
         self._state: ReplicaState | None = None
         self._values: Snapshot | None = None
-        self._choice = backup_store.BackupChoice(store, strategy)
+        self._choice = backup_store.BackupChoice(
+            store,
+            replicas.WorkerValues(strategy).gathered,
+            is_chief=replicas.is_chief(strategy),
+        )
         self._chosen = self._choice.choose()
         self.num_skipped = 0
 
     @property
     def point(self) -> steps.TrainingPoint | None:
-        """Where to resume; None for a training that starts anew."""
+        """Where to resume; None for a training that starts at step 0."""
         return self._chosen.point if self._chosen else None
 
     # ---- before the first step ----
@@ -346,14 +336,14 @@ class ReplicaBackup:
             failure = error
         self._choice.fail_together(failure)
         if values is None:
-            raise RuntimeError("went on without a backup.")
+            raise RuntimeError("continued without a backup.")
         self._state.assign(values)
         self._values = values
         if replicas.num_workers(self._strategy) == 1:
             # Workers may have generators of their own.
             set_random(self._chosen.host["random"])
         self._check_same_run(self._chosen.host)
-        _restore_teachers(model.teachers, self._chosen.host["teachers"])
+        _restore_teachers(model.teachers, self._chosen.host)
         _log.warning(
             "Resuming from step %d of %s; skipping %d batches.",
             version.step,
@@ -414,7 +404,7 @@ class ReplicaBackup:
         *,
         wait: bool = False,
     ) -> None:
-        """Takes a snapshot, and has it written in the background.
+        """Takes a snapshot, which a thread writes.
 
         Every worker calls it at the same step. While one is being written, the
         next is left out; `wait` waits for the earlier one, and for this one.
@@ -430,6 +420,7 @@ class ReplicaBackup:
             "random": of_random(),
             "callbacks": of_callbacks(callbacks),
             "teachers": _versions(model.teachers),
+            "standings": model.teachers.standings(),
             "replicas": int(self._strategy.num_replicas_in_sync),
         }
         limit = self._finish_timeout_secs if wait else 0.0
@@ -457,11 +448,13 @@ def _versions(teachers: Any) -> dict[str, int]:
     return {str(peer): step for peer, step in teachers.versions().items()}
 
 
-def _restore_teachers(teachers: Any, versions: dict[str, int]) -> None:
-    wanted = {int(peer): step for peer, step in versions.items()}
-    if not any(step >= 0 for step in wanted.values()):
-        return
-    found = teachers.load_versions(wanted)
+def _restore_teachers(teachers: Any, host: dict[str, Any]) -> None:
+    wanted = {int(peer): step for peer, step in host["teachers"].items()}
+    found: dict[int, int] = {}
+    if any(step >= 0 for step in wanted.values()):
+        found = teachers.load_versions(wanted)
+    # Backups of earlier versions of this package have none.
+    teachers.restore_standings(host.get("standings", {}))
     for peer, step in sorted(wanted.items()):
         if step >= 0 and found.get(peer) != step:
             _log.warning(

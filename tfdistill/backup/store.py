@@ -10,14 +10,15 @@ import logging
 import os
 import pathlib
 import typing
+from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfdistill.cluster import replicas
 from tfdistill.exchange import commit
 from tfdistill.exchange import publisher
+from tfdistill.exports import server_bundle
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
@@ -83,12 +84,7 @@ class BackupStore(publisher.Exchange):
     def __init__(
         self, directory: str | os.PathLike[str], *, max_to_keep: int = 2
     ) -> None:
-        """Touches no storage.
-
-        Args:
-            directory: Where backups lie; this group's own.
-            max_to_keep: Number of backups to keep, >= 2.
-        """
+        """Touches no storage; `directory` is this group's own."""
         super().__init__(
             directory,
             max_to_keep=max_to_keep,
@@ -97,6 +93,8 @@ class BackupStore(publisher.Exchange):
             key=None,
         )
         self.num_written = self.num_failed = 0
+        # The weight, and the step, of a backup that was refused for it.
+        self.not_finite: str | None = None
 
     def save(
         self,
@@ -132,16 +130,20 @@ class BackupStore(publisher.Exchange):
             _log.info("Step %d was backed up before.", step)
         except publisher.ExportError as error:
             self.num_failed += 1
+            goes_on = ", training goes on"
+            if isinstance(error.__cause__, server_bundle.NotFiniteError):
+                self.not_finite = f"{error.__cause__.name} at step {step}"
+                goes_on = ""
             _log.warning(
-                "Step %d was not backed up, training goes on: %s", step, error
+                "Step %d was not backed up%s: %s", step, goes_on, error
             )
 
     def newest(self) -> publisher.Version | None:
-        """Returns the newest whole backup, all of whose bytes were checked.
+        """Returns the newest complete backup, all of whose bytes were checked.
 
         Those that are newer and damaged are logged and removed: they can
-        never be used, and would push whole ones out when the next are kept.
-        None if there is no whole one.
+        never be used, and would push complete ones out when the next are kept.
+        None if there is no complete one.
         """
         damaged, committed = [], self.steps(0)
         for step in reversed(self._listed(0)):
@@ -219,13 +221,7 @@ _NONE = -1
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """A backup to resume from.
-
-    Attributes:
-        version: Where it is.
-        point: Where training stood.
-        host: What was in Python.
-    """
+    """A backup to resume from: where training stood, what was in Python."""
 
     version: publisher.Version
     point: steps.TrainingPoint
@@ -236,27 +232,30 @@ class BackupChoice:
     """Lets a group agree on a backup; all workers call at one point."""
 
     def __init__(
-        self, store: BackupStore, strategy: tf.distribute.Strategy
+        self,
+        store: BackupStore,
+        gather: Callable[[int | bool], list[int]],
+        *,
+        is_chief: bool,
     ) -> None:
-        """Reads nothing yet; `store` is the same on all workers."""
-        self._store, self._strategy = store, strategy
-        self._workers = replicas.WorkerValues(strategy)
+        """Reads nothing yet; `gather` returns the value of every worker."""
+        self._store, self._gather, self._is_chief = store, gather, is_chief
 
     def choose(self) -> Chosen | None:
-        """Returns the newest whole backup, the same on all workers.
+        """Returns the newest complete backup, the same on all workers.
 
         None if there is none. It is an error on all workers if one of them
         cannot read the backup that the chief has chosen.
         """
         version: publisher.Version | None = None
         failure: Exception | None = None
-        if replicas.is_chief(self._strategy):
+        if self._is_chief:
             try:
                 version = self._store.newest()
             except OSError as error:
                 failure = error
         self.fail_together(failure)
-        step = max(self._workers.gathered(version.step if version else _NONE))
+        step = max(self._gather(version.step if version else _NONE))
         if step == _NONE:
             return None
         chosen = None
@@ -275,7 +274,7 @@ class BackupChoice:
 
     def fail_together(self, failure: Exception | None) -> None:
         """Raises on all workers if one of them has a failure."""
-        failed = self._workers.gathered(failure is not None)
+        failed = self._gather(failure is not None)
         if failure is not None:
             raise RuntimeError(
                 f"The backups in {self._store.root} must be readable on every "

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdistill.cluster import ending
 from tfdistill.cluster import identity
 from tfdistill.cluster import rendezvous
+from tfdistill.cluster import replicas
 from tfdistill.cluster import server
 from tfdistill.cluster import signs
 from tfdistill.system import keras_internals
@@ -206,6 +207,7 @@ def _multi_worker(cluster: identity.Cluster) -> tf.distribute.Strategy:
             "and models are made and devices are listed. Move it to the top "
             "of your program."
         ) from error
+    replicas.prepare_to_meet(strategy)
     _ExitBarrier(strategy).install()
     return strategy
 
@@ -245,12 +247,10 @@ class _ExitBarrier:
         waiting.join(self._timeout_secs)
 
     def _meet(self) -> None:
-        def in_replica() -> tf.Tensor:
-            context = tf.distribute.get_replica_context()
-            return context.all_reduce("SUM", tf.ones([]))
-
         try:
-            tf.function(lambda: self._strategy.run(in_replica))()
+            replicas.meet(self._strategy, "leave")
+        except replicas.NotTogetherError:
+            pass  # The others tell of it.
         except tf.errors.OpError as error:
             print(
                 "tfdistill: another worker left before this one was done: "

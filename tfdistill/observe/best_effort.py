@@ -1,4 +1,4 @@
-"""Callbacks whose files may fail, as on a full disk, while training goes on."""
+"""Callbacks whose files may fail, as on a full disk; training continues."""
 
 import logging
 from collections.abc import Callable

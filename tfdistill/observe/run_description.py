@@ -24,7 +24,7 @@ _FIRST = (
 
 
 def of_model(model: Any) -> dict[str, Any]:
-    """Describes a built and compiled `CodistillModel`, as JSON has it."""
+    """Describes a built and compiled `CodistillModel` in types of JSON."""
     strategy = model.distribute_strategy
     cluster = strategy_lib.cluster_of(strategy)
     return {
@@ -77,7 +77,7 @@ def markdown(configuration: Mapping[str, Any]) -> str:
 def hyperparameters(
     configuration: Mapping[str, Any],
 ) -> dict[str, bool | float | str]:
-    """Returns a configuration as TensorBoard's HParams has it: flat.
+    """Returns a configuration as TensorBoard's HParams need it: flat.
 
     Lists are JSON text; null, NaN and infinity are left out.
 

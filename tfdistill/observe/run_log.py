@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistill.observe import teaching
 from tfdistill.system import run_files
 from tfdistill.training import steps
 
@@ -24,7 +25,8 @@ class RunLog(steps.SteppedCallback):
     the launcher's live status reads it. Each line holds the step, the epoch,
     the time (Unix seconds), the logs (null for NaN), `examples_per_second`
     since the line before, and `total_steps` if it is known. In a training
-    that `tfdistill.Backup` resumes, lines of steps that are done again go.
+    that `tfdistill.Backup` resumes, lines of steps that are done again go. If
+    no step had a teacher, the last line says why, as `untaught`.
     """
 
     chief_only = True
@@ -51,6 +53,8 @@ class RunLog(steps.SteppedCallback):
         self._num_examples = 0.0
         self._written = (0.0, 0.0)
         self._failed = False
+        # Set by `CodistillModel.fit` if the model has teachers.
+        self.watch: teaching.TeachingWatch | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Makes the directory and notes the start."""
@@ -90,7 +94,9 @@ class RunLog(steps.SteppedCallback):
     def on_train_end(self, logs: Any = None) -> None:
         """Notes the end."""
         self._counter.read(self.model)
-        self._write({"event": "end", **(logs or {})})
+        untaught = self.watch.untaught if self.watch else None
+        why = {"untaught": untaught} if untaught else {}
+        self._write({"event": "end", **why, **(logs or {})})
 
     def _write(self, logs: dict[str, Any] | None) -> None:
         now = self._clock()
@@ -152,7 +158,7 @@ def _forget_after(path: pathlib.Path, step: int) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A log value as JSON has it: numbers, lists of them, null for NaN."""
+    """A log value in types of JSON: numbers, lists, null for NaN."""
     if isinstance(value, str):
         return value
     return _finite(tf.convert_to_tensor(value).numpy().tolist())

@@ -202,7 +202,7 @@ class Summaries(steps.SteppedCallback):
             profile_steps: `"FIRST:LAST"`: steps to trace for TensorBoard's
                 profiler, on this task. Defaults to the environment's
                 (`TFDISTILL_PROFILE_STEPS`), else none.
-            configuration: What the run consists of, as JSON has it, for its
+            configuration: What the run consists of, in types of JSON, for its
                 text and hyperparameters. Defaults to the compiled model's own.
 
         Raises:

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 _VERSION = "brain.Event:2"
 # Summaries that wait for storage which is full or slow; later ones are lost.
 _MAX_WAITING = 2000
-# Files of one process in one second are told apart, and read in this order.
+# Distinguishes files of one process in one second, and orders them.
 _numbers = itertools.count()
 Scalars = dict[str, float]
 # Unix seconds, step, and what to write.
@@ -29,7 +29,7 @@ _Waiting = tuple[float, int, bytes | Scalars]
 class SummaryFile:
     """Appends summaries to the event files of one TensorBoard run.
 
-    A thread of its own writes them. If storage fails, what was not written
+    A separate thread writes them. If storage fails, what was not written
     waits for the next time, in a new file: the failed one may end in half a
     record, after which TensorBoard reads no further.
     """
@@ -66,10 +66,7 @@ class SummaryFile:
                 self.num_lost += 1
                 return
             self._waiting.append((self._clock(), step, summary))
-        self.flush()
-
-    def flush(self) -> None:
-        """Has all that waits written, unless the thread is at it already."""
+        # Unless the thread is at it already.
         self._thread.submit(self._write, wait_secs=0.0)
 
     def close(self, timeout_secs: float = 30.0) -> None:

@@ -7,6 +7,7 @@ numbered share from its start to its end inside one call, so that the call can
 be run again elsewhere without an example being counted twice.
 """
 
+import collections.abc
 from typing import Any
 from typing import TypeAlias
 
@@ -42,6 +43,14 @@ def source_of(
                 f"received x={type(x).__name__}."
             )
         return x
+    if isinstance(x, keras.utils.PyDataset | collections.abc.Iterator):
+        raise ValueError(
+            "`x` must be data that workers read by themselves; received "
+            f"{type(x).__name__}, whose Python runs in this process only. "
+            "Under parameter servers pass arrays, a tf.data.Dataset of "
+            "TensorFlow operations, or a function of a "
+            "tf.distribute.InputContext that returns one."
+        )
     if x is None or isinstance(x, tf.distribute.DistributedDataset):
         raise ValueError(
             "`x` must be a tf.data.Dataset, a function of a "

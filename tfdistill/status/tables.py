@@ -234,7 +234,7 @@ def _refused(who: str, teacher: _Teacher) -> Iterator[str]:
             f"{who} has quarantined {teacher.num_quarantined} of "
             f"{teacher.name}{which}: {reason}"
         )
-    elif teacher.health in ("dropped", "fading", "too_stale"):
+    elif teacher.health in ("dropped", "fading", "too_stale", "worse"):
         health = teacher.health.replace("_", " ")
         yield f"{who}: {teacher.name} is {health}: {teacher.reason}"
 

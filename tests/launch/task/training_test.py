@@ -6,14 +6,13 @@ import time
 import pytest
 
 import tfdistill
-from launch.task import training
 
 
 def _callback(workdir, group, limit_secs=30.0):
     cluster = tfdistill.Cluster(
         group=group, num_groups=2, workdir=str(workdir), exchange=str(workdir)
     )
-    return training.StartTogether(cluster, limit_secs=limit_secs)
+    return tfdistill.StartTogether(cluster, limit_secs=limit_secs)
 
 
 def test_the_first_group_waits_for_the_other_and_only_once(tmp_path):

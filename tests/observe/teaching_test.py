@@ -1,0 +1,64 @@
+"""Trainings in which no step had a teacher, and what is said of them."""
+
+import json
+
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tfdistill import schedules
+
+_X, _Y = cases.data()
+
+
+def _train(tmp_path, caplog, *, published=True, **kwargs):
+    """Trains for two epochs; returns the warnings and the last line."""
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    model = cases.codistill(
+        cases.linear(0), cases.teacher_set(exchange), **kwargs
+    )
+    cases.prepare(model, _X, _Y)
+    if published:
+        cases.publish(exchange, cases.linear(1))
+        cases.load(model, 10)
+    log = tfdistill.RunLog(tmp_path / "log")
+    callbacks = [cases.never(), log]
+    cases.fit(model, _X, _Y, batch_size=4, epochs=2, callbacks=callbacks)
+    text = (tmp_path / "log" / "metrics.jsonl").read_text(encoding="utf-8")
+    told = [r.message for r in caplog.records if "had a teacher" in r.message]
+    return told, json.loads(text.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (
+            {"published": False},
+            "group_1 is absent (no version in use). Train for longer",
+        ),
+        (
+            {"distillation_weight": schedules.BurnIn(steps=9)},
+            "`distillation_weight` was still 0 at step 8. Shorten the",
+        ),
+    ],
+    ids=["no version", "burn-in"],
+)
+def test_a_training_without_a_teacher_says_so(
+    tmp_path, caplog, options, reason
+):
+    (told,), last = _train(tmp_path, caplog, **options)
+    assert told.startswith(f"No step of this training had a teacher: {reason}")
+    assert last["event"] == "end" and last["untaught"].startswith(reason)
+
+
+def test_a_teacher_of_the_first_steps_was_one(tmp_path, caplog):
+    def weight(step):
+        return tf.where(step < 2, 1.0, 0.0)
+
+    told, last = _train(tmp_path, caplog, distillation_weight=weight)
+    assert not told and "untaught" not in last
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
