@@ -147,7 +147,8 @@ OPTIONS = {
         workdir=!
     """,
     "benchmarks.punish": """
-        workdir=! faults=kill,stop,term,late,disk_full,launcher_disk,corrupt,duplicate
+        workdir=!
+        faults=kill,stop,term,late,disk_full,launcher_disk,corrupt,duplicate
         seed=0 minutes=5.0 every_secs=30.0 calm_secs=20.0
     """,
 }
