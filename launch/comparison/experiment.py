@@ -26,7 +26,6 @@ from launch.comparison import runs
 from launch.config import config as config_lib
 from launch.config import sections
 from launch.task import outputs
-from tfdistill.launcher import local_run
 
 RECORD = "compare.json"
 REPORT, MARKDOWN = "report.json", "report.md"
@@ -80,7 +79,7 @@ class Experiment:
         num_at_once: int,
         *,
         say: Callable[[str], None],
-        launch: runs.Launch = local_run.LocalRun,
+        launch: runs.Launch = runs.launch,
     ) -> dict[str, str]:
         """Trains what is not trained yet.
 
