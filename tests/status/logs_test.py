@@ -1,8 +1,8 @@
-"""Tests of how warnings are found in logs."""
+"""Tests of what is found in the logs of tasks."""
 
 import pytest
 
-from tfdistill.status import log_warnings
+from tfdistill.status import logs
 
 
 @pytest.mark.parametrize(
@@ -27,11 +27,11 @@ from tfdistill.status import log_warnings
     ],
 )
 def test_lines(line, text):
-    assert log_warnings.text_of(line) == text
+    assert logs.text_of(line) == text
 
 
 def _followed(tmp_path):
-    return log_warnings.LogWarnings(lambda: sorted(tmp_path.glob("*.log")))
+    return logs.LogWarnings(lambda: sorted(tmp_path.glob("*.log")))
 
 
 def test_each_warning_is_found_once_though_tasks_and_steps_repeat_it(tmp_path):
