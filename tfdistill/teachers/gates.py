@@ -1,6 +1,7 @@
 """What a version must pass before it teaches: files, specs, schema, a batch.
 
-Age is no gate: it lowers the weight of a version in use (options.py).
+Age is no gate: it lowers the weight of a version in use
+(staleness.py).
 
 Two models may have the same shapes and yet other classes, words or columns.
 Their predictions then fit together by shape only, and nothing fails.

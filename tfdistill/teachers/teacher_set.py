@@ -97,7 +97,7 @@ class TeacherSet:
                 is used, and on which it is compared with the student: a
                 `tfdistill.Canary`, or a dataset as `fit` takes it, of which
                 the first 256 examples are taken. Default: none.
-            poll_secs: Seconds between two looks at the exchange. Default 1.
+            poll_secs: Seconds between two looks at the exchange. Default 0.1.
 
         Raises:
             ValueError: An argument is not as above.
