@@ -3,8 +3,8 @@
 python -m launch.compare --recipe=digits --methods=independent,codistill \
     --trials=6 --workdir=DIR
 
-The same command goes on where it was stopped, and takes more methods and
-trials into the same report.
+The same command resumes where it was stopped, and adds more methods and trials
+to the same report.
 """
 
 import os
@@ -118,7 +118,7 @@ def _setup(options: programs.Options) -> methods.Setup:
 
 def _variants(options: programs.Options) -> list[methods.Variant]:
     named: list[methods.Variant] = []
-    # A report alone adds no method that was not asked for.
+    # --report_only adds no method that was not asked for.
     if options.methods is not None:
         named = methods.parse_methods(options.methods)
     elif not options.report_only:
@@ -153,7 +153,7 @@ def _run(options: programs.Options) -> int:
             failures = compared.run(options.jobs, say=_say)
         report = compared.report(options.target, failures, jobs=options.jobs)
     except KeyboardInterrupt:
-        _say("interrupted; the same command goes on from here")
+        _say("interrupted; the same command resumes from here")
         return EXIT_INTERRUPTED
     except (OSError, ValueError) as error:
         logging.error("%s", error)

@@ -189,7 +189,7 @@ def run(
         directory = _new_directory(pathlib.Path(options.workdir))
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
-    # What TensorFlow says at its start belongs to nobody's question here.
+    # TensorFlow's start-up messages would hide the results.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         return _compare(options, directory, launch)

@@ -13,7 +13,7 @@ _WHAT = "run launch.train with this recipe instead of a command"
 
 
 def add(options: programs.Flags, *, what: str = _WHAT) -> None:
-    """Adds both options; `what` tells what --recipe is for."""
+    """Adds both options; `what` describes --recipe."""
     options.section("recipe")
     options.add("recipe", f"<NAME>: {what}")
     recipes.add_override(

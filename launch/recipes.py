@@ -1,6 +1,6 @@
 """Named configurations, and the changes that a command line makes to them.
 
-A recipe is a function without arguments that returns a whole, valid `Config`.
+A recipe is a function without arguments that returns a valid `Config`.
 Imports neither TensorFlow nor Keras.
 """
 

@@ -3,8 +3,8 @@
 python -m launch.train --recipe=digits --workdir=DIR
 
 A launcher starts one for each task, with TF_CONFIG and TFDISTILL_* set; with
-none of them set it trains one group on this machine. The same command goes on
-from each group's last backup where a run was stopped.
+none of them set it trains one group on this machine. If a run was stopped, the
+same command resumes from each group's last backup.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ def _add_options(options: programs.Flags) -> None:
         "profiler",
     )
     add("verbose", "show Keras' progress", False)
-    add("print_config", "print the whole configuration and end", False)
+    add("print_config", "print the complete configuration and exit", False)
 
 
 def _cluster(workdir: str | None) -> tfdistill.Cluster:
@@ -79,7 +79,7 @@ def _train(
     cluster: tfdistill.Cluster,
     options: programs.Options,
 ) -> int:
-    # Only here: wrong options are told before seconds of imports.
+    # Only here: wrong options are reported before seconds of imports.
     from launch.task import training
 
     try:

@@ -130,7 +130,7 @@ def run(options: programs.Options) -> "local_run.RunResult":
         display.close()
     try:
         _tell(result)
-    except OSError:  # A full disk, or nobody who reads on, ends no run.
+    except OSError:  # Neither a full disk nor a closed pipe fails a run.
         programs.forget_output()
     return result
 

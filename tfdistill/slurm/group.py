@@ -151,7 +151,7 @@ class SlurmGroup:
         ]
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Waits for a step; once told to end, has it end."""
+        """Waits for a step, and ends it when the job must end."""
         told: float | None = None
         next_try: float | None = 0.0
         while True:
@@ -170,7 +170,7 @@ class SlurmGroup:
             elif waited > 0:
                 process.terminate()
             elif self._told == "SIGTERM":
-                continue  # Slurm ends the whole job, and tells the tasks.
+                continue  # Slurm ends the job and signals the tasks itself.
             elif next_try is not None and now >= next_try:
                 next_try = None if self._terminate() else now + _AGAIN_SECS
 

@@ -4,7 +4,7 @@ srun ... python -m tfdistill.slurm.task --nodes=n1,n2 [options] -- COMMAND
 
 The command gets TF_CONFIG and TFDISTILL_* as from launch.local, and its output
 goes to the same log. This process stays, as a small parent: what srun returns
-for a step whose other tasks were ended in consequence does not tell which exit
+for a step whose other tasks were ended in consequence does not show which exit
 code was the first.
 """
 
@@ -29,7 +29,7 @@ from tfdistill.slurm import place as slurm_place
 from tfdistill.system import programs
 
 # Slurm sends them to every process of a step, so that the command gets them
-# too; this one is there to tell how it took them.
+# too; this process only reports how the command ended.
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 # Those that have come.
 _told: list[int] = []
@@ -85,7 +85,7 @@ def environment(
     *,
     num_gpus: int = 0,
 ) -> dict[str, str]:
-    """Returns the whole environment of a task's command.
+    """Returns the complete environment of a task's command.
 
     With `num_gpus` = 0 CUDA_VISIBLE_DEVICES is left alone.
     """

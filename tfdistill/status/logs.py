@@ -71,7 +71,7 @@ _FORMS = (
     re.compile(r"WARNING:[\w.]+:(?P<text>.+)"),
     re.compile(r"W[0-9]{4} [0-9:.]+ +[0-9]+ [^ ]+\.py:[0-9]+\] (?P<text>.+)"),
 )
-# Of interest to whoever wrote the code, and not to whoever runs it.
+# For the authors of code, not for those who run it.
 _FOR_DEVELOPERS = (
     "BytesWarning",
     "DeprecationWarning",
