@@ -182,7 +182,7 @@ def _add_options(options: programs.Flags) -> None:
         ("batch_size", 16, "examples a step"),
         ("rounds", 9, "turns of each side"),
     ):
-        options.add(name, text, default, kind=int)
+        options.add(name, text, default)
 
 
 PROGRAM = measure.program("backup", __doc__, define=_add_options, run=run)

@@ -243,7 +243,7 @@ def _add_options(options: programs.Flags) -> None:
         ("field_size", 10000, "ids of each field"),
         ("rounds", 7, "turns of each side"),
     ):
-        options.add(name, text, default, kind=int)
+        options.add(name, text, default)
 
 
 PROGRAM = measure.program("criteo_input", __doc__, define=_add_options, run=run)

@@ -141,7 +141,7 @@ def _add_options(options: programs.Flags) -> None:
         ("steps", 80, "steps a turn"),
         ("rounds", 7, "turns of each side"),
     ):
-        options.add(name, text, number, kind=int)
+        options.add(name, text, number)
     options.add("timeout_secs", "limit of the whole run", 3000.0)
     options.add("task", "be one of the tasks it starts", False)
 

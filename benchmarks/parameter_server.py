@@ -163,7 +163,7 @@ def _add_options(options: programs.Flags) -> None:
         ("epochs", 3, "measured epochs a turn"),
         ("rounds", 5, "turns of each side"),
     ):
-        options.add(name, text, number, kind=int)
+        options.add(name, text, number)
     for name, text in (
         ("rows", "measure growing tables instead"),
         ("bytes", "measure traffic instead"),

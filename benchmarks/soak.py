@@ -181,14 +181,14 @@ def _add_options(options: programs.Flags) -> None:
         ("calm_secs", 60.0, "time before, to measure the paces"),
         ("steps_per_second", 5.0, "pace of the groups"),
     ):
-        add(name, text, default, kind=float)
+        add(name, text, default)
     for name, number, text in (
         ("num_groups", 3, "groups that train"),
         ("workers_per_group", 2, "workers in each group"),
         ("trials", 2, "runs without faults, to compare with"),
         ("seed", 0, "the same seed gives the same faults"),
     ):
-        add(name, text, number, kind=int)
+        add(name, text, number)
 
 
 def _run(options: programs.Options) -> int:

@@ -258,7 +258,7 @@ def _add_options(options: programs.Flags) -> None:
         ("steps", 2, "steps a turn; MLPs do 5 x that"),
         ("rounds", 25, "turns of each side"),
     ):
-        options.add(name, text, default, kind=int)
+        options.add(name, text, default)
 
 
 PROGRAM = measure.program("step_cost", __doc__, define=_add_options, run=run)

@@ -121,7 +121,7 @@ def _add_options(options: programs.Flags) -> None:
         ("rounds", 9, "turns of each side"),
         ("steps", 400, "steps a turn"),
     ):
-        options.add(name, text, default, kind=int)
+        options.add(name, text, default)
 
 
 PROGRAM = measure.program("summaries", __doc__, define=_add_options, run=run)

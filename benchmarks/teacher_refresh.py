@@ -272,7 +272,7 @@ def _add_options(options: programs.Flags) -> None:
         ("batch_size", 8, "images a step"),
         ("rounds", 5, "turns of each side"),
     ):
-        options.add(name, text, default, kind=int)
+        options.add(name, text, default)
 
 
 PROGRAM = measure.program(

@@ -153,7 +153,7 @@ def _add_options(options: programs.Flags) -> None:
         ("units", 1024, "of the layer"),
         ("batch_size", 32, "examples a step"),
     ):
-        options.add(name, text, default, kind=int)
+        options.add(name, text, default)
 
 
 def _run(options: programs.Options) -> int:

@@ -61,7 +61,6 @@ def _add_what(add: Callable[..., None]) -> None:
         "retrains of each method, with different seeds; default "
         f"{methods.LEAST_TRIALS}, the fewest that allow a verdict",
         methods.LEAST_TRIALS,
-        kind=int,
         lower_bound=1,
     )
     add(

@@ -95,7 +95,7 @@ def _add_limits(options: programs.Flags) -> None:
             "how long before the time limit the tasks are asked to end",
         ),
     ):
-        options.add(name, text, default, kind=int)
+        options.add(name, text, default)
 
 
 def _add_nodes(options: programs.Flags) -> None:

@@ -43,7 +43,7 @@ def _add_options(options: programs.Flags) -> None:
         ("every_secs", 30.0, "mean time between two faults"),
         ("calm_secs", 20.0, "time before, to measure the paces"),
     ):
-        add(name, text, default, kind=float)
+        add(name, text, default)
         options.check_positive(name)
 
 

@@ -73,7 +73,7 @@ def test_of_a_long_log_beginning_and_end_are_read(tmp_path):
         for text in ("first", "middle", "last"):
             file.write(f"WARNING:x:{text}\n")
             if text != "last":
-                file.write("loss 1\n" * 10**6)
+                file.write(f"{'loss ' * 100}\n" * 12_000)
     found = _followed(tmp_path)
     found.read()
     assert [text.split()[0] for text in found.found] == ["first", "last"]

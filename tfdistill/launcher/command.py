@@ -54,7 +54,7 @@ def add_options(options: programs.Flags) -> None:
     )
     options.section("time limits")
     for name, default, text in _LIMITS:
-        options.add(name, text, default, kind=float)
+        options.add(name, text, default)
     options.section("output")
     options.add(
         "plain",
@@ -100,7 +100,7 @@ def add_topology(options: programs.Flags) -> None:
             "parameter servers in each group, which then has a chief too",
         ),
     ):
-        options.add(name, text, default, kind=int)
+        options.add(name, text, default)
     options.add(
         "exchange",
         "<URL>: directory or URL the groups share; default DIR/exchange",

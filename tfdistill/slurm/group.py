@@ -243,7 +243,7 @@ def _add_options(options: programs.Flags) -> None:
         ("max_requeues", 100),
         ("stop_secs", 120),
     ):
-        options.add(name, f"as of {task.WRITER}", default, kind=int)
+        options.add(name, f"as of {task.WRITER}", default)
     options.add(
         "python",
         "<PROGRAM>: Python of the tasks; default this one",

@@ -110,7 +110,9 @@ class LogWarnings:
             except OSError:
                 continue  # It is gone, or will be readable again.
             for line in lines:
-                self._take(line, path.name)
+                # Most are not, and the forms take their time.
+                if "Warning: " in line or "WARNING:" in line or line[:1] == "W":
+                    self._take(line, path.name)
 
     def _new_lines(self, path: pathlib.Path) -> list[str]:
         offset = self._offsets.get(path, 0)
