@@ -591,9 +591,27 @@ def test_a_saved_student_is_compiled_as_keras_would(tmp_path):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-def test_a_file_needs_no_class_beyond_keras(tmp_path):
+class _Schedule(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.1
+
+    def get_config(self):
+        return {}
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        {"optimizer": tfdistill.LARS, "loss": "mse"},
+        {"optimizer": lambda: keras.optimizers.SGD(_Schedule()), "loss": "mse"},
+        {"optimizer": keras.optimizers.SGD, "loss": lambda y, p: p},
+    ],
+    ids=["optimizer", "schedule", "loss"],
+)
+def test_a_file_needs_no_class_beyond_keras(tmp_path, compiled):
     model = tfdistill.CodistillModel(cases.linear())
-    model.compile(tfdistill.LARS(1.0), lambda y, p: keras.losses.mse(y, p))
+    model.compile("sgd", "mse")
+    model.compile(compiled["optimizer"](), compiled["loss"])
     model.save(tmp_path / "a.keras")
     assert not keras.models.load_model(tmp_path / "a.keras").compiled
 

@@ -53,12 +53,13 @@ class TeachingWatch(keras.callbacks.Callback):
 
     def _reason(self) -> str:
         model: Any = self.model
-        done = int(keras.ops.convert_to_numpy(model.optimizer.iterations))
-        last = tf.constant(max(0, done - 1), tf.int64)
-        if not float(model.codistillation.weight(last)):
+        done = tf.cast(
+            tf.convert_to_tensor(model.optimizer.iterations), "int64"
+        )
+        if not float(model.codistillation.weight(tf.maximum(done - 1, 0))):
             return (
-                f"`distillation_weight` was still 0 at step {done}. Shorten "
-                "the burn-in, or train for longer."
+                f"`distillation_weight` was still 0 at step {int(done)}. "
+                "Shorten the burn-in, or train for longer."
             )
         teachers = "; ".join(map(_described, model.teachers.status()))
         return (
