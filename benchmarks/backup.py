@@ -7,7 +7,6 @@ callback takes between two steps: all of Keras' backup, and our snapshot. What
 is left of ours runs beside the next steps, whose times are told as well.
 """
 
-import os
 import pathlib
 import tempfile
 import time
@@ -191,19 +190,7 @@ def _add_options(options: programs.Flags) -> None:
         options.add(flags.DEFINE_integer, name, default, text)
 
 
-def _run(options: programs.Options) -> int:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with measure.one_json_line() as record:
-        run(options, record)
-    return 0
-
-
-PROGRAM = programs.Program(
-    name="python -m benchmarks.backup",
-    about=__doc__,
-    define=_add_options,
-    run=_run,
-)
+PROGRAM = measure.program("backup", __doc__, define=_add_options, run=run)
 main = PROGRAM.main
 
 if __name__ == "__main__":

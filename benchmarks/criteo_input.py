@@ -9,7 +9,6 @@ targets are 3 and 10 times the rows a second of the first side.
 For one pass over data, as to predict; training reads the converted form.
 """
 
-import os
 import pathlib
 import tempfile
 import time
@@ -251,19 +250,7 @@ def _add_options(options: programs.Flags) -> None:
         options.add(flags.DEFINE_integer, name, default, text)
 
 
-def _run(options: programs.Options) -> int:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with measure.one_json_line() as record:
-        run(options, record)
-    return 0
-
-
-PROGRAM = programs.Program(
-    name="python -m benchmarks.criteo_input",
-    about=__doc__,
-    define=_add_options,
-    run=_run,
-)
+PROGRAM = measure.program("criteo_input", __doc__, define=_add_options, run=run)
 main = PROGRAM.main
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from tfdistill.system import programs
+
 # Digits of a second that mean something here: microseconds.
 _DIGITS = 6
 
@@ -207,3 +209,33 @@ def one_json_line() -> Iterator[dict[str, Any]]:
     with contextlib.redirect_stdout(sys.stderr):
         yield record
     print(json.dumps(record), flush=True)
+
+
+def program(
+    name: str,
+    about: str,
+    *,
+    define: Callable[[programs.Flags], None],
+    run: Callable[[programs.Options, dict[str, Any]], None],
+) -> programs.Program:
+    """Makes the program of a benchmark that prints one JSON line.
+
+    Args:
+        name: Of its module.
+        about: What it measures.
+        define: Adds its options.
+        run: Measures, given the options, and fills the record to be printed.
+    """
+
+    def print_record(options: programs.Options) -> int:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        with one_json_line() as record:
+            run(options, record)
+        return 0
+
+    return programs.Program(
+        name=f"python -m benchmarks.{name}",
+        about=about,
+        define=define,
+        run=print_record,
+    )

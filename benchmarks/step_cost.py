@@ -10,7 +10,6 @@ XLA is off on all sides: Keras would turn it on by default, and on CPU it
 makes every side slower.
 """
 
-import os
 import statistics
 import tempfile
 import time
@@ -264,19 +263,7 @@ def _add_options(options: programs.Flags) -> None:
         options.add(flags.DEFINE_integer, name, default, text)
 
 
-def _run(options: programs.Options) -> int:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with measure.one_json_line() as record:
-        run(options, record)
-    return 0
-
-
-PROGRAM = programs.Program(
-    name="python -m benchmarks.step_cost",
-    about=__doc__,
-    define=_add_options,
-    run=_run,
-)
+PROGRAM = measure.program("step_cost", __doc__, define=_add_options, run=run)
 main = PROGRAM.main
 
 if __name__ == "__main__":

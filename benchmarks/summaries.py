@@ -7,7 +7,6 @@ a step. The step is as short as the digits recipe's, so that what a callback
 costs shows at all; the target is 1.02 of a step without.
 """
 
-import os
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -126,19 +125,7 @@ def _add_options(options: programs.Flags) -> None:
         options.add(flags.DEFINE_integer, name, default, text)
 
 
-def _run(options: programs.Options) -> int:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with measure.one_json_line() as record:
-        run(options, record)
-    return 0
-
-
-PROGRAM = programs.Program(
-    name="python -m benchmarks.summaries",
-    about=__doc__,
-    define=_add_options,
-    run=_run,
-)
+PROGRAM = measure.program("summaries", __doc__, define=_add_options, run=run)
 main = PROGRAM.main
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ turns with it, `model.export` and `tf.saved_model.load` with a retrace are
 timed, which is what does the same without tfdistill.
 """
 
-import os
 import pathlib
 import tempfile
 import time
@@ -278,18 +277,8 @@ def _add_options(options: programs.Flags) -> None:
         options.add(flags.DEFINE_integer, name, default, text)
 
 
-def _run(options: programs.Options) -> int:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with measure.one_json_line() as record:
-        run(options, record)
-    return 0
-
-
-PROGRAM = programs.Program(
-    name="python -m benchmarks.teacher_refresh",
-    about=__doc__,
-    define=_add_options,
-    run=_run,
+PROGRAM = measure.program(
+    "teacher_refresh", __doc__, define=_add_options, run=run
 )
 main = PROGRAM.main
 

@@ -17,9 +17,6 @@ from absl import flags
 from absl import logging
 
 from launch import recipes
-from launch.comparison import bootstrap
-from launch.comparison import collect
-from launch.comparison import experiment
 from launch.comparison import methods
 from tfdistill.system import programs
 
@@ -75,9 +72,9 @@ def _add_what(add: Callable[..., None]) -> None:
     add(
         flags.DEFINE_integer,
         "trials",
-        bootstrap.LEAST_TRIALS,
+        methods.LEAST_TRIALS,
         "retrains of each method, with different seeds; default "
-        f"{bootstrap.LEAST_TRIALS}, the fewest that allow a verdict",
+        f"{methods.LEAST_TRIALS}, the fewest that allow a verdict",
         lower_bound=1,
     )
     add(
@@ -131,6 +128,8 @@ def _add_how(add: Callable[..., None]) -> None:
 
 
 def _setup(options: programs.Options) -> methods.Setup:
+    from launch.comparison import collect
+
     config = recipes.override(recipes.get(options.recipe), options.override)
     collect.check(options.target)
     return methods.Setup(
@@ -157,6 +156,9 @@ def _interrupt(number: int, frame: Any) -> None:
 
 def _run(options: programs.Options) -> int:
     """Returns 0 if all runs are done and reported, 1 if some failed."""
+    # Only here: --help is answered without NumPy.
+    from launch.comparison import experiment
+
     try:
         compared = experiment.Experiment(
             pathlib.Path(options.workdir).absolute(),
@@ -181,17 +183,17 @@ def _run(options: programs.Options) -> int:
         return EXIT_FAILURE
     finally:
         signal.signal(signal.SIGTERM, earlier)
-    _tell(report, compared.workdir)
+    _tell(report, compared.workdir / experiment.MARKDOWN)
     return EXIT_FAILURE if failures else 0
 
 
-def _tell(report: dict[str, Any], workdir: pathlib.Path) -> None:
+def _tell(report: dict[str, Any], path: pathlib.Path) -> None:
     for note in report["notes"]:
         _say(f"note: {note}")
     for method in report["methods"].values():
         if "verdict" in method:
             print(method["verdict"])
-    print(f"report  {workdir / experiment.MARKDOWN}")
+    print(f"report  {path}")
 
 
 def _say(text: str) -> None:

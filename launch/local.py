@@ -6,10 +6,14 @@ python -m launch.local --num_groups=2 --workdir=DIR --recipe=digits
 
 import dataclasses
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from absl import flags
+from absl import logging
 
 from launch import recipe_options
+from launch.task import outputs
 from tfdistill.launcher import command
 from tfdistill.observe import profile_steps
 from tfdistill.system import programs
@@ -45,14 +49,29 @@ def command_of(options: programs.Options) -> list[str]:
     return [*found, f"--profile_steps={traced}"]
 
 
-def _run(options: programs.Options) -> int:
+def run(
+    options: programs.Options,
+    *,
+    launch: Callable[[programs.Options], Any] = command.run,
+) -> int:
+    """Runs all groups by a launcher; returns the exit code.
+
+    If a group of a recipe fails, the results of the others are put together
+    here, as no group can know that it is the last.
+    """
+    is_recipe = options.recipe is not None
     try:
         options.command = command_of(options)
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
     # What is left describes the groups.
     del options.recipe, options.override, options.profile_steps
-    return command.run(options)
+    result = launch(options)
+    if is_recipe and result.exit_code:
+        written = outputs.write_results_so_far(options.workdir, result.groups)
+        if written is not None:
+            logging.info("results of the groups that are done: %s", written)
+    return result.exit_code
 
 
 PROGRAM = dataclasses.replace(
@@ -60,7 +79,7 @@ PROGRAM = dataclasses.replace(
     name="python -m launch.local",
     usage=command.EITHER,
     define=_add_options,
-    run=_run,
+    run=run,
 )
 main = PROGRAM.main
 

@@ -37,13 +37,7 @@ _AGREEMENT = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a finished run has left behind.
-
-    Attributes:
-        name: For the heading and the legend.
-        workdir: Where it is.
-        results: Its results.json.
-    """
+    """What a finished run has left behind."""
 
     name: str
     workdir: pathlib.Path
@@ -51,11 +45,7 @@ class Run:
 
     @classmethod
     def read(cls, name: str, workdir: str | os.PathLike[str]) -> Self:
-        """Reads the results of a finished run.
-
-        Raises:
-            ValueError: If it has none.
-        """
+        """Reads the results of a finished run; ValueError if it has none."""
         try:
             results = outputs.read_results(workdir)
         except FileNotFoundError as error:
@@ -88,11 +78,7 @@ class Run:
 
 
 def rows(runs: Sequence[Run]) -> list[tuple[str, list[float]]]:
-    """Returns the figures to compare: their names and one value for each run.
-
-    Args:
-        runs: With the same number of groups.
-    """
+    """Returns the figures to compare: names, and one value for each run."""
     found = []
     num_groups = runs[0].num_groups
     for key, label in _METRICS:
@@ -110,11 +96,7 @@ def rows(runs: Sequence[Run]) -> list[tuple[str, list[float]]]:
 
 
 def table(runs: Sequence[Run]) -> rich.table.Table:
-    """Returns the comparison as a table.
-
-    Args:
-        runs: The first is what the others are compared with.
-    """
+    """Returns the comparison with the first run as a table."""
     result = rich.table.Table(box=rich.box.SIMPLE_HEAD)
     result.add_column("validation", no_wrap=True)
     for run in runs:
@@ -131,12 +113,7 @@ def table(runs: Sequence[Run]) -> rich.table.Table:
 
 
 def plot(runs: Sequence[Run], path: str | os.PathLike[str]) -> None:
-    """Draws validation loss over steps and, for several groups, disagreement.
-
-    Args:
-        runs: What to draw.
-        path: PNG file to write.
-    """
+    """Draws validation loss over steps and, if several, how groups disagree."""
     # Imported here: it takes a second. Never `pyplot`, which may want a screen.
     from matplotlib import figure as figure_lib
 
@@ -256,11 +233,7 @@ def _compare(
 
 
 def _new_directory(parent: pathlib.Path) -> pathlib.Path:
-    """Makes the directory with the next number; earlier ones are kept.
-
-    Raises:
-        ValueError: If it cannot be made.
-    """
+    """Makes the directory with the next number; earlier ones are kept."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         taken = [int(p.name) for p in parent.iterdir() if p.name.isdecimal()]

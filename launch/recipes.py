@@ -297,15 +297,7 @@ RECIPES: Mapping[str, Callable[[], Config]] = {
 
 
 def get(name: str) -> Config:
-    """Returns the configuration of a recipe, or the one in a file.
-
-    Args:
-        name: Name of a recipe, or the path of a `.json` file: the config.json
-            of an earlier run repeats it.
-
-    Raises:
-        ValueError: If there is no such recipe or file, or it is not valid.
-    """
+    """Returns the configuration of a recipe, or the one in a `.json` file."""
     if name in RECIPES:
         return RECIPES[name]()
     if name.endswith(".json"):
@@ -319,16 +311,11 @@ def get(name: str) -> Config:
 
 
 def override(config: Config, changes: Sequence[str]) -> Config:
-    """Returns a configuration with some fields changed.
+    """Returns a configuration with some fields changed by `FIELD=VALUE`.
 
-    Args:
-        config: What to begin with.
-        changes: `FIELD=VALUE`: the dotted name of a field, and JSON or a bare
-            string. All are made before the result is validated. Below an
-            `arguments` field, names may be new.
-
-    Raises:
-        ValueError: If a field does not exist or the result is not valid.
+    A field is a dotted name, a value JSON or a bare string. All changes are
+    made before the result is validated. Below an `arguments` field, names may
+    be new.
 
     Example:
         >>> changed = override(digits(), ["optimizer.learning_rate=0.1"])

@@ -20,6 +20,7 @@ from absl import logging
 import tfdistill
 from launch import recipes
 from launch.config import config
+from launch.task import outputs
 from tfdistill.cluster import signs
 from tfdistill.observe import profile_steps
 from tfdistill.system import programs
@@ -160,9 +161,6 @@ def _run(options: programs.Options) -> int:
         profile_steps.asked(options.profile_steps)
         if not cluster.uses_parameter_servers:
             config.data.check_num_workers(cluster.num_workers)
-        # NumPy takes a moment to import, too.
-        from launch.task import outputs
-
         outputs.check_new(config, cluster)
     except ValueError as error:
         raise programs.UsageError(str(error)) from error

@@ -45,9 +45,13 @@ _DEFAULT_LIMIT_SECS = 300
 _LONGEST_LIMIT_SECS = 800
 
 
-def _limit_secs(item: pytest.Item) -> float:
+def _asked_limit_secs(item: pytest.Item) -> float:
     marker = item.get_closest_marker("timeout_secs")
-    limit = marker.args[0] if marker else _DEFAULT_LIMIT_SECS
+    return marker.args[0] if marker else _DEFAULT_LIMIT_SECS
+
+
+def _limit_secs(item: pytest.Item) -> float:
+    limit = _asked_limit_secs(item)
     if not 0 < limit <= _LONGEST_LIMIT_SECS:
         raise ValueError(
             f"timeout_secs must be in (0, {_LONGEST_LIMIT_SECS}]; received "
@@ -111,6 +115,15 @@ def _forget_garbage() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts files with long limits first: no core waits for one at the end."""
+    longest: dict[pathlib.Path, float] = {}
+    for item in items:
+        secs = _asked_limit_secs(item)
+        longest[item.path] = max(longest.get(item.path, 0.0), secs)
+    items.sort(key=lambda item: -longest[item.path])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

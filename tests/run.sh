@@ -62,10 +62,11 @@ stage "mypy" "$bin/mypy"
 stage "tests in one process" "$bin/python" -m pytest --quiet \
   --junit-xml="$reports/single.xml" -m "not multiprocess" \
   --numprocesses=2 --dist=worksteal
-# Much of their time is waiting: for a start, for an end, for a limit.
+# Some of their time is waiting (for a start, for an end, for a limit), so three
+# at a time. The tests of one file look at one run, which must not start twice.
 stage "tests with real processes" "$bin/python" -m pytest --quiet \
   --junit-xml="$reports/multi.xml" -m multiprocess \
-  --numprocesses=2 --dist=worksteal
+  --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
 printf '\n== summary\n%s' "$summary"
 # The slowest tests, then one closing line in pytest's own form for both of its

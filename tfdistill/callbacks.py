@@ -15,8 +15,10 @@ from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import claim
 from tfdistill.exchange import publisher
 from tfdistill.exports import saved_model
+from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
 from tfdistill.system import background
+from tfdistill.system import keras_internals
 from tfdistill.system import run_files
 from tfdistill.teachers import gates
 from tfdistill.training import steps
@@ -37,6 +39,8 @@ class StudentExporter(steps.SteppedCallback):
     publishes it. While one export is being written, later ones are skipped.
     The last one is always written, at the end of training. After a failure,
     exports pause for a second, then for twice as long each time, up to 30 s.
+    With `use_ema` in the optimizer, versions hold the averages of the weights,
+    which `fit` leaves in the model at its end.
 
     During training the chief holds the claim of its group: a second chief of
     the same group fails at the start of its training with a
@@ -155,7 +159,14 @@ class StudentExporter(steps.SteppedCallback):
             self._writer = saved_model.SavedModelWriter(
                 model.graph, variables_dtype=self._variables_dtype
             )
-        snapshot, step = self._writer.snapshot(), self.step
+        # With `use_ema` a version is what `fit` will leave in the model.
+        averages = keras_internals.moving_averages(model.optimizer)
+        snapshot = self._writer.snapshot(
+            {id(variable): average for variable, average in averages}
+            if self.step
+            else {}
+        )
+        step = self.step
         submitted = self._worker.submit(
             lambda: self._write(snapshot, step),
             wait_secs=self._finish_timeout_secs if wait else 0.0,
@@ -203,9 +214,14 @@ class StudentExporter(steps.SteppedCallback):
                 inputs=student_graph.to_json(graph.input_spec, "inputs"),
                 outputs=student_graph.to_json(graph.output_spec, "outputs"),
                 variables=writer.variables,
-                extras={gates.SCHEMA_FIELD: self._schema}
-                if self._schema
-                else {},
+                extras={
+                    gates.INTERVAL_FIELD: self._schedule.every_steps,
+                    **(
+                        {gates.SCHEMA_FIELD: self._schema}
+                        if self._schema
+                        else {}
+                    ),
+                },
             )
             self._pause.succeeded()
             self.num_published += 1
@@ -216,13 +232,15 @@ class StudentExporter(steps.SteppedCallback):
         except claim.ERRORS:
             pass  # Logged once, and raised in the training thread.
         except publisher.ExportError as error:
-            # Weights that are not finite are no fault of the storage.
-            if not isinstance(error.__cause__, ValueError):
+            cause, goes_on = error.__cause__, ", training goes on"
+            if isinstance(cause, server_bundle.NotFiniteError):
+                # No fault of the storage; `FiniteLoss` ends the training.
+                self.model.trainer.not_finite = f"{cause.name} at step {step}"
+                goes_on = ""
+            elif not isinstance(cause, ValueError):
                 self._pause.failed()
             self.num_failed += 1
-            _log.warning(
-                "Step %d was not exported, training goes on: %s", step, error
-            )
+            _log.warning("Step %d was not exported%s: %s", step, goes_on, error)
 
 
 class TeacherLoader(steps.SteppedCallback):

@@ -22,6 +22,7 @@ from tfdistill.observe import run_log
 from tfdistill.observe import summaries
 from tfdistill.observe import teaching
 from tfdistill.parameter_server import trainer as server_trainer
+from tfdistill.system import keras_internals
 from tfdistill.teachers import teacher_set
 from tfdistill.teachers import term
 from tfdistill.training import fit_arguments
@@ -364,7 +365,8 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
         """Runs one codistilled update on one replica's part of the batch."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
-        step = tf.convert_to_tensor(self.optimizer.iterations)
+        counter = keras_internals.num_batches(self.optimizer)
+        step = tf.convert_to_tensor(counter)
         with batch.scope(), self.trainer.tape() as tape:
             y_pred = self(x, training=True)
             task_loss = self.compute_loss(x, y, y_pred, weights, training=True)
@@ -375,7 +377,7 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
             if paid:
                 loss += paid.weight * tf.cast(paid.loss, loss.dtype)
             scaled = self.optimizer.scale_loss(loss)
-        self.trainer.apply(tape, scaled)
+        self.trainer.apply(tape, scaled, batch)
         shares = {"loss": loss, "task_loss": task_loss}
         logs = {
             "distillation_weight": tf.zeros([], task_loss.dtype),

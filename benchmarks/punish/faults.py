@@ -1,20 +1,24 @@
 """The faults that can be injected, each undone or outlived by the run."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import ClassVar
 from typing import TypeVar
 
 from benchmarks.punish import run_view
+from tfdistill.cluster import signs
 from tfdistill.exchange import signing
 
 _T = TypeVar("_T")
@@ -101,6 +105,8 @@ _DISK_FULL_SECS = 8.0
 # Less than any export or backup, and more than a semaphore: Python's are files
 # in memory, to which the limit applies as well, and a full disk does not.
 _DISK_FULL_BYTES = 4096
+# A disk as small as this was made for the run, to be filled.
+_SMALL_DISK_BYTES = 256 * 1024**2
 # Shorter than the time after which the launcher takes a task for frozen.
 _LATE_SECS = 2.0
 _RESTART_LIMIT_SECS = 60.0
@@ -206,6 +212,62 @@ def _disk_full(view: run_view.RunView, injection: Injection) -> Outcome:
             violation=f"{task.name} ended while its disk was full",
         )
     return Outcome(target=task.name)
+
+
+def _launcher_disk(view: run_view.RunView, injection: Injection) -> Outcome:
+    """Kills a task while the launcher can write nothing."""
+    if view.launcher is None or not view.launcher.alive:
+        return Outcome()
+    with _full_disk(view, view.launcher.pid):
+        task = _pick(view, injection)
+        before = _of_task(view, task.name) if task else set()
+        outcome, process = _signalled(view, injection, signal.SIGKILL)
+        deadline = time.monotonic() + _RESTART_LIMIT_SECS
+        # A keeper and its task.
+        while process and len(_of_task(view, outcome.target) - before) < 2:
+            if time.monotonic() < deadline and view.launcher.alive:
+                time.sleep(0.02)
+                continue
+            outcome.violation = (
+                f"{outcome.target} was not started again within "
+                f"{_RESTART_LIMIT_SECS:g} s while the launcher's disk was full"
+            )
+            break
+    if not view.launcher.alive:
+        outcome.violation = "the launcher ended while its disk was full"
+    return outcome
+
+
+@contextlib.contextmanager
+def _full_disk(view: run_view.RunView, launcher: int) -> Iterator[None]:
+    """Fills a disk that is the run's alone; others get a quota in its place."""
+    if shutil.disk_usage(view.workdir).total <= _SMALL_DISK_BYTES:
+        filler = view.workdir / "punish" / "filler"
+        with contextlib.suppress(OSError):
+            with filler.open("wb", buffering=0) as file:
+                while file.write(bytes(4096)):
+                    pass
+        yield
+        filler.unlink()
+        return
+    before = resource.prlimit(launcher, resource.RLIMIT_FSIZE)
+    # Files that are there already cannot grow, and new ones stay empty.
+    resource.prlimit(launcher, resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        # What was started meanwhile has inherited it: that fault is not its.
+        value = str(view.workdir)
+        heirs = run_view.with_variable("TFDISTILL_WORKDIR", value)
+        for pid in [launcher, *(process.pid for process in heirs)]:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
+def _of_task(view: run_view.RunView, name: str) -> set[run_view.Process]:
+    """Returns the processes of a task; launch.json may be out of date."""
+    path = view.workdir / "logs" / "ready" / name.removeprefix("group_")
+    return set(run_view.with_variable(signs.VARIABLE, str(path)))
 
 
 def _corrupt(view: run_view.RunView, injection: Injection) -> Outcome:
@@ -325,6 +387,10 @@ FAULTS: Mapping[str, tuple[_Inject, str]] = {
     "term": (_term, "SIGTERM to any task, as a preemption"),
     "late": (_late, "SIGKILL, and the task in its place comes late"),
     "disk_full": (_disk_full, "a chief can write no file for a while"),
+    "launcher_disk": (
+        _launcher_disk,
+        "SIGKILL to any task while the launcher's disk is full",
+    ),
     "corrupt": (_corrupt, "a file of a group's newest version is damaged"),
     "duplicate": (_duplicate, "the group is started a second time"),
 }

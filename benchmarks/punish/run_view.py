@@ -85,6 +85,10 @@ def with_variable(name: str, value: str) -> Iterator[Process]:
                     yield process
 
 
+def _process(entry: Mapping[str, int] | None) -> Process | None:
+    return Process(entry["pid"], entry["started"]) if entry else None
+
+
 class NoRunError(ValueError):
     """There is no run at work in the directory."""
 
@@ -122,6 +126,7 @@ class RunView:
             record = json.loads(self._path.read_bytes())
             self.topology: dict[str, Any] = record["topology"]
             self._pids: Mapping[str, int] = record["pids"]
+            self.launcher = _process(record.get("launcher"))
         except (OSError, ValueError, KeyError) as cause:
             raise NoRunError(
                 f"`--workdir` must be of a run of launch.local; {self._path} "

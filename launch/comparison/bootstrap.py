@@ -9,25 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 5_000
-# Fewer trials than this show nothing: intervals are given, no conclusions. The
-# interval of a churn ratio leaves out "no difference" in 3 of 10 comparisons of
-# a method with itself at three trials, in 1 of 20 at four.
-LEAST_TRIALS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A figure over several trials.
+    """A figure over several trials; for churn, over their pairs.
 
-    Attributes:
-        mean: Of the trials; of pairs of trials for churn.
-        standard_error: Of the mean; None for one trial.
-        interval: Bootstrap interval of the mean, 95%; None for one trial.
-        values: One for each trial, for each pair, or without each trial.
+    One trial has no `standard_error` and no bootstrap `interval` (95%).
     """
 
     mean: float
@@ -227,6 +218,9 @@ def _interval(drawn: np.ndarray, size: int) -> tuple[float, float]:
     ones of Hesterberg 2015 (What Teachers Should Know About the Bootstrap):
     as far out as a t interval is for normal data.
     """
+    # Only here: it takes a second.
+    from scipy import stats
+
     quantile = stats.t.ppf(0.5 + CONFIDENCE / 2, size - 1)
     tail = stats.norm.cdf(-np.sqrt(size / (size - 1)) * quantile)
     low, high = np.quantile(drawn, [tail, 1 - tail])

@@ -24,13 +24,7 @@ METRIC = "log_loss"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Validation over training, the mean of a trial's groups.
-
-    Attributes:
-        steps: Of each evaluation.
-        values: Validation log loss, in nats.
-        seconds: Since training began, evaluations included.
-    """
+    """Validation log loss (nats) at each evaluation; the mean over groups."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -109,17 +103,12 @@ def _number(value: float | None) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finished:
-    """One trial with what it came to.
+    """One trial with its results.
 
-    Attributes:
-        seed: Of the trial.
-        directories: Of its runs, below the workdir.
-        predictions: One for each copy of the model that the method makes.
-        figures: Name to value, of the mean over those copies.
-        copies: Name to value, for each of those copies.
-        curve: None for an ensemble, which is not trained as one.
-        resumed: Whether one of its runs was interrupted, and resumed from a
-            backup: its seconds are of the last part only.
+    There are `predictions` and figures (`copies`) for each copy of the model
+    that the method makes, and their mean (`figures`). An ensemble, which is not
+    trained as one, has no curve. The seconds of a trial that was `resumed` from
+    a backup cover only the last part.
     """
 
     seed: int

@@ -12,6 +12,7 @@ import numpy as np
 
 from launch.comparison import bootstrap
 from launch.comparison import collect
+from launch.comparison import methods as methods_lib
 
 _NAMES = {
     "codistill": "codistillation",
@@ -24,7 +25,7 @@ def verdict_on(name: str, figures: Mapping[str, Any], *, target: float) -> str:
     plain = name if "[" in name else name.replace("_", " ")
     shown = _NAMES.get(name, plain)
     versus = figures["versus_independent"]
-    least = bootstrap.LEAST_TRIALS
+    least = methods_lib.LEAST_TRIALS
     for count, whose in (
         (figures["num_trials"], ""),
         (versus["num_trials"], " of independent"),

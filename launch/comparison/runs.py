@@ -30,13 +30,8 @@ from tfdistill.launcher import local_run
 class Run:
     """One training of some groups.
 
-    Attributes:
-        part: The part it plays in its trial; not what it is.
-        config: What each group runs.
-        num_groups: Number of groups.
-        workers_per_group: Workers in each.
-        ps_per_group: Parameter servers in each.
-        teachers: Runs of one group whose last exports are fixed teachers.
+    `part` names its role in its trial. The last exports of `teachers`, runs of
+    one group, are its fixed teachers.
     """
 
     part: str
@@ -97,10 +92,8 @@ def _essentials(section: Any) -> dict[str, Any]:
 class Trial:
     """What one method takes for one seed.
 
-    Attributes:
-        runs: All of its runs, in the order in which they must be run.
-        students: Those whose groups predict.
-        averaged: Whether the students are one ensemble.
+    `runs` are in the order in which they must run; the groups of `students`
+    predict, as one ensemble if `averaged`.
     """
 
     runs: tuple[Run, ...]

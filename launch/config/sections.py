@@ -154,8 +154,9 @@ class Codistillation(fields.Section):
     trust_saved_models: bool = False
     # Of this group's validation data, how many of the first are the
     # `tfdistill.Canary`; 0 for none.
-    canary_examples: int = fields.option(32, least=0)
+    canary_examples: int = fields.option(256, least=0)
     canary_margin: float = fields.option(0.5, least=0)
+    canary_student_margin: float = fields.option(0.2, least=0)
     # As in `tfdistill.TeacherSet`.
     max_bad_batches: int = fields.option(3, least=1)
     # Replace the optimizer's if a group learns from others. Null: the
@@ -208,7 +209,9 @@ class Exchange(fields.Section):
         "all", choices=("all", "ring")
     )
     # As in `tfdistill.TeacherSet`.
-    max_staleness_steps: int | None = fields.option(None, least=0)
+    max_staleness_steps: int | str | None = fields.option(
+        "auto", least=0, choices=("auto",)
+    )
     max_staleness_secs: float | None = fields.option(None, least=0)
     staleness_ramp_steps: int = fields.option(0, least=0)
     staleness_ramp_secs: float = fields.option(0.0, least=0)
@@ -220,7 +223,8 @@ class Exchange(fields.Section):
         super().__post_init__()
         for unit in ("steps", "secs"):
             ramp = getattr(self, f"staleness_ramp_{unit}")
-            if ramp and getattr(self, f"max_staleness_{unit}") is None:
+            most = getattr(self, f"max_staleness_{unit}")
+            if ramp and most in (None, "auto"):
                 raise ValueError(
                     f"`exchange.staleness_ramp_{unit}` must come with an "
                     f"`exchange.max_staleness_{unit}` at which the ramp "

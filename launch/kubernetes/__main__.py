@@ -33,11 +33,7 @@ Exit code: 0, or 2 for wrong options.
 
 
 def objects(run: run.Run) -> list[dict[str, Any]]:
-    """Returns the objects of Kubernetes that make up a run, in order.
-
-    Args:
-        run: What to run.
-    """
+    """Returns the objects of Kubernetes that make up a run, in order."""
     return _OBJECTS[run.form](run)
 
 

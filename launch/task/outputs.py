@@ -2,31 +2,36 @@
 
 Each group's chief writes its own files; whoever finds those of all groups
 writes the results of the run. Every file appears whole or not at all, by a
-rename. Imports neither TensorFlow nor Keras.
+rename. Imports neither TensorFlow nor Keras, and NumPy late: programs answer
+--help without it.
 """
 
 import io
 import json
 import os
 import pathlib
+import statistics
 import uuid
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from typing import Any
-
-import numpy as np
 
 import tfdistill
 from launch import recipes
 from launch.config import config as config_lib
-from launch.task import predictions
 from tfdistill.exchange import filesystem
 from tfdistill.system import run_files
+from tfdistill.system import untrusted
+
+if TYPE_CHECKING:
+    from tfdistill.launcher import group as supervised_group
 
 CONFIG = "config.json"
 RESULTS = "results.json"
 STUDENT = "student.keras"
+_TAIL_BYTES = 65536
 _AGREEMENT: Mapping[str, str] = {
     "disagreement": "label_churn",
     "mean_absolute_churn": "churn",
@@ -83,6 +88,10 @@ def write_predictions(directory: pathlib.Path, predicted: Any) -> None:
 
     Refuses what is not finite: training has diverged.
     """
+    import numpy as np
+
+    from launch.task import predictions
+
     arrays = predicted.arrays()
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise RuntimeError(
@@ -109,19 +118,57 @@ def write_results(
     paths = [group_dir(workdir, g) / RESULTS for g in range(num_groups)]
     if not all(path.exists() for path in paths):
         return False
-    directories = [path.parent for path in paths]
-    groups = list(map(read_results, directories))
+    _write_run(workdir, [read_results(path.parent) for path in paths])
+    return True
+
+
+def write_results_so_far(
+    workdir: str, ended: Sequence["supervised_group.GroupResult"]
+) -> pathlib.Path | None:
+    """Writes the run's results although some of its groups have none.
+
+    Of those: what became of them, their last step and why. Returns the file;
+    None if no group has results.
+    """
+    groups: list[dict[str, Any]] = []
+    for group in ended:
+        directory = group_dir(workdir, group.group)
+        found: dict[str, Any] = {"group": group.group, "state": group.state}
+        if (directory / RESULTS).exists():
+            found |= read_results(directory)
+        else:
+            found["last_step"] = _last_step(directory)
+        if group.reason:
+            found["reason"] = group.reason
+        groups.append(found)
+    if not any("metrics" in group for group in groups):
+        return None
+    return _write_run(workdir, groups)
+
+
+def _write_run(workdir: str, groups: Sequence[dict[str, Any]]) -> pathlib.Path:
+    done = [group for group in groups if "metrics" in group]
+    directories = [group_dir(workdir, group["group"]) for group in done]
     run = {
-        "recipe": result["recipe"],
+        "recipe": done[0]["recipe"],
         "groups": groups,
         "mean": {
-            name: float(np.mean([g["metrics"][name] for g in groups]))
-            for name in groups[0]["metrics"]
+            name: statistics.fmean(group["metrics"][name] for group in done)
+            for name in done[0]["metrics"]
         },
         "agreement": _agreement(directories),
     }
-    _write_json(pathlib.Path(workdir, RESULTS), run)
-    return True
+    path = pathlib.Path(workdir, RESULTS)
+    _write_json(path, run)
+    return path
+
+
+def _last_step(directory: pathlib.Path) -> int | None:
+    """Returns the last step that a group has logged, whatever else it has."""
+    path = directory / run_files.METRICS
+    records = untrusted.Tail(path, last_bytes=_TAIL_BYTES).read()
+    steps = [untrusted.whole(record.get("step")) for record in records]
+    return next((step for step in reversed(steps) if step is not None), None)
 
 
 def read_results(directory: str | os.PathLike[str]) -> dict[str, Any]:
@@ -148,6 +195,8 @@ def _agreement(directories: Sequence[pathlib.Path]) -> dict[str, float] | None:
     """How far the groups' predictions are apart; None for one group."""
     if len(directories) < 2:
         return None
+    from launch.task import predictions
+
     found = predictions.between(list(map(predictions.read, directories)))
     return {name: found[key] for name, key in _AGREEMENT.items()}
 

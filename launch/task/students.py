@@ -31,13 +31,12 @@ def make_canary(
     learn = config.codistillation
     if not learn.canary_examples:
         return None
-    x, y = next(iter(validation.take(1)))
-    inputs = keras.tree.map_structure(
-        lambda tensor: tensor[: learn.canary_examples], x
-    )
-    labels = np.asarray(y)[: learn.canary_examples].astype(np.int64)
-    return tfdistill.Canary(
-        inputs, labels=labels, from_logits=True, margin=learn.canary_margin
+    return tfdistill.Canary.from_dataset(
+        validation,
+        num_examples=learn.canary_examples,
+        from_logits=True,
+        margin=learn.canary_margin,
+        student_margin=learn.canary_student_margin,
     )
 
 

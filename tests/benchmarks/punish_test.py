@@ -18,6 +18,7 @@ from benchmarks.punish import faults
 from benchmarks.punish import round
 from benchmarks.punish import run_view
 from benchmarks.punish import watch as watch_lib
+from tests.cases import tasks
 from tfdistill.exchange import versions
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -85,7 +86,7 @@ def test_a_run_holds_out_against_one_fault_of_each_kind(launched):
     assert all(entry["target"] for entry in entries), told
     assert report["versions_verified"] > 0, told
     ended = [entry for entry in entries if "recovery_secs" in entry]
-    assert len(ended) == 4, told
+    assert len(ended) == 5, told
     # Backups every 20 steps; one may be left out while one is written.
     assert all(entry["redone_steps"] <= 60 for entry in ended), told
     launcher.send_signal(signal.SIGTERM)
@@ -299,6 +300,29 @@ def test_a_full_disk_is_lifted_again(run, monkeypatch):
     before = resource.prlimit(children[0].pid, resource.RLIMIT_FSIZE)
     assert _inject(view, "disk_full").target == "group_0_worker_0"
     assert before == resource.prlimit(children[0].pid, resource.RLIMIT_FSIZE)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.usefixtures("no_process_left")
+def test_a_launcher_restarts_a_group_while_its_disk_is_full(tmp_path):
+    code = "connect(); time.sleep(600)"
+    topology = tasks.topology(tmp_path, code, max_restarts=1)
+    command = [sys.executable, "-m", "tfdistill.launcher.command"]
+    command += [f"--workdir={topology.workdir}", "--max_restarts=1", "--"]
+    launcher = subprocess.Popen([*command, *topology.command], cwd=_ROOT)
+    try:
+        _wait_for_record(launcher, pathlib.Path(topology.workdir))
+        view = run_view.RunView(topology.workdir)
+        (task,) = view.tasks()
+        outcome = _inject(view, "launcher_disk")
+        assert outcome.target == task.name and outcome.ends_group
+        assert not outcome.violation
+        assert not task.process.alive and launcher.poll() is None
+        # The quota is gone: the launcher's record is up to date again.
+        tasks.until(lambda: [t for t in view.tasks() if t != task])
+    finally:
+        launcher.terminate()
+        launcher.wait(tasks.LIMIT_SECS)
 
 
 def test_a_second_group_must_fail(run):

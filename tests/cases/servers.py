@@ -289,7 +289,7 @@ class Coordinator:
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, num_workers: int = 1
     ) -> None:
-        self._num_reading = 0
+        self._num_reading = self.num_connections = self.num_joins = 0
         self._num_workers = num_workers
         self._worker = tf.Variable(0, dtype=tf.int64, trainable=False)
         monkeypatch.setattr(
@@ -305,7 +305,11 @@ class Coordinator:
         return Result(lambda: function(*given))
 
     def join(self) -> None:
-        pass
+        self.num_joins += 1
+
+    def connect(self, strategy: Any) -> "Coordinator":
+        self.num_connections += 1
+        return self
 
     def create_per_worker_dataset(self, make: Callable[[], Any]) -> Any:
         return _PerWorkerDataset(self, make)
@@ -344,9 +348,7 @@ def pretend(
     jobs = {"worker": ["address"] * num_workers, "ps": ["address"] * 2}
     monkeypatch.setattr(keras_internals, "jobs_of", lambda strategy: jobs)
     monkeypatch.setattr(
-        tf.distribute.coordinator,
-        "ClusterCoordinator",
-        lambda strategy: coordinator,
+        tf.distribute.coordinator, "ClusterCoordinator", coordinator.connect
     )
     return coordinator
 

@@ -17,7 +17,8 @@ LIMIT_SECS = 60.0
 # What the code of a task may use. `train` counts its steps in a file, so that a
 # task that is started again resumes as from a backup.
 PRELUDE = f"""
-import ctypes, json, os, pathlib, signal, socket, subprocess, sys, time
+import ctypes, json, logging, os, pathlib, signal, socket, subprocess, sys
+import time, warnings
 sys.path.insert(0, {str(pathlib.Path(__file__).resolve().parents[2])!r})
 from tfdistill.cluster import signs
 GROUP = int(os.environ["TFDISTILL_GROUP"])
@@ -27,6 +28,7 @@ INDEX = CONFIG.get("task", {{}}).get("index", 0)
 NAME = f"group_{{GROUP}}_{{TYPE}}_{{INDEX}}"
 WORKDIR = pathlib.Path(os.environ["TFDISTILL_WORKDIR"])
 def connect():
+    signs.label_warnings()
     signs.announce_starting()
     signs.announce_ready()
 def family():

@@ -106,6 +106,12 @@ def sharded_table(model_class: type) -> keras.Model:
     return model_class(inputs, keras.layers.Dense(1)(hidden))
 
 
+def sparse_inputs(model_class: type) -> keras.Model:
+    inputs = keras.Input((9,), sparse=True)
+    hidden = keras.layers.Dense(4, activation="tanh")(inputs)
+    return model_class(inputs, keras.layers.Dense(1)(hidden))
+
+
 def masked_sequence(model_class: type) -> keras.Model:
     inputs = keras.Input((6,), dtype="int32")
     table = keras.layers.Embedding(20, 4, mask_zero=True)(inputs)
@@ -116,6 +122,12 @@ def masked_sequence(model_class: type) -> keras.Model:
 def ids() -> tuple[np.ndarray, np.ndarray]:
     tokens = _rng().integers(0, 20, size=(30, 6)).astype("int32")
     return tokens, tokens.mean(axis=1, keepdims=True).astype("float32")
+
+
+def sparse_rows() -> tuple[tf.SparseTensor, np.ndarray]:
+    x = _rng().normal(size=(30, 9)) * (_rng().uniform(size=(30, 9)) < 0.3)
+    x = x.astype("float32")
+    return tf.sparse.from_dense(x), x.sum(axis=1, keepdims=True)
 
 
 def sequences() -> tuple[np.ndarray, np.ndarray]:
@@ -286,6 +298,13 @@ CASES: dict[str, Case] = {
         optimizer=lambda: adam(0.01),
         tolerance=2e-5,
         is_lazy=True,
+    ),
+    # Keras makes the rows of such gradients distinct, in each batch.
+    "sparse_adam": Case(
+        build=sparse_inputs,
+        data=sparse_rows,
+        optimizer=lambda: adam(0.01),
+        tolerance=2e-5,
     ),
     "masked_sequence": Case(
         build=masked_sequence,

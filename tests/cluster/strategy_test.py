@@ -33,10 +33,16 @@ def test_a_strategy_knows_its_cluster_and_others_ask_the_environment(
         "list_logical_devices",
         lambda kind: one if kind == "CPU" else [],
     )
-    cluster = identity.Cluster(group=2, num_groups=3)
+    cluster = identity.Cluster(group=2, num_groups=3, exchange="/hub")
     made = tfdistill.make_strategy(cluster)
     assert strategy.cluster_of(made) is cluster
     assert strategy.cluster_of(two_replicas).group == 1
+
+
+def test_groups_that_nothing_connects_are_refused():
+    """They would train alone, and end as if nothing were wrong."""
+    with pytest.raises(ValueError, match="2 groups.*TFDISTILL_EXCHANGE or"):
+        tfdistill.make_strategy(identity.Cluster(group=0, num_groups=2))
 
 
 @pytest.mark.parametrize("task_type", ["worker", "ps"])

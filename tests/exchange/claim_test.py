@@ -20,6 +20,7 @@ from tests.cases import storage as storage_cases
 from tfdistill.exchange import claim as group_claim
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import publisher
+from tfdistill.exchange import signing
 from tfdistill.system import processes
 
 
@@ -428,6 +429,109 @@ def test_old_claims_do_not_pile_up(tmp_path):
 def test_bad_options_are_named(tmp_path, options):
     with pytest.raises(ValueError, match="`lease_secs`"):
         _claim(tmp_path, "a", **options)
+
+
+# ---- claims that others have forged ----
+
+
+_SIGNER = signing.Signer(b"0123456789abcdef")
+_ENDLESS = 999_999_999_999_999_999
+
+
+def _forge(directory, name, **changes):
+    record = _record("forged", machine="", **changes)
+    path = directory / name / "owner.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(record.to_json())
+
+
+@pytest.mark.parametrize("signer", [None, _SIGNER])
+def test_a_claim_of_an_endless_number_hangs_no_start(tmp_path, signer, caplog):
+    (tmp_path / f".claim-{_ENDLESS}").mkdir()
+    for name in "ab":
+        with _claim(tmp_path, name, signer=signer, lease_secs=1e6) as claim:
+            claim.start()
+            claim.confirm()
+    assert str(_ENDLESS) in caplog.text
+
+
+def test_the_highest_number_that_counts_is_refused_in_words(tmp_path):
+    (tmp_path / ".claim-10000000").mkdir()
+    with pytest.raises(group_claim.GroupClaimedError, match="Remove it"):
+        _claim(tmp_path, "a").start()
+
+
+def test_claims_without_the_runs_signature_do_nothing(tmp_path, caplog):
+    for number in (1, 2, 7):
+        _forge(tmp_path, f".claim-{number}")
+    with _claim(tmp_path, "a", signer=_SIGNER, lease_secs=1e6) as claim:
+        claim.start()
+        name = claim._files._name(1)
+        _forge(tmp_path, ".claim-2", counter=2)
+        # The name of a claim to come can neither be guessed nor be copied.
+        _forge(tmp_path, name.replace("-1-", "-2-"))
+        claim.confirm()
+        _forge(tmp_path, name)
+        claim.confirm()
+        file = tmp_path / name / "owner.json"
+        _until(lambda: "forged" not in file.read_text())
+        claim.confirm()
+    assert caplog.text.count("Ignoring claims") == 1
+    assert ".claim-" in caplog.text and "KEY_FILE" in caplog.text
+    with _claim(tmp_path, "b", signer=_SIGNER, lease_secs=1e6) as after:
+        after.start()
+        after.confirm()
+
+
+def test_a_forged_owner_holds_a_signed_claim_no_longer_than_the_lease(
+    tmp_path,
+):
+    dead = _claim(tmp_path, "a", signer=_SIGNER)
+    dead.start()
+    _freeze(dead)
+    name = dead._files._name(1)
+    stop = threading.Event()
+
+    def forge():
+        counter = 0
+        while not stop.wait(0.02):
+            counter += 1
+            _forge(tmp_path, name, counter=counter)
+
+    forger = threading.Thread(target=forge, daemon=True)
+    forger.start()
+    try:
+        with _claim(tmp_path, "b", signer=_SIGNER) as claim:
+            claim.start()
+            claim.confirm()
+    finally:
+        stop.set()
+        forger.join(_WAIT_SECS)
+
+
+def test_signed_claims_still_keep_others_out(tmp_path):
+    with _claim(tmp_path, "a", signer=_SIGNER) as first:
+        first.start()
+        second = _claim(tmp_path, "b", signer=_SIGNER, lease_secs=1e6)
+        with pytest.raises(
+            group_claim.GroupClaimedError, match="incarnation a"
+        ):
+            second.start()
+        first.confirm()
+    frozen = _claim(tmp_path, "c", signer=_SIGNER)
+    frozen.start()
+    _freeze(frozen)
+    with _claim(tmp_path, "d", signer=_SIGNER) as claim:
+        claim.start()
+        with pytest.raises(group_claim.ClaimLostError, match="incarnation d"):
+            frozen.confirm()
+
+
+def test_what_was_there_before_is_no_sign_of_life():
+    change = group_claim.LastChange()
+    for now, text in enumerate([b"1", b"2", b"1", b"2", b"1"]):
+        change.see(group_claim.Claim(1, text, None), float(now))
+    assert (change.num_moves, change.since) == (1, 1.0)
 
 
 # ---- the exchange ----

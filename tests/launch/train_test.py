@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from launch import local
 from launch import recipes
 from launch import train
 from launch.config import config as config_lib
@@ -23,6 +24,8 @@ from launch.task import training
 from models import digits
 from tests.cases import criteo as criteo_cases
 from tfdistill.exchange import claim
+from tfdistill.launcher import group as supervised_group
+from tfdistill.launcher import local_run
 
 SHORT = ("num_steps=20", "evaluate_every_steps=10", "exchange.every_steps=10")
 
@@ -197,6 +200,54 @@ def test_results_are_merged_by_whoever_comes_last(tmp_path, order):
         "disagreement": third,
         "mean_absolute_churn": third,
     }
+
+
+def test_results_of_the_others_outlive_a_group_that_fails(tmp_path):
+    def launch(options):
+        """As if group 1 had failed after step 7 while the others went on."""
+        for group in (0, 2):
+            directory = _made(tmp_path / f"group_{group}")
+            found = predictions.Distributions(
+                probabilities=np.eye(2)[[0, group // 2]],
+                labels=np.array([0, 1]),
+            )
+            outputs.write_predictions(directory, found)
+            result = {"group": group, "recipe": "digits"}
+            result["metrics"] = {"accuracy": group / 2}
+            outputs.write_results(result, workdir=str(tmp_path), num_groups=3)
+        log = _made(tmp_path / "group_1") / "metrics.jsonl"
+        log.write_text('{"step": 5}\n{"step": 7, "loss": 2.0}\n{"step": 1')
+        states = [("done", ""), ("failed", "it was killed"), ("done", "")]
+        ended = [
+            supervised_group.GroupResult(
+                group=group,
+                state=state,
+                exit_codes={},
+                failed_task=None,
+                reason=reason,
+                last_lines=(),
+                restarts={},
+                group_restarts=0,
+            )
+            for group, (state, reason) in enumerate(states)
+        ]
+        return local_run.RunResult(groups=tuple(ended), exit_code=137)
+
+    arguments = ["--recipe=digits", f"--workdir={tmp_path}", "--num_groups=3"]
+    arguments.append("--on_group_failure=continue")
+    options = local.PROGRAM.parse(arguments)
+    assert local.run(options, launch=launch) == 137
+    results = outputs.read_results(tmp_path)
+    first, failed, last = results["groups"]
+    assert failed == {
+        "group": 1,
+        "state": "failed",
+        "last_step": 7,
+        "reason": "it was killed",
+    }
+    assert (first["state"], last["metrics"]) == ("done", {"accuracy": 1.0})
+    assert results["mean"] == {"accuracy": 0.5}
+    assert results["agreement"]["disagreement"] == 0.5
 
 
 CLICKS = (

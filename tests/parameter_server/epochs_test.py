@@ -320,18 +320,17 @@ def test_data_that_end_are_used_up(monkeypatch, shares, execution):
     assert case.data.num_iterators == 2
 
 
-def test_data_that_end_early_end_the_epoch(monkeypatch):
-    case = _Case(monkeypatch, [[1.0] * 5, [1.0] * 2], steps=9, execution=2)
+@pytest.mark.parametrize(
+    ("steps", "execution", "expected"), [(12, 2, 11), (8, 3, 8)]
+)
+def test_an_epoch_has_its_steps_or_what_the_data_hold(
+    monkeypatch, steps, execution, expected
+):
+    shares = [[1.0] * 9, [1.0] * 2]
+    case = _Case(monkeypatch, shares, steps=steps, execution=execution)
     case.epochs.start(0)
     case.run(0)
-    assert case.step == 7
-
-
-def test_data_longer_than_the_epoch_give_exactly_its_steps(monkeypatch):
-    case = _Case(monkeypatch, [[1.0] * 9, [1.0] * 2], steps=8, execution=3)
-    case.epochs.start(0)
-    case.run(0)
-    assert case.step == 8
+    assert case.step == expected
 
 
 def test_endless_data_need_a_number_of_steps(monkeypatch):

@@ -7,52 +7,10 @@ import tensorflow as tf
 
 from tests.cases import servers as cases
 from tfdistill.parameter_server import trainer
-from tfdistill.parameter_server import worker
 
 
 def _dataset():
     return tf.data.Dataset.range(6).batch(2)
-
-
-def test_absent_arguments_have_the_defaults_of_keras():
-    dataset = _dataset()
-    assert trainer.FitOptions.of({"x": dataset}) == trainer.FitOptions(
-        source=dataset,
-        epochs=1,
-        initial_epoch=0,
-        steps_per_epoch=None,
-        verbose=1,
-        callbacks=[],
-        validation=None,
-        validation_steps=None,
-        validation_freq=1,
-    )
-
-
-def test_given_arguments_are_kept():
-    train, validation = _dataset().repeat(2), _dataset()
-    callback = keras.callbacks.Callback()
-    arguments = {
-        "epochs": 7,
-        "initial_epoch": 2,
-        "steps_per_epoch": 5,
-        "verbose": 2,
-        "validation_steps": 4,
-        "validation_freq": 3,
-    }
-    found = trainer.FitOptions.of(
-        {
-            **arguments,
-            "x": train,
-            "callbacks": (callback,),
-            "validation_data": validation,
-            "class_weight": None,
-            "validation_split": 0.0,
-        }
-    )
-    assert {name: getattr(found, name) for name in arguments} == arguments
-    assert found.callbacks == [callback]
-    assert (found.source, found.validation) == (train, validation)
 
 
 def _rows(source):
@@ -81,14 +39,6 @@ def test_arrays_become_batches_and_are_shuffled_for_training_alone():
     ]
     plain = trainer.FitOptions.of({"x": x, "y": y, "shuffle": False})
     assert _rows(plain.source)[0] == [x[:32].tolist(), y[:32].tolist()]
-
-
-@pytest.mark.parametrize(
-    ("verbose", "expected"), [("auto", 1), (0, 0), (True, 1), (2, 2)]
-)
-def test_verbose_is_a_number(verbose, expected):
-    arguments = {"x": _dataset(), "verbose": verbose}
-    assert trainer.FitOptions.of(arguments).verbose == expected
 
 
 @pytest.mark.parametrize(
@@ -215,21 +165,14 @@ def _of_unknown_size(dataset):
 
 
 def test_it_connects_when_it_first_has_work_for_workers(monkeypatch):
-    cases.pretend(monkeypatch)
-    connect = tf.distribute.coordinator.ClusterCoordinator
-    connected = []
-    monkeypatch.setattr(
-        tf.distribute.coordinator,
-        "ClusterCoordinator",
-        lambda strategy: (connected.append(strategy), connect(strategy))[1],
-    )
+    coordinator = cases.pretend(monkeypatch)
     model = _model()
     model.compile("sgd", "mse")
     assert isinstance(model.trainer, trainer.ServerTrainer)
-    assert not connected
+    assert not coordinator.num_connections
     for _ in range(2):
         model.fit(cases.batches(), verbose=0)
-    assert len(connected) == 1
+    assert coordinator.num_connections == 1
 
 
 class _Broken(keras.callbacks.Callback):
@@ -239,37 +182,33 @@ class _Broken(keras.callbacks.Callback):
 
 def test_what_a_callback_raises_leaves_nothing_in_flight(monkeypatch):
     coordinator = cases.pretend(monkeypatch)
-    joined = []
-    monkeypatch.setattr(coordinator, "join", lambda: joined.append(True))
     model = _model()
     with pytest.raises(KeyError, match="of the callback"):
         model.fit(cases.batches().repeat(), callbacks=[_Broken()], **FIT)
-    assert joined == [True]
+    assert coordinator.num_joins == 1
     assert model.fit(cases.batches().repeat(), **FIT).epoch == [0, 1]
 
 
 def test_evaluation_is_traced_once_for_its_data_until_it_is_compiled_anew(
     monkeypatch,
 ):
+    class Traced(cases.tfdistill.CodistillModel):
+        num_traces = 0
+
+        def test_step(self, data):
+            self.num_traces += 1
+            return super().test_step(data)
+
     cases.pretend(monkeypatch, num_workers=2)
-    model, dataset = _model(), _validation()
-    made = []
-    original = worker.EvaluateFunction
-
-    def make(*args, **kwargs):
-        made.append(original(*args, **kwargs))
-        return made[-1]
-
-    monkeypatch.setattr(worker, "EvaluateFunction", make)
+    model, dataset = _model(kind=Traced), _validation()
     first = model.evaluate(dataset, return_dict=True)
+    num_traces = model.num_traces
     assert model.evaluate(dataset, return_dict=True) == first
-    (function,) = made
-    assert function.function.experimental_get_tracing_count() == 1
+    assert model.num_traces == num_traces
     model.evaluate(dataset, steps=2)
-    assert len(made) == 2
+    assert model.num_traces > num_traces
     model.compile("sgd", "mse", metrics=["mae"])
     assert set(model.evaluate(dataset, return_dict=True)) == {"loss", "mae"}
-    assert len(made) == 3
 
 
 def _batches_of(rows, width=2):

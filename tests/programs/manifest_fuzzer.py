@@ -1,6 +1,6 @@
 """Feeds the manifest's reader with what libFuzzer makes up; see its test.
 
-python tests/manifest_fuzzer.py [OPTION_OF_LIBFUZZER ...] [CORPUS]
+python tests/programs/manifest_fuzzer.py [OPTION_OF_LIBFUZZER ...] [CORPUS]
 """
 
 import sys

@@ -14,6 +14,7 @@ import tfdistill
 from tests.cases import codistillation as cases
 from tests.programs import lost_peer as lost_peer_program
 from tfdistill.teachers import options
+from tfdistill.teachers import staleness
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(300)]
 _BOUNDS = options.TeacherOptions(
@@ -102,7 +103,7 @@ def test_a_lost_peer_fades_away_and_counts_again_when_it_is_back(tmp_path):
         story.stop()
     assert len(story.chapters) == 3, teachers.status()
     for step, (version, weight) in enumerate(story.steps):
-        share = float(_BOUNDS.share(step - version, 0))
+        share = float(staleness.share_by_steps(_BOUNDS, step - version))
         expected = share if version >= 0 else 0.0
         assert weight == pytest.approx(expected, abs=1e-6), (step, version)
     killed, forgotten, _ = story.chapters

@@ -50,6 +50,7 @@ def start(tmp_path):
     def act(phase, config="", index=0):
         env = {**os.environ, "TFDISTILL_GROUP": "0"}
         env |= {"TFDISTILL_NUM_GROUPS": "2"}
+        env["TFDISTILL_EXCHANGE"] = str(tmp_path / "exchange")
         if config:
             env["TF_CONFIG"] = config
         log = tmp_path / f"{phase}_{index}.log"

@@ -189,6 +189,100 @@ def test_the_weight_follows_the_ramp_of_a_frozen_exporter(
     assert len(num_traced) == replicas
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_silent_peer_fades_by_itself(exchange, replicas, request, caplog):
+    strategy = (
+        request.getfixturevalue("two_replicas")
+        if replicas == 2
+        else tf.distribute.get_strategy()
+    )
+    with strategy.scope():
+        model = cases.codistill(cases.linear(0), cases.teacher_set(exchange))
+    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
+    cases.prepare(model, data)
+    cases.publish(exchange, cases.linear(1), extras={"every_steps": 1})
+    cases.load(model, 10)
+    callbacks = [tfdistill.TeacherLoader(every_steps=1)]
+    with caplog.at_level(logging.WARNING):
+        logs = cases.fit(model, data, epochs=24, callbacks=callbacks)
+    falling = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
+    np.testing.assert_allclose(
+        logs["distillation_weight"], [1] * 12 + falling + [0] * 3, atol=1e-6
+    )
+    assert caplog.text.count("is fading: its group has fallen silent") == 2
+    (status,) = model.teachers.status()
+    assert (status["health"], status["share"]) == ("fading", 0)
+
+
+# ---- versions that are worse than the student ----
+
+
+@pytest.fixture
+def taught(exchange):
+    """A student that knows its canary batch, and learns nothing more."""
+    student = cases.linear(0)
+    student.layers[-1].set_weights(
+        [5 * w for w in student.layers[-1].get_weights()]
+    )
+    labels = np.argmax(student(_X), axis=-1)
+    teachers = cases.teacher_set(
+        exchange, canary=tf.data.Dataset.from_tensors((_X, labels))
+    )
+    model = cases.codistill(
+        student, teachers, optimizer=keras.optimizers.SGD(0.0)
+    )
+    cases.prepare(model, _X, _Y)
+    return model
+
+
+def _weight(model):
+    """What teachers count in the next step."""
+    return cases.fit(model, _X, _Y)["distillation_weight"]
+
+
+def test_a_teacher_worse_than_the_student_is_never_obeyed(
+    exchange, taught, caplog
+):
+    """One that knows nothing, and passes for a uniform guess."""
+    useless = cases.linear(1)
+    useless.layers[-1].set_weights([np.zeros([4, 3]), np.zeros(3)])
+    for step in (10, 11):
+        cases.publish(exchange, useless, step=step)
+        cases.load(taught, step)
+        assert _weight(taught) == [0]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            taught.teachers.refresh(step=20)
+    (status,) = taught.teachers.status()
+    assert (status["health"], status["share"]) == ("worse", 0)
+    assert "the student's by more than 0.2" in status["reason"]
+    assert caplog.text.count("group_1, version 11, is worse") == 1
+    # It improves.
+    cases.publish(exchange, taught.student, step=12)
+    cases.load(taught, 12)
+    assert _weight(taught) == [1]
+    taught.teachers.refresh(step=21)
+    assert taught.teachers.status()[0]["health"] == "good"
+
+
+def test_a_teacher_that_the_student_has_outgrown_is_left(exchange, taught):
+    """The version stays, and the student gets better."""
+    good = [v.numpy() for v in taught.student.variables]
+    for variable in taught.student.variables:
+        variable.assign(tf.zeros(variable.shape))
+    useless = cases.linear(1)
+    useless.layers[-1].set_weights([np.zeros([4, 3]), np.zeros(3)])
+    cases.publish(exchange, useless)
+    cases.load(taught, 10)
+    assert _weight(taught) == [1]
+    for variable, value in zip(taught.student.variables, good, strict=True):
+        variable.assign(value)
+    cases.refresh_until(
+        taught, lambda: taught.teachers.status()[0]["health"] == "worse"
+    )
+    assert _weight(taught) == [0]
+
+
 # ---- another kind of model ----
 
 

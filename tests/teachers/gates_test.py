@@ -91,7 +91,55 @@ def test_what_is_no_canary(inputs, kwargs):
         gates.Canary(inputs, **kwargs)
 
 
+@pytest.mark.parametrize(
+    ("targets", "labels"),
+    [
+        ([2, 0, 1], [2, 0, 1]),
+        ([[1.0], [0.0], [1.0]], [[1], [0], [1]]),
+        ([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]], [1, 0, 1]),
+        ([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0]], None),
+        ([1.5, 2.5, 3.5], None),
+        ({"a": [1, 2, 3], "b": [1, 2, 3]}, None),
+    ],
+)
+def test_a_data_set_gives_its_first_examples(targets, labels):
+    data = tf.data.Dataset.from_tensor_slices((np.eye(3), targets)).batch(2)
+    found = gates.Canary.from_dataset(data, num_examples=3)
+    np.testing.assert_array_equal(found.inputs, np.eye(3))
+    np.testing.assert_equal(found._labels, labels and np.array(labels))
+    assert gates.as_canary(data)._batch_size == 3
+    assert found.compares == (labels is not None)
+
+
+def test_what_a_set_of_teachers_does_not_take_for_a_canary():
+    with pytest.raises(ValueError, match="received ndarray.*tfdistill.Canary"):
+        tfdistill.TeacherSet(canary=np.eye(3))
+    with pytest.raises(ValueError, match="received an empty dataset"):
+        gates.Canary.from_dataset(tf.data.Dataset.range(0).batch(2))
+    inputs = tf.data.Dataset.from_tensors(np.eye(3))
+    assert not gates.Canary.from_dataset(inputs).compares
+
+
 # ---- in a set of teachers ----
+
+
+def test_outputs_are_what_the_distillation_loss_takes_them_for():
+    canary = gates.Canary(_X, labels=_Y)
+    model = cases.codistill(
+        cases.linear(0),
+        cases.teacher_set(peers=(), canary=canary),
+        loss="sparse_categorical_crossentropy",
+    )
+    cases.prepare(model, _X, _Y)
+    assert canary._from_logits is None  # There is no teacher.
+    exchange = tfdistill.Exchange(None)
+    model = cases.codistill(
+        cases.linear(0),
+        cases.teacher_set(exchange, canary=canary),
+        loss="sparse_categorical_crossentropy",
+    )
+    cases.prepare(model, _X, _Y)
+    assert canary._from_logits is False
 
 
 @pytest.mark.parametrize("build", [cases.linear, cases.deep])

@@ -10,17 +10,20 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as codistillation_cases
 from tests.cases import servers as cases
+from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.teachers import agreement
 from tfdistill.teachers import gates
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import options
+from tfdistill.teachers import staleness
 
 SPEC = {
     "features": tf.TensorSpec([None, cases.NUM_FEATURES], tf.float32),
     "ids": tf.TensorSpec([None, len(cases.SIZES)], tf.int64),
 }
 MAX_BAD_BATCHES = 2
+_FULL = staleness.to_bits(1.0)
 
 
 def _peer(seed):
@@ -98,7 +101,7 @@ def group(tmp_path):
 
 def test_before_a_version_arrives_nobody_is_asked(group):
     arguments = group.remote.arguments()
-    np.testing.assert_array_equal(arguments, [[-1, 0, 0, 0]])
+    np.testing.assert_array_equal(arguments, [[-1, 0, 0, _FULL]])
     outputs, weights, report = group.ask(arguments)
     assert not outputs.any() and not weights.any()
     assert report.tolist() == [0, -1]
@@ -108,7 +111,7 @@ def test_a_published_version_predicts_as_the_peer(group):
     peer = _peer(3)
     group.take(peer, 10)
     arguments = group.remote.arguments()
-    np.testing.assert_array_equal(arguments, [[10, 1, 1, 0]])
+    np.testing.assert_array_equal(arguments, [[10, 1, 1, _FULL]])
     outputs, weights, report = group.ask(arguments)
     np.testing.assert_allclose(outputs, peer(group.x), rtol=1e-5)
     assert (weights == 1).all()
@@ -126,7 +129,7 @@ def test_a_version_is_read_beside_the_one_in_use(group):
     np.testing.assert_allclose(group.ask(before)[0], first(group.x), rtol=1e-5)
     assert group.refresh() == [group.teacher]
     after = group.remote.arguments()
-    np.testing.assert_array_equal(after, [[20, 1, 0, 0]])
+    np.testing.assert_array_equal(after, [[20, 1, 0, _FULL]])
     for arguments, peer in ((after, second), (before, first), (after, second)):
         outputs = group.ask(arguments)[0]
         np.testing.assert_allclose(outputs, peer(group.x), rtol=1e-5)
@@ -230,22 +233,16 @@ def test_a_version_with_nan_is_refused(group, what):
 
 
 def test_a_version_that_is_too_old_is_not_obeyed(tmp_path):
-    group = _Group(
-        tmp_path,
-        max_staleness_steps=50,
-        max_staleness_secs=10,
-        staleness_ramp_secs=10,
-    )
+    group = _Group(tmp_path, max_staleness_steps=50)
     group.take(_peer(3), 10)
     arguments = group.remote.arguments()
     assert group.ask(arguments, step=60)[1].all()
     assert not group.ask(arguments, step=61)[1].any()
-    # Age in seconds travels along: the coordinator has the clock.
-    for age_ms, is_obeyed in ((15_000, True), (20_000, False)):
-        group.teacher.age_ms = age_ms
+    # The coordinator's verdict travels along.
+    for share in (0.5, 0.0):
+        group.teacher.verdict = staleness.Verdict(share, staleness.FADING)
         arguments = group.remote.arguments()
-        assert int(arguments[0, 3]) == age_ms
-        assert group.ask(arguments, step=60)[1].any() == is_obeyed
+        assert group.ask(arguments, step=60)[1].any() == (share > 0)
 
 
 # ---- the whole of it, on a pretended group ----
@@ -347,6 +344,16 @@ def test_other_teachers_are_refused(tmp_path, monkeypatch, option, value):
     graph = student_graph.StudentGraph(cases.student(), SPEC)
     with pytest.raises(ValueError, match=f"must be peers.*{option}="):
         teachers.attach(graph, tf.distribute.get_strategy())
+
+
+def test_the_student_is_tried_as_it_is(tmp_path):
+    group = _Group(tmp_path)
+    student = _peer(7)
+    graph = student_graph.StudentGraph(student, SPEC)
+    predict = group.remote.predictor(graph)
+    snapshot = saved_model.SavedModelWriter(graph).snapshot()
+    (found,) = predict(snapshot, group.x)
+    np.testing.assert_allclose(found, student(group.x), rtol=1e-5)
 
 
 def _adder(variable):

@@ -1,60 +1,21 @@
-"""How old a version may be, and what its age leaves it."""
+"""What a TeacherSet may be asked for."""
 
 import dataclasses
 import inspect
 
 import pytest
-import tensorflow as tf
 
 from tfdistill.teachers import options
 from tfdistill.teachers import teacher_set
 
-_AGES = [-3, 0, 9, 10, 11, 12, 14, 2**40]
 
-
-@pytest.mark.parametrize(
-    ("most", "ramp", "expected"),
-    [
-        (None, 0, [1] * 8),
-        (10, 0, [1, 1, 1, 1, 0, 0, 0, 0]),
-        (10, 4, [1, 1, 1, 1, 0.75, 0.5, 0, 0]),
-        (0, 1, [1, 1, 0, 0, 0, 0, 0, 0]),
-    ],
-)
-def test_shares_by_steps(most, ramp, expected):
-    found = options.TeacherOptions(
-        max_staleness_steps=most, staleness_ramp_steps=ramp
-    ).share(tf.constant(_AGES, tf.int64), 0)
-    assert found.numpy().tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("most", "ramp", "secs", "expected"),
-    [
-        (None, 0.0, 1e9, 1),
-        (5.0, 0.0, 5.0, 1),
-        (5.0, 0.0, 5.1, 0),
-        (5.0, 2.0, 5.5, 0.75),
-        (5.0, 2.0, 7.0, 0),
-        (5.0, 2.0, 70.0, 0),
-    ],
-)
-def test_shares_by_seconds(most, ramp, secs, expected):
-    found = options.TeacherOptions(
-        max_staleness_secs=most, staleness_ramp_secs=ramp
-    ).share(0, round(secs * 1000))
-    assert float(found) == expected
-
-
-def test_the_lower_share_counts():
+def test_bounds_are_said_by_their_names():
     both = options.TeacherOptions(
         max_staleness_steps=10,
         staleness_ramp_steps=4,
         max_staleness_secs=5,
         staleness_ramp_secs=2,
     )
-    found = both.share(tf.constant([11, 11, 13]), tf.constant([0, 6000, 6000]))
-    assert found.numpy().tolist() == [0.75, 0.5, 0.25]
     assert both.bounds == (
         "max_staleness_steps=10, staleness_ramp_steps=4, "
         "max_staleness_secs=5, staleness_ramp_secs=2"
@@ -68,6 +29,8 @@ def test_the_lower_share_counts():
     ("steps", "secs", "message"),
     [
         ((-1, 0), (None, 0), "max_staleness_steps.*-1"),
+        (("car", 0), (None, 0), "None or \"auto\"; received 'car'"),
+        (("auto", 3), (None, 0), "must come with a `max_staleness_steps`"),
         ((None, 0), (float("nan"), 0), "max_staleness_secs.*nan"),
         ((1, -1), (None, 0), "staleness_ramp_steps.*-1"),
         ((None, 0), (1, float("inf")), "staleness_ramp_secs"),

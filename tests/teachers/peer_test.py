@@ -11,6 +11,7 @@ import pytest
 from tfdistill.exchange import versions
 from tfdistill.teachers import agreement
 from tfdistill.teachers import peer
+from tfdistill.teachers import staleness
 
 _WAIT_SECS = 30.0
 
@@ -414,7 +415,8 @@ class _Teacher:
     """A teacher of which only the version counts."""
 
     name = "group_1"
-    age_ms = measured_age_ms = 0
+    found = staleness.Verdict()
+    found_next_worse = False
 
     def __init__(self, reader, cannot_load):
         self.reader = reader

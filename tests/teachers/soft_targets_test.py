@@ -11,11 +11,11 @@ _NAN = float("nan")
 
 
 class _Variables(soft_targets.TeacherVariables):
-    """Versions that were seen just now, unless their ages are given."""
+    """Teachers in good standing, unless their shares are given."""
 
-    def assign(self, *, steps, in_use, ages_ms=None):
-        ages_ms = ages_ms or [0] * len(steps)
-        super().assign(steps=steps, in_use=in_use, ages_ms=ages_ms)
+    def assign(self, *, steps, in_use, shares=None):
+        shares = shares or [1.0] * len(steps)
+        super().assign(steps=steps, in_use=in_use, shares=shares)
 
 
 def _variables(count=2, weights=None, **bounds):
@@ -89,28 +89,19 @@ def test_staleness_has_an_exact_bound(step, used):
     np.testing.assert_array_equal(soft.weights, [[used, used]])
 
 
-def test_a_version_fades_by_its_steps_and_by_its_seconds():
-    variables = _variables(
-        1,
-        max_staleness_steps=5,
-        staleness_ramp_steps=4,
-        max_staleness_secs=60,
-        staleness_ramp_secs=20,
-    )
+def test_a_version_fades_by_its_steps_and_by_its_standing():
+    variables = _variables(1, max_staleness_steps=5, staleness_ramp_steps=4)
     variables.assign(steps=[10], in_use=[True])
     teacher = _constant([1.0], [2.0])
     for step, share in ((15, 1), (16, 0.75), (18, 0.25), (19, 0), (99, 0)):
         soft = _ask(variables, teacher, step=step)
         np.testing.assert_array_equal(soft.shares, [share])
         np.testing.assert_array_equal(soft.weights, [[share > 0] * 2])
-    variables.assign(steps=[10], in_use=[True], ages_ms=[70_000])
+    variables.assign(steps=[10], in_use=[True], shares=[0.5])
     # The lower of the two counts.
     for step, share in ((10, 0.5), (16, 0.5), (18, 0.25)):
         soft = _ask(variables, teacher, step=step)
         np.testing.assert_array_equal(soft.shares, [share])
-    # Another version, another age.
-    variables.assign(steps=[18], in_use=[True])
-    np.testing.assert_array_equal(_ask(variables, teacher).shares, [1])
 
 
 def test_a_teacher_that_fades_hands_over_to_the_others():
@@ -125,12 +116,15 @@ def test_a_teacher_that_fades_hands_over_to_the_others():
     np.testing.assert_array_equal(soft.share_of_rows, [1, 0.25])
 
 
-def test_a_fixed_teacher_is_never_too_old():
+def test_a_fixed_teacher_is_never_too_old_but_may_be_useless():
     variables = _variables(1, max_staleness_steps=0)
     variables.assign(steps=[-1], in_use=[True])
     soft = _ask(variables, _constant([1.0], [2.0]), step=10**9)
     np.testing.assert_array_equal(soft.weights, [[1, 1]])
     assert np.isnan(soft.staleness)
+    variables.assign(steps=[-1], in_use=[True], shares=[0.0])
+    soft = _ask(variables, _constant([1.0], [2.0]), step=10**9)
+    np.testing.assert_array_equal(soft.weights, [[0, 0]])
 
 
 @pytest.mark.parametrize("bad", [_NAN, float("inf"), float("-inf")])

@@ -1,10 +1,13 @@
 """A teacher's record: its age, its health and what was put in place."""
 
+import json
 import logging
 import types
 
+import numpy as np
 import pytest
 
+from tfdistill.teachers import gates
 from tfdistill.teachers import options
 from tfdistill.teachers import teacher as teacher_lib
 
@@ -24,9 +27,14 @@ class _Reader:
         self.rejected = {}
         self.next = None
 
+    staged = None
+
     def take(self):
         self.current = self.next
-        version = types.SimpleNamespace(step=self.next, num_bytes=5)
+        manifest = types.SimpleNamespace(extras={"every_steps": 10})
+        version = types.SimpleNamespace(
+            step=self.next, num_bytes=5, manifest=manifest
+        )
         return types.SimpleNamespace(version=version, values=[])
 
     def reject(self, step, reason):
@@ -46,9 +54,17 @@ def _teacher(clock, **bounds):
     return teacher
 
 
-def _swap(teacher, step):
-    teacher.reader.next = step
-    assert not teacher.swap()
+def _swap(teacher, version, step=None):
+    teacher.reader.next = version
+    assert not teacher.swap(step)
+
+
+def _refresh(teacher, step, student_loss=None):
+    """What a group of one worker does without news; returns the status."""
+    teacher.judge(step, student_loss)
+    teacher.verdict = teacher.found
+    teacher.note_step(step)
+    return teacher.status
 
 
 def test_before_there_is_a_version(clock):
@@ -71,18 +87,10 @@ def test_a_version_ages_from_when_it_was_first_seen(clock):
     assert (found["age_steps"], found["age_secs"]) == (2, 4.0)
     assert (found["health"], found["swaps"], found["bytes"]) == ("good", 1, 5)
     clock.now += 11
-    assert teacher.measured_age_ms == 15_000
+    assert teacher.status["age_secs"] == 15.0
     # The next was first seen 11 s ago.
     _swap(teacher, 8)
     assert teacher.status["age_secs"] == 11.0
-    assert teacher.measured_age_ms == 11_000
-
-
-def test_without_a_bound_by_seconds_none_are_agreed_on(clock):
-    teacher = _teacher(clock, max_staleness_steps=3)
-    _swap(teacher, 7)
-    clock.now += 11
-    assert teacher.measured_age_ms == 0 and teacher.status["age_secs"] == 11.0
 
 
 def test_ageing_is_logged_once_for_each_turn(clock, caplog):
@@ -108,18 +116,97 @@ def test_ageing_is_logged_once_for_each_turn(clock, caplog):
 
 
 def test_seconds_count_as_the_group_agreed(clock, caplog):
-    """By the chief's clock: this task's own is for its log alone."""
+    """By the chief's clock: this task's own is for its log only."""
     teacher = _teacher(clock, max_staleness_secs=10, staleness_ramp_secs=10)
     _swap(teacher, 10)
-    clock.now += 60
+    clock.now += 15
     teacher.note_step(11)
     assert teacher.status["health"] == "good"
-    teacher.age_ms = 15_000
-    assert teacher.share == 0.5
-    teacher.age_ms = 20_000
-    teacher.note_step(12)
-    assert "is 2 steps and 60 s old" in caplog.text
-    assert teacher.status["health"] == "too_stale"
+    found = _refresh(teacher, 11)
+    assert (found["share"], found["health"]) == (0.5, "fading")
+    clock.now += 5
+    assert _refresh(teacher, 12)["health"] == "too_stale"
+    assert "it is 2 steps and 20 s old" in caplog.text
+
+
+# ---- a peer that falls silent ----
+
+
+def _shares(teacher, *steps):
+    return [_refresh(teacher, step)["share"] for step in steps]
+
+
+def test_a_silent_peer_fades_after_ten_of_its_intervals(clock, caplog):
+    teacher = _teacher(clock)
+    # Its manifest says that it publishes every 10 steps.
+    _swap(teacher, 10, step=20)
+    assert _shares(teacher, *range(25, 125, 5)) == [1.0] * 20
+    assert not caplog.messages
+    assert _shares(teacher, *range(125, 175, 5))[4::5] == [0.75, 0.5]
+    assert teacher.status["health"] == "fading"
+    assert _shares(teacher, *range(175, 225, 5))[-1] == 0
+    assert teacher.status["health"] == "fading"
+    assert _shares(teacher, 1000) == [0] and len(caplog.messages) == 2
+    assert "versions arrived every 10 steps before" in caplog.messages[0]
+    assert "counts less and less until a newer" in caplog.messages[0]
+    assert "is left out until a newer" in caplog.messages[1]
+    assert "fallen silent" in teacher.status["reason"]
+    # It is back: at once all counts again.
+    _swap(teacher, 30, step=1000)
+    found = _refresh(teacher, 1010)
+    assert (found["share"], found["health"]) == (1, "good")
+    assert len(caplog.messages) == 2
+
+
+def test_a_slow_peer_is_not_silent(clock):
+    """Each version takes 100 of the student's steps, and says 10."""
+    teacher = _teacher(clock)
+    _swap(teacher, 10, step=100)
+    _refresh(teacher, 150)
+    _swap(teacher, 20, step=200)
+    assert _shares(teacher, *range(250, 1250, 50)) == [1.0] * 20
+    assert _shares(teacher, 1700) == [0.5]
+
+
+def test_few_refreshes_prove_nothing(clock):
+    """Versions arrive at refreshes, and these are rarer than exports."""
+    teacher = _teacher(clock)
+    _swap(teacher, 10, step=1000)
+    steps = range(2000, 12000, 1000)
+    assert _shares(teacher, *steps) == [1.0] * 10
+    assert _shares(teacher, 12000) == [pytest.approx(0.9)]
+
+
+def test_no_bound_written_out_keeps_a_silent_peer(clock):
+    teacher = _teacher(clock, max_staleness_steps=None)
+    _swap(teacher, 10, step=20)
+    assert _shares(teacher, *range(30, 1000, 10)) == [1.0] * 97
+
+
+def test_worse_is_a_margin_with_hysteresis(clock):
+    canary = gates.Canary(np.zeros([1, 4]), labels=[0], student_margin=0.2)
+    teacher = _teacher(clock, canary=canary)
+    _swap(teacher, 10, step=10)
+    found = []
+    for loss in (0.45, 0.55, 0.45, 0.39, 0.45, 0.55):
+        teacher._losses = {10: loss}
+        found.append(_refresh(teacher, 20, student_loss=0.3)["health"])
+    assert found == ["good", "worse", "worse", "good", "good", "worse"]
+    # Nobody knows how good the student is: the last verdict holds.
+    assert _refresh(teacher, 20)["health"] == "worse"
+
+
+def test_a_standing_comes_back_as_it_was(clock):
+    """Bit for bit, as the chief and as the group had it."""
+    before, after = _teacher(clock), _teacher(clock)
+    _swap(before, 10, step=20)
+    _shares(before, *range(30, 160, 10))
+    kept = json.loads(json.dumps(before.standing()))
+    _swap(after, 10)
+    after.restore_standing(kept)
+    assert after.share == before.share == 0.7
+    steps = range(160, 240, 10)
+    assert _shares(after, *steps) == _shares(before, *steps)
 
 
 def test_what_was_dropped_is_counted_and_says_why(clock):

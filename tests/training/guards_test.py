@@ -1,5 +1,7 @@
 """Tests of what fit, evaluate and predict report, and when."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -127,6 +129,58 @@ def test_without_a_launcher_nothing_is_added(monkeypatch):
     arguments = {"callbacks": None}
     with guards.reported(arguments):
         assert arguments == {"callbacks": None}
+
+
+@pytest.mark.parametrize("where", ["epoch", "export", "backup"])
+def test_weights_that_are_not_finite_end_the_training(tmp_path, where):
+    student = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(4, activation="relu", name="hidden"),
+            keras.layers.Dense(1),
+        ]
+    )
+    model = tfdistill.CodistillModel(student)
+    model.compile("sgd", "mse")
+    x = X.copy()
+    x[5, 1] = np.nan
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    other = {
+        "epoch": keras.callbacks.Callback(),
+        "export": tfdistill.StudentExporter(exchange, every_steps=1, group=0),
+        "backup": tfdistill.Backup(tmp_path / "backup", every_steps=1),
+    }[where]
+    done = []
+    note = keras.callbacks.LambdaCallback(
+        # The threads that write are given time to look.
+        on_train_batch_end=lambda batch, logs: done.append(
+            (float(logs["loss"]), time.sleep(0.05))
+        )
+    )
+    at = "at the end of epoch 1" if where == "epoch" else r"at step \d+"
+    with pytest.raises(
+        RuntimeError, match=rf"weights must be finite.*hidden/kernel {at}"
+    ):
+        model.fit(
+            np.tile(x, (40, 1)),
+            np.tile(Y, (40, 1)),
+            batch_size=6,
+            verbose=0,
+            callbacks=[other, note],
+        )
+    # The loss hides it.
+    assert np.isfinite([loss for loss, _ in done]).all()
+    assert (len(done) == 80) == (where == "epoch")
+
+
+def test_weights_that_are_not_finite_may_only_be_warned_of(model):
+    x = X.copy()
+    x[0, 0] = np.nan
+    with pytest.warns(UserWarning, match="must be finite") as said:
+        model.fit(
+            x, Y, verbose=0, callbacks=[tfdistill.FiniteLoss(action="warn")]
+        )
+    assert len(said) == 1
 
 
 if __name__ == "__main__":

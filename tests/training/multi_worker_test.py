@@ -215,14 +215,6 @@ def test_writers_run_on_the_chief_only(tmp_path):
     assert guards.select(None, worker) == []
 
 
-def test_backup_and_restore_is_refused_on_several_workers(tmp_path):
-    backup = keras.callbacks.BackupAndRestore(tmp_path)
-    alone = tf.distribute.get_strategy()
-    assert guards.select([backup], alone) == [backup]
-    with pytest.raises(ValueError, match="BackupAndRestore does not work"):
-        guards.select([backup], _Strategy("worker", 1, TWO))
-
-
 def test_functional_use_leaves_the_mixin_alone():
     training_cases.dense(training_cases.SharedModel)
     assert keras.Model not in tfdistill.MultiWorkerTraining.__mro__

@@ -1,5 +1,8 @@
 """"""
 
+import json
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -88,6 +91,106 @@ def test_exports_and_evaluations_see_the_mean(two_replicas, tmp_path):
     assert not np.allclose(*_local(mean, two_replicas))
     model.evaluate(data, verbose=0)
     np.testing.assert_array_equal(*_local(mean, two_replicas))
+
+
+def test_a_replica_without_rows_contributes_nothing(two_replicas):
+    def normalized():
+        return keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(5, kernel_regularizer="l2"),
+                keras.layers.BatchNormalization(momentum=0.5),
+                keras.layers.Dense(3),
+            ]
+        )
+
+    def state(model):
+        layer = model.layers[1]
+        own = [_local(v, two_replicas) for v in layer.non_trainable_variables]
+        return model.get_weights(), own
+
+    x, y = cases.data(3)
+    with two_replicas.scope():
+        model = cases.codistill(normalized())
+    states = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: states.append(
+            state(model.student)
+        )
+    )
+    # A row for each replica, then one for the first alone.
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
+    cases.fit(model, dataset, callbacks=[note])
+    (weights, before), (found, after) = states
+    plain = normalized()
+    plain.set_weights(weights)
+    plain.compile("sgd", model.loss.inner)
+    plain.optimizer.learning_rate = 0.1
+    plain.train_on_batch(x[2:], y[2:])
+    for one, other in zip(found, plain.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one[1], other[1])
+
+
+@pytest.mark.parametrize("outside", ["student", "optimizer"])
+def test_what_was_made_outside_of_the_scope_is_refused(two_replicas, outside):
+    student, optimizer = cases.linear(), keras.optimizers.Adam(0.1)
+    with two_replicas.scope():
+        model = cases.codistill(
+            student if outside == "student" else cases.linear(),
+            optimizer=optimizer if outside == "optimizer" else None,
+        )
+    name = "kernel" if outside == "student" else "iteration"
+    with pytest.raises(ValueError, match=f"{name}.*made outside of it"):
+        cases.fit(model, *cases.data())
+
+
+@pytest.mark.parametrize("job", ["worker", "ps"])
+def test_a_model_outside_of_a_group_s_scope_is_refused(monkeypatch, job):
+    jobs = {"chief": ["a:1"], "worker": ["b:1"], job: ["c:1"]}
+    task = {"type": "chief", "index": 0}
+    config = json.dumps({"cluster": jobs, "task": task})
+    monkeypatch.setenv("TF_CONFIG", config)
+    model = cases.codistill(cases.linear())
+    with pytest.raises(ValueError, match="must be made in the scope"):
+        cases.fit(model, *cases.data())
+
+
+@pytest.mark.parametrize("every_steps", [1, 4, 1000])
+def test_versions_of_averaged_weights_are_what_fit_leaves(
+    tmp_path, every_steps
+):
+    exchange = tfdistill.Exchange(tmp_path, max_to_keep=100)
+    optimizer = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
+    model = cases.codistill(cases.linear(), optimizer=optimizer)
+    exporter = tfdistill.StudentExporter(
+        exchange, every_steps=every_steps, group=0
+    )
+    wait = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: time.sleep(0.05)
+    )
+    cases.fit(model, *cases.data(), batch_size=2, callbacks=[exporter, wait])
+    version = exchange.latest(0)
+    assert version.step == 8
+    loaded = tf.saved_model.load(version.path)
+    for one, other in zip(
+        loaded.model_variables, model.student.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_xla_is_keras_choice_for_one_device_alone(two_replicas, distributed):
+    class OnGpu(tfdistill.CodistillModel):
+        def _resolve_auto_jit_compile(self):
+            return True
+
+    strategy = two_replicas if distributed else tf.distribute.get_strategy()
+    with strategy.scope():
+        model = OnGpu(cases.linear())
+        model.compile("sgd", "mse")
+    assert model.jit_compile is not distributed
 
 
 if __name__ == "__main__":

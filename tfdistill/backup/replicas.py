@@ -343,7 +343,7 @@ class ReplicaBackup:
             # Workers may have generators of their own.
             set_random(self._chosen.host["random"])
         self._check_same_run(self._chosen.host)
-        _restore_teachers(model.teachers, self._chosen.host["teachers"])
+        _restore_teachers(model.teachers, self._chosen.host)
         _log.warning(
             "Resuming from step %d of %s; skipping %d batches.",
             version.step,
@@ -420,6 +420,7 @@ class ReplicaBackup:
             "random": of_random(),
             "callbacks": of_callbacks(callbacks),
             "teachers": _versions(model.teachers),
+            "standings": model.teachers.standings(),
             "replicas": int(self._strategy.num_replicas_in_sync),
         }
         limit = self._finish_timeout_secs if wait else 0.0
@@ -447,11 +448,13 @@ def _versions(teachers: Any) -> dict[str, int]:
     return {str(peer): step for peer, step in teachers.versions().items()}
 
 
-def _restore_teachers(teachers: Any, versions: dict[str, int]) -> None:
-    wanted = {int(peer): step for peer, step in versions.items()}
-    if not any(step >= 0 for step in wanted.values()):
-        return
-    found = teachers.load_versions(wanted)
+def _restore_teachers(teachers: Any, host: dict[str, Any]) -> None:
+    wanted = {int(peer): step for peer, step in host["teachers"].items()}
+    found: dict[int, int] = {}
+    if any(step >= 0 for step in wanted.values()):
+        found = teachers.load_versions(wanted)
+    # Backups of earlier versions of this package have none.
+    teachers.restore_standings(host.get("standings", {}))
     for peer, step in sorted(wanted.items()):
         if step >= 0 and found.get(peer) != step:
             _log.warning(

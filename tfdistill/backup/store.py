@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdistill.exchange import commit
 from tfdistill.exchange import publisher
+from tfdistill.exports import server_bundle
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
@@ -92,6 +93,8 @@ class BackupStore(publisher.Exchange):
             key=None,
         )
         self.num_written = self.num_failed = 0
+        # The weight, and the step, of a backup that was refused for it.
+        self.not_finite: str | None = None
 
     def save(
         self,
@@ -127,8 +130,12 @@ class BackupStore(publisher.Exchange):
             _log.info("Step %d was backed up before.", step)
         except publisher.ExportError as error:
             self.num_failed += 1
+            goes_on = ", training goes on"
+            if isinstance(error.__cause__, server_bundle.NotFiniteError):
+                self.not_finite = f"{error.__cause__.name} at step {step}"
+                goes_on = ""
             _log.warning(
-                "Step %d was not backed up, training goes on: %s", step, error
+                "Step %d was not backed up%s: %s", step, goes_on, error
             )
 
     def newest(self) -> publisher.Version | None:

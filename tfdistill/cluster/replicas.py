@@ -1,5 +1,8 @@
 """Who shares the work under a strategy: chief, workers, replicas, servers."""
 
+import threading
+import warnings
+import weakref
 from typing import Any
 
 import tensorflow as tf
@@ -67,6 +70,60 @@ class WorkerValues:
         found = self._gather(tf.constant([value], tf.int64))
         local = self._strategy.experimental_local_results(found)
         return local[0].numpy().tolist()
+
+
+# What all workers of a group do together; the end of the program is the first.
+_CALLS = ("leave", "fit", "evaluate", "predict")
+_LATE_SECS = 60.0
+_MEETINGS: weakref.WeakKeyDictionary[tf.distribute.Strategy, WorkerValues] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class NotTogetherError(ValueError):
+    """The workers of a group do different things; the message says which."""
+
+
+def prepare_to_meet(strategy: tf.distribute.Strategy) -> None:
+    """Has all workers meet by one collective, traced before any other."""
+    _MEETINGS[strategy] = WorkerValues(strategy)
+    _MEETINGS[strategy].gathered(0)
+
+
+def meet(strategy: tf.distribute.Strategy, call: str) -> None:
+    """Checks that all workers make the same call, of `_CALLS`.
+
+    Otherwise each would wait for the others in collectives that are not
+    theirs, which is an error that names no cause, or none at all.
+    """
+    workers = _MEETINGS.get(strategy)
+    if workers is None:
+        return
+    late = threading.Timer(
+        _LATE_SECS,
+        warnings.warn,
+        [
+            f"`{call}` has waited {_LATE_SECS:.0f} s for the other workers of "
+            "the group: all of them must call it, on the same line of the "
+            "program. Only files are written by the chief alone."
+        ],
+    )
+    late.daemon = True
+    if call != "leave":
+        late.start()
+    try:
+        found = [_CALLS[code] for code in workers.gathered(_CALLS.index(call))]
+    finally:
+        late.cancel()
+    others = sorted({other for other in found if other != call})
+    if others:
+        said = {"leave": "ended their program"}
+        raise NotTogetherError(
+            f"`{call}` must be called by all workers of a group together; "
+            f"received it while others "
+            f"{' or '.join(said.get(o, f'called `{o}`') for o in others)}. "
+            "Call it on every worker, and write only files on the chief alone."
+        )
 
 
 def local_replicas(strategy: tf.distribute.Strategy) -> list[int]:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdistill.cluster import ending
 from tfdistill.cluster import identity
 from tfdistill.cluster import rendezvous
+from tfdistill.cluster import replicas
 from tfdistill.cluster import server
 from tfdistill.cluster import signs
 from tfdistill.system import keras_internals
@@ -53,13 +54,23 @@ def make_strategy(
 
     Raises:
         ValueError: The cluster has parameter servers, and a worker has
-            several GPUs.
+            several GPUs; or there are several groups and no exchange.
         RuntimeError: TensorFlow was used before; or the chief refused this
             task, because another task has its name or their TF_CONFIGs
             differ; or another process listens on this task's address.
         SystemExit: With code 75, if another task did not start in time.
     """
     cluster = cluster or identity.Cluster.from_env()
+    if cluster.num_groups > 1 and cluster.exchange is None:
+        raise identity.error(
+            "`exchange` (TFDISTILL_EXCHANGE)",
+            f"be set in a run of {cluster.num_groups} groups, or each would "
+            "train alone",
+            cluster.exchange,
+            "Export TFDISTILL_EXCHANGE or TFDISTILL_WORKDIR, a directory or "
+            "URL that all groups reach, for each task.",
+        )
+    signs.label_warnings()
     if start_timeout_secs is None:
         start_timeout_secs = ending.limit_from_env(
             "TFDISTILL_START_TIMEOUT_SECS", 300.0
@@ -196,6 +207,7 @@ def _multi_worker(cluster: identity.Cluster) -> tf.distribute.Strategy:
             "and models are made and devices are listed. Move it to the top "
             "of your program."
         ) from error
+    replicas.prepare_to_meet(strategy)
     _ExitBarrier(strategy).install()
     return strategy
 
@@ -235,12 +247,10 @@ class _ExitBarrier:
         waiting.join(self._timeout_secs)
 
     def _meet(self) -> None:
-        def in_replica() -> tf.Tensor:
-            context = tf.distribute.get_replica_context()
-            return context.all_reduce("SUM", tf.ones([]))
-
         try:
-            tf.function(lambda: self._strategy.run(in_replica))()
+            replicas.meet(self._strategy, "leave")
+        except replicas.NotTogetherError:
+            pass  # The others tell of it.
         except tf.errors.OpError as error:
             print(
                 "tfdistill: another worker left before this one was done: "

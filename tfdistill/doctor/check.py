@@ -14,15 +14,7 @@ OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of a check.
-
-    Attributes:
-        status: `ok`, `warning`, `failed` or `skipped`.
-        name: Of the check; its row in docs/doctor.md.
-        seen: What was found.
-        remedy: What to do about a warning or failure; else empty.
-        secs: How long it took.
-    """
+    """What a check found; `remedy` is empty unless something is wrong."""
 
     status: str
     name: str
@@ -47,15 +39,7 @@ skipped = functools.partial(Result, SKIPPED)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-    """A check that is still to be made.
-
-    Attributes:
-        name: Of the check.
-        limit_secs: Longest time it may take.
-        make: Makes it. It yields, or returns a list of, results: one for each
-            thing looked at.
-        remedy: What to do if it takes too long.
-    """
+    """A check to be made; `make` yields a result for each thing it looks at."""
 
     name: str
     limit_secs: float

@@ -28,14 +28,7 @@ _SLOW = "Raise --limit_secs if this machine is only slow."
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to examine.
-
-    Attributes:
-        limit_secs: Longest time of each check.
-        wait_secs: Longest wait for the other tasks of the group.
-        reach: Whether to look for them.
-        tensorflow: Whether to make the checks that need TensorFlow.
-    """
+    """What to examine, how long each check and the wait for others may take."""
 
     limit_secs: float = 60.0
     wait_secs: float = 60.0

@@ -48,12 +48,9 @@ _SAME_CONFIG = (
 class Card:
     """What a task says of itself.
 
-    Attributes:
-        task: Its name, such as `worker:1`.
-        identity: Digest of its group and its group's addresses.
-        key: Digest made with its key; empty without one.
-        process: Differs for each process that answers.
-        clock_secs: Its clock less that of the task that asked, in seconds.
+    `identity` is a digest of its group and addresses, `key` one made with its
+    key (empty without one); `clock_secs` is its clock less that of the task
+    that asked.
     """
 
     task: str

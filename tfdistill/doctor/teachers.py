@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdistill.doctor import check
 from tfdistill.exchange import reader
 from tfdistill.exchange import versions
+from tfdistill.exports import bundle_index
 from tfdistill.exports import graph_check
 from tfdistill.exports import other_graphs
 from tfdistill.exports import student_graph
@@ -44,14 +45,7 @@ class _BadTeacherError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Student:
-    """What teachers must agree with.
-
-    Attributes:
-        source: Where it is from, for people.
-        inputs: Specs by name, as in a manifest.
-        outputs: Specs by name, as in a manifest.
-        fingerprint: Of its graph; empty if not known.
-    """
+    """What teachers must agree with: specs by name, as in a manifest."""
 
     source: str
     inputs: Mapping[str, Any]
@@ -133,6 +127,10 @@ def _judge(
     same = version.manifest.graph_fingerprint == fingerprint != ""
     try:
         graph_check.check_directory(directory)
+    except bundle_index.BundleError as error:
+        raise _BadTeacherError(
+            f"version {version.step} must not be read: {error}", _GOOD_VERSION
+        ) from error
     except graph_check.GraphError as error:
         if not same:
             raise _BadTeacherError(

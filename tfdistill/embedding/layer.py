@@ -24,12 +24,7 @@ _SEED_FACTOR, _SEED_RANGE = 1_000_003, 2**31 - 1
 
 
 class FieldIds:
-    """Turns each field's ids into ids of one table, or refuses them.
-
-    Attributes:
-        sizes: Number of ids of each field.
-        num_rows: Their sum: rows of the table.
-    """
+    """Turns each field's ids into ids of one table, or refuses them."""
 
     def __init__(
         self, sizes: Sequence[int], *, oov_index: int | None = None
@@ -152,11 +147,6 @@ def rows_from(sources: Mapping[Any, Sequence[Any]]) -> Iterator[None]:
         _replaced.sources = before
 
 
-def replaced_sources(layer: Any) -> list[Any] | None:
-    """Returns what a layer is to look up rows in; None: its own shards."""
-    return getattr(_replaced, "sources", {}).get(id(layer))
-
-
 class TableValues:
     """What the rows of one table start with, drawn block by block.
 
@@ -175,8 +165,8 @@ class TableValues:
     ) -> None:
         """Draws nothing yet.
 
-        An initializer with a `seed` in its configuration gets another for
-        each block; any other is called once for each block as it is.
+        An initializer with a `seed` in its configuration gets another one for
+        each block; any other is called as it is.
         """
         self._initializer = initializer
         self._layout = layout
@@ -363,6 +353,7 @@ class ShardedEmbedding(keras.layers.Layer):
             ValueError: An argument is out of its range.
         """
         super().__init__(name=name, dtype=dtype, **kwargs)
+        self.supports_jit = False  # XLA has no distinct ids.
         if output_dim < 1:
             raise ValueError(
                 f"`output_dim` must be >= 1; received {output_dim}. It is the "
@@ -499,7 +490,7 @@ class ShardedEmbedding(keras.layers.Layer):
         self, ids: tf.Tensor, fields: Any, training: bool | None
     ) -> tf.Tensor:
         """Returns `[number of ids, dim]`."""
-        replaced = replaced_sources(self)
+        replaced = getattr(_replaced, "sources", {}).get(id(self))
         sources = replaced or [shard.value for shard in self.shards]
         # A traced inference must not depend on how the layer is called.
         owner = "a ShardedEmbedding" if replaced else f"layer {self.name!r}"
@@ -509,7 +500,8 @@ class ShardedEmbedding(keras.layers.Layer):
         on_devices = self._on_devices and not replaced
         is_remote = on_devices or hasattr(sources[0], "gather_rows")
         if training is False and len(sources) == 1 and not is_remote:
-            found = table_rows.read_only(sources[0], layout, rows)
+            # No gradient is wanted.
+            found = tf.gather(sources[0], layout.as_index(rows))
             return tf.cast(found, self.compute_dtype)
         return table_rows.look_up(
             sources,
@@ -569,17 +561,9 @@ def layers_of(model: keras.Layer) -> list[ShardedEmbedding]:
 
 
 class LogicalTable:
-    """The shards of one table, seen as one variable in stored order.
-
-    Attributes:
-        layer: The `ShardedEmbedding`.
-        shape: `[num_rows, dim]`.
-        dtype: Name of the dtype of the shards.
-        path: As for a Keras variable.
-    """
+    """The shards of one table, seen as one Keras variable in stored order."""
 
     def __init__(self, layer: ShardedEmbedding) -> None:
-        """Describes the table of a built layer."""
         self.layer = layer
         self.shape = tf.TensorShape([layer.layout.num_rows, layer.output_dim])
         self.dtype = layer.variable_dtype

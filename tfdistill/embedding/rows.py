@@ -164,13 +164,6 @@ def look_up(
     return _expand(rows, positions, dtype)
 
 
-def read_only(
-    source: Any, layout: RowLayout, storage_rows: tf.Tensor
-) -> tf.Tensor:
-    """Returns rows of one whole table, for which no gradient is wanted."""
-    return tf.gather(source, layout.as_index(storage_rows))
-
-
 def _gather(source: Any, rows: tf.Tensor, on_device: bool) -> tf.Tensor:
     if hasattr(source, "gather_rows"):
         return source.gather_rows(rows)
@@ -199,9 +192,7 @@ def _expand(rows: tf.Tensor, positions: tf.Tensor, dtype: Any) -> tf.Tensor:
     return expand(rows)
 
 
-def sum_per_row(
-    gradient: tf.IndexedSlices,
-) -> tf.IndexedSlices:
+def sum_per_row(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
     """Sums slices of the same row, so that each row comes once."""
     rows, positions = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(

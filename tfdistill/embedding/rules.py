@@ -17,19 +17,15 @@ Hyperparameters = dict[str, tf.Tensor]
 
 
 class UpdateRule:
-    """How one optimizer changes variables; see `rules.rule_for`.
+    """How one optimizer changes variables; see `rules.rule_for`."""
 
-    Attributes:
-        slots: Initial values of what it keeps for each element, by name.
-    """
-
+    # Initial values of what it keeps for each element, by name.
     slots: dict[str, float] = {}
     # The operations.
     dense: Any = None
     by_rows: Any = None
 
     def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Takes the settings of a Keras optimizer."""
         self._optimizer = optimizer
 
     def hyperparameters(self, step: Any) -> Hyperparameters:
@@ -143,7 +139,6 @@ class Adagrad(UpdateRule):
     by_rows = staticmethod(tf.raw_ops.ResourceSparseApplyAdagradV2)
 
     def __init__(self, optimizer: Any) -> None:
-        """Takes the settings of a `keras.optimizers.Adagrad`."""
         super().__init__(optimizer)
         # Keras divides by sqrt(accumulator + epsilon), the operation by
         # sqrt(accumulator) + epsilon: so epsilon goes into the accumulator.
@@ -221,7 +216,6 @@ class Ftrl(UpdateRule):
     by_rows = staticmethod(tf.raw_ops.ResourceSparseApplyFtrlV2)
 
     def __init__(self, optimizer: Any) -> None:
-        """Takes the settings of a `keras.optimizers.Ftrl`."""
         super().__init__(optimizer)
         initial = optimizer.initial_accumulator_value
         self.slots = {"accumulator": initial, "linear": 0.0}

@@ -23,9 +23,7 @@ TableSlots = list[tuple[embedding_layer.ShardedEmbedding, int, dict[str, Any]]]
 class TableUpdates:
     """Updates the trainable tables of one compiled and built model.
 
-    Attributes:
-        optimizer: The optimizer whose rule is followed.
-        slots: For each shard: its layer, its index there, its slots by name.
+    `slots` has for each shard its layer, its index there, its slots by name.
     """
 
     @classmethod

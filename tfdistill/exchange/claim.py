@@ -14,12 +14,14 @@ a claim already blocks the rename. Otherwise the last one to write has it, and
 the others find out by reading it again.
 
 A record comes from another process, often from another machine, so it is read
-as hostile input.
+as hostile input. In a run with a key both the name of a claim and what it says
+are signed with it; others say nothing to this run, whoever wrote them.
 """
 
 import contextlib
 import dataclasses
 import errno
+import hmac
 import json
 import logging
 import os
@@ -32,6 +34,7 @@ from typing import Any
 from typing import NamedTuple
 
 from tfdistill.exchange import filesystem
+from tfdistill.exchange import signing
 from tfdistill.system import processes
 from tfdistill.system import untrusted
 
@@ -40,7 +43,9 @@ LEASE_SECS = 10.0
 RENEW_SECS = 1.0
 _INCARNATION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HOST_NAME = re.compile(r"[!-~]{0,255}")
-_FILE_NAME = re.compile(r"\.claim-([1-9][0-9]{0,17})")
+_FILE_NAME = re.compile(r"\.claim-([1-9][0-9]{0,17})(-[0-9a-f]{32})?")
+# More than a group is ever started; no claim is followed to no end.
+_MAX_NUMBER = 10_000_000
 _FILE = "owner.json"
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 # The last count of a process that has just died may still come into sight.
@@ -155,10 +160,16 @@ class ClaimFiles:
     """Reads and writes the claims of one group; failures are OSErrors."""
 
     def __init__(
-        self, file_system: filesystem.FileSystem, group_dir: str
+        self,
+        file_system: filesystem.FileSystem,
+        group_dir: str,
+        *,
+        signer: signing.Signer | None = None,
     ) -> None:
         self._file_system = file_system
         self._group_dir = group_dir
+        self._signer = signer
+        self._has_warned = False
         # Whether only one process can make a claim: until a rename is refused,
         # as some mounts do.
         self.creates_exclusively = file_system.renames_atomically
@@ -178,7 +189,7 @@ class ClaimFiles:
             text = filesystem.read(self._file_system, path, max_bytes=MAX_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return Claim(number, text, ClaimRecord.from_json(text))
+        return self._claim(number, text)
 
     def create(self, number: int, record: ClaimRecord) -> bool:
         """Makes a claim, unless another process was faster; whether it did.
@@ -190,7 +201,7 @@ class ClaimFiles:
         draft = f"{self._group_dir}/.tmp-claim-{record.incarnation}"
         if self._file_system.renames_atomically:
             self._file_system.remove_tree(draft)
-            text = record.to_json().encode()
+            text = self._text(number, record)
             self._file_system.write(f"{draft}/{_FILE}", [text])
             try:
                 if filesystem.move(self._file_system, draft, path):
@@ -209,7 +220,7 @@ class ClaimFiles:
 
     def write(self, number: int, record: ClaimRecord) -> None:
         """Replaces what a claim says."""
-        text = record.to_json().encode()
+        text = self._text(number, record)
         self._file_system.write(f"{self._path(number)}/{_FILE}", [text])
 
     def remove_below(self, number: int) -> None:
@@ -223,11 +234,64 @@ class ClaimFiles:
             names = self._file_system.list_dir(self._group_dir)
         except FileNotFoundError:
             return []
-        matches = [_FILE_NAME.fullmatch(name) for name in names]
-        return [int(match[1]) for match in matches if match]
+        numbers, others = [], []
+        for name in names:
+            if match := _FILE_NAME.fullmatch(name):
+                number = int(match[1])
+                ours = number <= _MAX_NUMBER and name == self._name(number)
+                numbers.append(number) if ours else others.append(name)
+        if others:
+            self._warn(
+                f"{len(others)} claims are not of this run, such as {others[0]}"
+            )
+        return numbers
 
     def _path(self, number: int) -> str:
-        return f"{self._group_dir}/.claim-{number}"
+        return f"{self._group_dir}/{self._name(number)}"
+
+    def _name(self, number: int) -> str:
+        name = f".claim-{number}"
+        if self._signer is None:
+            return name
+        # Nobody without the key can name a claim that is still to come.
+        return f"{name}-{self._proof(number, '')[:32]}"
+
+    def _proof(self, number: int, text: str) -> str:
+        group = self._group_dir.rpartition("/")[2]
+        if self._signer is None:
+            return ""
+        return self._signer.proof(f"{group} claim {number}\0{text}".encode())
+
+    def _text(self, number: int, record: ClaimRecord) -> bytes:
+        text = record.to_json()
+        if self._signer is not None:
+            fields = {**vars(record), "signature": self._proof(number, text)}
+            text = json.dumps(fields, sort_keys=True) + "\n"
+        return text.encode()
+
+    def _claim(self, number: int, text: bytes) -> Claim:
+        if self._signer is None:
+            return Claim(number, text, ClaimRecord.from_json(text))
+        fields = untrusted.json_object(text) or {}
+        signature = str(fields.pop("signature", "")).encode("utf-8", "replace")
+        record = ClaimRecord.from_json(json.dumps(fields).encode())
+        if record is not None:
+            expected = self._proof(number, record.to_json()).encode()
+            if hmac.compare_digest(signature, expected):
+                return Claim(number, text, record)
+        self._warn(f"{self._name(number)} does not say what this run has said")
+        return Claim(number, b"", None)
+
+    def _warn(self, what: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "Ignoring claims in %s: %s. Another run, or a process with "
+                "another key (%s), has written there.",
+                self._group_dir,
+                what,
+                signing.FILE_VARIABLE,
+            )
 
 
 class LastChange:
@@ -237,13 +301,15 @@ class LastChange:
         # When what was seen last was seen first.
         self.since = 0.0
         self.num_moves = -1
-        self._last: tuple[int, bytes] | None = None
+        self._seen: set[tuple[int, bytes]] = set()
 
     def see(self, found: Claim, now: float) -> None:
         """Notes what was read; `now` is the time after it was read."""
         seen = (found.number, found.text)
-        if seen != self._last:
-            self._last, self.since = seen, now
+        # What was there before is no sign of life, whoever puts it back.
+        if seen not in self._seen:
+            self._seen.add(seen)
+            self.since = now
             self.num_moves += 1
 
 
@@ -269,6 +335,7 @@ class GroupClaim:
         owner: ClaimRecord,
         lease_secs: float = LEASE_SECS,
         renew_secs: float = RENEW_SECS,
+        signer: signing.Signer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Touches no storage; the group's directory need not exist.
@@ -282,7 +349,7 @@ class GroupClaim:
                 f"long or longer; received {renew_secs!r} and {lease_secs!r}."
             )
         self._group_dir = group_dir
-        self._files = ClaimFiles(file_system, group_dir)
+        self._files = ClaimFiles(file_system, group_dir, signer=signer)
         self._owner = owner
         self._lease_secs = lease_secs
         self._renew_secs = renew_secs
@@ -457,12 +524,18 @@ class GroupClaim:
         return True
 
     def _take(self, before: int) -> bool:
+        if before >= _MAX_NUMBER:
+            raise GroupClaimedError(
+                f"{self._group_dir} must have at most {_MAX_NUMBER} claims, "
+                f"one for each start; found one numbered {before}, which no "
+                "start has made. Remove it."
+            )
         if not self._files.create(before + 1, self._owner):
             return False
         if not self._files.creates_exclusively:
             self._stopping.wait(2 * self._renew_secs)
             found = self._files.read(before + 1)
-            if found is None or found.text != self._owner.to_json().encode():
+            if found is None or found.record != self._owner:
                 return False
         self._number = before + 1
         if before:

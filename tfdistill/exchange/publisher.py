@@ -68,13 +68,16 @@ class Exchange(reader.VersionReader):
           clock: Seconds of a clock that never goes backwards; ages are
             measured by it. Default: `time.monotonic`.
         """
-        super().__init__(root, key=key, file_system=file_system)
+        super().__init__(root, key=key, file_system=file_system, clock=clock)
         self.incarnation = uuid.uuid4().hex
         self._retention = commit.Retention(
             max_to_keep=max_to_keep, min_keep_secs=min_keep_secs, clock=clock
         )
         self._lock = threading.RLock()
         self._claims: dict[int, group_claim.GroupClaim] = {}
+        # By group: which of its versions readers take, and what its index says.
+        self._good: dict[int, dict[int, bool]] = {}
+        self._indexed: dict[int, list[int]] = {}
 
     def claim(
         self,
@@ -110,6 +113,7 @@ class Exchange(reader.VersionReader):
                 owner=group_claim.ClaimRecord.of_this_process(self.incarnation),
                 lease_secs=lease_secs,
                 renew_secs=renew_secs,
+                signer=self._signer,
             )
             claimed.start()
             self._claims[group] = claimed
@@ -153,6 +157,12 @@ class Exchange(reader.VersionReader):
             then, and earlier versions are untouched.
         """
         self._refuse_disabled()
+        if versions.index("step", step) > versions.MAX_STEP:
+            raise ValueError(
+                f"`step` must be at most {versions.MAX_STEP}, which no "
+                f"training reaches; received {step}. Readers ignore what is "
+                "higher."
+            )
         draft = manifest.Manifest(
             group=versions.index("group", group),
             step=versions.index("step", step),
@@ -168,6 +178,7 @@ class Exchange(reader.VersionReader):
         )
         with self._lock:
             version = self._publish(write, draft)
+            self._good.setdefault(draft.group, {})[draft.step] = True
             self._try_to_prune(draft.group)
             return version
 
@@ -206,11 +217,14 @@ class Exchange(reader.VersionReader):
         """
         remove = functools.partial(commit.remove_version, self._file_system)
         with self._lock:
+            steps = self.steps(group)
+            good = self._good_steps(group, steps)
             removed = [
                 step
-                for step in self._retention.expired(group, self.steps(group))
+                for step in self._retention.expired(group, steps, good=good)
                 if commit.try_to_remove(remove, self.version_path(group, step))
             ]
+            self._index(group, [step for step in good if step not in removed])
             commit.sweep(
                 self._file_system,
                 self.group_path(group),
@@ -219,6 +233,34 @@ class Exchange(reader.VersionReader):
                 lease_secs=0.0 if self._holds(group) else commit.LEASE_SECS,
             )
         return removed
+
+    def _good_steps(self, group: int, steps: list[int]) -> list[int]:
+        """Returns those that are valid and signed; looks once at each."""
+        known = self._good.get(group, {})
+        for step in steps:
+            if step not in known:
+                try:
+                    self.open(group, step)
+                    known[step] = True
+                except (VersionNotFoundError, CorruptVersionError):
+                    known[step] = False
+                except OSError as error:
+                    _log.debug("Step %d, group %d: %s", step, group, error)
+        self._good[group] = {s: known[s] for s in steps if s in known}
+        # What cannot be looked at right now stays.
+        return [step for step in steps if known.get(step, True)]
+
+    def _index(self, group: int, steps: list[int]) -> None:
+        """Says which versions there are, for readers that find many others."""
+        if not steps or self._indexed.get(group) == steps:
+            return
+        try:
+            self._confirm(group)
+            self._write_index(group, steps)
+            self._indexed[group] = steps
+        except (OSError, RuntimeError) as error:
+            # It only helps; readers look at the directories themselves.
+            _log.debug("Could not index group %d: %s", group, error)
 
     def _try_to_prune(self, group: int) -> None:
         try:

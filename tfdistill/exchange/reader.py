@@ -6,6 +6,8 @@ rules. Nothing found there is trusted, and links are not followed.
 """
 
 import dataclasses
+import hmac
+import json
 import logging
 import os
 import random
@@ -13,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Iterator
 from collections.abc import Mapping
 
 from tfdistill.exchange import filesystem
@@ -22,8 +25,16 @@ from tfdistill.exchange import versions
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
-# Broken versions that are passed over in search of a good one.
+# Versions that an index does not name and that are looked at all the same, and
+# those that are looked at once more although they were broken twice.
 _MAX_LOOKS = 5
+# In search of a good one, without an index that helps.
+_MAX_NEW_LOOKS = 500
+INDEX_NAME = "versions.json"
+_MAX_INDEX_BYTES = 256 * 1024
+# How far a group can be ahead of where it was seen last: at once, and a second.
+_SPARE_STEPS = 1_000_000
+_MAX_STEPS_PER_SEC = 10_000
 _log = logging.getLogger(__name__)
 
 
@@ -36,6 +47,7 @@ class VersionReader:
         *,
         key: signing.KeyOption = "environment",
         file_system: filesystem.FileSystem | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Touches no storage but the key's file.
 
@@ -46,6 +58,7 @@ class VersionReader:
           key: Versions that are not signed with it are refused; see
             `Exchange`.
           file_system: Used with `root` as it is. Default: what `root` asks for.
+          clock: Seconds of a clock that never goes backwards.
         """
         self.enabled = root is not None
         if root is None:
@@ -56,7 +69,10 @@ class VersionReader:
         self._file_system = file_system
         self._signer = signing.signer_for(key) if self.enabled else None
         self._has_warned = False
+        self._clock = clock
         self._newest: dict[int, versions.Version] = {}
+        # When that version was seen first.
+        self._seen: dict[int, float] = {}
         self._passed_over: dict[tuple[int, int], int] = {}
 
     def group_path(self, group: int) -> str:
@@ -136,9 +152,10 @@ class VersionReader:
         known = self._newest.get(group)
         found, uncertain = None, False
         try:
-            for step in reversed(self._listed(group)):
+            for step in self._candidates(group):
                 try:
                     version = self.open(group, step)
+                    self._refuse_far_ahead(known, version)
                     versions.check_listing(self._file_system, version)
                 except versions.VersionNotFoundError:
                     continue
@@ -158,7 +175,78 @@ class VersionReader:
         self._newest.pop(group, None)
         if found:
             self._newest[group] = found
+            if found != known:
+                self._seen[group] = self._clock()
         return found
+
+    def _candidates(self, group: int) -> Iterator[int]:
+        """Yields the steps to look at, the newest first, in bounded time.
+
+        The group's index names its good versions, whatever lies beside them.
+        The newest ones that it does not name may be newer than the index.
+        """
+        listed = self._listed(group)
+        indexed = self._read_index(group)
+        if indexed is not None:
+            newer = [s for s in listed if s > max(indexed, default=-1)]
+            yield from reversed(newer[-_MAX_LOOKS:])
+            yield from reversed(indexed)
+            return
+        yield from reversed(listed[-_MAX_LOOKS:])
+        left = _MAX_NEW_LOOKS
+        for step in reversed(listed[:-_MAX_LOOKS]):
+            if left and self._passed_over.get((group, step), 0) < 2:
+                left -= 1
+                yield step
+
+    def _read_index(self, group: int) -> list[int] | None:
+        """Returns the steps of the group's index, if there is one to trust."""
+        path = f"{self.group_path(group)}/{INDEX_NAME}"
+        try:
+            text = filesystem.read(
+                self._file_system, path, max_bytes=_MAX_INDEX_BYTES
+            )
+        except OSError:
+            return None
+        fields = untrusted.json_object(text) or {}
+        steps = fields.get("steps")
+        if not isinstance(steps, list) or not all(
+            type(step) is int and 0 <= step <= versions.MAX_STEP
+            for step in steps
+        ):
+            return None
+        signature = str(fields.get("signature")).encode("utf-8", "replace")
+        expected = self._index_signature(group, steps).encode()
+        if self._signer and not hmac.compare_digest(signature, expected):
+            return None
+        return sorted(steps)
+
+    def _write_index(self, group: int, steps: list[int]) -> None:
+        fields = {
+            "steps": steps,
+            "signature": self._index_signature(group, steps),
+        }
+        path = f"{self.group_path(group)}/{INDEX_NAME}"
+        self._file_system.write(path, [json.dumps(fields).encode() + b"\n"])
+
+    def _index_signature(self, group: int, steps: list[int]) -> str:
+        if self._signer is None:
+            return ""
+        return self._signer.proof(f"index of {group}: {steps}".encode())
+
+    def _refuse_far_ahead(
+        self, known: versions.Version | None, found: versions.Version
+    ) -> None:
+        if known is None:
+            return
+        secs = self._clock() - self._seen[found.group]
+        most = known.step + _SPARE_STEPS + int(_MAX_STEPS_PER_SEC * secs)
+        if found.step > most:
+            raise versions.CorruptVersionError(
+                f"The step of {found.path} must be one that the group can have "
+                f"reached, at most {most}: it was at step {known.step} "
+                f"{secs:.0f} s ago."
+            )
 
     def verify(
         self, version: versions.Version, *, max_bytes: int | None = None
@@ -252,7 +340,7 @@ class VersionReader:
           OSError: If the storage fails.
         """
         broken: list[int] = []
-        for step in reversed(self._listed(group)):
+        for step in self._candidates(group):
             try:
                 found = self._open_unsigned(group, step)
                 seen = self._file_system.stat(
@@ -262,8 +350,6 @@ class VersionReader:
                 continue  # Not committed yet, or pruned meanwhile.
             except versions.CorruptVersionError:
                 broken.append(step)
-                if len(broken) >= _MAX_LOOKS:
-                    break
             else:
                 return Published(
                     step=step,

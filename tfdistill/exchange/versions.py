@@ -10,7 +10,9 @@ from typing import Any
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest as manifest_lib
 
-_STEP = re.compile(r"0|[1-9][0-9]{0,18}")
+_STEP = re.compile(r"0|[1-9][0-9]{0,12}")
+# A thousand steps a second for thirty years: what is above is no training's.
+MAX_STEP = 10**12
 
 
 class ExportError(RuntimeError):
@@ -172,4 +174,4 @@ def step_of_name(name: str) -> int | None:
         [1200, None, None]
     """
     step = int(name) if _STEP.fullmatch(name) else None
-    return step if step is not None and step <= manifest_lib.MAX_INT else None
+    return step if step is not None and step <= MAX_STEP else None

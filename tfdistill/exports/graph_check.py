@@ -27,6 +27,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
+from tfdistill.exports import bundle_index
 from tfdistill.exports import graph_ops
 from tfdistill.exports import student_graph
 
@@ -40,6 +41,7 @@ MAX_OBJECTS = 30_000
 _OPAQUE = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 
 GRAPH = "saved_model.pb"
+_INDEX = "variables/variables.index"
 # What a peer may publish whose graph is not the student's.
 MAX_OTHER_BYTES = 4 * 1024**3
 # A graph's file, and vocabularies.
@@ -582,7 +584,10 @@ def _num_bytes(variable: Any) -> int:
 
 
 def check_directory(directory: str) -> None:
-    """Checks a SavedModel before it is loaded: its files, then its graph."""
+    """Checks a SavedModel before it is loaded: files, graph and variables.
+
+    GraphError, or BundleError for the variables.
+    """
     if "://" not in directory:
         # Only what is below it must not be linked.
         directory = os.path.realpath(directory)
@@ -596,6 +601,8 @@ def check_directory(directory: str) -> None:
             max_bytes=MAX_GRAPH_BYTES,
         )
     )
+    if _INDEX in files:
+        bundle_index.check(file_system, f"{root}/variables/variables")
 
 
 def _listed(

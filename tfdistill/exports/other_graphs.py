@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
+from tfdistill.exports import bundle_index
 from tfdistill.exports import graph_check
 from tfdistill.exports import student_graph
 
@@ -117,7 +118,7 @@ def load(
             f"received {directory!r}. To convert a .keras file, call "
             "keras.models.load_model(FILE).export(DIR)."
         ) from error
-    except graph_check.GraphError as error:
+    except (graph_check.GraphError, bundle_index.BundleError) as error:
         if not trust:
             raise ValueError(
                 f"The SavedModel {directory} is not loaded: {error} If you "

@@ -8,6 +8,7 @@ SavedModel for `tf.saved_model.load` and TensorFlow Serving.
 
 import pathlib
 import tempfile
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,8 @@ import keras
 import tensorflow as tf
 
 from tfdistill.embedding import layer
+from tfdistill.exchange import filesystem
+from tfdistill.exports import bundle_index
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
 
@@ -135,8 +138,10 @@ class SavedModelWriter:
         self._files: dict[str, bytes] | None = None
         self._object_graph: tf.Tensor | None = None
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, averages: Mapping[int, Any] | None = None) -> Snapshot:
         """Takes the student's current values, for the training thread.
+
+        `averages` has what is taken in place of variables, by their `id`.
 
         Reading shares the variable's buffer; the next update of the variable
         writes to a new one. So this takes no time and no copy, and the
@@ -146,8 +151,11 @@ class SavedModelWriter:
         while they are written, as every step there reads what others have
         written by then.
         """
+        found = averages or {}
         return [
-            None if _is_on_servers(v) else tf.convert_to_tensor(v.value)
+            None
+            if _is_on_servers(v)
+            else tf.convert_to_tensor(found.get(id(v), v).value)
             for v in self.graph.variables
         ]
 
@@ -249,37 +257,51 @@ def check_finite(values: Sequence[Any], names: Sequence[str]) -> None:
         if tensor.dtype.is_floating and not bool(
             tf.reduce_all(tf.math.is_finite(tensor))
         ):
-            raise ValueError(f"{name} holds NaN or infinite values.")
+            raise server_bundle.NotFiniteError(name)
 
 
 def read_variables(
-    directory: str, variables: Mapping[str, Mapping[str, Any]]
+    directory: str,
+    variables: Mapping[str, Mapping[str, Any]],
+    *,
+    only: Collection[str] | None = None,
 ) -> Snapshot:
     """Reads a version's variables, in the order of the student's.
 
     `variables` are the shape and dtype expected by checkpoint key; floats of
-    another width are accepted. ValueError if a variable is missing, is of
-    another shape or kind, or is not finite.
+    another width are accepted, and other variables are not. TensorFlow does
+    not open the files: no version can end this process. `only` some keys are
+    read if it says so, and all are checked. ValueError if a variable is
+    missing, is of another shape or kind, or is not finite.
     """
-    reader = tf.train.load_checkpoint(f"{directory}/variables/variables")
-    shapes = reader.get_variable_to_shape_map()
-    dtypes = reader.get_variable_to_dtype_map()
-    values = []
+    file_system, root = filesystem.for_root(directory)
+    prefix = f"{root}/variables/variables"
+    index = bundle_index.load(file_system, prefix)
     for key, expected in variables.items():
-        if key not in shapes:
+        found = index.tensors.get(key)
+        if found is None:
             raise ValueError(f"variable {key} is missing.")
         kind = tf.as_dtype(expected["dtype"]).is_floating
-        if list(shapes[key]) != list(expected["shape"]) or (
-            dtypes[key].is_floating != kind
+        if list(found.shape) != list(expected["shape"]) or (
+            found.dtype.is_floating != kind or found.dtype == tf.string
         ):
             raise ValueError(
                 f"variable {key} must be {expected['dtype']} "
-                f"{list(expected['shape'])}; received {dtypes[key].name} "
-                f"{list(shapes[key])}."
+                f"{list(expected['shape'])}; received {found.dtype.name} "
+                f"{list(found.shape)}."
             )
-        with tf.device("CPU:0"):
-            values.append(tf.constant(reader.get_tensor(key)))
-    check_finite(values, list(variables))
+    if more := index.tensors.keys() - variables.keys() - {_OBJECT_GRAPH}:
+        raise ValueError(
+            f"its checkpoint must hold the {len(variables)} variables of the "
+            f"student and no others; received {sorted(more)[:3]} besides."
+        )
+    keys = [key for key in variables if only is None or key in only]
+    with tf.device("CPU:0"):
+        values: Snapshot = [
+            tf.constant(value)
+            for value in bundle_index.read(file_system, prefix, index, keys)
+        ]
+    check_finite(values, keys)
     return values
 
 

@@ -14,6 +14,14 @@ import tensorflow as tf
 from tfdistill.embedding import rows as table_rows
 
 
+class NotFiniteError(ValueError):
+    """A weight that holds NaN or infinity, which is not written."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} holds NaN or infinite values.")
+        self.name = name
+
+
 class BundleWriter:
     """Writes one checkpoint from any number of tasks.
 
@@ -62,7 +70,7 @@ class BundleWriter:
                     where = f"{num_rows} {dim} {start + first},{last - first}"
                     self._save([key], [f"{where}:0,{dim}"], [rows])
                 if not bool(finite):
-                    raise ValueError(f"{key} holds NaN or infinite values.")
+                    raise NotFiniteError(key)
             start += int(shard.shape[0])
 
     def finish(self) -> None:

@@ -1,8 +1,14 @@
 """The command `tfdistill-local`: any script as groups of tasks."""
 
+import sys
+from typing import TYPE_CHECKING
+
 from absl import flags
 
 from tfdistill.system import programs
+
+if TYPE_CHECKING:
+    from tfdistill.launcher import local_run
 
 # Each is a process with a port: more is a slip of the finger, and would keep a
 # machine from answering before anybody could stop it.
@@ -115,8 +121,8 @@ def add_topology(options: programs.Flags) -> None:
     )
 
 
-def run(options: programs.Options) -> int:
-    """Runs a command as the options say, and returns the exit code."""
+def run(options: programs.Options) -> "local_run.RunResult":
+    """Runs a command as the options say, to the end of all groups."""
     # Only here: --help and wrong options are answered at once.
     from tfdistill.launcher import local_cluster
     from tfdistill.launcher import local_run
@@ -136,6 +142,14 @@ def run(options: programs.Options) -> int:
         result = started.supervise()
     finally:
         display.close()
+    try:
+        _tell(result)
+    except OSError:  # A full disk, or nobody who reads on, ends no run.
+        programs.forget_output()
+    return result
+
+
+def _tell(result: "local_run.RunResult") -> None:
     for group in result.groups:
         suffix = f": {group.reason}" if group.reason else ""
         restarted = [f"{n} {name}" for name, n in group.restarts.items() if n]
@@ -144,7 +158,7 @@ def run(options: programs.Options) -> int:
         if group.group_restarts:
             suffix += f" (restarts: {group.group_restarts})"
         print(f"group {group.group} {group.state}{suffix}", flush=True)
-    return result.exit_code
+    sys.stdout.flush()
 
 
 def _check_size(number: int) -> None:
@@ -159,7 +173,7 @@ def _check_size(number: int) -> None:
 def _run(options: programs.Options) -> int:
     if not options.command:
         raise programs.UsageError(NO_COMMAND)
-    return run(options)
+    return run(options).exit_code
 
 
 EITHER = (

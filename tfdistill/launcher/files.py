@@ -1,5 +1,6 @@
 """The launcher's own files: its lock, its record and the tasks' logs."""
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -87,13 +88,22 @@ def forget_progress(ready_path: pathlib.Path) -> None:
     """Removes what an earlier task with this ready file has reported."""
     for suffix in signs.SUFFIXES:
         path = ready_path.with_name(ready_path.name + suffix)
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def open_log(path: pathlib.Path) -> IO[bytes]:
+    """Opens a task's log to add to it; if that cannot be, what is lost."""
+    try:
+        return path.open("ab")
+    except OSError:
+        return open(os.devnull, "ab")
 
 
 def mark_restart(path: pathlib.Path, attempt: int) -> None:
     """Begins the part of a log that belongs to another start of its group."""
     now = time.strftime("%Y-%m-%d %H:%M:%S")
-    with path.open("a", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
         file.write(f"===== {now}: start {attempt} of the group =====\n")
 
 
@@ -149,12 +159,15 @@ def last_lines(path: pathlib.Path) -> list[str]:
     """Returns the last lines of a log, at most twenty, as plain text.
 
     Of a line that was overwritten in place, as progress bars are, only what
-    was visible in the end is returned.
+    was visible in the end is returned; of a log that cannot be read, nothing.
     """
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _TAIL_BYTES))
-        text = file.read().decode("utf-8", errors="replace")
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return []
     lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
     shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
     return [untrusted.without_control(line) for line in shown][

@@ -10,6 +10,7 @@ parameter servers: what a dead one has left undone, its coordinator gives to the
 others, and once it is started again at its old address it takes part again.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -27,9 +28,12 @@ from tfdistill.launcher import task_process
 from tfdistill.launcher import watches
 from tfdistill.status import directory as run_directory
 from tfdistill.status import group as group_status
+from tfdistill.status import log_warnings
 from tfdistill.status import run_events
 from tfdistill.system import untrusted
 
+# Between two looks at the logs.
+_WARNINGS_SECS = 1.0
 # Binds so many sockets to free ports; see local_cluster.reserve_ports.
 ReservePorts = Callable[[int], list[socket.socket]]
 
@@ -130,7 +134,7 @@ class Attempt:
         files.forget_progress(task.ready_path)
         # A task that is started again adds to its log; that of an earlier run
         # has another name by now.
-        with task.log_path.open("ab") as log_file:
+        with files.open_log(task.log_path) as log_file:
             self.processes[name] = task_process.TaskProcess(
                 self._topology.command,
                 env=task.environ(os.environ),
@@ -155,7 +159,8 @@ class Attempt:
         for name, process in self.processes.items():
             process.read()
             self._note_news(name, process)
-        self.status.update(self._tail.read())
+        with contextlib.suppress(OSError):  # It may be read at the next time.
+            self.status.update(self._tail.read())
         now = time.monotonic()
         messages = []
         if self.end_state is None:
@@ -206,7 +211,10 @@ class Attempt:
             self.end_state = "done"
             self._note("done")
             self._request_stop()
-            return []
+            unseen = self._start_limit.unseen()
+            if unseen:
+                self._note("warning", text=unseen)
+            return [f"group {self.status.group}: {unseen}"] if unseen else []
         running = [n for n, p in self.processes.items() if p.exit_code is None]
         late = self._start_limit.late(running, now=now)
         if late:
@@ -364,6 +372,9 @@ class SupervisedGroup:
         self._last_error = ""
         self._stop_reason: str | None = None
         self._has_failed = False
+        directory = run_directory.RunDirectory(topology.workdir)
+        self._warnings = log_warnings.LogWarnings(lambda: directory.logs(group))
+        self._warnings_due = time.monotonic()
         self._attempt = self._new_attempt()
 
     def _new_attempt(self) -> Attempt:
@@ -395,6 +406,7 @@ class SupervisedGroup:
         """What is shown of the group."""
         status = self._attempt.status
         status.num_restarts = self._restarts.made
+        status.warnings = self._warnings.found
         if self._attempt.exit_code:
             status.last_error = self._attempt.reason
         status.last_error = status.last_error or self._last_error
@@ -429,6 +441,10 @@ class SupervisedGroup:
     def advance(self) -> list[str]:
         """Takes in the news and acts on it; returns texts for the user."""
         messages = self._attempt.advance()
+        now = time.monotonic()
+        if now >= self._warnings_due or self._attempt.over:
+            self._warnings_due = now + _WARNINGS_SECS
+            self._warnings.read()
         failed = bool(self._attempt.exit_code)
         if failed and not (self._awaits_restart or self._has_failed):
             messages += self._decide()

@@ -39,14 +39,7 @@ IDENTITY_VARIABLES = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """One process to be: its identity and where its files go.
-
-    Attributes:
-        cluster: Its place in its group.
-        env: Variables to set on top of the inherited ones.
-        log_path: File for its stdout and stderr.
-        ready_path: File it creates once its group is connected.
-    """
+    """A process to be: its identity, its variables and where its files go."""
 
     cluster: identity.Cluster
     env: Mapping[str, str]

@@ -24,9 +24,11 @@ from tfdistill.launcher import local_cluster
 from tfdistill.status import group as group_status
 from tfdistill.status import run_events
 from tfdistill.status import tables
+from tfdistill.system import background
 
 _INTERFACES = pathlib.Path("/sys/class/net")
 _POLL_SECS = 0.2
+_RECORD_SECS = 10.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -114,6 +116,11 @@ class LocalRun:
         self._failed: supervised_group.SupervisedGroup | None = None
         self._started = 0.0
         self._recorded: tuple[dict[str, int], list[int]] = ({}, [])
+        # Of launch.json: room on a disk may come back.
+        self._record_pause = background.Backoff(
+            first_secs=_POLL_SECS, longest_secs=_RECORD_SECS
+        )
+        self._said_unwritten = False
         self._exchange = topology.exchange or f"{topology.workdir}/exchange"
         # To look behind a URL takes TensorFlow, which a launcher does without.
         self._published = (
@@ -201,6 +208,8 @@ class LocalRun:
                 self._say(message)
         self._settle_failures()
         self._record()
+        if self._events is not None and self._events.error is not None:
+            self._warn_of(self._events.error)
         if self._display is not None:
             self._display.show(self._status())
 
@@ -271,12 +280,32 @@ class LocalRun:
         known = (pids, attempts)
         if known == self._recorded or len(pids) < num_processes:
             return
+        if not self._record_pause.is_over:
+            return
+        try:
+            files.write_record(
+                self._topology,
+                started=self._started,
+                pids=pids,
+                attempts=attempts,
+            )
+        except OSError as error:
+            self._record_pause.failed()
+            self._warn_of(error)
+            return
+        self._record_pause.succeeded()
         self._recorded = known
-        files.write_record(
-            self._topology,
-            started=self._started,
-            pids=pids,
-            attempts=attempts,
+
+    def _warn_of(self, error: OSError) -> None:
+        """Reports, once, that a file of the launcher's cannot be written."""
+        if self._said_unwritten:
+            return
+        self._said_unwritten = True
+        self._say(
+            f"warning: the launcher cannot write to {self._topology.workdir} "
+            f"({error.strerror}); the run goes on, and its restarts too, but "
+            "launch.json and logs/events.jsonl may lack what happens. Free "
+            "some space."
         )
 
     def result(self) -> RunResult:

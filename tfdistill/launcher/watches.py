@@ -84,6 +84,19 @@ class StartLimit:
             "script that does not use tfdistill pass --start_timeout_secs=0."
         )
 
+    def unseen(self) -> str | None:
+        """Returns a warning if all tasks have ended and none had appeared."""
+        if self._limit_secs == 0 or any(
+            map(self._has_appeared, self._ready_files)
+        ):
+            return None
+        return (
+            "no task has called tfdistill.make_strategy, so that each trained "
+            "by itself, if it did, and no group learned from another. Call it "
+            "before any other operation of TensorFlow (docs/guide.md); for a "
+            "script that does not use tfdistill pass --start_timeout_secs=0."
+        )
+
     def _has_appeared(self, name: str) -> bool:
         path = self._ready_files[name]
         return path.exists() or signs.found_starting(path)
@@ -211,13 +224,10 @@ _FREE = frozenset({signs.IDLE, signs.CALLBACKS, signs.EPOCH_END})
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What was found of a task, or of a whole group.
+    """What was found of a task, or of a group if `task` is None.
 
-    Attributes:
-        event: Its name in `run_events`.
-        task: Name of the task; None for the group.
-        text: What to tell the user of a task that must be killed; else empty.
-        details: What belongs to the event.
+    `event` is a name of `run_events`; `text` tells the user of a task that must
+    be killed, and is empty otherwise.
     """
 
     event: str

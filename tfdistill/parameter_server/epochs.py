@@ -32,7 +32,6 @@ class Executions:
     """Schedules functions on the workers and yields what they return."""
 
     def __init__(self, coordinator: Any, *, num_workers: int) -> None:
-        """Takes a `ClusterCoordinator`; schedules nothing yet."""
         self._coordinator = coordinator
         self.limit = _IN_FLIGHT_PER_WORKER * num_workers
         self._pending: collections.deque[Any] = collections.deque()
@@ -169,7 +168,8 @@ class TrainingEpochs:
                     break
                 self.back_up(epoch, done)
                 continue
-            asked, result = self._oldest()
+            asked, vector = window.oldest()
+            result = self._functions[asked].result(vector)
             if result.num_steps < asked:
                 ended.add(result.worker)
                 scheduled -= asked - result.num_steps
@@ -239,10 +239,6 @@ class TrainingEpochs:
             (self._iterator, first_step, self._rider.arguments()),
             tag=num_steps,
         )
-
-    def _oldest(self) -> tuple[int, worker.TrainResult]:
-        num_steps, vector = self._window.oldest()
-        return num_steps, self._functions[num_steps].result(vector)
 
     def _note(self, result: worker.TrainResult) -> steps.Logs:
         self._global_step += result.num_steps

@@ -93,15 +93,8 @@ class MetricTotals:
     def _compute(self, sums: tf.Tensor) -> Logs:
         mapping = zip(self.variables, self._states(sums), strict=True)
         with keras.StatelessScope(mapping):
-            return _scalars(self._model.get_metrics_result())
-
-
-def _scalars(results: Logs) -> Logs:
-    """Flattens results that are themselves dicts, as Keras' logs are."""
-    flat: Logs = {}
-    for key, value in results.items():
-        if isinstance(value, dict):
-            flat.update(value)
-        else:
-            flat[key] = tf.convert_to_tensor(value)
-    return flat
+            results = self._model.get_metrics_result()
+            flat: Logs = {}  # As Keras' logs are.
+            for key, value in results.items():
+                flat.update(value if isinstance(value, dict) else {key: value})
+            return {key: tf.convert_to_tensor(v) for key, v in flat.items()}

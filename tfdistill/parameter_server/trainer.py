@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tfdistill.parameter_server import epochs as training_epochs
 from tfdistill.parameter_server import metric_totals
+from tfdistill.parameter_server import updates
 from tfdistill.parameter_server import variables
 from tfdistill.parameter_server import worker
 from tfdistill.parameter_server import worker_data
@@ -37,20 +38,7 @@ _UNSUPPORTED = ("validation_split", "class_weight")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """The arguments of `fit`.
-
-    Attributes:
-        source: The training data.
-        epochs: Index of the epoch to stop before.
-        initial_epoch: Index of the first epoch.
-        steps_per_epoch: Steps of the whole group an epoch; None if the data
-            end.
-        verbose: As in Keras: 0, 1 or 2.
-        callbacks: Run on the coordinator.
-        validation: The validation data, or None.
-        validation_steps: Batches of them to read; None for all.
-        validation_freq: Epochs between validations.
-    """
+    """The arguments of `fit`, whose steps are those of the whole group."""
 
     source: worker_data.Source
     epochs: int
@@ -64,10 +52,7 @@ class FitOptions:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> "FitOptions":
-        """Reads and checks the arguments of `keras.Model.fit`, by name.
-
-        Those that are absent have Keras' defaults.
-        """
+        """Reads and checks the arguments of `keras.Model.fit`, by name."""
         for name in _UNSUPPORTED:
             if arguments.get(name):
                 raise ValueError(
@@ -163,11 +148,12 @@ class ServerTrainer:
         self._before_tracing = before_tracing
         self._workers_met: _Workers | None = None
         self._variables: variables.RemoteVariables | None = None
-        self._update: variables.RemoteUpdate | None = None
+        self._update: updates.RemoteUpdate | None = None
         self._shares: dict[Any, Any] = {}
         self.input_spec: Any = None
         self.last = steps.LastExecution()
         self.backup: Any = None
+        self.not_finite: str | None = None
 
     @property
     def _workers(self) -> _Workers:
@@ -208,7 +194,7 @@ class ServerTrainer:
         """Returns a tape over the values that the worker has read."""
         return self.update.tape()
 
-    def apply(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
+    def apply(self, tape: tf.GradientTape, loss: tf.Tensor, batch: Any) -> None:
         """Updates the variables on their servers."""
         self.update.apply(tape, loss)
 
@@ -220,10 +206,10 @@ class ServerTrainer:
         return self._variables
 
     @property
-    def update(self) -> variables.RemoteUpdate:
+    def update(self) -> updates.RemoteUpdate:
         """What updates them; made when first needed, with its slots."""
         if self._update is None:
-            self._update = variables.RemoteUpdate(
+            self._update = updates.RemoteUpdate(
                 self._model.optimizer,
                 self.known_variables,
                 self._model.distribute_strategy,

@@ -1,4 +1,4 @@
-"""A model's variables on servers: read, updated, backed up.
+"""A model's variables on servers: read, written, backed up.
 
 A variable that a worker reads costs a message; so does each gradient that it
 sends. Packets make it one message each way for every server, however many
@@ -16,9 +16,8 @@ import keras
 import tensorflow as tf
 
 from tfdistill.embedding import layer as embedding_layer
-from tfdistill.embedding import rows as table_rows
-from tfdistill.embedding import rules
 from tfdistill.embedding import updates
+from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
 
 
@@ -64,20 +63,15 @@ class PackedVariables:
         return values
 
     def bring(
-        self, tensors: Sequence[tf.Tensor | None]
-    ) -> list[tf.Tensor | None]:
-        """Sends a tensor for each variable to its device; None stays None."""
-        return self.bring_with(tensors, {})[0]
-
-    def bring_with(
         self,
         tensors: Sequence[tf.Tensor | None],
-        scalars: Mapping[str, tf.Tensor],
+        scalars: Mapping[str, tf.Tensor] | None = None,
     ) -> tuple[list[tf.Tensor | None], dict[str, dict[str, tf.Tensor]]]:
-        """Sends float32 scalars in the packets that travel anyway.
+        """Sends a tensor for each variable to its device; None stays None.
 
-        Returns what `bring` returns; and by device the scalars there, as far
-        as a float32 packet goes to it.
+        Float32 scalars go in the packets that travel anyway. Returned are the
+        tensors; and by device the scalars there, as far as a float32 packet
+        goes to it.
         """
         values: list[tf.Tensor | None] = [None] * len(self)
         scalars_there: dict[str, dict[str, tf.Tensor]] = {}
@@ -85,7 +79,7 @@ class PackedVariables:
             present = [i for i in packet.indices if tensors[i] is not None]
             if not present:
                 continue
-            along = scalars if packet.dtype == tf.float32 else {}
+            along = (scalars or {}) if packet.dtype == tf.float32 else {}
             flat = _concat([*(tensors[i] for i in present), *along.values()])
             shapes = [self._variables[i].shape for i in present]
             with tf.device(packet.device):
@@ -101,7 +95,7 @@ class PackedVariables:
 
     def assign(self, tensors: Sequence[tf.Tensor | None]) -> None:
         """Assigns tensors to the variables; None leaves one as it is."""
-        there = self.bring(tensors)
+        there, _ = self.bring(tensors)
         for variable, value in zip(self._variables, there, strict=True):
             if value is not None:
                 with tf.device(variable.device):
@@ -123,17 +117,12 @@ def _concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 class RemoteVariables:
     """A model's variables, sorted by how a worker comes by their values.
 
-    Attributes:
-        trainable: Dense trainable Keras variables.
-        others: Keras variables that the optimizer does not train, such as
-            moving statistics.
-        metrics: The metrics' Keras variables.
-        shards: The row shards of all tables.
-        optimizer: The optimizer's own scalars but its step counter.
+    `trainable` are those that are no shards of tables; `others` are not
+    trained, such as moving statistics; `optimizer` are its scalars but the step
+    counter.
     """
 
     def __init__(self, model: keras.Model) -> None:
-        """Sorts them, of a built and compiled model."""
         self.tables = embedding_layer.layers_of(model)
         self.shards = [s for layer in self.tables for s in layer.shards]
         self.trainable = updates.dense_variables(model)
@@ -183,127 +172,6 @@ class RemoteVariables:
         )
 
 
-class RemoteUpdate:
-    """Computes gradients on the worker and updates where variables live."""
-
-    def __init__(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        variables: RemoteVariables,
-        strategy: tf.distribute.Strategy,
-    ) -> None:
-        """Makes the optimizer's slots, each beside its variable."""
-        _check_constraints([*variables.trainable, *variables.shards])
-        self._optimizer = optimizer
-        self._variables = variables
-        self._rule = rules.rule_for(optimizer)
-        self._dense = [v.value for v in variables.trainable]
-        self._shards = [v.value for v in variables.shards]
-        slots = rules.make_slots(
-            self._rule, self._dense + self._shards, strategy
-        )
-        self.dense_slots = slots[: len(self._dense)]
-        self.shard_slots = slots[len(self._dense) :]
-        self._packed = PackedVariables(self._dense)
-        self._layers = [
-            layer for layer in variables.tables for _ in layer.shards
-        ]
-
-    def tape(self) -> "StepTape":
-        """Returns a tape over the values that the step has of variables.
-
-        Call it inside the `keras.StatelessScope` of the step.
-        """
-        values = [variable.value for variable in self._variables.trainable]
-        return StepTape(values, self._layers)
-
-    def apply(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
-        """Updates all variables once; `tape` is of `tape`."""
-        if not isinstance(tape, StepTape):
-            raise TypeError(
-                "`tape` must be what `RemoteUpdate.tape` returned; received "
-                f"{type(tape).__name__}."
-            )
-        num_dense = len(tape.values)
-        gradients = tape.gradient(loss, [*tape.values, *self._shards])
-        gradients[num_dense:] = _one_per_row(
-            gradients[num_dense:], self._layers, tape.lookups_before
-        )
-        gradients = rules.clip(
-            self._optimizer,
-            gradients,
-            groups=[None] * num_dense + [id(layer) for layer in self._layers],
-        )
-        hyper = self._rule.hyperparameters(
-            tf.convert_to_tensor(self._optimizer.iterations)
-        )
-        there, hypers = self._packed.bring_with(gradients[:num_dense], hyper)
-        for variable, slots, gradient in zip(
-            self._dense, self.dense_slots, there, strict=True
-        ):
-            if gradient is not None:
-                found = hypers.get(variable.device, hyper)
-                self._rule.apply_dense(variable, slots, gradient, found)
-        for variable, slots, rows in zip(
-            self._shards, self.shard_slots, gradients[num_dense:], strict=True
-        ):
-            if rows is not None:
-                found = hypers.get(variable.device, hyper)
-                self._rule.apply_rows(
-                    variable, slots, rows.indices, rows.values, found
-                )
-
-
-class StepTape(tf.GradientTape):
-    """Records a step on values of variables.
-
-    Attributes:
-        values: Those of the dense trainable variables.
-        lookups_before: For each shard how often its table was looked up
-            before the step.
-    """
-
-    def __init__(
-        self, values: Sequence[tf.Tensor], layers: Sequence[Any]
-    ) -> None:
-        """Takes the values, and the layer of each shard."""
-        super().__init__()
-        self.values = list(values)
-        self.lookups_before = [layer.num_lookups for layer in layers]
-
-    def __enter__(self) -> "StepTape":
-        """Starts to record."""
-        super().__enter__()
-        self.watch(self.values)
-        return self
-
-
-def _one_per_row(
-    gradients: Sequence[Any],
-    layers: Sequence[Any],
-    lookups_before: Sequence[int],
-) -> list[Any]:
-    """Sums over the lookups of a layer that was called several times."""
-    return [
-        table_rows.sum_per_row(gradient)
-        if gradient is not None and layer.num_lookups - before > 1
-        else gradient
-        for gradient, layer, before in zip(
-            gradients, layers, lookups_before, strict=True
-        )
-    ]
-
-
-def _check_constraints(variables: Sequence[Any]) -> None:
-    constrained = [v.path for v in variables if v.constraint is not None]
-    if constrained:
-        raise ValueError(
-            "Variables on parameter servers must have no constraint: updates "
-            f"run there as single operations; received {constrained}. Use a "
-            "regularizer instead."
-        )
-
-
 # Begins the names of a checkpoint's files.
 _PREFIX = "state"
 
@@ -314,16 +182,14 @@ class ServerState:
     Backups hold it, as they do `ReplicaState` under any other strategy.
     """
 
-    def __init__(
-        self,
-        variables: RemoteVariables,
-        update: RemoteUpdate,
-    ) -> None:
-        """Names the variables; `update` has the optimizer's slots."""
+    def __init__(self, variables: RemoteVariables, update: Any) -> None:
+        """Names the variables; a `RemoteUpdate` has the optimizer's slots."""
         self._dense: dict[str, Any] = {}
+        self._names: dict[str, str] = {}
         for kind in ("trainable", "others", "optimizer"):
             for index, variable in enumerate(getattr(variables, kind)):
                 self._dense[f"{kind}/{index}"] = variable.value
+                self._names[f"{kind}/{index}"] = variable.path
         for index, slots in enumerate(update.dense_slots):
             for name, slot in slots.items():
                 self._dense[f"trainable/{index}/{name}"] = slot
@@ -358,8 +224,14 @@ class ServerState:
 
     def write(self, directory: str, snapshot: None = None) -> None:
         """Writes a checkpoint; the servers write the rows of tables."""
+        values = {key: v.read_value() for key, v in self._dense.items()}
+        weights = [key for key in values if key.startswith("trainable/")]
+        saved_model.check_finite(
+            [values[key] for key in weights],
+            [self._names.get(key, key) for key in weights],
+        )
         bundle = server_bundle.BundleWriter(f"{directory}/{_PREFIX}")
-        bundle.add({key: v.read_value() for key, v in self._dense.items()})
+        bundle.add(values)
         for key, shards in self._tables.items():
             bundle.add_rows(key, shards)
         bundle.finish()

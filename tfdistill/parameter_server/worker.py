@@ -37,7 +37,6 @@ class RemoteStep:
     def __init__(
         self, model: Any, variables: variables.RemoteVariables
     ) -> None:
-        """Keeps a built and compiled model, and its variables."""
         self._model = model
         self._variables = variables
 
@@ -130,53 +129,20 @@ class NothingAlong:
         """Does nothing."""
 
 
-class _LogNames:
-    """The names of a step's logs, which a vector of their values leaves out.
-
-    Only a trace of the step shows them; all traces of a step have the same.
-    """
-
-    def __init__(self) -> None:
-        self._names: list[str] = []
-
-    def packed(self, logs: Logs) -> tf.Tensor:
-        """Returns the values, float64 `[count]`, while a step is traced."""
-        self._names = sorted(logs)
-        values = [tf.cast(logs[name], tf.float64) for name in self._names]
-        return tf.reshape(tf.stack(values), [-1]) if values else _nothing()
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def unpacked(self, values: np.ndarray) -> dict[str, float]:
-        """Returns the logs of an execution."""
-        pairs = zip(self._names, values, strict=True)
-        return {name: float(value) for name, value in pairs}
-
-
 def _nothing() -> tf.Tensor:
     return tf.zeros([0], tf.float64)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What one execution did.
+    """What one execution did."""
 
-    Attributes:
-        num_steps: Steps done; fewer than asked for if the data ended.
-        num_examples: Examples in these steps.
-        worker: Index of the worker that did them.
-        logs: Logs of the last step that are no metrics.
-        added: What was added to the metrics, for `MetricTotals.add`.
-        report: What the rider reported at its end.
-    """
-
-    num_steps: int
+    num_steps: int  # Fewer than asked for if the data ended.
     num_examples: float
     worker: int
-    logs: dict[str, float]
-    added: np.ndarray
-    report: np.ndarray
+    logs: dict[str, float]  # Of the last step, without the metrics.
+    added: np.ndarray  # To the metrics, for `MetricTotals.add`.
+    report: np.ndarray  # The rider's.
 
 
 class TrainFunction:
@@ -204,7 +170,9 @@ class TrainFunction:
         self._num_steps = num_steps
         self._run = self._unrolled if endless else self._loop
         self._metric_names = set(metric_names)
-        self._log_names = _LogNames()
+        # A vector of a step's logs leaves them out. Only a trace of the step
+        # shows them, and all traces show the same.
+        self._log_names: list[str] = []
         self.function = tf.function(self._execute, autograph=False)
 
     def _execute(
@@ -227,7 +195,7 @@ class TrainFunction:
             num_steps=int(num_steps),
             num_examples=float(num_examples),
             worker=int(index),
-            logs=self._log_names.unpacked(logs),
+            logs=dict(zip(self._log_names, logs.tolist(), strict=True)),
             added=added,
             report=report,
         )
@@ -241,7 +209,9 @@ class TrainFunction:
         if examples is None:
             examples = worker_data.num_rows(data)
         kept = {k: v for k, v in logs.items() if k not in self._metric_names}
-        packed = self._log_names.packed(kept)
+        self._log_names = sorted(kept)
+        values = [tf.cast(kept[name], tf.float64) for name in self._log_names]
+        packed = tf.reshape(tf.stack(values), [-1]) if values else _nothing()
         return states, tf.cast(examples, tf.float64), packed
 
     def _unrolled(self, iterator: Any, first_step: tf.Tensor) -> tf.Tensor:
@@ -383,7 +353,6 @@ class EvaluateFunction(ShareFunction):
         totals: metric_totals.MetricTotals,
         **options: Any,
     ) -> None:
-        """Keeps what a call needs; see `ShareFunction` for the rest."""
         super().__init__(data, **options)
         self._step = step
         self.totals = totals
@@ -411,19 +380,18 @@ class PredictFunction(ShareFunction):
         step: RemoteStep,
         **options: Any,
     ) -> None:
-        """Keeps what a call needs; see `ShareFunction` for the rest."""
         super().__init__(data, **options)
         self._step = step
-        self.output_spec = self._traced_outputs()
+        # Traces one batch, to see what the outputs look like.
+        self.output_spec = (
+            tf.function(
+                lambda element: step.predict(element, values=self._read()),
+                autograph=False,
+            )
+            .get_concrete_function(data.element_spec)
+            .structured_outputs
+        )
         self.function = tf.function(self._predict, autograph=False)
-
-    def _traced_outputs(self) -> Any:
-        """Traces one batch, to see what the outputs look like."""
-        traced = tf.function(
-            lambda element: self._step.predict(element, values=self._read()),
-            autograph=False,
-        ).get_concrete_function(self._data.element_spec)
-        return traced.structured_outputs
 
     def _predict(self, index: tf.Tensor) -> Any:
         """Returns each batch's number of rows, and all rows of each output."""

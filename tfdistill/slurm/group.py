@@ -229,10 +229,8 @@ class SlurmGroup:
     def _note(self, event: str, **details: Any) -> None:
         """Adds an event, for `tfdistill-status`."""
         attempt = self._restarts.num_starts
-        with contextlib.suppress(OSError):  # A full disk ends no training.
-            log = run_events.EventLog(self._events_path)
-            with contextlib.closing(log):
-                log.add(event, group=self._group, attempt=attempt, **details)
+        with contextlib.closing(run_events.EventLog(self._events_path)) as log:
+            log.add(event, group=self._group, attempt=attempt, **details)
 
     def _say(self, text: str) -> None:
         logging.info("group %d: %s", self._group, text)

@@ -25,13 +25,8 @@ _TASKS = re.compile(r"([1-9][0-9]*)(?:\(x([1-9][0-9]*)\))?")
 class Place:
     """One task's place in the step that runs its group.
 
-    Attributes:
-        rank: Index among all tasks of the step.
-        local_rank: Index among the step's tasks on this node.
-        hosts: Name of the node of each task, by rank.
-        group: Index of the group, which is the job's in its array.
-        job_id: Of this element of the array.
-        step_id: Counts the starts of the group in this job.
+    `hosts` are the nodes of all tasks by rank; the group is the index of the
+    job in its array, and `step_id` counts the starts of the group in this job.
     """
 
     rank: int

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import sys
 import time
 
@@ -118,9 +117,8 @@ def _run(options: programs.Options) -> int:
     except KeyboardInterrupt:
         return 0 if options.watch else 130
     except BrokenPipeError:
-        # Whoever read has seen enough, as `head` has; nor may the flush at the
-        # interpreter's end fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read has seen enough, as `head` has.
+        programs.forget_output()
         return EXIT_PIPE
     bad = any(status.state in BAD_STATES for status in seen.groups)
     return EXIT_CHECK if options.check and bad else 0

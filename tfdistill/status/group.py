@@ -26,8 +26,8 @@ class TeacherStatus(NamedTuple):
         name: Such as `group_1`.
         group: Index of its group; None for a fixed SavedModel.
         step: The version in use; None without one.
-        health: `absent`, `good`, `fading`, `too_stale` or `dropped`, and empty
-            if it is not known.
+        health: `absent`, `good`, `fading`, `too_stale`, `worse` or `dropped`,
+            and empty if it is not known.
         reason: Why it is not obeyed, or not fully; may be empty.
         share: What it counts, from 0 to 1.
         age_steps: The student's step less the version's.
@@ -119,6 +119,7 @@ class GroupStatus:
             it was last started itself.
         last_error: Why it, or a task of it, last failed; empty if none did.
         silent_secs: Of a group in the state `silent`: since when.
+        warnings: Of its tasks and of its launcher, each once.
     """
 
     group: int
@@ -129,6 +130,7 @@ class GroupStatus:
     num_worker_restarts: int = 0
     last_error: str = ""
     silent_secs: float | None = None
+    warnings: Sequence[str] = ()
     _pace: _Pace = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=20), repr=False
     )

@@ -17,6 +17,7 @@ from tfdistill.exchange import filesystem
 from tfdistill.exchange import reader
 from tfdistill.status import directory
 from tfdistill.status import group as group_status
+from tfdistill.status import log_warnings
 from tfdistill.status import run_events
 from tfdistill.system import untrusted
 
@@ -34,14 +35,7 @@ _RESTART = re.compile(r"===== .*: start [0-9]+ of the group =====")
 
 
 class LogError(NamedTuple):
-    """A line of a log.
-
-    Attributes:
-        log: Name of the file.
-        text: The line.
-        modified: When the file was last written to, in Unix seconds.
-        ends_it: Whether little follows it in the log.
-    """
+    """A line of a log; `ends_it` if little follows it."""
 
     log: str
     text: str
@@ -124,6 +118,7 @@ class ObservedRun:
         self._record = self._read_record()
         self._tails: dict[pathlib.Path, untrusted.Tail] = {}
         self._statuses: dict[int, group_status.GroupStatus] = {}
+        self._warnings: dict[int, log_warnings.LogWarnings] = {}
         self._events = run_events.RunHistory()
         self._follow_events()
         if not self._groups(()) and self._record is None:
@@ -173,6 +168,7 @@ class ObservedRun:
                 group, group_status.GroupStatus(group)
             )
             self._follow_metrics(status)
+            status.warnings = self._warnings_of(group)
             status.newest = newest.get(group)
             last_lines[group] = self._last_sign(status)
             self._judge(status, now, last_lines[group])
@@ -222,6 +218,16 @@ class ObservedRun:
             # It stays in the record for good, and says how the run ended.
             status.record.pop("event", None)
         status.update(records)
+
+    def _warnings_of(self, group: int) -> list[str]:
+        """Returns those of a group's launcher and those in its logs."""
+        logs = self._warnings.setdefault(
+            group,
+            log_warnings.LogWarnings(lambda: self._directory.logs(group)),
+        )
+        logs.read()
+        history = self._events.groups.get(group)
+        return [*(history.warnings if history else ()), *logs.found]
 
     def _last_sign(self, status: group_status.GroupStatus) -> float:
         """Returns when a group last wrote anything; 0 if it never did."""

@@ -26,6 +26,7 @@ and what belongs to the event:
                     again                                         delay_secs
     failed      the group has failed                   exit_code, reason
     restart     the group will be started again        delay_secs, restart
+    warning     what the launcher warned of                       text
     done        the group is done
     stopped     the group was told to end                         reason
     end         the whole run has ended                           exit_code
@@ -40,6 +41,7 @@ If `failed` names a task, it is the one to blame. `launch.json` beside
 """
 
 import dataclasses
+import io
 import json
 import pathlib
 import signal
@@ -60,11 +62,21 @@ def group_path(logs_dir: pathlib.Path, group: int) -> pathlib.Path:
 
 
 class EventLog:
-    """Appends events to a file; each line is written at once and whole."""
+    """Appends events to a file; each line is written at once and whole.
+
+    Nothing depends on these lines: what cannot be written is left out.
+
+    Attributes:
+        error: Why the last event could not be written; None if it was.
+    """
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Opens the file, in a directory that exists."""
-        self._file = path.open("ab", buffering=0)
+        """Begins in a directory that exists; the file may be there already."""
+        self.error: OSError | None = None
+        self._path = path
+        self._file: io.FileIO | None = None
+        # Whether the file may end in the middle of a line.
+        self._is_torn = False
 
     def add(
         self,
@@ -83,18 +95,30 @@ class EventLog:
             "task": task,
             **details,
         }
-        self._file.write(json.dumps(line).encode() + b"\n")
+        text = json.dumps(line).encode() + b"\n"
+        try:
+            if self._file is None:
+                self._file = io.FileIO(self._path, "a")
+            if self._is_torn:
+                text = b"\n" + text
+            self._is_torn = self._file.write(text) != len(text)
+            self.error = None
+        except OSError as error:
+            self.error = error
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
     """Returns all events in a file so far."""
     # What follows the last line break is still being written.
     lines = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines]
+    # A full disk may have torn one.
+    found = map(untrusted.json_object, lines)
+    return [event for event in found if event is not None]
 
 
 def describe(code: int) -> str:
@@ -109,22 +133,16 @@ def describe(code: int) -> str:
 
 
 ENDED = ("done", "failed", "stopped")
+# Warnings that are kept of one group.
+_MOST = 20
 
 
 @dataclasses.dataclass
 class GroupHistory:
-    """One group by its events.
+    """One group by its events; times are Unix seconds, 0 if not known.
 
-    Attributes:
-        state: `starting`, `running`, `done`, `failed`, `stopped` or
-            `restarting`; empty before the first event.
-        since: When it last started, in Unix seconds; 0 if not known.
-        last: Time of its last event.
-        attempt: How often it has been started, from 1.
-        num_restarts: How often it was started again, or will be.
-        num_worker_restarts: Of workers, since it was last started.
-        last_error: Why it, or a task of it, last failed; empty if none did.
-        last_error_time: When; 0 if none did.
+    `state` is empty before the first event; `attempt` counts the starts of the
+    group, and `num_worker_restarts` those of workers since the last.
     """
 
     state: str = ""
@@ -135,6 +153,7 @@ class GroupHistory:
     num_worker_restarts: int = 0
     last_error: str = ""
     last_error_time: float = 0.0
+    warnings: list[str] = dataclasses.field(default_factory=list)
 
 
 class RunHistory:
@@ -185,6 +204,10 @@ class RunHistory:
             found.num_restarts = restart or found.num_restarts
         elif name == "worker_restart":
             found.num_worker_restarts += 1
+        elif name == "warning":
+            text = untrusted.one_line(event.get("text") or name)
+            if text not in found.warnings and len(found.warnings) < _MOST:
+                found.warnings.append(text)
         error = _error(name, event)
         # What ends after the group has failed, or was told to, is no error.
         if error and (name != "exit" or before in ("starting", "running")):

@@ -4,6 +4,7 @@ Keys stay as they are within one `format`; docs/operations.md lists them. What
 is not known is null.
 """
 
+import contextlib
 import re
 import sys
 from collections.abc import Callable
@@ -129,7 +130,8 @@ def lines(run: group.RunStatus) -> list[str]:
         for teacher in status.teachers
     ]
     groups = map(group_line, run.groups)
-    return [*groups, *teachers, *_notes(run), *_details(run)]
+    notes = [*_warnings(run), *_notes(run)]
+    return [*groups, *teachers, *notes, *_details(run)]
 
 
 def view(
@@ -138,7 +140,8 @@ def view(
     """Returns the same as tables and notes for a terminal.
 
     The table of groups leaves out as many columns as it takes to fit `width`.
-    Notes are wrapped, or cut to one line each unless `whole`.
+    Notes are wrapped. Unless `whole`, they are cut to one line each, and
+    warnings are left out.
     """
 
     def text(line: str) -> rich.text.Text:
@@ -155,6 +158,7 @@ def view(
     # First what needs attention: a live view loses its end on a low terminal.
     return rich.console.Group(
         _groups(run.groups, width),
+        *map(text, _warnings(run) if whole else ()),
         *map(text, _notes(run)),
         *teachers,
         *map(text, _details(run)),
@@ -198,6 +202,12 @@ def _table(
     return result
 
 
+def _warnings(run: group.RunStatus) -> Iterator[str]:
+    for status in run.groups:
+        for text in status.warnings:
+            yield f"group {status.group}, warning: {untrusted.one_line(text)}"
+
+
 def _notes(run: group.RunStatus, *, errors: bool = True) -> Iterator[str]:
     """Yields what a table has no room for: refused versions and errors."""
     for status in run.groups:
@@ -224,7 +234,7 @@ def _refused(who: str, teacher: _Teacher) -> Iterator[str]:
             f"{who} has quarantined {teacher.num_quarantined} of "
             f"{teacher.name}{which}: {reason}"
         )
-    elif teacher.health in ("dropped", "fading", "too_stale"):
+    elif teacher.health in ("dropped", "fading", "too_stale", "worse"):
         health = teacher.health.replace("_", " ")
         yield f"{who}: {teacher.name} is {health}: {teacher.reason}"
 
@@ -299,6 +309,7 @@ def _group_document(status: _Status, run: group.RunStatus) -> dict[str, Any]:
         "restarts": status.num_restarts,
         "worker_restarts": status.num_worker_restarts,
         "last_error": status.last_error or None,
+        "warnings": list(status.warnings),
     }
 
 
@@ -350,26 +361,27 @@ class Display:
             self._live.start()
 
     def say(self, text: str) -> None:
-        """Writes a message, above the live view if there is one."""
-        if self._live is None:
-            print(text, file=self._stream, flush=True)
-        else:
-            self._live.console.print(text, markup=False, highlight=False)
+        """Writes a message, above the live view if there is one.
+
+        Nobody need read it, nor the disk have room for it.
+        """
+        with contextlib.suppress(OSError):
+            if self._live is None:
+                print(text, file=self._stream, flush=True)
+            else:
+                self._live.console.print(text, markup=False, highlight=False)
 
     def show(self, run: group.RunStatus) -> None:
         """Shows the present status; lines count seconds from the first call."""
-        if self._live is not None:
-            found = view(run, width=self._live.console.width, whole=False)
-            self._live.update(found, refresh=True)
-            return
         self._began = run.time if self._began is None else self._began
         now = run.time - self._began
-        for note in _notes(run, errors=self._errors):
-            # The same fault of later versions is reported once.
-            gist = re.sub("[0-9]+", "", note)
-            if gist not in self._reported:
-                self._reported.add(gist)
-                self.say(f"[{now:7.1f} s] {note}")
+        self._report(_warnings(run), now)
+        if self._live is not None:
+            found = view(run, width=self._live.console.width, whole=False)
+            with contextlib.suppress(OSError):
+                self._live.update(found, refresh=True)
+            return
+        self._report(_notes(run, errors=self._errors), now)
         for status in run.groups:
             line = group_line(status)
             when, state, shown = self._shown.get(status.group, (0.0, "", ""))
@@ -379,7 +391,18 @@ class Display:
             self._shown[status.group] = (now, status.state, line)
             self.say(f"[{now:7.1f} s] {line}")
 
+    def _report(self, notes: Iterable[str], now: float) -> None:
+        """Writes those that are new."""
+        for note in notes:
+            # The same fault of a group's later versions is reported once.
+            who, comma, what = note.partition(",")
+            gist = who + comma + re.sub("[0-9]+", "", what)
+            if gist not in self._reported:
+                self._reported.add(gist)
+                self.say(f"[{now:7.1f} s] {note}")
+
     def close(self) -> None:
         """Leaves the last view on the screen and ends the live display."""
-        if self._live is not None:
-            self._live.stop()
+        with contextlib.suppress(OSError):
+            if self._live is not None:
+                self._live.stop()

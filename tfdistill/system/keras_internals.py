@@ -15,6 +15,7 @@ from keras.src.backend.common import stateless_scope
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from tensorflow.python.data.ops import multi_device_iterator_ops
+from tensorflow.python.distribute import values as distributed_values
 
 TESTED_KERAS = ("3.12", "3.16")
 
@@ -86,6 +87,42 @@ def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
     public name for it.
     """
     return int(optimizer._get_variable_index(variable))
+
+
+def num_batches(optimizer: keras.Optimizer) -> Any:
+    """Returns the variable that counts the batches an optimizer was given.
+
+    With `gradient_accumulation_steps`, `iterations` counts only those that
+    updated the weights. Keras' learning rate schedules count all of them.
+    """
+    return optimizer._iterations
+
+
+def moving_averages(optimizer: keras.Optimizer) -> list[tuple[Any, Any]]:
+    """Returns the trained variables, each with its average if it has one.
+
+    With `use_ema` a finished `fit` leaves the averages in the model. There is
+    no public way to them before.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not getattr(inner, "use_ema", False) or not inner.built:
+        return []
+    averages = inner._model_variables_moving_average
+    pairs = zip(inner._trainable_variables, averages, strict=True)
+    return [(variable, average) for variable, average in pairs]
+
+
+def make_scalars_readable() -> None:
+    """Lets `float` and `int` read variables that replicas share.
+
+    A variable of one device has both, by which callbacks read
+    `optimizer.learning_rate` and `optimizer.iterations`.
+    """
+    shared = distributed_values.DistributedVariable
+    for kind in (float, int):
+        name = f"__{kind.__name__}__"
+        if not hasattr(shared, name):
+            setattr(shared, name, lambda self, kind=kind: kind(self.numpy()))
 
 
 def build_from_spec(

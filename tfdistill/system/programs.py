@@ -12,6 +12,7 @@ import inspect
 import itertools
 import logging as python_logging
 import math
+import os
 import re
 import sys
 import textwrap
@@ -269,6 +270,11 @@ class Program:
         text = message.replace("\n", "\n  ")
         print(f"{self._usage()}\n{self.name}: error: {text}", file=sys.stderr)
         raise SystemExit(EXIT_OPTIONS)
+
+
+def forget_output() -> None:
+    """Drops what cannot be printed, now and at the interpreter's end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_ours_or_wrong(record: python_logging.LogRecord) -> bool:

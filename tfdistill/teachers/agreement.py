@@ -11,12 +11,14 @@ import tensorflow as tf
 
 from tfdistill.cluster import replicas
 from tfdistill.teachers import peer
+from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher as teacher_lib
 
 _log = logging.getLogger(__name__)
 # What workers say of each teacher: the version proposed, whether theirs is
-# read, whether it failed, and the age of the one in use in milliseconds.
-NUM_FIELDS = 4
+# read, whether it failed; and the chief's verdict on the one in use (two
+# numbers), and whether the one that was read is worse than the student.
+NUM_FIELDS = 6
 # How long storage that fails is tried for a version that was asked for, and the
 # time between two tries.
 _READ_TIMEOUT_SECS, _RETRY_SECS = 60.0, 0.2
@@ -87,28 +89,32 @@ class Agreement:
         return np.zeros([NUM_FIELDS, len(self._teachers)], np.int64)
 
     def exchange_news(self, bad: str) -> list[teacher_lib.Teacher]:
-        """Agrees on ages and versions; drops bad teachers, for the reason.
+        """Agrees on verdicts and versions; drops bad teachers, for the reason.
 
-        Returns the teachers whose next version every worker has read. Ages
-        are those by the chief's clock.
+        Returns the teachers whose next version every worker has read. Verdicts
+        are the chief's.
         """
         news = self._no_news()
         for index, teacher in enumerate(self._teachers):
+            if self._is_chief:
+                news[3:5, index] = teacher.found.encoded()
+                news[5, index] = teacher.found_next_worse
             if teacher.reader:
                 state = teacher.reader.state
                 if self._is_chief:
                     news[0, index] = teacher.reader.proposal + 1
-                    news[3, index] = teacher.measured_age_ms
                 news[1, index] = state == peer.READY
                 news[2, index] = state == peer.FAILED
         summed, is_bad = self._sum(news.reshape(-1))
-        proposals, ready, failed, ages_ms = summed.reshape(NUM_FIELDS, -1)
+        news = summed.reshape(NUM_FIELDS, -1)
+        proposals, ready, failed = news[:3]
         for index, teacher in enumerate(self._teachers):
             if is_bad[index]:
                 teacher.drop(bad)
+            teacher.verdict = staleness.decoded(news[3, index], news[4, index])
+            teacher.next_is_worse = bool(news[5, index])
             if not teacher.reader:
                 continue
-            teacher.age_ms = int(ages_ms[index])
             if failed[index]:
                 teacher.reader.reject(teacher.reader.announced)
             if teacher.reader.announced < 0 and proposals[index] > 0:
@@ -166,7 +172,7 @@ class Agreement:
                 news[1, index] = state == peer.READY
                 news[2, index] = state == peer.FAILED
         summed, _ = self._sum(news.reshape(-1))
-        _, ready, failed, _ = summed.reshape(NUM_FIELDS, -1)
+        _, ready, failed = summed.reshape(NUM_FIELDS, -1)[:3]
         usable = []
         for index, teacher in enumerate(self._teachers):
             if not teacher.reader or proposals[index] <= 0:

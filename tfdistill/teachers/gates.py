@@ -1,11 +1,13 @@
 """What a version must pass before it teaches: files, specs, schema, a batch.
 
-Age is no gate: it lowers the weight of a version in use (options.py).
+Age is no gate: it lowers the weight of a version in use
+(staleness.py).
 
 Two models may have the same shapes and yet other classes, words or columns.
 Their predictions then fit together by shape only, and nothing fails.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -27,7 +29,7 @@ from tfdistill.teachers import peer
 
 _log = logging.getLogger(__name__)
 # Of a manifest's `extras`.
-SCHEMA_FIELD = "schema"
+SCHEMA_FIELD, INTERVAL_FIELD = "schema", "every_steps"
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _BLOCK_BYTES = 1024 * 1024
@@ -116,6 +118,11 @@ class Canary:
     uniform guess. Hold the batch out of training. With labels, an untrained
     student may be refused: if peers publish from the start, leave the labels
     out or increase `margin`.
+
+    With labels, the student predicts the batch as well, in the background at
+    each refresh. A teacher whose loss exceeds the student's by more than
+    `student_margin` is `worse`: it has no weight until its loss exceeds the
+    student's by less than half of that.
     """
 
     def __init__(
@@ -123,8 +130,9 @@ class Canary:
         inputs: Any,
         *,
         labels: Any = None,
-        from_logits: bool = True,
+        from_logits: bool | None = None,
         margin: float = 0.5,
+        student_margin: float = 0.2,
     ) -> None:
         """Checks the labels.
 
@@ -134,8 +142,11 @@ class Canary:
                 one output. The student must then have one output tensor,
                 `[batch, ..., classes]`. Default: outputs are only looked at.
             from_logits: Whether the outputs are logits, not probabilities.
+                Default: as the distillation loss takes them.
             margin: The mean cross-entropy, in nats, may exceed that of the
                 uniform distribution by this much. Default 0.5.
+            student_margin: In nats, how much worse than the student a teacher
+                may be. Default 0.2; `math.inf` to compare with nobody.
 
         Raises:
             ValueError: An argument is not as above.
@@ -143,6 +154,10 @@ class Canary:
         if not 0 <= margin < math.inf:
             raise ValueError(
                 f"`margin` must be finite and >= 0; received {margin}."
+            )
+        if not student_margin >= 0:
+            raise ValueError(
+                f"`student_margin` must be >= 0; received {student_margin}."
             )
         self.inputs = keras.tree.map_structure(tf.convert_to_tensor, inputs)
         sizes = {int(t.shape[0]) for t in keras.tree.flatten(self.inputs)}
@@ -162,14 +177,86 @@ class Canary:
         self._batch_size = sizes.pop()
         self._from_logits = from_logits
         self._margin = margin
+        self.student_margin = student_margin
+
+    @classmethod
+    def from_dataset(
+        cls, dataset: tf.data.Dataset, *, num_examples: int = 256, **kwargs: Any
+    ) -> "Canary":
+        """Makes a canary of the first examples of a dataset, as `fit` takes it.
+
+        Class indices, 0 and 1, and one-hot rows are taken as labels; a dataset
+        with other targets, several, or none gives a canary without labels.
+
+        Args:
+            dataset: Batches of inputs, `(inputs, targets)` or `(inputs,
+                targets, sample_weight)`, held out of training.
+            num_examples: How many to take, >= 1. Default 256.
+            **kwargs: As in `Canary`, but for `labels`.
+
+        Raises:
+            ValueError: The dataset is empty.
+        """
+        found = list(dataset.unbatch().take(num_examples).batch(num_examples))
+        if not found:
+            raise ValueError(
+                "A canary needs at least one example; received an empty "
+                "dataset."
+            )
+        batch = found[0]
+        if not isinstance(batch, tuple):
+            return cls(batch, **kwargs)
+        labels = _labels(batch[1]) if len(batch) > 1 else None
+        return cls(batch[0], labels=labels, **kwargs)
+
+    def settle(self, from_logits: bool) -> None:
+        """Says what outputs are, unless the canary was made with it."""
+        if self._from_logits is None:
+            self._from_logits = from_logits
+
+    @property
+    def compares(self) -> bool:
+        """Whether teachers are compared with the student."""
+        return self._labels is not None and self.student_margin < math.inf
+
+    def is_worse(self, loss: float, student: float, *, was_worse: bool) -> bool:
+        """Whether a teacher of this loss is worse than the student."""
+        margin = self.student_margin / 2 if was_worse else self.student_margin
+        return loss > student + margin
 
     def check(
         self, predict: Callable[[Any], list[Any]], output_spec: Any
-    ) -> None:
+    ) -> float | None:
         """Asks a teacher; raises ValueError if its answer is not sensible.
 
-        `predict` is from inputs to the flat list of outputs.
+        `predict` is from inputs to the flat list of outputs. Returns the mean
+        cross-entropy; None without labels.
         """
+        outputs = self._outputs(predict, output_spec)
+        if self._labels is None:
+            return None
+        loss, num_classes = self._loss(outputs)
+        most = math.log(num_classes) + self._margin
+        if not loss <= most + _ROUNDING:
+            _log.info("The cross-entropy on the canary batch is %.4f.", loss)
+            # One digit: a reason is logged once, and each version of a peer
+            # that has diverged would have another number.
+            raise ValueError(
+                "its cross-entropy on the canary batch must be at most "
+                f"{most:.3f}, that of the uniform distribution and a margin; "
+                f"received about {loss:.1g}."
+            )
+        return loss
+
+    def loss_of_student(
+        self, predict: Callable[[Any], list[Any]], output_spec: Any
+    ) -> float:
+        """Returns the student's mean cross-entropy, however high."""
+        return self._loss(self._outputs(predict, output_spec))[0]
+
+    def _outputs(
+        self, predict: Callable[[Any], list[Any]], output_spec: Any
+    ) -> list[tf.Tensor]:
         wanted = keras.tree.flatten(output_spec)
         outputs = [tf.convert_to_tensor(t) for t in predict(self.inputs)]
         if len(outputs) != len(wanted):
@@ -190,10 +277,10 @@ class Canary:
                     "its outputs on the canary batch must be finite; received "
                     "NaN or infinite ones."
                 )
-        if self._labels is not None:
-            self._check_against_uniform(outputs)
+        return outputs
 
-    def _check_against_uniform(self, outputs: list[tf.Tensor]) -> None:
+    def _loss(self, outputs: list[tf.Tensor]) -> tuple[float, int]:
+        """Returns the mean cross-entropy, and of how many classes."""
         if len(outputs) != 1:
             raise ValueError(
                 "a canary batch with labels is for students of one output; "
@@ -213,21 +300,11 @@ class Canary:
                 f"{labels.max()}."
             )
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        loss = float(tf.reduce_mean(losses))
-        most = math.log(num_classes) + self._margin
-        if not loss <= most + _ROUNDING:
-            _log.info("The cross-entropy on the canary batch is %.4f.", loss)
-            # One digit: a reason is logged once, and each version of a peer
-            # that has diverged would have another number.
-            raise ValueError(
-                "its cross-entropy on the canary batch must be at most "
-                f"{most:.3f}, that of the uniform distribution and a margin; "
-                f"received about {loss:.1g}."
-            )
+        return float(tf.reduce_mean(losses)), num_classes
 
     def _logits(self, outputs: tf.Tensor) -> tf.Tensor:
         """Gives outputs a logit for each class; one output is that of 1."""
-        if self._from_logits:
+        if self._from_logits in (None, True):
             logits, other = outputs, tf.zeros_like(outputs)
         else:
             logits = tf.math.log(tf.clip_by_value(outputs, 1e-12, 1.0))
@@ -235,6 +312,77 @@ class Canary:
         if outputs.shape[-1] == 1:
             logits = tf.concat([other, logits], axis=-1)
         return logits
+
+
+def as_canary(given: Any) -> Canary | None:
+    """Returns the canary that a `TeacherSet` was given, or a dataset's."""
+    if isinstance(given, tf.data.Dataset):
+        return Canary.from_dataset(given)
+    if given is None or isinstance(given, Canary):
+        return given
+    raise ValueError(
+        "`canary` must be a tfdistill.Canary, a tf.data.Dataset or None; "
+        f"received {type(given).__name__}. Arrays: tfdistill.Canary(x, "
+        "labels=y)."
+    )
+
+
+def _labels(targets: Any) -> np.ndarray | None:
+    """Returns targets as class indices; None if they are none."""
+    if len(keras.tree.flatten(targets)) != 1:
+        return None
+    values = np.asarray(keras.tree.flatten(targets)[0])
+    if values.dtype.kind in "iub":
+        return values
+    if not np.isin(values, (0, 1)).all():
+        return None
+    is_one_hot = values.ndim > 1 and values.shape[-1] > 1
+    if is_one_hot and not (values.sum(axis=-1) == 1).all():
+        return None
+    return (values.argmax(axis=-1) if is_one_hot else values).astype(np.int64)
+
+
+class StudentOnCanary:
+    """The student's own loss on the canary batch, found in the background."""
+
+    def __init__(
+        self,
+        canary: Canary,
+        graph: student_graph.StudentGraph,
+        *,
+        snapshot: Callable[[], Any],
+        predict: Callable[[Any, Any], list[Any]],
+    ) -> None:
+        """Finds nothing yet.
+
+        `snapshot` takes the values that an export would hold, at no cost;
+        `predict` is from these and inputs to the flat list of outputs.
+        """
+        self._canary = canary
+        self._graph = graph
+        self._snapshot = snapshot
+        self._predict = predict
+        # At most one, so that a slow look skips values rather than queues.
+        self._taken: list[Any] = []
+        # None: unknown, or not finite.
+        self.loss: float | None = None
+
+    def take(self) -> None:
+        """Takes the student's values, between two steps."""
+        self._taken = [self._snapshot()]
+
+    def examine(self) -> None:
+        """Finds the loss of the values that were taken last, if there are."""
+        taken, self._taken = self._taken, []
+        for values in taken:
+            try:
+                self.loss = self._canary.loss_of_student(
+                    functools.partial(self._predict, values),
+                    self._graph.output_spec,
+                )
+            except Exception as error:  # TensorFlow raises many kinds.
+                self.loss = None
+                _log.info("The student's canary batch failed: %s", error)
 
 
 class VersionScreen:

@@ -16,6 +16,7 @@ worker that runs the function, and made there if it is not.
 import contextlib
 import time
 import uuid
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,7 @@ from tfdistill.exports import student_graph
 from tfdistill.teachers import options
 from tfdistill.teachers import peer
 from tfdistill.teachers import soft_targets
+from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher as teacher_lib
 
 
@@ -109,18 +111,27 @@ def opened(variables: Sequence[WorkerVariable]) -> Iterator[None]:
             variable._handle = handle
 
 
-class _HalfOfRows:
-    """One half of a shard that has room for two versions."""
+class _Rows:
+    """The rows of a shard on a server, gathered there."""
 
-    def __init__(self, rows: tf.Variable, half: tf.Tensor) -> None:
+    def __init__(
+        self, rows: tf.Variable, *, start: Any = 0, count: int | None = None
+    ) -> None:
         self._rows = rows
-        self._start = half * (int(rows.shape[0]) // 2)
+        self._start = start
         self.dtype = rows.dtype
-        self.shape = tf.TensorShape([rows.shape[0] // 2, rows.shape[1]])
+        count = int(rows.shape[0]) if count is None else count
+        self.shape = tf.TensorShape([count, rows.shape[1]])
 
     def gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
         with tf.device(self._rows.device):
             return tf.gather(self._rows, tf.cast(rows, tf.int64) + self._start)
+
+
+def _half(rows: tf.Variable, half: tf.Tensor) -> _Rows:
+    """One half of a shard that has room for two versions."""
+    count = int(rows.shape[0]) // 2
+    return _Rows(rows, start=half * count, count=count)
 
 
 class RemoteTeacher(teacher_lib.Teacher):
@@ -174,7 +185,7 @@ class RemoteTeacher(teacher_lib.Teacher):
     def use(self, arguments: tf.Tensor) -> None:
         """Takes what an execution is to use, int64 `[4]`.
 
-        The version, whether it is in use, which half, its age in ms.
+        The version, whether it is in use, which half, its share's bits.
         """
         version, in_use, self._half, _ = tf.unstack(arguments)
         is_new = (in_use > 0) & tf.not_equal(version, self._version.value())
@@ -194,7 +205,7 @@ class RemoteTeacher(teacher_lib.Teacher):
 
     def _infer(self, inputs: Any) -> list[tf.Tensor]:
         values = [
-            [_HalfOfRows(rows, self._half) for rows in self._tables[index]]
+            [_half(rows, self._half) for rows in self._tables[index]]
             if index in self._tables
             else self._local[index].value()
             for index in range(len(self._graph.variables))
@@ -212,7 +223,8 @@ class RemoteTeacher(teacher_lib.Teacher):
         keys = list(expected)
         dense = saved_model.read_variables(
             version.path,
-            {keys[index]: expected[keys[index]] for index in self._masters},
+            expected,
+            only={keys[index] for index in self._masters},
         )
         for master, value in zip(self._masters.values(), dense, strict=True):
             with tf.device(master.device):
@@ -238,7 +250,7 @@ class RemoteTeacher(teacher_lib.Teacher):
         for index in range(len(self._graph.variables)):
             if index in self._tables:
                 shards = self._tables[index]
-                values.append([_HalfOfRows(rows, half) for rows in shards])
+                values.append([_half(rows, half) for rows in shards])
                 continue
             master = self._masters[index]
             with tf.device(master.device):
@@ -260,7 +272,7 @@ def _two_halves(shard: tf.Variable) -> tf.Variable:
 
 _FREE_TIMEOUT_SECS, _FREE_POLL_SECS = 600.0, 0.02
 # What travels for each teacher: version, whether it is in use, which half, and
-# its age in milliseconds.
+# the bits of its share.
 _NUM_FIELDS = 4
 
 
@@ -299,6 +311,32 @@ class RemoteTeachers:
 
     # ---- on the coordinator ----
 
+    def predictor(
+        self, graph: student_graph.StudentGraph
+    ) -> Callable[[Any, Any], list[Any]]:
+        """Returns a function that runs the student from the coordinator.
+
+        From what a snapshot holds and inputs to the flat list of outputs.
+        Tables are not part of a snapshot: their rows are read as they are.
+        """
+        tables = {
+            index: [_Rows(shard.value) for shard in variable.layer.shards]
+            for index, variable in enumerate(graph.variables)
+            if isinstance(variable, layer.LogicalTable)
+        }
+
+        def infer(dense: dict[str, Any], inputs: Any) -> list[Any]:
+            values = [
+                tables[index] if index in tables else dense[str(index)]
+                for index in range(len(graph.variables))
+            ]
+            return keras.tree.flatten(graph.infer_from(values, inputs))
+
+        run = tf.function(infer, autograph=False)
+        return lambda values, inputs: run(
+            {str(i): v for i, v in enumerate(values) if i not in tables}, inputs
+        )
+
     def arguments(self) -> tf.Tensor:
         """Returns what the next execution is to use, int64 `[teachers, 4]`."""
         self._num_scheduled += 1
@@ -308,7 +346,7 @@ class RemoteTeachers:
                     teacher.step,
                     int(teacher.in_use),
                     teacher.half,
-                    teacher.age_ms,
+                    staleness.to_bits(teacher.verdict.share),
                 ]
                 for teacher in self.teachers
             ],
@@ -359,7 +397,7 @@ class RemoteTeachers:
             self.state.assign(
                 steps=arguments[:, 0],
                 in_use=arguments[:, 1] > 0,
-                ages_ms=arguments[:, 3],
+                shares=tf.bitcast(arguments[:, 3], tf.float64),
             )
             for index, teacher in enumerate(self.teachers):
                 teacher.use(arguments[index])

@@ -1,4 +1,4 @@
-"""The arguments of a TeacherSet, and the staleness rule: weight by age."""
+"""What a TeacherSet was asked for."""
 
 import dataclasses
 import math
@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from tfdistill.system import run_files
+
+# Of `max_staleness_steps`: a peer that falls silent fades; see staleness.py.
+AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,19 +19,12 @@ class TeacherOptions:
 
     `weights` holds one number for each teacher, and `schema` the hashes that
     `gates.digests` makes.
-
-    Example:
-        >>> options = TeacherOptions(
-        ...     max_staleness_steps=10, staleness_ramp_steps=4
-        ... )
-        >>> options.share(tf.range(10, 15), 0).numpy().tolist()
-        [1.0, 0.75, 0.5, 0.25, 0.0]
     """
 
     peers: tuple[int, ...] = ()
     saved_models: tuple[str, ...] = ()
     weights: Sequence[float] | None = None
-    max_staleness_steps: int | None = None
+    max_staleness_steps: int | str | None = AUTO
     max_staleness_secs: float | None = None
     staleness_ramp_steps: int = 0
     staleness_ramp_secs: float = 0.0
@@ -49,9 +43,15 @@ class TeacherOptions:
         object.__setattr__(
             self, "weights", _checked_weights(self.weights, self.num_teachers)
         )
-        _check_bound(
-            "steps", self.max_staleness_steps, self.staleness_ramp_steps
-        )
+        if (
+            isinstance(self.max_staleness_steps, str)
+            and self.max_staleness_steps != AUTO
+        ):
+            raise ValueError(
+                "`max_staleness_steps` must be a number of steps, None or "
+                f'"{AUTO}"; received {self.max_staleness_steps!r}.'
+            )
+        _check_bound("steps", self.most_steps, self.staleness_ramp_steps)
         _check_bound("secs", self.max_staleness_secs, self.staleness_ramp_secs)
         if self.max_bad_batches < 1:
             raise ValueError(
@@ -79,10 +79,16 @@ class TeacherOptions:
         return {group: run_files.group_name(group) for group in self.peers}
 
     @property
+    def most_steps(self) -> int | None:
+        """How many steps old a version may be, if a number was given."""
+        most = self.max_staleness_steps
+        return None if isinstance(most, str) else most
+
+    @property
     def bounds(self) -> str:
         """How old a version may be, for messages."""
         found = {
-            "max_staleness_steps": self.max_staleness_steps,
+            "max_staleness_steps": self.most_steps,
             "staleness_ramp_steps": self.staleness_ramp_steps or None,
             "max_staleness_secs": self.max_staleness_secs,
             "staleness_ramp_secs": self.staleness_ramp_secs or None,
@@ -92,22 +98,6 @@ class TeacherOptions:
             for name, value in found.items()
             if value is not None
         )
-
-    def share(self, age_steps: Any, age_ms: Any) -> tf.Tensor:
-        """Returns what versions of these ages count, float64 in [0, 1].
-
-        In steps of the student and in milliseconds since the chief first saw
-        them: all of it up to the limit, then a straight line down to 0 along
-        the ramp; the lower of the two.
-        """
-        by_steps = _share(
-            age_steps, self.max_staleness_steps, self.staleness_ramp_steps
-        )
-        secs = tf.cast(age_ms, tf.float64) / 1000.0
-        by_secs = _share(
-            secs, self.max_staleness_secs, self.staleness_ramp_secs
-        )
-        return tf.minimum(by_steps, by_secs)
 
     def check_remote(self) -> None:
         """Refuses what a parameter-server group cannot have."""
@@ -119,15 +109,6 @@ class TeacherOptions:
                 f"{self.allow_other_graphs}. Leave them out, or train without "
                 "parameter servers."
             )
-
-
-def _share(age: Any, most: float | None, ramp: float) -> tf.Tensor:
-    if most is None:
-        return tf.ones(tf.shape(age), tf.float64)
-    # Exact for whole steps up to 2**53, and in float32 up to 2**24 only.
-    over = tf.maximum(tf.cast(age, tf.float64) - most, 0.0)
-    left = 1.0 - tf.minimum(over / ramp, 1.0) if ramp else over <= 0
-    return tf.cast(left, tf.float64)
 
 
 def check_exchange(peers: Sequence[int], exchange: Any) -> None:

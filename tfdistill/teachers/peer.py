@@ -253,12 +253,18 @@ class Poller(threading.Thread):
         readers: Sequence[PeerReader],
         proposes: bool,
         poll_secs: float,
+        *,
+        also: Callable[[], None] = lambda: None,
     ) -> None:
-        """Starts nothing yet; `proposes` if this task looks for versions."""
+        """Starts nothing yet; `proposes` if this task looks for versions.
+
+        `also` is called in each round.
+        """
         super().__init__(name="tfdistill-teachers", daemon=True)
         self._readers = readers
         self._proposes = proposes
         self._poll_secs = poll_secs
+        self._also = also
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -271,6 +277,7 @@ class Poller(threading.Thread):
                     reader.stage()
                 except Exception:  # The exchange may be out of reach a while.
                     _log.exception("Looking for group %d failed", reader.group)
+            self._also()
             self._stopping.wait(self._poll_secs)
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistill.teachers import options
+from tfdistill.teachers import staleness
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class SoftTargets:
         weights: float32 `[num_teachers, batch]`; 0 if a teacher is absent,
             too stale, or not finite.
         shares: float32 `[num_teachers]` in [0, 1]: what each teacher counts
-            by the age of its version; 0 if it is not asked.
+            by its age and its standing; 0 if it is not asked.
         staleness: float32 scalar, mean steps since the versions in use; NaN
             if no peer is in use.
     """
@@ -42,7 +43,7 @@ class SoftTargets:
 
 
 class TeacherVariables:
-    """What the traced step knows of the teachers: versions, ages, faults.
+    """What the traced step knows of the teachers: versions, shares, faults.
 
     Make it in the strategy's scope. Versions change by assignment, so the
     training step is never traced again for them.
@@ -68,7 +69,7 @@ class TeacherVariables:
         zeros = np.zeros([count], np.int64)
         self._steps = shared(zeros - 1, name="teacher_steps")
         self._in_use = shared(zeros.astype(bool), name="teachers_in_use")
-        self._ages_ms = shared(zeros, name="teacher_ages_ms")
+        self._shares = shared(zeros + 1.0, name="teacher_shares")
         self._bad_batches = of_replica(zeros, name="bad_batches")
         self._bad_steps = of_replica(zeros, name="bad_steps")
 
@@ -78,19 +79,19 @@ class TeacherVariables:
         return [
             self._steps,
             self._in_use,
-            self._ages_ms,
+            self._shares,
             self._bad_batches,
             self._bad_steps,
         ]
 
-    def assign(self, *, steps: Any, in_use: Any, ages_ms: Any) -> None:
-        """Sets, between steps, which versions are in force, and their ages.
+    def assign(self, *, steps: Any, in_use: Any, shares: Any) -> None:
+        """Sets, between steps, which versions are in force, and their shares.
 
         A step of -1 is a fixed teacher, or none.
         """
         self._steps.assign(steps)
         self._in_use.assign(in_use)
-        self._ages_ms.assign(ages_ms)
+        self._shares.assign(shares)
 
     def bad_in_a_row(self) -> tf.Tensor:
         """int64 `[num_teachers]`: this replica's last batches without sense."""
@@ -141,10 +142,10 @@ class TeacherVariables:
         """What each teacher counts at a step, float32 `[num_teachers]`."""
         in_use = tf.convert_to_tensor(self._in_use)
         steps = tf.convert_to_tensor(self._steps)
-        ages_ms = tf.convert_to_tensor(self._ages_ms)
-        by_age = tf.cast(self._options.share(step - steps, ages_ms), tf.float32)
-        is_fixed = steps < 0
-        return tf.where(in_use, tf.where(is_fixed, 1.0, by_age), 0.0)
+        shares = tf.convert_to_tensor(self._shares)
+        by_age = staleness.share_by_steps(self._options, step - steps)
+        lower = tf.where(steps < 0, shares, tf.minimum(by_age, shares))
+        return tf.where(in_use, tf.cast(lower, tf.float32), 0.0)
 
     def _staleness(self, step: tf.Tensor) -> tf.Tensor:
         steps = tf.convert_to_tensor(self._steps)

@@ -18,20 +18,14 @@ from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.system import background
 from tfdistill.teachers import gates
-from tfdistill.teachers import options
+from tfdistill.teachers import options as options_lib
 from tfdistill.teachers import peer
+from tfdistill.teachers import staleness
 
 _log = logging.getLogger(__name__)
 # Of the quarantined versions, how many of the newest a status holds.
 _MAX_LISTED = 10
 
-ABSENT, GOOD, FADING, TOO_STALE, DROPPED = (
-    "absent",
-    "good",
-    "fading",
-    "too_stale",
-    "dropped",
-)
 _Function = Callable[[Any], list[tf.Tensor]]
 
 
@@ -39,21 +33,27 @@ class Teacher:
     """The place of one teacher in the training step.
 
     A kind of teacher is a way to fill `function`: `follow` takes the student's
-    own graph with a peer's values, `load` a SavedModel.
+    own graph with a peer's values, `load` a SavedModel. Another kind must
+    return the outputs as a flat list in `keras.tree.flatten` order, with NaN in
+    the rows for which it has no answer; it is traced into the training step.
+    Without a `reader` its step is -1: it is fixed, and never stale.
 
     Attributes:
         name: `group_<g>`, or the path of a fixed SavedModel.
         reader: Follows the peer; None for a fixed teacher.
         function: From the student's inputs to the flat list of outputs.
-        age_ms: Milliseconds since the chief first saw the version in use, as
-            the group agreed at the last refresh.
+        verdict: What it counts until the next refresh, as the group agreed;
+            `max_staleness_steps` comes on top of it.
+        next_is_worse: Whether the staged version is worse than the student.
+        found, found_next_worse: What this task, if it is the chief, proposes.
+        silence: How long the peer has published nothing.
     """
 
     def __init__(
         self,
         name: str,
         graph: student_graph.StudentGraph,
-        options: options.TeacherOptions,
+        options: options_lib.TeacherOptions,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -61,7 +61,9 @@ class Teacher:
         self.name = name
         self.reader: peer.PeerReader | None = None
         self.function: _Function | None = None
-        self.age_ms = 0
+        self.verdict = self.found = staleness.Verdict()
+        self.next_is_worse = self.found_next_worse = False
+        self.silence = staleness.Silence()
         self._graph = graph
         self._options = options
         self._clock = clock
@@ -72,6 +74,8 @@ class Teacher:
         self._reading = threading.Lock()
         # A graph and its variables, loaded for the version to come.
         self._next: tuple[_Function, list[Any]] | None = None
+        # By version (-1: fixed), its loss on the canary batch, with labels.
+        self._losses: dict[int, float | None] = {}
         # By version, this task's clock when it was first seen.
         self._first_seen: dict[int, float] = {}
         # Of the version in use, at the last refresh that had a step.
@@ -81,7 +85,7 @@ class Teacher:
         self._reads = background.WorkTimes()
         self._last_num_bytes: int | None = None
         self._num_swaps = self._num_bytes = self._num_dropped = 0
-        self._logged_health = GOOD
+        self._logged = staleness.GOOD, False
 
     # ---- filling it, in the strategy's scope ----
 
@@ -128,9 +132,26 @@ class Teacher:
         function = other_graphs.load(
             path, self._graph, trust=self._options.trust_saved_models
         )
-        if self._options.canary is not None:
-            self._options.canary.check(function, self._graph.output_spec)
+        self._try(-1, function)
         self.function, self._variables = function, function.variables
+
+    def _try(self, version: int, predict: _Function) -> None:
+        """Has a version predict the canary batch, if there is one."""
+        canary = self._options.canary
+        if canary is not None:
+            self._losses[version] = canary.check(
+                predict, self._graph.output_spec
+            )
+
+    def _is_worse(
+        self, version: int, student_loss: float | None, was_worse: bool
+    ) -> bool:
+        loss = self._losses.get(version)
+        if loss is None or student_loss is None:
+            return was_worse
+        return self._options.canary.is_worse(
+            loss, student_loss, was_worse=was_worse
+        )
 
     # ---- the version in use, and its age ----
 
@@ -152,15 +173,26 @@ class Teacher:
         return self._clock() - self._first_seen[self.step]
 
     @property
-    def measured_age_ms(self) -> int:
-        """Milliseconds of `age_secs` if a bound asks for them, else 0."""
-        is_bounded = self._options.max_staleness_secs is not None
-        return round(1000 * (self.age_secs or 0.0)) if is_bounded else 0
-
-    @property
     def share(self) -> float:
         """What the version counted at the last refresh, in [0, 1]."""
-        return float(self._options.share(self._age_steps or 0, self.age_ms))
+        return min(self._share_by_steps, self.verdict.share)
+
+    @property
+    def health(self) -> str:
+        """What the share is owed to; of a version in use."""
+        if self._share_by_steps < self.verdict.share:
+            return staleness.health_by_age(self._share_by_steps)
+        return self.verdict.health
+
+    @property
+    def _share_by_steps(self) -> float:
+        return float(
+            staleness.share_by_steps(self._options, self._age_steps or 0)
+        )
+
+    @property
+    def _fades(self) -> bool:
+        return self._options.max_staleness_steps == options_lib.AUTO
 
     def note_news(self) -> None:
         """Notes which versions the peer has by now: their time begins."""
@@ -172,41 +204,99 @@ class Teacher:
             if step >= 0:
                 self._first_seen.setdefault(step, self._clock())
 
+    def judge(self, step: int | None, student_loss: float | None) -> None:
+        """Finds what the version in use, and the one staged, are worth.
+
+        On the chief. `step` is the student's, and `student_loss` its loss on
+        the canary batch; None if unknown.
+        """
+        verdicts = [staleness.Verdict()]
+        if self.step >= 0:
+            share = staleness.share_by_secs(self._options, self.age_secs or 0.0)
+            health = staleness.health_by_age(share)
+            verdicts.append(staleness.Verdict(share, health))
+        if step is not None and self.step >= 0 and self._fades:
+            self.silence.refreshed(step)
+            silent = self.silence.share(step)
+            verdicts.append(staleness.Verdict(silent, staleness.FADING))
+        was_worse = self.verdict.health == staleness.WORSE
+        if self._is_worse(self.step, student_loss, was_worse):
+            verdicts.append(staleness.Verdict(0.0, staleness.WORSE))
+        self.found = min(verdicts, key=lambda verdict: verdict.share)
+        staged = self.reader.staged if self.reader else None
+        self.found_next_worse = staged is not None and self._is_worse(
+            staged.version.step, student_loss, was_worse
+        )
+
     def note_step(self, step: int) -> None:
-        """Notes the student's step; warns when the teacher begins to age."""
-        if self.step < 0 or self._drop_reason:
+        """Notes the student's step; logs each change of health, once."""
+        if not self.in_use:
             return
-        self._age_steps = step - self.step
-        before, self._logged_health = self._logged_health, _health(self.share)
-        if self._logged_health in (before, GOOD):
+        if self.step >= 0:
+            self._age_steps = step - self.step
+        health = self.health
+        now = health, health != staleness.GOOD and self.share == 0
+        before, self._logged = self._logged, now
+        if now == before:
+            return
+        if health == staleness.GOOD:
+            _log.info("The teacher %s has its full weight again.", self.name)
             return
         _log.warning(
-            "The teacher %s, version %d, is %d steps and %.0f s old, and the "
-            "bounds are %s: %s until a newer version arrives. Does that group "
-            "still run?",
+            "The teacher %s, version %d, is %s: %s. It %s until a %s arrives.",
             self.name,
             self.step,
-            self._age_steps,
-            self.age_secs,
-            self._options.bounds,
-            "it is left out"
-            if self._logged_health == TOO_STALE
-            else "it counts less and less",
+            health.replace("_", " "),
+            self._reason,
+            "is left out" if self.share == 0 else "counts less and less",
+            "better version" if health == staleness.WORSE else "newer version",
         )
+
+    def standing(self) -> dict[str, Any]:
+        """Returns what the teacher counts and is judged by, for a backup."""
+        return {
+            "share": self.verdict.share,
+            "health": self.verdict.health,
+            "silence": self.silence.state(),
+        }
+
+    def restore_standing(self, state: Mapping[str, Any]) -> None:
+        """Takes what `standing` returned, for the version in use."""
+        self.verdict = staleness.Verdict(state["share"], state["health"])
+        self.silence.restore(state["silence"])
+
+    @property
+    def _reason(self) -> str:
+        """Why the version in use does not count in full."""
+        if self.health == staleness.WORSE:
+            return (
+                "its loss on the canary batch exceeds the student's by more "
+                f"than {self._options.canary.student_margin:g}"
+            )
+        age = f"{self._age_steps} steps and {self.age_secs or 0:.0f} s old"
+        if self.health == staleness.FADING and self._fades:
+            every = self.silence.interval
+            return (
+                f"its group has fallen silent: it is {age}, and versions "
+                f"arrived every {every:.0f} steps before"
+                if every
+                else f"its group has fallen silent: it is {age}"
+            )
+        return f"it is {age}, beyond {self._options.bounds}"
 
     @property
     def status(self) -> dict[str, Any]:
         """Describes the teacher, for logs; see `TeacherSet.status`."""
         rejected = self.reader.rejected if self.reader else {}
         share = self.share if self.in_use else 0.0
-        health = _health(share) if self.in_use else ABSENT
+        health = self.health if self.in_use else staleness.ABSENT
         reason = ""
         if self._drop_reason:
-            health, reason = DROPPED, self._drop_reason
-        elif health in (FADING, TOO_STALE):
-            reason = f"older than {self._options.bounds}"
-        elif not self.in_use and rejected:
-            reason = rejected[max(rejected)]
+            health, reason = staleness.DROPPED, self._drop_reason
+        elif not self.in_use:
+            reason = rejected[max(rejected)] if rejected else ""
+        elif health != staleness.GOOD:
+            reason = self._reason
         age_secs = self.age_secs if self.in_use else None
         return {
             "name": self.name,
@@ -216,7 +306,7 @@ class Teacher:
             "share": share,
             "age_steps": self._age_steps if self.in_use else None,
             "age_secs": None if age_secs is None else round(age_secs, 1),
-            "too_stale": health == TOO_STALE,
+            "too_stale": health == staleness.TOO_STALE,
             "swaps": self._num_swaps,
             "bytes": self._num_bytes,
             "last_bytes": self._last_num_bytes,
@@ -254,17 +344,14 @@ class Teacher:
                     )
                     self._next = (function, function.variables)
             _check_values(self._next[1], staged.values)
-            if self._options.canary is not None:
-                self._options.canary.check(
-                    self._next[0], self._graph.output_spec
-                )
+            self._try(staged.version.step, self._next[0])
         except Exception as error:  # Loading raises whatever its code raises.
             self._next = None
             return f"its graph cannot be used: {error}"
         return None
 
-    def swap(self) -> bool:
-        """Puts the staged version in place.
+    def swap(self, step: int | None = None) -> bool:
+        """Puts the staged version in place, at a step of the student.
 
         Returns whether its graph is another one, so that steps must be traced
         again.
@@ -278,13 +365,16 @@ class Teacher:
             self._fingerprint, self._next = staged.fingerprint, None
         self._install(staged.values)
         self._see(self.step)
-        self._first_seen = {
-            step: secs
-            for step, secs in self._first_seen.items()
-            if step >= self.step
-        }
-        # All workers take it for new until the chief says its age.
-        self.age_ms, self._age_steps, self._drop_reason = 0, None, ""
+        for known in (self._first_seen, self._losses):
+            for old in [version for version in known if version < self.step]:
+                del known[old]
+        found = staged.version.manifest.extras.get(gates.INTERVAL_FIELD)
+        self.silence.arrived(step, found)
+        # All workers take it for new until the chief has judged it.
+        self.verdict = staleness.Verdict()
+        if self.next_is_worse:
+            self.verdict = staleness.Verdict(0.0, staleness.WORSE)
+        self._age_steps, self._drop_reason = None, ""
         self._num_swaps += 1
         self._last_num_bytes = staged.version.num_bytes
         self._num_bytes += staged.version.num_bytes
@@ -296,7 +386,7 @@ class Teacher:
             variable.assign(tf.cast(value, variable.dtype))
 
     def drop(self, reason: str) -> None:
-        """Stops obeying the version in use."""
+        """Stops obeying the version in use; a fixed teacher for good."""
         if not self.in_use:
             return
         if self.reader:
@@ -310,16 +400,14 @@ class Teacher:
 
     def _read(self, version: versions.Version) -> saved_model.Snapshot:
         """Reads the values of a version that passed the screen."""
-        canary = self._options.canary
         try:
             expected = self._expected_variables(version)
             # A read that was given up may be under way still.
             with self._reading, self._reads.measured():
                 values = self._read_values(version, expected)
-            if canary and self._is_own(version):
-                canary.check(
-                    lambda inputs: self._predict(values, inputs),
-                    self._graph.output_spec,
+            if self._is_own(version):
+                self._try(
+                    version.step, lambda inputs: self._predict(values, inputs)
                 )
             return values
         except ValueError as error:
@@ -350,12 +438,6 @@ class Teacher:
             "is off by default. Train the same model in each group, or set "
             "TeacherSet(allow_other_graphs=True) if you trust all of them."
         )
-
-
-def _health(share: float) -> str:
-    if share >= 1.0:
-        return GOOD
-    return FADING if share > 0.0 else TOO_STALE
 
 
 def _check_values(variables: Sequence[Any], values: Sequence[Any]) -> None:

@@ -1,11 +1,11 @@
 """The teachers of one student: made, followed, refreshed, asked.
 
-Each teacher is a `Teacher` (teacher.py), a peer's is fed by a `PeerReader`
-(peer.py), and all workers move them alike by an `Agreement` (agreement.py).
-How old a version may be, and what it then counts, is decided by
-`TeacherOptions.share` (options.py). A new kind of teacher is another way to
-fill a teacher's `function`, beside `follow` and `load`, and a line in
-`TeacherSet.attach`.
+Each is a `Teacher` (teacher.py); a peer's is fed by a `PeerReader` (peer.py),
+and all workers move them alike by an `Agreement` (agreement.py). How stale a
+version may be, and what it then counts, is decided in staleness.py. A new kind
+of teacher is another way to fill `Teacher.function`, beside `follow` and
+`load`, a line in `TeacherSet.attach`, and a field of `TeacherOptions`, whose
+`num_teachers` counts it and whose `weights` weigh it.
 """
 
 import logging
@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfdistill.cluster import replicas
 from tfdistill.exchange import publisher
+from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.teachers import agreement
 from tfdistill.teachers import gates
@@ -52,7 +53,7 @@ class TeacherSet:
         *,
         saved_models: Sequence[str | os.PathLike[str]] = (),
         weights: Sequence[float] | None = None,
-        max_staleness_steps: int | None = None,
+        max_staleness_steps: int | str | None = options.AUTO,
         max_staleness_secs: float | None = None,
         staleness_ramp_steps: int = 0,
         staleness_ramp_secs: float = 0.0,
@@ -61,7 +62,7 @@ class TeacherSet:
         trust_saved_models: bool = False,
         schema: Mapping[str, Any] | None = None,
         allow_other_schemas: bool = False,
-        canary: gates.Canary | None = None,
+        canary: gates.Canary | tf.data.Dataset | None = None,
         poll_secs: float = 0.1,
     ) -> None:
         """Reads nothing yet.
@@ -73,7 +74,10 @@ class TeacherSet:
             weights: One weight >= 0 for each of `peers`, then for each of
                 `saved_models`. Defaults to equal weights.
             max_staleness_steps: A version that is more of the student's
-                steps old than this loses its weight. Default: no bound.
+                steps old than this loses its weight; None for no bound.
+                Default "auto": a peer that has published nothing for ten of
+                the intervals at which its versions arrived before fades, over
+                ten more. Its next version gets full weight.
             max_staleness_secs: Likewise, in seconds since this group first
                 saw the version. Default: no bound.
             staleness_ramp_steps: Steps after `max_staleness_steps` over which
@@ -89,10 +93,11 @@ class TeacherSet:
                 `gates.digests`. Default: nothing is compared.
             allow_other_schemas: Whether to accept another schema, with a
                 warning.
-            canary: A batch that each version must predict before it is used.
-            poll_secs: Seconds between two looks at the exchange, which the
-                chief takes in a thread. A short training needs short ones: a
-                version that is not seen teaches nobody. Default 0.1.
+            canary: Held-out examples that each version must predict before it
+                is used, and on which it is compared with the student: a
+                `tfdistill.Canary`, or a dataset as `fit` takes it, of which
+                the first 256 examples are taken. Default: none.
+            poll_secs: Seconds between two looks at the exchange. Default 0.1.
 
         Raises:
             ValueError: An argument is not as above.
@@ -110,7 +115,7 @@ class TeacherSet:
             trust_saved_models=trust_saved_models,
             schema=gates.digests(schema or {}),
             allow_other_schemas=allow_other_schemas,
-            canary=canary,
+            canary=gates.as_canary(canary),
             poll_secs=poll_secs,
         )
         options.check_exchange(self._options.peers, exchange)
@@ -119,6 +124,7 @@ class TeacherSet:
         self._teachers: list[teacher_lib.Teacher] = []
         self._agreement: agreement.Agreement | None = None
         self._poller: peer.Poller | None = None
+        self._student: gates.StudentOnCanary | None = None
         # What the traced step knows.
         self._published: dict[str, Any] = {}
         # What a parameter-server group does otherwise; None in any other.
@@ -145,8 +151,14 @@ class TeacherSet:
         self,
         graph: student_graph.StudentGraph,
         strategy: tf.distribute.Strategy,
+        *,
+        from_logits: bool | None = None,
     ) -> None:
-        """Makes the teachers' variables for one student, once."""
+        """Makes the teachers and their variables for one student, once.
+
+        `from_logits` is what the distillation loss takes outputs for, for a
+        canary that does not say so itself.
+        """
         if self._graph is not None:
             if graph is not self._graph:
                 raise RuntimeError(
@@ -155,6 +167,8 @@ class TeacherSet:
                 )
             return
         self._graph = graph
+        if self._options.canary and from_logits is not None:
+            self._options.canary.settle(from_logits)
         self._is_chief = replicas.is_chief(strategy)
         num_workers = replicas.num_workers(strategy)
         if replicas.on_servers(strategy):
@@ -176,6 +190,16 @@ class TeacherSet:
             num_workers=num_workers,
             is_chief=self._is_chief,
         )
+        canary = self._options.canary
+        if self._teachers and self._is_chief and canary and canary.compares:
+            self._student = gates.StudentOnCanary(
+                canary,
+                graph,
+                snapshot=saved_model.SavedModelWriter(graph).snapshot,
+                predict=self.remote.predictor(graph)
+                if self.remote
+                else lambda values, x: keras.tree.flatten(graph(values, x)),
+            )
         self._publish()
 
     def _peers(
@@ -236,15 +260,18 @@ class TeacherSet:
 
     def start(self) -> None:
         """Starts to look for versions in the background."""
-        if self._teachers and self.follows_peers and self._poller is None:
+        if not self._teachers or self._poller is not None:
+            return
+        if self._student:
+            # The first time here, where the student may be traced.
+            self._student.take()
+            self._student.examine()
+        if self.follows_peers or self._student:
             self._poller = peer.Poller(
-                [
-                    teacher.reader
-                    for teacher in self._teachers
-                    if teacher.reader
-                ],
+                [t.reader for t in self._teachers if t.reader],
                 self._is_chief,
                 self._options.poll_secs,
+                also=self._student.examine if self._student else lambda: None,
             )
             self._poller.start()
 
@@ -271,14 +298,20 @@ class TeacherSet:
             RuntimeError: The teachers belong to no student yet.
         """
         decide = self._attached("refresh")
+        loss = None
+        if self._student:
+            loss = self._student.loss
+            self._student.take()
         for teacher in self._teachers:
             teacher.note_news()
+            if self._is_chief:
+                teacher.judge(step, loss)
         ready = decide.exchange_news(
             "its outputs were NaN or infinite in "
             f"{self._options.max_bad_batches} batches in a row."
         )
         ready = decide.load_graphs(ready)
-        self._swap(ready)
+        self._swap(ready, step)
         if step is not None:
             for teacher in self._teachers:
                 teacher.note_step(step)
@@ -299,6 +332,21 @@ class TeacherSet:
             group: steps.get(name, -1)
             for group, name in self._options.names_of_peers.items()
         }
+
+    def standings(self) -> dict[str, Any]:
+        """Returns what each teacher counts, and why, for a backup, as JSON."""
+        return {t.name: t.standing() for t in self._teachers if t.in_use}
+
+    def restore_standings(self, standings: Mapping[str, Any]) -> None:
+        """Takes what `standings` returned, after `load_versions`.
+
+        Every worker calls it alike. A teacher that has no version in use now
+        is left out.
+        """
+        for teacher in self._teachers:
+            if teacher.in_use and teacher.name in standings:
+                teacher.restore_standing(standings[teacher.name])
+        self._publish()
 
     def load_versions(self, wanted: Mapping[int, int]) -> dict[int, int]:
         """Puts known versions in place before training, as if just refreshed.
@@ -344,9 +392,13 @@ class TeacherSet:
             )
         return self._agreement
 
-    def _swap(self, teachers: Sequence[teacher_lib.Teacher]) -> None:
+    def _swap(
+        self,
+        teachers: Sequence[teacher_lib.Teacher],
+        step: int | None = None,
+    ) -> None:
         for teacher in teachers:
-            self.generation += teacher.swap()
+            self.generation += teacher.swap(step)
         if self.remote and teachers:
             self.remote.swapped()
         self._publish()
@@ -359,7 +411,7 @@ class TeacherSet:
         values: dict[str, Any] = {
             "steps": [teacher.step for teacher in self._teachers],
             "in_use": [teacher.in_use for teacher in self._teachers],
-            "ages_ms": [teacher.age_ms for teacher in self._teachers],
+            "shares": [teacher.verdict.share for teacher in self._teachers],
         }
         if values != self._published:
             self._variables.assign(**values)
@@ -370,12 +422,12 @@ class TeacherSet:
 
         Returns:
             For each teacher its `name`, the `step` of the version in use (-1
-            for none), its `health` ("absent", "good", "fading", "too_stale"
-            or "dropped") with the `reason`, the `share` that its age leaves
-            it, its `age_steps` and `age_secs` at the last refresh (None
-            without a version), how many versions were put in place (`swaps`)
-            and their `bytes`, the `last_bytes` of these, the `read_secs` of
-            the last read (None without one), `num_dropped`,
+            for none), its `health` ("absent", "good", "fading", "too_stale",
+            "worse" or "dropped") with the `reason`, the `share` of its weight
+            that this leaves it, its `age_steps` and `age_secs` at the last
+            refresh (None without a version), how many versions were put in
+            place (`swaps`) and their `bytes`, the `last_bytes` of these, the
+            `read_secs` of the last read (None without one), `num_dropped`,
             `num_quarantined`, and the newest `quarantined` versions with
             their reasons.
         """

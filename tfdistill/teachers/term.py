@@ -171,6 +171,16 @@ class DistillationTerm:
         nothing = tf.fill([soft.weights.shape[0]], float("nan"))
         return AGREEMENT, nothing
 
+    @property
+    def from_logits(self) -> bool | None:
+        """What the first loss takes outputs for; None without a loss."""
+        found = [
+            loss.inner.from_logits
+            for loss in keras.tree.flatten(self._losses)
+            if loss is not None
+        ]
+        return found[0] if found else None
+
     def _by_output(self, y_pred: Any, count: int) -> list[Any]:
         losses = self._losses
         if not isinstance(losses, (dict, list, tuple)):
@@ -302,7 +312,11 @@ class Codistillation:
         Returns what each execution takes along under parameter servers.
         """
         if self:
-            self.teachers.attach(self.graph(model), model.distribute_strategy)
+            self.teachers.attach(
+                self.graph(model),
+                model.distribute_strategy,
+                from_logits=self._term.from_logits if self._term else None,
+            )
         return self.teachers.remote
 
     # ---- one step ----

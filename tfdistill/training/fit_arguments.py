@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdistill import data_checks
 from tfdistill.cluster import replicas
+from tfdistill.cluster import strategy as strategy_lib
 
 _OF_ARRAYS = ("y", "sample_weight", "batch_size", "validation_split")
 _OF_VALIDATION = ("validation_steps", "validation_batch_size")
@@ -65,6 +66,21 @@ def check(
         raise ValueError(
             "`validation_steps` must be given if the validation data repeat "
             "forever; received None."
+        )
+
+
+def check_strategy(strategy: tf.distribute.Strategy) -> None:
+    """Checks that a model was made in the scope of its group's strategy."""
+    if replicas.num_workers(strategy) > 1 or replicas.on_servers(strategy):
+        return
+    cluster = strategy_lib.cluster_of(strategy)
+    if cluster.num_workers > 1 or cluster.uses_parameter_servers:
+        raise ValueError(
+            "The model must be made in the scope of its group's strategy, as "
+            "the group has several tasks; received one made outside of it, "
+            "which every task would train for itself. Call "
+            "tfdistill.make_strategy first; then make the model and its "
+            "optimizer, and call `compile`, in `with strategy.scope():`."
         )
 
 

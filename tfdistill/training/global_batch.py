@@ -26,17 +26,13 @@ _active = threading.local()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GlobalBatch:
-    """How many examples of one step this replica and all replicas hold.
-
-    Attributes:
-        local: float32 scalar, examples on this replica.
-        total: float32 scalar, examples on all replicas.
-        num_replicas: Number of replicas that take part.
-    """
+    """How many examples of a step this replica and all hold, float32."""
 
     local: tf.Tensor
     total: tf.Tensor
     num_replicas: int
+    # Whether this replica may hold none, as of a last batch that is small.
+    may_be_empty: bool
 
     @classmethod
     def of(cls, inputs: Any) -> "GlobalBatch":
@@ -46,22 +42,18 @@ class GlobalBatch:
         ...]`. If the batch size is known while tracing, every replica holds
         that many and nothing is sent.
         """
-        first = next(
-            value for value in keras.tree.flatten(inputs) if value is not None
+        rows, is_known = num_rows(inputs)
+        local = total = tf.cast(rows, tf.float32)
+        num_replicas = 1
+        if replicas.in_replica():
+            num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
+            total = local * num_replicas if is_known else _sum(local)
+        return cls(
+            local=local,
+            total=total,
+            num_replicas=num_replicas,
+            may_be_empty=num_replicas > 1 and not is_known,
         )
-        num_replicas = (
-            tf.distribute.get_strategy().num_replicas_in_sync
-            if replicas.in_replica()
-            else 1
-        )
-        local = tf.cast(_num_rows(first), tf.float32)
-        if num_replicas == 1:
-            total = local
-        elif first.shape.rank and first.shape[0] is not None:
-            total = local * num_replicas
-        else:
-            total = _sum(local)
-        return cls(local=local, total=total, num_replicas=num_replicas)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -73,6 +65,32 @@ class GlobalBatch:
         finally:
             _active.batch = outer
 
+    def cleaned(self, values: Sequence[Any]) -> list[Any]:
+        """Returns losses or gradients, 0 for NaN if this replica has no rows.
+
+        What is computed of no rows may be NaN: a mean over them is, and with
+        it each gradient through batch normalization. What does not come from
+        rows, as this replica's share of a regularizer, is kept.
+        """
+        if not self.may_be_empty:
+            return list(values)
+        dense = [value for value in values if isinstance(value, tf.Tensor)]
+        if not dense:
+            return list(values)
+        found = tf.cond(
+            self.local > 0,
+            lambda: [tf.identity(value) for value in dense],
+            lambda: [
+                tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
+                for value in dense
+            ],
+        )
+        kept = iter(found)
+        return [
+            next(kept) if isinstance(value, tf.Tensor) else value
+            for value in values
+        ]
+
     def record(
         self, metrics: Sequence[keras.Metric], shares: Mapping[str, tf.Tensor]
     ) -> None:
@@ -80,7 +98,8 @@ class GlobalBatch:
 
         `shares` go by the names of `keras.metrics.Mean`s among `metrics`.
         """
-        for name, share in shares.items():
+        found = self.cleaned(list(shares.values()))
+        for name, share in zip(shares, found, strict=True):
             mean = next(metric for metric in metrics if metric.name == name)
             # Summed: loss * examples by examples, though a replica may hold
             # none.
@@ -95,12 +114,15 @@ def _sum(value: tf.Tensor) -> tf.Tensor:
     return tf.stop_gradient(replicas.summed([value])[0])
 
 
-def _num_rows(value: Any) -> tf.Tensor:
-    if isinstance(value, tf.RaggedTensor):
-        return value.nrows()
-    if isinstance(value, tf.SparseTensor):
-        return value.dense_shape[0]
-    return tf.shape(value)[0]
+def num_rows(inputs: Any) -> tuple[tf.Tensor, bool]:
+    """Counts the examples here; and whether a trace knows their number."""
+    first = next(v for v in keras.tree.flatten(inputs) if v is not None)
+    is_known = bool(first.shape.rank and first.shape[0] is not None)
+    if isinstance(first, tf.RaggedTensor):
+        return first.nrows(), is_known
+    if isinstance(first, tf.SparseTensor):
+        return first.dense_shape[0], is_known
+    return tf.shape(first)[0], is_known
 
 
 class GlobalBatchLoss(keras.losses.Loss):
@@ -231,10 +253,8 @@ def over_global_batch(loss: Any) -> Any:
         return GlobalBatchLoss(_Crossentropy(name=loss))
     resolved = keras.losses.get(loss)
     if not isinstance(resolved, keras.losses.Loss):
-        name = loss if isinstance(loss, str) else _function_name(resolved)
+        name = getattr(resolved, "__name__", type(resolved).__name__)
+        if isinstance(loss, str):
+            name = loss
         resolved = _FunctionLoss(resolved, name=name)
     return GlobalBatchLoss(resolved)
-
-
-def _function_name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", type(function).__name__)

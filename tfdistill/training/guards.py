@@ -19,6 +19,7 @@ from tfdistill.cluster import ending
 from tfdistill.cluster import replicas
 from tfdistill.cluster import signs
 from tfdistill.system import keras_internals
+from tfdistill.training import finite
 from tfdistill.training import fit_arguments
 
 
@@ -26,7 +27,6 @@ class StepWatchdog(keras.callbacks.Callback):
     """A watchdog over `fit`: any batch or epoch counts as progress."""
 
     def __init__(self, watchdog: ending.Watchdog) -> None:
-        """Takes a watchdog that was not started yet."""
         super().__init__()
         self._watchdog = watchdog
 
@@ -96,16 +96,15 @@ def over_steps(strategy: tf.distribute.Strategy) -> StepWatchdog:
     return StepWatchdog(ending.Watchdog(limit_secs, explain))
 
 
-_NAMES = (
-    "CSVLogger",
-    "ModelCheckpoint",
-    "OrbaxCheckpoint",  # Not in every Keras.
-    "RemoteMonitor",
-    "TensorBoard",
-)
 WRITERS = tuple(
     getattr(keras.callbacks, name)
-    for name in _NAMES
+    for name in (
+        "CSVLogger",
+        "ModelCheckpoint",
+        "OrbaxCheckpoint",  # Not in every Keras.
+        "RemoteMonitor",
+        "TensorBoard",
+    )
     if hasattr(keras.callbacks, name)
 )
 
@@ -143,13 +142,12 @@ def select(
             )
     if replicas.is_chief(strategy):
         return list(callbacks)
-    return [c for c in callbacks if not _writes_files(c)]
-
-
-def _writes_files(callback: keras.callbacks.Callback) -> bool:
-    return isinstance(callback, WRITERS) or getattr(
-        callback, "chief_only", False
-    )
+    return [
+        callback
+        for callback in callbacks
+        if not isinstance(callback, WRITERS)
+        and not getattr(callback, "chief_only", False)
+    ]
 
 
 _ACTIONS = ("raise", "warn")
@@ -176,12 +174,16 @@ def added_to(callbacks: Any) -> list[keras.callbacks.Callback]:
 
 
 class FiniteLoss(keras.callbacks.Callback):
-    """Ends a training whose loss is NaN or infinite, with an error.
+    """Ends a training whose loss or weights are NaN or infinite, by an error.
 
     `fit` adds one by itself, unless there is one among its callbacks already,
     or Keras' `TerminateOnNaN`. The loss in the logs is a mean since the epoch
     began, so that no step is missed: it is looked at every hundredth execution
     and at the end of each epoch. All workers see the same one, and end alike.
+
+    The loss can stay finite when the weights are not, as ReLU turns NaN into 0.
+    So the weights are looked at at the end of each epoch; and an export or a
+    backup that finds one that is not finite ends the training, too.
     """
 
     def __init__(self, *, action: str = "raise") -> None:
@@ -207,14 +209,23 @@ class FiniteLoss(keras.callbacks.Callback):
         self._epoch, self._num_executions, self._told = epoch, 0, False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Looks at the loss now and then."""
+        """Looks at the loss now and then; hears of exports and backups."""
+        found = getattr(getattr(self.model, "trainer", None), "not_finite", "")
+        if found and not self._told:
+            self._refuse_weights(found)
         self._num_executions += 1
         if self._num_executions % _CHECK_EVERY_EXECUTIONS == 0:
             self._check(logs, f"by step {batch + 1}")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Looks at the loss."""
+        """Looks at the loss and the weights."""
         self._check(logs, "at the end")
+        if not self._told and (found := self._weights.first_not_finite()):
+            self._refuse_weights(f"{found} at the end of epoch {epoch + 1}")
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Prepares to look at the model's weights."""
+        self._weights = finite.Weights(self.model)
 
     def _check(self, logs: Any, where: str) -> None:
         loss = (logs or {}).get("loss")
@@ -229,9 +240,21 @@ class FiniteLoss(keras.callbacks.Callback):
             "(global_clipnorm). Or an example is not finite: "
             "tfdistill.data_checks.checked(dataset) names it."
         )
+        self._act(message)
+
+    def _refuse_weights(self, found: str) -> None:
+        self._act(
+            f"The weights must be finite; received NaN or infinity in {found}. "
+            "Either an example is not finite, which layers such as ReLU can "
+            "hide from the loss: tfdistill.data_checks.checked(dataset) names "
+            "it. Or the training has diverged: lower the learning rate or clip "
+            "gradients (global_clipnorm)."
+        )
+
+    def _act(self, message: str) -> None:
         if self._action == "raise":
             raise RuntimeError(message)
-        warnings.warn(message, stacklevel=2)
+        warnings.warn(message, stacklevel=3)
         self._told = True
 
 
@@ -309,11 +332,7 @@ class _Before(_Reporting):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         signs.own().say(signs.CALLBACKS)
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        signs.own().say(signs.CALLBACKS)
-
-    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
-        signs.own().say(signs.CALLBACKS)
+    on_test_batch_end = on_predict_batch_end = on_train_batch_end
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         signs.own().say(signs.EPOCH_END)
@@ -337,18 +356,17 @@ class _After(_Reporting):
         signs.own().say(signs.EVALUATION_STEP)
 
     def on_test_end(self, logs: Any = None) -> None:
-        # What follows is Keras' own, or callbacks at the end of an epoch.
+        # What follows is Keras' own, or callbacks at the end of an epoch; or
+        # the results of all batches are put together.
         signs.own().say(signs.EPOCH_END)
+
+    on_predict_end = on_test_end
 
     def on_predict_begin(self, logs: Any = None) -> None:
         signs.own().say(signs.FIRST_PREDICTION_STEP)
 
     def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
         signs.own().say(signs.PREDICTION_STEP)
-
-    def on_predict_end(self, logs: Any = None) -> None:
-        # The results of all batches are put together.
-        signs.own().say(signs.EPOCH_END)
 
 
 @contextlib.contextmanager

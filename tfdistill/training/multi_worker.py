@@ -16,6 +16,7 @@ from typing import Any
 
 import keras
 
+from tfdistill.cluster import replicas
 from tfdistill.system import keras_internals
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
@@ -24,6 +25,7 @@ from tfdistill.training import steps
 from tfdistill.training import trainer as replica_trainer
 
 keras_internals.check_keras()
+keras_internals.make_scalars_readable()
 
 Logs = steps.Logs
 
@@ -74,14 +76,20 @@ class MultiWorkerTraining(_Base):
         Args:
             *args: As for `keras.Model.compile`.
             **kwargs: As for `keras.Model.compile`. `jit_compile="auto"`, the
-                default, means no XLA: compiled steps were seven times slower
-                on CPU, and a collective cannot be compiled at all.
+                default, is Keras' own choice on one device, which is XLA on a
+                GPU if all layers support it. Several replicas, workers and
+                parameter servers train without XLA, which cannot compile what
+                they exchange.
         """
         arguments = fit_arguments.bind(super().compile, args, kwargs)
         arguments["loss"] = global_batch.over_global_batch(
             arguments.get("loss")
         )
-        if arguments.get("jit_compile", "auto") == "auto":
+        strategy = self.distribute_strategy
+        is_alone = strategy.num_replicas_in_sync == 1
+        if arguments.get("jit_compile", "auto") == "auto" and (
+            not is_alone or replicas.on_servers(strategy)
+        ):
             arguments["jit_compile"] = False
         super().compile(**arguments)
         self.trainer.compiled()
@@ -104,6 +112,8 @@ class MultiWorkerTraining(_Base):
             RuntimeError: The loss is not finite; see `FiniteLoss`.
         """
         arguments = fit_arguments.bind(super().fit, args, kwargs)
+        fit_arguments.check_strategy(self.distribute_strategy)
+        replicas.meet(self.distribute_strategy, "fit")
         with guards.over(arguments, self.distribute_strategy):
             return self.trainer.fit(arguments, super().fit)
 
@@ -113,6 +123,7 @@ class MultiWorkerTraining(_Base):
         Each example counts once; results are equal on all workers.
         """
         arguments = fit_arguments.bind(super().evaluate, args, kwargs)
+        replicas.meet(self.distribute_strategy, "evaluate")
         with guards.reported(arguments):
             return self.trainer.evaluate(arguments, super().evaluate)
 
@@ -122,6 +133,7 @@ class MultiWorkerTraining(_Base):
         Every worker gets all predictions, in the order of the data.
         """
         arguments = fit_arguments.bind(super().predict, args, kwargs)
+        replicas.meet(self.distribute_strategy, "predict")
         with guards.reported(arguments):
             return self.trainer.predict(arguments, super().predict)
 
@@ -170,7 +182,7 @@ class MultiWorkerTraining(_Base):
             y_pred = self(x, training=True)
             loss = self.compute_loss(x, y, y_pred, sample_weight, training=True)
             scaled = self.optimizer.scale_loss(loss)
-        self.trainer.apply(tape, scaled)
+        self.trainer.apply(tape, scaled, batch)
         batch.record(self.metrics, {"loss": loss})
         return self.compute_metrics(x, y, y_pred, sample_weight)
 

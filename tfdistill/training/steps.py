@@ -11,25 +11,27 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill.system import keras_internals
+
 Logs = dict[str, Any]
 
 
 class StepCounter:
     """Counts steps from Keras' callback hooks.
 
-    Reading `optimizer.iterations` waits for the device, so it is read once an
-    epoch and counted on from there.
+    A step is a batch, as for Keras' learning rate schedules, also with
+    `gradient_accumulation_steps`. Reading the optimizer's counter waits for the
+    device, so it is read once an epoch and counted on from there.
     """
 
     def __init__(self) -> None:
-        """Starts at step 0."""
         self.step = 0
         self._next_batch = 0
         self._is_fresh = True
 
     def read(self, model: keras.Model) -> None:
         """Takes the exact step from a compiled model's optimizer."""
-        self.step = int(keras.ops.convert_to_numpy(model.optimizer.iterations))
+        self.step = int(keras_internals.num_batches(model.optimizer).numpy())
         self._next_batch = 0
         self._is_fresh = True
 
@@ -84,22 +86,17 @@ class SteppedCallback(keras.callbacks.Callback):
     """A callback that knows the global step; subclasses fill the hooks."""
 
     def __init__(self) -> None:
-        """Starts at step 0."""
         super().__init__()
         self._counter = StepCounter()
 
     @property
     def step(self) -> int:
-        """The global step: number of updates done."""
+        """The global step: number of batches trained on."""
         return self._counter.step
 
     @property
     def codistilled(self) -> Any:
-        """The model that `fit` trains, which must be a `CodistillModel`.
-
-        Raises:
-            ValueError: It is another one.
-        """
+        """The model that `fit` trains, which must be a `CodistillModel`."""
         if not hasattr(self.model, "codistillation"):
             raise self.misplaced()
         return self.model
@@ -153,15 +150,10 @@ def hidden(name: str, values: tf.Tensor) -> Logs:
 
 
 class LastExecution:
-    """What the last execution reported besides the logs that `fit` shows.
-
-    Attributes:
-        examples: Number of examples, a float scalar; None before the first
-            execution, and if the step does not report it.
-    """
+    """What the last execution reported besides the logs that `fit` shows."""
 
     def __init__(self) -> None:
-        """Knows of no execution yet."""
+        # A float scalar; None before the first, and if the step reports none.
         self.examples: Any = None
         self._details: dict[str, list[Any]] = {}
 
@@ -194,19 +186,12 @@ class LastExecution:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingPoint:
-    """Where a training stands between two steps, with none in flight.
-
-    Attributes:
-        step: Number of updates done.
-        epoch: Index of the epoch in progress.
-        batch: Number of its steps done.
-        metric_sums: What its metrics have added up so far, under parameter
-            servers.
-        data: How far the data were read, without them.
-    """
+    """Where a training stands between two steps, with none in flight."""
 
     step: int
     epoch: int
-    batch: int
+    batch: int  # Steps of this epoch done.
+    # What its metrics have added up so far, under parameter servers; how far
+    # the data were read, without them.
     metric_sums: tuple[float, ...] = ()
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -22,9 +22,11 @@ import tensorflow as tf
 
 from tfdistill import data
 from tfdistill.cluster import replicas
+from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import updates
 from tfdistill.system import keras_internals
 from tfdistill.training import fit_arguments
+from tfdistill.training import global_batch
 from tfdistill.training import steps
 
 Logs = steps.Logs
@@ -35,20 +37,19 @@ class Trainer(typing.Protocol):
 
     `keras_own` is the method or function of Keras that would be called if
     there were no trainer; `arguments` are those of the method, by name.
-
-    Attributes:
-        input_spec: Specs `[batch, ...]` of the inputs in the data last given;
-            None before there were any.
-        last: What the last execution reported.
-        backup: The `tfdistill.Backup` of the `fit` in progress, if it has one.
-        counts_done: Whether callbacks get the index of the last batch that
-            was done. Keras gives them the last one that was asked for.
     """
 
+    # Specs `[batch, ...]` of the inputs in the data last given, if any.
     input_spec: Any
+    # What the last execution reported.
     last: steps.LastExecution
+    # The `tfdistill.Backup` of the `fit` in progress, if it has one.
     backup: Any
+    # Whether callbacks get the index of the last batch that was done. Keras
+    # gives them the last one that was asked for.
     counts_done: bool
+    # What an export or a backup has found of weights that are not finite.
+    not_finite: str | None
 
     def compiled(self) -> None:
         """Adapts to how the model has just been compiled."""
@@ -77,12 +78,17 @@ class Trainer(typing.Protocol):
     def tape(self) -> contextlib.AbstractContextManager[tf.GradientTape]:
         """Returns the context of a tape that records one step."""
 
-    def apply(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
+    def apply(
+        self,
+        tape: tf.GradientTape,
+        loss: tf.Tensor,
+        batch: global_batch.GlobalBatch,
+    ) -> None:
         """Computes the gradients and updates all variables once.
 
         Replicas sum their gradients first. A worker of parameter servers
         sums nothing: it sends its own gradients. `loss` is this replica's
-        share of the loss, scaled for the optimizer.
+        share of the loss of `batch`, scaled for the optimizer.
         """
 
     # ---- Keras' methods ----
@@ -122,6 +128,7 @@ class ReplicaTrainer:
         self.input_spec: Any = None
         self.last = steps.LastExecution()
         self.backup: Any = None
+        self.not_finite: str | None = None
 
     @property
     def _strategy(self) -> tf.distribute.Strategy:
@@ -138,6 +145,8 @@ class ReplicaTrainer:
 
     def build(self, element_spec: Any, iterator: Any = None) -> None:
         """Builds from a spec: Keras' own way fails on several workers."""
+        if self._has_replicas:
+            _check_scope(self._model)
         self.input_spec = keras_internals.build_from_spec(
             self._model,
             element_spec,
@@ -153,9 +162,7 @@ class ReplicaTrainer:
         """Runs Keras' own function, or the step on each replica."""
         self._before_tracing()
         self._table_updates()
-        run = (
-            on_replicas(self._model, step) if self._has_replicas else keras_own
-        )
+        run = self.test_function(self._without_rows_unchanged(step), keras_own)
 
         def execute(iterator: Any) -> Logs:
             return self.last.taken_from(
@@ -164,12 +171,35 @@ class ReplicaTrainer:
 
         return execute
 
+    def _without_rows_unchanged(
+        self, step: Callable[[Any], Logs]
+    ) -> Callable[[Any], Logs]:
+        """A step that leaves a replica's own statistics, if it has no rows.
+
+        Batch normalization would move them to the mean of nothing, NaN.
+        """
+
+        def kept(data: Any) -> Logs:
+            variables = own_statistics(self._model)
+            num_rows, is_known = global_batch.num_rows(
+                keras.utils.unpack_x_y_sample_weight(data)[0]
+            )
+            if is_known or not variables or not replicas.in_replica():
+                return step(data)
+            before = [tf.identity(variable.value) for variable in variables]
+            logs = step(data)
+            for variable, value in zip(variables, before, strict=True):
+                variable.assign(tf.where(num_rows > 0, variable.value, value))
+            return logs
+
+        return kept
+
     def test_function(
         self, step: Callable[[Any], Logs], keras_own: Any
     ) -> Callable[[Any], Logs]:
         """Runs Keras' own function, or the step on each replica."""
         return (
-            on_replicas(self._model, step) if self._has_replicas else keras_own
+            _Execution(self._model, step) if self._has_replicas else keras_own
         )
 
     def sendable(self, predictions: Any) -> Any:
@@ -182,12 +212,22 @@ class ReplicaTrainer:
         """Returns a tape."""
         return tf.GradientTape()
 
-    def apply(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
+    def apply(
+        self,
+        tape: tf.GradientTape,
+        loss: tf.Tensor,
+        batch: global_batch.GlobalBatch,
+    ) -> None:
         """Sums gradients over the replicas *before* they are clipped."""
         variables = self._model.trainable_weights
         gradients = tape.gradient(loss, variables)
         if replicas.in_replica():
-            gradients = replicas.summed(gradients)
+            distinct = [_has_distinct_rows(g) for g in gradients]
+            summed = replicas.summed(batch.cleaned(gradients))
+            gradients = [
+                table_rows.sum_per_row(gradient) if is_distinct else gradient
+                for gradient, is_distinct in zip(summed, distinct, strict=True)
+            ]
         updater = self._table_updates() or self._model.optimizer
         updater.apply(gradients, variables)
 
@@ -213,9 +253,7 @@ class ReplicaTrainer:
         """Runs Keras' own loop, on data that all workers read alike."""
         fit_arguments.check(arguments, self._model)
         if isinstance(arguments.get("x"), tf.data.Dataset):
-            arguments.setdefault(
-                "shuffle", False
-            )  # Keras warns of its default.
+            arguments.setdefault("shuffle", False)  # Keras warns otherwise.
         self._prepare(arguments)
         validation = arguments.get("validation_data")
         if isinstance(validation, tf.data.Dataset):
@@ -248,9 +286,47 @@ class ReplicaTrainer:
             return
         if not replicas.is_chief(self._strategy):
             arguments["verbose"] = 0
-        arguments["x"] = prepare(
-            arguments.get("x"), arguments.get("shuffle", False), self._strategy
-        )
+        # All workers read the same batches, each its own rows of them.
+        x = arguments.get("x")
+        if isinstance(x, tf.data.Dataset):
+            arguments["x"] = data.by_element(x)
+        elif arguments.get("shuffle", False) and not isinstance(
+            x, tf.distribute.DistributedDataset
+        ):
+            _agree_on_seed(self._strategy)
+
+
+def _check_scope(model: keras.Model) -> None:
+    """Checks that replicas share the variables of a model and its optimizer."""
+    extended = model.distribute_strategy.extended
+    optimizer = model.optimizer
+    for variable in (
+        *model.variables,
+        *(optimizer.variables if optimizer else ()),
+    ):
+        if not extended.variable_created_in_scope(variable.value):
+            raise ValueError(
+                "The model, its student and its optimizer must be made in the "
+                "scope of the strategy, so that all replicas train the same "
+                f"variables; received {variable.path!r} made outside of it. "
+                "Make all of them, and call `compile`, in "
+                "`with strategy.scope():`."
+            )
+
+
+def _has_distinct_rows(gradient: Any) -> bool:
+    """Whether a model made the rows of a sparse gradient distinct by itself.
+
+    Keras' product with a sparse input does: so the rows of several replicas are
+    summed, as one process would have. Keras' `Embedding` does not, and its
+    optimizers take each occurrence of an id for itself.
+    """
+    if not isinstance(gradient, tf.IndexedSlices) or tf.executing_eagerly():
+        return False
+    operation = gradient.indices.op
+    while operation.type in ("Cast", "Identity", "Reshape"):
+        operation = operation.inputs[0].op
+    return operation.type.startswith("Unique")
 
 
 class _Sent:
@@ -281,21 +357,14 @@ class _Sent:
         )
 
 
-def on_replicas(
-    model: keras.Model, step: Callable[[Any], Logs]
-) -> Callable[[Any], Logs]:
-    """Returns what calls `step` on every replica, `steps_per_execution` times.
-
-    `fit` or `evaluate` calls it with an iterator of global batches. `step` runs
-    on one replica's part of the batch. The last step's logs are returned: those
-    named as a metric's result from states summed over all replicas, the rest
-    from the first replica.
-    """
-    return _Execution(model, step)
-
-
 class _Execution:
-    """Several steps in one call: in one function, or one function each."""
+    """Calls `step` on every replica, `steps_per_execution` times.
+
+    In one function, or in one function each. `fit` or `evaluate` calls it with
+    an iterator of global batches, of which each replica's step gets its part.
+    The last step's logs are returned: those named as a metric's result from
+    states summed over all replicas, the rest from the first replica.
+    """
 
     def __init__(self, model: keras.Model, step: Callable[[Any], Logs]) -> None:
         self._model, self._step = model, step
@@ -328,14 +397,27 @@ class _Execution:
         logs = self._run(iterator.get_next())
         self._stepwise = _gathers_in_graph()
         if steps > 1 and not self._stepwise:
-            logs = _repeat(self._run, logs, iterator, steps)
+            _, logs = tf.while_loop(
+                lambda step, _: step < steps,
+                lambda step, logs: self._step_if_data(iterator, step, logs),
+                (tf.constant(1), logs),
+            )
         return self._finish(logs)
 
     def _next_step(self, iterator: Any, step: tf.Tensor, logs: Logs) -> Any:
-        step, logs = _step_if_data(
-            self._run, iterator, step, logs, self._model.steps_per_execution
-        )
+        step, logs = self._step_if_data(iterator, step, logs)
         return step, self._finish(logs)
+
+    def _step_if_data(
+        self, iterator: Any, step: tf.Tensor, logs: Logs
+    ) -> tuple[tf.Tensor, Logs]:
+        """Runs one step and counts it; if the data have ended, counts all."""
+        data = iterator.get_next_as_optional()
+        return tf.cond(
+            data.has_value(),
+            lambda: (step + 1, self._run(data.get_value())),
+            lambda: (tf.constant(self._model.steps_per_execution), logs),
+        )
 
     def _run(self, data: Any) -> Logs:
         return self._of_first_replica(
@@ -378,49 +460,6 @@ def _summed_results(model: keras.Model) -> Logs:
         return model.get_metrics_result()
 
 
-def _repeat(
-    run: Callable[[Any], Logs], logs: Logs, iterator: Any, steps: int
-) -> Logs:
-    """Runs up to `steps - 1` further steps, fewer if the data end."""
-
-    def more(step: tf.Tensor, _: Logs) -> tf.Tensor:
-        return step < steps
-
-    def body(step: tf.Tensor, logs: Logs) -> tuple[tf.Tensor, Logs]:
-        return _step_if_data(run, iterator, step, logs, steps)
-
-    _, logs = tf.while_loop(more, body, (tf.constant(1), logs))
-    return logs
-
-
-def _step_if_data(
-    run: Callable[[Any], Logs],
-    iterator: Any,
-    step: tf.Tensor,
-    logs: Logs,
-    steps: int,
-) -> tuple[tf.Tensor, Logs]:
-    """Runs one step and counts it; if the data have ended, counts all."""
-    data = iterator.get_next_as_optional()
-    return tf.cond(
-        data.has_value(),
-        lambda: (step + 1, run(data.get_value())),
-        lambda: (tf.constant(steps), logs),
-    )
-
-
-def prepare(x: Any, shuffle: Any, strategy: tf.distribute.Strategy) -> Any:
-    """Makes all workers read the same batches, each its own rows of them.
-
-    `shuffle` says whether Keras will shuffle arrays.
-    """
-    if isinstance(x, tf.data.Dataset):
-        return data.by_element(x)
-    if shuffle and not isinstance(x, tf.distribute.DistributedDataset):
-        _agree_on_seed(strategy)
-    return x
-
-
 def _agree_on_seed(strategy: tf.distribute.Strategy) -> None:
     """Gives all workers the first worker's seed, for Keras' shuffle.
 
@@ -444,20 +483,24 @@ def _agree_on_seed(strategy: tf.distribute.Strategy) -> None:
     tf.random.set_seed(seeds[0])
 
 
+def own_statistics(model: keras.Model) -> list[Any]:
+    """Returns the floats that each replica has for itself, of a built model."""
+    return [
+        variable
+        for variable in model.non_trainable_variables
+        if tf.as_dtype(variable.dtype).is_floating
+        and variable.aggregation in (None, "none")
+    ]
+
+
 class BatchStatistics:
     """The variables of one model that replicas update on their own."""
 
     def __init__(
         self, model: keras.Model, strategy: tf.distribute.Strategy
     ) -> None:
-        """Finds them: float variables of a built model, not trained."""
         self._strategy = strategy
-        self._variables = [
-            variable
-            for variable in model.non_trainable_variables
-            if tf.as_dtype(variable.dtype).is_floating
-            and variable.aggregation in (None, "none")
-        ]
+        self._variables = own_statistics(model)
         self._average = tf.function(lambda: strategy.run(self._in_replica))
 
     def average(self) -> None:

@@ -290,7 +290,7 @@ def test_a_churn_ratio_of_a_method_to_itself_is_seldom_clear(num_trials):
         clear += not low <= 1 <= high
     # .32 of them at three trials, which is why those get no verdict.
     assert clear / 200 <= 0.1
-    assert bootstrap.LEAST_TRIALS >= 4
+    assert methods.LEAST_TRIALS >= 4
 
 
 def test_one_pair_has_no_interval():

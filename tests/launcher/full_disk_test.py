@@ -1,0 +1,140 @@
+"""A launcher whose own disk is full: its run goes on."""
+
+import contextlib
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.cases import tasks
+from tfdistill.status import run_events
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(120),
+    pytest.mark.usefixtures("no_process_left"),
+]
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Until the test says so, which it does on another disk.
+CODE = """
+connect()
+while not os.path.exists(os.environ["END"]):
+    signs.own().say(signs.STEP)
+    time.sleep(0.05)
+"""
+
+
+@contextlib.contextmanager
+def _launched(workdir, *options, code=CODE, stdout=subprocess.PIPE, **env):
+    command = [sys.executable, "-m", "tfdistill.launcher.command", *options]
+    command += [f"--workdir={workdir}", "--plain", "--", *tasks.command(code)]
+    process = subprocess.Popen(
+        command,
+        cwd=_ROOT,
+        env=os.environ | env,
+        stdout=stdout,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=tasks.LIMIT_SECS)
+
+
+@contextlib.contextmanager
+def _small_disk(directory):
+    """A file system of 512 KB; skips the test where none may be made."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(directory)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True, timeout=30)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(directory)], check=True, timeout=30)
+
+
+@contextlib.contextmanager
+def _filled(launcher, workdir):
+    """Takes all the room that there is, for a while."""
+    filler = workdir / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass
+    yield
+    filler.unlink()
+
+
+@contextlib.contextmanager
+def _limited(launcher, workdir):
+    """Lets the launcher, and what it starts, write a few bytes to a file."""
+    limit = resource.RLIMIT_FSIZE
+    before = resource.prlimit(launcher.pid, limit)
+    resource.prlimit(launcher.pid, limit, (16, before[1]))
+    yield
+    resource.prlimit(launcher.pid, limit, before)
+
+
+def _tasks(launcher, group):
+    """The process ids of a group; launch.json may be out of date."""
+    found = set()
+    for keeper in psutil.Process(launcher.pid).children():
+        with contextlib.suppress(psutil.Error):
+            if keeper.environ()["TFDISTILL_GROUP"] == str(group):
+                found |= {task.pid for task in keeper.children()}
+    return found
+
+
+@pytest.mark.parametrize(
+    "disk, full",
+    [
+        pytest.param(_small_disk, _filled, id="disk"),
+        pytest.param(contextlib.nullcontext, _limited, id="quota"),
+    ],
+)
+def test_a_full_disk_stops_neither_the_launcher_nor_its_restarts(
+    tmp_path, disk, full
+):
+    workdir, end = tmp_path / "disk" / "run", tmp_path / "end"
+    workdir.parent.mkdir()
+    options = ["--num_groups=2", "--max_restarts=3"]
+    with (
+        disk(workdir.parent),
+        _launched(workdir, *options, END=str(end)) as launcher,
+    ):
+        tasks.until((workdir / "launch.json").exists)
+        with full(launcher, workdir):
+            before = set()
+            for _ in range(3):
+                tasks.until(lambda: _tasks(launcher, 0) - before)
+                (pid,) = _tasks(launcher, 0)
+                before.add(pid)
+                if len(before) < 3:
+                    os.kill(pid, signal.SIGKILL)
+        end.touch()
+        out, _ = launcher.communicate(timeout=tasks.LIMIT_SECS)
+        assert launcher.returncode == 0, out
+        assert "group 0 done (restarts: 2)" in out
+        assert out.count("warning: the launcher cannot write to") == 1
+        assert "Traceback" not in out
+        # Once there was room again, what happened was written again.
+        events = run_events.read(workdir / "logs" / run_events.NAME)
+        assert events[-1]["event"] == "end"
+
+
+def test_a_launcher_may_print_to_a_full_disk(tmp_path):
+    with open("/dev/full", "w") as full:
+        with _launched(tmp_path / "run", code="pass", stdout=full) as launcher:
+            assert launcher.wait(tasks.LIMIT_SECS) == 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,161 @@
+"""How stale a teacher may be, and what it counts: a share in [0, 1].
+
+Three rules make a version count less. By its age in steps
+(`max_staleness_steps`), which the training step itself applies, exactly. By its
+age in seconds (`max_staleness_secs`). And by the silence of its group, if no
+bound in steps was given: see `Silence`. The chief decides on the last two at
+each refresh, and on whether a teacher is worse than the student on the canary
+batch. All workers take its verdict together with the versions, so no step pays
+for it.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.teachers import options as options_lib
+
+ABSENT, GOOD, FADING, TOO_STALE, WORSE, DROPPED = (
+    "absent",
+    "good",
+    "fading",
+    "too_stale",
+    "worse",
+    "dropped",
+)
+# In the order of the numbers that travel.
+_VERDICTS = (GOOD, FADING, TOO_STALE, WORSE)
+# A silent peer fades after this many of its intervals, over as many again.
+SILENT_INTERVALS = 10
+# An interval is the longest of the last ones: each new one forgets a tenth.
+_MEMORY = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What a teacher counts until the next refresh, and why."""
+
+    share: float = 1.0
+    health: str = GOOD
+
+    def encoded(self) -> tuple[int, int]:
+        """Returns two integers that hold it exactly."""
+        return to_bits(self.share), _VERDICTS.index(self.health)
+
+
+def decoded(bits: int, code: int) -> Verdict:
+    """Returns what `Verdict.encoded` was made of."""
+    return Verdict(from_bits(bits), _VERDICTS[code])
+
+
+def to_bits(share: float) -> int:
+    """Returns the bits of a float64 as an int64, which sums can carry."""
+    return int(np.float64(share).view(np.int64))
+
+
+def from_bits(bits: int) -> float:
+    """Returns the float64 that `to_bits` was given."""
+    return float(np.int64(bits).view(np.float64))
+
+
+def share_by_steps(
+    options: options_lib.TeacherOptions, age_steps: Any
+) -> tf.Tensor:
+    """Returns what versions that old count, float64 in [0, 1].
+
+    All of it up to the limit, then a straight line down to 0 along the ramp.
+
+    Example:
+        >>> options = options_lib.TeacherOptions(
+        ...     max_staleness_steps=10, staleness_ramp_steps=4
+        ... )
+        >>> share_by_steps(options, tf.range(10, 15)).numpy().tolist()
+        [1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    return _share(age_steps, options.most_steps, options.staleness_ramp_steps)
+
+
+def share_by_secs(
+    options: options_lib.TeacherOptions, age_secs: float
+) -> float:
+    """Returns the same for a version that was first seen so long ago."""
+    age = np.float64(age_secs)
+    ramp = options.staleness_ramp_secs
+    return float(_share(age, options.max_staleness_secs, ramp))
+
+
+def _share(age: Any, most: float | None, ramp: float) -> tf.Tensor:
+    if most is None:
+        return tf.ones(tf.shape(age), tf.float64)
+    # Exact for whole steps up to 2**53, and in float32 up to 2**24 only.
+    over = tf.maximum(tf.cast(age, tf.float64) - most, 0.0)
+    left = 1.0 - tf.minimum(over / ramp, 1.0) if ramp else over <= 0
+    return tf.cast(left, tf.float64)
+
+
+def health_by_age(share: float) -> str:
+    """Returns the word for what its age leaves a version."""
+    if share >= 1.0:
+        return GOOD
+    return FADING if share > 0.0 else TOO_STALE
+
+
+class Silence:
+    """How long a peer has published nothing, by the student's own steps.
+
+    It is counted in intervals of that peer: the steps from one version to the
+    next as they arrived here. Before the second version, the interval is what
+    the first one's manifest says. So a slow peer is not a silent one.
+    """
+
+    def __init__(self) -> None:
+        """Knows of no version yet."""
+        self._since: int | None = None
+        self._interval: float | None = None
+        self._num_refreshes = 0
+
+    def arrived(self, step: int | None, every_steps: Any) -> None:
+        """Notes that a version was put in place at a step, None if unknown.
+
+        `every_steps` is what its manifest says of the interval, if anything.
+        """
+        if self._since is not None and step is not None:
+            kept = _MEMORY * (self._interval or 0.0)
+            self._interval = max(step - self._since, kept, 1)
+        elif self._interval is None and type(every_steps) is int:
+            self._interval = max(every_steps, 1)
+        self._since = step
+        self._num_refreshes = 0
+
+    def refreshed(self, step: int) -> None:
+        """Notes a refresh; versions can arrive at refreshes only."""
+        if self._since is None:
+            self._since = step
+        self._num_refreshes += 1
+
+    @property
+    def interval(self) -> float | None:
+        """Steps from one version to the next; None if unknown."""
+        return self._interval
+
+    def steps(self, step: int) -> int:
+        """Steps since the last version was put in place."""
+        return step - (step if self._since is None else self._since)
+
+    def share(self, step: int) -> float:
+        """What the peer's silence leaves a teacher, in [0, 1]."""
+        if self._interval is None:
+            return 1.0
+        intervals = min(self.steps(step) / self._interval, self._num_refreshes)
+        over = intervals / SILENT_INTERVALS - 1
+        return 1.0 - min(max(over, 0.0), 1.0)
+
+    def state(self) -> list[Any]:
+        """Returns all of it, for a backup, as JSON has it."""
+        return [self._since, self._interval, self._num_refreshes]
+
+    def restore(self, state: list[Any]) -> None:
+        """Takes what `state` returned."""
+        self._since, self._interval, self._num_refreshes = state
