@@ -122,6 +122,14 @@ def test_one_update_by_hand(exchange, temperature, shares, sample_weight):
     )
 
 
+@functools.cache
+def _plain_values():
+    """What one step without teachers makes of the student."""
+    plain = cases.codistill(cases.linear(0))
+    cases.fit(plain, _X, _Y, batch_size=16, callbacks=[])
+    return _values(plain)
+
+
 @pytest.mark.parametrize(
     "loss",
     [losses.ForwardKL, losses.ReverseKL, losses.LogitsMeanSquaredError],
@@ -138,9 +146,7 @@ def test_a_student_equal_to_its_teacher_has_nothing_to_learn(exchange, loss):
     cases.load(model, 10)
     logs = cases.fit(model, _X, _Y, batch_size=16)
     assert abs(logs["distillation_loss"][0]) < 1e-6
-    plain = cases.codistill(cases.linear(0))
-    cases.fit(plain, _X, _Y, batch_size=16, callbacks=[])
-    for ours, theirs in zip(_values(model), _values(plain), strict=True):
+    for ours, theirs in zip(_values(model), _plain_values(), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
@@ -506,14 +512,13 @@ def test_steps_by_hand(exchange):
 @pytest.mark.parametrize(
     "how", [{"run_eagerly": True}, {"steps_per_execution": 3}]
 )
-def test_other_ways_of_execution(exchange, how):
+def test_other_ways_of_execution(exchange, reference, how):
     model = _taught(exchange, **how)
-    reference = _taught(tfdistill.Exchange(exchange.root + "_reference"))
-    logs = cases.fit(model, _X, _Y, batch_size=3, epochs=2)
-    expected = cases.fit(reference, _X, _Y, batch_size=3, epochs=2)
-    for found, value in zip(_values(model), _values(reference), strict=True):
+    logs = cases.fit(model, _X, _Y, batch_size=4)
+    expected_logs, expected = reference
+    for found, value in zip(_values(model), expected, strict=True):
         np.testing.assert_allclose(found, value, atol=1e-6)
-    np.testing.assert_allclose(logs["loss"], expected["loss"], rtol=1e-5)
+    np.testing.assert_allclose(logs["loss"], expected_logs["loss"], rtol=1e-5)
 
 
 def test_fit_goes_on_where_it_stopped(exchange):
@@ -616,9 +621,8 @@ def test_a_file_needs_no_class_beyond_keras(tmp_path, compiled):
     assert not keras.models.load_model(tmp_path / "a.keras").compiled
 
 
-def test_weights_are_loaded_into_the_student(exchange, tmp_path):
-    model = _taught(exchange)
-    cases.fit(model, _X, _Y)
+def test_weights_are_loaded_into_the_student(tmp_path):
+    model = cases.codistill(cases.linear(1))
     model.save_weights(tmp_path / "a.weights.h5")
     other = cases.codistill(cases.linear(9))
     other.load_weights(tmp_path / "a.weights.h5")
@@ -626,8 +630,8 @@ def test_weights_are_loaded_into_the_student(exchange, tmp_path):
         np.testing.assert_array_equal(found, value)
 
 
-def test_export_is_the_students(exchange, tmp_path):
-    model = _taught(exchange)
+def test_export_is_the_students(tmp_path):
+    model = cases.codistill(cases.linear(0))
     model.export(str(tmp_path / "export"), verbose=False)
     loaded = tf.saved_model.load(str(tmp_path / "export"))
     np.testing.assert_allclose(loaded.serve(_X), model.student(_X), rtol=1e-5)

@@ -68,7 +68,7 @@ def check_teachers(teachers: Any) -> None:
     """Checks that teachers are a `TeacherSet`, and says how to make one."""
     if teachers is None or isinstance(teachers, teacher_set.TeacherSet):
         return
-    first = next(iter(keras.tree.flatten(teachers)), None)
+    first = next(iter(keras.tree.flatten(teachers)), teachers)
     remedy = "tfdistill.TeacherSet(exchange, cluster.peers)"
     if isinstance(first, str | os.PathLike):
         remedy = "tfdistill.TeacherSet(saved_models=[path])"
@@ -298,7 +298,10 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
         parts += [arguments.get(n) for n in ("metrics", "weighted_metrics")]
         on_servers = replicas.on_servers(self.distribute_strategy)
         if not on_servers and all(map(_is_keras, keras.tree.flatten(parts))):
-            self.student.compile(**{**arguments, "optimizer": self.optimizer})
+            # Not the student's own method, which may do anything else.
+            keras.Model.compile(
+                self.student, **{**arguments, "optimizer": self.optimizer}
+            )
             self._has_compiled_student = True
         elif self._has_compiled_student:
             # What was said of it before is not true any more.
