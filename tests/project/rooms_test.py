@@ -59,6 +59,7 @@ ROOMS: dict[str, set[str]] = {
         "observe",
         "parameter_server",
         "schedules",
+        "system",
         "teachers",
         "training",
     },
