@@ -283,26 +283,6 @@ def test_without_a_task_the_student_learns_from_its_teachers(exchange):
         cases.fit(plain, _X, _Y, callbacks=[])
 
 
-def test_batches_are_normalized_over_all_replicas_if_asked_for(two_replicas):
-    found = []
-    for strategy in (tf.distribute.get_strategy(), two_replicas):
-        with strategy.scope():
-            keras.utils.set_random_seed(1)
-            student = keras.Sequential(
-                [
-                    keras.Input((4,)),
-                    keras.layers.BatchNormalization(synchronized=True),
-                    keras.layers.Dense(3),
-                ]
-            )
-            model = cases.codistill(student)
-        data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(8)
-        cases.fit(model, data, callbacks=[])
-        found.append(_values(model))
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
-
-
 # ---- kinds of students ----
 
 
