@@ -25,7 +25,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import flags
 
 import tfdistill
 from benchmarks import measure
@@ -220,7 +219,7 @@ def _measure(options: programs.Options, root: pathlib.Path) -> dict[str, Any]:
     recipe = recipes.override(
         recipes.get(options.recipe), ["exchange.poll_secs=0.002"]
     )
-    dying = {f"died_at_{step}": int(step) for step in options.dies_at}
+    dying = {f"died_at_{step}": step for step in options.dies_at}
     found: dict[str, list[float]] = {}
     last = options.first_seed + options.num_seeds
     for seed in range(options.first_seed, last):
@@ -275,21 +274,15 @@ def _report(found: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def _add_options(options: programs.Flags) -> None:
-    options.add(flags.DEFINE_string, "recipe", "digits", "a recipe")
-    options.add(flags.DEFINE_integer, "num_seeds", 3, "runs of each kind")
-    options.add(flags.DEFINE_integer, "first_seed", 0, "of these runs")
-    options.add(
-        flags.DEFINE_list, "peers", list(_LABELS), f"of {', '.join(_LABELS)}"
-    )
-    options.add(
-        flags.DEFINE_list, "dies_at", ["25", "100"], "steps of early deaths"
-    )
-    options.add(
-        flags.DEFINE_list,
-        "settings",
-        list(_SETTINGS),
-        f"of {', '.join(_SETTINGS)}",
-    )
+    options.add("recipe", "a recipe", "digits")
+    options.add("num_seeds", "runs of each kind", 3)
+    options.add("first_seed", "of these runs", 0)
+    for name, names, text in (
+        ("peers", _LABELS, "kinds of peers"),
+        ("settings", _SETTINGS, "settings of the student"),
+    ):
+        options.add(name, text, list(names), enum_values=list(names))
+    options.add("dies_at", "steps of early deaths", [25, 100])
 
 
 def _run(options: programs.Options) -> int:

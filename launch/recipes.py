@@ -1,6 +1,6 @@
 """Named configurations, and the changes that a command line makes to them.
 
-A recipe is a function without arguments that returns a whole, valid `Config`.
+A recipe is a function without arguments that returns a valid `Config`.
 Imports neither TensorFlow nor Keras.
 """
 
@@ -11,8 +11,6 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
-
-from absl import flags
 
 from launch.config import config
 from launch.config import fields
@@ -343,12 +341,7 @@ def override(config: Config, changes: Sequence[str]) -> Config:
 
 def add_override(options: programs.Flags, of: str) -> None:
     """Adds the option --override, whose values `override` takes."""
-    options.add(
-        flags.DEFINE_multi_string,
-        "override",
-        [],
-        f"<FIELD=VALUE>: change one field of {of}",
-    )
+    options.add("override", f"<FIELD=VALUE>: change one field of {of}", [])
 
 
 def _value(text: str) -> Any:

@@ -10,6 +10,7 @@ of teacher is another way to fill `Teacher.function`, beside `follow` and
 
 import logging
 import os
+import pathlib
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -18,10 +19,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
+from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import publisher
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
+from tfdistill.system import crash_note
 from tfdistill.teachers import agreement
 from tfdistill.teachers import gates
 from tfdistill.teachers import on_servers
@@ -211,13 +215,17 @@ class TeacherSet:
             schema=self._options.schema,
             only_warn=self._options.allow_other_schemas,
         )
+        cluster = strategy_lib.cluster_of(tf.distribute.get_strategy())
+        note = crash_note.CrashNote(_note_path(cluster))
         for group, name in self._options.names_of_peers.items():
             teacher = (
                 self.remote.make_teacher(name, graph)
                 if self.remote
                 else teacher_lib.Teacher(name, graph, self._options)
             )
-            teacher.follow(self._exchange, group, alone=alone, screen=screen)
+            teacher.follow(
+                self._exchange, group, alone=alone, screen=screen, note=note
+            )
             yield teacher
 
     def _fixed(
@@ -443,3 +451,11 @@ class TeacherSet:
             their reasons.
         """
         return [teacher.status for teacher in self._teachers]
+
+
+def _note_path(cluster: identity.Cluster) -> pathlib.Path | None:
+    """Where this task says which version it reads; None without a disk."""
+    if cluster.group_dir is None or "://" in cluster.group_dir:
+        return None
+    name = f".reading-{cluster.task_name.replace(':', '-')}"
+    return pathlib.Path(cluster.group_dir, name)
