@@ -15,7 +15,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from absl import flags
 
 import tfdistill
 from benchmarks import measure
@@ -177,17 +176,13 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
 
 def _add_options(options: programs.Flags) -> None:
     options.add(
-        flags.DEFINE_enum,
-        "model",
-        "resnet50",
-        "model to measure",
-        enum_values=list(_MODELS),
+        "model", "model to measure", "resnet50", enum_values=list(_MODELS)
     )
     for name, default, text in (
         ("batch_size", 16, "examples a step"),
         ("rounds", 9, "turns of each side"),
     ):
-        options.add(flags.DEFINE_integer, name, default, text)
+        options.add(name, text, default)
 
 
 PROGRAM = measure.program("backup", __doc__, define=_add_options, run=run)

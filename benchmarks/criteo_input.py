@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import flags
 
 from benchmarks import measure
 from models.criteo import batches as criteo_batches
@@ -236,10 +235,7 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
 
 def _add_options(options: programs.Flags) -> None:
     options.add(
-        flags.DEFINE_string,
-        "path",
-        None,
-        "<FILE>: a click log, instead of the one in TFDISTILL_DATA",
+        "path", "<FILE>: a click log, instead of the one in TFDISTILL_DATA"
     )
     for name, default, text in (
         ("rows", 108000, "repeats the log to so many"),
@@ -247,7 +243,7 @@ def _add_options(options: programs.Flags) -> None:
         ("field_size", 10000, "ids of each field"),
         ("rounds", 7, "turns of each side"),
     ):
-        options.add(flags.DEFINE_integer, name, default, text)
+        options.add(name, text, default)
 
 
 PROGRAM = measure.program("criteo_input", __doc__, define=_add_options, run=run)

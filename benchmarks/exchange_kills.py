@@ -21,8 +21,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from absl import flags
-
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
@@ -212,14 +210,8 @@ def run(root: str, *, kills: int, seed: int, renames: bool) -> Counts:
 
 
 def _add_options(options: programs.Flags) -> None:
-    options.add(
-        flags.DEFINE_integer,
-        "kills",
-        2000,
-        "how often a writer is killed",
-        lower_bound=2,
-    )
-    options.add(flags.DEFINE_integer, "seed", 0, "of the moments of the kills")
+    options.add("kills", "how often a writer is killed", 2000, lower_bound=2)
+    options.add("seed", "of the moments of the kills", 0)
 
 
 def _run(options: programs.Options) -> int:

@@ -15,8 +15,6 @@ import sys
 import tempfile
 from typing import Any
 
-from absl import flags
-
 from benchmarks import measure
 from benchmarks import multiworker_task
 from tfdistill.launcher import local_cluster
@@ -134,31 +132,18 @@ def _add_options(options: programs.Flags) -> None:
             "whether the batch size is known before the start",
         ),
     ):
-        options.add(
-            flags.DEFINE_multi_enum,
-            name,
-            default,
-            text,
-            enum_values=list(values),
-        )
+        options.add(name, text, default, enum_values=list(values))
     options.add(
-        flags.DEFINE_multi_integer,
-        "steps_per_execution",
-        [1, 10],
-        "steps that one call of the graph makes",
+        "steps_per_execution", "steps that one call of the graph makes", [1, 10]
     )
     for name, number, text in (
         ("batch_size", 128, "of both workers together"),
         ("steps", 80, "steps a turn"),
         ("rounds", 7, "turns of each side"),
     ):
-        options.add(flags.DEFINE_integer, name, number, text)
-    options.add(
-        flags.DEFINE_float, "timeout_secs", 3000.0, "limit of the whole run"
-    )
-    options.add(
-        flags.DEFINE_boolean, "task", False, "be one of the tasks it starts"
-    )
+        options.add(name, text, number)
+    options.add("timeout_secs", "limit of the whole run", 3000.0)
+    options.add("task", "be one of the tasks it starts", False)
 
 
 def _run(options: programs.Options) -> int:

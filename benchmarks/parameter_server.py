@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
-
 from benchmarks import click_training
 from benchmarks import measure
 from benchmarks import parameter_server_task
@@ -153,33 +151,25 @@ def _add_options(options: programs.Flags) -> None:
             "its ways to train: Adagrad, partitioner",
         ),
     ):
-        options.add(
-            flags.DEFINE_multi_enum,
-            name,
-            default,
-            text,
-            enum_values=list(values),
-        )
+        options.add(name, text, default, enum_values=list(values))
     for name, numbers, text in (
         ("steps_per_execution", [1, 10], "of tf_keras' sides"),
         ("spreads", [1, 10, 100, 1000], "powers of ten: sizes of tables"),
     ):
-        options.add(flags.DEFINE_multi_integer, name, numbers, text)
+        options.add(name, text, numbers)
     for name, number, text in (
         ("keep", 2, "sides of tf_keras in the rounds"),
         ("steps", 200, "steps an epoch"),
         ("epochs", 3, "measured epochs a turn"),
         ("rounds", 5, "turns of each side"),
     ):
-        options.add(flags.DEFINE_integer, name, number, text)
+        options.add(name, text, number)
     for name, text in (
         ("rows", "measure growing tables instead"),
         ("bytes", "measure traffic instead"),
     ):
-        options.add(flags.DEFINE_boolean, name, False, text)
-    options.add(
-        flags.DEFINE_float, "turn_timeout_secs", 300.0, "limit of a turn"
-    )
+        options.add(name, text, False)
+    options.add("turn_timeout_secs", "limit of a turn", 300.0)
 
 
 def _check(options: programs.Options) -> None:

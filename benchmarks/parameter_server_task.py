@@ -12,8 +12,6 @@ import re
 import time
 from typing import Any
 
-from absl import flags
-
 from benchmarks import click_training
 from tfdistill.system import programs
 
@@ -273,12 +271,12 @@ def _add_options(options: programs.Flags) -> None:
         ("task", "<SIDE>: the side to measure, such as tfdistill_x10"),
         ("setting", "<NAME>: a setting of click_training"),
     ):
-        options.add(flags.DEFINE_string, name, None, text, required=True)
+        options.add(name, text, required=True)
     for name, text in (
         ("steps", "steps an epoch"),
         ("epochs", "measured epochs"),
     ):
-        options.add(flags.DEFINE_integer, name, None, text, required=True)
+        options.add(name, text, kind=int, required=True)
 
 
 def _run(options: programs.Options) -> int:

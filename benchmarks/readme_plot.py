@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
-from absl import flags
 from matplotlib import figure as figure_lib
 
 from launch import quickstart
@@ -111,7 +110,7 @@ def _add_options(options: programs.Flags) -> None:
         ),
         ("output", "docs/images/quickstart.svg", "<FILE>: SVG to write"),
     ):
-        options.add(flags.DEFINE_string, name, default, text)
+        options.add(name, text, default)
 
 
 def _run(options: programs.Options) -> int:

@@ -17,8 +17,6 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
-
 from benchmarks import measure
 from benchmarks import recovery_task
 from tfdistill.launcher import files
@@ -182,7 +180,7 @@ def _summary(kind: str, values: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def _add_options(options: programs.Flags) -> None:
-    options.add(flags.DEFINE_integer, "rounds", 3, "faults of each kind")
+    options.add("rounds", "faults of each kind", 3)
 
 
 def _run(options: programs.Options) -> int:

@@ -27,8 +27,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
-
 from benchmarks import measure
 from benchmarks import same_numbers_task
 from tfdistill.system import programs
@@ -328,21 +326,13 @@ def differences(
 
 def _add_options(options: programs.Flags) -> None:
     options.add(
-        flags.DEFINE_multi_string,
         "case",
-        [],
         "<NAME>: a case such as two_workers/adam, or all of a place such as "
         "two_workers; may be repeated; default all",
+        [],
     )
-    options.add(
-        flags.DEFINE_string, "output", None, "<FILE>: where the JSON goes, too"
-    )
-    options.add(
-        flags.DEFINE_string,
-        "against",
-        None,
-        "<FILE>: an earlier output to compare with",
-    )
+    options.add("output", "<FILE>: where the JSON goes, too")
+    options.add("against", "<FILE>: an earlier output to compare with")
 
 
 def _run_all(options: programs.Options) -> int:

@@ -17,8 +17,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
-
 from benchmarks import measure
 from benchmarks import soak_task
 from benchmarks.punish import faults
@@ -171,17 +169,11 @@ def _compare(
 
 def _add_options(options: programs.Flags) -> None:
     add = options.add
+    add("workdir", "<DIR>: kept; default: a temporary directory, removed")
     add(
-        flags.DEFINE_string,
-        "workdir",
-        None,
-        "<DIR>: kept; default: a temporary directory, removed",
-    )
-    add(
-        flags.DEFINE_string,
         "faults",
-        ",".join(faults.FAULTS),
         "<NAME,...>: kinds of faults; default: all",
+        ",".join(faults.FAULTS),
     )
     for name, default, text in (
         ("minutes", 30.0, "length of the time with faults"),
@@ -189,14 +181,14 @@ def _add_options(options: programs.Flags) -> None:
         ("calm_secs", 60.0, "time before, to measure the paces"),
         ("steps_per_second", 5.0, "pace of the groups"),
     ):
-        add(flags.DEFINE_float, name, default, text)
+        add(name, text, default)
     for name, number, text in (
         ("num_groups", 3, "groups that train"),
         ("workers_per_group", 2, "workers in each group"),
         ("trials", 2, "runs without faults, to compare with"),
         ("seed", 0, "the same seed gives the same faults"),
     ):
-        add(flags.DEFINE_integer, name, number, text)
+        add(name, text, number)
 
 
 def _run(options: programs.Options) -> int:

@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 import keras
-from absl import flags
 
 import tfdistill
 from models import digits
@@ -84,16 +83,10 @@ def _train(options: programs.Options) -> None:
 
 
 def _add_options(options: programs.Flags) -> None:
-    options.add(
-        flags.DEFINE_integer, "num_steps", None, "of the run", required=True
-    )
-    options.add(
-        flags.DEFINE_float, "steps_per_second", 0.0, "0: as fast as it can"
-    )
-    options.add(
-        flags.DEFINE_integer, "backup_every_steps", 50, "between two backups"
-    )
-    options.add(flags.DEFINE_integer, "seed", 0, "of data and weights")
+    options.add("num_steps", "of the run", kind=int, required=True)
+    options.add("steps_per_second", "0: as fast as it can", 0.0)
+    options.add("backup_every_steps", "between two backups", 50)
+    options.add("seed", "of data and weights", 0)
 
 
 def _run(options: programs.Options) -> int:

@@ -21,7 +21,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import flags
 
 import tfdistill
 from benchmarks import measure
@@ -248,10 +247,9 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
 
 def _add_options(options: programs.Flags) -> None:
     options.add(
-        flags.DEFINE_multi_enum,
         "models",
-        ["resnet50", "mlp"],
         "models to measure",
+        ["resnet50", "mlp"],
         enum_values=list(_MODELS),
     )
     for name, default, text in (
@@ -260,7 +258,7 @@ def _add_options(options: programs.Flags) -> None:
         ("steps", 2, "steps a turn; MLPs do 5 x that"),
         ("rounds", 25, "turns of each side"),
     ):
-        options.add(flags.DEFINE_integer, name, default, text)
+        options.add(name, text, default)
 
 
 PROGRAM = measure.program("step_cost", __doc__, define=_add_options, run=run)

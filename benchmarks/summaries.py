@@ -13,7 +13,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from absl import flags
 
 import tfdistill
 from benchmarks import measure
@@ -122,7 +121,7 @@ def _add_options(options: programs.Flags) -> None:
         ("rounds", 9, "turns of each side"),
         ("steps", 400, "steps a turn"),
     ):
-        options.add(flags.DEFINE_integer, name, default, text)
+        options.add(name, text, default)
 
 
 PROGRAM = measure.program("summaries", __doc__, define=_add_options, run=run)

@@ -14,7 +14,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from absl import flags
 
 import tfdistill
 from benchmarks import measure
@@ -263,10 +262,9 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
 
 def _add_options(options: programs.Flags) -> None:
     options.add(
-        flags.DEFINE_enum,
         "model",
-        "resnet50",
         "model to measure",
+        "resnet50",
         enum_values=("resnet50", "tiny"),
     )
     for name, default, text in (
@@ -274,7 +272,7 @@ def _add_options(options: programs.Flags) -> None:
         ("batch_size", 8, "images a step"),
         ("rounds", 5, "turns of each side"),
     ):
-        options.add(flags.DEFINE_integer, name, default, text)
+        options.add(name, text, default)
 
 
 PROGRAM = measure.program(

@@ -16,7 +16,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from absl import flags
 
 import tfdistill
 from benchmarks import measure
@@ -154,7 +153,7 @@ def _add_options(options: programs.Flags) -> None:
         ("units", 1024, "of the layer"),
         ("batch_size", 32, "examples a step"),
     ):
-        options.add(flags.DEFINE_integer, name, default, text)
+        options.add(name, text, default)
 
 
 def _run(options: programs.Options) -> int:

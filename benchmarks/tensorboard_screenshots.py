@@ -8,8 +8,6 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from absl import flags
-
 from benchmarks import tensorboard_pages
 from launch import local
 from tfdistill.system import programs
@@ -67,13 +65,7 @@ _PICTURES: dict[str, Callable[[Any, tensorboard_pages.TensorBoard], None]] = {
 
 
 def _add_options(options: programs.Flags) -> None:
-    options.add(
-        flags.DEFINE_string,
-        "workdir",
-        None,
-        "<DIR>: directory of the run",
-        required=True,
-    )
+    options.add("workdir", "<DIR>: directory of the run", required=True)
 
 
 def _run(options: programs.Options) -> int:

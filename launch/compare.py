@@ -3,8 +3,8 @@
 python -m launch.compare --recipe=digits --methods=independent,codistill \
     --trials=6 --workdir=DIR
 
-The same command goes on where it was stopped, and takes more methods and
-trials into the same report.
+The same command resumes where it was stopped, and adds more methods and trials
+to the same report.
 """
 
 import os
@@ -13,7 +13,6 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from absl import flags
 from absl import logging
 
 from launch import recipes
@@ -43,46 +42,32 @@ def _add_options(options: programs.Flags) -> None:
 
 def _add_what(add: Callable[..., None]) -> None:
     add(
-        flags.DEFINE_string,
         "recipe",
-        None,
         "<NAME>: a recipe, or the config.json of an earlier run",
         required=True,
     )
     add(
-        flags.DEFINE_string,
-        "workdir",
-        None,
-        "<DIR>: directory for all runs and the report",
-        required=True,
+        "workdir", "<DIR>: directory for all runs and the report", required=True
     )
+    add("methods", f"<NAME,...>: default {_METHODS}")
     add(
-        flags.DEFINE_string,
-        "methods",
-        None,
-        f"<NAME,...>: default {_METHODS}",
-    )
-    add(
-        flags.DEFINE_multi_string,
         "sweep",
-        [],
         "<[METHOD:]FIELD=V,V,...>: a method (codistill if none is named) once "
         "for each value of a field, such as exchange_interval=50,250,1000",
+        [],
     )
     add(
-        flags.DEFINE_integer,
         "trials",
-        methods.LEAST_TRIALS,
         "retrains of each method, with different seeds; default "
         f"{methods.LEAST_TRIALS}, the fewest that allow a verdict",
+        methods.LEAST_TRIALS,
         lower_bound=1,
     )
     add(
-        flags.DEFINE_string,
         "target",
-        "final",
         "<LOSS>: validation log loss up to which steps are counted: a number; "
         "final (default) or best: the mean final or best loss of independent",
+        "final",
     )
 
 
@@ -100,31 +85,22 @@ _SETUP = {
 def _add_how(add: Callable[..., None]) -> None:
     for name, text in _SETUP.items():
         value = getattr(methods.Setup, name)
-        whole = isinstance(value, int)
-        define = flags.DEFINE_integer if whole else flags.DEFINE_float
-        add(define, name, value, text)
+        add(name, text, value)
     add(
-        flags.DEFINE_enum,
         "budget",
-        "per_group",
         "per_group (default): each group takes the recipe's steps, so methods "
         "of several groups train on more examples in all; total: all methods "
         "train on as many examples in all as independent does",
+        "per_group",
         enum_values=methods.BUDGETS,
     )
     add(
-        flags.DEFINE_integer,
         "jobs",
-        1,
         "runs at a time; more than one distorts wall times",
+        1,
         lower_bound=1,
     )
-    add(
-        flags.DEFINE_boolean,
-        "report_only",
-        False,
-        "train nothing; report what is done",
-    )
+    add("report_only", "train nothing; report what is done", False)
 
 
 def _setup(options: programs.Options) -> methods.Setup:
@@ -141,7 +117,7 @@ def _setup(options: programs.Options) -> methods.Setup:
 
 def _variants(options: programs.Options) -> list[methods.Variant]:
     named: list[methods.Variant] = []
-    # A report alone adds no method that was not asked for.
+    # --report_only adds no method that was not asked for.
     if options.methods is not None:
         named = methods.parse_methods(options.methods)
     elif not options.report_only:
@@ -176,7 +152,7 @@ def _run(options: programs.Options) -> int:
             failures = compared.run(options.jobs, say=_say)
         report = compared.report(options.target, failures, jobs=options.jobs)
     except KeyboardInterrupt:
-        _say("interrupted; the same command goes on from here")
+        _say("interrupted; the same command resumes from here")
         return EXIT_INTERRUPTED
     except (OSError, ValueError) as error:
         logging.error("%s", error)

@@ -55,7 +55,7 @@ class RecipeChecks:
 
     def _data(self, cluster: tfdistill.Cluster) -> Iterator[check.Result]:
         """Reads one batch of each data set, and predicts with the student."""
-        # Only here: wrong options are told before seconds of imports.
+        # Only here: wrong options are reported before seconds of imports.
         import keras
 
         from launch.task import students

@@ -9,9 +9,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from absl import flags
-from absl import logging
-
 from launch import recipe_options
 from launch.task import outputs
 from tfdistill.launcher import command
@@ -23,9 +20,7 @@ def _add_options(options: programs.Flags) -> None:
     command.add_options(options)
     recipe_options.add(options)
     options.add(
-        flags.DEFINE_string,
         "profile_steps",
-        None,
         "<FIRST:LAST>: trace these steps of the recipe for TensorBoard's "
         "profiler",
     )
@@ -70,7 +65,11 @@ def run(
     if is_recipe and result.exit_code:
         written = outputs.write_results_so_far(options.workdir, result.groups)
         if written is not None:
-            logging.info("results of the groups that are done: %s", written)
+            try:
+                said = f"results of the groups that are done: {written}"
+                print(said, flush=True)
+            except OSError:
+                programs.forget_output()
     return result.exit_code
 
 

@@ -18,7 +18,6 @@ from typing import Self
 import rich.box
 import rich.console
 import rich.table
-from absl import flags
 from absl import logging
 
 from launch import local
@@ -166,14 +165,13 @@ PLOT = "comparison.png"
 def _add_options(options: programs.Flags) -> None:
     add = options.add
     add(
-        flags.DEFINE_string,
         "workdir",
-        str(_ROOT / "runs" / "quickstart"),
         "<DIR>: in it a numbered directory is made; default runs/quickstart",
+        str(_ROOT / "runs" / "quickstart"),
     )
-    add(flags.DEFINE_string, "recipe", "digits", "<NAME>: a recipe")
-    add(flags.DEFINE_integer, "num_groups", 2, "groups of workers")
-    add(flags.DEFINE_integer, "workers_per_group", 2, "workers in each group")
+    add("recipe", "<NAME>: a recipe", "digits")
+    add("num_groups", "groups of workers", 2)
+    add("workers_per_group", "workers in each group", 2)
     recipes.add_override(options, "the recipe for both runs, such as seed=1")
 
 
@@ -191,7 +189,7 @@ def run(
         directory = _new_directory(pathlib.Path(options.workdir))
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
-    # What TensorFlow says at its start belongs to nobody's question here.
+    # TensorFlow's start-up messages would hide the results.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         return _compare(options, directory, launch)

@@ -5,8 +5,6 @@ Imports neither TensorFlow nor Keras.
 
 import os
 
-from absl import flags
-
 from launch import recipes
 from launch.config import config as config_lib
 from tfdistill.system import programs
@@ -15,9 +13,9 @@ _WHAT = "run launch.train with this recipe instead of a command"
 
 
 def add(options: programs.Flags, *, what: str = _WHAT) -> None:
-    """Adds both options; `what` tells what --recipe is for."""
+    """Adds both options; `what` describes --recipe."""
     options.section("recipe")
-    options.add(flags.DEFINE_string, "recipe", None, f"<NAME>: {what}")
+    options.add("recipe", f"<NAME>: {what}")
     recipes.add_override(
         options, "the recipe, such as optimizer.learning_rate=0.1"
     )

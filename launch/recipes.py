@@ -1,6 +1,6 @@
 """Named configurations, and the changes that a command line makes to them.
 
-A recipe is a function without arguments that returns a whole, valid `Config`.
+A recipe is a function without arguments that returns a valid `Config`.
 Imports neither TensorFlow nor Keras.
 """
 
@@ -11,8 +11,6 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
-
-from absl import flags
 
 from launch.config import config
 from launch.config import fields
@@ -54,6 +52,7 @@ def imagenet() -> Config:
             arguments={"momentum": 0.9, "nesterov": True},
         ),
         codistillation=sections.Codistillation(
+            canary_examples=32,
             burn_in_steps=3000,
             boundaries=tuple(pass_steps * drop for drop in (36, 76, 88)),
             weight_decay_factors=(0.1, 0.0, 0.0),
@@ -94,7 +93,7 @@ def language_model() -> Config:
             global_clipnorm=1.0,
         ),
         codistillation=sections.Codistillation(
-            burn_in_steps=2000, ramp_steps=1000
+            canary_examples=32, burn_in_steps=2000, ramp_steps=1000
         ),
         exchange=sections.Exchange(every_steps=50, refresh_every_steps=10),
         num_steps=20_000,
@@ -131,7 +130,7 @@ def language_model_small() -> Config:
             global_clipnorm=1.0,
         ),
         codistillation=sections.Codistillation(
-            burn_in_steps=300, ramp_steps=150
+            canary_examples=32, burn_in_steps=300, ramp_steps=150
         ),
         exchange=sections.Exchange(
             every_steps=50, refresh_every_steps=10, poll_secs=0.1
@@ -336,12 +335,7 @@ def override(config: Config, changes: Sequence[str]) -> Config:
 
 def add_override(options: programs.Flags, of: str) -> None:
     """Adds the option --override, whose values `override` takes."""
-    options.add(
-        flags.DEFINE_multi_string,
-        "override",
-        [],
-        f"<FIELD=VALUE>: change one field of {of}",
-    )
+    options.add("override", f"<FIELD=VALUE>: change one field of {of}", [])
 
 
 def _value(text: str) -> Any:

@@ -10,7 +10,6 @@ import pathlib
 import sys
 from typing import Any
 
-from absl import flags
 from absl import logging
 
 from launch import recipe_options
@@ -49,46 +48,29 @@ def _add_options(options: programs.Flags) -> None:
 
 def _add_script(options: programs.Flags) -> None:
     options.section("script")
+    options.add("output", "<FILE>: script to write; default stdout")
     options.add(
-        flags.DEFINE_string,
-        "output",
-        None,
-        "<FILE>: script to write; default stdout",
-    )
-    options.add(
-        flags.DEFINE_boolean,
         "submit",
-        False,
         "call sbatch too, and print the job's id; the script is then "
         f"DIR/{_SUBMITTED} by default",
+        False,
     )
 
 
 def _add_resources(options: programs.Flags) -> None:
     options.section("resources")
     add = options.add
-    add(flags.DEFINE_integer, "cpus_per_worker", 1, "CPUs of each task")
-    add(
-        flags.DEFINE_string,
-        "mem_per_worker",
-        None,
-        "<SIZE>: memory of each task, such as 8G",
-    )
-    add(
-        flags.DEFINE_integer,
-        "gpus_per_worker",
-        0,
-        "GPUs of each worker; one is best",
-    )
+    add("cpus_per_worker", "CPUs of each task", 1)
+    add("mem_per_worker", "<SIZE>: memory of each task, such as 8G")
+    add("gpus_per_worker", "GPUs of each worker; one is best", 0)
     for name in ("time", "partition", "account", "constraint", "job_name"):
         text = f"as sbatch's --{name.replace('_', '-')}"
-        add(flags.DEFINE_string, name, None, f"<{name.upper()}>: {text}")
+        add(name, f"<{name.upper()}>: {text}")
     for name in ("sbatch", "srun"):
         add(
-            flags.DEFINE_multi_string,
             name,
-            [],
             f"<OPTION>: another option of {name}, as in --{name}=--exclusive",
+            [],
         )
 
 
@@ -113,38 +95,29 @@ def _add_limits(options: programs.Flags) -> None:
             "how long before the time limit the tasks are asked to end",
         ),
     ):
-        options.add(flags.DEFINE_integer, name, default, text)
+        options.add(name, text, default)
 
 
 def _add_nodes(options: programs.Flags) -> None:
     options.section("nodes")
     add = options.add
     add(
-        flags.DEFINE_string,
         "setup",
-        None,
         "<COMMANDS>: shell commands to run first, such as 'module load cuda'",
     )
     add(
-        flags.DEFINE_string,
         "python",
-        sys.executable,
         "<PROGRAM>: the nodes' Python, which must have tfdistill; default "
         "this one; 'python' for the one that --setup provides",
+        sys.executable,
     )
     add(
-        flags.DEFINE_string,
         "chdir",
-        os.getcwd(),
         "<DIR>: directory in which tasks run; default this one",
+        os.getcwd(),
     )
     first, end = place.DEFAULT_PORTS
-    add(
-        flags.DEFINE_string,
-        "ports",
-        f"{first}-{end - 1}",
-        "<FIRST-LAST>: ports that tasks may use",
-    )
+    add("ports", "<FIRST-LAST>: ports that tasks may use", f"{first}-{end - 1}")
 
 
 def _make_script(options: programs.Options) -> slurm_script.Script:

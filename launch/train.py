@@ -3,8 +3,8 @@
 python -m launch.train --recipe=digits --workdir=DIR
 
 A launcher starts one for each task, with TF_CONFIG and TFDISTILL_* set; with
-none of them set it trains one group on this machine. The same command goes on
-from each group's last backup where a run was stopped.
+none of them set it trains one group on this machine. If a run was stopped, the
+same command resumes from each group's last backup.
 """
 
 import dataclasses
@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from absl import flags
 from absl import logging
 
 import tfdistill
@@ -40,35 +39,21 @@ def _notes() -> str:
 def _add_options(options: programs.Flags) -> None:
     add = options.add
     add(
-        flags.DEFINE_string,
         "recipe",
-        None,
         "<NAME>: a recipe, or the config.json of an earlier run",
         required=True,
     )
-    add(
-        flags.DEFINE_string,
-        "workdir",
-        None,
-        "<DIR>: directory of the run; default TFDISTILL_WORKDIR",
-    )
+    add("workdir", "<DIR>: directory of the run; default TFDISTILL_WORKDIR")
     recipes.add_override(
         options, "the recipe, such as optimizer.learning_rate=0.1"
     )
     add(
-        flags.DEFINE_string,
         "profile_steps",
-        None,
         "<FIRST:LAST>: trace these steps, on each chief, for TensorBoard's "
         "profiler",
     )
-    add(flags.DEFINE_boolean, "verbose", False, "show Keras' progress")
-    add(
-        flags.DEFINE_boolean,
-        "print_config",
-        False,
-        "print the whole configuration and end",
-    )
+    add("verbose", "show Keras' progress", False)
+    add("print_config", "print the complete configuration and exit", False)
 
 
 def _cluster(workdir: str | None) -> tfdistill.Cluster:
@@ -94,7 +79,7 @@ def _train(
     cluster: tfdistill.Cluster,
     options: programs.Options,
 ) -> int:
-    # Only here: wrong options are told before seconds of imports.
+    # Only here: wrong options are reported before seconds of imports.
     from launch.task import training
 
     try:

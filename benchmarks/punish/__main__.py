@@ -9,8 +9,6 @@ import json
 import signal
 import sys
 
-from absl import flags
-
 from benchmarks import measure
 from benchmarks.punish import faults
 from benchmarks.punish import round
@@ -33,26 +31,19 @@ def _notes() -> str:
 
 def _add_options(options: programs.Flags) -> None:
     add = options.add
+    add("workdir", "<DIR>: directory of the run", required=True)
     add(
-        flags.DEFINE_string,
-        "workdir",
-        None,
-        "<DIR>: directory of the run",
-        required=True,
-    )
-    add(
-        flags.DEFINE_string,
         "faults",
-        ",".join(faults.FAULTS),
         "<NAME,...>: kinds of faults; default: all",
+        ",".join(faults.FAULTS),
     )
-    add(flags.DEFINE_integer, "seed", 0, "the same seed gives the same faults")
+    add("seed", "the same seed gives the same faults", 0)
     for name, default, text in (
         ("minutes", 5.0, "length of the time with faults"),
         ("every_secs", 30.0, "mean time between two faults"),
         ("calm_secs", 20.0, "time before, to measure the paces"),
     ):
-        add(flags.DEFINE_float, name, default, text)
+        add(name, text, default)
         options.check_positive(name)
 
 

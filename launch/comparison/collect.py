@@ -262,7 +262,7 @@ def _exchanged(
     results = list(map(outputs.read_results, groups))
     steps, size = run.config.num_steps, results[0]["parameter_bytes"]
     peers = sum(len(result["teachers"]) for result in results) / len(results)
-    # The version of the last step is for nobody in this run.
+    # The version of the last step has no reader in this run.
     read = [sum(t["swaps"] for t in r["teachers"]) for r in results]
     due = peers * ((steps - 1) // run.config.exchange.every_steps)
     found = {

@@ -26,7 +26,6 @@ from launch.comparison import runs
 from launch.config import config as config_lib
 from launch.config import sections
 from launch.task import outputs
-from tfdistill.launcher import local_run
 
 RECORD = "compare.json"
 REPORT, MARKDOWN = "report.json", "report.md"
@@ -80,7 +79,7 @@ class Experiment:
         num_at_once: int,
         *,
         say: Callable[[str], None],
-        launch: runs.Launch = local_run.LocalRun,
+        launch: runs.Launch = runs.launch,
     ) -> dict[str, str]:
         """Trains what is not trained yet.
 
@@ -96,7 +95,7 @@ class Experiment:
             return runner.run_all(self._ordered_runs())
 
     def _ordered_runs(self) -> list[runs.Run]:
-        """Each run once; trial by trial, so that a part is a smaller whole."""
+        """Each run once; trial by trial, so a part is a smaller comparison."""
         found: dict[str, runs.Run] = {}
         for index in range(self._num_trials):
             for trials in self._trials.values():
@@ -194,7 +193,7 @@ class Experiment:
         self._write(RECORD, json.dumps(record, indent=1) + "\n")
 
     def _write(self, name: str, text: str) -> None:
-        """Writes a file that appears whole or not at all."""
+        """Writes a file that appears complete or not at all."""
         outputs.write(self.workdir / name, text.encode())
 
 

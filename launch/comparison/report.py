@@ -225,7 +225,7 @@ def _exchanges(found: Mapping[str, Any]) -> list[str]:
 
 
 def _too_early(methods: Mapping[str, Trials], loss: float | None) -> list[str]:
-    """Names the methods whose steps to the target nobody has counted."""
+    """Names the methods whose steps to the target are unknown."""
     found = [
         name
         for name, trials in methods.items()
@@ -235,7 +235,7 @@ def _too_early(methods: Mapping[str, Trials], loss: float | None) -> list[str]:
     if not found:
         return []
     return [
-        "At the target by the first evaluation, and nobody knows how long "
+        "At the target by the first evaluation, and it is unknown how long "
         f"before: {', '.join(dict.fromkeys(found))}. Lower "
         "evaluate_every_steps, or take a lower --target."
     ]
@@ -281,7 +281,7 @@ def make(
     descriptions: Mapping[str, str],
     context: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns the whole report, as JSON has it.
+    """Returns the complete report, for JSON.
 
     Each method has one finished trial or more; `context` is what else the
     report says, such as the configuration.

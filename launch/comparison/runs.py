@@ -17,13 +17,16 @@ import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from typing import Any
 
 from launch.config import config as config_lib
 from launch.task import outputs
 from tfdistill.cluster import signs
 from tfdistill.launcher import local_cluster
-from tfdistill.launcher import local_run
+
+if TYPE_CHECKING:
+    from tfdistill.launcher import local_run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,14 +123,22 @@ _MAX_TRIES = 3
 @dataclasses.dataclass
 class _Active:
     run: Run
-    process: local_run.LocalRun
+    process: "local_run.LocalRun"
     stack: contextlib.ExitStack
     start: float
     tries: int
 
 
 # Starts the processes of a run.
-Launch = Callable[[local_cluster.LocalCluster], local_run.LocalRun]
+Launch = Callable[[local_cluster.LocalCluster], "local_run.LocalRun"]
+
+
+def launch(topology: local_cluster.LocalCluster) -> "local_run.LocalRun":
+    """Starts them with this machine's launcher."""
+    # Only here: --help is answered without what a launcher takes.
+    from tfdistill.launcher import local_run
+
+    return local_run.LocalRun(topology)
 
 
 class Runner:
@@ -140,7 +151,7 @@ class Runner:
         num_at_once: int = 1,
         say: Callable[[str], None] = print,
         env: Mapping[str, str] | None = None,
-        launch: Launch = local_run.LocalRun,
+        launch: Launch = launch,
     ) -> None:
         """Starts nothing yet; `say` takes a line of progress."""
         self._workdir = workdir

@@ -36,7 +36,8 @@ class _Range:
 
     def check(self, name: str, value: Any) -> None:
         if isinstance(value, str) and self.choices is not None:
-            _check_choice(name, value, self.choices)
+            has_range = (self.least, self.above, self.below) != (None,) * 3
+            _check_choice(name, value, self.choices, or_number=has_range)
         if value is None or isinstance(value, str | tuple):
             return
         for sign, bound, fits in (
@@ -125,12 +126,15 @@ class Section:
         return cls(**values)
 
 
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+def _check_choice(
+    name: str, value: str, choices: Sequence[str], *, or_number: bool
+) -> None:
     if value not in choices:
         near = difflib.get_close_matches(value, choices, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"`{name}` must be one of {', '.join(choices)}; received "
+            f"`{name}` must be {'a number or ' if or_number else ''}one of "
+            f"{', '.join(choices)}; received "
             f"{value!r}.{hint}"
         )
 

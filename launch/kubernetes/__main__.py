@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
 from absl import logging
 
 from launch import recipe_options
@@ -41,9 +40,7 @@ def _add_options(options: programs.Flags) -> None:
     options.section("run")
     add = options.add
     add(
-        flags.DEFINE_enum,
         "form",
-        None,
         "job: Indexed Jobs, which need no operator; tfjob: one TFJob of "
         "Kubeflow's training operator for each group (legacy)",
         enum_values=run.FORMS,
@@ -53,7 +50,7 @@ def _add_options(options: programs.Flags) -> None:
         ("name", "<NAME>: name of the run, a DNS label"),
         ("image", "<IMAGE>: image of the containers"),
     ):
-        add(flags.DEFINE_string, name, None, text, required=True)
+        add(name, text, required=True)
     launcher.add_topology(options)
     options.section("files")
     for name, text in (
@@ -64,7 +61,7 @@ def _add_options(options: programs.Flags) -> None:
             "<FILE>: file to write, or a directory for a file for each object",
         ),
     ):
-        add(flags.DEFINE_string, name, None, text)
+        add(name, text)
     recipe_options.add(options)
     _add_pods(options)
     _add_limits(options)
@@ -82,21 +79,16 @@ def _add_pods(options: programs.Flags) -> None:
         ("cpus_per_ps", "<CPUS>: for each ps; default: as for a worker"),
         ("memory_per_ps", "<SIZE>: for each ps; default: as for a worker"),
     ):
-        add(flags.DEFINE_string, name, None, text)
-    add(
-        flags.DEFINE_integer,
-        "gpus_per_worker",
-        0,
-        "GPUs of each worker; one is best",
-    )
-    add(flags.DEFINE_string, "shm_size", "1Gi", "<SIZE>: of /dev/shm")
-    add(flags.DEFINE_integer, "run_as_user", None, "<UID>: default the image's")
+        add(name, text)
+    add("gpus_per_worker", "GPUs of each worker; one is best", 0)
+    add("shm_size", "<SIZE>: of /dev/shm", "1Gi")
+    add("run_as_user", "<UID>: default the image's", kind=int)
     for name, form, text in (
         ("node_selector", "KEY=VALUE", "label that a node must have"),
         ("toleration", "KEY[=VALUE][:EFFECT]", "taint that a node may have"),
         ("env", "NAME=VALUE", "variable to set for each task"),
     ):
-        add(flags.DEFINE_multi_string, name, [], f"<{form}>: {text}")
+        add(name, f"<{form}>: {text}", [])
 
 
 def _add_limits(options: programs.Flags) -> None:
@@ -111,7 +103,7 @@ def _add_limits(options: programs.Flags) -> None:
             "never",
         ),
     ):
-        options.add(flags.DEFINE_integer, name, default, text)
+        options.add(name, text, default, kind=int)
 
 
 def _command(options: programs.Options) -> list[str]:

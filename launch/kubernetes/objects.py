@@ -113,7 +113,7 @@ def _container(
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     if run.num_tasks > 1:
-        # The operator would add it itself; elsewhere it tells the reader.
+        # The operator would add it itself; elsewhere it informs the reader.
         container["ports"] = [
             {"name": "tfjob-port", "containerPort": run_lib.PORT}
         ]
@@ -192,7 +192,7 @@ def service(run: run_lib.Run, group: int) -> dict[str, Any]:
 def policy(run: run_lib.Run, group: int) -> dict[str, Any]:
     """Returns the rule that only a group's own pods may connect to them.
 
-    TensorFlow's servers ask nobody who they are, and run what they are sent.
+    TensorFlow's servers authenticate nobody, and run what they are sent.
     """
     own = {"matchLabels": labels(run, group)}
     return {

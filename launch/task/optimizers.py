@@ -94,7 +94,7 @@ def _weight_decay(
 def _piecewise(start: float, boundaries: Any, factors: Any) -> Any:
     """Multiplies `start` by a factor from each boundary on."""
     return keras.optimizers.schedules.PiecewiseConstantDecay(
-        # Keras still has the value before at the step of a boundary.
+        # At the step of a boundary Keras still uses the previous value.
         [mark - 1 for mark in boundaries],
         [start, *(start * factor for factor in factors)],
     )

@@ -1,7 +1,7 @@
 """The files of a run of a recipe: its configuration and its results.
 
 Each group's chief writes its own files; whoever finds those of all groups
-writes the results of the run. Every file appears whole or not at all, by a
+writes the results of the run. Every file appears complete or not at all, by a
 rename. Imports neither TensorFlow nor Keras, and NumPy late: programs answer
 --help without it.
 """
@@ -207,5 +207,5 @@ def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
 
 
 def write(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file, and its directory, that appears whole or not at all."""
+    """Writes a file, and its directory, that appears complete or not at all."""
     filesystem.LocalFileSystem().write(str(path), [content])

@@ -457,7 +457,7 @@ class _Forgetful(filesystem.LocalFileSystem):
     ("fault", "seen"),
     [
         ("list", "could not list: it shows []"),
-        ("read", "could not read back: 1 other bytes"),
+        ("read", "could not read back: 1 different bytes"),
         ("remove", "could not remove"),
         ("rename", "could not rename"),
         ("write", "No space left on device"),

@@ -88,7 +88,7 @@ def _tasks(launcher, group):
     found = set()
     for keeper in psutil.Process(launcher.pid).children():
         with contextlib.suppress(psutil.Error):
-            if keeper.environ()["TFDISTILL_GROUP"] == str(group):
+            if keeper.environ().get("TFDISTILL_GROUP") == str(group):
                 found |= {task.pid for task in keeper.children()}
     return found
 

@@ -109,6 +109,8 @@ def test_exchange_may_be_a_url_and_local_paths_become_absolute(
         ({"ps_per_group": -1}, "`ps_per_group` must be >= 0"),
         ({"grace_secs": -1}, "`grace_secs` must be >= 0"),
         ({"worker_restarts": -1}, "`worker_restarts` must be >= 0"),
+        ({"max_restarts": -1}, "`max_restarts` must be >= 0"),
+        ({"stuck_secs": -1}, "`stuck_secs` must be >= 0"),
         ({"worker_restarts": 1}, "`worker_restarts` must be left out"),
         ({"start_timeout_secs": float("nan")}, "`start_timeout_secs` must be"),
         ({"on_group_failure": "retry"}, "`on_group_failure`.*'retry'"),
@@ -180,6 +182,18 @@ def test_workdir_that_cannot_be_made(tmp_path):
     topology = _topology(tmp_path, workdir=str(tmp_path / "file"))
     with pytest.raises(ValueError, match="`workdir` must be a directory"):
         files.lock(topology)
+
+
+def test_an_error_is_quoted_though_much_was_said_after_it(tmp_path):
+    path = tmp_path / "group_0_worker_0.log"
+    path.write_text("Traceback\nmy.OddError: 3 rows\n" + "noise\n" * 30)
+    quoted = files.quote(path)
+    assert quoted[1:-1] == ["noise"] * 20 + ["---"]
+    assert quoted[-1] == "before them: my.OddError: 3 rows"
+    path.write_text("ValueError: here\nnoise\n")
+    assert files.quote(path)[1:] == ["ValueError: here", "noise", "---"]
+    path.unlink()
+    assert files.quote(path)[1:] == ["---"]
 
 
 def test_last_lines_are_as_a_terminal_would_have_shown_them(tmp_path):

@@ -117,12 +117,17 @@ OPTIONS = {
     "benchmarks.recovery": """
         rounds=3
     """,
+    "benchmarks.bad_peers": """
+        recipe=digits num_seeds=3 first_seed=0
+        peers=[honest,base_rates,rotated,half_rotated] dies_at=[25,100]
+        settings=[before,fading,compared]
+    """,
     "benchmarks.same_numbers": """
         case=[] output=None against=None
     """,
     "benchmarks.soak": """
         workdir=None
-        faults=kill,stop,term,late,disk_full,corrupt,duplicate
+        faults=kill,stop,term,late,disk_full,launcher_disk,corrupt,duplicate
         minutes=30.0 every_secs=30.0 calm_secs=60.0 num_groups=3
         workers_per_group=2 steps_per_second=5.0 trials=2 seed=0
     """,
@@ -147,7 +152,8 @@ OPTIONS = {
         workdir=!
     """,
     "benchmarks.punish": """
-        workdir=! faults=kill,stop,term,late,disk_full,corrupt,duplicate
+        workdir=!
+        faults=kill,stop,term,late,disk_full,launcher_disk,corrupt,duplicate
         seed=0 minutes=5.0 every_secs=30.0 calm_secs=20.0
     """,
 }

@@ -50,7 +50,7 @@ def test_a_stopped_comparison_goes_on_where_it_was(tmp_path, no_process_left):
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on from here" in said
+    assert "the same command resumes from here" in said
     before = _times(tmp_path / "c")
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=_LIMIT_SECS

@@ -29,7 +29,7 @@ def test_two_groups_on_parameter_servers_learn_from_each_other(
     done = subprocess.run(
         [
             *(sys.executable, "-m", "launch.local", f"--workdir={tmp_path}"),
-            *("--num_groups=2", "--workers_per_group=2", "--ps_per_group=2"),
+            *("--num_groups=2", "--workers_per_group=1", "--ps_per_group=1"),
             "--recipe=criteo_small",
             f"--override=data.path={path}",
             f"--override=num_steps={NUM_STEPS}",

@@ -13,45 +13,37 @@ from tfdistill.launcher import local_run
 
 pytestmark = [
     pytest.mark.multiprocess,
-    pytest.mark.timeout_secs(400),
+    pytest.mark.timeout_secs(600),
     pytest.mark.usefixtures("no_process_left"),
 ]
 PROGRAM = pathlib.Path(training_cases.__file__)
 
 
-@pytest.fixture(scope="module")
-def one_process():
-    """Results of plain `keras.Model` on one device, by case."""
-    strategy = tf.distribute.get_strategy()
-    return {
-        name: training_cases.run(case, case.reference, strategy)
-        for name, case in training_cases.CASES.items()
-    }
-
-
 @pytest.mark.parametrize("devices", [1, 2])
-def test_two_workers_train_as_keras_in_one_process(
-    devices, tmp_path, one_process
-):
+def test_two_workers_train_as_keras_in_one_process(devices, tmp_path):
     topology = local_cluster.LocalCluster(
         command=(sys.executable, str(PROGRAM), str(tmp_path), str(devices)),
         workdir=str(tmp_path / "run"),
         workers_per_group=2,
     )
+    cases = training_cases.cases(devices)
     with local_run.LocalRun(topology) as run:
-        result = run.wait(timeout_secs=380)
+        result = run.wait(timeout_secs=480)
     assert result.exit_code == 0, result.groups
+    strategy = tf.distribute.get_strategy()
+    expected = {
+        name: training_cases.run(case, case.reference, strategy)
+        for name, case in cases.items()
+    }
     for worker in range(2):
         found = np.load(tmp_path / f"worker_{worker}.npz")
-        for name, case in training_cases.cases(devices).items():
+        for name, case in cases.items():
             actual = {
                 key.removeprefix(f"{name}/"): found[key]
                 for key in found.files
                 if key.startswith(f"{name}/")
             }
-            training_cases.assert_equal(
-                actual, one_process[name], case.tolerance
-            )
+            training_cases.assert_equal(actual, expected[name], case.tolerance)
 
 
 if __name__ == "__main__":

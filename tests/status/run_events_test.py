@@ -1,5 +1,7 @@
 """Tests of the log of events."""
 
+import errno
+import pathlib
 import time
 
 import pytest
@@ -27,6 +29,16 @@ def test_events_are_read_back_and_half_a_line_is_not(tmp_path):
         "exit_code": -9,
     }
     assert (last["group"], last["task"]) == (None, None)
+
+
+def test_a_full_disk_costs_lines_and_ends_nothing(tmp_path):
+    log = run_events.EventLog(pathlib.Path("/dev/full"))
+    log.add("start", group=0)
+    assert log.error.errno == errno.ENOSPC
+    log.close()
+    path = tmp_path / run_events.NAME
+    path.write_bytes(b'{"event": "st\n{"event": "end"}\n')
+    assert [event["event"] for event in run_events.read(path)] == ["end"]
 
 
 def test_a_log_goes_on_where_it_was(tmp_path):

@@ -20,17 +20,15 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def _add_options(options):
     options.section("what")
-    options.add(
-        flags.DEFINE_string, "dir", None, "<DIR>: a place", required=True
-    )
-    options.add(flags.DEFINE_integer, "count", 3, "how many", lower_bound=0)
-    options.add(flags.DEFINE_float, "wait_secs", 1.5, "how long")
+    options.add("dir", "<DIR>: a place", required=True)
+    options.add("count", "how many", 3, lower_bound=0)
+    options.add("wait_secs", "how long", 1.5)
     options.check_positive("wait_secs")
     options.section("how")
-    options.add(flags.DEFINE_boolean, "no_check", False, "trust it")
-    options.add(flags.DEFINE_enum, "kind", "a", "which", enum_values=["a", "b"])
-    options.add(flags.DEFINE_multi_string, "change", [], "<F=V>: a change")
-    options.add(flags.DEFINE_multi_integer, "sizes", [1, 10], "of a turn")
+    options.add("no_check", "trust it", False)
+    options.add("kind", "which", "a", enum_values=["a", "b"])
+    options.add("change", "<F=V>: a change", [])
+    options.add("sizes", "of a turn", [1, 10])
 
 
 def _program(**changes):

@@ -12,7 +12,6 @@ from typing import TextIO
 
 import rich.console
 import rich.text
-from absl import flags
 
 from tfdistill.doctor import check
 from tfdistill.doctor import examination
@@ -97,30 +96,19 @@ Exit code: 0 if no check has failed, 1 if one has, 2 for wrong options.
 def add_options(options: programs.Flags) -> None:
     """Adds the options that any examination has."""
     add = options.add
-    add(flags.DEFINE_boolean, "json", False, "print one JSON document")
+    add("json", "print one JSON document", False)
+    add("plain", "no colours, even on a terminal", False)
+    add("no_reach", "do not look for the other tasks of the group", False)
     add(
-        flags.DEFINE_boolean,
-        "plain",
-        False,
-        "no colours, even on a terminal",
-    )
-    add(
-        flags.DEFINE_boolean,
-        "no_reach",
-        False,
-        "do not look for the other tasks of the group",
-    )
-    add(
-        flags.DEFINE_boolean,
         "no_tensorflow",
-        False,
         "run only the checks that need no TensorFlow: no teachers, no data",
+        False,
     )
     for name, text in (
         ("wait_secs", "longest wait for the other tasks"),
         ("limit_secs", "longest time for each other check"),
     ):
-        add(flags.DEFINE_float, name, 60.0, text)
+        add(name, text, 60.0)
         options.check_positive(name)
 
 

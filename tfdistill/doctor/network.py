@@ -61,7 +61,7 @@ class Card:
 
 
 class NoAnswerError(RuntimeError):
-    """Nobody answered, or nobody of ours; the message says what was seen."""
+    """No doctor of this group answered; the message says what was seen."""
 
 
 def card_of(cluster: identity.Cluster, signer: signing.Signer | None) -> Card:

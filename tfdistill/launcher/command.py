@@ -3,8 +3,6 @@
 import sys
 from typing import TYPE_CHECKING
 
-from absl import flags
-
 from tfdistill.system import programs
 
 if TYPE_CHECKING:
@@ -37,35 +35,31 @@ def add_options(options: programs.Flags) -> None:
     add_topology(options)
     options.section("failures")
     options.add(
-        flags.DEFINE_enum,
         "on_group_failure",
-        "stop",
         "what the other groups do when one has failed for good",
+        "stop",
         enum_values=("stop", "continue"),
     )
     options.add(
-        flags.DEFINE_integer,
         "max_restarts",
-        0,
         "how often a failed group is restarted as a whole before "
         "--on_group_failure applies; never after exit code 2 or 65",
+        0,
     )
     options.add(
-        flags.DEFINE_integer,
         "worker_restarts",
-        None,
         "with parameter servers: how often each worker is restarted after it "
         "has ended; default 10",
+        kind=int,
     )
     options.section("time limits")
     for name, default, text in _LIMITS:
-        options.add(flags.DEFINE_float, name, default, text)
+        options.add(name, text, default)
     options.section("output")
     options.add(
-        flags.DEFINE_boolean,
         "plain",
-        False,
         "print lines, not a live table; always so without a terminal",
+        False,
     )
 
 
@@ -96,13 +90,7 @@ _LIMITS = (
 def add_topology(options: programs.Flags) -> None:
     """Adds the options that say which groups there are, and where they meet."""
     options.section("groups")
-    options.add(
-        flags.DEFINE_string,
-        "workdir",
-        None,
-        "<DIR>: directory of the run",
-        required=True,
-    )
+    options.add("workdir", "<DIR>: directory of the run", required=True)
     for name, default, text in (
         ("num_groups", 1, "number of groups; each trains its own student"),
         ("workers_per_group", 1, "workers in each group"),
@@ -112,11 +100,9 @@ def add_topology(options: programs.Flags) -> None:
             "parameter servers in each group, which then has a chief too",
         ),
     ):
-        options.add(flags.DEFINE_integer, name, default, text)
+        options.add(name, text, default)
     options.add(
-        flags.DEFINE_string,
         "exchange",
-        None,
         "<URL>: directory or URL the groups share; default DIR/exchange",
     )
 
@@ -144,7 +130,7 @@ def run(options: programs.Options) -> "local_run.RunResult":
         display.close()
     try:
         _tell(result)
-    except OSError:  # A full disk, or nobody who reads on, ends no run.
+    except OSError:  # Neither a full disk nor a closed pipe fails a run.
         programs.forget_output()
     return result
 

@@ -17,6 +17,7 @@ from tfdistill.cluster import signs
 from tfdistill.exchange import signing
 from tfdistill.launcher import local_cluster
 from tfdistill.status import directory
+from tfdistill.status import logs
 from tfdistill.status import run_events
 from tfdistill.system import processes
 from tfdistill.system import run_files
@@ -150,9 +151,14 @@ def write_record(
 
 
 def quote(path: pathlib.Path) -> list[str]:
-    """Returns the last lines of a log as a message."""
+    """Returns the last lines of a log, and its last error, as a message."""
     lines = last_lines(path)
-    return [f"--- last {len(lines)} lines of {path}", *lines, "---"]
+    quoted = [f"--- last {len(lines)} lines of {path}", *lines, "---"]
+    error = logs.last_error([path])
+    # TensorFlow may say a lot between a failure and its end.
+    if error and not any(error.text in line for line in lines):
+        quoted.append(f"before them: {error.text}")
+    return quoted
 
 
 def last_lines(path: pathlib.Path) -> list[str]:

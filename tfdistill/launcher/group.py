@@ -28,7 +28,7 @@ from tfdistill.launcher import task_process
 from tfdistill.launcher import watches
 from tfdistill.status import directory as run_directory
 from tfdistill.status import group as group_status
-from tfdistill.status import log_warnings
+from tfdistill.status import logs
 from tfdistill.status import run_events
 from tfdistill.system import untrusted
 
@@ -373,7 +373,7 @@ class SupervisedGroup:
         self._stop_reason: str | None = None
         self._has_failed = False
         directory = run_directory.RunDirectory(topology.workdir)
-        self._warnings = log_warnings.LogWarnings(lambda: directory.logs(group))
+        self._warnings = logs.LogWarnings(lambda: directory.logs(group))
         self._warnings_due = time.monotonic()
         self._attempt = self._new_attempt()
 

@@ -24,7 +24,7 @@ from tfdistill.cluster import signs
 from tfdistill.exchange import signing
 from tfdistill.system import run_files
 
-# What the launcher says of each task; nobody else may.
+# Variables that only the launcher sets.
 IDENTITY_VARIABLES = frozenset(
     {
         "TF_CONFIG",
@@ -52,7 +52,7 @@ class Task:
         return self.log_path.stem
 
     def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Returns the whole environment of the process; ValueError if bad."""
+        """Returns the environment of the process; ValueError if it is wrong."""
         result = {
             name: value
             for name, value in inherited.items()
@@ -330,7 +330,7 @@ def _instead_of(program: str) -> str:
     near = difflib.get_close_matches(program, sorted(names), n=1, cutoff=0.7)
     if near:
         return f"Did you mean {near[0]}?"
-    return "Install it, or give its whole path."
+    return "Install it, or give its full path."
 
 
 def reserve_ports(num_ports: int) -> list[socket.socket]:

@@ -1,7 +1,7 @@
 """Runs a cluster on this machine, from the first process to the last.
 
 TensorFlow listens on every interface, whatever address `TF_CONFIG` names, and
-asks nobody who they are; docs/security.md says what to do about it.
+authenticates nobody; docs/security.md says what to do about it.
 """
 
 import contextlib
@@ -303,7 +303,7 @@ class LocalRun:
         self._said_unwritten = True
         self._say(
             f"warning: the launcher cannot write to {self._topology.workdir} "
-            f"({error.strerror}); the run goes on, and its restarts too, but "
+            f"({error.strerror}); the run and its restarts continue, but "
             "launch.json and logs/events.jsonl may lack what happens. Free "
             "some space."
         )

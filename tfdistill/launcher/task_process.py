@@ -45,7 +45,7 @@ class TaskProcess:
             ended it; None while it runs.
         exit_time: `time.monotonic()` at that end, taken by the keeper.
         is_stopped: Whether a signal such as SIGSTOP has stopped the task, and
-            none has let it go on. A debugger's stops do not count.
+            none has resumed it. A debugger's stops do not count.
     """
 
     def __init__(

@@ -198,7 +198,7 @@ _LONGEST_TICK_SECS = 1.0
 
 
 class AwakeClock:
-    """Seconds that go on by at most one from one reading to the next."""
+    """Seconds that advance by at most one between two readings."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

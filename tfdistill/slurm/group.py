@@ -19,7 +19,6 @@ import time
 import uuid
 from typing import Any
 
-from absl import flags
 from absl import logging
 
 from tfdistill.cluster import signs
@@ -152,7 +151,7 @@ class SlurmGroup:
         ]
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Waits for a step; once told to end, has it end."""
+        """Waits for a step, and ends it when the job must end."""
         told: float | None = None
         next_try: float | None = 0.0
         while True:
@@ -171,7 +170,7 @@ class SlurmGroup:
             elif waited > 0:
                 process.terminate()
             elif self._told == "SIGTERM":
-                continue  # Slurm ends the whole job, and tells the tasks.
+                continue  # Slurm ends the job and signals the tasks itself.
             elif next_try is not None and now >= next_try:
                 next_try = None if self._terminate() else now + _AGAIN_SECS
 
@@ -244,16 +243,13 @@ def _add_options(options: programs.Flags) -> None:
         ("max_requeues", 100),
         ("stop_secs", 120),
     ):
-        options.add(flags.DEFINE_integer, name, default, f"as of {task.WRITER}")
+        options.add(name, f"as of {task.WRITER}", default)
     options.add(
-        flags.DEFINE_string,
         "python",
-        sys.executable,
         "<PROGRAM>: Python of the tasks; default this one",
+        sys.executable,
     )
-    options.add(
-        flags.DEFINE_multi_string, "srun", [], "<OPTION>: another of srun's"
-    )
+    options.add("srun", "<OPTION>: another of srun's", [])
 
 
 def _run(options: programs.Options) -> int:

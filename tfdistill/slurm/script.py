@@ -145,7 +145,7 @@ class Script:
             "chdir": self.chdir,
             "output": f"{logs}/slurm_group_%a.log",
             "open-mode": "append",
-            # To this script alone, which tells the tasks.
+            # Only to this script, which signals the tasks.
             "signal": f"B:{group.SIGNAL}@{self.stop_secs}",
         }
         lines = [

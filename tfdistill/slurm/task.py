@@ -4,7 +4,7 @@ srun ... python -m tfdistill.slurm.task --nodes=n1,n2 [options] -- COMMAND
 
 The command gets TF_CONFIG and TFDISTILL_* as from launch.local, and its output
 goes to the same log. This process stays, as a small parent: what srun returns
-for a step whose other tasks were ended in consequence does not tell which exit
+for a step whose other tasks were ended in consequence does not show which exit
 code was the first.
 """
 
@@ -20,8 +20,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
-
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
 from tfdistill.launcher import command as launcher
@@ -31,7 +29,7 @@ from tfdistill.slurm import place as slurm_place
 from tfdistill.system import programs
 
 # Slurm sends them to every process of a step, so that the command gets them
-# too; this one is there to tell how it took them.
+# too; this process only reports how the command ended.
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 # Those that have come.
 _told: list[int] = []
@@ -45,10 +43,10 @@ def add_options(options: programs.Flags) -> None:
     """Adds the options that describe a group, whatever runs it."""
     launcher.add_topology(options)
     text = f"as of {WRITER}"
-    options.add(flags.DEFINE_integer, "gpus_per_worker", 0, text)
+    options.add("gpus_per_worker", text, 0)
     first, end = slurm_place.DEFAULT_PORTS
     ports = f"{first}-{end - 1}"
-    options.add(flags.DEFINE_string, "ports", ports, f"<FIRST-LAST>: {text}")
+    options.add("ports", f"<FIRST-LAST>: {text}", ports)
 
 
 def topology_of(
@@ -87,7 +85,7 @@ def environment(
     *,
     num_gpus: int = 0,
 ) -> dict[str, str]:
-    """Returns the whole environment of a task's command.
+    """Returns the complete environment of a task's command.
 
     With `num_gpus` = 0 CUDA_VISIBLE_DEVICES is left alone.
     """
@@ -178,7 +176,7 @@ def _add_options(options: programs.Flags) -> None:
         ("nodes", "<NAME,...>: nodes of the job"),
         ("failure_file", "<FILE>: made by the first task that fails"),
     ):
-        options.add(flags.DEFINE_string, name, None, text, required=True)
+        options.add(name, text, required=True)
 
 
 def _run(options: programs.Options) -> int:

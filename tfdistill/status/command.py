@@ -6,7 +6,6 @@ import sys
 import time
 
 import rich.console
-from absl import flags
 
 from tfdistill.status import group
 from tfdistill.status import observed_run
@@ -39,31 +38,22 @@ example:
 def _add_options(options: programs.Flags) -> None:
     add = options.add
     add(
-        flags.DEFINE_string,
         "exchange",
-        None,
         "<URL>: directory or URL of the exchange; default: the launcher's, or "
         "DIR/exchange. For a URL, TensorFlow is loaded, which takes seconds",
     )
-    add(flags.DEFINE_boolean, "watch", False, "show it until the run is over")
+    add("watch", "show it until the run is over", False)
+    add("interval_secs", "with --watch: time between two looks", 2.0)
+    add("json", "print one JSON document", False)
     add(
-        flags.DEFINE_float,
-        "interval_secs",
-        2.0,
-        "with --watch: time between two looks",
-    )
-    add(flags.DEFINE_boolean, "json", False, "print one JSON document")
-    add(
-        flags.DEFINE_boolean,
         "check",
-        False,
         "exit with code 1 if a group has failed, is lost or is silent",
+        False,
     )
     add(
-        flags.DEFINE_float,
         "silent_secs",
-        60.0,
         "a group that has not written for so long is silent",
+        60.0,
     )
     for name in ("interval_secs", "silent_secs"):
         options.check_positive(name)

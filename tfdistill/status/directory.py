@@ -90,7 +90,7 @@ def _names(directory: pathlib.Path) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LaunchRecord:
-    """A launch; what the file does not tell, or tells wrongly, is left out.
+    """A launch; missing and malformed values of the file are left out.
 
     Attributes:
         num_groups: Groups that were launched; 0 if not known.
@@ -117,14 +117,14 @@ class LaunchRecord:
 
     @property
     def launcher_has_ended(self) -> bool | None:
-        """Whether the launcher is gone; None where nobody can tell."""
+        """Whether the launcher is gone; None if unknown."""
         if not self.is_of_this_machine or self.launcher is None:
             return None
         pid, started = self.launcher
         return processes.has_ended(pid, started=started)
 
     def num_alive(self, group: int) -> int | None:
-        """Returns how many tasks of a group live; None if nobody can tell."""
+        """Returns how many tasks of a group live; None if unknown."""
         found = [
             process
             for name, process in self.processes.items()

@@ -6,75 +6,18 @@ anything at all: what cannot be read is reported, and never raised.
 
 import os
 import pathlib
-import re
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
-from typing import NamedTuple
 
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import reader
 from tfdistill.status import directory
 from tfdistill.status import group as group_status
-from tfdistill.status import log_warnings
+from tfdistill.status import logs
 from tfdistill.status import run_events
 from tfdistill.system import untrusted
-
-_TAIL_BYTES = 65536
-# How Python ends a traceback, how its command lines report wrong options, and
-# how the library and its programs say that they end.
-_ERROR = re.compile(
-    r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt)(?:: .*)?"
-    r"|[^\s:][^:]{0,80}: error: .*"
-    r"|Fatal Python error: .*"
-    r"|(?:Segmentation fault|Killed|Aborted|Bus error).{0,20}"
-)
-# Where a launcher has started the task again.
-_RESTART = re.compile(r"===== .*: start [0-9]+ of the group =====")
-
-
-class LogError(NamedTuple):
-    """A line of a log; `ends_it` if little follows it."""
-
-    log: str
-    text: str
-    modified: float
-    ends_it: bool
-
-
-def last_error(logs: list[pathlib.Path]) -> LogError | None:
-    """Returns the last error in the newest log that has one."""
-    dated = []
-    for path in logs:
-        try:
-            dated.append((path.stat().st_mtime, path))
-        except OSError:
-            continue
-    for modified, path in sorted(dated, reverse=True):
-        found = _last(path)
-        if found is not None:
-            text, ends_it = found
-            return LogError(path.name, text, modified, ends_it)
-    return None
-
-
-def _last(path: pathlib.Path) -> tuple[str, bool] | None:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            text = file.read(_TAIL_BYTES).decode("utf-8", errors="replace")
-    except OSError:
-        return None
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for age, line in enumerate(reversed(lines)):
-        if _RESTART.fullmatch(line):
-            return None  # What is above has been dealt with.
-        if _ERROR.fullmatch(line[:4096]):
-            return untrusted.one_line(line), age < 3
-    return None
-
 
 # Enough for the pace and for the newest value of each log.
 _METRICS_BYTES = 256 * 1024
@@ -118,7 +61,7 @@ class ObservedRun:
         self._record = self._read_record()
         self._tails: dict[pathlib.Path, untrusted.Tail] = {}
         self._statuses: dict[int, group_status.GroupStatus] = {}
-        self._warnings: dict[int, log_warnings.LogWarnings] = {}
+        self._warnings: dict[int, logs.LogWarnings] = {}
         self._events = run_events.RunHistory()
         self._follow_events()
         if not self._groups(()) and self._record is None:
@@ -221,13 +164,12 @@ class ObservedRun:
 
     def _warnings_of(self, group: int) -> list[str]:
         """Returns those of a group's launcher and those in its logs."""
-        logs = self._warnings.setdefault(
-            group,
-            log_warnings.LogWarnings(lambda: self._directory.logs(group)),
+        followed = self._warnings.setdefault(
+            group, logs.LogWarnings(lambda: self._directory.logs(group))
         )
-        logs.read()
+        followed.read()
         history = self._events.groups.get(group)
-        return [*(history.warnings if history else ()), *logs.found]
+        return [*(history.warnings if history else ()), *followed.found]
 
     def _last_sign(self, status: group_status.GroupStatus) -> float:
         """Returns when a group last wrote anything; 0 if it never did."""
@@ -256,7 +198,7 @@ class ObservedRun:
             status.num_restarts = history.num_restarts
             status.num_worker_restarts = history.num_worker_restarts
             status.last_error = history.last_error
-            # A line of the attempt before says nothing of this one.
+            # A line of the previous attempt says nothing about this one.
             trains = (status.number("time") or 0.0) > history.since
             status.state = history.state or "starting"
             if status.state == "starting" and trains:
@@ -292,7 +234,7 @@ class ObservedRun:
         )
 
     def _add_log_error(self, status: group_status.GroupStatus) -> None:
-        found = last_error(self._directory.logs(status.group))
+        found = logs.last_error(self._directory.logs(status.group))
         if found is None or status.state == "done":
             return
         if not status.last_error:

@@ -77,6 +77,7 @@ class EventLog:
         self._file: io.FileIO | None = None
         # Whether the file may end in the middle of a line.
         self._is_torn = False
+        self._write(b"")
 
     def add(
         self,
@@ -95,7 +96,9 @@ class EventLog:
             "task": task,
             **details,
         }
-        text = json.dumps(line).encode() + b"\n"
+        self._write(json.dumps(line).encode() + b"\n")
+
+    def _write(self, text: bytes) -> None:
         try:
             if self._file is None:
                 self._file = io.FileIO(self._path, "a")

@@ -6,6 +6,7 @@ so that one process may hold many programs and call each of them many times.
 
 import dataclasses
 import difflib
+import enum
 import faulthandler
 import functools
 import inspect
@@ -48,6 +49,20 @@ _STANDARD = {
 _REPEATED = "repeat this option to specify a list of values"
 
 
+_DEFINE: Mapping[type, Callable[..., Any]] = {
+    bool: flags.DEFINE_boolean,
+    enum.Enum: flags.DEFINE_enum,
+    float: flags.DEFINE_float,
+    int: flags.DEFINE_integer,
+    str: flags.DEFINE_string,
+}
+_DEFINE_MULTI: Mapping[type, Callable[..., Any]] = {
+    enum.Enum: flags.DEFINE_multi_enum,
+    int: flags.DEFINE_multi_integer,
+    str: flags.DEFINE_multi_string,
+}
+
+
 class Flags:
     """The options of one program while they are defined."""
 
@@ -63,17 +78,26 @@ class Flags:
 
     def add(
         self,
-        define: Callable[..., Any],
         name: str,
-        default: Any,
         text: str,
+        default: Any = None,
+        *,
+        kind: type | None = None,
         **more: Any,
     ) -> None:
-        """Adds an option by one of absl's `flags.DEFINE_...` functions.
+        """Adds an option; `more` is what absl's `flags.DEFINE_...` take.
 
-        A text that begins with `<DIR>: ` gives the value a name, as absl's
-        own texts of enums do.
+        Its kind is that of its default, text without one; a list is of an
+        option that may be repeated. A text that begins with `<DIR>: ` gives
+        the value a name, as absl's own texts of enums do.
         """
+        many = isinstance(default, list)
+        first = (default or [""])[0] if many else default
+        if "enum_values" in more:
+            kind = enum.Enum
+        elif kind is None:
+            kind = str if first is None else type(first)
+        define = (_DEFINE_MULTI if many else _DEFINE)[kind]
         define(
             name=name,
             default=default,

@@ -1,11 +1,68 @@
-"""The warnings that the tasks of a group have left in their logs, each once."""
+"""What the logs of tasks say: the last error, and each warning once."""
 
+import os
 import pathlib
 import re
 from collections.abc import Callable
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from tfdistill.system import untrusted
+
+_TAIL_BYTES = 65536
+# How Python ends a traceback, how its command lines report wrong options, and
+# how the library and its programs say that they end.
+_ERROR = re.compile(
+    r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt)(?:: .*)?"
+    r"|[^\s:][^:]{0,80}: error: .*"
+    r"|Fatal Python error: .*"
+    r"|(?:Segmentation fault|Killed|Aborted|Bus error).{0,20}"
+)
+# Where a launcher has started the task again.
+_RESTART = re.compile(r"===== .*: start [0-9]+ of the group =====")
+
+
+class LogError(NamedTuple):
+    """A line of a log; `ends_it` if little follows it."""
+
+    log: str
+    text: str
+    modified: float
+    ends_it: bool
+
+
+def last_error(logs: list[pathlib.Path]) -> LogError | None:
+    """Returns the last error in the newest log that has one."""
+    dated = []
+    for path in logs:
+        try:
+            dated.append((path.stat().st_mtime, path))
+        except OSError:
+            continue
+    for modified, path in sorted(dated, reverse=True):
+        found = _last(path)
+        if found is not None:
+            text, ends_it = found
+            return LogError(path.name, text, modified, ends_it)
+    return None
+
+
+def _last(path: pathlib.Path) -> tuple[str, bool] | None:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read(_TAIL_BYTES).decode("utf-8", errors="replace")
+    except OSError:
+        return None
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for age, line in enumerate(reversed(lines)):
+        if _RESTART.fullmatch(line):
+            return None  # What is above has been dealt with.
+        if _ERROR.fullmatch(line[:4096]):
+            return untrusted.one_line(line), age < 3
+    return None
+
 
 # As Python's `warnings` module writes them, as `logging` does with its own
 # format, and as absl does; not those of TensorFlow's C++ code.
@@ -14,7 +71,7 @@ _FORMS = (
     re.compile(r"WARNING:[\w.]+:(?P<text>.+)"),
     re.compile(r"W[0-9]{4} [0-9:.]+ +[0-9]+ [^ ]+\.py:[0-9]+\] (?P<text>.+)"),
 )
-# Of interest to whoever wrote the code, and not to whoever runs it.
+# For the authors of code, not for those who run it.
 _FOR_DEVELOPERS = (
     "BytesWarning",
     "DeprecationWarning",
@@ -53,7 +110,9 @@ class LogWarnings:
             except OSError:
                 continue  # It is gone, or will be readable again.
             for line in lines:
-                self._take(line, path.name)
+                # Most are not, and the forms take their time.
+                if "Warning: " in line or "WARNING:" in line or line[:1] == "W":
+                    self._take(line, path.name)
 
     def _new_lines(self, path: pathlib.Path) -> list[str]:
         offset = self._offsets.get(path, 0)

@@ -1,8 +1,8 @@
-"""Tests of how warnings are found in logs."""
+"""Tests of what is found in the logs of tasks."""
 
 import pytest
 
-from tfdistill.status import log_warnings
+from tfdistill.status import logs
 
 
 @pytest.mark.parametrize(
@@ -27,11 +27,11 @@ from tfdistill.status import log_warnings
     ],
 )
 def test_lines(line, text):
-    assert log_warnings.text_of(line) == text
+    assert logs.text_of(line) == text
 
 
 def _followed(tmp_path):
-    return log_warnings.LogWarnings(lambda: sorted(tmp_path.glob("*.log")))
+    return logs.LogWarnings(lambda: sorted(tmp_path.glob("*.log")))
 
 
 def test_each_warning_is_found_once_though_tasks_and_steps_repeat_it(tmp_path):
@@ -73,7 +73,7 @@ def test_of_a_long_log_beginning_and_end_are_read(tmp_path):
         for text in ("first", "middle", "last"):
             file.write(f"WARNING:x:{text}\n")
             if text != "last":
-                file.write("loss 1\n" * 10**6)
+                file.write(f"{'loss ' * 100}\n" * 12_000)
     found = _followed(tmp_path)
     found.read()
     assert [text.split()[0] for text in found.found] == ["first", "last"]
