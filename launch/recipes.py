@@ -52,6 +52,7 @@ def imagenet() -> Config:
             arguments={"momentum": 0.9, "nesterov": True},
         ),
         codistillation=sections.Codistillation(
+            canary_examples=32,
             burn_in_steps=3000,
             boundaries=tuple(pass_steps * drop for drop in (36, 76, 88)),
             weight_decay_factors=(0.1, 0.0, 0.0),
@@ -92,7 +93,7 @@ def language_model() -> Config:
             global_clipnorm=1.0,
         ),
         codistillation=sections.Codistillation(
-            burn_in_steps=2000, ramp_steps=1000
+            canary_examples=32, burn_in_steps=2000, ramp_steps=1000
         ),
         exchange=sections.Exchange(every_steps=50, refresh_every_steps=10),
         num_steps=20_000,
@@ -129,7 +130,7 @@ def language_model_small() -> Config:
             global_clipnorm=1.0,
         ),
         codistillation=sections.Codistillation(
-            burn_in_steps=300, ramp_steps=150
+            canary_examples=32, burn_in_steps=300, ramp_steps=150
         ),
         exchange=sections.Exchange(
             every_steps=50, refresh_every_steps=10, poll_secs=0.1

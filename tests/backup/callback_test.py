@@ -326,6 +326,31 @@ def test_the_teachers_are_those_of_the_backup(tmp_path, stopped_while_taught):
     assert logs.found == {key: expected.found[key] for key in logs.found}
 
 
+def test_a_silent_teacher_fades_as_if_training_had_never_stopped(tmp_path):
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    peers.publish(exchange, cases.student(), step=10, extras={"every_steps": 1})
+    case = cases.Case(
+        epochs=5,
+        callbacks=lambda: [
+            cases.AtStep(2, lambda model: peers.load(model, 10)),
+            tfdistill.TeacherLoader(every_steps=1),
+        ],
+    )
+
+    def run(directory=None, **kwargs):
+        teachers = tfdistill.TeacherSet(exchange, [1], poll_secs=0.005)
+        return cases.train(case, directory, teachers=teachers, **kwargs)
+
+    whole, expected, _ = run()
+    run(tmp_path / "backup", stop_after=20)
+    model, logs, backup = run(tmp_path / "backup")
+    assert backup.resumed_step == 18
+    cases.assert_same(cases.values(model), cases.values(whole))
+    assert logs.found == {key: expected.found[key] for key in logs.found}
+    weights = {float(line["distillation_weight"]) for line in logs.batches()}
+    assert max(weights) < 1 and 0 < len([w for w in weights if 0 < w < 1])
+
+
 def test_a_teacher_that_is_gone_is_told_of(
     tmp_path, caplog, stopped_while_taught
 ):
@@ -335,6 +360,15 @@ def test_a_teacher_that_is_gone_is_told_of(
     assert "Version 10 of group 1, the teacher at the backup" in caplog.text
     assert {line["distillation_weight"] for line in logs.batches()} == {"0.0"}
     assert int(model.optimizer.iterations.numpy()) == 15
+
+
+def test_a_model_without_teachers_resumes_where_one_with_them_stopped(
+    tmp_path, caplog, stopped_while_taught
+):
+    copy = _copied(stopped_while_taught[0] / "backup", tmp_path)
+    _, _, backup = cases.train(cases.Case(), copy)
+    assert backup.resumed_step == 6
+    assert "made with teachers in the groups [1]" in caplog.text
 
 
 class _Newest(keras.callbacks.Callback):

@@ -28,6 +28,22 @@ def change(index: bytes, key: str, edit: Callable[[Any], object]) -> bytes:
     return table({**found, key.encode(): proto.SerializeToString()})
 
 
+def with_shape(index: bytes, *sizes: int) -> bytes:
+    """An index whose first tensor of numbers claims these sizes."""
+    key = next(
+        key
+        for key, tensor in bundle_index.parse(index).tensors.items()
+        if tensor.dtype != tf.string
+    )
+
+    def edit(proto: Any) -> None:
+        del proto.shape.dim[:]
+        for size in sizes:
+            proto.shape.dim.add(size=size)
+
+    return change(index, key, edit)
+
+
 def table(found: Mapping[bytes, bytes], **forged: int) -> bytes:
     """The bytes of a table with these values, and forged sizes of blocks.
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pathlib
 import pickle
 import shutil
 
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from tests.cases import bundles
 from tests.cases import codistillation as cases
 from tests.cases import hostile as hostile_cases
 from tfdistill.exchange import manifest
@@ -338,6 +340,30 @@ def test_hostile_exports_are_quarantined_and_training_goes_on(
     cases.publish(peers.exchange, cases.deep(1), step=100)
     cases.load(peers.model, 100)
     assert len(peers.loads) == 1
+
+
+@pytest.mark.parametrize("own_graph", [True, False])
+def test_a_checkpoint_that_lies_is_quarantined_and_training_goes_on(
+    tmp_path, monkeypatch, own_graph
+):
+    """The manifest has the right hashes of it, as the publisher lies itself."""
+    peers = _Peers(tmp_path, monkeypatch)
+    graph = peers.model.graph
+    writer = saved_model.SavedModelWriter(graph)
+
+    def write(directory):
+        writer.write(directory, writer.snapshot())
+        path = pathlib.Path(directory, "variables", "variables.index")
+        path.write_bytes(bundles.with_shape(path.read_bytes(), 2**40, 2**40))
+
+    peers.publish(
+        write,
+        graph_fingerprint=graph.fingerprint if own_graph else "another",
+        variables=writer.variables,
+    )
+    assert "its checkpoint must be of shapes" in peers.refused()
+    logs = cases.fit(peers.model, _X, _Y)
+    assert np.isfinite(logs["loss"]).all()
 
 
 def _pickle_bomb(path):

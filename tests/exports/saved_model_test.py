@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import embedding as embedding_cases
 from tfdistill.embedding import layer
+from tfdistill.exports import graph_check
+from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 
@@ -245,6 +248,62 @@ def test_a_replicated_student_is_written_once(tmp_path, two_replicas):
     x, _ = cases.data()
     loaded = tf.saved_model.load(str(path))
     np.testing.assert_allclose(loaded.serve(x), cases.deep(3)(x), rtol=1e-5)
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.contrast = keras.layers.RandomContrast(0.5)
+        self.flatten = keras.layers.Flatten()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(self.flatten(self.contrast(x)))
+
+
+def _augmenting(kind):
+    layers = [
+        keras.layers.RandomContrast(0.5),
+        keras.layers.RandomRotation(0.3),
+        keras.layers.Flatten(),
+        keras.layers.Dense(3),
+    ]
+    if kind == "sequential":
+        return keras.Sequential([keras.Input((4, 4, 1)), *layers])
+    if kind == "functional":
+        inputs = outputs = keras.Input((4, 4, 1), name="image")
+        for layer_ in layers:
+            outputs = layer_(outputs)
+        return keras.Model({"image": inputs}, {"logits": outputs})
+    model = Subclassed()
+    model(tf.zeros([1, 4, 4, 1]))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["sequential", "functional", "subclassed"])
+def test_a_student_that_augments_is_exported_for_inference(tmp_path, kind):
+    student = _augmenting(kind)
+    directory = str(tmp_path / "ours")
+    tfdistill.CodistillModel(student).export(directory, verbose=False)
+    graph_check.check_directory(directory)
+    x = np.random.default_rng(0).random((3, 4, 4, 1), "float32")
+    x = {"image": x} if kind == "functional" else x
+    loaded = tf.saved_model.load(directory)
+    found, expected = loaded.serve(x), student(x, training=False)
+    if kind == "functional":
+        found, expected = found["logits"], expected["logits"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_keras_exports_in_training_mode_is_recognised(tmp_path):
+    student = _augmenting("sequential")
+    student.export(str(tmp_path), verbose=False)
+    graph = student_graph.StudentGraph(
+        student, tf.TensorSpec([None, 4, 4, 1], tf.float32)
+    )
+    with pytest.raises(ValueError, match="training mode.*Codist") as caught:
+        other_graphs.load(str(tmp_path), graph, trust=False)
+    assert "trust_saved_models" not in str(caught.value)
 
 
 # ---- reading ----

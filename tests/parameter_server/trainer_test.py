@@ -17,28 +17,14 @@ def _rows(source):
     return [[part.tolist() for part in e] for e in source.as_numpy_iterator()]
 
 
-def test_arrays_become_batches_and_are_shuffled_for_training_alone():
-    x, y = np.arange(40), np.arange(40) + 100
-    found = trainer.FitOptions.of(
-        {
-            "x": x,
-            "y": y,
-            "batch_size": 16,
-            "validation_data": (x, y),
-            "validation_batch_size": 30,
-        }
-    )
-    train, validation = _rows(found.source), _rows(found.validation)
-    assert [len(batch[0]) for batch in train] == [16, 16, 8]
-    rows = [pair for batch in train for pair in zip(*batch, strict=True)]
-    expected = list(zip(x, y, strict=True))
-    assert rows != expected and sorted(rows) == expected
-    assert validation == [
-        [x[:30].tolist(), y[:30].tolist()],
-        [x[30:].tolist(), y[30:].tolist()],
-    ]
-    plain = trainer.FitOptions.of({"x": x, "y": y, "shuffle": False})
-    assert _rows(plain.source)[0] == [x[:32].tolist(), y[:32].tolist()]
+def test_arrays_are_shuffled_for_training_only_and_only_if_asked():
+    x, y = np.arange(30), np.arange(30) + 100
+    arrays = {"x": x, "y": y, "validation_data": (x, y)}
+    found = trainer.FitOptions.of(arrays)
+    plain = trainer.FitOptions.of({**arrays, "shuffle": False})
+    in_order = [[x.tolist(), y.tolist()]]
+    assert _rows(found.source) != in_order
+    assert _rows(found.validation) == _rows(plain.source) == in_order
 
 
 @pytest.mark.parametrize(

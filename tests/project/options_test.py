@@ -117,6 +117,11 @@ OPTIONS = {
     "benchmarks.recovery": """
         rounds=3
     """,
+    "benchmarks.bad_peers": """
+        recipe=digits num_seeds=3 first_seed=0
+        peers=[honest,base_rates,rotated,half_rotated] dies_at=[25,100]
+        settings=[before,fading,compared]
+    """,
     "benchmarks.same_numbers": """
         case=[] output=None against=None
     """,

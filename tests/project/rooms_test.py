@@ -24,7 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "cluster": {"system"},
     "exchange": {"_version", "system"},
     "embedding": {"cluster", "system"},
-    "exports": {"embedding", "exchange"},
+    "exports": {"embedding", "exchange", "system"},
     "training": {"cluster", "data", "data_checks", "embedding", "system"},
     "teachers": {
         "cluster",
@@ -59,6 +59,7 @@ ROOMS: dict[str, set[str]] = {
         "observe",
         "parameter_server",
         "schedules",
+        "system",
         "teachers",
         "training",
     },

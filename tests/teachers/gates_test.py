@@ -1,6 +1,7 @@
 """What a version must pass: a batch, a schema, files and sizes."""
 
 import logging
+import types
 
 import numpy as np
 import pytest
@@ -108,7 +109,6 @@ def test_a_data_set_gives_its_first_examples(targets, labels):
     np.testing.assert_array_equal(found.inputs, np.eye(3))
     np.testing.assert_equal(found._labels, labels and np.array(labels))
     assert gates.as_canary(data)._batch_size == 3
-    assert found.compares == (labels is not None)
 
 
 def test_what_a_set_of_teachers_does_not_take_for_a_canary():
@@ -117,7 +117,80 @@ def test_what_a_set_of_teachers_does_not_take_for_a_canary():
     with pytest.raises(ValueError, match="received an empty dataset"):
         gates.Canary.from_dataset(tf.data.Dataset.range(0).batch(2))
     inputs = tf.data.Dataset.from_tensors(np.eye(3))
-    assert not gates.Canary.from_dataset(inputs).compares
+    assert gates.Canary.from_dataset(inputs)._labels is None
+
+
+def test_the_student_is_examined_for_a_fiftieth_of_the_time():
+    now, asked = [0.0], []
+
+    def predict(values, inputs):
+        asked.append(values)
+        now[0] += 2.0
+        return [np.zeros([2, 3])]
+
+    values = iter("abcdef")
+    student = gates.StudentOnCanary(
+        gates.Canary(np.zeros([2, 4]), labels=[0, 1]),
+        types.SimpleNamespace(output_spec=_SPEC),
+        snapshot=lambda: next(values),
+        predict=predict,
+        most_busy=0.02,
+        clock=lambda: now[0],
+    )
+    student.begin()
+    assert student.answer.loss == pytest.approx(np.log(3))
+    for _ in range(2):
+        student.take()
+        student.examine()
+    now[0] = 101.9
+    student.examine()
+    assert asked == ["a", "b"]
+    student.take()
+    now[0] = 102.0
+    student.examine()
+    # The newest only.
+    assert asked == ["a", "b", "d"]
+
+
+_TRUE = np.arange(100) % 10
+
+
+def _classes(classes, confidence=0.9):
+    return gates.Answer(
+        num_classes=10, classes=np.asarray(classes), confidence=confidence
+    )
+
+
+@pytest.mark.parametrize(
+    ("teacher", "confidence", "is_worse"),
+    [
+        (_TRUE, 0.9, False),
+        # It knows a little less, or more, than the student.
+        (np.where(np.arange(100) < 20, 0, _TRUE), 0.9, False),
+        # It knows nothing, is rotated, or is half rotated.
+        (0 * _TRUE, 0.9, True),
+        ((_TRUE + 1) % 10, 0.9, True),
+        (np.where(_TRUE < 5, (_TRUE + 1) % 5, _TRUE), 0.9, True),
+        # The student has not learned anything yet.
+        ((_TRUE + 1) % 10, 0.4, False),
+    ],
+)
+def test_without_labels_a_teacher_must_agree(teacher, confidence, is_worse):
+    canary = gates.Canary(np.zeros([100, 4]))
+    past = np.where(np.arange(100) < 10, 9, _TRUE)
+    beside = gates.Beside(student=_classes(_TRUE, confidence), others=[past])
+    found = canary.is_worse(_classes(teacher), beside, was_worse=False)
+    assert found == is_worse
+
+
+def test_the_other_teachers_have_a_vote():
+    """Two of them know what the student's past does not."""
+    canary = gates.Canary(np.zeros([100, 4]))
+    past = np.where(np.arange(100) < 50, 9, _TRUE)
+    beside = gates.Beside(student=_classes(_TRUE), others=[past, _TRUE, _TRUE])
+    assert canary.is_worse(_classes(past), beside, was_worse=False)
+    beside = gates.Beside(student=_classes(past), others=[past])
+    assert not canary.is_worse(_classes(past), beside, was_worse=False)
 
 
 # ---- in a set of teachers ----
@@ -139,7 +212,7 @@ def test_outputs_are_what_the_distillation_loss_takes_them_for():
         loss="sparse_categorical_crossentropy",
     )
     cases.prepare(model, _X, _Y)
-    assert canary._from_logits is False
+    assert canary._from_logits is False and canary._has_classes
 
 
 @pytest.mark.parametrize("build", [cases.linear, cases.deep])

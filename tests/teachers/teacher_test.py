@@ -59,9 +59,9 @@ def _swap(teacher, version, step=None):
     assert not teacher.swap(step)
 
 
-def _refresh(teacher, step, student_loss=None):
+def _refresh(teacher, step, beside=None):
     """What a group of one worker does without news; returns the status."""
-    teacher.judge(step, student_loss)
+    teacher.judge(step, beside)
     teacher.verdict = teacher.found
     teacher.note_step(step)
     return teacher.status
@@ -106,7 +106,7 @@ def test_ageing_is_logged_once_for_each_turn(clock, caplog):
     assert "is 6 steps and 0 s old" in caplog.messages[0]
     assert "counts less and less" in caplog.messages[0]
     assert "is 7 steps" in caplog.messages[1]
-    assert "is left out" in caplog.messages[1]
+    assert "has no weight" in caplog.messages[1]
     assert "max_staleness_steps=5" in teacher.status["reason"]
     assert teacher.status["too_stale"] is True
     _swap(teacher, 17)
@@ -147,10 +147,10 @@ def test_a_silent_peer_fades_after_ten_of_its_intervals(clock, caplog):
     assert _shares(teacher, *range(175, 225, 5))[-1] == 0
     assert teacher.status["health"] == "fading"
     assert _shares(teacher, 1000) == [0] and len(caplog.messages) == 2
-    assert "versions arrived every 10 steps before" in caplog.messages[0]
+    assert "and they came every 10 steps" in caplog.messages[0]
     assert "counts less and less until a newer" in caplog.messages[0]
-    assert "is left out until a newer" in caplog.messages[1]
-    assert "fallen silent" in teacher.status["reason"]
+    assert "has no weight until a newer" in caplog.messages[1]
+    assert "publishes no more" in teacher.status["reason"]
     # It is back: at once all counts again.
     _swap(teacher, 30, step=1000)
     found = _refresh(teacher, 1010)
@@ -166,6 +166,17 @@ def test_a_slow_peer_is_not_silent(clock):
     _swap(teacher, 20, step=200)
     assert _shares(teacher, *range(250, 1250, 50)) == [1.0] * 20
     assert _shares(teacher, 1700) == [0.5]
+
+
+def test_one_long_pause_does_not_make_a_peer_slow(clock):
+    teacher = _teacher(clock)
+    for version, step in ((10, 20), (20, 30), (30, 40), (40, 100)):
+        _swap(teacher, version, step=step)
+        _refresh(teacher, step + 5)
+    # A quarter of 60, and three quarters of 10.
+    assert teacher.silence.interval == 22.5
+    assert _shares(teacher, *range(110, 326, 5)) == [1.0] * 44
+    assert _shares(teacher, 330)[0] < 1
 
 
 def test_few_refreshes_prove_nothing(clock):
@@ -187,10 +198,11 @@ def test_worse_is_a_margin_with_hysteresis(clock):
     canary = gates.Canary(np.zeros([1, 4]), labels=[0], student_margin=0.2)
     teacher = _teacher(clock, canary=canary)
     _swap(teacher, 10, step=10)
+    beside = gates.Beside(student=gates.Answer(loss=0.3))
     found = []
     for loss in (0.45, 0.55, 0.45, 0.39, 0.45, 0.55):
-        teacher._losses = {10: loss}
-        found.append(_refresh(teacher, 20, student_loss=0.3)["health"])
+        teacher._answers = {10: gates.Answer(loss=loss)}
+        found.append(_refresh(teacher, 20, beside)["health"])
     assert found == ["good", "worse", "worse", "good", "good", "worse"]
     # Nobody knows how good the student is: the last verdict holds.
     assert _refresh(teacher, 20)["health"] == "worse"

@@ -213,6 +213,7 @@ class Backup(steps.SteppedCallback):
         if not self._on_servers:
             self._begun.restore_callbacks(self._callbacks)
         self.wants_quiet = self._is_due = False
+        self._backups.not_finite = None
         if self._schedule:
             self._schedule.start(self.step)
 

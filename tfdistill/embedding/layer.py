@@ -151,7 +151,7 @@ class TableValues:
     """What the rows of one table start with, drawn block by block.
 
     A table may be larger than any one task's memory, so no task makes the
-    whole of it. Each block of rows comes from a seed of its own: the values
+    whole of it. Each block of rows has its own seed: the values
     depend neither on the number of shards nor on who draws them.
     """
 

@@ -292,7 +292,7 @@ def clip(
 
     Gradients are tensors, None, or indexed slices with distinct rows. By
     `clipnorm`, gradients of one group are clipped by their common norm: give
-    the shards of a table the same object. None is a group of its own.
+    the shards of a table the same object. Each None is a separate group.
     """
     if optimizer.clipvalue and optimizer.clipvalue > 0:
         limit = optimizer.clipvalue

@@ -251,8 +251,8 @@ class Exchange(reader.VersionReader):
         return [step for step in steps if known.get(step, True)]
 
     def _index(self, group: int, steps: list[int]) -> None:
-        """Says which versions there are, for readers that find many others."""
-        if not steps or self._indexed.get(group) == steps:
+        """Says which versions are signed, for readers that find many others."""
+        if self._signer is None or self._indexed.get(group) == steps:
             return
         try:
             self._confirm(group)

@@ -152,7 +152,8 @@ class VersionReader:
         known = self._newest.get(group)
         found, uncertain = None, False
         try:
-            for step in self._candidates(group):
+            index = self._read_index(group) if self._signer else None
+            for step in self._candidates(group, index):
                 try:
                     version = self.open(group, step)
                     self._refuse_far_ahead(known, version)
@@ -179,14 +180,15 @@ class VersionReader:
                 self._seen[group] = self._clock()
         return found
 
-    def _candidates(self, group: int) -> Iterator[int]:
+    def _candidates(
+        self, group: int, indexed: list[int] | None
+    ) -> Iterator[int]:
         """Yields the steps to look at, the newest first, in bounded time.
 
         The group's index names its good versions, whatever lies beside them.
         The newest ones that it does not name may be newer than the index.
         """
         listed = self._listed(group)
-        indexed = self._read_index(group)
         if indexed is not None:
             newer = [s for s in listed if s > max(indexed, default=-1)]
             yield from reversed(newer[-_MAX_LOOKS:])
@@ -340,7 +342,7 @@ class VersionReader:
           OSError: If the storage fails.
         """
         broken: list[int] = []
-        for step in self._candidates(group):
+        for step in self._candidates(group, self._read_index(group)):
             try:
                 found = self._open_unsigned(group, step)
                 seen = self._file_system.stat(

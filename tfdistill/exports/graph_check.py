@@ -84,8 +84,18 @@ _PARTS = ("body", "cond")
 _MAX_DEPTH = 100
 
 
+# What draws random numbers; an inference that does was exported for training.
+_DRAWS = re.compile(
+    "Random|Rng|Multinomial|TruncatedNormal|Stateful(Standard|Uniform)"
+)
+
+
 class GraphError(ValueError):
     """A graph that must not be loaded; the message says what is in it."""
+
+
+class TrainingModeError(GraphError):
+    """A graph that predicts as if it trained, whoever made it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -391,6 +401,7 @@ def check(content: bytes) -> None:
     _check_sizes(graph)
     library = Library(graph.graph_def.library.function)
     run = library.reachable(_run_functions(objects))
+    _refuse_training(library.functions[name] for name in run)
     named = library.reachable([*objects.concrete_functions, *run])
     for name, function in library.functions.items():
         allowed = graph_ops.SAVING
@@ -467,6 +478,19 @@ def _run_functions(objects: Any) -> Iterator[str]:
         for saveable in node.saveable_objects.values():
             for number in (saveable.save_function, saveable.restore_function):
                 yield from _functions_of(child(node, number))
+
+
+def _refuse_training(functions: Iterable[Function]) -> None:
+    for function in functions:
+        for node in function.nodes.values():
+            if _DRAWS.search(node.op):
+                raise TrainingModeError(
+                    "it must predict the same for the same inputs; it draws "
+                    f"random numbers ({node.op}, {node.name!r}), as a model "
+                    "does that was exported in training mode. Keras' "
+                    "`model.export` does so with layers that augment: export "
+                    "it again by tfdistill.CodistillModel(model).export(DIR)."
+                )
 
 
 def _functions_of(node: Any) -> list[str]:

@@ -120,6 +120,10 @@ def load(
         ) from error
     except (graph_check.GraphError, bundle_index.BundleError) as error:
         if not trust:
+            if isinstance(error, graph_check.TrainingModeError):
+                raise ValueError(
+                    f"The SavedModel {directory} is not loaded: {error}"
+                ) from error
             raise ValueError(
                 f"The SavedModel {directory} is not loaded: {error} If you "
                 "trust it as you would trust a program, set "

@@ -6,6 +6,7 @@ and writes one copy of each variable beside them. What it writes is a whole
 SavedModel for `tf.saved_model.load` and TensorFlow Serving.
 """
 
+import os
 import pathlib
 import tempfile
 from collections.abc import Collection
@@ -21,6 +22,7 @@ from tfdistill.exchange import filesystem
 from tfdistill.exports import bundle_index
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
+from tfdistill.system import keras_internals
 
 
 class ServedStudent(tf.Module):
@@ -244,6 +246,42 @@ class SavedModelWriter:
             for name, content in files.items()
             if not name.startswith(_VARIABLES)
         }, object_graph
+
+
+def export_for_inference(
+    student: keras.Model,
+    filepath: str | os.PathLike[str],
+    *,
+    format: str = "tf_saved_model",
+    verbose: bool | None = None,
+    input_signature: Any = None,
+    **kwargs: Any,
+) -> None:
+    """Exports a student as `keras.Model.export` does, but for inference.
+
+    Keras 3.15 says nothing of training when it calls the model, so that layers
+    whose default is training, which are those that augment images, go on
+    augmenting what they serve. Formats other than a SavedModel are Keras' own.
+    """
+    if format != "tf_saved_model":
+        student.export(
+            filepath,
+            format=format,
+            verbose=verbose,
+            input_signature=input_signature,
+            **kwargs,
+        )
+        return
+    archive = keras.export.ExportArchive()
+    archive.track(student)
+    archive.add_endpoint(
+        "serve",
+        lambda *inputs: student(*inputs, training=False),
+        input_signature=input_signature
+        or keras_internals.export_signature(student),
+        **kwargs,
+    )
+    archive.write_out(filepath, verbose=verbose is not False)
 
 
 def _is_on_servers(variable: Any) -> bool:

@@ -268,7 +268,7 @@ class TrainFunction:
         return self._packed(index, total, logs, states)
 
     def _num_logs(self, iterator: Any, step: tf.Tensor) -> int:
-        """Traces a step in a graph of its own, to see what it logs."""
+        """Traces a step in a separate graph, to see what it logs."""
 
         @tf.function(autograph=False)
         def probe(step: tf.Tensor) -> tf.Tensor:

@@ -2,7 +2,7 @@
 
 A data set travels to the workers as a serialized graph, or is made there by
 the user's function. Training reads endless per-worker iterators, which
-TensorFlow makes anew on a worker that was restarted. Evaluation reads a
+TensorFlow makes again on a worker that was restarted. Evaluation reads a
 numbered share from its start to its end inside one call, so that the call can
 be run again elsewhere without an example being counted twice.
 """
@@ -60,7 +60,7 @@ def source_of(
     parts = [part for part in (x, y, sample_weight) if part is not None]
     dataset = tf.data.Dataset.from_tensor_slices(tuple(parts))
     if shuffle:
-        # Of no rows, too: that is told of elsewhere.
+        # Of no rows, too: other code reports that.
         dataset = dataset.shuffle(tf.maximum(dataset.cardinality(), 1))
     return dataset.batch(batch_size or 32)
 

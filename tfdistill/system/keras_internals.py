@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras.src.backend.common import stateless_scope
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
+from keras.src.export import export_utils
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import values as distributed_values
 
@@ -39,6 +40,7 @@ def check_keras() -> None:
             (tf_optimizer.TFOptimizer, "_get_variable_index"),
             (keras.Layer, "_flatten_layers"),
             (stateless_scope, "in_stateless_scope"),
+            (export_utils, "get_input_signature"),
         )
         if not hasattr(owner, name)
     ]
@@ -196,6 +198,11 @@ def all_layers(layer: keras.Layer) -> list[keras.Layer]:
     has no such public attribute.
     """
     return list(layer._flatten_layers())
+
+
+def export_signature(model: keras.Model) -> Any:
+    """Returns the input signature with which `keras.Model.export` exports."""
+    return export_utils.get_input_signature(model)
 
 
 def in_stateless_scope() -> bool:

@@ -7,6 +7,7 @@ Two models may have the same shapes and yet other classes, words or columns.
 Their predictions then fit together by shape only, and nothing fails.
 """
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -14,8 +15,10 @@ import logging
 import math
 import os
 import re
+import time
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -35,6 +38,8 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _BLOCK_BYTES = 1024 * 1024
 # Of a mean in float32: the uniform distribution itself is allowed.
 _ROUNDING = 1e-5
+# How much less than the student a teacher without labels may agree.
+_AGREEMENT_MARGIN = 0.3
 
 
 def digests(schema: Mapping[str, Any]) -> dict[str, str]:
@@ -109,6 +114,50 @@ def schema_difference(ours: Mapping[str, str], theirs: Any) -> str | None:
     return None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a model makes of the canary batch.
+
+    Attributes:
+        num_classes: Of the outputs; 0 if they have none.
+        loss: Mean cross-entropy; None without labels.
+        classes: Without labels, the class of each example; None if unknown.
+        confidence: The mean probability of these classes.
+    """
+
+    num_classes: int = 0
+    loss: float | None = None
+    classes: np.ndarray | None = None
+    confidence: float = 0.0
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it is nearer to certainty than to a uniform guess."""
+        return self.confidence >= (1 + 1 / max(self.num_classes, 1)) / 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Beside:
+    """With what a teacher's answer is compared.
+
+    Attributes:
+        student: The answer of the student.
+        others: The classes that the student gave before, and then those of
+            the other teachers in use.
+    """
+
+    student: Answer
+    others: Sequence[np.ndarray] = ()
+
+
+def _majority(opinions: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the most frequent class by example; of a tie, the first's."""
+    votes = np.stack(opinions)
+    counts = (votes[:, np.newaxis] == votes).sum(axis=1)
+    best = counts.argmax(axis=0)
+    return np.take_along_axis(votes, best[np.newaxis], axis=0)[0]
+
+
 class Canary:
     """A small batch of real inputs, and perhaps their labels.
 
@@ -122,7 +171,10 @@ class Canary:
     With labels, the student predicts the batch as well, in the background at
     each refresh. A teacher whose loss exceeds the student's by more than
     `student_margin` is `worse`: it has no weight until its loss exceeds the
-    student's by less than half of that.
+    student's by less than half of that. Without labels, the same happens to a
+    teacher that agrees much less than the student (by .3 of the examples) with
+    what the student said before and the other teachers say, by majority, once
+    the student is sure of itself.
     """
 
     def __init__(
@@ -146,7 +198,7 @@ class Canary:
             margin: The mean cross-entropy, in nats, may exceed that of the
                 uniform distribution by this much. Default 0.5.
             student_margin: In nats, how much worse than the student a teacher
-                may be. Default 0.2; `math.inf` to compare with nobody.
+                may be. Default 0.2; `math.inf` for no comparison.
 
         Raises:
             ValueError: An argument is not as above.
@@ -178,6 +230,7 @@ class Canary:
         self._from_logits = from_logits
         self._margin = margin
         self.student_margin = student_margin
+        self._has_classes = False
 
     @classmethod
     def from_dataset(
@@ -209,50 +262,80 @@ class Canary:
         labels = _labels(batch[1]) if len(batch) > 1 else None
         return cls(batch[0], labels=labels, **kwargs)
 
-    def settle(self, from_logits: bool) -> None:
+    def settle(self, from_logits: bool | None, *, has_classes: bool) -> None:
         """Says what outputs are, unless the canary was made with it."""
         if self._from_logits is None:
             self._from_logits = from_logits
+        self._has_classes = has_classes
 
     @property
     def compares(self) -> bool:
         """Whether teachers are compared with the student."""
-        return self._labels is not None and self.student_margin < math.inf
+        return self.student_margin < math.inf
 
-    def is_worse(self, loss: float, student: float, *, was_worse: bool) -> bool:
-        """Whether a teacher of this loss is worse than the student."""
-        margin = self.student_margin / 2 if was_worse else self.student_margin
-        return loss > student + margin
+    def is_worse(
+        self, teacher: Answer, beside: Beside | None, *, was_worse: bool
+    ) -> bool:
+        """Whether a teacher is worse than the student; as before if unknown."""
+        if beside is None:
+            return was_worse
+        student = beside.student
+        if teacher.loss is not None and student.loss is not None:
+            margin = self.student_margin
+            return teacher.loss > student.loss + margin / (1 + was_worse)
+        if teacher.classes is None or student.classes is None:
+            return was_worse
+        if not beside.others or not student.is_sure:
+            return was_worse
+        reference = _majority(beside.others)
+        ours = (student.classes == reference).mean()
+        theirs = (teacher.classes == reference).mean()
+        return bool(theirs < ours - _AGREEMENT_MARGIN / (1 + was_worse))
 
     def check(
         self, predict: Callable[[Any], list[Any]], output_spec: Any
-    ) -> float | None:
+    ) -> Answer:
         """Asks a teacher; raises ValueError if its answer is not sensible.
 
-        `predict` is from inputs to the flat list of outputs. Returns the mean
-        cross-entropy; None without labels.
+        `predict` is from inputs to the flat list of outputs.
         """
-        outputs = self._outputs(predict, output_spec)
-        if self._labels is None:
-            return None
-        loss, num_classes = self._loss(outputs)
-        most = math.log(num_classes) + self._margin
-        if not loss <= most + _ROUNDING:
-            _log.info("The cross-entropy on the canary batch is %.4f.", loss)
+        answer = self.ask(predict, output_spec)
+        if answer.loss is None:
+            return answer
+        most = math.log(answer.num_classes) + self._margin
+        if not answer.loss <= most + _ROUNDING:
+            _log.info(
+                "The cross-entropy on the canary batch is %.4f.", answer.loss
+            )
             # One digit: a reason is logged once, and each version of a peer
             # that has diverged would have another number.
             raise ValueError(
                 "its cross-entropy on the canary batch must be at most "
                 f"{most:.3f}, that of the uniform distribution and a margin; "
-                f"received about {loss:.1g}."
+                f"received about {answer.loss:.1g}."
             )
-        return loss
+        return answer
 
-    def loss_of_student(
+    def ask(
         self, predict: Callable[[Any], list[Any]], output_spec: Any
-    ) -> float:
-        """Returns the student's mean cross-entropy, however high."""
-        return self._loss(self._outputs(predict, output_spec))[0]
+    ) -> Answer:
+        """Asks any model, however bad; ValueError if its outputs are none."""
+        outputs = self._outputs(predict, output_spec)
+        if self._labels is not None:
+            return self._loss(outputs)
+        if len(outputs) != 1 or not self._has_classes:
+            return Answer()
+        probabilities = tf.nn.softmax(self._by_class(outputs[0])).numpy()
+        return Answer(
+            num_classes=probabilities.shape[-1],
+            classes=probabilities.argmax(axis=-1),
+            confidence=float(probabilities.max(axis=-1).mean()),
+        )
+
+    def _by_class(self, output: tf.Tensor) -> tf.Tensor:
+        """Returns logits, a row for each example or position."""
+        logits = self._logits(tf.cast(output, tf.float32))
+        return tf.reshape(logits, [-1, int(logits.shape[-1])])
 
     def _outputs(
         self, predict: Callable[[Any], list[Any]], output_spec: Any
@@ -279,16 +362,14 @@ class Canary:
                 )
         return outputs
 
-    def _loss(self, outputs: list[tf.Tensor]) -> tuple[float, int]:
-        """Returns the mean cross-entropy, and of how many classes."""
+    def _loss(self, outputs: list[tf.Tensor]) -> Answer:
         if len(outputs) != 1:
             raise ValueError(
                 "a canary batch with labels is for students of one output; "
                 f"received {len(outputs)}. Leave the labels out."
             )
-        logits = self._logits(tf.cast(outputs[0], tf.float32))
+        logits = self._by_class(outputs[0])
         num_classes = int(logits.shape[-1])
-        logits = tf.reshape(logits, [-1, num_classes])
         labels = np.asarray(self._labels).reshape(-1)
         if (
             len(labels) != len(logits)
@@ -300,7 +381,9 @@ class Canary:
                 f"{labels.max()}."
             )
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        return float(tf.reduce_mean(losses)), num_classes
+        return Answer(
+            num_classes=num_classes, loss=float(tf.reduce_mean(losses))
+        )
 
     def _logits(self, outputs: tf.Tensor) -> tf.Tensor:
         """Gives outputs a logit for each class; one output is that of 1."""
@@ -343,7 +426,7 @@ def _labels(targets: Any) -> np.ndarray | None:
 
 
 class StudentOnCanary:
-    """The student's own loss on the canary batch, found in the background."""
+    """The student's own answer to the canary batch, found in the background."""
 
     def __init__(
         self,
@@ -352,36 +435,67 @@ class StudentOnCanary:
         *,
         snapshot: Callable[[], Any],
         predict: Callable[[Any, Any], list[Any]],
+        most_busy: float = 0.02,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Finds nothing yet.
 
         `snapshot` takes the values that an export would hold, at no cost;
-        `predict` is from these and inputs to the flat list of outputs.
+        `predict` is from these and inputs to the flat list of outputs. It is
+        called for `most_busy` of the time at most, by `clock` in seconds.
         """
         self._canary = canary
         self._graph = graph
         self._snapshot = snapshot
         self._predict = predict
+        self._most_busy = most_busy
+        self._clock = clock
+        self._pause_ends = -math.inf
         # At most one, so that a slow look skips values rather than queues.
         self._taken: list[Any] = []
         # None: unknown, or not finite.
-        self.loss: float | None = None
+        self.answer: Answer | None = None
+        self.past: Answer | None = None
 
     def take(self) -> None:
         """Takes the student's values, between two steps."""
         self._taken = [self._snapshot()]
 
+    def beside(self, others: Sequence[Answer | None]) -> Beside | None:
+        """Returns with what to compare a teacher; `others` are the others'."""
+        if self.answer is None:
+            return None
+        opinions = [
+            answer.classes
+            for answer in (self.past, *others)
+            if answer is not None and answer.classes is not None
+        ]
+        return Beside(student=self.answer, others=opinions)
+
+    def begin(self) -> None:
+        """Finds the answer here and now, where the student may be traced."""
+        self.take()
+        self._find()
+
     def examine(self) -> None:
-        """Finds the loss of the values that were taken last, if there are."""
+        """Finds the answer of the values taken last, if it is time."""
+        start = self._clock()
+        if start >= self._pause_ends:
+            self._find()
+            busy = self._clock() - start
+            self._pause_ends = start + busy / self._most_busy
+
+    def _find(self) -> None:
         taken, self._taken = self._taken, []
         for values in taken:
+            self.past = self.answer
             try:
-                self.loss = self._canary.loss_of_student(
+                self.answer = self._canary.ask(
                     functools.partial(self._predict, values),
                     self._graph.output_spec,
                 )
             except Exception as error:  # TensorFlow raises many kinds.
-                self.loss = None
+                self.answer = None
                 _log.info("The student's canary batch failed: %s", error)
 
 

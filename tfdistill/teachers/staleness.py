@@ -29,8 +29,9 @@ ABSENT, GOOD, FADING, TOO_STALE, WORSE, DROPPED = (
 _VERDICTS = (GOOD, FADING, TOO_STALE, WORSE)
 # A silent peer fades after this many of its intervals, over as many again.
 SILENT_INTERVALS = 10
-# An interval is the longest of the last ones: each new one forgets a tenth.
-_MEMORY = 0.9
+# An interval is a running mean, of which each new one makes up a quarter: one
+# long pause, such as an evaluation, says little of the peer's pace.
+_WEIGHT_OF_LAST = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +115,8 @@ class Silence:
         """Knows of no version yet."""
         self._since: int | None = None
         self._interval: float | None = None
+        # Measured here, not taken from a manifest.
+        self._is_measured = False
         self._num_refreshes = 0
 
     def arrived(self, step: int | None, every_steps: Any) -> None:
@@ -122,8 +125,10 @@ class Silence:
         `every_steps` is what its manifest says of the interval, if anything.
         """
         if self._since is not None and step is not None:
-            kept = _MEMORY * (self._interval or 0.0)
-            self._interval = max(step - self._since, kept, 1)
+            last = max(step - self._since, 1)
+            before = (self._is_measured and self._interval) or last
+            self._interval = before + _WEIGHT_OF_LAST * (last - before)
+            self._is_measured = True
         elif self._interval is None and type(every_steps) is int:
             self._interval = max(every_steps, 1)
         self._since = step
@@ -154,8 +159,14 @@ class Silence:
 
     def state(self) -> list[Any]:
         """Returns all of it, for a backup, as JSON has it."""
-        return [self._since, self._interval, self._num_refreshes]
+        return [
+            self._since,
+            self._interval,
+            self._is_measured,
+            self._num_refreshes,
+        ]
 
     def restore(self, state: list[Any]) -> None:
         """Takes what `state` returned."""
-        self._since, self._interval, self._num_refreshes = state
+        self._since, self._interval = state[:2]
+        self._is_measured, self._num_refreshes = state[2:]

@@ -17,6 +17,7 @@ from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.system import background
+from tfdistill.system import crash_note
 from tfdistill.teachers import gates
 from tfdistill.teachers import options as options_lib
 from tfdistill.teachers import peer
@@ -74,8 +75,8 @@ class Teacher:
         self._reading = threading.Lock()
         # A graph and its variables, loaded for the version to come.
         self._next: tuple[_Function, list[Any]] | None = None
-        # By version (-1: fixed), its loss on the canary batch, with labels.
-        self._losses: dict[int, float | None] = {}
+        # By version (-1: fixed), its answer to the canary batch.
+        self._answers: dict[int, gates.Answer] = {}
         # By version, this task's clock when it was first seen.
         self._first_seen: dict[int, float] = {}
         # Of the version in use, at the last refresh that had a step.
@@ -86,6 +87,7 @@ class Teacher:
         self._last_num_bytes: int | None = None
         self._num_swaps = self._num_bytes = self._num_dropped = 0
         self._logged = staleness.GOOD, False
+        self._note = crash_note.CrashNote(None)
 
     # ---- filling it, in the strategy's scope ----
 
@@ -96,13 +98,15 @@ class Teacher:
         *,
         alone: bool,
         screen: gates.VersionScreen,
+        note: crash_note.CrashNote,
     ) -> None:
         """Takes a peer as the teacher.
 
         `alone` is whether this task decides for itself, without workers
-        beside it; `screen` looks at manifests.
+        beside it; `screen` looks at manifests; `note` says which versions
+        ended this task's process while it read them.
         """
-        self._exchange = exchange
+        self._exchange, self._note = exchange, note
         self.function, self._variables = self._own_graph()
         if self._options.canary is not None:
             # Traced here: the reading thread must not run the student's code.
@@ -139,18 +143,26 @@ class Teacher:
         """Has a version predict the canary batch, if there is one."""
         canary = self._options.canary
         if canary is not None:
-            self._losses[version] = canary.check(
+            self._answers[version] = canary.check(
                 predict, self._graph.output_spec
             )
 
+    @property
+    def answer(self) -> gates.Answer | None:
+        """The canary answer of the version in use, unless it is worse."""
+        if not self.in_use or self.verdict.health == staleness.WORSE:
+            return None
+        return self._answers.get(self.step)
+
     def _is_worse(
-        self, version: int, student_loss: float | None, was_worse: bool
+        self, version: int | None, beside: gates.Beside | None
     ) -> bool:
-        loss = self._losses.get(version)
-        if loss is None or student_loss is None:
+        was_worse = self.verdict.health == staleness.WORSE
+        answer = None if version is None else self._answers.get(version)
+        if answer is None:
             return was_worse
         return self._options.canary.is_worse(
-            loss, student_loss, was_worse=was_worse
+            answer, beside, was_worse=was_worse
         )
 
     # ---- the version in use, and its age ----
@@ -204,11 +216,11 @@ class Teacher:
             if step >= 0:
                 self._first_seen.setdefault(step, self._clock())
 
-    def judge(self, step: int | None, student_loss: float | None) -> None:
+    def judge(self, step: int | None, beside: gates.Beside | None) -> None:
         """Finds what the version in use, and the one staged, are worth.
 
-        On the chief. `step` is the student's, and `student_loss` its loss on
-        the canary batch; None if unknown.
+        On the chief. `step` is the student's, and `beside` is with what the
+        teacher's canary answer is compared; None if unknown.
         """
         verdicts = [staleness.Verdict()]
         if self.step >= 0:
@@ -219,13 +231,13 @@ class Teacher:
             self.silence.refreshed(step)
             silent = self.silence.share(step)
             verdicts.append(staleness.Verdict(silent, staleness.FADING))
-        was_worse = self.verdict.health == staleness.WORSE
-        if self._is_worse(self.step, student_loss, was_worse):
+        if self._is_worse(self.step, beside):
             verdicts.append(staleness.Verdict(0.0, staleness.WORSE))
         self.found = min(verdicts, key=lambda verdict: verdict.share)
+        # One that is read between now and the swap shares the last verdict.
         staged = self.reader.staged if self.reader else None
-        self.found_next_worse = staged is not None and self._is_worse(
-            staged.version.step, student_loss, was_worse
+        self.found_next_worse = self._is_worse(
+            staged.version.step if staged else None, beside
         )
 
     def note_step(self, step: int) -> None:
@@ -242,14 +254,17 @@ class Teacher:
         if health == staleness.GOOD:
             _log.info("The teacher %s has its full weight again.", self.name)
             return
+        version = "" if self.step < 0 else f", version {self.step},"
         _log.warning(
-            "The teacher %s, version %d, is %s: %s. It %s until a %s arrives.",
+            "The teacher %s%s is %s: %s. It %s until %s.",
             self.name,
-            self.step,
+            version,
             health.replace("_", " "),
             self._reason,
-            "is left out" if self.share == 0 else "counts less and less",
-            "better version" if health == staleness.WORSE else "newer version",
+            "has no weight" if self.share == 0 else "counts less and less",
+            "it is better than that"
+            if health == staleness.WORSE
+            else "a newer version arrives",
         )
 
     def standing(self) -> dict[str, Any]:
@@ -270,19 +285,17 @@ class Teacher:
         """Why the version in use does not count in full."""
         if self.health == staleness.WORSE:
             return (
-                "its loss on the canary batch exceeds the student's by more "
-                f"than {self._options.canary.student_margin:g}"
+                "on the canary batch, it is worse than the student by more "
+                "than the margin"
             )
         age = f"{self._age_steps} steps and {self.age_secs or 0:.0f} s old"
-        if self.health == staleness.FADING and self._fades:
-            every = self.silence.interval
-            return (
-                f"its group has fallen silent: it is {age}, and versions "
-                f"arrived every {every:.0f} steps before"
-                if every
-                else f"its group has fallen silent: it is {age}"
-            )
-        return f"it is {age}, beyond {self._options.bounds}"
+        if self.health != staleness.FADING or not self._fades:
+            return f"it is {age}, beyond {self._options.bounds}"
+        every = self.silence.interval
+        before = f", and they came every {every:.0f} steps" if every else ""
+        return (
+            f"its group publishes no more versions: this one is {age}{before}"
+        )
 
     @property
     def status(self) -> dict[str, Any]:
@@ -339,9 +352,10 @@ class Teacher:
                 if staged.fingerprint == self._graph.fingerprint:
                     self._next = self._own_graph()
                 else:
-                    function = other_graphs.load_version(
-                        self._exchange, staged.version, self._graph
-                    )
+                    with self._note.during(_name(staged.version)):
+                        function = other_graphs.load_version(
+                            self._exchange, staged.version, self._graph
+                        )
                     self._next = (function, function.variables)
             _check_values(self._next[1], staged.values)
             self._try(staged.version.step, self._next[0])
@@ -365,9 +379,11 @@ class Teacher:
             self._fingerprint, self._next = staged.fingerprint, None
         self._install(staged.values)
         self._see(self.step)
-        for known in (self._first_seen, self._losses):
-            for old in [version for version in known if version < self.step]:
-                del known[old]
+        for known in (self._first_seen, self._answers):
+            # A list first: the reading thread may add to it meanwhile.
+            for version in list(known):
+                if version < self.step:
+                    del known[version]
         found = staged.version.manifest.extras.get(gates.INTERVAL_FIELD)
         self.silence.arrived(step, found)
         # All workers take it for new until the chief has judged it.
@@ -400,10 +416,16 @@ class Teacher:
 
     def _read(self, version: versions.Version) -> saved_model.Snapshot:
         """Reads the values of a version that passed the screen."""
+        name = _name(version)
+        if name in self._note.crashed:
+            raise peer.RejectedError(
+                "this task's process crashed when it read the version before; "
+                "it is not read again."
+            )
         try:
             expected = self._expected_variables(version)
             # A read that was given up may be under way still.
-            with self._reading, self._reads.measured():
+            with self._reading, self._reads.measured(), self._note.during(name):
                 values = self._read_values(version, expected)
             if self._is_own(version):
                 self._try(
@@ -448,3 +470,8 @@ def _check_values(variables: Sequence[Any], values: Sequence[Any]) -> None:
             f"its graph must have variables of the shapes {theirs}, as its "
             f"manifest says; found {ours}."
         )
+
+
+def _name(version: versions.Version) -> str:
+    run = version.manifest.incarnation
+    return f"{version.group}/{version.step}/{run}"

@@ -10,6 +10,7 @@ of teacher is another way to fill `Teacher.function`, beside `follow` and
 
 import logging
 import os
+import pathlib
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -18,10 +19,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
+from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import publisher
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
+from tfdistill.system import crash_note
 from tfdistill.teachers import agreement
 from tfdistill.teachers import gates
 from tfdistill.teachers import on_servers
@@ -153,11 +157,12 @@ class TeacherSet:
         strategy: tf.distribute.Strategy,
         *,
         from_logits: bool | None = None,
+        has_classes: bool = False,
     ) -> None:
         """Makes the teachers and their variables for one student, once.
 
-        `from_logits` is what the distillation loss takes outputs for, for a
-        canary that does not say so itself.
+        `from_logits` and `has_classes` are what the distillation loss takes
+        outputs for, for a canary that does not say so itself.
         """
         if self._graph is not None:
             if graph is not self._graph:
@@ -167,8 +172,8 @@ class TeacherSet:
                 )
             return
         self._graph = graph
-        if self._options.canary and from_logits is not None:
-            self._options.canary.settle(from_logits)
+        if self._options.canary:
+            self._options.canary.settle(from_logits, has_classes=has_classes)
         self._is_chief = replicas.is_chief(strategy)
         num_workers = replicas.num_workers(strategy)
         if replicas.on_servers(strategy):
@@ -210,13 +215,17 @@ class TeacherSet:
             schema=self._options.schema,
             only_warn=self._options.allow_other_schemas,
         )
+        cluster = strategy_lib.cluster_of(tf.distribute.get_strategy())
+        note = crash_note.CrashNote(_note_path(cluster))
         for group, name in self._options.names_of_peers.items():
             teacher = (
                 self.remote.make_teacher(name, graph)
                 if self.remote
                 else teacher_lib.Teacher(name, graph, self._options)
             )
-            teacher.follow(self._exchange, group, alone=alone, screen=screen)
+            teacher.follow(
+                self._exchange, group, alone=alone, screen=screen, note=note
+            )
             yield teacher
 
     def _fixed(
@@ -263,9 +272,7 @@ class TeacherSet:
         if not self._teachers or self._poller is not None:
             return
         if self._student:
-            # The first time here, where the student may be traced.
-            self._student.take()
-            self._student.examine()
+            self._student.begin()
         if self.follows_peers or self._student:
             self._poller = peer.Poller(
                 [t.reader for t in self._teachers if t.reader],
@@ -298,14 +305,12 @@ class TeacherSet:
             RuntimeError: The teachers belong to no student yet.
         """
         decide = self._attached("refresh")
-        loss = None
         if self._student:
-            loss = self._student.loss
             self._student.take()
         for teacher in self._teachers:
             teacher.note_news()
             if self._is_chief:
-                teacher.judge(step, loss)
+                teacher.judge(step, self._beside(teacher))
         ready = decide.exchange_news(
             "its outputs were NaN or infinite in "
             f"{self._options.max_bad_batches} batches in a row."
@@ -316,6 +321,13 @@ class TeacherSet:
             for teacher in self._teachers:
                 teacher.note_step(step)
         return [teacher.name for teacher in ready]
+
+    def _beside(self, teacher: teacher_lib.Teacher) -> gates.Beside | None:
+        if self._student is None:
+            return None
+        return self._student.beside(
+            [t.answer for t in self._teachers if t is not teacher]
+        )
 
     def versions(self) -> dict[int, int]:
         """Returns which version of each peer is in use, for a backup.
@@ -432,3 +444,11 @@ class TeacherSet:
             their reasons.
         """
         return [teacher.status for teacher in self._teachers]
+
+
+def _note_path(cluster: identity.Cluster) -> pathlib.Path | None:
+    """Where this task says which version it reads; None without a disk."""
+    if cluster.group_dir is None or "://" in cluster.group_dir:
+        return None
+    name = f".reading-{cluster.task_name.replace(':', '-')}"
+    return pathlib.Path(cluster.group_dir, name)

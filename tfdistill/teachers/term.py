@@ -25,6 +25,13 @@ from tfdistill.training import trainer
 # The fraction of predictions for the same class; where an output has no
 # classes, the mean distance from the student's value.
 AGREEMENT, DIFFERENCE = "agreement", "mean_absolute_difference"
+# Losses of outputs that are probabilities of classes.
+_OF_CLASSES = (
+    losses_lib.SoftTargetCrossEntropy,
+    losses_lib.ForwardKL,
+    losses_lib.ReverseKL,
+    losses_lib.BinarySoftTargetCrossEntropy,
+)
 
 
 def kind_of(loss: Any, output: tf.Tensor) -> str:
@@ -172,14 +179,10 @@ class DistillationTerm:
         return AGREEMENT, nothing
 
     @property
-    def from_logits(self) -> bool | None:
-        """What the first loss takes outputs for; None without a loss."""
-        found = [
-            loss.inner.from_logits
-            for loss in keras.tree.flatten(self._losses)
-            if loss is not None
-        ]
-        return found[0] if found else None
+    def first(self) -> losses_lib.DistillationLoss | None:
+        """The loss of the first output that is distilled, if any is."""
+        found = keras.tree.flatten(self._losses)
+        return next((loss.inner for loss in found if loss is not None), None)
 
     def _by_output(self, y_pred: Any, count: int) -> list[Any]:
         losses = self._losses
@@ -312,10 +315,12 @@ class Codistillation:
         Returns what each execution takes along under parameter servers.
         """
         if self:
+            loss = self._term.first if self._term else None
             self.teachers.attach(
                 self.graph(model),
                 model.distribute_strategy,
-                from_logits=self._term.from_logits if self._term else None,
+                from_logits=loss.from_logits if loss else None,
+                has_classes=isinstance(loss, _OF_CLASSES),
             )
         return self.teachers.remote
 

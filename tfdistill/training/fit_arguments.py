@@ -121,7 +121,7 @@ def _amount(data: Any) -> int:
 def check_data(name: str, data: Any) -> int | None:
     """Checks that data hold something, if that is known.
 
-    Returns the batches of a `tf.data.Dataset`, as `cardinality` has it; None
+    Returns the `cardinality` of a `tf.data.Dataset`, in batches; None
     of anything else that Keras reads.
     """
     number, unit = _num_rows(data), "examples"

@@ -3,7 +3,7 @@
 Keras averages over each replica's own batch and divides by the number of
 replicas. That is the mean over the global batch only while all replicas hold
 equally many examples; a partial last batch, a mask or weights that are not
-spread evenly make it another loss. Here each replica's share is its own sum
+spread evenly make it a different loss. Here each replica's share is its own sum
 over the global divisor, so that the shares add up to the one-process loss.
 """
 

@@ -166,20 +166,25 @@ def added_to(callbacks: Any) -> list[keras.callbacks.Callback]:
         return callbacks
     found = keras.tree.flatten(callbacks or [])
     watches: list[keras.callbacks.Callback] = [_DataWatch()]
-    # Who asked Keras to stop there quietly gets that.
-    own = (FiniteLoss, keras.callbacks.TerminateOnNaN)
-    if not any(isinstance(callback, own) for callback in found):
-        watches.append(FiniteLoss())
+    if not any(isinstance(callback, FiniteLoss) for callback in found):
+        watch = FiniteLoss()
+        # Who asked Keras to stop there quietly gets that.
+        watch._checks_loss = not any(
+            isinstance(callback, keras.callbacks.TerminateOnNaN)
+            for callback in found
+        )
+        watches.append(watch)
     return [*watches, *found]
 
 
 class FiniteLoss(keras.callbacks.Callback):
     """Ends a training whose loss or weights are NaN or infinite, by an error.
 
-    `fit` adds one by itself, unless there is one among its callbacks already,
-    or Keras' `TerminateOnNaN`. The loss in the logs is a mean since the epoch
-    began, so that no step is missed: it is looked at every hundredth execution
-    and at the end of each epoch. All workers see the same one, and end alike.
+    `fit` adds one by itself, unless there is one among its callbacks already.
+    The loss in the logs is a mean since the epoch began, so that no step is
+    missed: it is looked at every hundredth execution and at the end of each
+    epoch. All workers see the same one, and end alike. If Keras'
+    `TerminateOnNaN` is among the callbacks, that one looks at the loss.
 
     The loss can stay finite when the weights are not, as ReLU turns NaN into 0.
     So the weights are looked at at the end of each epoch; and an export or a
@@ -201,6 +206,7 @@ class FiniteLoss(keras.callbacks.Callback):
                 f"`action` must be one of {_ACTIONS}; received {action!r}."
             )
         self._action = action
+        self._checks_loss = True
         self._epoch = self._num_executions = 0
         self._told = False
 
@@ -220,15 +226,19 @@ class FiniteLoss(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Looks at the loss and the weights."""
         self._check(logs, "at the end")
-        if not self._told and (found := self._weights.first_not_finite()):
+        if self._told or (self.model.stop_training and not self._checks_loss):
+            return
+        if found := self._weights.first_not_finite():
             self._refuse_weights(f"{found} at the end of epoch {epoch + 1}")
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Prepares to look at the model's weights."""
         self._weights = finite.Weights(self.model)
+        if hasattr(self.model, "trainer"):
+            self.model.trainer.not_finite = None
 
     def _check(self, logs: Any, where: str) -> None:
-        loss = (logs or {}).get("loss")
+        loss = (logs or {}).get("loss") if self._checks_loss else None
         if loss is None or math.isfinite(float(loss)) or self._told:
             return
         parts = [f"{k} {float(logs[k]):g}" for k in _PARTS if k in logs]

@@ -176,7 +176,8 @@ class ReplicaTrainer:
     ) -> Callable[[Any], Logs]:
         """A step that leaves a replica's own statistics, if it has no rows.
 
-        Batch normalization would move them to the mean of nothing, NaN.
+        Batch normalization would move them to the mean of nothing, NaN, unless
+        it is synchronized.
         """
 
         def kept(data: Any) -> Logs:
@@ -189,7 +190,9 @@ class ReplicaTrainer:
             before = [tf.identity(variable.value) for variable in variables]
             logs = step(data)
             for variable, value in zip(variables, before, strict=True):
-                variable.assign(tf.where(num_rows > 0, variable.value, value))
+                moved = tf.convert_to_tensor(variable.value)
+                is_real = tf.logical_or(num_rows > 0, tf.math.is_finite(moved))
+                variable.assign(tf.where(is_real, moved, value))
             return logs
 
         return kept
