@@ -60,28 +60,35 @@ def by_numpy(*, trust=0.02, momentum=0.9, nesterov=False):
     return values
 
 
-def trained_by_lars(optimizer, strategy=None):
+def updated(optimizer, values, slopes, strategy=None):
+    """Applies given gradients; returns the values by name after each step."""
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
         variables = {
             name: keras.Variable(value.astype("float32"), name=name)
-            for name, value in start().items()
+            for name, value in values.items()
         }
         optimizer.build(list(variables.values()))
 
     @tf.function
-    def step(values):
+    def step(slopes):
         def in_replica():
             share = 1.0 / strategy.num_replicas_in_sync
             optimizer.apply(
-                [share * value for value in values], list(variables.values())
+                [share * slope for slope in slopes], list(variables.values())
             )
 
         strategy.run(in_replica)
 
-    for values in gradients():
-        step([tf.constant(v, tf.float32) for v in values.values()])
-    return {name: v.numpy() for name, v in variables.items()}
+    found = []
+    for each in slopes:
+        step([tf.constant(v, tf.float32) for v in each.values()])
+        found.append({name: v.numpy() for name, v in variables.items()})
+    return found
+
+
+def trained_by_lars(optimizer, strategy=None):
+    return updated(optimizer, start(), gradients(), strategy)[-1]
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -196,28 +203,14 @@ def decayed(kind, *, coupled, **kwargs):
 
 def trained(optimizer, num_steps=6, strategy=None):
     """Runs steps of given gradients; returns kernel and bias after each."""
-    strategy = strategy or tf.distribute.get_strategy()
     gradients = np.random.default_rng(1).normal(size=[num_steps, 3, 2])
-    with strategy.scope():
-        kernel = keras.Variable(np.ones([3, 2], "float32"), name="kernel")
-        bias = keras.Variable(np.ones([2], "float32"), name="bias")
-        optimizer.build([kernel, bias])
-
-    @tf.function
-    def step(gradient):
-        def in_replica():
-            share = 1.0 / strategy.num_replicas_in_sync
-            optimizer.apply(
-                [share * gradient, share * gradient[0]], [kernel, bias]
-            )
-
-        strategy.run(in_replica)
-
-    found = []
-    for gradient in gradients:
-        step(tf.constant(gradient, tf.float32))
-        found.append((kernel.numpy(), bias.numpy()))
-    return gradients, found
+    found = updated(
+        optimizer,
+        {"kernel": np.ones([3, 2]), "bias": np.ones([2])},
+        [{"kernel": g, "bias": g[0]} for g in gradients],
+        strategy,
+    )
+    return gradients, [(each["kernel"], each["bias"]) for each in found]
 
 
 def by_hand(gradients, decays, *, rate, momentum, coupled, is_kernel=True):

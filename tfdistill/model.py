@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import json
 import os
+import re
 import types
 import warnings
 from typing import Any
@@ -67,7 +69,7 @@ def check_teachers(teachers: Any) -> None:
     """Checks that teachers are a `TeacherSet`, and says how to make one."""
     if teachers is None or isinstance(teachers, teacher_set.TeacherSet):
         return
-    first = next(iter(keras.tree.flatten(teachers)), None)
+    first = next(iter(keras.tree.flatten(teachers)), teachers)
     remedy = "tfdistill.TeacherSet(exchange, cluster.peers)"
     if isinstance(first, str | os.PathLike):
         remedy = "tfdistill.TeacherSet(saved_models=[path])"
@@ -91,11 +93,17 @@ def _is_own(kind: type, name: str) -> bool:
 
 
 def _is_keras(part: Any) -> bool:
-    """Whether it is Keras' own optimizer, loss, metric, or a name of one."""
+    """Whether plain Keras can load an optimizer, loss or metric from a file."""
     if part is None or isinstance(part, str):
         return True
-    home = part if hasattr(part, "__name__") else type(part)
-    return home.__module__.partition(".")[0] == "keras"
+    if callable(part) and hasattr(part, "__name__"):
+        return part.__module__.startswith("keras.")
+    try:
+        text = json.dumps(keras.saving.serialize_keras_object(part))
+    except Exception:  # A user's class may do anything, or lack a config.
+        return False
+    homes = re.findall(r'"module": "([^"]*)"', text)
+    return all(home.partition(".")[0] == "keras" for home in homes)
 
 
 def add_launched_callbacks(
@@ -208,6 +216,7 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
         super().__init__(name=name or f"codistill_{student.name}")
         self.student = student
         self.built = student.built
+        self._has_compiled_student = False
         self.codistillation = term.Codistillation(student, teachers)
 
     def make_trainer(self) -> replica_trainer.Trainer:
@@ -289,9 +298,15 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
         parts = [self.optimizer, arguments.get("loss")]
         parts += [arguments.get(n) for n in ("metrics", "weighted_metrics")]
         on_servers = replicas.on_servers(self.distribute_strategy)
-        if on_servers or not all(map(_is_keras, keras.tree.flatten(parts))):
-            return
-        self.student.compile(**{**arguments, "optimizer": self.optimizer})
+        if not on_servers and all(map(_is_keras, keras.tree.flatten(parts))):
+            # Not the student's own method, which may do anything else.
+            keras.Model.compile(
+                self.student, **{**arguments, "optimizer": self.optimizer}
+            )
+            self._has_compiled_student = True
+        elif self._has_compiled_student:
+            # What was said of it before is not true any more.
+            self.student.compiled, self.student.optimizer = False, None
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains the student; takes what `keras.Model.fit` takes.

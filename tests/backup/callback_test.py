@@ -362,6 +362,15 @@ def test_a_teacher_that_is_gone_is_told_of(
     assert int(model.optimizer.iterations.numpy()) == 15
 
 
+def test_a_model_without_teachers_resumes_where_one_with_them_stopped(
+    tmp_path, caplog, stopped_while_taught
+):
+    copy = _copied(stopped_while_taught[0] / "backup", tmp_path)
+    _, _, backup = cases.train(cases.Case(), copy)
+    assert backup.resumed_step == 6
+    assert "made with teachers in the groups [1]" in caplog.text
+
+
 class _Newest(keras.callbacks.Callback):
     """Notes the newest version that peers see."""
 

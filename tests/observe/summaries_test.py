@@ -285,6 +285,8 @@ def test_the_configuration_is_told_as_text_and_hyperparameters(tmp_path):
     found = summary_cases.hyperparameters(tmp_path)
     assert found["optimizer.class"] == "Adam"
     assert found["group"] == 0.0
+    titles = [category.title for category in summary_cases.layout(tmp_path)]
+    assert titles == ["Does it pay?", "Teachers", "Exchange", "Host"]
 
 
 def test_a_cluster_built_by_hand_reports_as_what_it_says(
@@ -298,12 +300,6 @@ def test_a_cluster_built_by_hand_reports_as_what_it_says(
     (text,) = summary_cases.texts(tmp_path, "run/configuration")
     assert '"group": 1' in text and '"num_groups": 3' in text
     assert summary_cases.hyperparameters(tmp_path)["group"] == 1.0
-
-
-def test_a_layout_is_ready_made(tmp_path):
-    _fit(cases.codistill(cases.linear(0)), tmp_path)
-    titles = [category.title for category in summary_cases.layout(tmp_path)]
-    assert titles == ["Does it pay?", "Teachers", "Exchange", "Host"]
 
 
 def test_a_launched_run_gets_one_by_itself(tmp_path, monkeypatch):

@@ -450,6 +450,14 @@ def _versions(teachers: Any) -> dict[str, int]:
 
 def _restore_teachers(teachers: Any, host: dict[str, Any]) -> None:
     wanted = {int(peer): step for peer, step in host["teachers"].items()}
+    if not len(teachers):
+        if wanted:
+            _log.warning(
+                "The backup was made with teachers in the groups %s; this "
+                "model has none, and continues without.",
+                sorted(wanted),
+            )
+        return
     found: dict[int, int] = {}
     if any(step >= 0 for step in wanted.values()):
         found = teachers.load_versions(wanted)

@@ -6,6 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill.system import keras_internals
+
 _log = logging.getLogger(__name__)
 
 
@@ -53,12 +55,12 @@ class TeachingWatch(keras.callbacks.Callback):
 
     def _reason(self) -> str:
         model: Any = self.model
-        done = int(keras.ops.convert_to_numpy(model.optimizer.iterations))
+        done = int(keras_internals.num_batches(model.optimizer).numpy())
         last = tf.constant(max(0, done - 1), tf.int64)
         if not float(model.codistillation.weight(last)):
             return (
-                f"`distillation_weight` was still 0 at step {done}. Shorten "
-                "the burn-in, or train for longer."
+                f"`distillation_weight` was still 0 at step {done}. "
+                "Shorten the burn-in, or train for longer."
             )
         teachers = "; ".join(map(_described, model.teachers.status()))
         return (
