@@ -69,18 +69,25 @@ _LABELS: dict[str, Callable[[tf.Tensor, int], tf.Tensor]] = {
 
 
 class _Published(steps.SteppedCallback):
-    """Waits until the student's version of a step is published."""
+    """Waits until the exporter is done with a step."""
 
-    def __init__(self, exchange: tfdistill.Exchange, every_steps: int) -> None:
+    def __init__(
+        self, exporter: tfdistill.StudentExporter, every_steps: int
+    ) -> None:
         super().__init__()
-        self._exchange = exchange
+        self._exporter = exporter
         self._schedule = steps.EverySteps(every_steps)
+        self._num_due = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         super().on_train_batch_end(batch, logs)
-        if self._schedule.due(self.step):
-            _wait(lambda: (self._exchange.steps(_PEER) or [-1])[-1] > 0)
-            _wait(lambda: self._exchange.steps(_PEER)[-1] == self.step)
+        self._num_due += self._schedule.due(self.step)
+        _wait(self._is_done)
+
+    def _is_done(self) -> bool:
+        totals = self._exporter.totals
+        done = totals["published"] + totals["skipped"] + totals["failed"]
+        return done >= self._num_due
 
 
 class _Peer(steps.SteppedCallback):
@@ -182,15 +189,12 @@ def _train_peer(
     cluster = _cluster(directory, _PEER)
     alone = recipes.override(config, ["codistillation.enabled=false"])
     every = config.exchange.every_steps
-    _fit(
-        alone,
-        cluster,
-        _LABELS[kind],
-        lambda exchange: [
-            students.make_exporter(alone, cluster, exchange),
-            _Published(exchange, every),
-        ],
-    )
+
+    def callbacks(exchange: tfdistill.Exchange) -> list[Any]:
+        exporter = students.make_exporter(alone, cluster, exchange)
+        return [exporter, _Published(exporter, every)]
+
+    _fit(alone, cluster, _LABELS[kind], callbacks)
     return pathlib.Path(str(cluster.exchange), f"group_{_PEER}")
 
 

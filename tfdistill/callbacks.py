@@ -356,8 +356,11 @@ class StartTogether(keras.callbacks.Callback):
             for g in groups
         ]
         own = markers[self._cluster.group]
-        own.parent.mkdir(parents=True, exist_ok=True)
-        own.touch()
+        try:
+            own.parent.mkdir(parents=True, exist_ok=True)
+            own.touch()
+        except OSError as error:
+            _log.warning("This group could not say that it started: %s", error)
         while missing := [path for path in markers if not path.exists()]:
             self.waited_secs = time.monotonic() - start
             if self.waited_secs > self._limit_secs:

@@ -285,6 +285,36 @@ def test_a_teacher_that_the_student_has_outgrown_is_left(exchange, taught):
     assert _weight(taught) == [0]
 
 
+def test_each_version_of_another_graph_is_compared(exchange):
+    good, useless = cases.deep(1), cases.deep(1)
+    last = good.layers[-1]
+    last.set_weights([5 * w for w in last.get_weights()])
+    last = useless.layers[-1]
+    last.set_weights([0 * w for w in last.get_weights()])
+    labels = np.argmax(good(_X), axis=-1)
+    student = cases.linear(0)
+    model = cases.following(
+        exchange,
+        student,
+        allow_other_graphs=True,
+        canary=tfdistill.Canary(_X, labels=labels, student_margin=0.0),
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    assert loss(labels, good(_X)) < loss(labels, student(_X))
+    for variable in student.variables:
+        variable.assign(tf.zeros(variable.shape))
+    for step, peer, health in ((10, good, "good"), (11, useless, "good")):
+        cases.publish(exchange, peer, step=step)
+        cases.load(model, step)
+        assert model.teachers.status()[0]["health"] == health
+    # Both guess; now the student knows a little.
+    bias = np.log(np.bincount(labels, minlength=3) + 0.1)
+    student.layers[-1].bias.assign(bias)
+    cases.refresh_until(
+        model, lambda: model.teachers.status()[0]["health"] == "worse"
+    )
+
+
 @pytest.mark.parametrize("taught", [False], indirect=True)
 def test_a_wrong_teacher_is_found_out_without_labels(exchange, taught):
     """By what the student itself has said before."""

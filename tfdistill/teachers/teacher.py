@@ -75,6 +75,8 @@ class Teacher:
         self._reading = threading.Lock()
         # A graph and its variables, loaded for the version to come.
         self._next: tuple[_Function, list[Any]] | None = None
+        # The version whose values the variables hold; None during a swap.
+        self._installed: int | None = None
         # By version (-1: fixed), its answer to the canary batch.
         self._answers: dict[int, gates.Answer] = {}
         # By version, this task's clock when it was first seen.
@@ -147,6 +149,27 @@ class Teacher:
             self._answers[version] = canary.check(
                 predict, self._graph.output_spec
             )
+
+    def examine(self) -> None:
+        """Has the version in use predict the canary batch, if it did not yet.
+
+        In the background: a graph of a peer's own is not run before it is
+        loaded, which happens once.
+        """
+        version, canary = self._installed, self._options.canary
+        function = self.function
+        if not (canary and function) or version is None:
+            return
+        if version in self._answers:
+            return
+        try:
+            answer = canary.ask(function, self._graph.output_spec)
+        except Exception as error:  # A peer's graph raises what it likes.
+            _log.info("%s failed on the canary batch: %s", self.name, error)
+            answer = gates.Answer()
+        # Unless another version was put in place meanwhile.
+        if self._installed == version:
+            self._answers[version] = answer
 
     @property
     def answer(self) -> gates.Answer | None:
@@ -373,12 +396,14 @@ class Teacher:
         """
         if self.reader is None:
             raise RuntimeError(f"{self.name} is fixed: it follows no peer.")
+        self._installed = None
         staged = self.reader.take()
         changed = self._next is not None
         if self._next is not None:
             self.function, self._variables = self._next
             self._fingerprint, self._next = staged.fingerprint, None
         self._install(staged.values)
+        self._installed = self.step
         self._see(self.step)
         for known in (self._first_seen, self._answers):
             # A list first: the reading thread may add to it meanwhile.

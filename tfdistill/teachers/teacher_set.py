@@ -278,9 +278,16 @@ class TeacherSet:
                 [t.reader for t in self._teachers if t.reader],
                 self._is_chief,
                 self._options.poll_secs,
-                also=self._student.examine if self._student else lambda: None,
+                also=self._examine,
             )
             self._poller.start()
+
+    def _examine(self) -> None:
+        """Has student and teachers predict the canary batch, on the chief."""
+        if self._student:
+            self._student.examine()
+            for teacher in self._teachers:
+                teacher.examine()
 
     def stop(self) -> None:
         """Stops looking; waits for a read in progress, 30 s at most."""
