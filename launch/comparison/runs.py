@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from typing import Any
 
 from launch.config import config as config_lib
+from launch.config import fields
 from launch.task import outputs
 from tfdistill.cluster import signs
 from tfdistill.launcher import local_cluster
@@ -72,9 +73,10 @@ class Run:
 
 
 def _essentials(section: Any) -> dict[str, Any]:
-    """A configuration without what is at its default.
+    """A configuration without what the first release had as its default.
 
-    So that runs keep their names when a later release has more fields.
+    So that runs keep their names when a later release has more fields, or
+    other defaults.
     """
     found = {}
     for field in dataclasses.fields(section):
@@ -82,7 +84,7 @@ def _essentials(section: Any) -> dict[str, Any]:
         default = (
             field.default_factory()
             if field.default_factory is not dataclasses.MISSING
-            else field.default
+            else field.metadata.get(fields.FIRST_DEFAULT, field.default)
         )
         if value == default:
             continue

@@ -17,6 +17,7 @@ from typing import Self
 
 # Of a field's metadata.
 _RANGE = "range"
+FIRST_DEFAULT = "first_default"
 _DESCRIPTIONS = {
     bool: "true or false",
     float: "a finite number",
@@ -58,13 +59,18 @@ def option(
     above: float | None = None,
     below: float | None = None,
     choices: Sequence[str] | None = None,
+    first_default: Any = dataclasses.MISSING,
 ) -> Any:
     """Returns the field of a section, with its default and its range.
 
-    A range is of numbers, and `choices` of strings; null is in each.
+    A range is of numbers, and `choices` of strings; null is in each. Where the
+    default has changed, `first_default` is the one of the first release.
     """
     found = _Range(least=least, above=above, below=below, choices=choices)
-    return dataclasses.field(default=default, metadata={_RANGE: found})
+    metadata: dict[str, Any] = {_RANGE: found}
+    if first_default is not dataclasses.MISSING:
+        metadata[FIRST_DEFAULT] = first_default
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

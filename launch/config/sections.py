@@ -154,7 +154,7 @@ class Codistillation(fields.Section):
     trust_saved_models: bool = False
     # Of this group's validation data, how many of the first are the
     # `tfdistill.Canary`; 0 for none.
-    canary_examples: int = fields.option(256, least=0)
+    canary_examples: int = fields.option(256, least=0, first_default=32)
     canary_margin: float = fields.option(0.5, least=0)
     canary_student_margin: float = fields.option(0.2, least=0)
     # As in `tfdistill.TeacherSet`.
@@ -198,7 +198,7 @@ class Exchange(fields.Section):
     every_steps: int = fields.option(least=1)
     refresh_every_steps: int = fields.option(least=1)
     # As in `tfdistill.TeacherSet`.
-    poll_secs: float = fields.option(0.1, above=0)
+    poll_secs: float = fields.option(0.1, above=0, first_default=1.0)
     # As in `tfdistill.Exchange`.
     max_to_keep: int = fields.option(3, least=2)
     # As in `tfdistill.StudentExporter`.
@@ -210,7 +210,7 @@ class Exchange(fields.Section):
     )
     # As in `tfdistill.TeacherSet`.
     max_staleness_steps: int | str | None = fields.option(
-        "auto", least=0, choices=("auto",)
+        "auto", least=0, choices=("auto",), first_default=None
     )
     max_staleness_secs: float | None = fields.option(None, least=0)
     staleness_ramp_steps: int = fields.option(0, least=0)

@@ -135,7 +135,8 @@ def _check_program(name, arguments):
     options = module.PROGRAM.parse(arguments)
     recipe = getattr(options, "recipe", None)
     if recipe and not recipe.endswith(".json"):
-        recipes.override(recipes.get(recipe), options.override)
+        changes = getattr(options, "override", [])
+        recipes.override(recipes.get(recipe), changes)
     if name == "launch.compare":
         compare._setup(options)
         assert compare._variants(options)
@@ -229,6 +230,7 @@ def _reader_has(tmp_path):
         "tf": tf,
         "tfdistill": tfdistill,
         "validation": clicks.repeat(8).batch(4),
+        "validation_dataset": examples.batch(16),
         "x_held_out": x[:32],
         "y_held_out": y[:32],
     }
