@@ -12,6 +12,7 @@ from tests.cases import codistillation as codistillation_cases
 from tests.cases import servers as cases
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
+from tfdistill.system import crash_note
 from tfdistill.teachers import agreement
 from tfdistill.teachers import gates
 from tfdistill.teachers import on_servers
@@ -46,7 +47,11 @@ class _Group:
         graph = student_graph.StudentGraph(cases.student(), SPEC)
         self.teacher = self.remote.make_teacher("group_1", graph)
         self.teacher.follow(
-            self.exchange, 1, alone=True, screen=gates.VersionScreen(graph)
+            self.exchange,
+            1,
+            alone=True,
+            screen=gates.VersionScreen(graph),
+            note=crash_note.CrashNote(None),
         )
         self.agreement = agreement.Agreement(
             self.remote.teachers, self.remote.sum, num_workers=1, is_chief=True
