@@ -186,7 +186,7 @@ class StudentExporter(steps.SteppedCallback):
 
     def _tell_of_an_earlier_run(self) -> None:
         try:
-            earlier = self._exchange.steps(self._group)
+            earlier = self._exchange.known_steps(self._group)
         except OSError:
             return  # The export that follows reports it.
         if earlier:
@@ -356,8 +356,11 @@ class StartTogether(keras.callbacks.Callback):
             for g in groups
         ]
         own = markers[self._cluster.group]
-        own.parent.mkdir(parents=True, exist_ok=True)
-        own.touch()
+        try:
+            own.parent.mkdir(parents=True, exist_ok=True)
+            own.touch()
+        except OSError as error:
+            _log.warning("This group could not say that it started: %s", error)
         while missing := [path for path in markers if not path.exists()]:
             self.waited_secs = time.monotonic() - start
             if self.waited_secs > self._limit_secs:

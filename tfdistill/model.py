@@ -17,6 +17,7 @@ from tfdistill.backup import callback as backup
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
+from tfdistill.embedding import layer as embedding_layer
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.observe import run_log
@@ -293,12 +294,15 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
         """Has files of the student say how it was compiled, as Keras' do.
 
         Unless that needs classes beyond Keras' own, without which the file
-        would not load; or the optimizer's state is not in this process.
+        would not load; or the optimizer's state is not in this process, or
+        partly beside the tables of a `ShardedEmbedding`.
         """
         parts = [self.optimizer, arguments.get("loss")]
         parts += [arguments.get(n) for n in ("metrics", "weighted_metrics")]
-        on_servers = replicas.on_servers(self.distribute_strategy)
-        if not on_servers and all(map(_is_keras, keras.tree.flatten(parts))):
+        is_elsewhere = replicas.on_servers(
+            self.distribute_strategy
+        ) or embedding_layer.layers_of(self.student)
+        if not is_elsewhere and all(map(_is_keras, keras.tree.flatten(parts))):
             # Not the student's own method, which may do anything else.
             keras.Model.compile(
                 self.student, **{**arguments, "optimizer": self.optimizer}

@@ -114,7 +114,8 @@ def _damage(directory, step, name, kind):
 
 
 def _steps(directory):
-    return sorted(int(path.name) for path in (directory / "group_0").iterdir())
+    found = (directory / "group_0").glob("[0-9]*")
+    return sorted(int(path.name) for path in found)
 
 
 def test_these_are_all_files(backups):

@@ -17,6 +17,7 @@ from tfdistill.exchange import publisher
 from tfdistill.exchange import reader as reader_lib
 from tfdistill.exchange import signing
 from tfdistill.exchange import versions
+from tfdistill.teachers import peer
 
 KEY = b"0123456789abcdef0123456789abcdef"
 OTHER = b"fedcba9876543210fedcba9876543210"
@@ -266,6 +267,21 @@ def test_ten_thousand_unsigned_versions_hide_no_signed_one(tmp_path, text):
     assert reader.latest(1).step == 7
     reader.verify(reader.open(1, 6))
     assert not (tmp_path / "group_1" / "5").exists()
+
+
+def test_an_older_version_is_found_behind_them_if_the_newest_is_bad(tmp_path):
+    for step in (5, 6):
+        exchange(tmp_path).publish(write, group=1, step=step)
+    _crowd(tmp_path, range(1000, 1100), "{}")
+    reader = peer.PeerReader(
+        exchange(tmp_path), 1, read=lambda version: version.step, alone=True
+    )
+    reader.look()
+    reader.stage()
+    reader.reject(reader.announced, "its predictions are bad")
+    reader.look()
+    reader.stage()
+    assert reader.take().values == 5
 
 
 def test_without_an_index_each_look_is_bounded_and_the_next_goes_on(tmp_path):

@@ -38,7 +38,7 @@ def prefix(tmp_path):
 
 def _read(prefix, *keys):
     index = bundle_index.load(_DISK, prefix)
-    return bundle_index.read(_DISK, prefix, index, keys)
+    return list(bundle_index.read(_DISK, prefix, index, keys))
 
 
 def test_what_tensorflow_writes_is_read_as_tensorflow_reads_it(prefix):

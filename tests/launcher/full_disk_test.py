@@ -30,7 +30,14 @@ while not os.path.exists(os.environ["END"]):
 
 
 @contextlib.contextmanager
-def _launched(workdir, *options, code=CODE, stdout=subprocess.PIPE, **env):
+def _launched(
+    workdir,
+    *options,
+    code=CODE,
+    stdout=subprocess.PIPE,
+    preexec_fn=None,
+    **env,
+):
     command = [sys.executable, "-m", "tfdistill.launcher.command", *options]
     command += [f"--workdir={workdir}", "--plain", "--", *tasks.command(code)]
     process = subprocess.Popen(
@@ -40,6 +47,7 @@ def _launched(workdir, *options, code=CODE, stdout=subprocess.PIPE, **env):
         stdout=stdout,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=preexec_fn,
     )
     try:
         yield process
@@ -128,6 +136,18 @@ def test_a_full_disk_stops_neither_the_launcher_nor_its_restarts(
         # Once there was room again, what happened was written again.
         events = run_events.read(workdir / "logs" / run_events.NAME)
         assert events[-1]["event"] == "end"
+
+
+def test_a_run_on_a_full_disk_is_refused(tmp_path):
+    workdir = tmp_path / "run"
+    with _launched(workdir, code="pass", preexec_fn=_no_room) as launcher:
+        out, _ = launcher.communicate(timeout=tasks.LIMIT_SECS)
+    assert launcher.returncode == 2, out
+    assert "error: `workdir` must be a directory that can be written to" in out
+
+
+def _no_room():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 
 
 def test_a_launcher_may_print_to_a_full_disk(tmp_path):

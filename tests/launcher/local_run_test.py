@@ -533,6 +533,12 @@ if GROUP == 1:
     assert odd[0].startswith(unused) and odd[1].startswith("labels of step")
 
 
+def test_a_task_alone_that_trains_needs_no_strategy(tmp_path, capsys):
+    run_cases.metrics(tmp_path / "run", 0, {"step": 1})
+    assert tasks.run(tasks.topology(tmp_path, "")).exit_code == 0
+    assert "make_strategy" not in capsys.readouterr().out
+
+
 _INTERFACES = ("lo", "eth0", "wlan0")
 
 

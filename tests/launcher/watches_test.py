@@ -44,6 +44,9 @@ def test_tasks_that_connect_or_end_may_take_their_time(tmp_path):
     assert limit.late(["a", "b"], now=1e9) is None
     never = watches.StartLimit(paths, limit_secs=0.0, now=0.0)
     assert never.late(["b"], now=1e9) is None
+    # Nor is it said that none has appeared, where none is expected to.
+    (tmp_path / "a").unlink()
+    assert never.unseen() is None and "no task has" in limit.unseen()
 
 
 class _Task:

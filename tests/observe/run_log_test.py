@@ -9,6 +9,7 @@ import pytest
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tfdistill.observe import run_log
 
 _X, _Y = cases.data()
 
@@ -142,6 +143,23 @@ def test_without_a_launcher_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cases.fit(cases.codistill(cases.linear(0)), _X, _Y, callbacks=[])
     assert not list(tmp_path.iterdir())
+
+
+def test_storage_that_fails_ends_no_training(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    model = cases.codistill(cases.linear(0))
+    # No directory can be made below a file, not even by root.
+    _fit(model, _log(tmp_path / "file" / "log"))
+    assert int(model.optimizer.iterations) == 4
+    assert caplog.text.count("lacks lines from now on") == 1
+
+
+def test_a_resumed_training_keeps_what_can_be_read(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [b'{"step": 4}', b"\xff\xfe\x00", b'{"step": 5}', b'{"st']
+    path.write_bytes(b"\n".join(lines))
+    run_log._forget_after(path, 4)
+    assert path.read_bytes() == b'{"step": 4}\n'
 
 
 @pytest.mark.filterwarnings("ignore:.*input ran out of data")

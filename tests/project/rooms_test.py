@@ -55,6 +55,7 @@ ROOMS: dict[str, set[str]] = {
     "model": {
         "backup",
         "cluster",
+        "embedding",
         "exports",
         "observe",
         "parameter_server",

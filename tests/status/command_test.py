@@ -179,6 +179,23 @@ def test_text_of_others_cannot_steer_the_terminal(tmp_path, capsys):
 
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("no_process_left")
+def test_a_check_is_answered_though_its_output_has_no_room(tmp_path):
+    cases.events(tmp_path, ("start", 0, 9, {}), ("failed", 0, 5, {}))
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "launch.status", str(tmp_path), "--check"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=_ROOT,
+            timeout=60,
+        )
+    assert done.returncode == command.EXIT_CHECK
+    assert done.stderr == "cannot print the status: No space left on device\n"
+
+
+@pytest.mark.multiprocess
+@pytest.mark.usefixtures("no_process_left")
 def test_a_reader_that_has_seen_enough(tmp_path):
     teachers = [cases.teacher(f"group_{n}") for n in range(1, 900)]
     _run(tmp_path, *teachers)

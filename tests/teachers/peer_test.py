@@ -41,7 +41,7 @@ class _Exchange:
         self.on_latest()
         return None if found is None else self._version(found)
 
-    def steps(self, group):
+    def known_steps(self, group):
         return sorted(self.published)
 
     def open(self, group, step):

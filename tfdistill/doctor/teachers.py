@@ -101,7 +101,7 @@ def examine(
 def _of_peer(
     reader: reader.VersionReader, group: int, student: Student | None
 ) -> check.Result:
-    steps = reader.steps(group)
+    steps = reader.known_steps(group)
     if not steps:
         return check.skipped(
             NAME,

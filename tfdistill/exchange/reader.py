@@ -95,6 +95,18 @@ class VersionReader:
         """
         return [s for s in self._listed(group) if self._committed(group, s)]
 
+    def known_steps(self, group: int) -> list[int]:
+        """Returns the steps of the group's own versions, ascending.
+
+        In a run with a key those that the group's index names, whatever else
+        lies there; `steps` without one.
+
+        Raises:
+          OSError: If the group's directory is there and cannot be listed.
+        """
+        index = self._read_index(group) if self._signer else None
+        return self.steps(group) if index is None else index
+
     def open(self, group: int, step: int) -> versions.Version:
         """Returns a version by reading its manifest, and nothing else of it.
 

@@ -148,11 +148,12 @@ def read(
     prefix: str,
     index: Index,
     keys: Sequence[str],
-) -> list[np.ndarray]:
-    """Reads tensors of numbers, none of which is text."""
+) -> Iterator[np.ndarray]:
+    """Yields tensors of numbers, none of which is text, and forgets each."""
     wanted = {key: index.tensors[key] for key in keys}
     contents = _contents(file_system, prefix, index, wanted)
-    return [_array(wanted[key], contents[key]) for key in keys]
+    for key in keys:
+        yield _array(wanted[key], contents.pop(key))
 
 
 def _array(tensor: Tensor, contents: Sequence[bytearray]) -> np.ndarray:

@@ -110,6 +110,7 @@ def add_topology(options: programs.Flags) -> None:
 def run(options: programs.Options) -> "local_run.RunResult":
     """Runs a command as the options say, to the end of all groups."""
     # Only here: --help and wrong options are answered at once.
+    from tfdistill.launcher import files
     from tfdistill.launcher import local_cluster
     from tfdistill.launcher import local_run
     from tfdistill.status import tables
@@ -126,6 +127,8 @@ def run(options: programs.Options) -> "local_run.RunResult":
         raise programs.UsageError(str(cause)) from cause
     try:
         result = started.supervise()
+    except files.WorkdirError as cause:
+        raise programs.UsageError(str(cause)) from cause
     finally:
         display.close()
     try:

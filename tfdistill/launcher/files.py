@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import socket
 import time
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import IO
@@ -27,26 +28,36 @@ _NUM_LAST_LINES = 20
 _TAIL_BYTES = 32768
 
 
+class WorkdirError(ValueError):
+    """A run cannot keep its files in its workdir."""
+
+
+@contextlib.contextmanager
+def _written_to(topology: local_cluster.LocalCluster) -> Iterator[None]:
+    try:
+        yield
+    except OSError as cause:
+        raise WorkdirError(
+            "`workdir` must be a directory that can be written to; received "
+            f"{topology.workdir!r}: {cause.strerror}. Choose another."
+        ) from cause
+
+
 def lock(topology: local_cluster.LocalCluster) -> IO[bytes]:
     """Makes sure that no other launcher is at work in the same directory.
 
     Returns a file to be kept open: closing it, or dying, gives up the lock.
-    ValueError if another launcher has it, or nothing can be written.
+    WorkdirError if another launcher has it, or nothing can be written.
     """
     path = topology.logs_dir / "launcher.lock"
-    try:
+    with _written_to(topology):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
-    except OSError as cause:
-        raise ValueError(
-            "`workdir` must be a directory that can be written to; received "
-            f"{topology.workdir!r}: {cause.strerror}. Choose another."
-        ) from cause
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise ValueError(
+        raise WorkdirError(
             "`workdir` must not be in use by another launcher; received "
             f"{topology.workdir!r}. Wait for that run, stop it, or choose "
             "another directory."
@@ -61,15 +72,17 @@ def ensure_key(
     if signing.has_key(environ):
         signing.signer_for("environment", environ)
     else:
-        signing.make_file(topology.key_path)
+        with _written_to(topology):
+            signing.make_file(topology.key_path)
 
 
 def make_room(topology: local_cluster.LocalCluster) -> list[str]:
     """Renames the files of an earlier run; returns the new names."""
     ready_dir = topology.logs_dir / "ready"
-    if ready_dir.exists():
-        shutil.rmtree(ready_dir)
-    ready_dir.mkdir()
+    with _written_to(topology):
+        if ready_dir.exists():
+            shutil.rmtree(ready_dir)
+        ready_dir.mkdir()
     run = directory.RunDirectory(topology.workdir)
     old = [log for group in run.groups() for log in run.logs(group)]
     others = [_record_path(topology), events_path(topology)]

@@ -109,7 +109,8 @@ class Attempt:
         self._kill_time: float | None = None
         group = tasks[0].cluster.group
         directory = run_directory.RunDirectory(topology.workdir)
-        self._tail = untrusted.Tail(directory.metrics(group))
+        self._metrics = directory.metrics(group)
+        self._tail = untrusted.Tail(self._metrics)
         self.status = group_status.GroupStatus(group)
         self.processes: dict[str, task_process.TaskProcess] = {}
         self.end_state: str | None = None
@@ -211,7 +212,8 @@ class Attempt:
             self.end_state = "done"
             self._note("done")
             self._request_stop()
-            unseen = self._start_limit.unseen()
+            has_metrics = self._metrics.exists()
+            unseen = self._start_limit.unseen(has_metrics=has_metrics)
             if unseen:
                 self._note("warning", text=unseen)
             return [f"group {self.status.group}: {unseen}"] if unseen else []

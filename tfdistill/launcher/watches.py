@@ -84,17 +84,25 @@ class StartLimit:
             "script that does not use tfdistill pass --start_timeout_secs=0."
         )
 
-    def unseen(self) -> str | None:
-        """Returns a warning if all tasks have ended and none had appeared."""
-        if self._limit_secs == 0 or any(
-            map(self._has_appeared, self._ready_files)
+    def unseen(self, *, has_metrics: bool) -> str | None:
+        """Returns a warning if all tasks have ended and none had appeared.
+
+        A group of one task may do without, if it has written its metrics: it
+        has no other worker, and its training tells by itself if no teacher
+        came.
+        """
+        is_alone = len(self._ready_files) == 1
+        if (
+            self._limit_secs == 0
+            or (is_alone and has_metrics)
+            or any(map(self._has_appeared, self._ready_files))
         ):
             return None
         return (
-            "no task has called tfdistill.make_strategy, so that each trained "
-            "by itself, if it did, and no group learned from another. Call it "
-            "before any other operation of TensorFlow (docs/guide.md); for a "
-            "script that does not use tfdistill pass --start_timeout_secs=0."
+            "no task has called tfdistill.make_strategy, so that each task "
+            "trained by itself, if it trained at all. Call it before any other "
+            "operation of TensorFlow (docs/guide.md); for a script that does "
+            "not use tfdistill pass --start_timeout_secs=0."
         )
 
     def _has_appeared(self, name: str) -> bool:

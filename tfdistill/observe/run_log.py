@@ -60,9 +60,12 @@ class RunLog(steps.SteppedCallback):
         """Makes the directory and notes the start."""
         super().on_train_begin(logs)
         backup = self.codistilled.trainer.backup
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        if backup is not None and backup.resumed_step == self.step:
-            _forget_after(self._path, self.step)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if backup is not None and backup.resumed_step == self.step:
+                _forget_after(self._path, self.step)
+        except OSError as error:
+            self._fail(error)
         # Step, epoch and batch at which this training begins.
         self._first: tuple[int, int, int] | None = None
         self._written = (self._clock(), 0.0)
@@ -124,13 +127,16 @@ class RunLog(steps.SteppedCallback):
                 file.write("\n" * self._failed + text)
             self._failed = False
         except OSError as error:
-            if not self._failed:
-                _log.warning(
-                    "%s lacks lines from now on, training goes on: %s",
-                    self._path,
-                    error,
-                )
-            self._failed = True
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        if not self._failed:
+            _log.warning(
+                "%s lacks lines from now on, training goes on: %s",
+                self._path,
+                error,
+            )
+        self._failed = True
 
     def _total_steps(self) -> int | None:
         steps, epochs = self.params.get("steps"), self.params.get("epochs")
@@ -149,7 +155,9 @@ def _forget_after(path: pathlib.Path, step: int) -> None:
     """
     kept = []
     with contextlib.suppress(FileNotFoundError):
-        for line in path.read_text(encoding="utf-8").splitlines():
+        # What a broken disk left may be no text at all.
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines():
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 found = json.loads(line)
                 if found["step"] <= step and found.get("event") != "end":

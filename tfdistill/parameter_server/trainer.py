@@ -31,6 +31,7 @@ from tfdistill.parameter_server import worker_data
 from tfdistill.system import keras_internals
 from tfdistill.training import fit_arguments
 from tfdistill.training import steps
+from tfdistill.training import trainer
 
 Logs = steps.Logs
 _UNSUPPORTED = ("validation_split", "class_weight")
@@ -168,6 +169,7 @@ class ServerTrainer:
 
     def build(self, element_spec: Any, iterator: Any = None) -> None:
         """Builds from the spec of an element of the data."""
+        trainer.check_scope(self._model)
         self.input_spec = keras_internals.build_from_spec(
             self._model,
             element_spec,

@@ -92,7 +92,7 @@ class PeerReader:
         newest = self._exchange.latest(self.group)
         candidates = [newest.step] if newest else []
         if newest and newest.step in self.rejected:
-            candidates = self._exchange.steps(self.group)
+            candidates = self._exchange.known_steps(self.group)
         again = {step for step in candidates if self._is_another(step)}
         with self._lock:
             # Under the lock: a version may have been taken or rejected while

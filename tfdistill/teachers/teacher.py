@@ -100,7 +100,7 @@ class Teacher:
         *,
         alone: bool,
         screen: gates.VersionScreen,
-        note: crash_note.CrashNote,
+        note: crash_note.CrashNote | None = None,
     ) -> None:
         """Takes a peer as the teacher.
 
@@ -108,7 +108,8 @@ class Teacher:
         beside it; `screen` looks at manifests; `note` says which versions
         ended this task's process while it read them.
         """
-        self._exchange, self._note = exchange, note
+        self._exchange = exchange
+        self._note = note or self._note
         self.function, self._variables = self._own_graph()
         if self._options.canary is not None:
             # Traced here: the reading thread must not run the student's code.

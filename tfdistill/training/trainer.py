@@ -146,7 +146,7 @@ class ReplicaTrainer:
     def build(self, element_spec: Any, iterator: Any = None) -> None:
         """Builds from a spec: Keras' own way fails on several workers."""
         if self._has_replicas:
-            _check_scope(self._model)
+            check_scope(self._model)
         self.input_spec = keras_internals.build_from_spec(
             self._model,
             element_spec,
@@ -299,8 +299,8 @@ class ReplicaTrainer:
             _agree_on_seed(self._strategy)
 
 
-def _check_scope(model: keras.Model) -> None:
-    """Checks that replicas share the variables of a model and its optimizer."""
+def check_scope(model: keras.Model) -> None:
+    """Checks that a model and its optimizer were made under their strategy."""
     extended = model.distribute_strategy.extended
     optimizer = model.optimizer
     for variable in (
@@ -310,9 +310,9 @@ def _check_scope(model: keras.Model) -> None:
         if not extended.variable_created_in_scope(variable.value):
             raise ValueError(
                 "The model, its student and its optimizer must be made in the "
-                "scope of the strategy, so that all replicas train the same "
-                f"variables; received {variable.path!r} made outside of it. "
-                "Make all of them, and call `compile`, in "
+                "scope of the strategy, which decides where variables are and "
+                f"who shares them; received {variable.path!r} made outside of "
+                "it. Make all of them, and call `compile`, in "
                 "`with strategy.scope():`."
             )
 
