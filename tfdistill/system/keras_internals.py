@@ -97,7 +97,8 @@ def num_batches(optimizer: keras.Optimizer) -> Any:
     With `gradient_accumulation_steps`, `iterations` counts only those that
     updated the weights. Keras' learning rate schedules count all of them.
     """
-    return optimizer._iterations
+    # Under a LossScaleOptimizer, the inner one counts.
+    return getattr(optimizer, "inner_optimizer", optimizer)._iterations
 
 
 def moving_averages(optimizer: keras.Optimizer) -> list[tuple[Any, Any]]:
