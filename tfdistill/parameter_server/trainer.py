@@ -9,7 +9,7 @@ worker is free, keeps a few of them in flight, and takes their results in order.
 - Metric states are computed by the workers and summed here.
 - Updates are asynchronous: a step reads what others have written by then.
   Gradients are not summed over workers. Each worker applies its own on the
-  servers, in `variables.RemoteUpdate.apply`.
+  servers, in `updates.RemoteUpdate.apply`.
 """
 
 import dataclasses
