@@ -338,7 +338,7 @@ CASES: dict[str, Case] = {
     "arrays_shuffled": Case(fit={"shuffle": True}, **PARTIAL),
 }
 
-# Two replicas of one process run all of them. Two workers run each of them
+# Two replicas of one process run some of them. Two workers run each of them
 # once: these with two replicas a worker, where both kinds of sharing meet, the
 # others with one replica.
 ON_DEVICES_OF_WORKERS = (
