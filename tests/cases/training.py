@@ -205,8 +205,9 @@ sgd, adam = keras.optimizers.SGD, keras.optimizers.Adam
 PARTIAL = {"data": lambda: regression(27)}
 
 CASES: dict[str, Case] = {
-    "sgd": Case(),
-    "momentum": Case(optimizer=lambda: sgd(0.05, momentum=0.9)),
+    "momentum_clipvalue": Case(
+        optimizer=lambda: sgd(0.3, momentum=0.9, clipvalue=0.01), **PARTIAL
+    ),
     "adam": Case(optimizer=lambda: adam(0.01), tolerance=2e-5),
     "adagrad": Case(optimizer=lambda: keras.optimizers.Adagrad(0.1)),
     "adamw_ema": Case(
@@ -230,16 +231,16 @@ CASES: dict[str, Case] = {
         steps_per_execution=3,
         **PARTIAL,
     ),
-    "clipnorm": Case(optimizer=lambda: sgd(0.3, clipnorm=0.05), **PARTIAL),
     "global_clipnorm": Case(
         optimizer=lambda: sgd(0.3, momentum=0.5, global_clipnorm=0.05),
         **PARTIAL,
     ),
-    "clipvalue": Case(optimizer=lambda: sgd(0.3, clipvalue=0.01), **PARTIAL),
-    "schedule": Case(
+    "schedule_clipnorm": Case(
         optimizer=lambda: sgd(
-            keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
-        )
+            keras.optimizers.schedules.ExponentialDecay(0.3, 2, 0.5),
+            clipnorm=0.05,
+        ),
+        **PARTIAL,
     ),
     "shared_early": Case(is_shared_early=True, fit={"steps_per_epoch": 4}),
     "batch_of_one_left": Case(data=lambda: regression(17)),
@@ -250,7 +251,6 @@ CASES: dict[str, Case] = {
         loss=lambda: keras.losses.MeanSquaredError(reduction="sum"),
         **PARTIAL,
     ),
-    "own_loss": Case(loss=lambda: _own_loss, **PARTIAL),
     "class_weight": Case(
         build=classifier,
         data=classes,
@@ -272,26 +272,16 @@ CASES: dict[str, Case] = {
         optimizer=lambda: adam(0.01),
         tolerance=2e-5,
     ),
-    "embedding_adagrad": Case(
-        build=embedding,
-        data=ids,
-        optimizer=lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.1),
-    ),
-    "sharded_adagrad": Case(
-        build=sharded_table,
-        data=ids,
-        optimizer=lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.1),
-    ),
     # Each step has another number of distinct rows on each worker.
     "sharded_executions": Case(
         build=sharded_table,
-        optimizer=lambda: keras.optimizers.Adagrad(0.1),
+        optimizer=lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.1),
         data=ids,
         steps_per_execution=3,
     ),
     "embedding_executions": Case(
         build=embedding,
-        optimizer=lambda: keras.optimizers.Adagrad(0.1),
+        optimizer=lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.1),
         data=ids,
         steps_per_execution=3,
     ),
@@ -327,7 +317,9 @@ CASES: dict[str, Case] = {
         loss=_sparse_crossentropy,
         metrics=("accuracy",),
     ),
-    "subclassed": Case(build=subclassed, **PARTIAL),
+    "subclassed_own_loss": Case(
+        build=subclassed, loss=lambda: _own_loss, **PARTIAL
+    ),
     "mixed_bfloat16": Case(policy="mixed_bfloat16", tolerance=2e-2, **PARTIAL),
     "auc": Case(
         build=lambda c: dense(c),

@@ -158,12 +158,13 @@ def test_bazel_builds_everything_and_runs_ten_tests(bazel):
     assert code == 0, output
     assert f"Executed {len(_TESTS)} out of {len(_TESTS)} tests" in output
     # A file sees what its deps bring, and nothing else of the checkout.
-    path = bazel.workspace / "tests" / "exchange" / "BUILD"
-    needed, other = "//tfdistill/exchange", "//tfdistill/system"
-    path.write_text(path.read_text().replace(f'"{needed}"', f'"{other}"'))
-    code, output = bazel.run("test", "//tests/exchange:signing_test")
+    path = bazel.workspace / "tests" / "status" / "BUILD"
+    needed, other = '"//tfdistill/status"', '"//tfdistill/system"'
+    assert needed in path.read_text()
+    path.write_text(path.read_text().replace(needed, other))
+    code, output = bazel.run("test", "//tests/status:run_events_test")
     assert code != 0
-    assert "No module named 'tfdistill.exchange'" in output, output
+    assert "No module named 'tfdistill.status'" in output, output
 
 
 if __name__ == "__main__":

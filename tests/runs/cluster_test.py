@@ -160,7 +160,7 @@ def test_the_run_log_tells_what_the_launcher_shows(finished):
 
 @pytest.mark.usefixtures("no_process_left")
 def test_08_groups_fail_alone(tmp_path):
-    topology = _topology(tmp_path, 160, on_group_failure="continue")
+    topology = _topology(tmp_path, 240, on_group_failure="continue")
     with local_run.LocalRun(topology) as run:
         killed = False
         deadline = time.monotonic() + 200
@@ -175,11 +175,12 @@ def test_08_groups_fail_alone(tmp_path):
     states = [group.state for group in result.groups]
     assert states == ["done", "failed"]
     survivor = json.loads((tmp_path / "notes_0_0.json").read_text())
-    assert survivor["steps"] == 160
-    # It kept the last teacher and went on obeying it.
+    assert survivor["steps"] == 240
+    # It kept the last teacher, which fades.
     assert survivor["versions"][-1] == survivor["versions"][-10]
     assert survivor["versions"][-1][0] >= 0
-    assert survivor["weights_in_force"][-1] == 1.0
+    weights = survivor["weights_in_force"]
+    assert max(weights) == 1.0 and weights[-1] < 1.0
 
 
 @pytest.mark.usefixtures("no_process_left")

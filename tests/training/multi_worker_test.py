@@ -41,7 +41,9 @@ def test_two_replicas_train_as_keras_on_one_device(name, two_replicas):
     training_cases.assert_equal(actual, expected, case.tolerance)
 
 
-@pytest.mark.parametrize("name", ["sgd", "sample_weight", "dictionaries"])
+@pytest.mark.parametrize(
+    "name", ["schedule_clipnorm", "sample_weight", "dictionaries"]
+)
 def test_one_device_is_keras_to_the_bit(name):
     case = training_cases.CASES[name]
     strategy = tf.distribute.get_strategy()
