@@ -289,11 +289,8 @@ def _add_options(options: programs.Flags) -> None:
     options.add("dies_at", "steps of early deaths", [25, 100])
 
 
-def _run(options: programs.Options) -> int:
-    with (
-        measure.one_json_line() as record,
-        tempfile.TemporaryDirectory(prefix="tfdistill-peers-") as root,
-    ):
+def _run(options: programs.Options, record: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory(prefix="tfdistill-peers-") as root:
         found = _measure(options, pathlib.Path(root))
         record.update(
             benchmark="bad_peers",
@@ -301,15 +298,9 @@ def _run(options: programs.Options) -> int:
             results=_report(found),
             machine=measure.machine(),
         )
-    return 0
 
 
-PROGRAM = programs.Program(
-    name="python -m benchmarks.bad_peers",
-    about=__doc__,
-    define=_add_options,
-    run=_run,
-)
+PROGRAM = measure.program("bad_peers", __doc__, define=_add_options, run=_run)
 main = PROGRAM.main
 
 if __name__ == "__main__":

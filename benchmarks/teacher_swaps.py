@@ -156,11 +156,8 @@ def _add_options(options: programs.Flags) -> None:
         options.add(name, text, default)
 
 
-def _run(options: programs.Options) -> int:
-    with (
-        measure.one_json_line() as record,
-        tempfile.TemporaryDirectory(prefix="tfdistill-swaps-") as root,
-    ):
+def _run(options: programs.Options, record: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory(prefix="tfdistill-swaps-") as root:
         found = run(options, root)
         record.update(
             benchmark="teacher_swaps",
@@ -169,14 +166,10 @@ def _run(options: programs.Options) -> int:
             **found,
             machine=measure.machine(),
         )
-    return 0
 
 
-PROGRAM = programs.Program(
-    name="python -m benchmarks.teacher_swaps",
-    about=__doc__,
-    define=_add_options,
-    run=_run,
+PROGRAM = measure.program(
+    "teacher_swaps", __doc__, define=_add_options, run=_run
 )
 main = PROGRAM.main
 

@@ -21,7 +21,6 @@ are signed with it; others say nothing to this run, whoever wrote them.
 import contextlib
 import dataclasses
 import errno
-import hmac
 import json
 import logging
 import os
@@ -254,18 +253,17 @@ class ClaimFiles:
         if self._signer is None:
             return name
         # Nobody without the key can name a claim that is still to come.
-        return f"{name}-{self._proof(number, '')[:32]}"
+        return f"{name}-{self._signer.proof(self._signed(number))[:32]}"
 
-    def _proof(self, number: int, text: str) -> str:
+    def _signed(self, number: int, text: str = "") -> bytes:
         group = self._group_dir.rpartition("/")[2]
-        if self._signer is None:
-            return ""
-        return self._signer.proof(f"{group} claim {number}\0{text}".encode())
+        return f"{group} claim {number}\0{text}".encode()
 
     def _text(self, number: int, record: ClaimRecord) -> bytes:
         text = record.to_json()
         if self._signer is not None:
-            fields = {**vars(record), "signature": self._proof(number, text)}
+            proof = self._signer.proof(self._signed(number, text))
+            fields = {**vars(record), "signature": proof}
             text = json.dumps(fields, sort_keys=True) + "\n"
         return text.encode()
 
@@ -273,12 +271,12 @@ class ClaimFiles:
         if self._signer is None:
             return Claim(number, text, ClaimRecord.from_json(text))
         fields = untrusted.json_object(text) or {}
-        signature = str(fields.pop("signature", "")).encode("utf-8", "replace")
+        proof = fields.pop("signature", "")
         record = ClaimRecord.from_json(json.dumps(fields).encode())
-        if record is not None:
-            expected = self._proof(number, record.to_json()).encode()
-            if hmac.compare_digest(signature, expected):
-                return Claim(number, text, record)
+        if record is not None and self._signer.proves(
+            proof, self._signed(number, record.to_json())
+        ):
+            return Claim(number, text, record)
         self._warn(f"{self._name(number)} does not say what this run has said")
         return Claim(number, b"", None)
 

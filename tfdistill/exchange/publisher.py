@@ -256,7 +256,7 @@ class Exchange(reader.VersionReader):
             return
         try:
             self._confirm(group)
-            self._write_index(group, steps)
+            self._write_index(self._signer, group, steps)
             self._indexed[group] = steps
         except (OSError, RuntimeError) as error:
             # It only helps; readers look at the directories themselves.

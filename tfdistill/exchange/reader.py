@@ -6,7 +6,6 @@ rules. Nothing found there is trusted, and links are not followed.
 """
 
 import dataclasses
-import hmac
 import json
 import logging
 import os
@@ -104,7 +103,7 @@ class VersionReader:
         Raises:
           OSError: If the group's directory is there and cannot be listed.
         """
-        index = self._read_index(group) if self._signer else None
+        index = self._read_index(group)
         return self.steps(group) if index is None else index
 
     def open(self, group: int, step: int) -> versions.Version:
@@ -164,8 +163,7 @@ class VersionReader:
         known = self._newest.get(group)
         found, uncertain = None, False
         try:
-            index = self._read_index(group) if self._signer else None
-            for step in self._candidates(group, index):
+            for step in self._candidates(group, self._read_index(group)):
                 try:
                     version = self.open(group, step)
                     self._refuse_far_ahead(known, version)
@@ -214,7 +212,12 @@ class VersionReader:
                 yield step
 
     def _read_index(self, group: int) -> list[int] | None:
-        """Returns the steps of the group's index, if there is one to trust."""
+        """Returns the steps of the group's index, if there is one to trust.
+
+        Without a key there is none.
+        """
+        if self._signer is None:
+            return None
         path = f"{self.group_path(group)}/{INDEX_NAME}"
         try:
             text = filesystem.read(
@@ -229,24 +232,18 @@ class VersionReader:
             for step in steps
         ):
             return None
-        signature = str(fields.get("signature")).encode("utf-8", "replace")
-        expected = self._index_signature(group, steps).encode()
-        if self._signer and not hmac.compare_digest(signature, expected):
+        signed = _signed_index(group, steps)
+        if not self._signer.proves(fields.get("signature"), signed):
             return None
         return sorted(steps)
 
-    def _write_index(self, group: int, steps: list[int]) -> None:
-        fields = {
-            "steps": steps,
-            "signature": self._index_signature(group, steps),
-        }
+    def _write_index(
+        self, signer: signing.Signer, group: int, steps: list[int]
+    ) -> None:
+        proof = signer.proof(_signed_index(group, steps))
+        fields = {"steps": steps, "signature": proof}
         path = f"{self.group_path(group)}/{INDEX_NAME}"
         self._file_system.write(path, [json.dumps(fields).encode() + b"\n"])
-
-    def _index_signature(self, group: int, steps: list[int]) -> str:
-        if self._signer is None:
-            return ""
-        return self._signer.proof(f"index of {group}: {steps}".encode())
 
     def _refuse_far_ahead(
         self, known: versions.Version | None, found: versions.Version
@@ -527,3 +524,7 @@ class NewestVersions:
             self.problem = untrusted.one_line(f"{self._root}: {error}")
             return
         self.groups, self._found, self.problem = there, found, ""
+
+
+def _signed_index(group: int, steps: list[int]) -> bytes:
+    return f"index of {group}: {steps}".encode()

@@ -76,9 +76,7 @@ class Signer:
             )
         rest = {k: v for k, v in signed.extras.items() if k != _FIELD}
         expected = self._of(_with_extras(signed, rest))
-        # As bytes: the comparison of texts refuses those beyond ASCII.
-        received = str(found).encode("utf-8", "backslashreplace")
-        if not hmac.compare_digest(received, expected.encode()):
+        if not _is_same(found, expected):
             raise SignatureError(
                 "its signature must match its content and this run's key, "
                 "but does not: it was changed, or signed with another key."
@@ -90,9 +88,20 @@ class Signer:
         text = b"tfdistill proof\0" + text
         return hmac.new(self._key, text, hashlib.sha256).hexdigest()
 
+    def proves(self, proof: object, text: bytes) -> bool:
+        """Whether what was received is this key's proof of a text."""
+        return _is_same(proof, self.proof(text))
+
     def _of(self, unsigned: manifest.Manifest) -> str:
         text = unsigned.to_json().encode()
         return _PREFIX + hmac.new(self._key, text, hashlib.sha256).hexdigest()
+
+
+def _is_same(received: object, expected: str) -> bool:
+    """Compares in a time that does not tell how far they agree."""
+    # As bytes: the comparison of texts refuses those beyond ASCII.
+    given = str(received).encode("utf-8", "backslashreplace")
+    return hmac.compare_digest(given, expected.encode())
 
 
 def is_signed(found: manifest.Manifest) -> bool:

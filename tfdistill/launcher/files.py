@@ -181,10 +181,7 @@ def last_lines(path: pathlib.Path) -> list[str]:
     was visible in the end is returned; of a log that cannot be read, nothing.
     """
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            text = file.read().decode("utf-8", errors="replace")
+        text = logs.tail(path, _TAIL_BYTES)
     except OSError:
         return []
     lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")

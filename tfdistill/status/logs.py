@@ -47,12 +47,17 @@ def last_error(logs: list[pathlib.Path]) -> LogError | None:
     return None
 
 
+def tail(path: pathlib.Path, num_bytes: int) -> str:
+    """Returns the end of a log as text; an OSError if it cannot be read."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - num_bytes))
+        return file.read(num_bytes).decode("utf-8", errors="replace")
+
+
 def _last(path: pathlib.Path) -> tuple[str, bool] | None:
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            text = file.read(_TAIL_BYTES).decode("utf-8", errors="replace")
+        text = tail(path, _TAIL_BYTES)
     except OSError:
         return None
     lines = [line.strip() for line in text.splitlines() if line.strip()]
