@@ -1,14 +1,19 @@
 #!/usr/bin/env bash
 # Makes the virtual environment of this checkout, or leaves a fitting one alone.
 #
-# Usage: bash launch/install.sh
+# Usage: bash launch/install.sh [models|tests]
+#   models       what training, recipes and comparisons need (default)
+#   tests        also what the tests and the documentation need
 #   VENV=DIR     the environment's directory (default: .venv in the checkout)
 #   PYTHON=EXE   the interpreter to make it with (default: the first of python3,
 #                python3.13, python3.12 and python3.11 that is 3.11 to 3.13)
+#   UV=EXE       uv, which installs instead of pip (default: the one on the
+#                path, if there is one; UV= for pip)
 #
-# The environment holds a stamp made from requirements.txt, pyproject.toml, the
-# checkout's place and the Python version. It is written last: an install that
-# was cut short is begun again.
+# All versions come from requirements.txt. The environment holds a stamp made
+# from requirements.txt, pyproject.toml, the checkout's place and the Python
+# version, and what was installed. It is written last: an install that was cut
+# short is begun again. Tests are added to an environment that has the models.
 set -eu
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -18,6 +23,7 @@ case "$venv" in
   *) venv="$PWD/$venv" ;;
 esac
 stamp_file="$venv/tfdistill-install.stamp"
+uv="${UV-$(command -v uv || true)}"
 
 fail() {
   printf 'install: %s\n' "$@" >&2
@@ -95,42 +101,76 @@ make_venv() {
   "$python" -m venv --clear "$venv"
 }
 
-pip_install() {
+install() {
+  local log="$venv/install.log"
+  if [ -n "$uv" ]; then
+    if "$uv" pip install --python "$venv/bin/python" "$@" >"$log" 2>&1; then
+      return 0
+    fi
+    # uv reads other settings than pip, such as those of a company's registry.
+    say "uv could not install ($(tail -n 1 "$log")); pip installs instead"
+    uv=""
+  fi
   if "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
-    "$@" >"$venv/install.log" 2>&1; then
+    "$@" >"$log" 2>&1; then
     return 0
   fi
-  tail -n 20 "$venv/install.log" >&2
-  fail "pip could not install; above are the last lines of $venv/install.log." \
+  tail -n 20 "$log" >&2
+  fail "pip could not install; above are the last lines of $log." \
     "The command was: $venv/bin/python -m pip install $*" \
     "This script begins anew when it is run again."
 }
 
-main() {
-  local python wanted
-  if [ -z "${PYTHON:-}" ] && [ -f "$stamp_file" ] &&
-    [ -x "$venv/bin/python" ]; then
-    python="$venv/bin/python" # An environment that fits keeps its Python.
-    if [ "$(stamp "$python" 2>/dev/null)" = "$(cat "$stamp_file")" ]; then
-      return 0
-    fi
+# Whether the environment has what is asked for: "all", "some" or "none" of it.
+state() {
+  local made="" has=""
+  if [ -f "$stamp_file" ] && [ -x "$venv/bin/python" ]; then
+    read -r made has <"$stamp_file" || true
   fi
-  python="$(find_python)" || exit 1
-  wanted="$(stamp "$python")"
-  if [ -f "$stamp_file" ] && [ -x "$venv/bin/python" ] &&
-    [ "$(cat "$stamp_file")" = "$wanted" ]; then
+  if [ -z "$has" ] || [ "$made" != "$1" ]; then
+    echo none
+  elif [ "$has" = "$what" ] || [ "$has" = tests ]; then
+    echo all
+  else
+    echo some
+  fi
+}
+
+main() {
+  local python="" wanted="" found=none
+  if [ -z "${PYTHON:-}" ] && [ -x "$venv/bin/python" ]; then
+    python="$venv/bin/python" # An environment that fits keeps its Python.
+    wanted="$(stamp "$python" 2>/dev/null || true)"
+    found="$(state "$wanted")"
+  fi
+  if [ "$found" = none ]; then
+    python="$(find_python)" || exit 1
+    wanted="$(stamp "$python")"
+    found="$(state "$wanted")"
+  fi
+  if [ "$found" = all ]; then
     return 0
   fi
-  make_venv "$python"
-  say "installing the packages of requirements.txt (some minutes, once)"
-  pip_install --requirement "$root/requirements.txt"
-  say "installing tfdistill from this checkout"
-  pip_install --no-deps --no-build-isolation --editable "$root"
-  printf '%s\n' "$wanted" >"$stamp_file.new"
+  if [ "$found" = none ]; then
+    make_venv "$python"
+  fi
+  say "installing packages for $what with ${uv:-pip} (some minutes, once)"
+  if [ "$what" = tests ]; then
+    install --requirement "$root/requirements.txt"
+    install --no-deps --no-build-isolation --editable "$root"
+  else
+    install --constraint "$root/requirements.txt" --editable "${root}[models]"
+  fi
+  printf '%s %s\n' "$wanted" "$what" >"$stamp_file.new"
   mv "$stamp_file.new" "$stamp_file"
   say "done: $venv"
 }
 
+what="${1:-models}"
+case "$what" in
+  models | tests) ;;
+  *) fail "the argument must be models or tests; received $what" ;;
+esac
 # Two scripts that install at once would spoil each other's work; the second
 # waits and then finds the work done.
 mkdir -p "$(dirname "$venv")"

@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
 export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-}"
 
-bash launch/install.sh || exit 1
+bash launch/install.sh tests || exit 1
 # A browser, schedulers: tests that find none are skipped.
 bash tests/system_packages.sh
 bin="$(cd "${VENV:-.venv}/bin" && pwd)" || exit 1

@@ -55,15 +55,18 @@ class _Machine:
         path.write_text(text)
         path.chmod(0o755)
 
-    def install(self, **environment: str) -> subprocess.CompletedProcess:
+    def install(
+        self, *arguments: str, **environment: str
+    ) -> subprocess.CompletedProcess:
         # /usr/bin has the tools of the script and maybe a Python that fits,
         # which the stand-ins hide.
         return subprocess.run(
-            ["bash", str(_ROOT / "launch" / "install.sh")],
+            ["bash", str(_ROOT / "launch" / "install.sh"), *arguments],
             cwd=self.folder,
             env={
                 "PATH": f"{self.folder / 'bin'}:{os.defpath}:/usr/bin:/bin",
                 "VENV": str(self.venv),
+                "UV": "",
                 **environment,
             },
             timeout=60,
@@ -85,15 +88,55 @@ def machine(tmp_path) -> _Machine:
     return made
 
 
-def test_installs_the_lock_then_the_project(machine):
+def test_installs_what_models_need_in_the_versions_of_the_lock(machine):
     done = machine.install()
     assert done.returncode == 0, done.stderr
-    venv, lock, project = machine.done()
+    venv, packages = machine.done()
     assert venv == "venv"
+    assert f"--constraint {_ROOT / 'requirements.txt'}" in packages
+    assert packages.endswith(f"--editable {_ROOT}[models]")
+    assert "Python 3.12.4" in done.stdout
+
+
+def test_tests_are_added_to_an_environment_that_has_the_models(machine):
+    assert machine.install("models").returncode == 0
+    machine.done()
+    assert machine.install("tests").returncode == 0
+    lock, project = machine.done()
     assert lock.endswith(f"--requirement {_ROOT / 'requirements.txt'}")
     assert "--no-deps" in project
     assert project.endswith(f"--editable {_ROOT}")
-    assert "Python 3.12.4" in done.stdout
+    # It has all that the models need.
+    done = machine.install("models")
+    assert (done.returncode, done.stdout, machine.done()) == (0, "", [])
+
+
+def test_uv_installs_if_it_is_there(machine):
+    (machine.folder / "bin" / "uv").write_text(
+        f'#!/bin/sh\necho "uv $*" >>"{machine.log}"\n[ ! -e "{machine.fail}" ]\n'
+    )
+    (machine.folder / "bin" / "uv").chmod(0o755)
+    uv = str(machine.folder / "bin" / "uv")
+    assert machine.install(UV=uv).returncode == 0
+    _, packages = machine.done()
+    assert packages.startswith("uv pip install --python")
+    assert packages.endswith(f"--editable {_ROOT}[models]")
+
+
+def test_pip_installs_where_uv_cannot(machine):
+    (machine.folder / "bin" / "uv").write_text("#!/bin/sh\necho none; exit 2\n")
+    (machine.folder / "bin" / "uv").chmod(0o755)
+    done = machine.install(UV=str(machine.folder / "bin" / "uv"))
+    assert done.returncode == 0, done.stderr
+    assert "uv could not install (none); pip installs instead" in done.stdout
+    assert machine.done()[1].startswith("pip -m pip install")
+
+
+def test_unknown_argument_is_refused(machine):
+    done = machine.install("everything")
+    assert done.returncode == 1
+    assert "must be models or tests; received everything" in done.stderr
+    assert machine.done() == []
 
 
 def test_second_run_leaves_a_fitting_environment_alone(machine):
