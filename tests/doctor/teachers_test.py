@@ -1,9 +1,12 @@
 """Tests of the doctor's check of teachers, with versions that are at fault."""
 
+import shutil
+
 import pytest
 import tensorflow as tf
 
 import tfdistill
+from tests.cases import bundles
 from tests.cases import codistillation as cases
 from tests.cases import hostile as hostile_cases
 from tfdistill.doctor import check
@@ -118,6 +121,25 @@ def test_a_graph_that_writes_files_is_not_run(exchange, tmp_path):
     found = _only(_examine(exchange), check.FAILED)
     assert "must not be loaded" in found.seen
     assert not victim.exists()
+
+
+def test_a_checkpoint_whose_sizes_are_lies_is_not_read(exchange, tmp_path):
+    _own(exchange)
+    version = reader_lib.VersionReader(exchange.root).latest(0)
+    forged = tmp_path / "forged"
+    shutil.copytree(version.path, forged)
+    (forged / "manifest.json").unlink()
+    index = forged / "variables" / "variables.index"
+    index.write_bytes(bundles.with_shape(index.read_bytes(), 2**40, 2**40))
+    exchange.publish(
+        hostile_cases.copy_from(forged),
+        group=1,
+        step=10,
+        inputs=version.manifest.inputs,
+        outputs=version.manifest.outputs,
+    )
+    found = _only(_examine(exchange), check.FAILED)
+    assert "version 10 must not be read" in found.seen
 
 
 def test_its_own_graph_is_no_fault_where_it_may_not_be_run(
