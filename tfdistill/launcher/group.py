@@ -54,6 +54,7 @@ class GroupResult:
         restarts: How often each worker was started again, by name, since the
             group was last started; of a group with parameter servers only.
         group_restarts: How often the whole group was started again.
+        warnings: What its tasks warned of, each once.
     """
 
     group: int
@@ -64,6 +65,7 @@ class GroupResult:
     last_lines: tuple[str, ...]
     restarts: Mapping[str, int]
     group_restarts: int
+    warnings: tuple[str, ...] = ()
 
 
 class Attempt:
@@ -506,6 +508,7 @@ class SupervisedGroup:
             last_lines=attempt.last_lines() if blamed else (),
             restarts=attempt.worker_restarts,
             group_restarts=self._restarts.made,
+            warnings=tuple(self._warnings.found),
         )
 
     def close(self) -> None:

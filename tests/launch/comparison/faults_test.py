@@ -25,7 +25,7 @@ def _experiment(workdir, *overrides, chosen="independent,large_group"):
 @pytest.fixture
 def started():
     """Runs that end at once, by the codes in `codes`, without processes."""
-    found = types.SimpleNamespace(workdirs=[], codes=[])
+    found = types.SimpleNamespace(workdirs=[], codes=[], groups=())
 
     class Ended:
         over = True
@@ -48,7 +48,7 @@ def started():
             if not code:
                 with open(f"{self._workdir}/results.json", "w") as file:
                     file.write("{}")
-            return types.SimpleNamespace(exit_code=code, groups=())
+            return types.SimpleNamespace(exit_code=code, groups=found.groups)
 
     found.launch = Ended
     return found
@@ -63,6 +63,16 @@ def test_wrong_data_and_options_are_told_once(tmp_path, started, code):
     )
     assert len(started.workdirs) == len(failures) == 1
     assert "the other 7 are not tried" in said[-1]
+
+
+def test_a_warning_of_a_run_is_shown_once(tmp_path, started):
+    started.groups = [
+        types.SimpleNamespace(warnings=("no step had a teacher",))
+    ]
+    said = []
+    _experiment(tmp_path).run(1, say=said.append, launch=started.launch)
+    (line,) = [line for line in said if "warning" in line]
+    assert line.endswith(", warning: no step had a teacher")
 
 
 def test_what_one_method_cannot_do_does_not_stop_the_others(tmp_path, started):
