@@ -111,12 +111,15 @@ def test_tests_are_added_to_an_environment_that_has_the_models(machine):
     assert (done.returncode, done.stdout, machine.done()) == (0, "", [])
 
 
+def _add_uv(machine, script):
+    path = machine.folder / "bin" / "uv"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 def test_uv_installs_if_it_is_there(machine):
-    (machine.folder / "bin" / "uv").write_text(
-        f'#!/bin/sh\necho "uv $*" >>"{machine.log}"\n[ ! -e "{machine.fail}" ]\n'
-    )
-    (machine.folder / "bin" / "uv").chmod(0o755)
-    uv = str(machine.folder / "bin" / "uv")
+    uv = _add_uv(machine, f'echo "uv $*" >>"{machine.log}"')
     assert machine.install(UV=uv).returncode == 0
     _, packages = machine.done()
     assert packages.startswith("uv pip install --python")
@@ -124,9 +127,7 @@ def test_uv_installs_if_it_is_there(machine):
 
 
 def test_pip_installs_where_uv_cannot(machine):
-    (machine.folder / "bin" / "uv").write_text("#!/bin/sh\necho none; exit 2\n")
-    (machine.folder / "bin" / "uv").chmod(0o755)
-    done = machine.install(UV=str(machine.folder / "bin" / "uv"))
+    done = machine.install(UV=_add_uv(machine, "echo none; exit 2"))
     assert done.returncode == 0, done.stderr
     assert "uv could not install (none); pip installs instead" in done.stdout
     assert machine.done()[1].startswith("pip -m pip install")
