@@ -184,11 +184,8 @@ def _add_options(options: programs.Flags) -> None:
     options.add(
         "model", "model to measure", "resnet50", enum_values=list(_MODELS)
     )
-    for name, default, text in (
-        ("batch_size", 16, "examples a step"),
-        ("rounds", 9, "turns of each side"),
-    ):
-        options.add(name, text, default)
+    options.add("batch_size", "examples a step", 16)
+    options.add("rounds", "turns of each side", 9, quick=3)
 
 
 PROGRAM = measure.program("backup", __doc__, define=_add_options, run=run)

@@ -279,14 +279,16 @@ def _report(found: dict[str, list[float]]) -> dict[str, Any]:
 
 def _add_options(options: programs.Flags) -> None:
     options.add("recipe", "a recipe", "digits")
-    options.add("num_seeds", "runs of each kind", 3)
+    options.add("num_seeds", "runs of each kind", 3, quick=1)
     options.add("first_seed", "of these runs", 0)
-    for name, names, text in (
-        ("peers", _LABELS, "kinds of peers"),
-        ("settings", _SETTINGS, "settings of the student"),
+    for name, names, text, quick in (
+        ("peers", _LABELS, "kinds of peers", ["honest", "base_rates"]),
+        ("settings", _SETTINGS, "settings of the student", ["compared"]),
     ):
-        options.add(name, text, list(names), enum_values=list(names))
-    options.add("dies_at", "steps of early deaths", [25, 100])
+        options.add(
+            name, text, list(names), enum_values=list(names), quick=quick
+        )
+    options.add("dies_at", "steps of early deaths", [25, 100], quick=[25])
 
 
 def _run(options: programs.Options, record: dict[str, Any]) -> None:

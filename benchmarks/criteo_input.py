@@ -237,13 +237,13 @@ def _add_options(options: programs.Flags) -> None:
     options.add(
         "path", "<FILE>: a click log, instead of the one in TFDISTILL_DATA"
     )
-    for name, default, text in (
-        ("rows", 108000, "repeats the log to so many"),
-        ("batch_size", 1024, "rows a batch"),
-        ("field_size", 10000, "ids of each field"),
-        ("rounds", 7, "turns of each side"),
+    for name, default, text, quick in (
+        ("rows", 108000, "repeats the log to so many", None),
+        ("batch_size", 1024, "rows a batch", None),
+        ("field_size", 10000, "ids of each field", None),
+        ("rounds", 7, "turns of each side", 3),
     ):
-        options.add(name, text, default)
+        options.add(name, text, default, quick=quick)
 
 
 PROGRAM = measure.program("criteo_input", __doc__, define=_add_options, run=run)

@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from absl import logging
+
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
@@ -190,10 +192,12 @@ def run(root: str, *, kills: int, seed: int, renames: bool) -> Counts:
     reader = _fork(read)
     os.close(telling)
     try:
-        for _ in range(kills):
+        for number in range(1, kills + 1):
             _kill_one(root, storage, rng)
             counts.kills += 1
             newest = _check(root, counts, newest)
+            if number % max(1, kills // 10) == 0:
+                logging.info("%d of %d writers killed", number, kills)
     finally:
         os.close(stopping)
         # Its end, or that of a reader that failed.
@@ -210,7 +214,9 @@ def run(root: str, *, kills: int, seed: int, renames: bool) -> Counts:
 
 
 def _add_options(options: programs.Flags) -> None:
-    options.add("kills", "how often a writer is killed", 2000, lower_bound=2)
+    options.add(
+        "kills", "how often a writer is killed", 2000, lower_bound=2, quick=100
+    )
     options.add("seed", "of the moments of the kills", 0)
 
 

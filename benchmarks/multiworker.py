@@ -13,6 +13,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import time
 from typing import Any
 
 from benchmarks import measure
@@ -46,8 +47,17 @@ def _launch(options: programs.Options, workdir: str) -> None:
         workers_per_group=_NUM_WORKERS,
         env={"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"},
     )
+    num_turns = len(list(multiworker_task.turns(options)))
+    deadline = time.monotonic() + options.timeout_secs
+    num_done = 0
     with local_run.LocalRun(topology) as running:
-        result = running.wait(timeout_secs=options.timeout_secs)
+        while not running.over and time.monotonic() < deadline:
+            running.poll()
+            seen = len(list(pathlib.Path(workdir).glob("turn_*")))
+            if seen > num_done:
+                num_done = seen
+                measure.log(f"{num_done} of {num_turns} turns are done")
+        result = running.wait(timeout_secs=0.0)
     for group in result.groups:
         if group.state != "done":
             lines = "\n".join(group.last_lines)
@@ -123,25 +133,29 @@ def _bound(name: str, batch_size: int) -> dict[str, Any]:
 
 
 def _add_options(options: programs.Flags) -> None:
-    for name, default, values, text in (
-        ("models", ["mlp", "cnn"], multiworker_task.MODELS, "what is trained"),
+    for name, default, values, text, quick in (
+        (
+            "models",
+            ["mlp", "cnn"],
+            multiworker_task.MODELS,
+            "what is trained",
+            ["mlp"],
+        ),
         (
             "batches",
             list(multiworker_task.BATCHES),
             multiworker_task.BATCHES,
             "whether the batch size is known before the start",
+            ["static"],
         ),
     ):
-        options.add(name, text, default, enum_values=list(values))
+        options.add(name, text, default, enum_values=list(values), quick=quick)
     options.add(
         "steps_per_execution", "steps that one call of the graph makes", [1, 10]
     )
-    for name, number, text in (
-        ("batch_size", 128, "of both workers together"),
-        ("steps", 80, "steps a turn"),
-        ("rounds", 7, "turns of each side"),
-    ):
-        options.add(name, text, number)
+    options.add("batch_size", "of both workers together", 128)
+    options.add("steps", "steps a turn", 80)
+    options.add("rounds", "turns of each side", 7, quick=3)
     options.add("timeout_secs", "limit of the whole run", 3000.0)
     options.add("task", "be one of the tasks it starts", False)
 

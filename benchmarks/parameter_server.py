@@ -142,28 +142,29 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
 
 
 def _add_options(options: programs.Flags) -> None:
-    for name, default, values, text in (
-        ("settings", ["mlp", "wide"], _TARGETS, "models to measure"),
+    for name, default, values, text, quick in (
+        ("settings", ["mlp", "wide"], _TARGETS, "models to measure", ["mlp"]),
         (
             "tf_keras",
             list(parameter_server_task.TF_KERAS),
             parameter_server_task.TF_KERAS,
             "its ways to train: Adagrad, partitioner",
+            # The best of the six in most runs.
+            ["tf_keras_new_whole"],
         ),
     ):
-        options.add(name, text, default, enum_values=list(values))
-    for name, numbers, text in (
-        ("steps_per_execution", [1, 10], "of tf_keras' sides"),
-        ("spreads", [1, 10, 100, 1000], "powers of ten: sizes of tables"),
+        options.add(name, text, default, enum_values=list(values), quick=quick)
+    options.add(
+        "steps_per_execution", "of tf_keras' sides", [1, 10], quick=[10]
+    )
+    options.add("spreads", "powers of ten: sizes of tables", [1, 10, 100, 1000])
+    for name, number, text, fewer in (
+        ("keep", 2, "sides of tf_keras in the rounds", 1),
+        ("steps", 200, "steps an epoch", 100),
+        ("epochs", 3, "measured epochs a turn", 1),
+        ("rounds", 5, "turns of each side", 1),
     ):
-        options.add(name, text, numbers)
-    for name, number, text in (
-        ("keep", 2, "sides of tf_keras in the rounds"),
-        ("steps", 200, "steps an epoch"),
-        ("epochs", 3, "measured epochs a turn"),
-        ("rounds", 5, "turns of each side"),
-    ):
-        options.add(name, text, number)
+        options.add(name, text, number, quick=fewer)
     for name, text in (
         ("rows", "measure growing tables instead"),
         ("bytes", "measure traffic instead"),

@@ -180,7 +180,7 @@ def _summary(kind: str, values: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def _add_options(options: programs.Flags) -> None:
-    options.add("rounds", "faults of each kind", 3)
+    options.add("rounds", "faults of each kind", 3, quick=1)
 
 
 def _run(options: programs.Options) -> int:

@@ -330,6 +330,7 @@ def _add_options(options: programs.Flags) -> None:
         "<NAME>: a case such as two_workers/adam, or all of a place such as "
         "two_workers; may be repeated; default all",
         [],
+        quick=["digits", "one_device"],
     )
     options.add("output", "<FILE>: where the JSON goes, too")
     options.add("against", "<FILE>: an earlier output to compare with")

@@ -175,20 +175,17 @@ def _add_options(options: programs.Flags) -> None:
         "<NAME,...>: kinds of faults; default: all",
         ",".join(faults.FAULTS),
     )
-    for name, default, text in (
-        ("minutes", 30.0, "length of the time with faults"),
-        ("every_secs", 30.0, "mean time between two faults"),
-        ("calm_secs", 60.0, "time before, to measure the paces"),
-        ("steps_per_second", 5.0, "pace of the groups"),
+    for name, default, text, quick in (
+        ("minutes", 30.0, "length of the time with faults", 1.0),
+        ("every_secs", 30.0, "mean time between two faults", 15.0),
+        ("calm_secs", 60.0, "time before, to measure the paces", 15.0),
+        ("steps_per_second", 5.0, "pace of the groups", None),
+        ("num_groups", 3, "groups that train", 2),
+        ("workers_per_group", 2, "workers in each group", 1),
+        ("trials", 2, "runs without faults, to compare with", 1),
+        ("seed", 0, "the same seed gives the same faults", None),
     ):
-        add(name, text, default)
-    for name, number, text in (
-        ("num_groups", 3, "groups that train"),
-        ("workers_per_group", 2, "workers in each group"),
-        ("trials", 2, "runs without faults, to compare with"),
-        ("seed", 0, "the same seed gives the same faults"),
-    ):
-        add(name, text, number)
+        add(name, text, default, quick=quick)
 
 
 def _run(options: programs.Options) -> int:

@@ -252,13 +252,10 @@ def _add_options(options: programs.Flags) -> None:
         ["resnet50", "mlp"],
         enum_values=list(_MODELS),
     )
-    for name, default, text in (
-        ("batch_size", 16, "of resnet50"),
-        ("mlp_batch_size", 256, "of the MLPs"),
-        ("steps", 2, "steps a turn; MLPs do 5 x that"),
-        ("rounds", 25, "turns of each side"),
-    ):
-        options.add(name, text, default)
+    options.add("batch_size", "of resnet50", 16)
+    options.add("mlp_batch_size", "of the MLPs", 256)
+    options.add("steps", "steps a turn; MLPs do 5 x that", 2)
+    options.add("rounds", "turns of each side", 25, quick=5)
 
 
 PROGRAM = measure.program("step_cost", __doc__, define=_add_options, run=run)

@@ -117,11 +117,8 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
 
 
 def _add_options(options: programs.Flags) -> None:
-    for name, default, text in (
-        ("rounds", 9, "turns of each side"),
-        ("steps", 400, "steps a turn"),
-    ):
-        options.add(name, text, default)
+    options.add("rounds", "turns of each side", 9, quick=3)
+    options.add("steps", "steps a turn", 400)
 
 
 PROGRAM = measure.program("summaries", __doc__, define=_add_options, run=run)

@@ -267,12 +267,9 @@ def _add_options(options: programs.Flags) -> None:
         "resnet50",
         enum_values=("resnet50", "tiny"),
     )
-    for name, default, text in (
-        ("image_size", 64, "pixels a side"),
-        ("batch_size", 8, "images a step"),
-        ("rounds", 5, "turns of each side"),
-    ):
-        options.add(name, text, default)
+    options.add("image_size", "pixels a side", 64)
+    options.add("batch_size", "images a step", 8)
+    options.add("rounds", "turns of each side", 5, quick=2)
 
 
 PROGRAM = measure.program(

@@ -129,6 +129,7 @@ def run(options: programs.Options, root: str) -> dict[str, Any]:
         if number % every == 0:
             gc.collect()
             resident.append(_resident_bytes() / _MIB)
+            measure.log(f"swap {number}: {resident[-1]:.1f} MiB")
     first, last = (
         statistics.median(part)
         for part in (resident[:_NUM_COMPARED], resident[-_NUM_COMPARED:])
@@ -147,13 +148,10 @@ def run(options: programs.Options, root: str) -> dict[str, Any]:
 
 
 def _add_options(options: programs.Flags) -> None:
-    for name, default, text in (
-        ("num_swaps", 200, "swaps that are measured"),
-        ("warm_up_swaps", 20, "swaps before"),
-        ("units", 1024, "of the layer"),
-        ("batch_size", 32, "examples a step"),
-    ):
-        options.add(name, text, default)
+    options.add("num_swaps", "swaps that are measured", 200, quick=30)
+    options.add("warm_up_swaps", "swaps before", 20, quick=5)
+    options.add("units", "of the layer", 1024)
+    options.add("batch_size", "examples a step", 32)
 
 
 def _run(options: programs.Options, record: dict[str, Any]) -> None:

@@ -62,6 +62,9 @@ stage "mypy" "$bin/mypy"
 stage "tests in one process" "$bin/python" -m pytest --quiet \
   --junit-xml="$reports/single.xml" -m "not multiprocess" \
   --numprocesses=2 --dist=worksteal
+# Less than all of the above, in an environment of its own.
+stage "tests with the lowest versions" bash tests/lowest_versions.sh \
+  --junit-xml="$reports/lowest.xml"
 # Some of their time is waiting (for a start, for an end, for a limit), so three
 # at a time. The tests of one file look at one run, which must not start twice.
 stage "tests with real processes" "$bin/python" -m pytest --quiet \

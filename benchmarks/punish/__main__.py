@@ -38,12 +38,12 @@ def _add_options(options: programs.Flags) -> None:
         ",".join(faults.FAULTS),
     )
     add("seed", "the same seed gives the same faults", 0)
-    for name, default, text in (
-        ("minutes", 5.0, "length of the time with faults"),
-        ("every_secs", 30.0, "mean time between two faults"),
-        ("calm_secs", 20.0, "time before, to measure the paces"),
+    for name, default, text, quick in (
+        ("minutes", 5.0, "length of the time with faults", 1.0),
+        ("every_secs", 30.0, "mean time between two faults", 15.0),
+        ("calm_secs", 20.0, "time before, to measure the paces", 10.0),
     ):
-        add(name, text, default)
+        add(name, text, default, quick=quick)
         options.check_positive(name)
 
 

@@ -89,23 +89,28 @@ OPTIONS = {
     """,
     "benchmarks.backup": """
         model=resnet50{resnet50|tiny} batch_size=16 rounds=9
+        quick=False
     """,
     "benchmarks.criteo_input": """
         path=None rows=108000 batch_size=1024 field_size=10000 rounds=7
+        quick=False
     """,
     "benchmarks.exchange_kills": """
         kills=2000 seed=0
+        quick=False
     """,
     "benchmarks.multiworker": """
         models=[mlp,cnn]{cnn|mlp|tiny} batches=[static,dynamic]
         steps_per_execution=[1,10] batch_size=128 steps=80 rounds=7
         timeout_secs=3000.0 task=False
+        quick=False
     """,
     "benchmarks.parameter_server": """
         settings=[mlp,wide]{mlp|tiny|wide} steps_per_execution=[1,10]
         tf_keras=[tf_keras_new_whole,tf_keras_new_halves,tf_keras_new_min_size,tf_keras_legacy_whole,tf_keras_legacy_halves,tf_keras_legacy_min_size]
         keep=2 steps=200 epochs=3 rounds=5 rows=False bytes=False
         spreads=[1,10,100,1000] turn_timeout_secs=300.0
+        quick=False
     """,
     "benchmarks.parameter_server_task": """
         task=! setting=! steps=! epochs=!
@@ -116,20 +121,24 @@ OPTIONS = {
     """,
     "benchmarks.recovery": """
         rounds=3
+        quick=False
     """,
     "benchmarks.bad_peers": """
         recipe=digits num_seeds=3 first_seed=0
         peers=[honest,base_rates,rotated,half_rotated] dies_at=[25,100]
         settings=[before,fading,compared]
+        quick=False
     """,
     "benchmarks.same_numbers": """
         case=[] output=None against=None
+        quick=False
     """,
     "benchmarks.soak": """
         workdir=None
         faults=kill,stop,term,late,disk_full,launcher_disk,corrupt,duplicate
         minutes=30.0 every_secs=30.0 calm_secs=60.0 num_groups=3
         workers_per_group=2 steps_per_second=5.0 trials=2 seed=0
+        quick=False
     """,
     "benchmarks.soak_task": """
         num_steps=! steps_per_second=0.0 backup_every_steps=50 seed=0
@@ -137,16 +146,20 @@ OPTIONS = {
     "benchmarks.step_cost": """
         models=[resnet50,mlp]{mlp|resnet50|tiny} batch_size=16
         mlp_batch_size=256 steps=2 rounds=25
+        quick=False
     """,
     "benchmarks.summaries": """
         rounds=9 steps=400
+        quick=False
     """,
     "benchmarks.teacher_refresh": """
         model=resnet50{resnet50|tiny} image_size=64 batch_size=8
         rounds=5
+        quick=False
     """,
     "benchmarks.teacher_swaps": """
         num_swaps=200 warm_up_swaps=20 units=1024 batch_size=32
+        quick=False
     """,
     "benchmarks.tensorboard_screenshots": """
         workdir=!
@@ -155,6 +168,7 @@ OPTIONS = {
         workdir=!
         faults=kill,stop,term,late,disk_full,launcher_disk,corrupt,duplicate
         seed=0 minutes=5.0 every_secs=30.0 calm_secs=20.0
+        quick=False
     """,
 }
 

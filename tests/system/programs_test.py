@@ -43,6 +43,24 @@ def _program(**changes):
 
 class ProgramTest(parameterized.TestCase):
     @parameterized.named_parameters(
+        ("slow", "", 25, ["a", "b"]),
+        ("quick", "--quick", 3, ["a"]),
+        ("what_is_given_counts", "--quick --rounds=25", 25, ["a"]),
+        ("before_it_too", "--rounds=9 --sides b --quick", 9, ["b"]),
+    )
+    def test_quick_stands_for_options_that_are_not_given(
+        self, text, rounds, sides
+    ):
+        def define(options):
+            options.add("rounds", "turns", 25, quick=3)
+            options.add("sides", "what", ["a", "b"], quick=["a"])
+
+        program = _program(define=define)
+        options = program.parse(text.split())
+        self.assertEqual((options.rounds, options.sides), (rounds, sides))
+        self.assertIn("rough and soon: rounds=3 sides=a", program.help())
+
+    @parameterized.named_parameters(
         ("defaults", "", {"count": 3, "kind": "a", "change": []}),
         ("equals", "--count=4 --kind=b", {"count": 4, "kind": "b"}),
         ("space", "--count 4 --kind b", {"count": 4, "kind": "b"}),

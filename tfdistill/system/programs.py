@@ -70,6 +70,7 @@ class Flags:
         self.values = flags.FlagValues()
         self.sections: dict[str, list[str]] = {}
         self.required: set[str] = set()
+        self.quick: dict[str, Any] = {}
         self._section = "options"
 
     def section(self, title: str) -> None:
@@ -83,9 +84,13 @@ class Flags:
         default: Any = None,
         *,
         kind: type | None = None,
+        quick: Any = None,
         **more: Any,
     ) -> None:
         """Adds an option; `more` is what absl's `flags.DEFINE_...` take.
+
+        A program with a `quick` value for some options has the option
+        `--quick`, by which these take that value unless they are given.
 
         Its kind is that of its default, text without one; a list is of an
         option that may be repeated. A text that begins with `<DIR>: ` gives
@@ -106,6 +111,8 @@ class Flags:
             **more,
         )
         self.sections.setdefault(self._section, []).append(name)
+        if quick is not None:
+            self.quick[name] = quick
         if more.get("required"):
             self.required.add(name)
 
@@ -219,6 +226,10 @@ class Program:
             self._refuse(
                 f"expected {wanted}; received {' '.join(given) or 'nothing'}"
             )
+        if defined.quick and values["quick"].value:
+            for name, value in defined.quick.items():
+                if values[name].using_default_value:
+                    values[name].value = value
         options = Options(**dict(zip(self.words, given, strict=True)))
         for name in itertools.chain.from_iterable(defined.sections.values()):
             setattr(options, name, values[name].value)
@@ -249,6 +260,14 @@ class Program:
         """Returns the options as they are before any argument is read."""
         made = Flags()
         self.define(made)
+        if made.quick:
+            shown = (
+                f"{name}={','.join(map(str, value))}"
+                if isinstance(value, list)
+                else f"{name}={value}"
+                for name, value in made.quick.items()
+            )
+            made.add("quick", f"rough and soon: {' '.join(shown)}", False)
         for name, full in (("help", False), ("helpfull", True)):
             text = functools.partial(self.help, full)
             made.values[name] = _HelpFlag(name, text)
