@@ -212,9 +212,11 @@ class ClaimFiles:
             finally:
                 self._file_system.remove_tree(draft)
             self.creates_exclusively = False
-        if self.read(number) is not None:
+        try:
+            text = self._text(number, record)
+            self._file_system.create(f"{path}/{_FILE}", text)
+        except FileExistsError:
             return False
-        self.write(number, record)
         return True
 
     def write(self, number: int, record: ClaimRecord) -> None:
