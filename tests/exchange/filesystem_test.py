@@ -282,6 +282,21 @@ def test_large_files_go_up_in_parts_and_come_down_in_blocks(s3):
     assert found.digest() == hashlib.sha256(block * 60).digest()
 
 
+def test_what_changes_while_it_is_read_comes_whole(s3, monkeypatch):
+    """As claims do, each second."""
+    fs, root = filesystem.for_root(f"{s3.url}/changing")
+    stat = type(fs._store).info
+
+    def info(self, path, **options):
+        found = stat(self, path, **options)
+        s3.put("changing/x", b"12345678901")
+        return found
+
+    fs.write(f"{root}/x", [b"123456789"])
+    monkeypatch.setattr(type(fs._store), "info", info)
+    assert b"".join(fs.blocks(f"{root}/x")) in (b"123456789", b"12345678901")
+
+
 def test_a_store_can_be_used_after_a_fork(s3):
     fs, root = filesystem.for_root(f"{s3.url}/forked")
     fs.write(f"{root}/x", [b"1"])

@@ -94,7 +94,7 @@ OPTIONS = {
         path=None rows=108000 batch_size=1024 field_size=10000 rounds=7
     """,
     "benchmarks.exchange_kills": """
-        kills=2000 seed=0
+        kills=2000 seed=0 exchange=None
     """,
     "benchmarks.multiworker": """
         models=[mlp,cnn]{cnn|mlp|tiny} batches=[static,dynamic]
@@ -126,7 +126,7 @@ OPTIONS = {
         case=[] output=None against=None
     """,
     "benchmarks.soak": """
-        workdir=None
+        workdir=None exchange=None
         faults=kill,stop,term,late,disk_full,launcher_disk,corrupt,duplicate
         minutes=30.0 every_secs=30.0 calm_secs=60.0 num_groups=3
         workers_per_group=2 steps_per_second=5.0 trials=2 seed=0
