@@ -1,6 +1,9 @@
 """A real S3 server on this machine, over HTTP: moto's."""
 
 import contextlib
+import logging
+import os
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +19,8 @@ class Server:
     def __init__(self, port: int = 0):
         moto = pytest.importorskip("moto.server")
         self._make = moto.ThreadedMotoServer
+        # One line for each request.
+        logging.getLogger("werkzeug").setLevel(logging.WARNING)
         self._server = self._make("127.0.0.1", port, verbose=False)
         self._server.start()
         _, self.port = self._server.get_host_and_port()
@@ -46,6 +51,21 @@ class Server:
     def stop(self) -> None:
         """Ends the server; its objects stay in this process."""
         self._server.stop()
+
+
+def azure_container() -> str:
+    """Returns the URL of a new container of Azurite, where one is at work.
+
+    It comes from npm: `azurite-blob --skipApiVersionCheck`. The variable is
+    that of Azure's own programs.
+    """
+    where = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    if "127.0.0.1" not in where:
+        pytest.skip("AZURE_STORAGE_CONNECTION_STRING names no local Azurite")
+    adlfs = pytest.importorskip("adlfs")
+    name = f"test{uuid.uuid4().hex}"
+    adlfs.AzureBlobFileSystem(connection_string=where).mkdir(name)
+    return f"az://{name}"
 
 
 @contextlib.contextmanager

@@ -21,11 +21,14 @@ def s3():
         yield server
 
 
-@pytest.fixture(params=["local", "ram", "s3"])
+@pytest.fixture(params=["local", "ram", "s3", "az"])
 def place(request, tmp_path):
     """A file system and an empty directory of it."""
     if request.param == "local":
         return filesystem.for_root(tmp_path)
+    if request.param == "az":
+        url = object_store.azure_container()
+        return filesystem.for_root(f"{url}/{tmp_path.name}")
     if request.param == "s3":
         url = request.getfixturevalue("s3").url
         return filesystem.for_root(f"{url}/{tmp_path.name}")
