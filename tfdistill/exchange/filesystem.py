@@ -402,14 +402,15 @@ class ObjectStore:
             yield name, _stat(entry)
 
 
-# No wait for a store is longer than some of these; its client tries again.
-_CONNECT_SECS, _READ_SECS, _MAX_TRIES = 5, 20, 3
+# No wait for a store is longer than a few of these: fsspec tries again.
+_CONNECT_SECS, _READ_SECS = 5, 20
 _BOUNDS: dict[str, dict[str, Any]] = {
     "s3fs": {
         "config_kwargs": {
             "connect_timeout": _CONNECT_SECS,
             "read_timeout": _READ_SECS,
-            "retries": {"total_max_attempts": _MAX_TRIES, "mode": "standard"},
+            # s3fs tries five times; each of these would try again in turn.
+            "retries": {"total_max_attempts": 1},
         }
     },
     "adlfs": {
@@ -475,6 +476,11 @@ def _of_scheme(scheme: str) -> FileSystem:
     if scheme == "gs" and scheme in GFileSystem.schemes():
         return GFileSystem(scheme)
     return ObjectStore(scheme)
+
+
+def in_object_store(path: str | os.PathLike[str]) -> bool:
+    """Whether TensorFlow's own operations cannot read there."""
+    return isinstance(for_root(path)[0], ObjectStore)
 
 
 def for_root(root: str | os.PathLike[str]) -> tuple[FileSystem, str]:
