@@ -5,7 +5,8 @@ it is killed by SIGKILL at a random moment; the next one goes on. Meanwhile a
 reader verifies the newest version in a loop, and after each kill every version
 in sight is verified. Half of the kills happen where directories are renamed,
 half where they cannot be and the manifest comes last; or all of them in an
-object store, whose bucket must exist. Writers are forked from a warm process,
+object store, whose bucket must exist and where each version is verified after
+one kill only. Writers are forked from a warm process,
 so that a kill costs milliseconds. TensorFlow is not imported.
 """
 
@@ -32,7 +33,7 @@ from tfdistill.system import programs
 _FILES = {"saved_model.pb": 3, "variables/index": 1, "variables/data": 20}
 _LONGEST_LIFE_SECS = 0.03
 # In a store, where each file is a request, and so is each look at it.
-_LONGEST_LIFE_IN_STORE_SECS = 0.8
+_LONGEST_LIFE_IN_STORE_SECS = 1.2
 
 
 class _NoRename(filesystem.LocalFileSystem):
@@ -165,7 +166,10 @@ def _check(
 ) -> int:
     reader = publisher.Exchange(root, key=None, file_system=storage)
     steps = reader.steps(0)
+    in_store = isinstance(storage, filesystem.ObjectStore)
     for step in steps:
+        if in_store and step < newest:
+            continue  # Verified before; each file is a request.
         try:
             reader.verify(reader.open(0, step))
         except publisher.CorruptVersionError as error:

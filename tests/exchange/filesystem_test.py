@@ -1,11 +1,13 @@
 """The file operations of local disks and of URLs."""
 
+import contextlib
 import errno
 import gc
 import hashlib
 import multiprocessing
 import os
 import pathlib
+import socket
 import sys
 import warnings
 
@@ -246,6 +248,28 @@ def test_a_store_that_is_gone_is_an_os_error(s3):
             with pytest.raises(OSError, match="EndpointConnectionError"):
                 call()
     assert fs.list_dir(root) == ["x"]
+
+
+def test_a_store_that_never_answers_is_an_os_error(s3, monkeypatch):
+    """By the limit of each try, and few of them."""
+    bounds = filesystem._BOUNDS["s3fs"]["config_kwargs"]
+    monkeypatch.setitem(bounds, "read_timeout", 0.1)
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        filesystem._connected.cache_clear()
+        fs, root = filesystem.for_root(s3.url)
+        with pytest.raises(OSError, match="timeout"):
+            list(fs.blocks(f"{root}/x"))
+        num_tries = 0
+        silent.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                silent.accept()[0].close()
+                num_tries += 1
+    filesystem._connected.cache_clear()
+    # A read, and a look at what it is that could not be read.
+    assert num_tries == 2 * 2 + 2
 
 
 def test_a_bucket_that_is_absent_is_an_os_error(s3):

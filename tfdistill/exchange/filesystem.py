@@ -403,13 +403,13 @@ class ObjectStore:
 
 
 # No wait for a store is longer than a few of these: fsspec tries again.
-_CONNECT_SECS, _READ_SECS = 5, 20
+_CONNECT_SECS, _READ_SECS, _TRIES = 5, 10, 2
 _BOUNDS: dict[str, dict[str, Any]] = {
     "s3fs": {
         "config_kwargs": {
             "connect_timeout": _CONNECT_SECS,
             "read_timeout": _READ_SECS,
-            # s3fs tries five times; each of these would try again in turn.
+            # s3fs tries again; each of its tries would be several of these.
             "retries": {"total_max_attempts": 1},
         }
     },
@@ -436,7 +436,11 @@ def _connected(scheme: str, process_id: int) -> Any:
     }
     # The user's own settings, in fsspec's files and variables, come first.
     options.update(fsspec.config.conf.get(scheme, {}))
-    return fsspec.filesystem(scheme, **options)
+    store = fsspec.filesystem(scheme, **options)
+    if OBJECT_STORES[scheme] == "s3fs":
+        # It has no option for them: five, and five times five for a read.
+        store.retries = _TRIES
+    return store
 
 
 def _stat(entry: dict[str, Any]) -> Stat:
