@@ -4,10 +4,13 @@ A writer claims its group and publishes small versions as fast as it can, until
 it is killed by SIGKILL at a random moment; the next one goes on. Meanwhile a
 reader verifies the newest version in a loop, and after each kill every version
 in sight is verified. Half of the kills happen where directories are renamed,
-half where they cannot be and the manifest comes last. Writers are forked from a
-warm process, so that a kill costs milliseconds. TensorFlow is not imported.
+half where they cannot be and the manifest comes last; or all of them in an
+object store, whose bucket must exist and where each version is verified after
+one kill only. Writers are forked from a warm process,
+so that a kill costs milliseconds. TensorFlow is not imported.
 """
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -18,6 +21,7 @@ import signal
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +34,8 @@ from tfdistill.system import programs
 
 _FILES = {"saved_model.pb": 3, "variables/index": 1, "variables/data": 20}
 _LONGEST_LIFE_SECS = 0.03
+# In a store, where each file is a request, and so is each look at it.
+_LONGEST_LIFE_IN_STORE_SECS = 1.2
 
 
 class _NoRename(filesystem.LocalFileSystem):
@@ -107,9 +113,11 @@ def _write(root: str, storage: filesystem.FileSystem, ready: int) -> None:
         step += 1
 
 
-def _read(root: str, stop: int, result: int) -> None:
+def _read(
+    root: str, storage: filesystem.FileSystem, stop: int, result: int
+) -> None:
     """Verifies the newest version until the pipe `stop` is closed."""
-    reader = publisher.Exchange(root, key=None)
+    reader = publisher.Exchange(root, key=None, file_system=storage)
     stopped = threading.Event()
 
     def wait() -> None:
@@ -136,14 +144,17 @@ def _read(root: str, stop: int, result: int) -> None:
 
 
 def _kill_one(
-    root: str, storage: filesystem.FileSystem, rng: random.Random
+    root: str,
+    storage: filesystem.FileSystem,
+    rng: random.Random,
+    longest_secs: float,
 ) -> None:
     ready, wrote = os.pipe()
     pid = _fork(lambda: _write(root, storage, wrote))
     os.close(wrote)
     try:
         began = os.read(ready, 1)  # Ends with the child, too.
-        time.sleep(rng.uniform(0, _LONGEST_LIFE_SECS))
+        time.sleep(rng.uniform(0, longest_secs))
     finally:
         os.close(ready)
         os.kill(pid, signal.SIGKILL)
@@ -152,50 +163,86 @@ def _kill_one(
         raise RuntimeError("a writer ended before it was killed.")
 
 
-def _check(root: str, counts: Counts, newest: int) -> int:
-    reader = publisher.Exchange(root, key=None)
+def _check(
+    root: str, storage: filesystem.FileSystem, counts: Counts, newest: int
+) -> int:
+    reader = publisher.Exchange(root, key=None, file_system=storage)
     steps = reader.steps(0)
+    in_store = isinstance(storage, filesystem.ObjectStore)
     for step in steps:
+        if in_store and step < newest:
+            continue  # Verified before; each file is a request.
         try:
             reader.verify(reader.open(0, step))
         except publisher.CorruptVersionError as error:
             counts.add_fault(str(error))
     if max(steps, default=-1) < newest:
         counts.add_fault(f"newest step {steps} after step {newest}")
-    names = set(os.listdir(reader.group_path(0))) - {str(s) for s in steps}
+    names = set(storage.list_dir(reader.group_path(0)))
+    names -= {str(step) for step in steps}
     counts.interrupted += any(not n.startswith(".claim-") for n in names)
     return max(steps, default=newest)
 
 
-def run(root: str, *, kills: int, seed: int, renames: bool) -> Counts:
+def _check_apart(
+    root: str, storage: filesystem.FileSystem, counts: Counts, newest: int
+) -> int:
+    """Checks in a child: a process that used a store cannot fork safely."""
+    result, telling = os.pipe()
+
+    def check() -> None:
+        found = _check(root, storage, counts, newest)
+        told = [found, dataclasses.asdict(counts)]
+        os.write(telling, json.dumps(told).encode())
+
+    child = _fork(check)
+    os.close(telling)
+    with open(result, "rb") as file:
+        newest, told = json.loads(file.read())
+    os.waitpid(child, 0)
+    vars(counts).update(told)
+    return newest
+
+
+def run(
+    root: str,
+    *,
+    kills: int,
+    seed: int,
+    storage: filesystem.FileSystem,
+) -> Counts:
     """Kills writers of one exchange.
 
     Args:
         root: The exchange's directory, to be made.
         kills: How many writers to kill.
         seed: Chooses the moments.
-        renames: Whether the storage can rename directories.
+        storage: What the root is on.
 
     Returns:
         What was seen.
     """
     rng, counts, newest = random.Random(seed), Counts(), -1
-    storage = filesystem.LocalFileSystem() if renames else _NoRename()
+    in_store = isinstance(storage, filesystem.ObjectStore)
+    longest_secs = (
+        _LONGEST_LIFE_IN_STORE_SECS if in_store else _LONGEST_LIFE_SECS
+    )
+    check = _check_apart if in_store else _check
     manifest.installed_versions()  # Looked up once, for all writers.
     stop, stopping = os.pipe()
     result, telling = os.pipe()
 
     def read() -> None:
         os.close(stopping)
-        _read(root, stop, telling)
+        _read(root, storage, stop, telling)
 
     reader = _fork(read)
     os.close(telling)
     try:
         for number in range(1, kills + 1):
-            _kill_one(root, storage, rng)
+            _kill_one(root, storage, rng, longest_secs)
             counts.kills += 1
-            newest = _check(root, counts, newest)
+            newest = check(root, storage, counts, newest)
             if number % max(1, kills // 10) == 0:
                 logging.info("%d of %d writers killed", number, kills)
     finally:
@@ -218,26 +265,41 @@ def _add_options(options: programs.Flags) -> None:
         "kills", "how often a writer is killed", 2000, lower_bound=2, quick=100
     )
     options.add("seed", "of the moments of the kills", 0)
+    options.add(
+        "exchange",
+        "<URL>: an object store to use, such as s3://bucket; the benchmark "
+        "removes what it writes there. Default: a temporary directory",
+    )
+
+
+def _places(
+    url: str | None, stack: contextlib.ExitStack
+) -> dict[str, tuple[filesystem.FileSystem, str]]:
+    if url:
+        storage, root = filesystem.for_root(url)
+        root = f"{root}/kills-{uuid.uuid4().hex}"
+        stack.callback(storage.remove_tree, root)
+        return {"store": (storage, root)}
+    directory = stack.enter_context(tempfile.TemporaryDirectory())
+    return {
+        "rename": (filesystem.LocalFileSystem(), f"{directory}/rename"),
+        "manifest_last": (_NoRename(), f"{directory}/manifest_last"),
+    }
 
 
 def _run(options: programs.Options) -> int:
     """Returns 0 if nothing bad was seen, else 1."""
     record: dict[str, Any] = {"benchmark": "exchange_kills"}
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as directory:
-        for name in ("rename", "manifest_last"):
-            found = run(
-                f"{directory}/{name}",
-                kills=options.kills // 2,
-                seed=options.seed,
-                renames=name == "rename",
-            )
+    with contextlib.ExitStack() as stack:
+        places = _places(options.exchange, stack)
+        for name, (storage, root) in places.items():
+            kills, seed = options.kills // len(places), options.seed
+            found = run(root, kills=kills, seed=seed, storage=storage)
             record[name] = dataclasses.asdict(found)
     record["secs"] = round(time.monotonic() - begin, 1)
     for name in ("kills", "versions", "interrupted", "reads", "bad"):
-        record[name] = sum(
-            record[storage][name] for storage in ("rename", "manifest_last")
-        )
+        record[name] = sum(record[place][name] for place in places)
     # Only now: with NumPy's threads this process could not fork safely.
     from benchmarks import measure
 

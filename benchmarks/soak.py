@@ -45,6 +45,7 @@ def _launch(
         *[sys.executable, "-m", "launch.local", f"--workdir={workdir}"],
         f"--num_groups={options.num_groups}",
         f"--workers_per_group={options.workers_per_group}",
+        *_exchange(options, workdir),
         f"--max_restarts={_MAX_RESTARTS}",
         *["--on_group_failure=continue", "--plain", "--"],
         *[sys.executable, "-m", "benchmarks.soak_task"],
@@ -61,6 +62,13 @@ def _launch(
             stdout=log,
             stderr=subprocess.STDOUT,
         )
+
+
+def _exchange(options: programs.Options, workdir: pathlib.Path) -> list[str]:
+    """Returns the launcher's option: a place of its own for each run."""
+    if not options.exchange:
+        return []
+    return [f"--exchange={options.exchange.rstrip('/')}/{workdir.name}"]
 
 
 def _num_steps(options: programs.Options) -> int:
@@ -170,6 +178,11 @@ def _compare(
 def _add_options(options: programs.Flags) -> None:
     add = options.add
     add("workdir", "<DIR>: kept; default: a temporary directory, removed")
+    add(
+        "exchange",
+        "<URL>: an empty place in an object store, such as s3://bucket/soak; "
+        "kept. Default: in the workdir",
+    )
     add(
         "faults",
         "<NAME,...>: kinds of faults; default: all",

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import pathlib
 import random
 import resource
 import shutil
@@ -19,7 +18,10 @@ from typing import TypeVar
 
 from benchmarks.punish import run_view
 from tfdistill.cluster import signs
+from tfdistill.exchange import filesystem
 from tfdistill.exchange import signing
+from tfdistill.exchange import versions
+from tfdistill.system import run_files
 
 _T = TypeVar("_T")
 
@@ -272,55 +274,57 @@ def _of_task(view: run_view.RunView, name: str) -> set[run_view.Process]:
 
 def _corrupt(view: run_view.RunView, injection: Injection) -> Outcome:
     """Damages one file of the newest version of a group."""
-    directory = pathlib.Path(view.exchange, f"group_{injection.group}")
-    steps = [p for p in directory.glob("*") if p.name.isdigit()]
-    if not steps:
-        return Outcome()
-    version = max(steps, key=lambda path: int(path.name))
+    storage, root = filesystem.for_root(view.exchange)
+    directory = f"{root}/{run_files.group_name(injection.group)}"
     # Peers must notice by the manifest's sums; a broken manifest is a version
     # that is not there.
-    files = sorted(path for path in version.rglob("*") if path.is_file())
-    if not files:
-        return Outcome()
-    kinds = (_cut, _flip, _zero, _remove, _add)
-    path = files[int(injection.draw * len(files))]
-    kind = kinds[int(injection.draw * len(files) * len(kinds)) % len(kinds)]
     try:
-        kind(path, injection.draw)
-    except FileNotFoundError:  # Pruned meanwhile.
+        names = storage.list_dir(directory)
+        steps = [versions.step_of_name(name) for name in names]
+        step = max((s for s in steps if s is not None), default=-1)
+        found = filesystem.walk(storage, f"{directory}/{step}")
+        files = sorted(name for name, stat in found if stat.is_file)
+        if not files:
+            return Outcome()
+        kinds = (_cut, _flip, _zero, _remove, _add)
+        name = files[int(injection.draw * len(files))]
+        kind = kinds[int(injection.draw * len(files) * len(kinds)) % len(kinds)]
+        kind(storage, f"{directory}/{step}/{name}", injection.draw)
+    except FileNotFoundError:  # Nothing yet, or pruned meanwhile.
         return Outcome()
-    name = (
-        path.relative_to(view.workdir) if view.workdir in path.parents else path
-    )
+    path = f"{run_files.group_name(injection.group)}/{step}/{name}"
     return Outcome(
-        target=f"{kind.__name__.strip('_')} {name}",
-        damaged=(injection.group, int(version.name)),
+        target=f"{kind.__name__.strip('_')} {path}",
+        damaged=(injection.group, step),
     )
 
 
-def _cut(path: pathlib.Path, draw: float) -> None:
-    os.truncate(path, int(draw * path.stat().st_size))
+def _content(storage: filesystem.FileSystem, path: str) -> bytearray:
+    return bytearray(b"".join(storage.blocks(path)))
 
 
-def _flip(path: pathlib.Path, draw: float) -> None:
-    with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        place = file.seek(int(draw * size))
-        (byte,) = file.read(1)
-        file.seek(place)
-        file.write(bytes([byte ^ 1 << int(draw * 8)]))
+def _cut(storage: filesystem.FileSystem, path: str, draw: float) -> None:
+    content = _content(storage, path)
+    storage.write(path, [bytes(content[: int(draw * len(content))])])
 
 
-def _zero(path: pathlib.Path, draw: float) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
+def _flip(storage: filesystem.FileSystem, path: str, draw: float) -> None:
+    content = _content(storage, path)
+    content[int(draw * len(content))] ^= 1 << int(draw * 8)
+    storage.write(path, [bytes(content)])
 
 
-def _remove(path: pathlib.Path, draw: float) -> None:
-    path.unlink()
+def _zero(storage: filesystem.FileSystem, path: str, draw: float) -> None:
+    storage.write(path, [bytes(len(_content(storage, path)))])
 
 
-def _add(path: pathlib.Path, draw: float) -> None:
-    (path.parent / f"foreign-{draw:.6f}").write_bytes(b"nobody's")
+def _remove(storage: filesystem.FileSystem, path: str, draw: float) -> None:
+    storage.remove(path)
+
+
+def _add(storage: filesystem.FileSystem, path: str, draw: float) -> None:
+    parent = path.rpartition("/")[0]
+    storage.write(f"{parent}/foreign-{draw:.6f}", [b"nobody's"])
 
 
 def _duplicate(view: run_view.RunView, injection: Injection) -> Outcome:

@@ -34,6 +34,12 @@ def _choose(store, *, is_chief=True, others=()):
     return choice.choose()
 
 
+def test_an_object_store_cannot_hold_checkpoints():
+    pytest.importorskip("s3fs")
+    with pytest.raises(ValueError, match="only the exchange"):
+        backup_store.BackupStore("s3://bucket/backup")
+
+
 def test_the_chief_takes_the_newest(tmp_path):
     chosen = _choose(_saved(tmp_path, 3, 12))
     assert (chosen.point.step, chosen.point.epoch) == (12, 1)

@@ -138,6 +138,11 @@ class MemoryFileSystem:
     def write(self, path, blocks):
         self.apply(path, b"".join(blocks))
 
+    def create(self, path, content):
+        if path in self.files:
+            raise FileExistsError(errno.EEXIST, "there is one", path)
+        self.write(path, [content])
+
     def sync(self, path):
         raise OSError(errno.ENOTSUP, "nothing to sync", path)
 

@@ -159,7 +159,12 @@ def test_malformed_task(task, field):
         ({"worker": ["a:1", "A:01"]}, "not that of worker[0]"),
         ({"worker": ["localhost:1"], "chief": ["127.0.0.1:1"]}, "not that of"),
         ({"worker": ["a:1"], "evaluator": ["a:2"]}, "have no evaluator"),
-        ({"worker": ["a:1"], "master": ["a:2"]}, "no other task types"),
+        ({"worker": ["a:1"], "boss": ["a:2"]}, "no other task types"),
+        (
+            {"worker": ["a:1"], "master": ["a:2"], "chief": ["a:3"]},
+            "name a chief or a master",
+        ),
+        ({"worker": ["a:1"], "master": ["a:2", "a:3"]}, "chief must name one"),
         (
             {"worker": ["a:1"], "chief": ["a:2", "a:3"]},
             "cluster.chief must name",
@@ -185,6 +190,121 @@ def test_keys_of_hosted_services_are_accepted_and_others_refused():
     assert Cluster.from_env(environ).task_index == 1
     with pytest.raises(ValueError, match="no other keys.*'tasks'"):
         Cluster.from_env(_config(tasks=[]))
+
+
+# What services set, by the name of the source in docs/clouds.md: the text, and
+# the task's name, its address, whether it is the chief, workers, servers.
+_FORMS = {
+    "SageMaker, master": (
+        {
+            "cluster": {
+                "master": ["algo-1:2222"],
+                "ps": ["algo-1:2223", "algo-2:2223"],
+                "worker": ["algo-2:2222"],
+            },
+            "environment": "cloud",
+            "task": {"index": 0, "type": "master"},
+        },
+        ("chief:0", "algo-1:2222", True, 1, 2),
+    ),
+    "SageMaker, worker beside a master": (
+        {
+            "cluster": {
+                "master": ["algo-1:2222"],
+                "ps": ["algo-1:2223", "algo-2:2223"],
+                "worker": ["algo-2:2222"],
+            },
+            "environment": "cloud",
+            "task": {"index": 0, "type": "worker"},
+        },
+        ("worker:0", "algo-2:2222", False, 1, 2),
+    ),
+    "SageMaker, one host": (
+        {
+            "cluster": {"master": ["algo-1:2222"]},
+            "environment": "cloud",
+            "task": {"index": 0, "type": "master"},
+        },
+        ("chief:0", "algo-1:2222", True, 1, 0),
+    ),
+    "SageMaker, workers only": (
+        {
+            "cluster": {"worker": ["algo-1:8890", "algo-2:8890"]},
+            "environment": "cloud",
+            "task": {"index": 1, "type": "worker"},
+        },
+        ("worker:1", "algo-2:8890", False, 2, 0),
+    ),
+    "Vertex AI, first pool": (
+        {
+            "cluster": {
+                "chief": ["cmle-training-workerpool0-ab-0:2222"],
+                "worker": [
+                    "cmle-training-workerpool1-ab-0:2222",
+                    "cmle-training-workerpool1-ab-1:2222",
+                ],
+            },
+            "environment": "cloud",
+            "job": {"workerPoolSpecs": []},
+            "task": {"type": "chief", "index": 0, "cloud": "a-1", "trial": "1"},
+        },
+        (
+            *("chief:0", "cmle-training-workerpool0-ab-0:2222"),
+            *(True, 3, 0),
+        ),
+    ),
+    "Vertex AI, older services": (
+        {
+            "cluster": {"master": ["cmle-0:2222"], "worker": ["cmle-1:2222"]},
+            "environment": "cloud",
+            "job": "{}",
+            "task": {"type": "worker", "index": 0},
+        },
+        ("worker:0", "cmle-1:2222", False, 2, 0),
+    ),
+    "Ray": (
+        {
+            "cluster": {"worker": ["10.0.0.1:41021", "10.0.0.2:38111"]},
+            "task": {"type": "worker", "index": 0},
+        },
+        ("worker:0", "10.0.0.1:41021", True, 2, 0),
+    ),
+    "Databricks": (
+        {
+            "cluster": {"worker": ["10.139.64.4:37511", "10.139.64.5:40123"]},
+            "task": {"type": "worker", "index": 1},
+        },
+        ("worker:1", "10.139.64.5:40123", False, 2, 0),
+    ),
+    "Kubeflow": (
+        {
+            "cluster": {
+                "chief": ["run-chief-0.ns.svc:2222"],
+                "worker": ["run-worker-0.ns.svc:2222"],
+            },
+            "task": {"type": "chief", "index": 0},
+            "environment": "cloud",
+        },
+        ("chief:0", "run-chief-0.ns.svc:2222", True, 2, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_forms_of_services(form):
+    config, expected = _FORMS[form]
+    environ = {"TF_CONFIG": json.dumps(config)}
+    groups = {"TFDISTILL_GROUP": "1", "TFDISTILL_NUM_GROUPS": "2"}
+    cluster = Cluster.from_env(environ | groups)
+    assert expected == (
+        cluster.task_name,
+        cluster.address,
+        cluster.is_chief,
+        cluster.num_workers,
+        cluster.num_ps,
+    )
+    assert cluster.peers == (0,)
+    assert Cluster.from_env(cluster.to_env()) == cluster
 
 
 @pytest.mark.parametrize(

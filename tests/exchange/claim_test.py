@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from tests.cases import object_store
 from tests.cases import storage as storage_cases
 from tfdistill.exchange import claim as group_claim
 from tfdistill.exchange import filesystem
@@ -691,6 +692,15 @@ def start(no_process_left):
         process.kill()
 
 
+@pytest.fixture(params=["local", "s3"])
+def root(request, tmp_path):
+    if request.param == "local":
+        yield tmp_path
+        return
+    with object_store.serve() as server:
+        yield f"{server.url}/hub"
+
+
 def _check_versions(root, *processes):
     """Whole, and each incarnation's steps above those of the one before."""
     hub = publisher.Exchange(root)
@@ -705,10 +715,10 @@ def _check_versions(root, *processes):
 
 
 @pytest.mark.multiprocess
-def test_two_processes_cannot_publish_for_one_group(tmp_path, start):
-    first = start(tmp_path, 1000)
+def test_two_processes_cannot_publish_for_one_group(root, start):
+    first = start(root, 1000)
     _until(lambda: first.has("published"))
-    second = start(tmp_path, 1000)
+    second = start(root, 1000)
     assert second.exit_code() == 2
     told = second.events[-1]["message"]
     for name in (str(first.pid), socket.gethostname(), first.incarnation()):
@@ -716,10 +726,10 @@ def test_two_processes_cannot_publish_for_one_group(tmp_path, start):
     assert first.process.poll() is None
     # Dead but not yet waited for: a zombie must not hold the group.
     os.kill(first.pid, signal.SIGKILL)
-    third = start(tmp_path, 1000)
+    third = start(root, 1000)
     _until(lambda: third.has("published"))
     third.kill()
-    _check_versions(tmp_path, first, third)
+    _check_versions(root, first, third)
 
 
 @pytest.mark.multiprocess

@@ -1,23 +1,52 @@
 """The file operations of local disks and of URLs."""
 
+import contextlib
 import errno
+import gc
+import hashlib
+import multiprocessing
 import os
 import pathlib
+import socket
+import sys
+import warnings
 
 import pytest
 
+from tests.cases import object_store
 from tfdistill.exchange import filesystem
 
 
-@pytest.fixture(params=["local", "ram"])
+@pytest.fixture(scope="module")
+def s3():
+    with object_store.serve() as server:
+        yield server
+
+
+@pytest.fixture(params=["local", "ram", "s3", "az"])
 def place(request, tmp_path):
     """A file system and an empty directory of it."""
     if request.param == "local":
         return filesystem.for_root(tmp_path)
+    if request.param == "az":
+        url = object_store.azure_container()
+        return filesystem.for_root(f"{url}/{tmp_path.name}")
+    if request.param == "s3":
+        url = request.getfixturevalue("s3").url
+        return filesystem.for_root(f"{url}/{tmp_path.name}")
     pytest.importorskip("tensorflow")
     found, root = filesystem.for_root(f"ram://{tmp_path.name}")
     found.make_dirs(root)
     return found, root
+
+
+def _names(fs, path):
+    """Returns what is in a directory, which a store has only with its files."""
+    try:
+        return sorted(fs.list_dir(path))
+    except FileNotFoundError:
+        assert isinstance(fs, filesystem.ObjectStore)
+        return []
 
 
 def test_what_is_written_is_listed_and_read(place):
@@ -27,7 +56,8 @@ def test_what_is_written_is_listed_and_read(place):
     fs.make_dirs(f"{root}/a/c")
     fs.make_dirs(f"{root}/a/c")
     assert fs.list_dir(root) == ["a"]
-    assert sorted(fs.list_dir(f"{root}/a")) == ["b", "c", "empty"]
+    made = [] if isinstance(fs, filesystem.ObjectStore) else ["c"]
+    assert _names(fs, f"{root}/a") == ["b", *made, "empty"]
     assert b"".join(fs.blocks(f"{root}/a/b/file")) == b"onetwo"
     assert list(fs.blocks(f"{root}/a/empty")) == []
     assert fs.stat(f"{root}/a/b/file")[:3] == (False, True, 6)
@@ -58,7 +88,32 @@ def test_removing(place):
     assert fs.list_dir(f"{root}/d") == ["y"]
     fs.remove_tree(f"{root}/d")
     fs.remove_tree(f"{root}/d")
-    assert fs.list_dir(root) == []
+    assert _names(fs, root) == []
+
+
+def test_a_file_is_created_once(place):
+    fs, root = place
+    fs.create(f"{root}/d/x", b"1")
+    with pytest.raises(FileExistsError):
+        fs.create(f"{root}/d/x", b"2")
+    assert b"".join(fs.blocks(f"{root}/d/x")) == b"1"
+
+
+def test_a_file_that_is_cut_short_never_appears(place):
+    fs, root = place
+
+    def blocks():
+        yield b"1"
+        raise OSError(errno.EIO, "the disk it is read from")
+
+    if isinstance(fs, filesystem.GFileSystem):
+        pytest.skip("a part of it appears; the manifest comes last")
+    fs.write(f"{root}/x", [b"before"])
+    with pytest.raises(OSError, match="read from"):
+        fs.write(f"{root}/x", blocks())
+    gc.collect()  # What was opened ends here at the latest.
+    assert _names(fs, root) == ["x"]
+    assert b"".join(fs.blocks(f"{root}/x")) == b"before"
 
 
 def test_what_is_absent_is_an_os_error(place):
@@ -68,9 +123,13 @@ def test_what_is_absent_is_an_os_error(place):
         lambda: fs.stat(f"{root}/no"),
         lambda: list(fs.blocks(f"{root}/no")),
         lambda: fs.remove(f"{root}/no"),
+        lambda: list(filesystem.walk(fs, f"{root}/no")),
     ):
         with pytest.raises(FileNotFoundError, match="no"):
             call()
+    fs.write(f"{root}/file", [b"1"])
+    with pytest.raises(OSError):
+        fs.list_dir(f"{root}/file")
 
 
 def test_read_stops_soon_after_the_limit(place, monkeypatch):
@@ -90,12 +149,13 @@ def test_local_rename_moves_a_directory(tmp_path):
     assert fs.stat(f"{root}/b/x").size == 1
 
 
-def test_urls_are_never_renamed():
+@pytest.mark.parametrize("scheme", ["ram", "s3"])
+def test_urls_are_never_renamed(scheme):
     pytest.importorskip("tensorflow")
-    fs, _ = filesystem.for_root("ram://renames")
+    fs, _ = filesystem.for_root(f"{scheme}://renames")
     assert not fs.renames_atomically
     with pytest.raises(OSError) as caught:
-        fs.rename("ram://renames/a", "ram://renames/b")
+        fs.rename(f"{scheme}://renames/a", f"{scheme}://renames/b")
     assert caught.value.errno == errno.ENOTSUP
 
 
@@ -152,6 +212,130 @@ def test_url_roots_are_kept():
         fs, path = filesystem.for_root(root)
         assert isinstance(fs, filesystem.GFileSystem)
         assert path == root.rstrip("/")
+
+
+def test_tensorflow_serves_gs_and_fsspec_what_it_cannot(monkeypatch):
+    pytest.importorskip("tensorflow")
+    pytest.importorskip("gcsfs")
+    for scheme in ("s3", "az", "abfs"):
+        fs, path = filesystem.for_root(f"{scheme}://bucket/x/")
+        assert isinstance(fs, filesystem.ObjectStore)
+        assert path == f"{scheme}://bucket/x"
+    monkeypatch.setattr(
+        filesystem.GFileSystem, "schemes", staticmethod(lambda: ["", "ram"])
+    )
+    fs, _ = filesystem.for_root("gs://bucket/x")
+    assert isinstance(fs, filesystem.ObjectStore)
+
+
+def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(ValueError, match=r"s3fs.*tfdistill\[cloud\]"):
+        filesystem.for_root("s3://bucket/x")
+
+
+# ---- object stores ----
+
+
+def test_a_store_that_is_gone_is_an_os_error(s3):
+    fs, root = filesystem.for_root(f"{s3.url}/gone")
+    fs.write(f"{root}/x", [b"1"])
+    with s3.stopped():
+        for call in (
+            lambda: fs.list_dir(root),
+            lambda: fs.create(f"{root}/x", b"1"),
+        ):
+            with pytest.raises(OSError, match="EndpointConnectionError"):
+                call()
+    assert fs.list_dir(root) == ["x"]
+
+
+def test_a_store_that_never_answers_is_an_os_error(s3, monkeypatch):
+    """By the limit of each try, and few of them."""
+    bounds = filesystem._BOUNDS["s3fs"]["config_kwargs"]
+    monkeypatch.setitem(bounds, "read_timeout", 0.1)
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        filesystem._connected.cache_clear()
+        fs, root = filesystem.for_root(s3.url)
+        with pytest.raises(OSError, match="timeout"):
+            list(fs.blocks(f"{root}/x"))
+        num_tries = 0
+        silent.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                silent.accept()[0].close()
+                num_tries += 1
+    filesystem._connected.cache_clear()
+    # A read, and a look at what it is that could not be read.
+    assert num_tries == 2 * 2 + 2
+
+
+def test_a_bucket_that_is_absent_is_an_os_error(s3):
+    fs, root = filesystem.for_root("s3://no-such-bucket/x")
+    with pytest.raises(OSError, match="bucket"):
+        fs.write(f"{root}/x", [b"1"])
+
+
+def test_a_name_that_looks_like_a_pattern_removes_only_itself(s3):
+    fs, root = filesystem.for_root(f"{s3.url}/patterns")
+    for name in ("run[1]", "run1", "run*"):
+        fs.write(f"{root}/{name}/x", [b"1"])
+    fs.remove_tree(f"{root}/run[1]")
+    fs.remove_tree(f"{root}/run*")
+    assert fs.list_dir(root) == ["run1"]
+
+
+def test_an_object_that_marks_a_directory_is_not_in_it(s3):
+    fs, root = filesystem.for_root(f"{s3.url}/marked")
+    s3.put("marked/d/", b"")
+    s3.put("marked/d/x", b"1")
+    assert fs.list_dir(f"{root}/d") == ["x"]
+    assert fs.stat(f"{root}/d").is_dir
+    assert [name for name, _ in filesystem.walk(fs, f"{root}/d")] == ["x"]
+
+
+def test_large_files_go_up_in_parts_and_come_down_in_blocks(s3):
+    fs, root = filesystem.for_root(f"{s3.url}/large")
+    block = os.urandom(1 << 20)
+    fs.write(f"{root}/x", [block] * 60)
+    found = hashlib.sha256()
+    sizes = set()
+    for part in fs.blocks(f"{root}/x"):
+        found.update(part)
+        sizes.add(len(part))
+    assert sizes == {filesystem.BLOCK_BYTES}
+    assert found.digest() == hashlib.sha256(block * 60).digest()
+
+
+def test_what_changes_while_it_is_read_comes_whole(s3, monkeypatch):
+    """As claims do, each second."""
+    fs, root = filesystem.for_root(f"{s3.url}/changing")
+    stat = type(fs._store).info
+
+    def info(self, path, **options):
+        found = stat(self, path, **options)
+        s3.put("changing/x", b"12345678901")
+        return found
+
+    fs.write(f"{root}/x", [b"123456789"])
+    monkeypatch.setattr(type(fs._store), "info", info)
+    assert b"".join(fs.blocks(f"{root}/x")) in (b"123456789", b"12345678901")
+
+
+def test_a_store_can_be_used_after_a_fork(s3):
+    fs, root = filesystem.for_root(f"{s3.url}/forked")
+    fs.write(f"{root}/x", [b"1"])
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=fs.write, args=(f"{root}/y", [b"2"]))
+    with warnings.catch_warnings():
+        # Of threads that the child will not have.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert fs.list_dir(root) == ["x", "y"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from tests.cases import object_store
 from tests.cases import storage as storage_cases
 from tfdistill.exchange import commit
 from tfdistill.exchange import filesystem
@@ -833,6 +834,38 @@ def test_url_without_a_rename_that_works(tmp_path, monkeypatch):
         hub.verify(hub.latest(0))
     with pytest.raises(publisher.VersionNotFoundError):
         hub.open(0, 9)
+
+
+def test_an_object_store_is_published_to_pruned_and_swept(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with object_store.serve() as s3:
+        # What killed publishers left: of an upload, and of a removal.
+        s3.put("hub/group_0/1/saved_model.pb", b"half")
+        s3.put("hub/group_0/2/variables/values", b"half")
+        hub = publisher.Exchange(
+            f"{s3.url}/hub", max_to_keep=2, min_keep_secs=0, key=b"k" * 16
+        )
+        assert hub.latest(0) is None
+        with hub.claim(0, lease_secs=1, renew_secs=0.05):
+            for step in (2, 3, 4):
+                publish(hub, step)
+            assert hub.latest(0).step == 4
+            with pytest.raises(publisher.VersionExistsError):
+                publish(hub, 4)
+        for step in (3, 4):
+            hub.verify(hub.open(0, step))
+        storage, root = filesystem.for_root(f"{s3.url}/hub/group_0")
+        names = {n for n in storage.list_dir(root) if n[:6] != ".claim"}
+        assert names == {"3", "4", "versions.json"}
+        storage.write(f"{root}/4/saved_model.pb", [b"other"])
+        with pytest.raises(publisher.CorruptVersionError):
+            hub.verify(hub.open(0, 4))
+        publish(hub, 4)
+        hub.verify(hub.latest(0))
+    assert tree(tmp_path) == []
 
 
 if __name__ == "__main__":

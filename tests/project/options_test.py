@@ -96,8 +96,7 @@ OPTIONS = {
         quick=False
     """,
     "benchmarks.exchange_kills": """
-        kills=2000 seed=0
-        quick=False
+        kills=2000 seed=0 exchange=None quick=False
     """,
     "benchmarks.multiworker": """
         models=[mlp,cnn]{cnn|mlp|tiny} batches=[static,dynamic]
@@ -134,7 +133,7 @@ OPTIONS = {
         quick=False
     """,
     "benchmarks.soak": """
-        workdir=None
+        workdir=None exchange=None
         faults=kill,stop,term,late,disk_full,launcher_disk,corrupt,duplicate
         minutes=30.0 every_secs=30.0 calm_secs=60.0 num_groups=3
         workers_per_group=2 steps_per_second=5.0 trials=2 seed=0

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as codistillation_cases
+from tests.cases import object_store
 from tests.cases import servers as cases
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
@@ -121,6 +122,19 @@ def test_a_published_version_predicts_as_the_peer(group):
     np.testing.assert_allclose(outputs, peer(group.x), rtol=1e-5)
     assert (weights == 1).all()
     assert report.tolist() == [0, 10]
+
+
+def test_a_version_comes_from_an_object_store(tmp_path, monkeypatch):
+    """Which TensorFlow's operations, on whatever task, cannot read."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    peer = _peer(3)
+    with object_store.serve() as s3:
+        group = _Group(f"{s3.url}/hub")
+        group.take(peer, 10)
+    found, _, _ = group.ask(group.remote.arguments())
+    np.testing.assert_allclose(found, peer(group.x), rtol=1e-5)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_version_is_read_beside_the_one_in_use(group):

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistill.exchange import commit
+from tfdistill.exchange import filesystem
 from tfdistill.exchange import publisher
 from tfdistill.exports import server_bundle
 from tfdistill.training import steps
@@ -85,6 +86,13 @@ class BackupStore(publisher.Exchange):
         self, directory: str | os.PathLike[str], *, max_to_keep: int = 2
     ) -> None:
         """Touches no storage; `directory` is this group's own."""
+        if filesystem.in_object_store(directory):
+            raise ValueError(
+                "A backup's directory must be one that TensorFlow's own "
+                f"checkpoints can be read from; received {directory}. Give a "
+                "directory that all workers share; only the exchange may be "
+                "in such a store."
+            )
         super().__init__(
             directory,
             max_to_keep=max_to_keep,

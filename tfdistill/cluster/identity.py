@@ -80,7 +80,23 @@ def parse(text: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
     # TensorFlow accepts an index in quotes.
     if isinstance(index, str) and _NUMBER.fullmatch(index):
         index = int(index)
-    return {"type": task["type"], "index": index}, config["cluster"]
+    kind, cluster = _read_master(task["type"], config["cluster"])
+    return {"type": kind, "index": index}, cluster
+
+
+def _read_master(kind: Any, cluster: dict[str, Any]) -> tuple[Any, Any]:
+    """Reads `master`, as SageMaker and older services call it, as `chief`."""
+    if "master" not in cluster:
+        return kind, cluster
+    if "chief" in cluster:
+        must = "name a chief or a master, which is the same task"
+        remedy = "Remove one of them."
+        raise error("TF_CONFIG.cluster", must, sorted(cluster), remedy)
+    kind = "chief" if kind == "master" else kind
+    return kind, {
+        "chief" if name == "master" else name: hosts
+        for name, hosts in cluster.items()
+    }
 
 
 def _load(text: str) -> Any:

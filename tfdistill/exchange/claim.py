@@ -10,8 +10,9 @@ matter; docs/protocol.md has the rules.
 Claims are numbered. `<group>/.claim-<n>/owner.json` holds the n-th, and the
 highest number counts. To follow the n-th claim is to make the n+1-th. If
 directories are renamed as a whole, only one process can: a directory that holds
-a claim already blocks the rename. Otherwise the last one to write has it, and
-the others find out by reading it again.
+a claim already blocks the rename. An object store refuses a second file of one
+name. Otherwise the last one to write has it, and the others find out by reading
+it again; so does who claims in a store, as some ignore the condition.
 
 A record comes from another process, often from another machine, so it is read
 as hostile input. In a run with a key both the name of a claim and what it says
@@ -212,9 +213,11 @@ class ClaimFiles:
             finally:
                 self._file_system.remove_tree(draft)
             self.creates_exclusively = False
-        if self.read(number) is not None:
+        try:
+            text = self._text(number, record)
+            self._file_system.create(f"{path}/{_FILE}", text)
+        except FileExistsError:
             return False
-        self.write(number, record)
         return True
 
     def write(self, number: int, record: ClaimRecord) -> None:

@@ -1,23 +1,28 @@
 """The few file operations the exchange needs, on local disks and by URL.
 
-Failures of either kind surface as `OSError`, so that callers need not know
-which one they talk to. TensorFlow is imported only for URLs.
+Failures of any kind surface as `OSError`, so that callers need not know which
+one they talk to. TensorFlow or fsspec is imported only for URLs.
 """
 
 import contextlib
 import errno
+import functools
+import importlib
 import os
 import re
 import shutil
 import stat
 from collections.abc import Iterable
 from collections.abc import Iterator
+from typing import Any
 from typing import NamedTuple
 from typing import Protocol
 
 from tfdistill.system import run_files
 
 BLOCK_BYTES = 4 * 1024 * 1024
+# Schemes that fsspec serves, and the package of the extra `cloud` it needs.
+OBJECT_STORES = {"s3": "s3fs", "az": "adlfs", "abfs": "adlfs", "gs": "gcsfs"}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://+[^/]")
 _NEARLY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # What mounts without a rename of directories answer: other devices, gcsfuse.
@@ -57,6 +62,12 @@ class FileSystem(Protocol):
 
     def write(self, path: str, blocks: Iterable[bytes]) -> None:
         """Writes a file, which appears whole and durable, and its parents."""
+
+    def create(self, path: str, content: bytes) -> None:
+        """Writes a file unless there is one: FileExistsError.
+
+        Of several processes one succeeds, if the storage can see to it.
+        """
 
     def sync(self, path: str) -> None:
         """Makes a file's content, or a directory's names, durable."""
@@ -119,6 +130,10 @@ class LocalFileSystem:
         self.make_dirs(os.path.dirname(path))
         run_files.write(path, blocks)
 
+    def create(self, path: str, content: bytes) -> None:
+        """See `FileSystem`; two processes at once may both succeed."""
+        _create(self, path, content)
+
     def sync(self, path: str) -> None:
         """See `FileSystem`."""
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -169,15 +184,22 @@ class GFileSystem:
             tf.errors.PERMISSION_DENIED: errno.EACCES,
             tf.errors.RESOURCE_EXHAUSTED: errno.ENOSPC,
         }
-        schemes = [str(name) for name in self._gfile.get_registered_schemes()]
+        schemes = self.schemes()
         if scheme not in schemes:
             # TensorFlow would take the URL for a path below the current one.
             raise ValueError(
                 f"The scheme of an exchange must be one of "
-                f"{sorted(filter(None, schemes))}; received {scheme!r}. Import "
-                "the package that registers it (tensorflow_io for s3 and "
-                "others) before the exchange is made."
+                f"{sorted({*filter(None, schemes), *OBJECT_STORES})}; "
+                f"received {scheme!r}. Import the package that registers it "
+                "with TensorFlow before the exchange is made."
             )
+
+    @staticmethod
+    def schemes() -> list[str]:
+        """Returns the schemes that this build of TensorFlow can read."""
+        import tensorflow as tf
+
+        return [str(name) for name in tf.io.gfile.get_registered_schemes()]
 
     def list_dir(self, path: str) -> list[str]:
         """See `FileSystem`."""
@@ -208,6 +230,10 @@ class GFileSystem:
             file.write(b"")  # Or a file without content is never made.
             for block in blocks:
                 file.write(block)
+
+    def create(self, path: str, content: bytes) -> None:
+        """See `FileSystem`; two processes at once may both succeed."""
+        _create(self, path, content)
 
     def sync(self, path: str) -> None:
         """Does nothing: a file is durable once it is closed."""
@@ -240,6 +266,227 @@ class GFileSystem:
             raise OSError(number, error.message, path) from error
 
 
+class ObjectStore:
+    """`s3://`, `az://` and `gs://` through fsspec, by the extra `cloud`.
+
+    The store's address and the credentials are those of fsspec and of the
+    store's own client: environment variables and configuration files.
+
+    A store knows whole objects only. Directories are the beginnings of names:
+    none has to be made, and the last file takes its directory along.
+    """
+
+    renames_atomically = False
+
+    def __init__(self, scheme: str) -> None:
+        """Imports fsspec and what it needs for the scheme."""
+        self._scheme = scheme
+        package = OBJECT_STORES[scheme]
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise ValueError(
+                f"An exchange at {scheme}:// must have the package {package} "
+                f"to read it; received {error}. Run pip install "
+                "'tfdistill[cloud]'."
+            ) from error
+
+    @property
+    def _store(self) -> Any:
+        # A store's connections do not survive a fork.
+        return _connected(self._scheme, os.getpid())
+
+    def list_dir(self, path: str) -> list[str]:
+        """See `FileSystem`."""
+        with _os_errors(path):
+            found = self._store.ls(path, detail=True)
+            own = self._store._strip_protocol(path)
+        names = [entry["name"].rstrip("/") for entry in found]
+        if [entry["name"] for entry in found] == [own]:
+            raise NotADirectoryError(errno.ENOTDIR, "not a directory", path)
+        # Consoles mark a directory by an empty object, `<own>/`.
+        return [name.rpartition("/")[2] for name in names if name != own]
+
+    def stat(self, path: str) -> Stat:
+        """See `FileSystem`."""
+        with _os_errors(path):
+            return _stat(self._store.info(path))
+
+    def blocks(self, path: str) -> Iterator[bytes]:
+        """See `FileSystem`."""
+        # The first block without a look at its size: what changes at any time,
+        # as a claim does, comes whole from one request.
+        with _os_errors(path):
+            block = self._first_block(path)
+        if block:
+            yield block
+        if len(block) < BLOCK_BYTES:
+            return
+        with _os_errors(path):
+            size = self._store.info(path)["size"]
+            for start in range(BLOCK_BYTES, size, BLOCK_BYTES):
+                end = min(start + BLOCK_BYTES, size)
+                yield self._store.cat_file(path, start=start, end=end)
+
+    def _first_block(self, path: str) -> bytes:
+        try:
+            return self._store.cat_file(path, start=0, end=BLOCK_BYTES)
+        except FileNotFoundError:
+            raise
+        except Exception:
+            # Stores refuse a range of what is empty, each in its own way.
+            if self.stat(path)[1:3] != (True, 0):
+                raise
+            return b""
+
+    def write(self, path: str, blocks: Iterable[bytes]) -> None:
+        """See `FileSystem`; large files go up in parts."""
+        with _os_errors(path):
+            file = self._store.open(path, "wb")
+            try:
+                for block in blocks:
+                    file.write(block)
+                file.close()
+            except BaseException:
+                # Or its end, whenever that is, publishes what came so far.
+                file.closed = True
+                with contextlib.suppress(Exception):
+                    file.discard()
+                raise
+
+    def create(self, path: str, content: bytes) -> None:
+        """See `FileSystem`; the store refuses a second one."""
+        with _os_errors(path):
+            self._store.pipe_file(path, content, mode="create")
+
+    def sync(self, path: str) -> None:
+        """Does nothing: what a store has accepted is durable."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Refuses: a store copies and removes file by file."""
+        raise OSError(errno.ENOTSUP, "no atomic rename of", source)
+
+    def make_dirs(self, path: str) -> None:
+        """Does nothing; see the class. A bucket must exist."""
+
+    def remove(self, path: str) -> None:
+        """See `FileSystem`."""
+        self.stat(path)  # To remove what is absent is no error of the store's.
+        with _os_errors(path):
+            self._store.rm_file(path)
+
+    def remove_tree(self, path: str) -> None:
+        """See `FileSystem`."""
+        # One by one: fsspec takes * and ? in the path given to `rm` for more.
+        with contextlib.suppress(FileNotFoundError), _os_errors(path):
+            for name in self._store.find(path):
+                self._store.rm_file(name)
+
+    def walk(self, root: str) -> Iterator[tuple[str, Stat]]:
+        """See the function `walk`: one request for a thousand files."""
+        with _os_errors(root):
+            found = self._store.find(root, detail=True)
+            start = self._store._strip_protocol(root) + "/"
+        if not found:
+            raise FileNotFoundError(errno.ENOENT, "no such directory", root)
+        directories = set()
+        for path, entry in found.items():
+            name = path.removeprefix(start)
+            parent = name.rpartition("/")[0]
+            if not name.rpartition("/")[2]:
+                continue  # It marks a directory; see `list_dir`.
+            while parent and parent not in directories:
+                directories.add(parent)
+                yield parent, Stat(True, False, 0, 0.0)
+                parent = parent.rpartition("/")[0]
+            yield name, _stat(entry)
+
+
+# No wait for a store is longer than a few of these: fsspec tries again.
+_CONNECT_SECS, _READ_SECS, _TRIES = 5, 10, 2
+_BOUNDS: dict[str, dict[str, Any]] = {
+    "s3fs": {
+        "config_kwargs": {
+            "connect_timeout": _CONNECT_SECS,
+            "read_timeout": _READ_SECS,
+            # s3fs tries again; each of its tries would be several of these.
+            "retries": {"total_max_attempts": 1},
+        }
+    },
+    "adlfs": {
+        "connection_timeout": _CONNECT_SECS,
+        "read_timeout": _READ_SECS,
+    },
+    "gcsfs": {"requests_timeout": _READ_SECS},
+}
+
+
+@functools.lru_cache(maxsize=8)
+def _connected(scheme: str, process_id: int) -> Any:
+    """Returns the fsspec file system of a scheme in this process.
+
+    fsspec would keep one for each thread that ever used it.
+    """
+    import fsspec
+
+    options = {
+        # What other processes write must be seen at once.
+        **{"use_listings_cache": False, "skip_instance_cache": True},
+        **_BOUNDS[OBJECT_STORES[scheme]],
+    }
+    # The user's own settings, in fsspec's files and variables, come first.
+    options.update(fsspec.config.conf.get(scheme, {}))
+    store = fsspec.filesystem(scheme, **options)
+    if OBJECT_STORES[scheme] == "s3fs":
+        # It has no option for them: five, and five times five for a read.
+        store.retries = _TRIES
+    return store
+
+
+def _stat(entry: dict[str, Any]) -> Stat:
+    is_dir = entry["type"] == "directory"
+    changed = 0.0
+    for name in ("LastModified", "last_modified", "mtime", "created"):
+        found: Any = entry.get(name)
+        if hasattr(found, "timestamp") and not is_dir:
+            changed = found.timestamp()
+            break
+    return Stat(is_dir, not is_dir, int(entry["size"] or 0), changed)
+
+
+@contextlib.contextmanager
+def _os_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        raise
+    # Each store's client has errors of its own, for what no answer came to.
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        raise OSError(errno.EIO, text, path) from error
+
+
+def _create(file_system: FileSystem, path: str, content: bytes) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        file_system.stat(path)
+        raise FileExistsError(errno.EEXIST, "a file is there", path)
+    file_system.write(path, [content])
+
+
+def _of_scheme(scheme: str) -> FileSystem:
+    """TensorFlow's own file system for gs://, if this build of it has one."""
+    if scheme not in OBJECT_STORES:
+        return GFileSystem(scheme)
+    if scheme == "gs" and scheme in GFileSystem.schemes():
+        return GFileSystem(scheme)
+    return ObjectStore(scheme)
+
+
+def in_object_store(path: str | os.PathLike[str]) -> bool:
+    """Whether TensorFlow's own operations cannot read there."""
+    return isinstance(for_root(path)[0], ObjectStore)
+
+
 def for_root(root: str | os.PathLike[str]) -> tuple[FileSystem, str]:
     """Returns the file system of a path or URL, and the root made absolute."""
     if not isinstance(root, str | os.PathLike) or not os.fspath(root):
@@ -249,7 +496,7 @@ def for_root(root: str | os.PathLike[str]) -> tuple[FileSystem, str]:
         )
     text = os.fspath(root)
     if url := _URL.match(text):
-        return GFileSystem(url[1]), text.rstrip("/")
+        return _of_scheme(url[1]), text.rstrip("/")
     if _NEARLY_URL.match(text):
         raise ValueError(
             "A URL must have two slashes after its scheme, and a path; "
@@ -260,6 +507,9 @@ def for_root(root: str | os.PathLike[str]) -> tuple[FileSystem, str]:
 
 def walk(file_system: FileSystem, root: str) -> Iterator[tuple[str, Stat]]:
     """Yields the path below `root` and the `Stat` of all that is in it."""
+    if isinstance(file_system, ObjectStore):
+        yield from file_system.walk(root)
+        return
     pending = [""]
     while pending:
         parent = pending.pop()

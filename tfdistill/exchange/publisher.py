@@ -54,9 +54,10 @@ class Exchange(reader.VersionReader):
         """Touches no storage but the key's file.
 
         Args:
-          root: A directory, or a URL of a scheme that `tf.io.gfile` knows. It
-            need not exist. None, as `Cluster.exchange` is for a single group
-            without a launcher: nothing is published or found.
+          root: A directory, or a URL: `s3://` or `az://` with the extra
+            `cloud`, or of a scheme that `tf.io.gfile` knows. It need not exist.
+            None, as `Cluster.exchange` is for a single group without a
+            launcher: nothing is published or found.
           max_to_keep: Number of newest versions of a group that always stay;
             at least 2.
           min_keep_secs: Seconds that a version stays once it is superseded:

@@ -51,9 +51,10 @@ class VersionReader:
         """Touches no storage but the key's file.
 
         Args:
-          root: A directory, or a URL of a scheme that `tf.io.gfile` knows. It
-            need not exist. None, as for a single group without a launcher:
-            nothing is ever found, and `enabled` is False.
+          root: A directory, or a URL: `s3://` or `az://` with the extra
+            `cloud`, or of a scheme that `tf.io.gfile` knows. It need not exist.
+            None, as for a single group without a launcher: nothing is ever
+            found, and `enabled` is False.
           key: Versions that are not signed with it are refused; see
             `Exchange`.
           file_system: Used with `root` as it is. Default: what `root` asks for.

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistill.exchange import filesystem
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.exports import bundle_index
@@ -110,6 +111,11 @@ def load(
     With `trust`, whatever it holds, with a warning; else ValueError if it
     holds what may not run. ValueError too if it does not fit the student.
     """
+    if filesystem.in_object_store(directory):
+        raise ValueError(
+            "`saved_models` must be where TensorFlow itself can read; received "
+            f"{directory!r}. Copy it to a local directory first."
+        )
     try:
         graph_check.check_directory(directory)
     except (FileNotFoundError, NotADirectoryError) as error:

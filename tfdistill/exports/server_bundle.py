@@ -105,12 +105,14 @@ def read_rows(
     shards: Sequence[tf.Variable],
     *,
     half: int | None = None,
+    here: bool = False,
 ) -> bool:
     """Reads one tensor into variables, each on the task that holds it.
 
     They are `[rows_i, dim]` and follow one another; `half`, 0 or 1, is which
-    half of each one's rows to fill. Returns whether all values are finite;
-    they were written in any case.
+    half of each one's rows to fill. `here`: only this process can read the
+    files, which sends the rows. Returns whether all values are finite; they
+    were written in any case.
     """
     parts = 1 if half is None else 2
     counts = [int(shard.shape[0]) // parts for shard in shards]
@@ -121,13 +123,14 @@ def read_rows(
         offset = count * (half or 0)
         for first, last in _blocks(count, dim):
             where = f"{total} {dim} {start + first},{last - first}:0,{dim}"
-            with tf.device(shard.device):
+            with tf.device("CPU:0" if here else shard.device):
                 rows = tf.raw_ops.RestoreV2(
                     prefix=prefix,
                     tensor_names=[key],
                     shape_and_slices=[where],
                     dtypes=[stored],
                 )[0]
+            with tf.device(shard.device):
                 rows = tf.cast(rows, shard.dtype)
                 all_finite = tf.reduce_all(tf.math.is_finite(rows))
                 table_rows.write_rows(shard, offset + first, rows)

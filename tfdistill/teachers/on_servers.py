@@ -14,6 +14,7 @@ worker that runs the function, and made there if it is not.
 """
 
 import contextlib
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -27,6 +28,7 @@ import tensorflow as tf
 
 from tfdistill.embedding import layer
 from tfdistill.embedding import rows
+from tfdistill.exchange import filesystem
 from tfdistill.exchange import versions
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
@@ -219,10 +221,23 @@ class RemoteTeacher(teacher_lib.Teacher):
     ) -> saved_model.Snapshot:
         """Reads a version into the half that is not in use."""
         self._wait_until_free()
-        half, prefix = 1 - self.half, f"{version.path}/variables/variables"
+        # TensorFlow reads the tables, and nothing in an object store.
+        if not (self._tables and filesystem.in_object_store(version.path)):
+            self._read_halves(version.path, expected)
+            return []
+        storage, _ = filesystem.for_root(version.path)
+        with tempfile.TemporaryDirectory(prefix="tfdistill-peer-") as directory:
+            versions.copy_content(storage, version, directory)
+            self._read_halves(directory, expected, here=True)
+        return []
+
+    def _read_halves(
+        self, directory: str, expected: Any, *, here: bool = False
+    ) -> None:
+        half, prefix = 1 - self.half, f"{directory}/variables/variables"
         keys = list(expected)
         dense = saved_model.read_variables(
-            version.path,
+            directory,
             expected,
             only={keys[index] for index in self._masters},
         )
@@ -232,13 +247,12 @@ class RemoteTeacher(teacher_lib.Teacher):
                 rows.write_rows(master, half, row)
         for index, shards in self._tables.items():
             finite = server_bundle.read_rows(
-                prefix, keys[index], shards, half=half
+                prefix, keys[index], shards, half=half, here=here
             )
             if not finite:
                 raise peer.RejectedError(
                     f"{keys[index]} holds NaN or infinite values."
                 )
-        return []
 
     def _predict(self, values: Any, inputs: Any) -> list[Any]:
         """Runs the version in the half that is not in use."""

@@ -1,0 +1,98 @@
+"""Runs whose exchange is in an object store: moto's S3 server, over HTTP."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+import tfdistill
+from tests.cases import object_store
+from tests.programs import codistill as codistill_program
+from tfdistill.exchange import versions
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_NUM_STEPS = 200
+_OUTAGE_SECS = 2.0
+_WAIT_SECS = 120.0
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with object_store.serve() as server:
+        yield server
+
+
+def _newest(exchange, group):
+    found = exchange.latest(group)
+    return found.step if found else -1
+
+
+def _wait_for(run, exchange, step):
+    """Waits until both groups have published something as new as a step."""
+    deadline = time.monotonic() + _WAIT_SECS
+    while min(_newest(exchange, group) for group in range(2)) < step:
+        run.poll()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.multiprocess
+def test_groups_teach_each_other_through_a_store_that_fails_for_a_while(
+    tmp_path, s3, no_process_left
+):
+    url = f"{s3.url}/run"
+    program = pathlib.Path(codistill_program.__file__)
+    topology = local_cluster.LocalCluster(
+        command=(sys.executable, str(program), str(_NUM_STEPS), "0.05"),
+        workdir=str(tmp_path),
+        exchange=url,
+        num_groups=2,
+    )
+    with local_run.LocalRun(topology) as run:
+        key = topology.key_path.read_bytes().strip()
+        exchange = tfdistill.Exchange(url, key=key)
+        _wait_for(run, exchange, 10)
+        before = max(_newest(exchange, group) for group in range(2))
+        with s3.stopped():
+            deadline = time.monotonic() + _OUTAGE_SECS
+            while time.monotonic() < deadline:
+                run.poll()
+                time.sleep(0.05)
+        result = run.wait(timeout_secs=200)
+    assert result.exit_code == 0, result.groups
+    for group in range(2):
+        notes = json.loads((tmp_path / f"notes_{group}_0.json").read_text())
+        assert notes["steps"] == _NUM_STEPS
+        used = [version for (version,) in notes["versions"] if version >= 0]
+        assert used == sorted(used)
+        # It was taught, and went on to newer versions when it could again.
+        assert used[0] < used[-1]
+        assert used[-1] > before
+        newest = exchange.latest(group)
+        exchange.verify(newest)
+        assert newest.step == _NUM_STEPS
+    with pytest.raises(versions.CorruptVersionError, match="signed"):
+        tfdistill.Exchange(url, key=b"another key of a run").open(0, _NUM_STEPS)
+
+
+@pytest.mark.multiprocess
+def test_writers_killed_at_random_show_no_bad_version(s3, no_process_left):
+    """`benchmarks.exchange_kills` has the full number."""
+    command = [sys.executable, "-m", "benchmarks.exchange_kills"]
+    command += ["--kills=8", "--seed=7", f"--exchange={s3.url}"]
+    done = subprocess.run(
+        command, cwd=_ROOT, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["kills"], found["bad"]) == (8, 0), found
+    assert found["versions"] > 0 and found["reads"] > 0, found
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
