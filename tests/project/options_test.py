@@ -48,6 +48,10 @@ OPTIONS = {
         job_name=None sbatch=[] srun=[] max_restarts=3 max_requeues=100
         stop_secs=120 setup=None python=~ chdir=~ ports=15000-29999
     """,
+    "launch.promote": """
+        to=! group=0 step=None version_number=None exchange=None
+        examples=None notes=None sign_key=None trust_graph=False
+    """,
     "launch.quickstart": """
         workdir=~ recipe=digits num_groups=2 workers_per_group=2
         override=[]
