@@ -57,7 +57,7 @@ OPTIONS = {
         override=[]
     """,
     "launch.kubernetes": """
-        form=!{job|tfjob} name=! image=! num_groups=1
+        form=!{job|jobset|tfjob} name=! image=! num_groups=1
         workers_per_group=1 ps_per_group=0 workdir=! exchange=None
         volume_claim=None mount_path=None output=None recipe=None
         override=[] namespace=None key_secret=None service_account=None
@@ -65,6 +65,7 @@ OPTIONS = {
         memory_per_ps=None gpus_per_worker=0 shm_size=1Gi
         run_as_user=None node_selector=[] toleration=[] env=[]
         max_restarts=10 start_timeout_secs=1800 keep_secs=None
+        queue=None
     """,
     "tfdistill.launcher.command": """
         workdir=! num_groups=1 workers_per_group=1 ps_per_group=0
