@@ -21,7 +21,11 @@ from launch.kubernetes import run
 from tfdistill.launcher import command as launcher
 from tfdistill.system import programs
 
-_OBJECTS = {"job": objects_lib.job_objects, "tfjob": objects_lib.tfjob_objects}
+_OBJECTS = {
+    "job": objects_lib.job_objects,
+    "jobset": objects_lib.jobset_objects,
+    "tfjob": objects_lib.tfjob_objects,
+}
 _NOTES = """\
 The command after -- runs in each container with TF_CONFIG and TFDISTILL_* set.
 A recipe runs as python -m launch.train, so the image must contain this
@@ -41,8 +45,9 @@ def _add_options(options: programs.Flags) -> None:
     add = options.add
     add(
         "form",
-        "job: Indexed Jobs, which need no operator; tfjob: one TFJob of "
-        "Kubeflow's training operator for each group (legacy)",
+        "job: Indexed Jobs, which need no operator; jobset: one JobSet for "
+        "each group; tfjob: one TFJob of Kubeflow's training operator for each "
+        "group (legacy)",
         enum_values=run.FORMS,
         required=True,
     )
@@ -74,6 +79,7 @@ def _add_pods(options: programs.Flags) -> None:
         ("namespace", "<NAME>: namespace of all objects; default kubectl's"),
         ("key_secret", "<NAME>: Secret whose entry 'key' signs the versions"),
         ("service_account", "<NAME>: service account of the pods"),
+        ("queue", "<NAME>: LocalQueue of Kueue that admits each JobSet"),
         ("cpus_per_worker", "<CPUS>: for each worker and chief, such as 4"),
         ("memory_per_worker", "<SIZE>: for each worker and chief, such as 8Gi"),
         ("cpus_per_ps", "<CPUS>: for each ps; default: as for a worker"),

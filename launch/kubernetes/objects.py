@@ -1,4 +1,4 @@
-"""A run as objects of Kubernetes: pods, services, policies and Jobs.
+"""A run as objects of Kubernetes: pods, services, policies, Jobs and JobSets.
 
 TFJobs are the legacy form, at the end: their operator writes TF_CONFIG, makes a
 service for each task, and ends what is left once the group is done.
@@ -224,14 +224,29 @@ def job_objects(run: run_lib.Run) -> list[dict[str, Any]]:
 
 
 def _job(run: run_lib.Run, group: int, task_type: str) -> dict[str, Any]:
+    # The others of a group end with the first that is lost, so that one
+    # restart of the group may count for each of them.
+    retries = run.max_restarts * run.num_tasks
+    spec = _job_spec(run, group, task_type, retries, **_subdomain(run, group))
+    if run.keep_secs is not None:
+        spec["ttlSecondsAfterFinished"] = run.keep_secs
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata(run, group, run.job_name(group, task_type)),
+        "spec": spec,
+    }
+
+
+def _job_spec(
+    run: run_lib.Run, group: int, task_type: str, retries: int, **pod: Any
+) -> dict[str, Any]:
     size = run.sizes[task_type]
-    spec: dict[str, Any] = {
+    return {
         "completionMode": "Indexed",
         "completions": size,
         "parallelism": size,
-        # The others of a group end with the first that is lost, so that one
-        # restart of the group may count for each of them.
-        "backoffLimit": run.max_restarts * run.num_tasks,
+        "backoffLimit": retries,
         # A task's successor waits for its end, not only for its SIGTERM. With
         # a failure policy Kubernetes allows nothing else.
         "podReplacementPolicy": "Failed",
@@ -242,16 +257,8 @@ def _job(run: run_lib.Run, group: int, task_type: str) -> dict[str, Any]:
             task_type,
             extra_env=_identity(run, group, task_type),
             restartPolicy="Never",
-            **_subdomain(run, group),
+            **pod,
         ),
-    }
-    if run.keep_secs is not None:
-        spec["ttlSecondsAfterFinished"] = run.keep_secs
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": metadata(run, group, run.job_name(group, task_type)),
-        "spec": spec,
     }
 
 
@@ -312,7 +319,76 @@ def _identity(
     ]
 
 
-# Legacy: clusters that still have Kubeflow's training operator, version 1.
+_QUEUE = "kueue.x-k8s.io/queue-name"
+# Why Kubernetes ends a Job whose failure policy has a rule for its exit code.
+_BY_RULE = "PodFailurePolicy"
+
+
+def jobset_objects(run: run_lib.Run) -> list[dict[str, Any]]:
+    """Returns all objects of a run."""
+    found = []
+    for group in range(run.num_groups):
+        if run.num_tasks > 1:
+            found.append(policy(run, group))
+        found.append(_jobset(run, group))
+    return found
+
+
+def _jobset(run: run_lib.Run, group: int) -> dict[str, Any]:
+    name = run.group_name(group)
+    network: dict[str, Any] = {"enableDNSHostnames": run.num_tasks > 1}
+    if run.num_tasks > 1:
+        # The service that JobSet makes for the hosts of TF_CONFIG.
+        network |= {"subdomain": name, "publishNotReadyAddresses": True}
+    spec: dict[str, Any] = {
+        "network": network,
+        "failurePolicy": {
+            "maxRestarts": run.max_restarts,
+            # No task of the last attempt meets one of the next.
+            "restartStrategy": "BlockingRecreate",
+            # Other failures restart the group.
+            "rules": [
+                {
+                    "name": "hopeless",
+                    "action": "FailJobSet",
+                    "onJobFailureReasons": [_BY_RULE],
+                }
+            ],
+        },
+        "replicatedJobs": [
+            {
+                "name": task_type,
+                "replicas": 1,
+                "template": {
+                    "metadata": {"labels": labels(run, group)},
+                    # One lost task is enough to restart the group.
+                    "spec": _job_spec(run, group, task_type, 0),
+                },
+            }
+            for task_type in run.sizes
+        ],
+    }
+    if run.ps_per_group:
+        # Workers and servers never end by themselves.
+        spec["successPolicy"] = {
+            "operator": "All",
+            "targetReplicatedJobs": ["chief"],
+        }
+    if run.keep_secs is not None:
+        spec["ttlSecondsAfterFinished"] = run.keep_secs
+    found = metadata(run, group, name)
+    if run.queue is not None:
+        found["labels"][_QUEUE] = run.queue
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": found,
+        "spec": spec,
+    }
+
+
+# Legacy: clusters that still have Kubeflow's training operator, version 1. Its
+# successor supports no distributed TensorFlow (kubeflow/trainer#2699).
 _REPLICAS = {"chief": "Chief", "worker": "Worker", "ps": "PS"}
 
 

@@ -121,7 +121,9 @@ def literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-FORMS = ("tfjob", "job")
+FORMS = ("job", "jobset", "tfjob")
+# What JobSet puts after the name of a host to name a pod.
+_POD_SUFFIX = "-abcde"
 PORT = 2222
 _CHIEF_RETURN = "TFDISTILL_CHIEF_RETURN_SECS"
 _START_TIMEOUT = "TFDISTILL_START_TIMEOUT_SECS"
@@ -162,6 +164,7 @@ class Run(local_cluster.Topology):
     max_restarts: int = 10
     start_timeout_secs: int = 1800
     keep_secs: int | None = None
+    queue: str | None = None
 
     def __post_init__(self) -> None:
         """Validates the fields."""
@@ -212,11 +215,22 @@ class Run(local_cluster.Topology):
             ),
             key=len,
         )
+        if self.form == "jobset":
+            longest += _POD_SUFFIX
         check_label("name", self.name, longest)
         if self.namespace is not None:
             check_label("namespace", self.namespace, self.namespace)
         for name in ("volume_claim", "key_secret", "service_account"):
             check_object(name, getattr(self, name))
+        if self.queue is not None:
+            check_label("queue", self.queue, self.queue)
+            if self.form != "jobset":
+                raise error(
+                    "queue",
+                    "come with --form=jobset, whose groups Kueue admits whole",
+                    self.queue,
+                    "Leave it out.",
+                )
         for name in (
             "cpus_per_worker",
             "memory_per_worker",
@@ -286,12 +300,14 @@ class Run(local_cluster.Topology):
         tfdistill.Cluster.from_env(self.env)
 
     def group_name(self, group: int) -> str:
-        """Returns the name of a group's service, or of its TFJob."""
+        """Returns the name of a group's service, JobSet or TFJob."""
         return f"{self.name}-g{group}"
 
     def job_name(self, group: int, task_type: str) -> str:
         """Returns the name from which hosts of one type of task are made."""
-        return f"{self.group_name(group)}-{task_type}"
+        name = f"{self.group_name(group)}-{task_type}"
+        # A JobSet numbers the Jobs of each kind, and has one here.
+        return f"{name}-0" if self.form == "jobset" else name
 
     def host(self, group: int, task_type: str, index: int | str) -> str:
         """Returns the host name of one task."""

@@ -31,6 +31,20 @@ def of_kind(objects: list[dict], kind: str) -> dict[str, dict]:
     return {x["metadata"]["name"]: x for x in objects if x["kind"] == kind}
 
 
+def jobs(objects: list[dict]) -> dict[str, dict]:
+    """The Jobs by name, also those that JobSet makes of its own objects."""
+    found = of_kind(objects, "Job")
+    for name, each in of_kind(objects, "JobSet").items():
+        for replicated in each["spec"]["replicatedJobs"]:
+            assert replicated["replicas"] == 1
+            job = {"apiVersion": "batch/v1", "kind": "Job"}
+            found[f"{name}-{replicated['name']}-0"] = {
+                **job,
+                **replicated["template"],
+            }
+    return found
+
+
 def container(pod_template: Mapping[str, Any]) -> dict[str, Any]:
     """The one container of a pod."""
     (found,) = pod_template["spec"]["containers"]
@@ -70,6 +84,20 @@ def tasks(job: Mapping[str, Any]) -> Iterator[tuple[dict, list[str]]]:
         annotation = "batch.kubernetes.io/job-completion-index"
         env = environment(found, {annotation: str(index)})
         yield env, [expand(part, env) for part in found["command"]]
+
+
+def lost(given: Any, kept: Any, where: str) -> list[str]:
+    """Paths of what is in one tree and not in another, defaults aside."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        pairs = [(given[k], kept.get(k), f"{where}.{k}") for k in given]
+    elif isinstance(given, list) and isinstance(kept, list):
+        if len(given) != len(kept):
+            return [where]
+        both = zip(given, kept, strict=True)
+        pairs = [(x, y, f"{where}[{i}]") for i, (x, y) in enumerate(both)]
+    else:
+        return [] if given == kept else [where]
+    return [path for pair in pairs for path in lost(*pair)]
 
 
 _PLAIN = {"str": str, "int": int, "bool": bool, "float": float}

@@ -72,7 +72,7 @@ def test_objects_are_those_of_kubernetes(capsys, topology, form, version):
         version = validate.latest_version()
     objects = manifest_cases.write(capsys, f"--form={form}", *topology)
     for found in objects:
-        if found["kind"] == "TFJob":
+        if found["kind"] in ("JobSet", "TFJob"):
             continue  # Of an operator; below.
         assert validate.validate(found, version, strict=True)
         broken = copy.deepcopy(found)
@@ -110,27 +110,67 @@ def test_tfjobs_are_those_of_the_operator(capsys, topology):
             assert validate.validate(as_pod, "1.29", strict=True)
 
 
+@pytest.mark.parametrize("version", ["1.29", "newest"])
+def test_jobsets_are_those_of_the_published_models(capsys, topology, version):
+    validate = pytest.importorskip("kubernetes_validate")
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    if version == "newest":
+        version = validate.latest_version()
+    queue = "--queue=research"
+    objects = manifest_cases.write(capsys, "--form=jobset", queue, *topology)
+    jobsets = manifest_cases.of_kind(objects, "JobSet").values()
+
+    def unknown(found):
+        # What the models do not know is not in what they return.
+        known = models.JobsetV1alpha2JobSet.from_dict(found).to_dict()
+        return manifest_cases.lost(found, known, found["kind"])
+
+    for found in jobsets:
+        assert found["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+        assert unknown(found) == []
+        broken = copy.deepcopy(found)
+        broken["spec"]["failurePolicy"]["restarts"] = 3
+        assert unknown(broken) == ["JobSet.spec.failurePolicy.restarts"]
+        broken = copy.deepcopy(found)
+        broken["spec"]["failurePolicy"]["maxRestarts"] = "3"
+        with pytest.raises(ValueError, match="maxRestarts"):
+            unknown(broken)
+    for name, job in manifest_cases.jobs(objects).items():
+        named = {**job, "metadata": {**job["metadata"], "name": name}}
+        assert validate.validate(named, version, strict=True)
+
+
 # --- Indexed Jobs ------------------------------------------------------------
 
 
-def test_each_pod_of_a_job_is_one_task(capsys):
-    objects = manifest_cases.write(capsys, "--form=job", *FULL, *SERVERS)
+@pytest.mark.parametrize("form", ["job", "jobset"])
+def test_each_pod_of_a_job_is_one_task(capsys, form):
+    objects = manifest_cases.write(capsys, f"--form={form}", *FULL, *SERVERS)
     services = manifest_cases.of_kind(objects, "Service")
-    jobs = manifest_cases.of_kind(objects, "Job")
+    jobsets = manifest_cases.of_kind(objects, "JobSet")
+    jobs = manifest_cases.jobs(objects)
     assert len(jobs) == 6
     names, addresses = set(), set()
     for job_name, job in jobs.items():
         pod = job["spec"]["template"]
-        service = services[pod["spec"]["subdomain"]]
-        selector = service["spec"]["selector"]
-        assert selector.items() <= pod["metadata"]["labels"].items()
-        assert service["spec"]["clusterIP"] == "None"
-        assert service["spec"]["publishNotReadyAddresses"] is True
+        group_name = job_name.rpartition(f"-{job_name[8:]}")[0]
+        if form == "job":
+            service = services[pod["spec"]["subdomain"]]["spec"]
+            labels = pod["metadata"]["labels"]
+            assert service["selector"].items() <= labels.items()
+            assert service["clusterIP"] == "None"
+        else:
+            # JobSet makes the service, and sets the subdomain of its pods.
+            assert not services and "subdomain" not in pod["spec"]
+            service = jobsets[group_name]["spec"]["network"]
+            assert service["subdomain"] == group_name
+            assert service["enableDNSHostnames"] is True
+        assert service["publishNotReadyAddresses"] is True
         for index, (env, command) in enumerate(manifest_cases.tasks(job)):
             del env["TASK_INDEX"]
             cluster = identity.Cluster.from_env(env)
             names.add((cluster.group, cluster.task_name))
-            host = f"{job_name}-{index}.{service['metadata']['name']}"
+            host = f"{job_name}-{index}.{group_name}"
             assert cluster.address == f"{host}:2222"
             addresses |= {a for hosts in cluster.spec.values() for a in hosts}
             assert (cluster.workdir, cluster.exchange) == (
@@ -144,10 +184,15 @@ def test_each_pod_of_a_job_is_one_task(capsys):
     assert len(addresses) == len(names)
 
 
-def test_single_tasks_need_no_cluster(capsys):
-    objects = manifest_cases.write(capsys, "--form=job", *GROUPS)
-    assert [found["kind"] for found in objects] == ["Job", "Job"]
-    for group, job in enumerate(objects):
+@pytest.mark.parametrize(
+    ("form", "kind"), [("job", "Job"), ("jobset", "JobSet")]
+)
+def test_single_tasks_need_no_cluster(capsys, form, kind):
+    objects = manifest_cases.write(capsys, f"--form={form}", *GROUPS)
+    assert [found["kind"] for found in objects] == [kind, kind]
+    for jobset in manifest_cases.of_kind(objects, "JobSet").values():
+        assert jobset["spec"]["network"] == {"enableDNSHostnames": False}
+    for group, job in enumerate(manifest_cases.jobs(objects).values()):
         ((env, _),) = manifest_cases.tasks(job)
         assert "TF_CONFIG" not in env
         assert identity.Cluster.from_env(env).group == group
@@ -173,6 +218,43 @@ def test_a_job_retries_what_a_retry_can_mend(capsys):
             restarts = restarts_lib.GroupRestarts(limit=1)
             delay, _ = restarts.plan_after(code, port_taken=False)
             assert (delay is None) == (code in codes["values"])
+
+
+# --- JobSets -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("servers", [(), SERVERS], ids=["workers", "servers"])
+def test_a_group_restarts_whole_and_is_queued_whole(capsys, servers):
+    options = ("--form=jobset", "--queue=research", *FULL, *servers)
+    objects = manifest_cases.write(capsys, *options)
+    jobsets = manifest_cases.of_kind(objects, "JobSet")
+    assert list(jobsets) == ["run1-g0", "run1-g1"]
+    for jobset in jobsets.values():
+        labels = jobset["metadata"]["labels"]
+        assert labels["kueue.x-k8s.io/queue-name"] == "research"
+        spec = jobset["spec"]
+        assert spec["ttlSecondsAfterFinished"] == 3600
+        kinds = [found["name"] for found in spec["replicatedJobs"]]
+        assert kinds == (["chief", "worker", "ps"] if servers else ["worker"])
+        # Workers of a chief wait for it for ever.
+        success = {"operator": "All", "targetReplicatedJobs": ["chief"]}
+        assert spec.get("successPolicy") == (success if servers else None)
+        policy = spec["failurePolicy"]
+        assert policy["maxRestarts"] == 3
+        assert policy["restartStrategy"] == "BlockingRecreate"
+        (rule,) = policy["rules"]
+        assert rule["action"] == "FailJobSet"
+        assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
+    for job in manifest_cases.jobs(objects).values():
+        # One lost pod ends its Job, and by that the attempt of its group.
+        assert job["spec"]["backoffLimit"] == 0
+        assert "ttlSecondsAfterFinished" not in job["spec"]
+        hopeless, disrupted = job["spec"]["podFailurePolicy"]["rules"]
+        # Only what no restart mends has the reason of the rule above.
+        assert hopeless["action"] == "FailJob"
+        assert 75 not in hopeless["onExitCodes"]["values"]
+        assert {2, 65} <= set(hopeless["onExitCodes"]["values"])
+        assert disrupted["action"] == "Ignore"
 
 
 # --- TFJobs ------------------------------------------------------------------
@@ -245,9 +327,9 @@ def test_no_evaluator_and_no_way_in_for_others(capsys, form):
 
 
 def _pods(objects):
+    for job in manifest_cases.jobs(objects).values():
+        yield job["spec"]["template"]
     for found in objects:
-        if found["kind"] == "Job":
-            yield found["spec"]["template"]
         for replicas in found["spec"].get("tfReplicaSpecs", {}).values():
             yield replicas["template"]
 
@@ -395,6 +477,11 @@ def test_the_longest_generated_name_decides(capsys):
     )
     assert f"leave room for '{name}-g10-worker-10'" in message
     assert "Shorten it by 1." in message
+    # JobSet puts the number of the Job and a suffix of its own into a name.
+    options[0] = "--form=jobset"
+    message = _refused(capsys, *options, "--image=i")
+    assert f"leave room for '{name}-g0-worker-0-0-abcde'" in message
+    assert "Shorten it by 7." in message
 
 
 @pytest.mark.parametrize(
@@ -415,6 +502,7 @@ def test_the_longest_generated_name_decides(capsys):
         ),
         ("--cpus_per_worker=0", "`cpus_per_worker` must be a positive"),
         ("--cpus_per_ps=1", "left out if ps_per_group is 0"),
+        ("--queue=research", "`queue` must come with --form=jobset"),
         ("--namespace=a.b", "`namespace` must be a DNS label"),
         ("--key_secret=Key", "`key_secret` must be the name of an object"),
         ("--mount_path=/data", "`workdir` must lie in mount_path, '/data'"),

@@ -40,7 +40,7 @@ _EXPECTED = {
     "offline_train.py": "val_accuracy",
     "--workdir=/tmp/apart": "group 1 done",
     "churn.py": "mean absolute churn: 0.",
-    "promote.py": "/served/digits/300",
+    "launch.promote": "/served/digits/300",
     "ask.py": "'outputs': TensorSpec(shape=(None, 10)",
 }
 

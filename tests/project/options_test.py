@@ -48,12 +48,16 @@ OPTIONS = {
         job_name=None sbatch=[] srun=[] max_restarts=3 max_requeues=100
         stop_secs=120 setup=None python=~ chdir=~ ports=15000-29999
     """,
+    "launch.promote": """
+        to=! group=0 step=None version_number=None exchange=None
+        examples=None notes=None sign_key=None trust_graph=False
+    """,
     "launch.quickstart": """
         workdir=~ recipe=digits num_groups=2 workers_per_group=2
         override=[]
     """,
     "launch.kubernetes": """
-        form=!{job|tfjob} name=! image=! num_groups=1
+        form=!{job|jobset|tfjob} name=! image=! num_groups=1
         workers_per_group=1 ps_per_group=0 workdir=! exchange=None
         volume_claim=None mount_path=None output=None recipe=None
         override=[] namespace=None key_secret=None service_account=None
@@ -61,6 +65,7 @@ OPTIONS = {
         memory_per_ps=None gpus_per_worker=0 shm_size=1Gi
         run_as_user=None node_selector=[] toleration=[] env=[]
         max_restarts=10 start_timeout_secs=1800 keep_secs=None
+        queue=None
     """,
     "tfdistill.launcher.command": """
         workdir=! num_groups=1 workers_per_group=1 ps_per_group=0

@@ -82,10 +82,11 @@ _PUBLIC = {
 }
 # `observe`: a launcher checks --profile_steps without TensorFlow, and a recipe
 # writes its TensorBoard files where `fit` would. `system`: what programs share.
-# `cluster`: the exit codes of a task.
+# `cluster`: the exit codes of a task. `exports`: `launch.promote` checks an
+# unsigned graph as teachers are checked.
 _OF_PROGRAMS = {
-    *("cluster", "doctor", "exchange", "launcher", "observe", "slurm"),
-    *("status", "system"),
+    *("cluster", "doctor", "exchange", "exports", "launcher", "observe"),
+    *("slurm", "status", "system"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The containers of a Job as real processes, as the kubelet would run them."""
+"""The containers of Jobs as real processes, as the kubelet would run them."""
 
 import json
 import os
@@ -64,22 +64,27 @@ def start(tmp_path):
         process.wait(LIMIT_SECS)
 
 
-def test_a_job_trains_and_goes_on_after_the_loss_of_a_pod(
+def test_a_group_trains_and_goes_on_after_the_loss_of_a_pod(
     tmp_path, capsys, start
 ):
     workdir = tmp_path / "run"
     changes = ("num_steps=300", "backup_every_steps=20")
-    objects = manifest_cases.write(
-        capsys,
-        "--form=job",
-        "--workers_per_group=2",
-        "--volume_claim=runs",
-        "--key_secret=run1-key",
-        f"--workdir={workdir}",
-        "--recipe=digits",
-        *(f"--override={change}" for change in changes),
-    )
-    (job,) = manifest_cases.of_kind(objects, "Job").values()
+
+    def job_of(form):
+        objects = manifest_cases.write(
+            capsys,
+            f"--form={form}",
+            "--workers_per_group=2",
+            "--volume_claim=runs",
+            "--key_secret=run1-key",
+            f"--workdir={workdir}",
+            "--recipe=digits",
+            *(f"--override={change}" for change in changes),
+        )
+        (job,) = manifest_cases.jobs(objects).values()
+        return job
+
+    job = job_of("job")
     first, second = start(job)
     end = time.monotonic() + LIMIT_SECS
     backup = workdir / "group_0" / "backup"
@@ -93,8 +98,9 @@ def test_a_job_trains_and_goes_on_after_the_loss_of_a_pod(
     code = first.wait(LIMIT_SECS)
     assert code == 75, first.log.read_text()[-2000:]
     assert code not in rules[0]["onExitCodes"]["values"]
-    # Both pods are replaced, at other addresses under the same names.
-    again = start(job)
+    # Both pods are replaced, at other addresses, by those of a JobSet: what
+    # one form has begun another goes on with.
+    again = start(job_of("jobset"))
     for process in again:
         assert process.wait(LIMIT_SECS) == 0, process.log.read_text()[-2000:]
     result = json.loads((workdir / "results.json").read_text())

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tfdistill.backup import inputs
 from tfdistill.backup import replicas
 from tfdistill.backup import store
 from tfdistill.cluster import ending
@@ -45,6 +46,7 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(backup.end)
         if not replicas_lib.on_servers(strategy):
+            inputs.check(arguments)
             others = [c for c in callbacks if c is not backup]
             point = backup.begin(model, others)
             if point is not None:

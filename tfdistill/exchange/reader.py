@@ -75,6 +75,14 @@ class VersionReader:
         self._seen: dict[int, float] = {}
         self._passed_over: dict[tuple[int, int], int] = {}
 
+    @property
+    def has_key(self) -> bool:
+        """Whether versions that are not signed with this run's key are refused.
+
+        Without a key no signature is checked.
+        """
+        return self._signer is not None
+
     def group_path(self, group: int) -> str:
         """Returns the directory of a group's versions."""
         name = run_files.group_name(versions.index("group", group))

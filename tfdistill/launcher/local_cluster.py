@@ -241,7 +241,7 @@ class LocalCluster(Topology):
     @property
     def key_path(self) -> pathlib.Path:
         """File of the key that the tasks sign with, unless they inherit one."""
-        return pathlib.Path(self.workdir, "exchange.key")
+        return pathlib.Path(self.workdir, run_files.KEY)
 
     @property
     def num_ports(self) -> int:

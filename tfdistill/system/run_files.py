@@ -9,6 +9,8 @@ from typing import IO
 
 # What the chief of a group logs, in the group's directory.
 METRICS = "metrics.jsonl"
+# What the groups of a launch sign their versions with.
+KEY = "exchange.key"
 
 _GROUP = re.compile(r"group_(0|[1-9][0-9]{0,5})")
 

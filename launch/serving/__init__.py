@@ -1,0 +1,1 @@
+"""Hands versions of a run over to TensorFlow Serving, with a model card."""

@@ -1,0 +1,137 @@
+"""Inputs from elsewhere: those that resume, and those that are told of."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import golden_files
+
+service_lib = tf.data.experimental.service
+_SIZE, _BATCH, _STOP_STEP = 20, 4, 7
+X, Y = golden_files.features()[:_SIZE], golden_files.labels()[:_SIZE]
+
+
+@pytest.fixture
+def service():
+    """The address of a tf.data service with one worker, in this process."""
+    dispatcher = service_lib.DispatchServer()
+    address = dispatcher.target.partition("://")[2]
+    worker = service_lib.WorkerServer(
+        service_lib.WorkerConfig(dispatcher_address=address)
+    )
+    yield dispatcher.target
+    worker._stop()
+    dispatcher._stop()
+
+
+def _of_service(target, **more):
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(_SIZE, seed=3)
+    # Keras would warn at the end of data whose size it does not know.
+    return (
+        data.repeat()
+        .batch(_BATCH)
+        .apply(
+            service_lib.distribute(
+                processing_mode=service_lib.ShardingPolicy.OFF,
+                service=target,
+                **more,
+            )
+        )
+    )
+
+
+def _of_grain():
+    grain = pytest.importorskip("grain")
+    source = grain.MapDataset.source(range(_SIZE)).seed(7).shuffle()
+    return source.map(lambda i: (X[i], Y[i])).repeat().batch(_BATCH)
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches in a fixed order."""
+
+    def __len__(self):
+        return _SIZE // _BATCH
+
+    def __getitem__(self, index):
+        rows = slice(index * _BATCH, (index + 1) * _BATCH)
+        return X[rows], Y[rows]
+
+
+def _fit(data, directory, *, stops=False, **more):
+    """The weights after two epochs of five steps, and where they resumed.
+
+    If it stops, it does so after a backup in the second epoch.
+    """
+    keras.utils.set_random_seed(5)
+    model = golden_files.compiled(
+        golden_files.small_student(), keras.optimizers.Adam(0.05)
+    )
+    backup = tfdistill.Backup(directory)
+
+    def stop(batch, logs):
+        if stops and int(model.optimizer.iterations.numpy()) == _STOP_STEP:
+            backup.backup_now()
+            raise golden_files.Stopped
+
+    # At the next one's begin: other callbacks end a batch before the backup.
+    watch = keras.callbacks.LambdaCallback(on_train_batch_begin=stop)
+    try:
+        model.fit(data, epochs=2, verbose=0, callbacks=[backup, watch], **more)
+    except golden_files.Stopped:
+        pass
+    return model.student.get_weights(), backup.resumed_step
+
+
+def _check_resumes(make, tmp_path, **more):
+    whole, _ = _fit(make(), tmp_path / "whole", **more)
+    _fit(make(), tmp_path / "cut", stops=True, **more)
+    resumed, step = _fit(make(), tmp_path / "cut", **more)
+    assert step == _STOP_STEP
+    for found, wanted in zip(resumed, whole, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_data_service_of_one_worker_resumes(tmp_path, service, caplog):
+    _check_resumes(lambda: _of_service(service), tmp_path, steps_per_epoch=5)
+    assert "several workers delivers its batches in another" in caplog.text
+
+
+def test_a_shared_job_of_a_data_service_is_refused(tmp_path, service):
+    data = _of_service(service, job_name="ours").map(lambda x, y: (x, y))
+    with pytest.raises(
+        ValueError, match="no `job_name` if .* received b'ours'"
+    ):
+        _fit(data.prefetch(1), tmp_path, steps_per_epoch=5)
+
+
+@pytest.mark.parametrize("how", ["itself", "generator", "from_generator"])
+def test_grain_resumes(tmp_path, how):
+    def make():
+        data = _of_grain().to_iter_dataset()
+        if how == "itself":
+            return data
+        if how == "generator":
+            return (batch for batch in data)
+        return tf.data.Dataset.from_generator(
+            lambda: iter(data),
+            output_signature=(
+                tf.TensorSpec([None, X.shape[1]], X.dtype),
+                tf.TensorSpec([None], Y.dtype),
+            ),
+        )
+
+    shuffle = {} if how == "from_generator" else {"shuffle": False}
+    _check_resumes(make, tmp_path, steps_per_epoch=5, **shuffle)
+
+
+def test_a_shuffled_pydataset_is_told_of(tmp_path, caplog):
+    _check_resumes(Batches, tmp_path, shuffle=False)
+    assert "PyDataset" not in caplog.text
+    _fit(Batches(), tmp_path / "shuffled")
+    assert "shuffles the batches of a PyDataset anew" in caplog.text
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
