@@ -9,7 +9,7 @@ import tfdistill
 from tests.cases import golden_files
 
 service_lib = tf.data.experimental.service
-_SIZE, _BATCH, _STOP_STEP = 20, 4, 7
+_SIZE, _BATCH, _BACKUP_STEP = 20, 4, 7
 X, Y = golden_files.features()[:_SIZE], golden_files.labels()[:_SIZE]
 
 
@@ -27,19 +27,12 @@ def service():
 
 
 def _of_service(target, **more):
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(_SIZE, seed=3)
-    # Keras would warn at the end of data whose size it does not know.
-    return (
-        data.repeat()
-        .batch(_BATCH)
-        .apply(
-            service_lib.distribute(
-                processing_mode=service_lib.ShardingPolicy.OFF,
-                service=target,
-                **more,
-            )
-        )
+    distribute = service_lib.distribute(
+        processing_mode=service_lib.ShardingPolicy.OFF, service=target, **more
     )
+    # Keras would warn at the end of data whose size it does not know.
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat().batch(_BATCH)
+    return data.apply(distribute)
 
 
 def _of_grain():
@@ -68,15 +61,14 @@ def _fit(data, directory, *, stops=False, **more):
     model = golden_files.compiled(
         golden_files.small_student(), keras.optimizers.Adam(0.05)
     )
-    backup = tfdistill.Backup(directory)
+    # One only: the next would be left out while this one is written.
+    backup = tfdistill.Backup(directory, every_steps=_BACKUP_STEP)
 
     def stop(batch, logs):
-        if stops and int(model.optimizer.iterations.numpy()) == _STOP_STEP:
-            backup.backup_now()
+        if stops and int(model.optimizer.iterations.numpy()) > _BACKUP_STEP:
             raise golden_files.Stopped
 
-    # At the next one's begin: other callbacks end a batch before the backup.
-    watch = keras.callbacks.LambdaCallback(on_train_batch_begin=stop)
+    watch = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
     try:
         model.fit(data, epochs=2, verbose=0, callbacks=[backup, watch], **more)
     except golden_files.Stopped:
@@ -88,14 +80,14 @@ def _check_resumes(make, tmp_path, **more):
     whole, _ = _fit(make(), tmp_path / "whole", **more)
     _fit(make(), tmp_path / "cut", stops=True, **more)
     resumed, step = _fit(make(), tmp_path / "cut", **more)
-    assert step == _STOP_STEP
+    assert step == _BACKUP_STEP
     for found, wanted in zip(resumed, whole, strict=True):
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_a_data_service_of_one_worker_resumes(tmp_path, service, caplog):
-    _check_resumes(lambda: _of_service(service), tmp_path, steps_per_epoch=5)
-    assert "several workers delivers its batches in another" in caplog.text
+def test_the_order_of_a_data_service_is_told_of(tmp_path, service, caplog):
+    _fit(_of_service(service), tmp_path, steps_per_epoch=5)
+    assert "A tf.data service may deliver its batches in another" in caplog.text
 
 
 def test_a_shared_job_of_a_data_service_is_refused(tmp_path, service):

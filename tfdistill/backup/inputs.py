@@ -38,10 +38,9 @@ def check(arguments: Mapping[str, Any]) -> None:
                 "out, or train without a backup."
             )
         _log.warning(
-            "A tf.data service of several workers delivers its batches in "
-            "another order each time: after a resume, some of the epoch in "
-            "progress come twice and others not at all. Give the service one "
-            "worker, or back up only at the end of epochs that read all data."
+            "A tf.data service may deliver its batches in another order after "
+            "a resume: some of them then come twice and others not at all. For "
+            "an exact resume, read the data in the training's own processes."
         )
 
 
