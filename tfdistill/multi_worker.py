@@ -189,7 +189,8 @@ class MultiWorkerTraining(_Base):
     def _is_split(self, name: str) -> bool:
         """Whether several replicas run a method that knows of one device."""
         several = self.distribute_strategy.num_replicas_in_sync > 1
-        return several and own_steps.is_own(type(self.stepping), name)
+        kind = type(self.stepping)
+        return several and own_steps.is_for_one_device(kind, name)
 
     def _on_replicas(self, name: str) -> own_steps.Step:
         step = getattr(self, name)

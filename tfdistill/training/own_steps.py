@@ -29,9 +29,26 @@ def is_own(kind: type, name: str) -> bool:
     return home.__module__.partition(".")[0] not in ("keras", "tfdistill")
 
 
+def is_for_one_device(kind: type, name: str) -> bool:
+    """Whether a method is a user's own, and does not extend this package's.
+
+    One that calls this package's by `super()` leaves the replicas to it.
+    """
+    for base in kind.__mro__:
+        if name not in vars(base):
+            continue
+        package = base.__module__.partition(".")[0]
+        if package in ("keras", "tfdistill"):
+            return package == "keras" and is_own(kind, name)
+        code = getattr(vars(base)[name], "__code__", None)
+        if code is None or "super" not in code.co_names:
+            return True
+    return False
+
+
 def check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Checks that a model's own `train_step` can run under a strategy."""
-    if not is_own(type(model), "train_step"):
+    if not is_for_one_device(type(model), "train_step"):
         return
     name = f"{type(model).__name__}.train_step"
     remedy = (
