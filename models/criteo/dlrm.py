@@ -22,7 +22,8 @@ def build_dlrm(
     arXiv:1906.00091: a tower over the integers ends in a vector as long as an
     embedding; the dot products of all pairs of these vectors and the tower's
     output go into a second tower. The default sizes are those that the authors
-    publish for this data. Needs keras-rs (`tfdistill[recommenders]`).
+    publish for this data. Needs keras-rs (`tfdistill[recommenders]`), and
+    so does who loads a file of the model: `import keras_rs` before.
 
     Args:
         field_sizes: Rows of the table of each category column, or one number

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import keras
+import keras_rs  # noqa: F401 - has Keras find the layers of a DLRM's file.
 import numpy as np
 import pytest
 
