@@ -99,7 +99,7 @@ def test_it_trains_as_keras_rs(on_servers, monkeypatch):
         if on_servers and layer is layers_of[1]:
             server_cases.pretend(monkeypatch)
         model = wrap(_model(layer))
-        model.compile(keras.optimizers.SGD(0.5), "mse")
+        model.compile(keras.optimizers.SGD(0.02), "mse")
         model.fit(data, epochs=2, verbose=0, shuffle=False)
         found = model.predict(data, verbose=0)
         weights.append(found)
