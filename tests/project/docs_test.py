@@ -237,10 +237,7 @@ def _reader_has(tmp_path):
 
 
 # Sizes that only cost time, by page.
-_SMALLER = {
-    "docs/parameter_servers.md": [("100_000", "100")],
-    "docs/several_workers.md": [("100_000", "100")],
-}
+_SMALLER = {"docs/parameter_servers.md": [("100_000", "100")]}
 
 
 @pytest.fixture
