@@ -5,6 +5,8 @@
 replicas, workers and parameter servers.
 """
 
+import copy
+
 import keras
 import numpy as np
 import pytest
@@ -138,11 +140,12 @@ def test_what_it_cannot_train_is_refused(model, message):
         tfdistill.DistributedModel(model())
 
 
-def test_a_copy_trains_alone():
+@pytest.mark.parametrize("copied", [copy.deepcopy, keras.models.clone_model])
+def test_a_copy_is_one_of_the_model_inside(copied):
     model = _model()
-    copy = keras.models.clone_model(model)
-    assert type(copy) is tfdistill.DistributedModel
-    assert copy.model is not model.model
+    found = copied(model)
+    assert type(found) is tfdistill.DistributedModel
+    assert found.model is not model.model
 
 
 if __name__ == "__main__":

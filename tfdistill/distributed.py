@@ -74,12 +74,11 @@ class DistributedModel(
         self.model = model
         self.built = model.built
 
-    @property
-    def wrapped(self) -> keras.Model:
-        """The model that was given."""
+    def wrapped_model(self) -> keras.Model:
+        """Returns the model that was given."""
         return self.model
 
-    stepping = wrapped
+    stepping_model = wrapped_model
 
     @property
     def _has_own(self) -> bool:

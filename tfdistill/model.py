@@ -222,9 +222,8 @@ class CodistillModel(
             before_tracing=functools.partial(self.codistillation.attach, self),
         )
 
-    @property
-    def wrapped(self) -> keras.Model:
-        """The student."""
+    def wrapped_model(self) -> keras.Model:
+        """Returns the student."""
         return self.student
 
     @property

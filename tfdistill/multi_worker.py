@@ -79,9 +79,11 @@ class MultiWorkerTraining(_Base):
             self._trainer_made = self.make_trainer()
         return self._trainer_made
 
-    @property
-    def stepping(self) -> keras.Model:
-        """The model whose own `train_step` or loss is run, if it has one."""
+    def stepping_model(self) -> keras.Model:
+        """Returns the model whose own `train_step` or loss is run, if any.
+
+        A method: Keras saves the models that it finds in properties.
+        """
         return self
 
     # ---- Keras' methods ----
@@ -107,7 +109,7 @@ class MultiWorkerTraining(_Base):
             not is_alone or replicas.on_servers(strategy)
         ):
             arguments["jit_compile"] = False
-        own_steps.check(self.stepping, strategy)
+        own_steps.check(self.stepping_model(), strategy)
         super().compile(**arguments)
         self.trainer.compiled()
 
@@ -171,7 +173,7 @@ class MultiWorkerTraining(_Base):
         if self.train_function is None or force:
             super().make_train_function(force=True)  # Traces nothing.
             if self._is_split("train_step"):
-                own_steps.take_gradients(self.stepping)
+                own_steps.take_gradients(self.stepping_model())
             self.train_function = self.trainer.train_function(
                 self._on_replicas("train_step"), self.train_function
             )
@@ -189,7 +191,7 @@ class MultiWorkerTraining(_Base):
     def _is_split(self, name: str) -> bool:
         """Whether several replicas run a method that knows of one device."""
         several = self.distribute_strategy.num_replicas_in_sync > 1
-        kind = type(self.stepping)
+        kind = type(self.stepping_model())
         return several and own_steps.is_for_one_device(kind, name)
 
     def _on_replicas(self, name: str) -> own_steps.Step:
