@@ -61,6 +61,7 @@ class RecipeChecks:
         from launch.task import students
         from launch.task import training
         from tfdistill import data_checks
+        from tfdistill.doctor import embeddings
 
         name, config = examination.DATA, self._config
         keras.config.set_dtype_policy(config.dtype_policy)
@@ -84,6 +85,9 @@ class RecipeChecks:
             if result.status == check.FAILED:
                 return
         self._student, self._spec = student, datasets[0].element_spec[0]
+        yield from embeddings.examine(
+            student, on_servers=cluster.uses_parameter_servers
+        )
 
     def _described(self) -> Any:
         """Returns the student, as teachers must agree with it."""

@@ -249,6 +249,17 @@ def criteo() -> Config:
     )
 
 
+def criteo_dlrm() -> Config:
+    """Returns the run of `criteo` with a DLRM in the place of its network.
+
+    The network of Naumov et al. 2019 (arXiv:1906.00091), of keras-rs' layers:
+    `pip install tfdistill[recommenders]`.
+    """
+    return dataclasses.replace(
+        criteo(), recipe="criteo_dlrm", model=sections.Model(name="criteo_dlrm")
+    )
+
+
 def criteo_small() -> Config:
     """Returns a run on some thousand rows of clicks: a minute on 2 cores."""
     return Config(
@@ -292,6 +303,7 @@ RECIPES: Mapping[str, Callable[[], Config]] = {
         cifar10,
         cifar10_small,
         criteo,
+        criteo_dlrm,
         criteo_small,
         digits,
         imagenet,

@@ -14,8 +14,8 @@ import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill import losses
 from tfdistill import model as model_lib
+from tfdistill import multi_worker
 from tfdistill import schedules
-from tfdistill.training import multi_worker
 
 _X, _Y = cases.data()
 

@@ -22,9 +22,16 @@ if typing.TYPE_CHECKING:
     from tfdistill.callbacks import TeacherLoader as TeacherLoader
     from tfdistill.cluster.identity import Cluster as Cluster
     from tfdistill.cluster.strategy import make_strategy as make_strategy
+    from tfdistill.distributed import DistributedModel as DistributedModel
+    from tfdistill.embedding.features import (
+        FeatureEmbedding as FeatureEmbedding,
+    )
     from tfdistill.embedding.layer import ShardedEmbedding as ShardedEmbedding
     from tfdistill.exchange.publisher import Exchange as Exchange
     from tfdistill.model import CodistillModel as CodistillModel
+    from tfdistill.multi_worker import (
+        MultiWorkerTraining as MultiWorkerTraining,
+    )
     from tfdistill.observe.best_effort import BestEffort as BestEffort
     from tfdistill.observe.run_log import RunLog as RunLog
     from tfdistill.observe.summaries import Summaries as Summaries
@@ -32,9 +39,6 @@ if typing.TYPE_CHECKING:
     from tfdistill.teachers.gates import Canary as Canary
     from tfdistill.teachers.teacher_set import TeacherSet as TeacherSet
     from tfdistill.training.guards import FiniteLoss as FiniteLoss
-    from tfdistill.training.multi_worker import (
-        MultiWorkerTraining as MultiWorkerTraining,
-    )
 
 _MODULES = ("data", "data_checks", "losses", "metrics", "schedules")
 _HOMES = {
@@ -43,10 +47,12 @@ _HOMES = {
     "Canary": "teachers.gates",
     "Cluster": "cluster.identity",
     "CodistillModel": "model",
+    "DistributedModel": "distributed",
     "Exchange": "exchange.publisher",
+    "FeatureEmbedding": "embedding.features",
     "FiniteLoss": "training.guards",
     "LARS": "optimizers",
-    "MultiWorkerTraining": "training.multi_worker",
+    "MultiWorkerTraining": "multi_worker",
     "RunLog": "observe.run_log",
     "ShardedEmbedding": "embedding.layer",
     "StartTogether": "callbacks",
@@ -66,6 +72,8 @@ registration.register(
         "Constant": "tfdistill.schedules",
         "CosineRamp": "tfdistill.schedules",
         "DistillationLoss": "tfdistill.losses",
+        "DistributedModel": "tfdistill.distributed",
+        "FeatureEmbedding": "tfdistill.embedding.features",
         "ForwardKL": "tfdistill.losses",
         "LARS": "tfdistill.optimizers",
         "LinearRamp": "tfdistill.schedules",

@@ -12,26 +12,25 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill import multi_worker
 from tfdistill import schedules
-from tfdistill.backup import callback as backup
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.embedding import layer as embedding_layer
-from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.observe import run_log
 from tfdistill.observe import summaries
 from tfdistill.observe import teaching
-from tfdistill.parameter_server import trainer as server_trainer
 from tfdistill.system import keras_internals
 from tfdistill.teachers import teacher_set
 from tfdistill.teachers import term
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
-from tfdistill.training import multi_worker
+from tfdistill.training import own_steps
 from tfdistill.training import steps
 from tfdistill.training import trainer as replica_trainer
+from tfdistill.training import wrapper
 
 # A wrapper calls its student as a layer; these would never be run.
 _STEPS = (
@@ -54,7 +53,7 @@ def check_student(student: Any) -> None:
             f"{type(student).__name__}. Pass the model itself, not a "
             "function that builds it."
         )
-    own = [name for name in _STEPS if _is_own(type(student), name)]
+    own = [name for name in _STEPS if own_steps.is_own(type(student), name)]
     if own:
         raise ValueError(
             "`student` must leave training to the model that wraps it; "
@@ -85,12 +84,6 @@ def check_teachers(teachers: Any) -> None:
         f"{'' if first is teachers else f' of {type(first).__name__}'}. "
         f"Pass {remedy}."
     )
-
-
-def _is_own(kind: type, name: str) -> bool:
-    """Whether neither Keras nor this package wrote a method."""
-    home = next(base for base in kind.__mro__ if name in vars(base))
-    return home.__module__.partition(".")[0] not in ("keras", "tfdistill")
 
 
 def _is_keras(part: Any) -> bool:
@@ -165,7 +158,9 @@ _PARTS = ("task_loss", "distillation_loss")
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
-class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
+class CodistillModel(
+    wrapper.Wrapper, multi_worker.MultiWorkerTraining, keras.Model
+):
     """Trains a student on its task and on what its teachers predict.
 
     The loss of a step is
@@ -222,10 +217,14 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
 
     def make_trainer(self) -> replica_trainer.Trainer:
         """Makes what trains this model under its strategy."""
-        attach = functools.partial(self.codistillation.attach, self)
-        if replicas.on_servers(self.distribute_strategy):
-            return server_trainer.ServerTrainer(self, before_tracing=attach)
-        return replica_trainer.ReplicaTrainer(self, before_tracing=attach)
+        return multi_worker.trainer_of(
+            self,
+            before_tracing=functools.partial(self.codistillation.attach, self),
+        )
+
+    def wrapped_model(self) -> keras.Model:
+        """Returns the student."""
+        return self.student
 
     @property
     def teachers(self) -> teacher_set.TeacherSet:
@@ -244,10 +243,6 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
             "distillation_loss": self.codistillation.loss,
             "distillation_weight": self.codistillation.weight,
         }
-
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Runs the student."""
-        return self.student(inputs, training=training)
 
     def compile(
         self,
@@ -348,8 +343,7 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
         arguments = fit_arguments.bind(keras_fit, args, kwargs)
         cluster = strategy_lib.cluster_of(self.distribute_strategy)
         add_launched_callbacks(arguments, self.teachers, cluster)
-        with backup.session(self, arguments):
-            return super().fit(**arguments)
+        return super().fit(**arguments)
 
     # ---- one step ----
 
@@ -408,27 +402,7 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
             self.codistillation.average_statistics(self.distribute_strategy)
         return super().evaluate(*args, **kwargs)
 
-    # ---- files of the student ----
-
-    def save(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Saves the student as a `.keras` file; see `keras.Model.save`."""
-        self.student.save(filepath, **kwargs)
-
-    def save_weights(
-        self, filepath: str | os.PathLike[str], **kwargs: Any
-    ) -> None:
-        """Saves the student's weights; see `keras.Model.save_weights`."""
-        self.student.save_weights(filepath, **kwargs)
-
-    def load_weights(
-        self, filepath: str | os.PathLike[str], **kwargs: Any
-    ) -> None:
-        """Loads the student's weights; see `keras.Model.load_weights`."""
-        self.student.load_weights(filepath, **kwargs)
-
-    def export(self, filepath: str | os.PathLike[str], **kwargs: Any) -> Any:
-        """Exports the student for inference; see `keras.Model.export`."""
-        saved_model.export_for_inference(self.student, filepath, **kwargs)
+    # ---- copies of the model ----
 
     def __reduce__(self) -> Any:
         """Copies and pickles as Keras does, which knows of no teachers."""
@@ -440,43 +414,6 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
                 "tfdistill.CodistillModel(copy, teachers=...)."
             )
         return super().__reduce__()
-
-    # ---- what is asked of a model, answered by the student ----
-
-    @property
-    def inputs(self) -> Any:
-        """The student's symbolic inputs, if it is a functional model."""
-        return self.student.inputs
-
-    @property
-    def outputs(self) -> Any:
-        """The student's symbolic outputs, if it is a functional model."""
-        return self.student.outputs
-
-    @property
-    def input_shape(self) -> Any:
-        """The shape of the student's inputs, if it is a functional model."""
-        return self.student.input_shape
-
-    @property
-    def output_shape(self) -> Any:
-        """The shape of the student's outputs, if it is a functional model."""
-        return self.student.output_shape
-
-    def get_layer(
-        self, name: str | None = None, index: int | None = None
-    ) -> keras.Layer:
-        """Returns a layer of the student; see `keras.Model.get_layer`."""
-        return self.student.get_layer(name=name, index=index)
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the student's outputs, if its outputs have names.
-
-        `compile` looks for them, so that a dict of losses, metrics or targets
-        finds the outputs of a functional model that returns a list.
-        """
-        return self.student.output_names
 
     def get_compile_config(self) -> None:
         """Returns nothing: `compile` is called again, with the teachers' part.

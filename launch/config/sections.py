@@ -17,6 +17,7 @@ MODELS = {
     "cifar10": "cifar10",
     "cifar10_small": "cifar10",
     "criteo": "criteo",
+    "criteo_dlrm": "criteo",
     "digits": "digits",
     "imagenet": "imagenet",
     "language_model": "language_model",

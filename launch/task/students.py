@@ -53,6 +53,7 @@ BUILDERS: Mapping[str, Callable[..., keras.Model]] = {
     "cifar10": cifar10.build_model,
     "cifar10_small": cifar10.build_small_model,
     "criteo": criteo.build_model,
+    "criteo_dlrm": criteo.build_dlrm,
     "digits": digits.build_model,
     "imagenet": imagenet.build_model,
     "language_model": language_model.build_model,

@@ -10,11 +10,14 @@ import tfdistill
 from models import places
 from models.criteo import batches
 from models.criteo import converted
+from models.criteo import dlrm
 from models.criteo import files
 from models.criteo import rows
 from tfdistill import data
 
-__all__ = ["build_model", "make_datasets", "make_schema"]
+__all__ = ["build_dlrm", "build_model", "make_datasets", "make_schema"]
+
+build_dlrm = dlrm.build_dlrm
 
 
 def make_datasets(

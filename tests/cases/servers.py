@@ -19,6 +19,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as codistillation_cases
+from tests.cases import training as training_cases
 from tfdistill.embedding import layer as embedding_layer
 from tfdistill.parameter_server import trainer
 from tfdistill.parameter_server import worker as worker_lib
@@ -45,6 +46,7 @@ class Case:
         callbacks: Makes callbacks.
         is_plain: Whether plain Keras is the reference; its optimizers move
             rows that a batch does not touch, where ours do not.
+        wrap: Makes the model to train of the student.
         compiled: What else to compile with.
         tolerance: Largest difference.
     """
@@ -57,6 +59,7 @@ class Case:
     from_function: bool = False
     callbacks: Callable[[], list] = list
     is_plain: bool = True
+    wrap: Callable[[keras.Model], keras.Model] = tfdistill.CodistillModel
     compiled: dict = dataclasses.field(default_factory=dict)
     tolerance: float = 2e-6
 
@@ -126,6 +129,21 @@ def bag_student() -> keras.Model:
     return keras.Model(ids, keras.layers.Dense(1)(table(ids)))
 
 
+def penalized() -> keras.Model:
+    """A finished model of a table and a loss of its own."""
+    inputs = keras.Input((len(FIELD_SIZES),), dtype="int64", name="ids")
+    rows = keras.layers.Embedding(max(FIELD_SIZES), 4)(inputs)
+    hidden = keras.layers.Flatten()(rows)
+    return training_cases.Penalized(
+        {"ids": inputs}, keras.layers.Dense(1)(hidden)
+    )
+
+
+def ids_only() -> tuple:
+    x, y = clicks()
+    return {"ids": x["ids"]}, y
+
+
 def _decay(rate: float) -> Any:
     return keras.optimizers.schedules.ExponentialDecay(rate, 3, 0.7)
 
@@ -174,6 +192,13 @@ CASES: dict[str, Case] = {
         data=bags,
         is_plain=False,
     ),
+    "wrapped_own_loss": Case(
+        optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        student=penalized,
+        data=ids_only,
+        wrap=tfdistill.DistributedModel,
+        compiled={"metrics": ["mae"]},
+    ),
     "sample_weight": Case(
         optimizer=lambda: keras.optimizers.Adagrad(0.1),
         student=normalized,
@@ -204,7 +229,7 @@ def run(case: Case, strategy: Any, *, is_reference: bool = False) -> Results:
     with strategy.scope():
         student = model = case.student()
         if not (is_reference and case.is_plain):
-            model = tfdistill.CodistillModel(student)
+            model = case.wrap(student)
         model.compile(
             case.optimizer(),
             keras.losses.BinaryCrossentropy(from_logits=True),

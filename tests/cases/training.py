@@ -171,6 +171,87 @@ def subclassed(model_class: type) -> keras.Model:
     return Subclassed()
 
 
+def wrapped(model_class: type, model: keras.Model) -> keras.Model:
+    """A finished model, wrapped if what trains it is under test."""
+    if model_class is keras.Model:
+        return model
+    return tfdistill.DistributedModel(model)
+
+
+class Penalty:
+    """A loss of a model's own beside the compiled one."""
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + 0.1 * keras.ops.mean(y_pred**2)
+
+
+class Penalized(Penalty, keras.Model):
+    """A finished model with a loss of its own."""
+
+
+class OwnStep(keras.Model):
+    """A finished model with steps as in Keras' guide, a tape in one of them."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        for metric in self.metrics:
+            if metric.name != "loss":
+                metric.update_state(y, y_pred)
+        found = {m.name: m.result() for m in self.metrics if m.name != "loss"}
+        return {**found, "step_loss": loss}
+
+
+class OwnLosses(keras.Model):
+    """A finished model of two optimizers, its losses none of `compile`'s."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tracker = keras.metrics.MeanSquaredError("squared")
+        self.loss_fn = keras.losses.Huber(0.5)
+
+    def compile(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        super().compile(optimizer, jit_compile=False)
+        self.top_optimizer = keras.optimizers.SGD(0.2, global_clipnorm=0.02)
+        self.top_optimizer.build(self.layers[-1].trainable_variables)
+
+    @property
+    def metrics(self) -> list[keras.Metric]:
+        return [self.tracker]
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        top = self.layers[-1].trainable_variables
+        rest = self.layers[-2].trainable_variables
+        with tf.GradientTape(persistent=True) as tape:
+            y_pred = self(x, training=True)
+            loss = self.loss_fn(y, y_pred) + sum(self.losses)
+            other = keras.ops.mean(keras.ops.abs(y_pred - y)) + loss
+        self.top_optimizer.apply(tape.gradient(other, top), top)
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, rest), rest, strict=True)
+        )
+        self.tracker.update_state(y, y_pred)
+        return {"squared": self.tracker.result()}
+
+    def test_step(self, data: Any) -> Any:
+        x, y = data
+        self.tracker.update_state(y, self(x, training=False))
+        return {"squared": self.tracker.result()}
+
+
 def bases(model_class: type) -> tuple[type, ...]:
     """The bases of a new class that trains as `model_class` does."""
     if model_class is keras.Model:
@@ -326,6 +407,39 @@ CASES: dict[str, Case] = {
         data=lambda: (regression(27)[0], regression(27)[1] > 0),
         loss=lambda: keras.losses.BinaryCrossentropy(from_logits=True),
         metrics=("AUC",),
+    ),
+    # Finished models, which a wrapper trains.
+    "wrapped": Case(
+        build=lambda c: wrapped(c, subclassed(keras.Model)),
+        optimizer=lambda: sgd(0.3, momentum=0.5, global_clipnorm=0.05),
+        data=weighted,
+    ),
+    "wrapped_own_loss": Case(
+        build=lambda c: wrapped(
+            c, dense(Penalized, kernel_regularizer=keras.regularizers.L2(0.1))
+        ),
+        **PARTIAL,
+    ),
+    "wrapped_own_step": Case(
+        build=lambda c: wrapped(c, dense(OwnStep)),
+        optimizer=lambda: adam(0.01, clipnorm=0.05),
+        steps_per_execution=3,
+        data=lambda: regression(25),
+        tolerance=2e-5,
+    ),
+    "subclass_own_step": Case(
+        build=lambda c: dense(
+            type("Own", bases(c), {"train_step": OwnStep.train_step})
+        ),
+        optimizer=lambda: sgd(0.3, momentum=0.5, global_clipnorm=0.05),
+        **PARTIAL,
+    ),
+    "wrapped_own_losses": Case(
+        build=lambda c: wrapped(
+            c, dense(OwnLosses, kernel_regularizer=keras.regularizers.L2(0.1))
+        ),
+        optimizer=lambda: sgd(0.3, momentum=0.5, clipvalue=0.01),
+        **PARTIAL,
     ),
     "arrays_shuffled": Case(fit={"shuffle": True}, **PARTIAL),
 }

@@ -329,5 +329,32 @@ def test_clicks_of_the_real_log_can_be_told(data_dir, tmp_path):
     assert 0.8 < found["calibration"] < 1.25
 
 
+def test_a_dlrm_multiplies_each_pair_of_vectors_once():
+    model = criteo.build_dlrm(
+        field_sizes=9, embedding_dim=4, bottom_units=(5,), top_units=(6,)
+    )
+    ends = keras.Model(
+        model.inputs,
+        [
+            model.get_layer("products").input,
+            model.get_layer("products").output,
+        ],
+    )
+    rng = np.random.default_rng(0)
+    inputs = {
+        "integers": rng.normal(size=(3, 13)).astype("float32"),
+        "categories": rng.integers(0, 9, (3, 26)).astype("int32"),
+    }
+    vectors, products = ends([inputs["categories"], inputs["integers"]])
+    vectors = np.stack(vectors, axis=1)
+    assert vectors.shape == (3, 27, 4)
+    rows, columns = np.tril_indices(27, k=-1)
+    expected = (vectors[:, rows] * vectors[:, columns]).sum(axis=-1)
+    np.testing.assert_allclose(products, expected, rtol=1e-5, atol=1e-6)
+    assert model(inputs).shape == (3, 1)
+    with pytest.raises(ValueError, match="`bottom_units`.*received 4, .*0"):
+        criteo.build_dlrm(embedding_dim=4, bottom_units=(0,))
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

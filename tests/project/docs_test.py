@@ -245,7 +245,7 @@ _SMALLER = {"docs/parameter_servers.md": [("100_000", "100")]}
 @pytest.fixture
 def short_fits(monkeypatch, tmp_path):
     """Cuts `fit` to two steps, of one process on one device, in a run."""
-    fit = tfdistill.CodistillModel.fit
+    fit = tfdistill.MultiWorkerTraining.fit
 
     def cut(self, x, *more, **arguments):
         if callable(x):  # Parameter servers call it on each worker.
@@ -257,7 +257,7 @@ def short_fits(monkeypatch, tmp_path):
             **{**arguments, "epochs": 1, "steps_per_epoch": 2, "verbose": 0},
         )
 
-    monkeypatch.setattr(tfdistill.CodistillModel, "fit", cut)
+    monkeypatch.setattr(tfdistill.MultiWorkerTraining, "fit", cut)
     monkeypatch.setattr(
         tfdistill, "make_strategy", lambda cluster: tf.distribute.get_strategy()
     )

@@ -25,7 +25,14 @@ ROOMS: dict[str, set[str]] = {
     "exchange": {"_version", "system"},
     "embedding": {"cluster", "system"},
     "exports": {"embedding", "exchange", "system"},
-    "training": {"cluster", "data", "data_checks", "embedding", "system"},
+    "training": {
+        "cluster",
+        "data",
+        "data_checks",
+        "embedding",
+        "exports",
+        "system",
+    },
     "teachers": {
         "cluster",
         "embedding",
@@ -52,13 +59,20 @@ ROOMS: dict[str, set[str]] = {
         "teachers",
         "training",
     },
-    "model": {
+    "multi_worker": {
         "backup",
+        "cluster",
+        "parameter_server",
+        "system",
+        "training",
+    },
+    "distributed": {"cluster", "embedding", "multi_worker", "training"},
+    "model": {
         "cluster",
         "embedding",
         "exports",
+        "multi_worker",
         "observe",
-        "parameter_server",
         "schedules",
         "system",
         "teachers",
@@ -70,6 +84,7 @@ ROOMS: dict[str, set[str]] = {
     "doctor": {
         "_version",
         "cluster",
+        "embedding",
         "exchange",
         "exports",
         "system",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import keras
+import keras_rs  # noqa: F401 - has Keras find the layers of a DLRM's file.
 import numpy as np
 import pytest
 
@@ -49,6 +50,38 @@ def test_two_groups_on_parameter_servers_learn_from_each_other(
         metrics = results["groups"][group]["metrics"]
         assert metrics["normalized_entropy"] < 1 and metrics["auc"] > 0.5
         _check_group(tmp_path, group)
+
+
+def test_a_dlrm_learns_on_two_workers_and_a_server(data_dir, tmp_path):
+    (path,) = (data_dir / "criteo").glob("*.tsv")
+    changes = {
+        "data.path": path,
+        "data.arguments.field_sizes": 500,
+        "optimizer.arguments.initial_accumulator_value": 1e-6,
+        "num_steps": 60,
+        "evaluate_every_steps": 60,
+    }
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "launch.local", f"--workdir={tmp_path}"),
+            *("--num_groups=1", "--workers_per_group=2", "--ps_per_group=1"),
+            "--recipe=criteo_dlrm",
+            *(f"--override={name}={to}" for name, to in changes.items()),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=360,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    results = json.loads((tmp_path / "results.json").read_text())
+    (group,) = results["groups"]
+    assert group["steps"] == 60
+    # Better than a coin that knows the share of clicks.
+    assert group["metrics"]["auc"] > 0.5
+    student = keras.models.load_model(tmp_path / "group_0" / "student.keras")
+    assert student.get_layer("products").output.shape == (None, 27 * 26 // 2)
 
 
 def _check_group(workdir, group):

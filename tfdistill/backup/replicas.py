@@ -343,7 +343,9 @@ class ReplicaBackup:
             # Workers may have generators of their own.
             set_random(self._chosen.host["random"])
         self._check_same_run(self._chosen.host)
-        _restore_teachers(model.teachers, self._chosen.host)
+        # Only a `CodistillModel` has any.
+        teachers = getattr(model, "teachers", ())
+        _restore_teachers(teachers, self._chosen.host)
         _log.warning(
             "Resuming from step %d of %s; skipping %d batches.",
             version.step,
@@ -419,8 +421,7 @@ class ReplicaBackup:
             "seed": keras_internals.global_seed(),
             "random": of_random(),
             "callbacks": of_callbacks(callbacks),
-            "teachers": _versions(model.teachers),
-            "standings": model.teachers.standings(),
+            **_of_teachers(getattr(model, "teachers", None)),
             "replicas": int(self._strategy.num_replicas_in_sync),
         }
         limit = self._finish_timeout_secs if wait else 0.0
@@ -444,8 +445,11 @@ class ReplicaBackup:
             self._worker = None
 
 
-def _versions(teachers: Any) -> dict[str, int]:
-    return {str(peer): step for peer, step in teachers.versions().items()}
+def _of_teachers(teachers: Any) -> dict[str, Any]:
+    if teachers is None:
+        return {"teachers": {}, "standings": {}}
+    versions = {str(peer): s for peer, s in teachers.versions().items()}
+    return {"teachers": versions, "standings": teachers.standings()}
 
 
 def _restore_teachers(teachers: Any, host: dict[str, Any]) -> None:

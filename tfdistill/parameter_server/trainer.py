@@ -14,6 +14,7 @@ worker is free, keeps a few of them in flight, and takes their results in order.
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdistill.embedding import plain
 from tfdistill.parameter_server import epochs as training_epochs
 from tfdistill.parameter_server import metric_totals
 from tfdistill.parameter_server import updates
@@ -234,6 +236,8 @@ class ServerTrainer:
             num_workers=self._workers.count,
         )
         self.build(data.element_spec)
+        for table in plain.whole_tables(self._model):
+            warnings.warn(f"{table}. {plain.REMEDY}", stacklevel=2)
         epochs = self._training(data, options)
         callbacks = self._callbacks(options)
         self._model.stop_training = False

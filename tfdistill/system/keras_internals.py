@@ -4,7 +4,9 @@ Nothing else in the package touches a private name of Keras or TensorFlow.
 `tests/system/keras_internals_test.py` fails on the day one of them changes.
 """
 
+import contextlib
 import inspect
+import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +17,7 @@ from keras.src.backend.common import stateless_scope
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from keras.src.export import export_utils
+from keras.src.losses import loss as loss_module
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import values as distributed_values
 
@@ -39,6 +42,8 @@ def check_keras() -> None:
             (tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients"),
             (tf_optimizer.TFOptimizer, "_get_variable_index"),
             (keras.Layer, "_flatten_layers"),
+            (loss_module, "scale_loss_for_distribution"),
+            (loss_module, "unscale_loss_for_distribution"),
             (stateless_scope, "in_stateless_scope"),
             (export_utils, "get_input_signature"),
         )
@@ -80,6 +85,60 @@ def leave_reduction_to_caller(optimizer: keras.Optimizer) -> None:
                 "batch on more replicas, or train on one device."
             )
         instance._all_reduce_sum_gradients = list
+
+
+def pass_gradients_through(
+    optimizer: keras.Optimizer,
+    change: Callable[[list[Any]], list[Any]],
+) -> None:
+    """Makes `optimizer.apply` take what `change` makes of the gradients.
+
+    A training step of a user's own hands its gradients to the optimizer, so
+    that is where replicas must meet: before Keras clips. There is no public
+    hook for it; it is set on this instance.
+    """
+    leave_reduction_to_caller(optimizer)
+    original = type(optimizer).apply
+
+    def apply(gradients: Any, trainable_variables: Any = None) -> Any:
+        return original(optimizer, change(list(gradients)), trainable_variables)
+
+    optimizer.apply = apply
+
+
+_scaling = threading.local()
+
+
+@contextlib.contextmanager
+def losses_of_one_replica() -> Iterator[None]:
+    """Leaves Keras' losses of this thread means over one replica's rows.
+
+    Keras divides its own losses and regularizers by the number of replicas,
+    and cannot know of a mean that a model computes by itself. A sum of both
+    has one meaning only if neither is divided. There is no public switch.
+    """
+    for name in (
+        "scale_loss_for_distribution",
+        "unscale_loss_for_distribution",
+    ):
+        original = getattr(loss_module, name)
+        if not hasattr(original, "has_switch"):
+            setattr(loss_module, name, _with_switch(original))
+    before = getattr(_scaling, "is_off", False)
+    _scaling.is_off = True
+    try:
+        yield
+    finally:
+        _scaling.is_off = before
+
+
+def _with_switch(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def scale(value: Any) -> Any:
+        is_off = getattr(_scaling, "is_off", False)
+        return value if is_off else original(value)
+
+    scale.has_switch = True  # type: ignore[attr-defined]
+    return scale
 
 
 def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:

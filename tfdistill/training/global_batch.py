@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdistill.cluster import replicas
+from tfdistill.system import keras_internals
 
 _active = threading.local()
 
@@ -33,6 +34,8 @@ class GlobalBatch:
     num_replicas: int
     # Whether this replica may hold none, as of a last batch that is small.
     may_be_empty: bool
+    # Whether losses are now means over the rows here, not shares of a whole.
+    is_alone: bool = False
 
     @classmethod
     def of(cls, inputs: Any) -> "GlobalBatch":
@@ -64,6 +67,34 @@ class GlobalBatch:
             yield
         finally:
             _active.batch = outer
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Runs code that was written for one device on this replica's rows.
+
+        Such code takes means over the rows that it gets. What it gives, a loss
+        or gradients, counts by this replica's `share` of all rows: so every
+        loss in it, compiled ones too, is such a mean.
+        """
+        alone = dataclasses.replace(self, is_alone=True)
+        with alone.scope(), keras_internals.losses_of_one_replica():
+            yield
+
+    @property
+    def share(self) -> tf.Tensor:
+        """This replica's rows over those of all."""
+        return tf.math.divide_no_nan(self.local, self.total)
+
+    def averaged(self, values: Sequence[Any]) -> list[Any]:
+        """Averages replicas' losses or gradients by their rows; None stays."""
+        cleaned = self.cleaned(values)
+        return replicas.summed([_times(v, self.share) for v in cleaned])
+
+    @staticmethod
+    def alone_here() -> "GlobalBatch | None":
+        """The batch whose `alone` the code here runs in, if it does."""
+        batch = getattr(_active, "batch", None)
+        return batch if batch is not None and batch.is_alone else None
 
     def cleaned(self, values: Sequence[Any]) -> list[Any]:
         """Returns losses or gradients, 0 for NaN if this replica has no rows.
@@ -109,6 +140,17 @@ class GlobalBatch:
             )
 
 
+def _times(value: Any, share: tf.Tensor) -> Any:
+    if value is None:
+        return None
+    factor = tf.cast(share, value.dtype)
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            value.values * factor, value.indices, value.dense_shape
+        )
+    return tf.convert_to_tensor(value) * factor
+
+
 def _sum(value: tf.Tensor) -> tf.Tensor:
     """Sums over the replicas what a loss is divided by: a constant of it."""
     return tf.stop_gradient(replicas.summed([value])[0])
@@ -152,7 +194,10 @@ class GlobalBatchLoss(keras.losses.Loss):
             (y_true, y_pred),
         )
         values = self.inner.call(y_true, y_pred)
-        return _share(values, sample_weight, mask, self.reduction, batch)
+        share = _share(values, sample_weight, mask, self.reduction, batch)
+        if not batch.is_alone:
+            return share
+        return tf.math.divide_no_nan(share, tf.cast(batch.share, share.dtype))
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Returns the wrapped loss's values before any reduction."""

@@ -27,7 +27,12 @@ NAMES = (
     "sharded_executions",
     "sparse_adam",
     "steps_per_execution_partial",
+    "subclass_own_step",
     "synchronized_normalization",
+    "wrapped",
+    "wrapped_own_loss",
+    "wrapped_own_losses",
+    "wrapped_own_step",
 )
 
 

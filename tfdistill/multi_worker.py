@@ -15,12 +15,16 @@ import typing
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfdistill.backup import callback as backup
 from tfdistill.cluster import replicas
+from tfdistill.parameter_server import trainer as server_trainer
 from tfdistill.system import keras_internals
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
 from tfdistill.training import guards
+from tfdistill.training import own_steps
 from tfdistill.training import steps
 from tfdistill.training import trainer as replica_trainer
 
@@ -28,6 +32,13 @@ keras_internals.check_keras()
 keras_internals.make_scalars_readable()
 
 Logs = steps.Logs
+
+
+def trainer_of(model: Any, **options: Any) -> replica_trainer.Trainer:
+    """Makes what trains a model under its strategy."""
+    if replicas.on_servers(model.distribute_strategy):
+        return server_trainer.ServerTrainer(model, **options)
+    return replica_trainer.ReplicaTrainer(model, **options)
 
 
 # A mixin, not a `keras.Model`: building a functional model from a subclass
@@ -59,7 +70,7 @@ class MultiWorkerTraining(_Base):
 
     def make_trainer(self) -> replica_trainer.Trainer:
         """Makes what trains this model under its strategy."""
-        return replica_trainer.ReplicaTrainer(self)
+        return trainer_of(self)
 
     @property
     def trainer(self) -> replica_trainer.Trainer:
@@ -67,6 +78,13 @@ class MultiWorkerTraining(_Base):
         if self._trainer_made is None:
             self._trainer_made = self.make_trainer()
         return self._trainer_made
+
+    def stepping_model(self) -> keras.Model:
+        """Returns the model whose own `train_step` or loss is run, if any.
+
+        A method: Keras saves the models that it finds in properties.
+        """
+        return self
 
     # ---- Keras' methods ----
 
@@ -91,6 +109,7 @@ class MultiWorkerTraining(_Base):
             not is_alone or replicas.on_servers(strategy)
         ):
             arguments["jit_compile"] = False
+        own_steps.check(self.stepping_model(), strategy)
         super().compile(**arguments)
         self.trainer.compiled()
 
@@ -112,10 +131,12 @@ class MultiWorkerTraining(_Base):
             RuntimeError: The loss is not finite; see `FiniteLoss`.
         """
         arguments = fit_arguments.bind(super().fit, args, kwargs)
-        fit_arguments.check_strategy(self.distribute_strategy)
-        replicas.meet(self.distribute_strategy, "fit")
-        with guards.over(arguments, self.distribute_strategy):
-            return self.trainer.fit(arguments, super().fit)
+        strategy = self.distribute_strategy
+        with backup.session(self, arguments):
+            fit_arguments.check_strategy(strategy)
+            replicas.meet(strategy, "fit")
+            with guards.over(arguments, strategy):
+                return self.trainer.fit(arguments, super().fit)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates as `keras.Model.evaluate` does.
@@ -151,8 +172,10 @@ class MultiWorkerTraining(_Base):
         """Builds what `fit` calls for each execution; kept and returned."""
         if self.train_function is None or force:
             super().make_train_function(force=True)  # Traces nothing.
+            if self._is_split("train_step"):
+                own_steps.take_gradients(self.stepping_model())
             self.train_function = self.trainer.train_function(
-                self.train_step, self.train_function
+                self._on_replicas("train_step"), self.train_function
             )
         return self.train_function
 
@@ -161,9 +184,21 @@ class MultiWorkerTraining(_Base):
         if self.test_function is None or force:
             super().make_test_function(force=True)  # Traces nothing.
             self.test_function = self.trainer.test_function(
-                self.test_step, self.test_function
+                self._on_replicas("test_step"), self.test_function
             )
         return self.test_function
+
+    def _is_split(self, name: str) -> bool:
+        """Whether several replicas run a method that knows of one device."""
+        several = self.distribute_strategy.num_replicas_in_sync > 1
+        kind = type(self.stepping_model())
+        return several and own_steps.is_for_one_device(kind, name)
+
+    def _on_replicas(self, name: str) -> own_steps.Step:
+        step = getattr(self, name)
+        return (
+            own_steps.on_replicas(step, self) if self._is_split(name) else step
+        )
 
     # ---- one step ----
 
@@ -180,7 +215,9 @@ class MultiWorkerTraining(_Base):
         batch = global_batch.GlobalBatch.of(x)
         with batch.scope(), self.trainer.tape() as tape:
             y_pred = self(x, training=True)
-            loss = self.compute_loss(x, y, y_pred, sample_weight, training=True)
+            loss = self._share_of_loss(
+                batch, x, y, y_pred, sample_weight, training=True
+            )
             scaled = self.optimizer.scale_loss(loss)
         self.trainer.apply(tape, scaled, batch)
         batch.record(self.metrics, {"loss": loss})
@@ -199,11 +236,21 @@ class MultiWorkerTraining(_Base):
         batch = global_batch.GlobalBatch.of(x)
         with batch.scope():
             y_pred = self(x, training=False)
-            loss = self.compute_loss(
-                x, y, y_pred, sample_weight, training=False
+            loss = self._share_of_loss(
+                batch, x, y, y_pred, sample_weight, training=False
             )
         batch.record(self.metrics, {"loss": loss})
         return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def _share_of_loss(
+        self, batch: global_batch.GlobalBatch, *args: Any, training: bool
+    ) -> tf.Tensor:
+        """This replica's share of what `compute_loss` gives of the batch."""
+        if not self._is_split("compute_loss"):
+            return self.compute_loss(*args, training=training)
+        with batch.alone():
+            loss = self.compute_loss(*args, training=training)
+        return loss * tf.cast(batch.share, loss.dtype)
 
     def predict_step(self, data: Any) -> Any:
         """Predicts for one replica's part of the global batch.

@@ -1,0 +1,152 @@
+"""DistributedModel: what it leaves to the model, and what it refuses.
+
+`tests/multi_worker_test.py`, `tests/runs/training_test.py` and
+`tests/runs/server_group_test.py` hold its trainings against plain Keras, on
+replicas, workers and parameter servers.
+"""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import servers as server_cases
+from tests.cases import training as cases
+
+
+def _model(inner=None, optimizer="adam", **compiled):
+    model = tfdistill.DistributedModel(inner or cases.dense(keras.Model))
+    model.compile(optimizer, "mse", **compiled)
+    return model
+
+
+def test_files_are_those_of_the_model(tmp_path):
+    x, y = cases.regression(16)
+    model = _model(metrics=["mae"])
+    model.fit(x, y, batch_size=8, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    # Compiled, with the optimizer's state: plain Keras trains on from here.
+    assert not isinstance(loaded, tfdistill.MultiWorkerTraining)
+    assert loaded.optimizer.iterations.numpy() == 2
+    assert loaded.evaluate(x, y, verbose=0) == pytest.approx(
+        model.evaluate(x, y, verbose=0), rel=1e-5
+    )
+    model.export(tmp_path / "export", verbose=False)
+    exported = tf.saved_model.load(tmp_path / "export")
+    answers = exported.serve(x)
+    np.testing.assert_allclose(answers, model.predict(x, verbose=0), rtol=1e-5)
+    model.save_weights(tmp_path / "all.weights.h5")
+    other = tfdistill.DistributedModel(cases.dense(keras.Model))
+    other.load_weights(tmp_path / "all.weights.h5")
+    np.testing.assert_array_equal(other.get_weights()[0], loaded.weights[0])
+
+
+def test_a_backup_resumes_it_and_a_subclass(tmp_path):
+    x, y = cases.regression(16)
+    subclass = cases.dense(cases.SharedModel)
+    subclass.compile("adam", "mse")
+    for name, model in {"wrapped": _model(), "subclass": subclass}.items():
+        for epochs, resumed in ((1, None), (2, 2)):
+            backup = tfdistill.Backup(tmp_path / name)
+            model.fit(x, y, 8, epochs, verbose=0, callbacks=[backup])
+            assert backup.resumed_step == resumed
+        assert model.optimizer.iterations.numpy() == 4
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_it_trains_on_servers_as_plain_keras(monkeypatch, is_wrapped):
+    def trained(model):
+        model.compile(
+            keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"]
+        )
+        data = tf.data.Dataset.from_tensor_slices(cases.regression(24)).batch(8)
+        history = model.fit(data, epochs=2, verbose=0, shuffle=False).history
+        return history, model.get_weights(), model.evaluate(data, verbose=0)
+
+    keras.utils.set_random_seed(1)
+    expected = trained(cases.dense(cases.Penalized))
+    keras.utils.set_random_seed(1)
+    server_cases.pretend(monkeypatch)
+    if is_wrapped:
+        model = tfdistill.DistributedModel(cases.dense(cases.Penalized))
+    else:
+        bases = (cases.Penalty, *cases.bases(tfdistill.MultiWorkerTraining))
+        model = cases.dense(type("Own", bases, {}))
+    actual = trained(model)
+    for one, other in zip(
+        keras.tree.flatten(actual), keras.tree.flatten(expected), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_a_step_of_its_own_is_refused_on_servers(monkeypatch, is_wrapped):
+    if is_wrapped:
+        model = tfdistill.DistributedModel(cases.dense(cases.OwnStep))
+    else:
+        own = {"train_step": cases.OwnStep.train_step}
+        model = cases.dense(type("OwnStep", cases.bases(None), own))
+    server_cases.pretend(monkeypatch)
+    with pytest.raises(ValueError, match=r"OwnStep.train_step.*compute_loss"):
+        model.compile("sgd", "mse")
+
+
+def test_a_step_of_its_own_is_refused_with_a_table():
+    inputs = keras.Input((3,), dtype="int64")
+    table = tfdistill.ShardedEmbedding([5, 5, 5], 2)(inputs)
+    model = tfdistill.DistributedModel(cases.OwnStep(inputs, table))
+    with pytest.raises(ValueError, match="ShardedEmbedding.*OwnStep"):
+        model.compile("sgd", "mse")
+
+
+def test_statistics_of_replicas_are_averaged_when_training_ends(two_replicas):
+    with two_replicas.scope():
+        model = _model(cases.normalized(keras.Model, synchronized=False))
+    x, y = cases.regression(16)
+    model.fit(x, y, batch_size=8, verbose=0)
+    mean = model.get_layer(index=2).moving_mean.value
+    first, second = two_replicas.experimental_local_results(mean)
+    np.testing.assert_array_equal(first, second)
+    assert np.any(first)
+
+
+def test_weights_of_examples_are_refused_with_its_own_loss(two_replicas):
+    with two_replicas.scope():
+        model = _model(cases.dense(cases.Penalized))
+    x, y, weights = cases.weighted(16)
+    with pytest.raises(ValueError, match="sample_weight.*MultiWorkerTraining"):
+        model.fit(x, y, sample_weight=weights, batch_size=8, verbose=0)
+
+
+class _OwnFit(keras.Model):
+    def fit(self, *args, **kwargs):
+        """Trains in its own way."""
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: cases.dense, "`model` must be a keras.Model; .* function"),
+        (lambda: cases.dense(cases.SharedModel), "Call `fit` on it as it is"),
+        (_OwnFit, "_OwnFit with its own fit"),
+    ],
+)
+def test_what_it_cannot_train_is_refused(model, message):
+    with pytest.raises(ValueError, match=message):
+        tfdistill.DistributedModel(model())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, keras.models.clone_model])
+def test_a_copy_is_one_of_the_model_inside(copied):
+    model = _model()
+    found = copied(model)
+    assert type(found) is tfdistill.DistributedModel
+    assert found.model is not model.model
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,162 @@
+"""Tables of keras-rs' configurations, against keras-rs' own layer."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_rs import layers
+
+import tfdistill
+from tests.cases import servers as server_cases
+from tfdistill.embedding import layer as embedding_layer
+
+BATCH, DIM = 4, 3
+
+
+def _configs(**options):
+    """Features of two tables, one of them shared, in a nested structure."""
+    words = layers.TableConfig("words", 11, DIM, combiner="sqrtn", **options)
+    users = layers.TableConfig("users", 7, DIM, combiner="sum")
+
+    def feature(name, table, *shape):
+        return layers.FeatureConfig(name, table, (BATCH, *shape), (BATCH, DIM))
+
+    return {
+        "texts": (feature("title", words, 2), feature("body", words, 5)),
+        "user": feature("user", users),
+    }
+
+
+def _inputs(num_examples=BATCH):
+    rng = np.random.default_rng(1)
+
+    def ids(limit, *shape):
+        return rng.integers(0, limit, (num_examples, *shape)).astype("int32")
+
+    return {"texts": (ids(11, 2), ids(11, 5)), "user": ids(7)}
+
+
+def _alike(configs):
+    """Both layers of the same tables."""
+    theirs = layers.DistributedEmbedding(configs)
+    ours = tfdistill.FeatureEmbedding(configs)
+    theirs(_inputs()), ours(_inputs())
+    for name, table in theirs.get_embedding_tables().items():
+        ours.tables[name].load_own_variables(
+            {"table": _stored(ours.tables[name], np.asarray(table))}
+        )
+    return theirs, ours
+
+
+def _stored(layer, table):
+    """Rows by id in the order in which the layer has them."""
+    rows = layer.layout.storage_rows(tf.range(len(table), dtype=tf.int64))
+    stored = np.empty_like(table)
+    stored[np.asarray(rows)] = table
+    return stored
+
+
+def test_it_gives_what_keras_rs_gives():
+    theirs, ours = _alike(_configs())
+    expected, actual = theirs(_inputs()), ours(_inputs())
+    keras.tree.assert_same_structure(actual, expected)
+    for one, other in zip(
+        keras.tree.flatten(actual), keras.tree.flatten(expected), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+    # Features of one configuration share its table.
+    assert sorted(ours.tables) == ["users", "words"]
+    bags = tf.ragged.constant([[1], [], [2, 3, 3], [0]], tf.int32)
+    ragged = ours({**_inputs(), "texts": (bags, _inputs()["texts"][1])})
+    means = tf.reduce_sum(ours.tables["words"](bags[2:3]), axis=0)
+    np.testing.assert_allclose(ragged["texts"][0][2], means, rtol=1e-6)
+
+
+def _model(layer):
+    inputs = {
+        "texts": (
+            keras.Input((2,), dtype="int32"),
+            keras.Input((5,), dtype="int32"),
+        ),
+        "user": keras.Input((), dtype="int32", name="user"),
+    }
+    found = keras.layers.Concatenate()(keras.tree.flatten(layer(inputs)))
+    top = keras.layers.Dense(1, kernel_initializer="ones")(found)
+    return keras.Model(inputs, top)
+
+
+@pytest.mark.parametrize("on_servers", [False, True])
+def test_it_trains_as_keras_rs(on_servers, monkeypatch):
+    layers_of = _alike(_configs())
+    weights = []
+    x, y = _inputs(24), np.linspace(-1, 1, 24)[:, None].astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    for layer, wrap in zip(
+        layers_of, (lambda m: m, tfdistill.DistributedModel), strict=True
+    ):
+        if on_servers and layer is layers_of[1]:
+            server_cases.pretend(monkeypatch)
+        model = wrap(_model(layer))
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+        model.fit(data, epochs=2, verbose=0, shuffle=False)
+        found = model.predict(data, verbose=0)
+        weights.append(found)
+    np.testing.assert_allclose(weights[0], weights[1], rtol=1e-4, atol=1e-5)
+    assert len(embedding_layer.layers_of(model)) == 2
+
+
+def test_a_file_keeps_shared_tables(tmp_path):
+    model = _model(tfdistill.FeatureEmbedding(_configs(), oov_index=2))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(
+        loaded.predict(_inputs(), verbose=0),
+        model.predict(_inputs(), verbose=0),
+    )
+    assert len(embedding_layer.layers_of(loaded)) == 2
+
+
+def _feature(table, dim=DIM):
+    return layers.FeatureConfig("x", table, (BATCH,), (BATCH, dim))
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (
+            lambda: _configs(optimizer="adagrad"),
+            "leave `optimizer` out.* 'adagrad' for 'words'.*`compile`",
+        ),
+        (lambda: _configs(placement="sparsecore"), "`placement`.*'sparsecore'"),
+        (
+            lambda: [_feature(layers.TableConfig("a", n, DIM)) for n in (3, 4)],
+            "two named 'a'",
+        ),
+        (
+            lambda: _feature(layers.TableConfig("a", 3, DIM), dim=9),
+            r"`output_shape`.* 3; received \(4, 9\)",
+        ),
+        (lambda: layers.TableConfig("a", 3, DIM), "received TableConfig"),
+    ],
+)
+def test_what_the_tables_have_not_is_refused(features, message):
+    with pytest.raises(ValueError, match=message):
+        tfdistill.FeatureEmbedding(features())
+
+
+def test_weights_are_refused():
+    layer = tfdistill.FeatureEmbedding(_configs())
+    with pytest.raises(ValueError, match="`weights` must be None"):
+        layer(_inputs(), _inputs())
+
+
+def test_without_keras_rs_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "keras_rs", None)
+    with pytest.raises(ImportError, match=r"tfdistill\[recommenders\]"):
+        tfdistill.FeatureEmbedding([None])
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
