@@ -44,7 +44,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "backup": {"cluster", "exchange", "exports", "system", "training"},
     "observe": {"cluster", "system", "teachers", "training"},
-    "callbacks": {
+    "sharing": {
+        "backup",
         "cluster",
         "exchange",
         "exports",

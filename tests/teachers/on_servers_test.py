@@ -296,6 +296,18 @@ def test_a_group_learns_from_its_teacher_as_one_process_does(
     cases.assert_same(cases.weights(model), cases.weights(plain), rtol=1e-4)
 
 
+def test_a_group_learns_from_a_model_in_memory_as_one_process_does(
+    monkeypatch,
+):
+    case = cases.CASES["taught_in_memory"]
+    strategy = tf.distribute.get_strategy()
+    expected = cases.run(case, strategy, is_reference=True)
+    cases.pretend(monkeypatch)
+    found = cases.run(case, strategy)
+    cases.assert_equal(found, expected, case.tolerance)
+    assert expected["log_feature_loss"][1] > 0
+
+
 def test_a_group_goes_on_with_the_version_that_it_had(tmp_path, monkeypatch):
     cases.pretend(monkeypatch)
     model = _codistill(tmp_path, keras.optimizers.Adagrad(0.1))

@@ -28,6 +28,7 @@ NAMES = (
     "sparse_adam",
     "steps_per_execution_partial",
     "synchronized_normalization",
+    "taught_in_memory",
 )
 
 

@@ -1,4 +1,4 @@
-""""""
+"""Exports and refreshes between steps, alone and beside Keras' callbacks."""
 
 import csv
 import logging
