@@ -36,9 +36,9 @@ class Teacher:
 
     A kind of teacher is a way to fill `function`: `follow` takes the student's
     own graph with a peer's values, `load` a SavedModel, `hold` a Keras model in
-    memory. Another kind must
-    return the outputs as a flat list in `keras.tree.flatten` order, with NaN in
-    the rows for which it has no answer; it is traced into the training step.
+    memory. Another kind must return the outputs as a flat list in
+    `keras.tree.flatten` order, with NaN in the rows for which it has no answer;
+    it is traced into the training step.
     Without a `reader` its step is -1: it is fixed, and never stale.
 
     Attributes:

@@ -4,8 +4,8 @@ Each is a `Teacher` (teacher.py); a peer's is fed by a `PeerReader` (peer.py),
 and all workers move them alike by an `Agreement` (agreement.py). How stale a
 version may be, and what it then counts, is decided in staleness.py. A new kind
 of teacher is another way to fill `Teacher.function`, beside `follow`, `load`
-and `hold`, a line in `TeacherSet.attach`, and a field of `TeacherOptions`, whose
-`num_teachers` counts it and whose `weights` weigh it.
+and `hold`, a line in `TeacherSet.attach`, and a field of `TeacherOptions`,
+whose `num_teachers` counts it and whose `weights` weigh it.
 """
 
 import logging
