@@ -45,7 +45,7 @@ def _image_classifier():
     backbone = models.ResNetBackbone(
         input_conv_filters=[4],
         input_conv_kernel_sizes=[3],
-        stackwise_num_filters=[4],
+        stackwise_num_filters=[64],
         stackwise_num_blocks=[1],
         stackwise_num_strides=[1],
         block_type="basic_block",
@@ -102,7 +102,8 @@ def test_a_task_learns_from_another_in_memory(make, tmp_path):
         found = student.generate(prompt, stop_token_ids=None)
         assert found["token_ids"].shape == (2, _LENGTH)
     model.save(tmp_path / "a.keras")
-    again = keras.models.load_model(tmp_path / "a.keras")
+    # Keras warns of what it cannot restore: the task has a `compile` of its own.
+    again = keras.models.load_model(tmp_path / "a.keras", compile=False)
     assert type(again) is type(student)
     np.testing.assert_allclose(
         again.predict(x, verbose=0), student.predict(x, verbose=0), rtol=1e-4

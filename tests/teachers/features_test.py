@@ -39,13 +39,15 @@ def _taught(student, teacher, *, of=None, projection=False, **kwargs):
 def test_one_update_by_hand(weights):
     """Of features alone: no outputs, no task."""
     student, teacher = _network(5, 0), _network(5, 3)
-    model = _taught(
-        student,
-        teacher,
-        optimizer=keras.optimizers.SGD(0.1),
-        distillation_loss=None,
-        loss={"top": None},
+    model = tfdistill.CodistillModel(
+        student, teachers=tfdistill.TeacherSet(models=[teacher])
+    )
+    model.compile(
+        keras.optimizers.SGD(0.1),
         distillation_weight=3.0,
+        feature_loss=losses.FeatureDistillation(
+            [("hidden", "hidden")], weight=0.5
+        ),
     )
     before = student.get_layer("hidden").kernel.numpy()
     ours, theirs = _hidden(student, _X), _hidden(teacher, _X)
@@ -70,7 +72,12 @@ def test_it_adds_to_the_distillation_of_outputs():
 
 def test_a_projection_is_trained_and_never_saved(tmp_path):
     student = _network(4, 0)
-    model = _taught(student, _network(7, 3), projection=True, optimizer="adam")
+    model = _taught(
+        student,
+        _network(7, 3),
+        projection=True,
+        optimizer=keras.optimizers.Adam(0.05),
+    )
     (kernel, bias) = model._projections[0].weights
     assert kernel.shape == (4, 7)
     before = kernel.numpy()
