@@ -102,7 +102,7 @@ def test_a_task_learns_from_another_in_memory(make, tmp_path):
         found = student.generate(prompt, stop_token_ids=None)
         assert found["token_ids"].shape == (2, _LENGTH)
     model.save(tmp_path / "a.keras")
-    # Keras warns of what it cannot restore: the task has a `compile` of its own.
+    # Keras cannot restore what a `compile` of the task's own was given.
     again = keras.models.load_model(tmp_path / "a.keras", compile=False)
     assert type(again) is type(student)
     np.testing.assert_allclose(

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import servers
 from tfdistill import losses
 from tfdistill import model as model_lib
 from tfdistill import schedules
@@ -821,12 +822,14 @@ def _trained_by_its_own_loss(wrap, strategy=None):
     return model, logs, model.evaluate(data.batch(4), verbose=0)
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
-def test_a_loss_of_its_own_trains_as_in_keras(num_replicas, request):
-    strategy = (
-        request.getfixturevalue("two_replicas") if num_replicas > 1 else None
-    )
+@pytest.mark.parametrize("where", ["one_device", "two_replicas", "servers"])
+def test_a_loss_of_its_own_trains_as_in_keras(where, request, monkeypatch):
+    strategy = None
+    if where == "two_replicas":
+        strategy = request.getfixturevalue(where)
     plain, expected, evaluated = _trained_by_its_own_loss(lambda model: model)
+    if where == "servers":
+        servers.pretend(monkeypatch)
     model, found, also = _trained_by_its_own_loss(
         tfdistill.CodistillModel, strategy
     )

@@ -58,6 +58,7 @@ ROOMS: dict[str, set[str]] = {
         "cluster",
         "embedding",
         "exports",
+        "losses",
         "observe",
         "parameter_server",
         "schedules",
