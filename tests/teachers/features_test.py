@@ -130,6 +130,18 @@ class _Subclassed(keras.Model):
         return self.top(inputs)
 
 
+class _Doubled(keras.Model):
+    """A functional model that calls its layers in its own way."""
+
+    def call(self, inputs, training=None):
+        return 2 * super().call(inputs, training=training)
+
+
+def _doubled():
+    model = _network(7, 0)
+    return _Doubled(model.input, model.output)
+
+
 def _nested():
     inputs = keras.Input((cases.NUM_FEATURES,))
     inner = _network(5, 0)
@@ -147,6 +159,10 @@ def _nested():
         (
             lambda: _taught(_Subclassed(), _network(7, 3)),
             "student of .*functional.*received _Subclassed",
+        ),
+        (
+            lambda: _taught(_doubled(), _network(7, 3)),
+            "without a `call` of its own.*received _Doubled",
         ),
         (
             lambda: _taught(

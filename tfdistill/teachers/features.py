@@ -23,12 +23,15 @@ def with_layers(
     `role` is what a message calls the model. ValueError if it is not
     functional, or has no such layer.
     """
-    if getattr(model, "inputs", None) is None:
+    home = next(base for base in type(model).__mro__ if "call" in vars(base))
+    is_keras = home.__module__.partition(".")[0] == "keras"
+    if getattr(model, "inputs", None) is None or not is_keras:
         raise ValueError(
             f"The {role} of a FeatureDistillation must be a functional or "
-            f"Sequential model, whose layers have outputs; received "
-            f"{type(model).__name__}. Build it from keras.Input, or learn from "
-            "outputs only, by a `distillation_loss`."
+            "Sequential model without a `call` of its own, whose layers have "
+            f"outputs; received {type(model).__name__}. Build it from "
+            "keras.Input, or learn from outputs only, by a "
+            "`distillation_loss`."
         )
     hidden = [_hidden(model, name, role) for name in names]
     if isinstance(model, keras.Sequential):
