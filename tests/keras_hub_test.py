@@ -43,7 +43,7 @@ def _text_classifier():
 
 def _image_classifier():
     backbone = models.ResNetBackbone(
-        input_conv_filters=[4],
+        input_conv_filters=[64],
         input_conv_kernel_sizes=[3],
         stackwise_num_filters=[64],
         stackwise_num_blocks=[1],
@@ -102,7 +102,8 @@ def test_a_task_learns_from_another_in_memory(make, tmp_path):
         found = student.generate(prompt, stop_token_ids=None)
         assert found["token_ids"].shape == (2, _LENGTH)
     model.save(tmp_path / "a.keras")
-    # Keras cannot restore what a `compile` of the task's own was given.
+    # Keras cannot restore what a `compile` of the task's own was given; each
+    # task compiles itself.
     again = keras.models.load_model(tmp_path / "a.keras", compile=False)
     assert type(again) is type(student)
     np.testing.assert_allclose(

@@ -318,8 +318,9 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
         """Has files of the student say how it was compiled, as Keras' do.
 
         Unless that needs classes beyond Keras' own, without which the file
-        would not load; or the optimizer's state is not in this process, or
-        partly that of a `ShardedEmbedding` or of projections.
+        would not load; or the student has a `compile` of its own, which Keras
+        could not call again; or the optimizer's state is not in this process,
+        or partly that of a `ShardedEmbedding` or of projections.
         """
         if self._has_own_loss:
             keras.Model.compile(
@@ -335,7 +336,12 @@ class CodistillModel(multi_worker.MultiWorkerTraining, keras.Model):
             *embedding_layer.layers_of(self.student),
             *self._projections,
         ]
-        if not is_elsewhere and all(map(_is_keras, keras.tree.flatten(parts))):
+        is_plain = not _is_own(type(self.student), "compile")
+        if (
+            not is_elsewhere
+            and is_plain
+            and all(map(_is_keras, keras.tree.flatten(parts)))
+        ):
             # Not the student's own method, which may do anything else.
             keras.Model.compile(
                 self.student, **{**arguments, "optimizer": self.optimizer}
