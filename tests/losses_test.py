@@ -536,5 +536,20 @@ def test_every_public_name_is_a_registered_loss():
         assert registered == f"tfdistill>{name}"
 
 
+@pytest.mark.parametrize(
+    ("pairs", "kwargs", "message"),
+    [
+        (("a", "b"), {}, r"list of \(student layer, teacher layer\)"),
+        ([], {}, "`pairs` must be a list"),
+        ([("a", "b", "c")], {}, "`pairs` must be a list"),
+        ([("a", "b")], {"weight": -1}, "`weight` must be .*received -1"),
+        ([("a", "b")], {"loss": "none such"}, "none such"),
+    ],
+)
+def test_layers_are_named_in_pairs(pairs, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        losses.FeatureDistillation(pairs, **kwargs)
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import servers
 from tfdistill import losses
 from tfdistill import model as model_lib
 from tfdistill import multi_worker
@@ -709,7 +710,8 @@ def test_a_student_is_a_model(student):
         ([1, 2], "received list of int. Pass tfdistill.TeacherSet(exchange"),
         ("a/path", "received str. Pass tfdistill.TeacherSet(saved_models="),
         (["a", "b"], "received list of str. Pass tfdistill.TeacherSet(saved"),
-        (cases.linear, "received Sequential. Pass `model.export(path)`, then"),
+        (["a.keras"], "of str. Pass tfdistill.TeacherSet(models=[path])"),
+        (cases.linear, "Sequential. Pass tfdistill.TeacherSet(models=[model])"),
     ],
 )
 def test_teachers_of_another_kind_get_a_remedy(given, words):
@@ -782,7 +784,7 @@ class _Own(keras.Model):
 
 
 @pytest.mark.parametrize(
-    "name", ["train_step", "compute_loss", "compute_metrics", "test_step"]
+    "name", ["train_step", "compute_metrics", "predict_step", "test_step"]
 )
 def test_steps_that_would_never_run_are_refused(name):
     kind = type("Student", (_Own,), {name: lambda self, *args: None})
@@ -794,6 +796,59 @@ def test_steps_that_would_never_run_are_refused(name):
 def test_the_steps_of_keras_and_of_this_package_are_not_missed(bases):
     kind = type("Student", (*bases, _Own), {})
     tfdistill.CodistillModel(kind())
+
+
+class OwnLoss(_Own):
+    """What Keras computes, doubled, and a term of its own."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight, **kwargs):
+        given = super().compute_loss(x, y, y_pred, sample_weight)
+        return 2 * given + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
+
+
+def _trained_by_its_own_loss(wrap, strategy=None):
+    keras.utils.set_random_seed(1)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        model = wrap(OwnLoss())
+        model.compile(
+            keras.optimizers.SGD(0.1),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    # The last batch holds fewer, and some replica none of them.
+    weights = np.linspace(0, 2, 13, dtype="float32")
+    data = tf.data.Dataset.from_tensor_slices((_X[:13], _Y[:13], weights))
+    logs = cases.fit(model, data.batch(4), epochs=2, callbacks=[])
+    return model, logs, model.evaluate(data.batch(4), verbose=0)
+
+
+@pytest.mark.parametrize("where", ["one_device", "two_replicas", "servers"])
+def test_a_loss_of_its_own_trains_as_in_keras(where, request, monkeypatch):
+    strategy = None
+    if where == "two_replicas":
+        strategy = request.getfixturevalue(where)
+    plain, expected, evaluated = _trained_by_its_own_loss(lambda model: model)
+    if where == "servers":
+        servers.pretend(monkeypatch)
+    model, found, also = _trained_by_its_own_loss(
+        tfdistill.CodistillModel, strategy
+    )
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5)
+    np.testing.assert_allclose(also, evaluated, rtol=1e-5)
+    for value, same in zip(
+        model.get_weights(), plain.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(value, same, rtol=1e-5)
+
+
+def test_a_loss_of_its_own_is_a_mean_over_examples(two_replicas):
+    with two_replicas.scope():
+        student = OwnLoss()
+        student.dense.kernel_regularizer = keras.regularizers.L2(0.1)
+        model = cases.codistill(student)
+    with pytest.raises(ValueError, match="no regularizers, .*received 1 of"):
+        cases.fit(model, _X, _Y, callbacks=[])
 
 
 def _two_outputs(named):

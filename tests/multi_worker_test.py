@@ -29,6 +29,7 @@ NAMES = (
     "steps_per_execution_partial",
     "subclass_own_step",
     "synchronized_normalization",
+    "taught_in_memory",
     "wrapped",
     "wrapped_own_loss",
     "wrapped_own_losses",

@@ -17,9 +17,6 @@ if typing.TYPE_CHECKING:
     from tfdistill import metrics as metrics
     from tfdistill import schedules as schedules
     from tfdistill.backup.callback import Backup as Backup
-    from tfdistill.callbacks import StartTogether as StartTogether
-    from tfdistill.callbacks import StudentExporter as StudentExporter
-    from tfdistill.callbacks import TeacherLoader as TeacherLoader
     from tfdistill.cluster.identity import Cluster as Cluster
     from tfdistill.cluster.strategy import make_strategy as make_strategy
     from tfdistill.distributed import DistributedModel as DistributedModel
@@ -36,6 +33,10 @@ if typing.TYPE_CHECKING:
     from tfdistill.observe.run_log import RunLog as RunLog
     from tfdistill.observe.summaries import Summaries as Summaries
     from tfdistill.optimizers import LARS as LARS
+    from tfdistill.sharing.callbacks import StartTogether as StartTogether
+    from tfdistill.sharing.callbacks import StudentExporter as StudentExporter
+    from tfdistill.sharing.callbacks import TeacherLoader as TeacherLoader
+    from tfdistill.sharing.callbacks import callbacks as callbacks
     from tfdistill.teachers.gates import Canary as Canary
     from tfdistill.teachers.teacher_set import TeacherSet as TeacherSet
     from tfdistill.training.guards import FiniteLoss as FiniteLoss
@@ -55,11 +56,12 @@ _HOMES = {
     "MultiWorkerTraining": "multi_worker",
     "RunLog": "observe.run_log",
     "ShardedEmbedding": "embedding.layer",
-    "StartTogether": "callbacks",
-    "StudentExporter": "callbacks",
+    "StartTogether": "sharing.callbacks",
+    "StudentExporter": "sharing.callbacks",
     "Summaries": "observe.summaries",
-    "TeacherLoader": "callbacks",
+    "TeacherLoader": "sharing.callbacks",
     "TeacherSet": "teachers.teacher_set",
+    "callbacks": "sharing.callbacks",
     "make_strategy": "cluster.strategy",
 }
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill import losses
 from tfdistill import multi_worker
 from tfdistill import schedules
 from tfdistill.cluster import identity
@@ -33,13 +35,7 @@ from tfdistill.training import trainer as replica_trainer
 from tfdistill.training import wrapper
 
 # A wrapper calls its student as a layer; these would never be run.
-_STEPS = (
-    "train_step",
-    "compute_loss",
-    "compute_metrics",
-    "test_step",
-    "predict_step",
-)
+_STEPS = ("train_step", "compute_metrics", "test_step", "predict_step")
 
 
 def check_student(student: Any) -> None:
@@ -60,8 +56,21 @@ def check_student(student: Any) -> None:
             f"received {type(student).__name__} with its own "
             f"{', '.join(own)}, which would never be run. Give the loss and "
             "the metrics to `compile`, a further term to `self.add_loss` in "
-            "`call` or a layer; or wrap a model of the same layers without "
+            "`call` or a layer, or a whole loss to the student's own "
+            "`compute_loss`; or wrap a model of the same layers without "
             "these methods."
+        )
+    is_hub = any(
+        kind.__module__.partition(".")[0] == "keras_hub"
+        for kind in type(student).__mro__
+    )
+    if is_hub and getattr(student, "preprocessor", None) is not None:
+        raise ValueError(
+            "`student` must be given inputs that are preprocessed already; "
+            f"received {type(student).__name__} with a preprocessor, which "
+            "would never be run. Set `student.preprocessor = None`, or pass "
+            "preprocessor=None to its constructor, and map the data: "
+            "`dataset.map(preprocessor)`."
         )
 
 
@@ -71,13 +80,12 @@ def check_teachers(teachers: Any) -> None:
         return
     first = next(iter(keras.tree.flatten(teachers)), teachers)
     remedy = "tfdistill.TeacherSet(exchange, cluster.peers)"
-    if isinstance(first, str | os.PathLike):
-        remedy = "tfdistill.TeacherSet(saved_models=[path])"
-    elif isinstance(first, keras.Model):
-        remedy = (
-            "`model.export(path)`, then "
-            "tfdistill.TeacherSet(saved_models=[path])"
-        )
+    if isinstance(first, keras.Model):
+        remedy = "tfdistill.TeacherSet(models=[model])"
+    elif isinstance(first, str | os.PathLike):
+        is_file = os.fspath(first).endswith(".keras")
+        kind = "models" if is_file else "saved_models"
+        remedy = f"tfdistill.TeacherSet({kind}=[path])"
     raise ValueError(
         "`teachers` must be a tfdistill.TeacherSet; received "
         f"{type(teachers).__name__}"
@@ -154,7 +162,7 @@ def _has(callbacks: list[keras.callbacks.Callback], kind: type) -> bool:
 
 
 # What is logged of the loss besides `loss` itself.
-_PARTS = ("task_loss", "distillation_loss")
+_PARTS = ("task_loss", "distillation_loss", "feature_loss")
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
@@ -204,8 +212,8 @@ class CodistillModel(
             name: Name of the model.
 
         Raises:
-            ValueError: `student` is not a `keras.Model`, or has a training
-                step or loss of its own; or `teachers` is no `TeacherSet`.
+            ValueError: `student` is not a `keras.Model`, has a training step
+                of its own or a preprocessor; or `teachers` is no `TeacherSet`.
         """
         check_student(student)
         check_teachers(teachers)
@@ -213,6 +221,8 @@ class CodistillModel(
         self.student = student
         self.built = student.built
         self._has_compiled_student = False
+        self._has_own_loss = own_steps.is_own(type(student), "compute_loss")
+        self._projections: list[keras.Layer] = []
         self.codistillation = term.Codistillation(student, teachers)
 
     def make_trainer(self) -> replica_trainer.Trainer:
@@ -238,10 +248,11 @@ class CodistillModel(
 
     @property
     def distillation(self) -> dict[str, Any]:
-        """The `distillation_loss` and `distillation_weight` compiled with."""
+        """What `compile` was given beside Keras' own arguments."""
         return {
             "distillation_loss": self.codistillation.loss,
             "distillation_weight": self.codistillation.weight,
+            "feature_loss": self.codistillation.feature_loss,
         }
 
     def compile(
@@ -249,6 +260,7 @@ class CodistillModel(
         *args: Any,
         distillation_loss: Any = None,
         distillation_weight: Any = 1.0,
+        feature_loss: losses.FeatureDistillation | None = None,
         **kwargs: Any,
     ) -> None:
         """Configures training.
@@ -257,47 +269,74 @@ class CodistillModel(
             *args: As for `keras.Model.compile`.
             distillation_loss: A `tfdistill.losses.DistillationLoss` for every
                 output; or, by output, a dict, list or tuple of them with None
-                for outputs that are not distilled. Needed with teachers. With
-                `loss=None` the student learns from them only.
+                for outputs that are not distilled. Needed with teachers,
+                unless there is a `feature_loss`. With `loss=None` the student
+                learns from them only.
             distillation_weight: A number or a callable of the global step
                 (int64 scalar tensor) that gives a float scalar, such as the
                 schedules of `tfdistill.schedules`. Default 1.
+            feature_loss: What is compared of hidden layers. Default: nothing.
             **kwargs: As for `keras.Model.compile`.
 
         Raises:
-            ValueError: There are teachers and no `distillation_loss`.
+            ValueError: There are teachers and neither a `distillation_loss`
+                nor a `feature_loss`; or the latter does not fit both models.
         """
-        if len(self.teachers) and distillation_loss is None:
+        is_compared = distillation_loss is not None or feature_loss is not None
+        if len(self.teachers) and not is_compared:
             raise ValueError(
                 "`compile` needs a `distillation_loss` when the model has "
                 f"teachers; received None with {len(self.teachers)} of them. "
                 "For classes: tfdistill.losses.SoftTargetCrossEntropy()."
             )
         super().compile(*args, **kwargs)
-        keras_compile = types.MethodType(keras.Model.compile, self)
-        self._compile_student(fit_arguments.bind(keras_compile, args, kwargs))
         self.codistillation.compile(
             distillation_loss,
             schedules.get(distillation_weight),
             task_loss=self.loss,
+            feature_loss=feature_loss,
         )
+        projections = self.codistillation.projections
+        if projections or self._projections:
+            # An attribute, by which the optimizer and backups find them.
+            self._projections = projections
+        keras_compile = types.MethodType(keras.Model.compile, self)
+        self._compile_student(fit_arguments.bind(keras_compile, args, kwargs))
         # Attributes, by which Keras finds metrics.
         self._task_tracker = keras.metrics.Mean("task_loss")
         self._distillation_tracker = keras.metrics.Mean("distillation_loss")
+        self._feature_tracker = (
+            keras.metrics.Mean("feature_loss") if feature_loss else None
+        )
 
     def _compile_student(self, arguments: dict[str, Any]) -> None:
         """Has files of the student say how it was compiled, as Keras' do.
 
         Unless that needs classes beyond Keras' own, without which the file
-        would not load; or the optimizer's state is not in this process, or
-        partly beside the tables of a `ShardedEmbedding`.
+        would not load; or the student has a `compile` of its own, which Keras
+        could not call again; or the optimizer's state is not in this process,
+        or partly that of a `ShardedEmbedding` or of projections.
         """
+        if self._has_own_loss:
+            keras.Model.compile(
+                self.student,
+                loss=global_batch.over_own_rows(self.loss),
+                loss_weights=arguments.get("loss_weights"),
+            )
+            self.student.compiled, self.student.optimizer = False, None
+            return
         parts = [self.optimizer, arguments.get("loss")]
         parts += [arguments.get(n) for n in ("metrics", "weighted_metrics")]
-        is_elsewhere = replicas.on_servers(
-            self.distribute_strategy
-        ) or embedding_layer.layers_of(self.student)
-        if not is_elsewhere and all(map(_is_keras, keras.tree.flatten(parts))):
+        is_elsewhere = replicas.on_servers(self.distribute_strategy) or [
+            *embedding_layer.layers_of(self.student),
+            *self._projections,
+        ]
+        is_plain = not own_steps.is_own(type(self.student), "compile")
+        if (
+            not is_elsewhere
+            and is_plain
+            and all(map(_is_keras, keras.tree.flatten(parts)))
+        ):
             # Not the student's own method, which may do anything else.
             keras.Model.compile(
                 self.student, **{**arguments, "optimizer": self.optimizer}
@@ -357,11 +396,40 @@ class CodistillModel(
     ) -> Any:
         """Returns the task's loss; 0 if the student has teachers and no task.
 
-        See `keras.Model.compute_loss`.
+        See `keras.Model.compute_loss`. A student's own `compute_loss` is
+        called in its place. On several replicas each calls it with its own
+        rows, and its value is taken for a mean over these.
+
+        Raises:
+            ValueError: On several replicas, a student that has its own
+                `compute_loss` has `add_loss` or regularizers as well.
         """
+        if self._has_own_loss:
+            return self._own_loss(
+                x=x,
+                y=y,
+                y_pred=y_pred,
+                sample_weight=sample_weight,
+                training=training,
+            )
         if self.loss is None and not self.losses and self.codistillation:
             return tf.zeros([], keras.config.floatx())
         return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+    def _own_loss(self, *, training: bool, **given: Any) -> Any:
+        compute = self.student.compute_loss
+        if "training" in inspect.signature(compute).parameters:
+            given["training"] = training
+        if replicas.in_replica() and self.student.losses:
+            # Keras has divided them by the number of replicas already.
+            raise ValueError(
+                "A student with its own `compute_loss` must have no "
+                "regularizers, and no losses from `add_loss`, on several "
+                "replicas, since its value is taken for a mean over examples; "
+                f"received {len(self.student.losses)} of them. Train on one "
+                "device, or add them in `compute_loss`."
+            )
+        return global_batch.share_of_mean(compute(**given))
 
     def train_step(self, data: Any) -> steps.Logs:
         """Runs one codistilled update on one replica's part of the batch."""
@@ -370,10 +438,16 @@ class CodistillModel(
         counter = keras_internals.num_batches(self.optimizer)
         step = tf.convert_to_tensor(counter)
         with batch.scope(), self.trainer.tape() as tape:
-            y_pred = self(x, training=True)
+            y_pred, hidden = self.codistillation.run_student(self, x)
             task_loss = self.compute_loss(x, y, y_pred, weights, training=True)
             paid = self.codistillation.term(
-                tape, step, x, y_pred, weights, dtype=task_loss.dtype
+                tape,
+                step,
+                x,
+                y_pred,
+                weights,
+                dtype=task_loss.dtype,
+                hidden=hidden,
             )
             loss = task_loss
             if paid:
@@ -386,7 +460,7 @@ class CodistillModel(
             "teacher_staleness": tf.constant(float("nan")),
         }
         if paid:
-            shares["distillation_loss"], logs = paid.loss, paid.logs
+            shares, logs = shares | paid.shares, paid.logs
         batch.record(self.metrics, shares)
         metrics = self.compute_metrics(x, y, y_pred, weights)
         return {**metrics, **logs, steps.EXAMPLES: batch.total}

@@ -48,6 +48,7 @@ class Case:
             rows that a batch does not touch, where ours do not.
         wrap: Makes the model to train of the student.
         compiled: What else to compile with.
+        teacher: Makes a model in memory to learn from, outside of any scope.
         tolerance: Largest difference.
     """
 
@@ -61,6 +62,7 @@ class Case:
     is_plain: bool = True
     wrap: Callable[[keras.Model], keras.Model] = tfdistill.CodistillModel
     compiled: dict = dataclasses.field(default_factory=dict)
+    teacher: Callable[[], keras.Model] | None = None
     tolerance: float = 2e-6
 
 
@@ -96,7 +98,8 @@ def bags() -> tuple[tf.RaggedTensor, np.ndarray]:
 def dense(**options: Any) -> keras.Model:
     """A student of dense layers; `options` are the first one's."""
     inputs = keras.Input((5,))
-    hidden = keras.layers.Dense(6, activation="tanh", **options)(inputs)
+    options = {"units": 6, "activation": "tanh", **options}
+    hidden = keras.layers.Dense(**options)(inputs)
     return keras.Model(inputs, keras.layers.Dense(1)(hidden))
 
 
@@ -199,6 +202,18 @@ CASES: dict[str, Case] = {
         wrap=tfdistill.DistributedModel,
         compiled={"metrics": ["mae"]},
     ),
+    "taught_in_memory": Case(
+        optimizer=lambda: keras.optimizers.Adagrad(0.1),
+        student=lambda: dense(name="own"),
+        data=weighted,
+        is_plain=False,
+        teacher=lambda: dense(name="theirs", units=8),
+        compiled={
+            "distillation_loss": (
+                tfdistill.losses.BinarySoftTargetCrossEntropy()
+            ),
+        },
+    ),
     "sample_weight": Case(
         optimizer=lambda: keras.optimizers.Adagrad(0.1),
         student=normalized,
@@ -226,16 +241,27 @@ def _source(case: Case, *, repeats: bool, strategy: Any) -> Any:
 def run(case: Case, strategy: Any, *, is_reference: bool = False) -> Results:
     """Trains one case and returns all that must be equal."""
     keras.utils.set_random_seed(3)
+    models = [case.teacher()] if case.teacher else []
+    feature_loss = tfdistill.losses.FeatureDistillation(
+        [("own", "theirs")], projection=True
+    )
+    taught = {"feature_loss": feature_loss} if models else {}
     with strategy.scope():
         student = model = case.student()
         if not (is_reference and case.is_plain):
-            model = case.wrap(student)
+            teachers = tfdistill.TeacherSet(models=models)
+            model = (
+                tfdistill.CodistillModel(student, teachers=teachers)
+                if models
+                else case.wrap(student)
+            )
         model.compile(
             case.optimizer(),
             keras.losses.BinaryCrossentropy(from_logits=True),
             steps_per_execution=1 if is_reference else case.steps_per_execution,
             jit_compile=False,
             **case.compiled,
+            **taught,
         )
     repeats = case.steps_per_epoch is not None
     finite = _source(case, repeats=False, strategy=strategy)

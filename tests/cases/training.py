@@ -252,6 +252,33 @@ class OwnLosses(keras.Model):
         return {"squared": self.tracker.result()}
 
 
+class Taught(tfdistill.CodistillModel):
+    """A student of a model in memory, and of its hidden layer."""
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        super().compile(
+            *args,
+            distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(
+                temperature=2.0
+            ),
+            feature_loss=tfdistill.losses.FeatureDistillation(
+                [("own", "theirs")], projection=True, weight=0.5
+            ),
+            **kwargs,
+        )
+
+
+def taught(model_class: type) -> keras.Model:
+    def named(units: int, name: str) -> keras.Model:
+        inputs = keras.Input((5,))
+        hidden = keras.layers.Dense(units, activation="tanh", name=name)(inputs)
+        hidden = keras.layers.Dropout(0.5)(hidden) if units == 9 else hidden
+        return keras.Model(inputs, keras.layers.Dense(3)(hidden))
+
+    teachers = tfdistill.TeacherSet(models=[named(9, "theirs")])
+    return Taught(named(4, "own"), teachers=teachers)
+
+
 def bases(model_class: type) -> tuple[type, ...]:
     """The bases of a new class that trains as `model_class` does."""
     if model_class is keras.Model:
@@ -400,6 +427,15 @@ CASES: dict[str, Case] = {
     ),
     "subclassed_own_loss": Case(
         build=subclassed, loss=lambda: _own_loss, **PARTIAL
+    ),
+    "taught_in_memory": Case(
+        build=taught,
+        data=lambda: (*classes(30), weighted()[2]),
+        loss=_sparse_crossentropy,
+        metrics=("accuracy",),
+        optimizer=lambda: adam(0.01),
+        tolerance=2e-5,
+        is_lazy=True,
     ),
     "mixed_bfloat16": Case(policy="mixed_bfloat16", tolerance=2e-2, **PARTIAL),
     "auc": Case(

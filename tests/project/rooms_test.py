@@ -51,7 +51,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "backup": {"cluster", "exchange", "exports", "system", "training"},
     "observe": {"cluster", "system", "teachers", "training"},
-    "callbacks": {
+    "sharing": {
+        "backup",
         "cluster",
         "exchange",
         "exports",
@@ -71,6 +72,7 @@ ROOMS: dict[str, set[str]] = {
         "cluster",
         "embedding",
         "exports",
+        "losses",
         "multi_worker",
         "observe",
         "schedules",

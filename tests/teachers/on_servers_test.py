@@ -11,11 +11,13 @@ import tfdistill
 from tests.cases import codistillation as codistillation_cases
 from tests.cases import object_store
 from tests.cases import servers as cases
+from tfdistill.embedding import layer
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.system import crash_note
 from tfdistill.teachers import agreement
 from tfdistill.teachers import gates
+from tfdistill.teachers import in_memory
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import options
 from tfdistill.teachers import staleness
@@ -308,6 +310,41 @@ def test_a_group_learns_from_its_teacher_as_one_process_does(
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-4)
     cases.assert_same(cases.weights(model), cases.weights(plain), rtol=1e-4)
+
+
+def test_a_group_learns_from_a_model_in_memory_as_one_process_does(
+    monkeypatch,
+):
+    case = cases.CASES["taught_in_memory"]
+    strategy = tf.distribute.get_strategy()
+    expected = cases.run(case, strategy, is_reference=True)
+    cases.pretend(monkeypatch)
+    found = cases.run(case, strategy)
+    cases.assert_equal(found, expected, case.tolerance)
+    assert expected["log_feature_loss"][1] > 0
+
+
+def test_tables_of_a_model_in_memory_are_looked_up_where_they_are(monkeypatch):
+    monkeypatch.setattr(layer.LogicalTable, "is_on_servers", True)
+    model = _peer(3)
+    remote = on_servers.RemoteTeachers(options.TeacherOptions(models=(model,)))
+    graph = student_graph.StudentGraph(cases.student(), SPEC)
+    teacher = remote.make_model("big", graph)
+    teacher.hold(in_memory.FrozenModel(model, graph))
+    # Nothing of the size of a table is kept by servers again, or by workers.
+    kept = [
+        v.shape for v in (*teacher._masters.values(), *teacher._local.values())
+    ]
+    assert not any(sum(cases.SIZES) in shape for shape in kept)
+    arguments, (x, _) = remote.arguments(), cases.data()
+
+    @tf.function
+    def ask():
+        with remote.on_worker(arguments):
+            return teacher.function(x)[0]
+
+    for _ in range(2):  # The second finds on the worker what was fetched.
+        np.testing.assert_allclose(ask(), model(x), rtol=1e-5)
 
 
 def test_a_group_goes_on_with_the_version_that_it_had(tmp_path, monkeypatch):

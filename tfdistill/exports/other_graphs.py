@@ -43,13 +43,13 @@ class FrozenFunction:
         # To assign new values to, if `SavedModelWriter` wrote them.
         self.variables = list(getattr(self._loaded, "model_variables", ()))
         wanted = signature.structured_input_signature[1]
-        self._inputs = _match(
+        self._inputs = match(
             {name: spec.shape for name, spec in wanted.items()},
             student_graph.named(input_spec, "inputs"),
             what=f"inputs of {directory}",
         )
         self._dtypes = {name: spec.dtype for name, spec in wanted.items()}
-        self._outputs = _match(
+        self._outputs = match(
             {
                 name: spec.shape
                 for name, spec in signature.structured_outputs.items()
@@ -69,10 +69,13 @@ class FrozenFunction:
         return [outputs[theirs] for theirs in self._outputs.values()]
 
 
-def _match(
+def match(
     theirs: dict[str, tf.TensorShape], ours: dict[str, Any], *, what: str
 ) -> dict[str, str]:
-    """Finds their name for each of ours: by name, or else by position."""
+    """Finds their name for each of ours: by name, or else by position.
+
+    ValueError if `what` they are would not have the student's shapes.
+    """
     by_legal_name = {
         student_graph.legal_name(name, "_"): name for name in theirs
     }

@@ -33,6 +33,7 @@ from tfdistill.exchange import versions
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
+from tfdistill.teachers import in_memory
 from tfdistill.teachers import options
 from tfdistill.teachers import peer
 from tfdistill.teachers import soft_targets
@@ -284,6 +285,75 @@ def _two_halves(shard: tf.Variable) -> tf.Variable:
         )
 
 
+class RemoteModel(teacher_lib.Teacher):
+    """The place of a Keras model in memory, of a parameter-server group.
+
+    Its values are copied to the servers, from which each worker fetches them
+    once. Tables that are on servers are looked up there.
+    """
+
+    half = 0
+
+    def hold(self, model: in_memory.FrozenModel) -> None:
+        """Takes the model's present values, but for tables on servers."""
+        self._model = model
+        variables, values = model.graph.variables, model.values
+        self._tables = {
+            index: [
+                _Rows(shard.value) for shard in variables[index].layer.shards
+            ]
+            for index, value in enumerate(values)
+            if value is None
+        }
+        num_outputs = len(keras.tree.flatten(self._graph.output_spec))
+        self._try(-1, lambda x: self._infer(values, x)[:num_outputs])
+        self._masters = {
+            index: tf.Variable(value, trainable=False)
+            for index, value in enumerate(values)
+            if value is not None
+        }
+        self._local = {
+            index: WorkerVariable(
+                np.zeros(master.shape, master.dtype.as_numpy_dtype),
+                name=f"model_{index}",
+            )
+            for index, master in self._masters.items()
+        }
+        self._is_here = WorkerVariable(np.array(False), name="model_is_here")
+        self.function = self._on_worker
+
+    @property
+    def worker_variables(self) -> list[WorkerVariable]:
+        """What each worker keeps of this teacher."""
+        return [*self._local.values(), self._is_here]
+
+    def use(self, arguments: tf.Tensor) -> None:
+        """Fetches the values to a worker that has not got them yet."""
+
+        def fetch() -> tf.Tensor:
+            for index, master in self._masters.items():
+                with tf.device(master.device):
+                    value = master.read_value()
+                self._local[index].assign(value)
+            self._is_here.assign(True)
+            return tf.constant(True)
+
+        tf.cond(self._is_here.value(), lambda: tf.constant(True), fetch)
+
+    def _on_worker(self, inputs: Any) -> list[tf.Tensor]:
+        values = [
+            self._local[index].value() if index in self._local else None
+            for index in range(len(self._model.graph.variables))
+        ]
+        return self._infer(values, inputs)
+
+    def _infer(self, values: Sequence[Any], inputs: Any) -> list[tf.Tensor]:
+        found = [
+            self._tables.get(index, value) for index, value in enumerate(values)
+        ]
+        return self._model.in_order(self._model.graph.infer_from(found, inputs))
+
+
 _FREE_TIMEOUT_SECS, _FREE_POLL_SECS = 600.0, 0.02
 # What travels for each teacher: version, whether it is in use, which half, and
 # the bits of its share.
@@ -305,7 +375,7 @@ class RemoteTeachers:
             shared=WorkerVariable,
             of_replica=WorkerVariable,
         )
-        self.teachers: list[RemoteTeacher] = []
+        self.teachers: list[RemoteTeacher | RemoteModel] = []
         self._bad = np.zeros([options.num_teachers], bool)
         self._num_scheduled = self._num_done = 0
         self._swapped_at = 0
@@ -320,6 +390,14 @@ class RemoteTeachers:
             self._options,
             wait_until_free=self._wait_until_free,
         )
+        self.teachers.append(teacher)
+        return teacher
+
+    def make_model(
+        self, name: str, graph: student_graph.StudentGraph
+    ) -> RemoteModel:
+        """Makes the place of a Keras model in memory."""
+        teacher = RemoteModel(name, graph, self._options)
         self.teachers.append(teacher)
         return teacher
 

@@ -23,6 +23,7 @@ class TeacherOptions:
 
     peers: tuple[int, ...] = ()
     saved_models: tuple[str, ...] = ()
+    models: tuple[Any, ...] = ()
     weights: Sequence[float] | None = None
     max_staleness_steps: int | str | None = AUTO
     max_staleness_secs: float | None = None
@@ -71,7 +72,7 @@ class TeacherOptions:
     @property
     def num_teachers(self) -> int:
         """Number of peers and fixed teachers."""
-        return len(self.peers) + len(self.saved_models)
+        return len(self.peers) + len(self.saved_models) + len(self.models)
 
     @property
     def names_of_peers(self) -> dict[int, str]:
@@ -104,10 +105,11 @@ class TeacherOptions:
         if self.saved_models or self.allow_other_graphs:
             raise ValueError(
                 "Teachers of a parameter-server group must be peers with the "
-                "student's own graph; received saved_models="
-                f"{self.saved_models} and allow_other_graphs="
-                f"{self.allow_other_graphs}. Leave them out, or train without "
-                "parameter servers."
+                "student's own graph, or Keras models in memory; received "
+                f"saved_models={self.saved_models} and allow_other_graphs="
+                f"{self.allow_other_graphs}. Pass a Keras model or a .keras "
+                "file as TeacherSet(models=[...]), or train without parameter "
+                "servers."
             )
 
 

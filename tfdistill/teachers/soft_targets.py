@@ -32,6 +32,10 @@ class SoftTargets:
     shares: tf.Tensor
     staleness: tf.Tensor
 
+    def first(self, num_outputs: int) -> "SoftTargets":
+        """Returns the same about the first outputs only."""
+        return dataclasses.replace(self, outputs=self.outputs[:num_outputs])
+
     @property
     def share_of_rows(self) -> tf.Tensor:
         """The greatest share of a teacher in use for a row, float32 `[batch]`.

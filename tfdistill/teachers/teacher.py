@@ -19,6 +19,7 @@ from tfdistill.exports import student_graph
 from tfdistill.system import background
 from tfdistill.system import crash_note
 from tfdistill.teachers import gates
+from tfdistill.teachers import in_memory
 from tfdistill.teachers import options as options_lib
 from tfdistill.teachers import peer
 from tfdistill.teachers import staleness
@@ -34,13 +35,14 @@ class Teacher:
     """The place of one teacher in the training step.
 
     A kind of teacher is a way to fill `function`: `follow` takes the student's
-    own graph with a peer's values, `load` a SavedModel. Another kind must
-    return the outputs as a flat list in `keras.tree.flatten` order, with NaN in
-    the rows for which it has no answer; it is traced into the training step.
+    own graph with a peer's values, `load` a SavedModel, `hold` a Keras model in
+    memory. Another kind must return the outputs as a flat list in
+    `keras.tree.flatten` order, with NaN in the rows for which it has no answer;
+    it is traced into the training step.
     Without a `reader` its step is -1: it is fixed, and never stale.
 
     Attributes:
-        name: `group_<g>`, or the path of a fixed SavedModel.
+        name: `group_<g>`, the path of a fixed SavedModel, or a model's name.
         reader: Follows the peer; None for a fixed teacher.
         function: From the student's inputs to the flat list of outputs.
         verdict: What it counts until the next refresh, as the group agreed;
@@ -141,6 +143,12 @@ class Teacher:
         )
         self._try(-1, function)
         self.function, self._variables = function, function.variables
+
+    def hold(self, model: in_memory.FrozenModel) -> None:
+        """Takes a Keras model's present values as the teacher, for good."""
+        model.copy()
+        self._try(-1, model.outputs)
+        self.function, self._variables = model, model.variables
 
     def _try(self, version: int, predict: _Function) -> None:
         """Has a version predict the canary batch, if there is one."""

@@ -3,9 +3,9 @@
 Each is a `Teacher` (teacher.py); a peer's is fed by a `PeerReader` (peer.py),
 and all workers move them alike by an `Agreement` (agreement.py). How stale a
 version may be, and what it then counts, is decided in staleness.py. A new kind
-of teacher is another way to fill `Teacher.function`, beside `follow` and
-`load`, a line in `TeacherSet.attach`, and a field of `TeacherOptions`, whose
-`num_teachers` counts it and whose `weights` weigh it.
+of teacher is another way to fill `Teacher.function`, beside `follow`, `load`
+and `hold`, a line in `TeacherSet.attach`, and a field of `TeacherOptions`,
+whose `num_teachers` counts it and whose `weights` weigh it.
 """
 
 import logging
@@ -28,6 +28,7 @@ from tfdistill.exports import student_graph
 from tfdistill.system import crash_note
 from tfdistill.teachers import agreement
 from tfdistill.teachers import gates
+from tfdistill.teachers import in_memory
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import options
 from tfdistill.teachers import peer
@@ -40,9 +41,9 @@ _log = logging.getLogger(__name__)
 class TeacherSet:
     """The frozen teachers of one student.
 
-    Peers' exports are followed while training runs; fixed SavedModels, for
-    offline distillation, are loaded once. No teacher is part of the student's
-    weights, checkpoints or files.
+    Peers' exports are followed while training runs. For offline distillation,
+    fixed SavedModels are loaded once, and Keras models in memory are copied
+    once. No teacher is part of the student's weights, checkpoints or files.
 
     If a peer's graph equals the student's, the student's own graph runs with
     the peer's values, and the peer's graph file is never loaded. A different
@@ -56,6 +57,7 @@ class TeacherSet:
         peers: Sequence[int] = (),
         *,
         saved_models: Sequence[str | os.PathLike[str]] = (),
+        models: Sequence[keras.Model | str | os.PathLike[str]] = (),
         weights: Sequence[float] | None = None,
         max_staleness_steps: int | str | None = options.AUTO,
         max_staleness_secs: float | None = None,
@@ -75,8 +77,13 @@ class TeacherSet:
             exchange: Where peers publish. Required if there are `peers`.
             peers: Groups to learn from: `cluster.peers`, or any list.
             saved_models: Directories of fixed teachers.
+            models: Built Keras models, such as those of KerasHub, or paths of
+                `.keras` files, as fixed teachers. The first `fit` copies their
+                values, which no later change of a model reaches; memory
+                holds both.
             weights: One weight >= 0 for each of `peers`, then for each of
-                `saved_models`. Defaults to equal weights.
+                `saved_models`, then for each of `models`. Defaults to equal
+                weights.
             max_staleness_steps: A version that is more of the student's
                 steps old than this loses its weight; None for no bound.
                 Default "auto": a peer that has published nothing for ten of
@@ -109,6 +116,7 @@ class TeacherSet:
         self._options = options.TeacherOptions(
             peers=tuple(peers),
             saved_models=options.checked_paths(saved_models),
+            models=in_memory.checked(models),
             weights=weights,
             max_staleness_steps=max_staleness_steps,
             max_staleness_secs=max_staleness_secs,
@@ -125,9 +133,11 @@ class TeacherSet:
         options.check_exchange(self._options.peers, exchange)
         self._exchange = exchange or publisher.Exchange(None)
         self._graph: student_graph.StudentGraph | None = None
+        self._layers: list[str] = []
         self._teachers: list[teacher_lib.Teacher] = []
         self._agreement: agreement.Agreement | None = None
         self._poller: peer.Poller | None = None
+        self._models: list[keras.Model] | None = None
         self._student: gates.StudentOnCanary | None = None
         # What the traced step knows.
         self._published: dict[str, Any] = {}
@@ -151,6 +161,29 @@ class TeacherSet:
 
     # ---- before training ----
 
+    def only_model(self) -> keras.Model:
+        """Returns the one Keras model in memory that is the only teacher.
+
+        Raises:
+            ValueError: There are other teachers, or several.
+        """
+        if len(self._options.models) != 1 or self.num_teachers != 1:
+            raise ValueError(
+                "`feature_loss` needs exactly one teacher, a Keras model in "
+                "memory, since it names that model's layers; received "
+                f"{len(self._options.peers)} peers, "
+                f"{len(self._options.saved_models)} saved_models and "
+                f"{len(self._options.models)} models. Pass "
+                "TeacherSet(models=[model]), or leave `feature_loss` out."
+            )
+        return self._held_models()[0]
+
+    def _held_models(self) -> list[keras.Model]:
+        """Loads the files among `models`, once."""
+        if self._models is None:
+            self._models = [in_memory.loaded(m) for m in self._options.models]
+        return self._models
+
     def attach(
         self,
         graph: student_graph.StudentGraph,
@@ -158,20 +191,23 @@ class TeacherSet:
         *,
         from_logits: bool | None = None,
         has_classes: bool = False,
+        layers: Sequence[str] = (),
     ) -> None:
         """Makes the teachers and their variables for one student, once.
 
         `from_logits` and `has_classes` are what the distillation loss takes
-        outputs for, for a canary that does not say so itself.
+        outputs for, for a canary that does not say so itself. `layers` are
+        those of a model in memory that it answers with beside its outputs.
         """
         if self._graph is not None:
-            if graph is not self._graph:
+            if graph is not self._graph or list(layers) != self._layers:
                 raise RuntimeError(
-                    "A TeacherSet serves one student; this one is attached "
-                    "to another already. Make a new TeacherSet."
+                    "A TeacherSet serves one student, and the layers that "
+                    "were compiled first; this one is attached already. Make "
+                    "a new TeacherSet, and a new CodistillModel."
                 )
             return
-        self._graph = graph
+        self._graph, self._layers = graph, list(layers)
         if self._options.canary:
             self._options.canary.settle(from_logits, has_classes=has_classes)
         self._is_chief = replicas.is_chief(strategy)
@@ -179,6 +215,12 @@ class TeacherSet:
         if replicas.on_servers(strategy):
             self._options.check_remote()
             self.remote = on_servers.RemoteTeachers(self._options)
+        held = [
+            in_memory.FrozenModel(model, graph, layers=layers)
+            for model in self._held_models()
+        ]
+        # Each holds its own.
+        self._models = None
         with strategy.scope():
             self._variables = (
                 self.remote.state
@@ -188,6 +230,7 @@ class TeacherSet:
             self._teachers = [
                 *self._peers(graph, alone=num_workers == 1),
                 *self._fixed(graph),
+                *self._held(held, graph),
             ]
         self._agreement = agreement.Agreement(
             self._teachers,
@@ -234,6 +277,21 @@ class TeacherSet:
         for path in self._options.saved_models:
             teacher = teacher_lib.Teacher(path, graph, self._options)
             teacher.load(path)
+            yield teacher
+
+    def _held(
+        self,
+        models: Sequence[in_memory.FrozenModel],
+        graph: student_graph.StudentGraph,
+    ) -> Iterator[teacher_lib.Teacher]:
+        names = in_memory.names(self._options.models)
+        for name, model in zip(names, models, strict=True):
+            teacher = (
+                self.remote.make_model(name, graph)
+                if self.remote
+                else teacher_lib.Teacher(name, graph, self._options)
+            )
+            teacher.hold(model)
             yield teacher
 
     def _collective(self, strategy: tf.distribute.Strategy) -> agreement.Sum:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdistill import losses as losses_lib
 from tfdistill.exports import student_graph
+from tfdistill.teachers import features as features_lib
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher_set
@@ -127,10 +128,7 @@ class DistillationTerm:
         flat_pred = keras.tree.flatten(y_pred)
         losses = self._by_output(y_pred, len(flat_pred))
         weights = _by_output(sample_weight, len(flat_pred))
-        # The whole term is scaled by the greatest share; see `strength`.
-        of_rows = tf.math.divide_no_nan(
-            soft.share_of_rows, tf.reduce_max(soft.shares)
-        )
+        of_rows = _rows(soft)
         total = tf.zeros([])
         for outputs, student, loss, weight in zip(
             soft.outputs, flat_pred, losses, weights, strict=True
@@ -235,12 +233,14 @@ class Paid:
     """What a step pays for differing from its teachers.
 
     Attributes:
-        loss: This replica's share of the distillation loss, unweighted.
+        loss: This replica's share of the whole term, unweighted.
+        shares: What `loss` is made of, by the names that `fit` logs.
         weight: What the loss counts in this step, a scalar >= 0.
         logs: What the step logs of its teachers.
     """
 
     loss: tf.Tensor
+    shares: dict[str, tf.Tensor]
     weight: tf.Tensor
     logs: steps.Logs
 
@@ -256,6 +256,8 @@ class Codistillation:
         teachers: Whom it learns from.
         loss, weight: The distillation loss that the model was compiled with,
             and its weight as a function of the step.
+        feature_loss: The `FeatureDistillation` compiled with, if any.
+        features: What computes it.
     """
 
     def __init__(
@@ -268,6 +270,8 @@ class Codistillation:
         self.teachers = teachers or teacher_set.TeacherSet()
         self.loss: Any = None
         self.weight: Callable[[tf.Tensor], Any] | None = None
+        self.feature_loss: losses_lib.FeatureDistillation | None = None
+        self.features: features_lib.Features | None = None
         self._term: DistillationTerm | None = None
         self._graph: student_graph.StudentGraph | None = None
         self._statistics: trainer.BatchStatistics | None = None
@@ -275,15 +279,33 @@ class Codistillation:
     def __bool__(self) -> bool:
         return bool(len(self.teachers))
 
+    @property
+    def projections(self) -> list[keras.Layer]:
+        """Layers that are trained with the student and are no part of it."""
+        return self.features.projections if self.features else []
+
     def compile(
         self,
         loss: Any,
         weight: Callable[[tf.Tensor], Any],
         *,
         task_loss: Any,
+        feature_loss: losses_lib.FeatureDistillation | None = None,
     ) -> None:
         """Takes what `CodistillModel.compile` was given."""
         self.loss, self.weight = loss, weight
+        if feature_loss is not self.feature_loss:
+            # Compiled again with the same one, projections keep their values.
+            self.feature_loss, self.features = feature_loss, None
+        if feature_loss is not None and self.features is None:
+            if not isinstance(feature_loss, losses_lib.FeatureDistillation):
+                raise ValueError(
+                    "`feature_loss` must be a tfdistill.losses."
+                    f"FeatureDistillation; received {feature_loss!r}."
+                )
+            self.features = features_lib.Features(
+                feature_loss, self.student, self.teachers.only_model()
+            )
         self._term = DistillationTerm(
             loss,
             task_loss=task_loss,
@@ -321,10 +343,21 @@ class Codistillation:
                 model.distribute_strategy,
                 from_logits=loss.from_logits if loss else None,
                 has_classes=isinstance(loss, _OF_CLASSES),
+                layers=self.features.teacher_layers if self.features else (),
             )
         return self.teachers.remote
 
     # ---- one step ----
+
+    def run_student(self, model: Any, x: Any) -> tuple[Any, list[tf.Tensor]]:
+        """Runs the student in training; returns its outputs and features.
+
+        `model` is what wraps the student. There are no features without a
+        `FeatureDistillation`.
+        """
+        if self.features:
+            return self.features.student(x)
+        return model(x, training=True), []
 
     def term(
         self,
@@ -335,25 +368,39 @@ class Codistillation:
         sample_weight: Any,
         *,
         dtype: Any,
+        hidden: Sequence[tf.Tensor] = (),
     ) -> Paid | None:
         """Asks the teachers about one replica's batch, and compares.
 
-        None without teachers. `dtype` is that of the loss. The teachers run in
-        inference mode, and no gradient reaches them.
+        None without teachers. `dtype` is that of the loss. `hidden` are the
+        student's features. The teachers run in inference mode, and no gradient
+        reaches them.
         """
         if not self or self._term is None or self.weight is None:
             return None
         with tape.stop_recording():
             weight = tf.cast(self.weight(step), dtype)
             soft = self.teachers.predict(
-                x, step=step, active=weight > 0, like=y_pred
+                x,
+                step=step,
+                active=weight > 0,
+                like=[y_pred, list(hidden)] if hidden else y_pred,
             )
+        shares = {}
+        if self.features:
+            soft, targets = self.features.split(soft)
+            rows = _rows(soft, sample_weight)
+            shares["feature_loss"] = self.features(targets, hidden, rows)
         loss = self._term(soft, y_pred, sample_weight)
+        shares["distillation_loss"] = loss
+        if self.features:
+            loss += self.features.weight * shares["feature_loss"]
         with tape.stop_recording():
             compared = self._term.compare(soft, y_pred, sample_weight)
         weight *= strength(soft, weight.dtype)
         return Paid(
             loss=loss,
+            shares=shares,
             weight=weight,
             logs={
                 "distillation_weight": weight,
@@ -436,6 +483,21 @@ def _from_logits(task_loss: Any) -> bool | None:
             return False
         return answer
     return None
+
+
+def _rows(
+    soft: soft_targets.SoftTargets, sample_weight: Any = None
+) -> tf.Tensor:
+    """What each example counts, float32 `[batch]`.
+
+    With sample weights, if there is one for each example.
+    """
+    # The whole term is scaled by the greatest share; see `strength`.
+    rows = tf.math.divide_no_nan(soft.share_of_rows, tf.reduce_max(soft.shares))
+    shape = getattr(sample_weight, "shape", None)
+    if shape is None or any(size != 1 for size in shape[1:]):
+        return rows
+    return rows * tf.cast(tf.reshape(sample_weight, [-1]), tf.float32)
 
 
 def _by_output(sample_weight: Any, count: int) -> list[Any]:

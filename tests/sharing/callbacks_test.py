@@ -1,4 +1,4 @@
-""""""
+"""Exports and refreshes between steps, alone and beside Keras' callbacks."""
 
 import csv
 import logging
@@ -27,6 +27,27 @@ def exchange(tmp_path):
     return tfdistill.Exchange(
         tmp_path / "exchange", max_to_keep=100, min_keep_secs=0.0
     )
+
+
+def test_one_call_makes_them_all(tmp_path, monkeypatch):
+    exchange = tfdistill.Exchange(None)
+
+    def kinds(**kwargs):
+        found = tfdistill.callbacks(exchange, every_steps=5, **kwargs)
+        return [type(callback) for callback in found]
+
+    both = [tfdistill.StudentExporter, tfdistill.TeacherLoader]
+    assert kinds() == both
+    # In a launched run, whoever says so.
+    launched = tfdistill.Cluster(workdir=str(tmp_path), group=2, num_groups=3)
+    assert kinds(cluster=launched) == [*both, tfdistill.Backup]
+    monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
+    found = tfdistill.callbacks(exchange, every_steps=5)
+    model = cases.codistill(cases.linear())
+    model.fit(_X, _Y, verbose=0, callbacks=[*found, cases.never()])
+    assert list((tmp_path / "group_0" / "backup").iterdir())
+    with pytest.raises(ValueError, match="`every_steps` must be a whole"):
+        tfdistill.callbacks(exchange, every_steps=0)
 
 
 def _exporter(exchange, every_steps=1, *, pause_secs=None, **kwargs):

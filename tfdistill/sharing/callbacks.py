@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfdistill.backup import callback as backup
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
@@ -30,6 +32,47 @@ _LONGEST_PAUSE_SECS = 30.0
 _STARTED = "started"
 _LOOK_SECS = 0.01
 _log = logging.getLogger(__name__)
+
+
+def callbacks(
+    exchange: publisher.Exchange,
+    *,
+    every_steps: int,
+    cluster: identity.Cluster | None = None,
+) -> list[keras.callbacks.Callback]:
+    """Makes the callbacks that a codistilled training usually has.
+
+    They are a `StudentExporter`, a `TeacherLoader` and, in a launched run, a
+    `Backup` at the end of each epoch, in `backup` in the group's directory.
+    Use the classes themselves for any other option of theirs.
+
+    Args:
+        exchange: Where this group publishes, and finds its teachers.
+        every_steps: Steps between exports, and between refreshes, >= 1.
+        cluster: Says whether the run was launched, and where its files are.
+            Defaults to the cluster of the strategy in whose scope the call is
+            made, and elsewhere to `Cluster.from_env()`.
+
+    Returns:
+        A new list, to which you may add callbacks of your own.
+
+    Raises:
+        ValueError: `every_steps` is no whole number >= 1.
+
+    Example:
+        >>> found = callbacks(publisher.Exchange(None), every_steps=50)
+        >>> [type(callback).__name__ for callback in found]
+        ['StudentExporter', 'TeacherLoader']
+    """
+    if cluster is None:
+        cluster = strategy_lib.cluster_of(tf.distribute.get_strategy())
+    found: list[keras.callbacks.Callback] = [
+        StudentExporter(exchange, every_steps=every_steps),
+        TeacherLoader(every_steps=every_steps),
+    ]
+    if cluster.group_dir is not None:
+        found.append(backup.Backup(f"{cluster.group_dir}/backup"))
+    return found
 
 
 class StudentExporter(steps.SteppedCallback):

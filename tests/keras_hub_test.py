@@ -1,0 +1,137 @@
+"""Tasks of KerasHub as students and as teachers, small and without presets."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfdistill
+from tests.cases import codistillation as cases
+
+models = pytest.importorskip(
+    "keras_hub", reason="needs keras-hub (extra: hub)"
+).models
+
+_LENGTH, _EXAMPLES = 6, 8
+_SPARSE = keras.losses.SparseCategoricalCrossentropy
+
+
+class _Preprocessor(keras.layers.Layer):
+    """Stands for one with a vocabulary, which would be a download."""
+
+
+def _tokens(num_ids=12):
+    return np.random.default_rng(0).integers(1, num_ids, (_EXAMPLES, _LENGTH))
+
+
+def _text_classifier():
+    backbone = models.BertBackbone(
+        vocabulary_size=12,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=8,
+        intermediate_dim=16,
+        max_sequence_length=_LENGTH,
+    )
+    task = models.BertTextClassifier(backbone, num_classes=3, preprocessor=None)
+    x = {
+        "token_ids": _tokens(),
+        "padding_mask": np.ones((_EXAMPLES, _LENGTH), "int32"),
+        "segment_ids": np.zeros((_EXAMPLES, _LENGTH), "int32"),
+    }
+    return task, x, np.arange(_EXAMPLES) % 3
+
+
+def _image_classifier():
+    backbone = models.ResNetBackbone(
+        input_conv_filters=[64],
+        input_conv_kernel_sizes=[3],
+        stackwise_num_filters=[64],
+        stackwise_num_blocks=[1],
+        stackwise_num_strides=[1],
+        block_type="basic_block",
+        image_shape=(8, 8, 3),
+    )
+    task = models.ResNetImageClassifier(
+        backbone, num_classes=3, preprocessor=None
+    )
+    x = np.random.default_rng(1).normal(size=(_EXAMPLES, 8, 8, 3))
+    return task, x.astype("float32"), np.arange(_EXAMPLES) % 3
+
+
+def _language_model():
+    backbone = models.GPT2Backbone(
+        vocabulary_size=12,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=8,
+        intermediate_dim=16,
+        max_sequence_length=_LENGTH,
+    )
+    task = models.GPT2CausalLM(backbone, preprocessor=None)
+    tokens = _tokens()
+    x = {"token_ids": tokens, "padding_mask": np.ones_like(tokens, "int32")}
+    return task, x, np.roll(tokens, -1, axis=1)
+
+
+_TASKS = [_text_classifier, _image_classifier, _language_model]
+
+
+@pytest.mark.parametrize("make", _TASKS)
+def test_a_task_learns_from_another_in_memory(make, tmp_path):
+    keras.utils.set_random_seed(1)
+    student, x, y = make()
+    teacher, _, _ = make()
+    cases.randomize(teacher, 3)
+    before = [value.copy() for value in teacher.get_weights()]
+    model = tfdistill.CodistillModel(
+        student, teachers=tfdistill.TeacherSet(models=[teacher])
+    )
+    model.compile(
+        keras.optimizers.Adam(0.03),
+        _SPARSE(from_logits=True),
+        distillation_loss=tfdistill.losses.ForwardKL(),
+        distillation_weight=10.0,
+    )
+    logs = model.fit(x, y, epochs=4, batch_size=4, verbose=0).history
+    assert 0 < logs["distillation_loss"][-1] < logs["distillation_loss"][0]
+    for value, old in zip(teacher.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, old)
+    # Its own methods are as they were.
+    if make is _language_model:
+        prompt = {name: value[:2] for name, value in x.items()}
+        found = student.generate(prompt, stop_token_ids=None)
+        assert found["token_ids"].shape == (2, _LENGTH)
+    model.save(tmp_path / "a.keras")
+    # Keras cannot restore what a `compile` of the task's own was given; each
+    # task compiles itself.
+    again = keras.models.load_model(tmp_path / "a.keras", compile=False)
+    assert type(again) is type(student)
+    np.testing.assert_allclose(
+        again.predict(x, verbose=0), student.predict(x, verbose=0), rtol=1e-4
+    )
+
+
+def test_a_preprocessor_that_would_not_run_is_refused():
+    student, _, _ = _text_classifier()
+    student.preprocessor = _Preprocessor()
+    message = r"BertTextClassifier with a prep.*`dataset.map\(preprocessor\)`"
+    with pytest.raises(ValueError, match=message):
+        tfdistill.CodistillModel(student)
+    student.preprocessor = None
+    tfdistill.CodistillModel(student)
+
+
+def test_steps_of_their_own_are_refused_with_the_remedy():
+    kind = type(
+        "Detector",
+        (models.BertTextClassifier,),
+        {"predict_step": lambda self, *args: None},
+    )
+    student, _, _ = _text_classifier()
+    own = kind(student.backbone, num_classes=3, preprocessor=None)
+    with pytest.raises(ValueError, match="its own predict_step, which would"):
+        tfdistill.CodistillModel(own)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

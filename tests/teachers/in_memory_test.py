@@ -1,0 +1,191 @@
+"""Keras models as teachers: whose values, where they are kept, what is refused.
+
+tests/training/multi_worker_test.py trains with one on two replicas, and
+tests/runs/ on real workers and on parameter servers.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tfdistill.teachers import in_memory
+
+_X, _Y = cases.data()
+
+
+def _model(seed=3, units=7):
+    """A teacher that would answer otherwise in training."""
+    inputs = keras.Input((cases.NUM_FEATURES,))
+    hidden = keras.layers.Dense(units, activation="tanh")(inputs)
+    hidden = keras.layers.BatchNormalization()(hidden)
+    hidden = keras.layers.Dropout(0.5)(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(3)(hidden), name="big")
+    cases.randomize(model, seed)
+    return model
+
+
+def _trained(**teachers):
+    model = cases.codistill(cases.linear(), tfdistill.TeacherSet(**teachers))
+    logs = cases.fit(model, _X, _Y, epochs=2, batch_size=8)
+    return logs, model
+
+
+def test_it_teaches_as_its_saved_model_and_as_its_file_do(tmp_path):
+    teacher = _model()
+    teacher.save(tmp_path / "a.keras")
+    tfdistill.CodistillModel(teacher).export(tmp_path / "b", verbose=False)
+    expected, other = _trained(saved_models=[tmp_path / "b"])
+    for given in (teacher, tmp_path / "a.keras"):
+        found, model = _trained(models=[given])
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name], values, rtol=1e-5)
+        for value, same in zip(
+            model.get_weights(), other.get_weights(), strict=True
+        ):
+            np.testing.assert_allclose(value, same, rtol=1e-5)
+    assert expected["distillation_weight"] == [1, 1]
+
+
+def test_no_file_and_no_list_of_weights_knows_of_it(tmp_path):
+    teacher = _model()
+    before = [value.copy() for value in teacher.get_weights()]
+    model = cases.codistill(
+        cases.linear(),
+        tfdistill.TeacherSet(models=[teacher]),
+        optimizer="adam",
+    )
+    cases.fit(model, _X, _Y)
+    own = [v.path for v in model.student.variables]
+    assert [v.path for v in model.weights] == own
+    # The counter and the rate, and of each weight two moments.
+    assert len(model.optimizer.variables) == 2 + 2 * len(own)
+    for value, old in zip(teacher.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, old)
+    assert teacher.trainable and teacher.trainable_weights
+    model.save(tmp_path / "a.keras")
+    loaded = keras.models.load_model(tmp_path / "a.keras")
+    assert [v.shape for v in loaded.variables] == [
+        v.shape for v in model.student.variables
+    ]
+
+
+def test_it_stays_as_it_was_when_fit_began():
+    """Even if it is the student itself."""
+    student = cases.linear()
+    model = cases.codistill(student, tfdistill.TeacherSet(models=[student]))
+    before = student(_X).numpy()
+    cases.fit(model, _X, _Y, epochs=2)
+    (found,), _ = cases.outputs_of_teachers(model, _X)
+    np.testing.assert_allclose(found, before, rtol=1e-5)
+    assert np.abs(student(_X) - before).max() > 1e-3
+
+
+def test_several_are_weighed_and_named_apart():
+    one, two = _model(3), _model(4, units=2)
+    _, model = _trained(models=[one, two], weights=[3, 1])
+    assert [t["name"] for t in model.teachers.status()] == ["big", "big_1"]
+    outputs, weights = cases.outputs_of_teachers(model, _X)
+    for found, teacher in zip(outputs, (one, two), strict=True):
+        np.testing.assert_allclose(
+            found, teacher(_X, training=False), rtol=1e-5
+        )
+    np.testing.assert_array_equal(weights[:, 0], [3, 1])
+
+
+def test_outputs_are_found_by_name_and_in_any_precision():
+    def two(order, dtype):
+        inputs = keras.Input((cases.NUM_FEATURES,))
+        return keras.Model(
+            inputs,
+            {n: keras.layers.Dense(2, dtype=dtype)(inputs) for n in order},
+        )
+
+    teacher = two("ba", "bfloat16")
+    model = tfdistill.CodistillModel(
+        two("ab", "float32"), teachers=tfdistill.TeacherSet(models=[teacher])
+    )
+    model.compile(
+        "sgd", distillation_loss=tfdistill.losses.ForwardKL(from_logits=True)
+    )
+    cases.prepare(model, _X)
+    soft = model.teachers.predict(
+        _X,
+        step=0,
+        active=tf.constant(True),
+        like=model.student(_X),
+    )
+    for found, name in zip(soft.outputs, "ab", strict=True):
+        np.testing.assert_allclose(
+            found[0], tf.cast(teacher(_X)[name], tf.float32), rtol=1e-2
+        )
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_it_may_be_made_in_the_scope_or_outside_of_it(inside, two_replicas):
+    outside = _model()
+    with two_replicas.scope():
+        teacher = _model() if inside else outside
+        model = cases.codistill(
+            cases.linear(), tfdistill.TeacherSet(models=[teacher])
+        )
+    found = cases.fit(model, _X, _Y, epochs=2, batch_size=8)
+    expected, alone = _trained(models=[outside])
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
+    for value, same in zip(
+        model.get_weights(), alone.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(value, same, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (cases.linear, "must be a list of models .*Put it into brackets"),
+        ("a.keras", "received 'a.keras'. Put it into brackets"),
+        (["a/saved_model"], r"end in .keras; .*saved_models=\[path\]"),
+        ([_model], "objects or paths of .keras files; received function"),
+        (
+            lambda: [keras.Sequential([keras.layers.Dense(3)])],
+            "must be built and trained; received 'seq.*no variables",
+        ),
+    ],
+)
+def test_what_is_no_model_in_memory(given, message):
+    with pytest.raises(ValueError, match=message):
+        tfdistill.TeacherSet(models=given() if callable(given) else given)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "message"),
+    [
+        (lambda: cases.linear(classes=4), r"outputs is \(None, 3\); found .*4"),
+        (
+            lambda: keras.Sequential(
+                [keras.Input((9,)), keras.layers.Dense(3)]
+            ),
+            "the student's inputs .*shape",
+        ),
+    ],
+)
+def test_other_inputs_and_outputs_are_refused(teacher, message):
+    model = cases.codistill(
+        cases.linear(), tfdistill.TeacherSet(models=[teacher()])
+    )
+    with pytest.raises(ValueError, match=message):
+        cases.prepare(model, _X, _Y)
+
+
+def test_a_file_with_code_of_its_own_is_refused(tmp_path):
+    inputs = keras.Input((cases.NUM_FEATURES,))
+    hidden = keras.layers.Lambda(lambda x: 2 * x)(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(3)(hidden))
+    model.save(tmp_path / "a.keras")
+    with pytest.raises(ValueError, match="[Ll]ambda"):
+        in_memory.loaded(tmp_path / "a.keras")
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

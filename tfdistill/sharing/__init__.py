@@ -1,0 +1,1 @@
+"""What groups share between steps: students go out, teachers come in."""
