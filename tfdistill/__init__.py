@@ -24,6 +24,8 @@ if typing.TYPE_CHECKING:
     from tfdistill.cluster.strategy import make_strategy as make_strategy
     from tfdistill.embedding.layer import ShardedEmbedding as ShardedEmbedding
     from tfdistill.exchange.publisher import Exchange as Exchange
+    from tfdistill.launcher.launch import LaunchError as LaunchError
+    from tfdistill.launcher.launch import launch as launch
     from tfdistill.model import CodistillModel as CodistillModel
     from tfdistill.observe.best_effort import BestEffort as BestEffort
     from tfdistill.observe.run_log import RunLog as RunLog
@@ -46,6 +48,7 @@ _HOMES = {
     "Exchange": "exchange.publisher",
     "FiniteLoss": "training.guards",
     "LARS": "optimizers",
+    "LaunchError": "launcher.launch",
     "MultiWorkerTraining": "training.multi_worker",
     "RunLog": "observe.run_log",
     "ShardedEmbedding": "embedding.layer",
@@ -54,6 +57,7 @@ _HOMES = {
     "Summaries": "observe.summaries",
     "TeacherLoader": "callbacks",
     "TeacherSet": "teachers.teacher_set",
+    "launch": "launcher.launch",
     "make_strategy": "cluster.strategy",
 }
 
