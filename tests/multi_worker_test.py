@@ -222,14 +222,26 @@ def test_writers_run_on_the_chief_only(tmp_path):
     class Logger(keras.callbacks.CSVLogger):
         pass
 
+    class Everywhere(keras.callbacks.CSVLogger):
+        chief_only = False
+
+    # As a tracker's package would define it, and a user's own class of it.
+    tracker = type(
+        "Metrics", (keras.callbacks.Callback,), {"__module__": "wandb.keras.x"}
+    )
+    own_tracker = type("Own", (tracker,), {"__module__": "__main__"})
+
     writers = [
         keras.callbacks.CSVLogger(tmp_path / "log.csv"),
         Logger(tmp_path / "own.csv"),
         keras.callbacks.ModelCheckpoint(tmp_path / "m.keras"),
         keras.callbacks.TensorBoard(tmp_path),
         OwnWriter(),
+        tracker(),
+        own_tracker(),
     ]
     others = [
+        Everywhere(tmp_path / "each.csv"),
         keras.callbacks.EarlyStopping(),
         keras.callbacks.ReduceLROnPlateau(),
         keras.callbacks.LambdaCallback(),

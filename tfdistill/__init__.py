@@ -25,6 +25,8 @@ if typing.TYPE_CHECKING:
     )
     from tfdistill.embedding.layer import ShardedEmbedding as ShardedEmbedding
     from tfdistill.exchange.publisher import Exchange as Exchange
+    from tfdistill.launcher.launch import LaunchError as LaunchError
+    from tfdistill.launcher.launch import launch as launch
     from tfdistill.model import CodistillModel as CodistillModel
     from tfdistill.multi_worker import (
         MultiWorkerTraining as MultiWorkerTraining,
@@ -53,6 +55,7 @@ _HOMES = {
     "FeatureEmbedding": "embedding.features",
     "FiniteLoss": "training.guards",
     "LARS": "optimizers",
+    "LaunchError": "launcher.launch",
     "MultiWorkerTraining": "multi_worker",
     "RunLog": "observe.run_log",
     "ShardedEmbedding": "embedding.layer",
@@ -62,6 +65,7 @@ _HOMES = {
     "TeacherLoader": "sharing.callbacks",
     "TeacherSet": "teachers.teacher_set",
     "callbacks": "sharing.callbacks",
+    "launch": "launcher.launch",
     "make_strategy": "cluster.strategy",
 }
 

@@ -14,6 +14,7 @@ from tfdistill.backup import replicas
 from tfdistill.backup import store
 from tfdistill.cluster import ending
 from tfdistill.cluster import replicas as replicas_lib
+from tfdistill.system import fresh_copies
 from tfdistill.system import keras_internals
 from tfdistill.training import steps
 
@@ -62,7 +63,7 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-class Backup(steps.SteppedCallback):
+class Backup(fresh_copies.FreshCopies, steps.SteppedCallback):
     """Backs the training up, and resumes from the newest complete backup.
 
     `fit` with the same arguments resumes from it, on one or several workers
@@ -118,6 +119,11 @@ class Backup(steps.SteppedCallback):
         self.wants_quiet = False
         self.num_skipped = 0
         self.resumed_step: int | None = None
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether `fit` is running with it."""
+        return self._replicas is not None
 
     @property
     def num_backups(self) -> int:

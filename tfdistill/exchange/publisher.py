@@ -22,6 +22,7 @@ from tfdistill.exchange import manifest
 from tfdistill.exchange import reader
 from tfdistill.exchange import signing
 from tfdistill.exchange import versions
+from tfdistill.system import fresh_copies
 
 _log = logging.getLogger(__name__)
 
@@ -34,11 +35,12 @@ VersionExistsError = versions.VersionExistsError
 VersionNotFoundError = versions.VersionNotFoundError
 
 
-class Exchange(reader.VersionReader):
+class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
     """The shared directory through which groups see each other's exports.
 
     One process of each group publishes; any number read. Methods may be
-    called from several threads.
+    called from several threads. `copy.deepcopy` gives a new exchange over the
+    same directory, unless a group is claimed.
     """
 
     def __init__(
@@ -79,6 +81,11 @@ class Exchange(reader.VersionReader):
         # By group: which of its versions readers take, and what its index says.
         self._good: dict[int, dict[int, bool]] = {}
         self._indexed: dict[int, list[int]] = {}
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether this process has claimed a group."""
+        return any(claimed.is_active for claimed in self._claims.values())
 
     def claim(
         self,

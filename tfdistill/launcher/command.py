@@ -120,7 +120,7 @@ def run(options: programs.Options) -> "local_run.RunResult":
     display = tables.Display(plain=plain)
     try:
         topology = local_cluster.LocalCluster(**fields)
-        _check_size(topology.num_groups * topology.num_tasks)
+        check_size(topology.num_groups * topology.num_tasks)
         started = local_run.LocalRun(topology, display=display)
     except ValueError as cause:
         display.close()
@@ -150,7 +150,8 @@ def _tell(result: "local_run.RunResult") -> None:
     sys.stdout.flush()
 
 
-def _check_size(number: int) -> None:
+def check_size(number: int) -> None:
+    """Refuses more tasks than one machine can run."""
     if number > _MOST_TASKS:
         raise ValueError(
             f"The tasks of one machine must be at most {_MOST_TASKS}, each a "

@@ -22,6 +22,7 @@ from typing import Any
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
 from tfdistill.exchange import signing
+from tfdistill.launcher import trackers
 from tfdistill.system import run_files
 
 # Variables that only the launcher sets.
@@ -62,6 +63,8 @@ class Task:
         if self.cluster.uses_parameter_servers:
             # As TensorFlow's guide to parameter servers asks of each server.
             result.setdefault("GRPC_FAIL_FAST", "use_caller")
+        result = {**trackers.defaults(self.cluster), **result}
+        result.update(trackers.silence(self.cluster))
         result.update(self.env)
         if signing.has_key(inherited):  # The user's key, not one of our own.
             result.pop(signing.FILE_VARIABLE, None)

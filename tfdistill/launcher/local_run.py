@@ -253,6 +253,11 @@ class LocalRun:
         """Ends the run as the signal does; a second time kills at once."""
         self._signals.append(number)
 
+    @property
+    def received(self) -> int | None:
+        """The first signal that ended the run, or None."""
+        return self._signals[0] if self._signals else None
+
     def _obey_signals(self) -> None:
         if not self._signals:
             return

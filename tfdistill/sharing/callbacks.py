@@ -20,6 +20,7 @@ from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
 from tfdistill.system import background
+from tfdistill.system import fresh_copies
 from tfdistill.system import keras_internals
 from tfdistill.system import run_files
 from tfdistill.teachers import gates
@@ -75,7 +76,7 @@ def callbacks(
     return found
 
 
-class StudentExporter(steps.SteppedCallback):
+class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
     """Publishes the student for the other groups every so many steps.
 
     The training thread only takes a snapshot; a background thread writes and
@@ -142,6 +143,11 @@ class StudentExporter(steps.SteppedCallback):
         # On the training thread, and on the one that writes.
         self.blocked = background.WorkTimes()
         self.writes = background.WorkTimes()
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether `fit` is running with it on the chief."""
+        return self._worker is not None
 
     @property
     def totals(self) -> dict[str, int]:
@@ -286,7 +292,7 @@ class StudentExporter(steps.SteppedCallback):
             _log.warning("Step %d was not exported%s: %s", step, goes_on, error)
 
 
-class TeacherLoader(steps.SteppedCallback):
+class TeacherLoader(fresh_copies.FreshCopies, steps.SteppedCallback):
     """Lets the group agree on newer teachers every so many steps.
 
     A background thread looks for versions and reads them, from the start of

@@ -6,6 +6,7 @@ all others and one after them: what lies between is the user's.
 
 import contextlib
 import math
+import sys
 import warnings
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -63,6 +64,10 @@ def over(
     with contextlib.ExitStack() as stack:
         stack.enter_context(data_checks.told())
         several = replicas.num_workers(strategy) > 1
+        if several:
+            callbacks = _in_turn(callbacks)
+            stack.callback(replicas.ALONE.set, "")  # Also after an error.
+            _stop_autologging(strategy)
         if several or replicas.on_servers(strategy):
             watch = over_steps(strategy)
             callbacks.append(watch)
@@ -107,6 +112,31 @@ WRITERS = tuple(
     )
     if hasattr(keras.callbacks, name)
 )
+# Packages whose callbacks report to an experiment tracker.
+TRACKERS = frozenset(
+    {
+        "aim",
+        "clearml",
+        "comet_ml",
+        "dvclive",
+        "mlflow",
+        "neptune",
+        "neptune_tensorflow_keras",
+        "wandb",
+    }
+)
+
+
+def is_chief_only(callback: keras.callbacks.Callback) -> bool:
+    """Whether a group of several workers runs a callback on its chief only.
+
+    An attribute `chief_only` of the callback's own decides, if there is one.
+    """
+    chosen = getattr(callback, "chief_only", None)
+    if chosen is not None:
+        return bool(chosen)
+    homes = {c.__module__.partition(".")[0] for c in type(callback).__mro__}
+    return isinstance(callback, WRITERS) or not TRACKERS.isdisjoint(homes)
 
 
 def select(
@@ -115,10 +145,11 @@ def select(
     """Keeps the callbacks that this task runs.
 
     Callbacks that write files (`ModelCheckpoint`, `OrbaxCheckpoint`,
-    `TensorBoard`, `CSVLogger`, `RemoteMonitor`, their subclasses, and any whose
-    attribute `chief_only` is true) stay on the chief; all others run on every
-    worker, since they may change the training. `BackupAndRestore` is refused on
-    several workers: it restores one and leaves the others behind.
+    `TensorBoard`, `CSVLogger`, `RemoteMonitor`), those of `TRACKERS`, their
+    subclasses, and any whose attribute `chief_only` is true stay on the chief;
+    all others run on every worker, since they may change the training.
+    `BackupAndRestore` is refused on several workers: it restores one and leaves
+    the others behind.
     """
     if callbacks is None:
         return []
@@ -142,12 +173,52 @@ def select(
             )
     if replicas.is_chief(strategy):
         return list(callbacks)
-    return [
-        callback
-        for callback in callbacks
-        if not isinstance(callback, WRITERS)
-        and not getattr(callback, "chief_only", False)
-    ]
+    return [c for c in callbacks if not is_chief_only(c)]
+
+
+class _Turn(keras.callbacks.Callback):
+    """Says, before each hook of the next callback, whether it runs alone."""
+
+    async_safe = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def _begin(self, *args: Any, **kwargs: Any) -> None:
+        replicas.ALONE.set(self._name)
+
+
+for _hook in dir(keras.callbacks.Callback):
+    if _hook.startswith("on_"):
+        setattr(_Turn, _hook, _Turn._begin)
+
+
+def _in_turn(
+    callbacks: list[keras.callbacks.Callback],
+) -> list[keras.callbacks.Callback]:
+    """Has the chief know while a callback runs that other workers lack."""
+    found: list[keras.callbacks.Callback] = []
+    before = ""
+    for callback in callbacks:
+        name = type(callback).__name__ if is_chief_only(callback) else ""
+        if name != before:
+            found.append(_Turn(name))
+        found.append(callback)
+        before = name
+    return [*found, _Turn("")] if before else found
+
+
+def _stop_autologging(strategy: tf.distribute.Strategy) -> None:
+    """Has `mlflow.autolog`, which patches Keras, begin no run beside a chief's.
+
+    Each call of `fit` would begin one on each worker.
+    """
+    if replicas.is_chief(strategy):
+        return
+    for name in ("mlflow.keras", "mlflow.tensorflow"):
+        if flavor := sys.modules.get(name):
+            flavor.autolog(disable=True)
 
 
 _ACTIONS = ("raise", "warn")

@@ -255,8 +255,9 @@ class ReplicaTrainer:
     ) -> keras.callbacks.History:
         """Runs Keras' own loop, on data that all workers read alike."""
         fit_arguments.check(arguments, self._model)
-        if isinstance(arguments.get("x"), tf.data.Dataset):
-            arguments.setdefault("shuffle", False)  # Keras warns otherwise.
+        is_dataset = isinstance(arguments.get("x"), tf.data.Dataset)
+        # As Keras' own default, but that Keras warns of it for a data set.
+        arguments.setdefault("shuffle", not is_dataset)
         self._prepare(arguments)
         validation = arguments.get("validation_data")
         if isinstance(validation, tf.data.Dataset):

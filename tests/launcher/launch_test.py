@@ -1,0 +1,119 @@
+"""Tests of `tfdistill.launch`, with tasks that are no trainers."""
+
+import inspect
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import tfdistill
+from tests.cases import tasks
+from tests.project import options_test
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(60),
+    pytest.mark.usefixtures("no_process_left"),
+]
+
+
+def _launch(tmp_path, code, **fields):
+    return tfdistill.launch(
+        [sys.executable, "-c", tasks.PRELUDE + code],
+        workdir=tmp_path / "run",
+        **fields,
+    )
+
+
+def test_it_returns_the_states_and_the_results(tmp_path, capsys):
+    code = (
+        "connect()\n"
+        "path = WORKDIR / f'group_{GROUP}'\n"
+        "path.mkdir(exist_ok=True)\n"
+        "(path / 'metrics.jsonl').write_text('{\"step\": 3}\\n')\n"
+        "if GROUP == 0:\n"
+        "    (WORKDIR / 'results.json').write_text('{\"groups\": []}')\n"
+        "print(os.environ['MINE'])\n"
+    )
+    run = _launch(tmp_path, code, num_groups=2, env={"MINE": "7"})
+    assert [group.state for group in run.groups] == ["done", "done"]
+    assert run.results == {"groups": []}
+    assert run.metrics(1) == [{"step": 3}]
+    log = run.workdir / "logs" / "group_1_worker_0.log"
+    assert log.read_text().splitlines()[-1] == "7"
+    assert "group 1: done" in capsys.readouterr().out
+
+
+def test_a_failure_is_raised_with_the_last_lines(tmp_path):
+    code = "connect()\nprint('what went wrong')\nsys.exit(3 if GROUP else 0)"
+    with pytest.raises(RuntimeError, match="what went wrong") as caught:
+        _launch(tmp_path, code, num_groups=2, on_group_failure="continue")
+    error = caught.value
+    assert isinstance(error, tfdistill.LaunchError)
+    assert error.exit_code == 3
+    assert "group_1_worker_0" in str(error)
+    states = [group.state for group in error.launched.groups]
+    assert states == ["done", "failed"]
+
+
+def test_ctrl_c_stops_all_tasks_and_is_raised(tmp_path):
+    def interrupt():
+        started = tmp_path / "run" / "group_0_worker_0.steps"
+        tasks.until(started.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        _launch(tmp_path, "connect()\ntrain(10_000)", workers_per_group=2)
+    thread.join()
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_it_runs_outside_of_the_main_thread(tmp_path):
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(_launch(tmp_path, "connect()"))
+    )
+    thread.start()
+    thread.join()
+    assert found[0].groups[0].state == "done"
+    assert found[0].results is None
+
+
+def test_wrong_arguments_are_refused_before_anything_starts(tmp_path):
+    with pytest.raises(ValueError, match="`command` must be a list"):
+        tfdistill.launch("python train.py", workdir=tmp_path)
+    with pytest.raises(ValueError, match="at most 512"):
+        _launch(tmp_path, "", num_groups=1000)
+
+
+def test_its_arguments_are_the_options_of_the_command():
+    options = dict(
+        re.findall(r"(\w+)=([^\s{]+)", options_test.OPTIONS["launch.local"])
+    )
+    for name in ("recipe", "override", "profile_steps"):
+        del options[name]
+    parameters = dict(inspect.signature(tfdistill.launch).parameters)
+    del parameters["command"], parameters["env"]
+    assert parameters.keys() == options.keys()
+    for name, parameter in parameters.items():
+        default = "!" if name == "workdir" else str(parameter.default)
+        assert options[name] == default, name
+
+
+def test_tensorflow_is_not_loaded():
+    code = (
+        "import sys, tfdistill; tfdistill.launch\n"
+        "sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

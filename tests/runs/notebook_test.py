@@ -1,0 +1,92 @@
+"""The notebook of the documentation, executed as a reader would."""
+
+import json
+import os
+import pathlib
+import sys
+
+import pytest
+
+nbclient = pytest.importorskip("nbclient", reason="needs nbclient")
+nbformat = pytest.importorskip("nbformat", reason="needs nbformat")
+pytest.importorskip("ipykernel", reason="needs ipykernel")
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "quickstart.ipynb"
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(300),
+    pytest.mark.usefixtures("no_process_left"),
+]
+
+
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    """Has "python3" be this Python, and nothing be written at home."""
+    spec = tmp_path / "data" / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    command = [sys.executable, "-m", "ipykernel_launcher"]
+    described = {
+        "argv": [*command, "-f", "{connection_file}"],
+        "display_name": "Python 3",
+        "language": "python",
+    }
+    (spec / "kernel.json").write_text(json.dumps(described))
+    for name in ("DATA", "RUNTIME", "CONFIG"):
+        directory = tmp_path / name.lower()
+        monkeypatch.setenv(f"JUPYTER_{name}_DIR", str(directory))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    # Plots are shown in the page, as without pytest.
+    monkeypatch.delenv("MPLBACKEND", raising=False)
+
+
+@pytest.fixture
+def executed(kernel, tmp_path):
+    """The notebook with its outputs."""
+    page = nbformat.read(PAGE, as_version=4)
+    client = nbclient.NotebookClient(
+        page,
+        timeout=240,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
+    client.execute()
+    return page
+
+
+def _outputs(page, words):
+    """What one cell shows, but for what TensorFlow writes to stderr."""
+    (cell,) = [
+        c for c in page.cells if c.cell_type == "code" and words in c.source
+    ]
+    return [o for o in cell.outputs if o.get("name") != "stderr"]
+
+
+def test_the_notebook_runs_and_shows_what_it_promises(executed, tmp_path):
+    (table,) = _outputs(executed, "tfdistill.launch(")
+    text = table.data["text/plain"]
+    print(text)
+    assert table.output_type == "display_data"
+    assert "\x1b" not in text
+    assert text.count("done") == 2 and "480/480" in text
+    assert len(text.splitlines()) < 40  # However often it was updated.
+    (plot,) = _outputs(executed, "validation loss")
+    assert plot.data["image/png"]
+    (printed,) = _outputs(executed, "saved_model.load")
+    print(printed.text)
+    found = [
+        float(word.strip("%")) for word in printed.text.split() if "%" in word
+    ]
+    right, also_right, different = found
+    assert min(right, also_right) > 80 and different < 20
+    assert os.path.exists(tmp_path / "train_digits.py")
+
+
+def test_the_notebook_is_stored_without_outputs():
+    for cell in nbformat.read(PAGE, as_version=4).cells:
+        assert not cell.get("outputs") and not cell.get("execution_count")
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

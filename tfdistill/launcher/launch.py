@@ -1,0 +1,182 @@
+"""`tfdistill.launch`: what `tfdistill-local` does, from Python."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from tfdistill.launcher import command as cli
+from tfdistill.launcher import group as supervised_group
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+from tfdistill.status import directory
+from tfdistill.status import notebook
+from tfdistill.status import tables
+
+_RESULTS = "results.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launched:
+    """A run that has ended, and where its files are.
+
+    Attributes:
+        workdir: The directory of the run.
+        exchange: The directory or URL that the groups shared.
+        groups: How each group ended: its `state` is `"done"`, `"failed"` or
+            `"stopped"`.
+    """
+
+    workdir: pathlib.Path
+    exchange: str
+    groups: tuple[supervised_group.GroupResult, ...]
+
+    @property
+    def results(self) -> dict[str, Any] | None:
+        """What the run wrote to its `results.json`, as recipes do; or None."""
+        try:
+            return json.loads((self.workdir / _RESULTS).read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+
+    def metrics(self, group: int) -> list[dict[str, Any]]:
+        """Returns the records of a group's `metrics.jsonl`, in order."""
+        path = directory.RunDirectory(self.workdir).metrics(group)
+        return list(map(json.loads, path.read_text("utf-8").splitlines()))
+
+
+class LaunchError(RuntimeError):
+    """A group has failed; the message has the last lines of its log.
+
+    Attributes:
+        launched: The run, with the files and states of all groups.
+        exit_code: What `tfdistill-local` would have returned.
+    """
+
+    def __init__(
+        self, message: str, *, launched: Launched, exit_code: int
+    ) -> None:
+        super().__init__(message)
+        self.launched = launched
+        self.exit_code = exit_code
+
+
+def launch(
+    command: Sequence[str],
+    *,
+    workdir: str | os.PathLike[str],
+    num_groups: int = 1,
+    workers_per_group: int = 1,
+    ps_per_group: int = 0,
+    exchange: str | None = None,
+    on_group_failure: str = "stop",
+    max_restarts: int = 0,
+    worker_restarts: int | None = None,
+    start_timeout_secs: float = 300.0,
+    grace_secs: float = 5.0,
+    frozen_secs: float = 3.0,
+    stuck_secs: float = 8.0,
+    plain: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> Launched:
+    """Runs a command as groups of tasks on this machine, to their end.
+
+    The arguments are the options of `tfdistill-local`. While it runs, it shows
+    the table of groups: in a notebook as one output, updated in place. Ctrl-C,
+    or a notebook's "interrupt", stops all tasks. TensorFlow is not loaded.
+
+    Args:
+        command: A program and its arguments, started once for each task.
+        workdir: Directory of the run, for logs and results.
+        num_groups: Number of groups. Default 1.
+        workers_per_group: Workers in each group. Default 1.
+        ps_per_group: Parameter servers in each group. Default 0.
+        exchange: Directory or URL that the groups share. Default: `exchange`
+            in the workdir.
+        on_group_failure: `"stop"` (default) or `"continue"`: what the other
+            groups do when one has failed for good.
+        max_restarts: How often a failed group is restarted. Default 0.
+        worker_restarts: How often each worker is restarted under parameter
+            servers. Default: 10.
+        start_timeout_secs: Longest wait for the tasks to start. Default 300.
+        grace_secs: Time between SIGTERM and SIGKILL. Default 5.
+        frozen_secs: A task stopped by a signal for so long is killed. Default
+            3; 0 for never.
+        stuck_secs: A group without a step for so long is killed. Default 8; 0
+            for never.
+        plain: Print lines, not a table. Default False.
+        env: Variables to set for each task. Default none.
+
+    Returns:
+        The run, if all groups are done.
+
+    Raises:
+        ValueError: An argument is out of range, the command is no program, or
+            the workdir is in use.
+        LaunchError: A group has failed; a `RuntimeError`.
+        KeyboardInterrupt: All tasks were stopped by Ctrl-C.
+
+    Example:
+        run = tfdistill.launch(
+            ["python", "train.py"], num_groups=2, workdir="/tmp/run"
+        )
+    """
+    if not isinstance(command, str):  # `LocalCluster` refuses a string.
+        command = [os.fspath(part) for part in command]
+    topology = local_cluster.LocalCluster(
+        command=command,
+        workdir=os.fspath(workdir),
+        num_groups=num_groups,
+        workers_per_group=workers_per_group,
+        ps_per_group=ps_per_group,
+        exchange=exchange,
+        on_group_failure=on_group_failure,
+        max_restarts=max_restarts,
+        worker_restarts=worker_restarts,
+        start_timeout_secs=start_timeout_secs,
+        grace_secs=grace_secs,
+        frozen_secs=frozen_secs,
+        stuck_secs=stuck_secs,
+        env=dict(env or {}),
+    )
+    cli.check_size(topology.num_groups * topology.num_tasks)
+    display = _display(plain)
+    try:
+        run = local_run.LocalRun(topology, display=display)
+        ended = run.supervise()
+    finally:
+        display.close()
+    launched = Launched(
+        workdir=pathlib.Path(topology.workdir),
+        exchange=topology.exchange or f"{topology.workdir}/exchange",
+        groups=ended.groups,
+    )
+    if run.received is not None:
+        if run.received == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(ended.exit_code)
+    if ended.exit_code:
+        raise LaunchError(
+            _explain(launched), launched=launched, exit_code=ended.exit_code
+        )
+    return launched
+
+
+def _display(plain: bool) -> tables.Display:
+    if not plain and notebook.is_here():
+        return notebook.NotebookDisplay()
+    return tables.Display(plain=True if plain else None)
+
+
+def _explain(launched: Launched) -> str:
+    """Says which groups failed, why, and what their tasks said last."""
+    found = []
+    for group in launched.groups:
+        if group.state == "failed":
+            found.append(f"Group {group.group} failed: {group.reason}.")
+            found += [f"  {line}" for line in group.last_lines]
+    return "\n".join([*found, f"All logs: {launched.workdir}/logs"])
