@@ -72,6 +72,7 @@ def azure_container() -> str:
 def serve() -> Iterator[Server]:
     """Serves an empty bucket, which the environment then names."""
     pytest.importorskip("s3fs")
+    pytest.importorskip("moto.server")
     import boto3
     from moto import backends
 
