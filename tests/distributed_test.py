@@ -6,6 +6,7 @@ replicas, workers and parameter servers.
 """
 
 import copy
+import json
 
 import keras
 import numpy as np
@@ -43,6 +44,20 @@ def test_files_are_those_of_the_model(tmp_path):
     other = tfdistill.DistributedModel(cases.dense(keras.Model))
     other.load_weights(tmp_path / "all.weights.h5")
     np.testing.assert_array_equal(other.get_weights()[0], loaded.weights[0])
+
+
+@pytest.mark.parametrize("kind", [keras.Model, cases.OwnStep])
+def test_a_launched_run_writes_what_the_launcher_shows(
+    kind, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
+    x, y = cases.regression(16)
+    model = _model(cases.dense(kind))
+    log = keras.callbacks.CSVLogger(tmp_path / "group_0" / "log.csv")
+    model.fit(x, y, batch_size=8, epochs=2, callbacks=[log], verbose=0)
+    lines = (tmp_path / "group_0" / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    assert (last["event"], last["step"], last["teachers"]) == ("end", 4, [])
 
 
 def test_a_backup_resumes_it_and_a_subclass(tmp_path):

@@ -1,6 +1,5 @@
 """CodistillModel: the Keras face of a student, its teachers and its trainer."""
 
-import contextlib
 import functools
 import inspect
 import json
@@ -139,12 +138,7 @@ def add_launched_callbacks(
             stacklevel=3,
         )
     directory = cluster.group_dir
-    if directory:
-        # Callbacks of Keras open files there, and make no directory.
-        with contextlib.suppress(OSError):
-            os.makedirs(directory, exist_ok=True)
-    if directory and not _has(found, run_log.RunLog):
-        found.append(run_log.RunLog(directory))
+    run_log.add_to(found, directory)
     if directory and not _has(found, summaries.Summaries):
         path = f"{directory}/{summaries.DIRECTORY}"
         found.append(summaries.Summaries(path))

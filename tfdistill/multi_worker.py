@@ -19,6 +19,8 @@ import tensorflow as tf
 
 from tfdistill.backup import callback as backup
 from tfdistill.cluster import replicas
+from tfdistill.cluster import strategy as strategy_lib
+from tfdistill.observe import run_log
 from tfdistill.parameter_server import trainer as server_trainer
 from tfdistill.system import keras_internals
 from tfdistill.training import fit_arguments
@@ -116,6 +118,8 @@ class MultiWorkerTraining(_Base):
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains the model; takes what `keras.Model.fit` takes.
 
+        In a launched run it adds a `RunLog`, which the launcher reads.
+
         Args:
             *args: As for `keras.Model.fit`.
             **kwargs: As for `keras.Model.fit`. Every worker passes the same
@@ -132,6 +136,11 @@ class MultiWorkerTraining(_Base):
         """
         arguments = fit_arguments.bind(super().fit, args, kwargs)
         strategy = self.distribute_strategy
+        callbacks = arguments.get("callbacks")
+        if not isinstance(callbacks, keras.callbacks.CallbackList):
+            arguments["callbacks"] = keras.tree.flatten(callbacks or [])
+            directory = strategy_lib.cluster_of(strategy).group_dir
+            run_log.add_to(arguments["callbacks"], directory)
         with backup.session(self, arguments):
             fit_arguments.check_strategy(strategy)
             replicas.meet(strategy, "fit")
@@ -221,7 +230,8 @@ class MultiWorkerTraining(_Base):
             scaled = self.optimizer.scale_loss(loss)
         self.trainer.apply(tape, scaled, batch)
         batch.record(self.metrics, {"loss": loss})
-        return self.compute_metrics(x, y, y_pred, sample_weight)
+        metrics = self.compute_metrics(x, y, y_pred, sample_weight)
+        return {**metrics, steps.EXAMPLES: batch.total}
 
     def test_step(self, data: Any) -> Logs:
         """Evaluates one replica's part of the global batch.

@@ -63,6 +63,7 @@ ROOMS: dict[str, set[str]] = {
     "multi_worker": {
         "backup",
         "cluster",
+        "observe",
         "parameter_server",
         "system",
         "training",

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdistill.observe import teaching
@@ -21,8 +22,8 @@ _log = logging.getLogger(__name__)
 class RunLog(steps.SteppedCallback):
     """Appends the run's progress to `metrics.jsonl`, one JSON object a line.
 
-    `CodistillModel.fit` adds one by itself if `TFDISTILL_WORKDIR` is set;
-    the launcher's live status reads it. Each line holds the step, the epoch,
+    `fit` adds one by itself if `TFDISTILL_WORKDIR` is set; the launcher's live
+    status reads it. Each line holds the step, the epoch,
     the time (Unix seconds), the logs (null for NaN), `examples_per_second`
     since the line before, and `total_steps` if it is known. In a training
     that `tfdistill.Backup` resumes, lines of steps that are done again go. If
@@ -59,7 +60,9 @@ class RunLog(steps.SteppedCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Makes the directory and notes the start."""
         super().on_train_begin(logs)
-        backup = self.codistilled.trainer.backup
+        if not hasattr(self.model, "trainer"):
+            raise self.misplaced()
+        backup = self.model.trainer.backup
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if backup is not None and backup.resumed_step == self.step:
@@ -85,7 +88,8 @@ class RunLog(steps.SteppedCallback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes a line when the last one is old enough."""
         super().on_train_batch_end(batch, logs)
-        self._num_examples += float(self.model.trainer.last.examples)
+        # Not of a training step that is not this package's.
+        self._num_examples += float(self.model.trainer.last.examples or 0)
         if self._clock() - self._written[0] >= self._every_secs:
             self._write(logs)
 
@@ -104,12 +108,13 @@ class RunLog(steps.SteppedCallback):
     def _write(self, logs: dict[str, Any] | None) -> None:
         now = self._clock()
         then, examples = self._written
+        teachers = getattr(self.model, "teachers", None)
         line = {
             "step": self.step,
             "epoch": self._epoch,
             "time": now,
             "total_steps": self._total_steps(),
-            "teachers": self.model.teachers.status(),
+            "teachers": teachers.status() if teachers else [],
             **{key: _plain(value) for key, value in (logs or {}).items()},
         }
         if now > then and self._num_examples > examples:
@@ -146,6 +151,22 @@ class RunLog(steps.SteppedCallback):
             return None
         step, epoch, batch = first
         return step + int(steps) * (int(epochs) - epoch) - batch
+
+
+def add_to(
+    callbacks: list[keras.callbacks.Callback], directory: str | None
+) -> None:
+    """Adds a `RunLog` in a launched run, unless there is one.
+
+    Also makes the `directory` of the group, which is None in any other run:
+    callbacks of Keras open files there, and make no directory.
+    """
+    if directory is None:
+        return
+    with contextlib.suppress(OSError):
+        pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
+    if not any(isinstance(callback, RunLog) for callback in callbacks):
+        callbacks.append(RunLog(directory))
 
 
 def _forget_after(path: pathlib.Path, step: int) -> None:
