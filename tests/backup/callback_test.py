@@ -244,6 +244,15 @@ def test_it_ends_as_if_it_had_never_stopped(name, stops, tmp_path):
         assert cases.times_seen(model) == {CASES[name].epochs}
 
 
+def test_a_backup_asked_for_by_an_earlier_callback_is_of_that_step(tmp_path):
+    backup = tfdistill.Backup(tmp_path)
+    asks = cases.AtStep(8, lambda model: backup.backup_now())
+    cases.train(CASES["endless"], callbacks=[asks, backup], stop_after=9)
+    model, _, resumed = cases.train(CASES["endless"], tmp_path)
+    assert resumed.resumed_step == 8
+    cases.assert_same(cases.values(model), _never_stopped("endless")[0])
+
+
 @pytest.fixture(scope="module")
 def stopped_on_two_replicas(tmp_path_factory, two_replicas):
     """The backups of a training that was stopped after 10 steps."""

@@ -185,7 +185,12 @@ class Backup(fresh_copies.FreshCopies, steps.SteppedCallback):
         Every worker calls it at the same step, from a callback's
         `on_train_batch_end`.
         """
-        self._take(self._epoch, self._num_done, wait=True)
+        # The callback may come before this one, which then has not heard of
+        # the last steps yet.
+        done = keras_internals.num_batches(self.model.optimizer)
+        step = int(done.numpy())
+        num_done = self._num_done + step - self.step
+        self._take(self._epoch, num_done, step=step, wait=True)
 
     @property
     def _begun(self) -> replicas.ReplicaBackup:
@@ -193,18 +198,26 @@ class Backup(fresh_copies.FreshCopies, steps.SteppedCallback):
             raise self.misplaced()
         return self._replicas
 
-    def _take(self, epoch: int, batch: int, *, wait: bool = False) -> None:
+    def _take(
+        self,
+        epoch: int,
+        batch: int,
+        *,
+        step: int | None = None,
+        wait: bool = False,
+    ) -> None:
         if self._data is None:
             raise RuntimeError(
                 "No `fit` with this tfdistill.Backup is running."
             )
+        step = self.step if step is None else step
         point = steps.TrainingPoint(
-            step=self.step,
+            step=step,
             epoch=epoch,
             batch=batch,
             data=self._data.position(),
         )
-        self._is_due, self._last_step = False, self.step
+        self._is_due, self._last_step = False, step
         self._begun.take(self.model, point, self._callbacks, wait=wait)
 
     @property
