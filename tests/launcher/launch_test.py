@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 
 import tfdistill
 from tests.cases import tasks
-from tests.project import options_test
+from tfdistill.launcher import command
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -94,17 +93,14 @@ def test_wrong_arguments_are_refused_before_anything_starts(tmp_path):
 
 
 def test_its_arguments_are_the_options_of_the_command():
-    options = dict(
-        re.findall(r"(\w+)=([^\s{]+)", options_test.OPTIONS["launch.local"])
-    )
-    for name in ("recipe", "override", "profile_steps"):
-        del options[name]
+    defined = command.PROGRAM.defined()
+    options = {n for names in defined.sections.values() for n in names}
     parameters = dict(inspect.signature(tfdistill.launch).parameters)
     del parameters["command"], parameters["env"]
-    assert parameters.keys() == options.keys()
+    assert parameters.keys() == options
     for name, parameter in parameters.items():
-        default = "!" if name == "workdir" else str(parameter.default)
-        assert options[name] == default, name
+        if name not in defined.required:
+            assert defined.values[name].default == parameter.default, name
 
 
 def test_tensorflow_is_not_loaded():

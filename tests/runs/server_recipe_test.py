@@ -35,6 +35,8 @@ def test_two_groups_on_parameter_servers_learn_from_each_other(
             f"--override=data.path={path}",
             f"--override=num_steps={NUM_STEPS}",
             f"--override=evaluate_every_steps={NUM_STEPS // 2}",
+            # So few steps may be over before the other group begins.
+            "--override=start_together_secs=60",
         ],
         cwd=ROOT,
         capture_output=True,
