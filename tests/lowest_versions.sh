@@ -10,14 +10,13 @@ set -eu
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv="${LOWEST_VENV:-$PWD/.venv-lowest}"
 uv="${UV-$(command -v uv || true)}"
-# What tests import besides; Keras' own choice of files of earlier releases is
-# in the tests.
+# What tests import besides.
 tools="$(grep -E '^(hypothesis|psutil|pytest|pytest-xdist|PyYAML|pyyaml)==' \
   requirements.txt)"
 # The rooms that meet Keras and TensorFlow where versions differ: variables,
 # steps, SavedModels, saved files.
-paths="tests/system tests/training tests/exports tests/losses_test.py
-  tests/schedules_test.py"
+paths="tests/system tests/training tests/losses_test.py
+  tests/multi_worker_test.py tests/exports/saved_model_test.py"
 
 skip() {
   echo "lowest versions: $1; nothing is tested with them"
