@@ -253,8 +253,11 @@ def test_a_teacher_worse_than_the_student_is_never_obeyed(
         cases.load(taught, step)
         assert _weight(taught) == [0]
     with caplog.at_level(logging.WARNING):
+        burn_in = tfdistill.schedules.BurnIn(steps=20)
+        taught.teachers.refresh(step=19, weight=burn_in)
+        assert "version 11, is worse" not in caplog.text
         for _ in range(3):
-            taught.teachers.refresh(step=20)
+            taught.teachers.refresh(step=20, weight=burn_in)
     (status,) = taught.teachers.status()
     assert (status["health"], status["share"]) == ("worse", 0)
     assert "worse than the student" in status["reason"]

@@ -341,7 +341,9 @@ class TeacherLoader(fresh_copies.FreshCopies, steps.SteppedCallback):
             return
         generation = teachers.generation
         with self.blocked.measured():
-            self.num_refreshes += len(teachers.refresh(step=self.step))
+            weight = self.model.codistillation.weight
+            swapped = teachers.refresh(step=self.step, weight=weight)
+            self.num_refreshes += len(swapped)
             if teachers.generation != generation:
                 self.model.make_train_function(force=True)
 

@@ -272,13 +272,21 @@ class Teacher:
             staged.version.step if staged else None, beside
         )
 
-    def note_step(self, step: int) -> None:
-        """Notes the student's step; logs each change of health, once."""
+    def note_step(
+        self, step: int, *, weight: Callable[[tf.Tensor], Any] | None = None
+    ) -> None:
+        """Notes the student's step; logs each change of health, once.
+
+        Unless the student is better while teachers do not count yet.
+        """
         if not self.in_use:
             return
         if self.step >= 0:
             self._age_steps = step - self.step
         health = self.health
+        if health == staleness.WORSE and weight is not None:
+            if not float(weight(tf.constant(step, tf.int64))):
+                return
         now = health, health != staleness.GOOD and self.share == 0
         before, self._logged = self._logged, now
         if now == before:

@@ -11,6 +11,7 @@ whose `num_teachers` counts it and whose `weights` weigh it.
 import logging
 import os
 import pathlib
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -353,7 +354,12 @@ class TeacherSet:
             self._poller.stop()
             self._poller = None
 
-    def refresh(self, *, step: int | None = None) -> list[str]:
+    def refresh(
+        self,
+        *,
+        step: int | None = None,
+        weight: Callable[[tf.Tensor], Any] | None = None,
+    ) -> list[str]:
         """Lets the group agree on versions and swaps in what all have.
 
         Every worker calls it at the same step. It neither reads files nor
@@ -362,6 +368,9 @@ class TeacherSet:
         Args:
             step: The student's global step, by which teachers that have
                 become too old are logged. Defaults to not looking.
+            weight: The distillation weight as a function of the step. While
+                it is 0, as in a burn-in, no teacher is reported as worse than
+                the student, which learns fast then. Default: all are.
 
         Returns:
             The names of the teachers that were swapped.
@@ -384,7 +393,7 @@ class TeacherSet:
         self._swap(ready, step)
         if step is not None:
             for teacher in self._teachers:
-                teacher.note_step(step)
+                teacher.note_step(step, weight=weight)
         return [teacher.name for teacher in ready]
 
     def _beside(self, teacher: teacher_lib.Teacher) -> gates.Beside | None:
