@@ -16,7 +16,7 @@ from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_NUM_STEPS = 200
+_NUM_STEPS = 500
 _OUTAGE_SECS = 2.0
 _WAIT_SECS = 120.0
 
