@@ -799,9 +799,13 @@ def test_the_steps_of_keras_and_of_this_package_are_not_missed(bases):
 
 
 class OwnLoss(_Own):
-    """What Keras computes, doubled, and a term of its own."""
+    """What Keras computes, doubled, and terms of its own and a layer's."""
 
-    def compute_loss(self, x, y, y_pred, sample_weight, **kwargs):
+    def __init__(self):
+        super().__init__()
+        self.dense.kernel_regularizer = keras.regularizers.L2(0.1)
+
+    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
         given = super().compute_loss(x, y, y_pred, sample_weight)
         return 2 * given + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
 
@@ -842,31 +846,33 @@ def test_a_loss_of_its_own_trains_as_in_keras(where, request, monkeypatch):
         np.testing.assert_allclose(value, same, rtol=1e-5)
 
 
-def test_a_loss_of_its_own_is_a_mean_over_examples(two_replicas):
-    with two_replicas.scope():
-        student = OwnLoss()
-        student.dense.kernel_regularizer = keras.regularizers.L2(0.1)
-        model = cases.codistill(student)
-    with pytest.raises(ValueError, match="no regularizers, .*received 1 of"):
-        cases.fit(model, _X, _Y, callbacks=[])
+class Doubled(keras.Model):
+    """Has a loss of its own, as Keras gave it before `training`."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight):
+        return 2 * super().compute_loss(x, y, y_pred, sample_weight)
 
 
-def _two_outputs(named):
+def _two_outputs(named, model_class=keras.Model):
     inputs = keras.Input((4,))
     kind = keras.layers.Dense(3, name="kind")(inputs)
     size = keras.layers.Dense(1, name="size")(inputs)
     outputs = {"kind": kind, "size": size} if named else [kind, size]
-    return keras.Model(inputs, outputs)
+    return model_class(inputs, outputs)
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["dict", "list"])
-def test_outputs_are_found_by_name_as_in_keras(named):
+@pytest.mark.parametrize(
+    ("named", "model_class"),
+    [(True, keras.Model), (False, keras.Model), (True, Doubled)],
+    ids=["dict", "list", "own_loss"],
+)
+def test_outputs_are_found_by_name_as_in_keras(named, model_class):
     """Losses, metrics and targets by name, whatever holds the outputs."""
     targets = {"kind": _Y, "size": _X[:, :1]}
     histories = []
     for wrap in (lambda student: student, tfdistill.CodistillModel):
         keras.utils.set_random_seed(1)
-        model = wrap(_two_outputs(named))
+        model = wrap(_two_outputs(named, model_class))
         model.compile("sgd", _loss_by_name(), metrics={"kind": ["accuracy"]})
         found = model.fit(_X, targets, batch_size=8, shuffle=False, verbose=0)
         histories.append(found.history)
