@@ -481,13 +481,18 @@ class CodistillModel(
     def from_config(
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> "CodistillModel":
-        """Makes the model from `get_config`, without teachers."""
+        """Makes the model from `get_config`, if it has no teachers.
+
+        Raises:
+            ValueError: It has, and the copy would lack them.
+        """
         if config.get("num_teachers"):
-            warnings.warn(
-                f"This copy of {config['name']} has no teachers; the original "
-                f"has {config['num_teachers']}. Wrap its student: "
-                "tfdistill.CodistillModel(copy.student, teachers=...).",
-                stacklevel=2,
+            raise ValueError(
+                "A CodistillModel with teachers must not be cloned; received "
+                f"{config['name']!r} with {config['num_teachers']}, which the "
+                "clone would lack. Clone the student and wrap the clone: "
+                "tfdistill.CodistillModel("
+                "keras.models.clone_model(model.student), teachers=...)."
             )
         student = keras.saving.deserialize_keras_object(
             config["student"], custom_objects=custom_objects
