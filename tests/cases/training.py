@@ -459,7 +459,9 @@ CASES: dict[str, Case] = {
         **PARTIAL,
     ),
     "wrapped_own_step": Case(
-        build=lambda c: wrapped(c, dense(OwnStep)),
+        build=lambda c: wrapped(
+            c, dense(OwnStep, kernel_regularizer=keras.regularizers.L2(0.1))
+        ),
         optimizer=lambda: adam(0.01, clipnorm=0.05),
         steps_per_execution=3,
         data=lambda: regression(25),

@@ -206,9 +206,10 @@ class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
             if isinstance(error, ExportError):
                 raise
             path = self.version_path(draft.group, draft.step)
+            why = f"{type(error).__name__}: {error}".rstrip(".")
             raise ExportError(
-                f"Could not publish {path}: {type(error).__name__}: "
-                f"{error}. No part of it is visible to readers."
+                f"Could not publish {path}: {why}. No part of it is visible to "
+                "readers."
             ) from error
 
     def prune(self, group: int) -> list[int]:
