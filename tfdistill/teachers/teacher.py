@@ -22,6 +22,7 @@ from tfdistill.teachers import gates
 from tfdistill.teachers import in_memory
 from tfdistill.teachers import options as options_lib
 from tfdistill.teachers import peer
+from tfdistill.teachers import soft_targets
 from tfdistill.teachers import staleness
 
 _log = logging.getLogger(__name__)
@@ -36,9 +37,7 @@ class Teacher:
 
     A kind of teacher is a way to fill `function`: `follow` takes the student's
     own graph with a peer's values, `load` a SavedModel, `hold` a Keras model in
-    memory. Another kind must return the outputs as a flat list in
-    `keras.tree.flatten` order, with NaN in the rows for which it has no answer;
-    it is traced into the training step.
+    memory. Another kind has an `ask` of its own (by_value.py).
     Without a `reader` its step is -1: it is fixed, and never stale.
 
     Attributes:
@@ -92,6 +91,12 @@ class Teacher:
         self._num_swaps = self._num_bytes = self._num_dropped = 0
         self._logged = staleness.GOOD, False
         self._note = crash_note.CrashNote(None)
+
+    def ask(self, question: soft_targets.Question) -> list[tf.Tensor]:
+        """Answers about a batch, while a step is traced; NaN: no answer."""
+        if self.function is None:
+            raise RuntimeError(f"{self.name} is no teacher yet.")
+        return self.function(question.inputs)
 
     # ---- filling it, in the strategy's scope ----
 
