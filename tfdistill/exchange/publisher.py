@@ -35,6 +35,15 @@ VersionExistsError = versions.VersionExistsError
 VersionNotFoundError = versions.VersionNotFoundError
 
 
+def check_exchange(exchange: Any) -> None:
+    """Checks that an `Exchange` is one, and not its directory."""
+    if not isinstance(exchange, Exchange):
+        raise ValueError(
+            "`exchange` must be a tfdistill.Exchange; received "
+            f"{exchange!r}. Pass tfdistill.Exchange(directory)."
+        )
+
+
 class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
     """The shared directory through which groups see each other's exports.
 
