@@ -81,6 +81,19 @@ def check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
         )
 
 
+def mark_built(model: keras.Model) -> None:
+    """Says of a model that only its own step calls the layers of: it is built.
+
+    Keras would call it for this, and one such as a GAN has no `call`.
+    """
+    if is_for_one_device(type(model), "train_step"):
+        layers = [
+            x for x in keras_internals.all_layers(model) if x is not model
+        ]
+        if layers and all(layer.built for layer in layers):
+            model.built = True
+
+
 def take_gradients(model: keras.Model) -> None:
     """Has replicas meet in each optimizer that a model's own step may use."""
     for optimizer in vars(model).values():
