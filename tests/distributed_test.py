@@ -72,6 +72,12 @@ def test_a_backup_resumes_it_and_a_subclass(tmp_path):
         assert model.optimizer.iterations.numpy() == 4
 
 
+def test_a_backup_that_would_lack_an_optimizer_is_refused(tmp_path):
+    model = _model(cases.dense(cases.OwnLosses))
+    with pytest.raises(ValueError, match="received top_optimizer besides"):
+        model.fit(*cases.regression(8), callbacks=[tfdistill.Backup(tmp_path)])
+
+
 @pytest.mark.parametrize("is_wrapped", [True, False])
 def test_it_trains_on_servers_as_plain_keras(monkeypatch, is_wrapped):
     def trained(model):

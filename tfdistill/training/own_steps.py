@@ -96,9 +96,17 @@ def mark_built(model: keras.Model) -> None:
 
 def take_gradients(model: keras.Model) -> None:
     """Has replicas meet in each optimizer that a model's own step may use."""
-    for optimizer in vars(model).values():
-        if isinstance(optimizer, keras.Optimizer):
-            keras_internals.pass_gradients_through(optimizer, _averaged)
+    for optimizer in optimizers_of(model).values():
+        keras_internals.pass_gradients_through(optimizer, _averaged)
+
+
+def optimizers_of(model: keras.Model) -> dict[str, keras.Optimizer]:
+    """Returns the optimizers that a model's own step may use, by attribute."""
+    return {
+        name: value
+        for name, value in vars(model).items()
+        if isinstance(value, keras.Optimizer)
+    }
 
 
 def _averaged(gradients: list[Any]) -> list[Any]:
