@@ -153,6 +153,9 @@ class Codistillation(fields.Section):
     # As in `tfdistill.TeacherSet`: ordinary distillation, besides the groups.
     saved_models: tuple[str, ...] = ()
     trust_saved_models: bool = False
+    # A directory that `launch.label` wrote for this recipe and these groups;
+    # `{group}` in it stands for the group's number. Null: none.
+    labels_from: str | None = None
     # Of this group's validation data, how many of the first are the
     # `tfdistill.Canary`; 0 for none.
     canary_examples: int = fields.option(256, least=0, first_default=32)
