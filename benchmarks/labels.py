@@ -234,7 +234,6 @@ def _config(options: programs.Options, seed: int) -> config_lib.Config:
             f"seed={seed}",
             f"num_steps={steps}",
             f"evaluate_every_steps={steps}",
-            "steps_per_execution=1",
             # At 1,500 steps those of the recipe.
             f"codistillation.burn_in_steps={steps // 5}",
             f"codistillation.ramp_steps={steps // 10}",
@@ -290,6 +289,7 @@ def _train(
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         distillation_loss=students.make_loss(config.codistillation),
         distillation_weight=students.make_weight(config.codistillation),
+        steps_per_execution=config.steps_per_execution,
     )
     model.fit(train, steps_per_epoch=config.num_steps, epochs=1, verbose=0)
     return student, held_out
@@ -395,7 +395,9 @@ def _add_options(options: programs.Flags) -> None:
     options.add("k", "classes that a label names", 32)
     options.add("rounds", "turns of each output layer", 15, quick=3)
     options.add("num_seeds", "teachers of the language model", 6, quick=1)
-    options.add("language_steps", "steps of each training", 1500, quick=20)
+    options.add(
+        "language_steps", "of each training, a multiple of 5", 1500, quick=20
+    )
 
 
 PROGRAM = measure.program("labels", __doc__, define=_add_options, run=run)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdistill
 from tfdistill import losses
 
 CATEGORICAL = [
@@ -732,6 +733,36 @@ def test_sparse_targets_in_any_dtype_graph_and_config(name):
     assert np.isfinite(tf.cast(tape.gradient(got, half), "float32")).all()
     exact = SPARSE[name](from_logits=True, dtype="float64")
     assert value(exact, [teacher], student).dtype == tf.float64
+
+
+def distilled(loss, strategy):
+    """Weights after a few steps with a teacher in the step."""
+    teacher = keras.Sequential([keras.Input((3,)), keras.layers.Dense(9)])
+    teacher.set_weights([normal(3, 9), np.zeros(9)])
+    with strategy.scope():
+        student = keras.Sequential(
+            [
+                keras.Input((3,)),
+                keras.layers.Dense(9, kernel_initializer="ones"),
+            ]
+        )
+        model = tfdistill.CodistillModel(
+            student, teachers=tfdistill.TeacherSet(models=[teacher])
+        )
+        model.compile("sgd", None, distillation_loss=loss)
+    # The last batch is small.
+    model.fit(normal(10, 3, seed=2), batch_size=4, shuffle=False, verbose=0)
+    return student.get_weights()[0]
+
+
+def test_sparse_losses_on_two_replicas(two_replicas):
+    top = losses.TopKSoftTargetCrossEntropy(k=3, from_logits=True)
+    alone = distilled(top, tf.distribute.get_strategy())
+    np.testing.assert_allclose(distilled(top, two_replicas), alone, rtol=1e-5)
+    assert np.abs(alone - 1.0).max() > 1e-3
+    sampled = losses.SampledSoftTargetCrossEntropy(from_logits=True)
+    first, second = (distilled(sampled, two_replicas) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from tests.cases import servers
 from tfdistill import losses
 from tfdistill import sampled_output
 
@@ -210,13 +211,17 @@ def student():
     return Student(inputs, output(hidden))
 
 
-def trained(strategy, optimizer):
+def batches():
     data = tf.data.Dataset.from_tensor_slices((features(24), labels(24)))
+    return data.batch(8)
+
+
+def trained(strategy, optimizer):
     with strategy.scope():
         model = tfdistill.CodistillModel(student())
         model.compile(optimizer())
-    history = model.fit(data.batch(8), epochs=2, verbose=0)
-    return model, data.batch(8), history.history["loss"]
+    history = model.fit(batches(), epochs=2, verbose=0)
+    return model, batches(), history.history["loss"]
 
 
 def test_two_replicas_train_as_one_device(two_replicas):
@@ -230,6 +235,23 @@ def test_two_replicas_train_as_one_device(two_replicas):
     ):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
     assert np.abs(one.student.get_weights()[-1]).max() > 1e-4
+
+
+def test_a_worker_of_parameter_servers_trains_as_fit_does():
+    # There a step takes all variables as values, the seed among them.
+    expected, *_ = trained(tf.distribute.get_strategy(), keras.optimizers.Adam)
+    model = servers.OnServers(student())
+    model.compile(keras.optimizers.Adam())
+    model.trainer.build(batches().element_spec)
+    step, found, _ = servers.step_of(model)
+    states = [tf.zeros(v.shape, v.dtype) for v in found.metrics]
+    train = tf.function(step.train, autograph=False)
+    for index, data in enumerate(batches().repeat(2)):
+        train(data, step=tf.constant(index, tf.int64), metrics=states)
+    servers.assert_same(
+        [v.numpy() for v in model.student.variables],
+        [v.numpy() for v in expected.student.variables],
+    )
 
 
 def test_evaluation_files_and_teachers_see_a_dense_layer(tmp_path):
