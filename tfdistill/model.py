@@ -20,6 +20,7 @@ from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.embedding import layer as embedding_layer
 from tfdistill.exports import student_graph
+from tfdistill.labels import attached
 from tfdistill.observe import run_log
 from tfdistill.observe import summaries
 from tfdistill.observe import teaching
@@ -427,6 +428,7 @@ class CodistillModel(
 
     def train_step(self, data: Any) -> steps.Logs:
         """Runs one codistilled update on one replica's part of the batch."""
+        data, labels = attached.detach(data)
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         batch = global_batch.GlobalBatch.of(x)
         counter = keras_internals.num_batches(self.optimizer)
@@ -442,6 +444,7 @@ class CodistillModel(
                 weights,
                 dtype=task_loss.dtype,
                 hidden=hidden,
+                labels=labels,
             )
             loss = task_loss
             if paid:
@@ -461,8 +464,12 @@ class CodistillModel(
 
     def test_step(self, data: Any) -> steps.Logs:
         """Evaluates only the student on one replica's part of the batch."""
-        logs = super().test_step(data)
+        logs = super().test_step(attached.detach(data)[0])
         return {k: v for k, v in logs.items() if k not in _PARTS}
+
+    def predict_step(self, data: Any) -> Any:
+        """Predicts by the student; see `MultiWorkerTraining.predict_step`."""
+        return super().predict_step(attached.detach(data)[0])
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates only the student; see `keras.Model.evaluate`."""

@@ -24,6 +24,7 @@ class TeacherOptions:
     peers: tuple[int, ...] = ()
     saved_models: tuple[str, ...] = ()
     models: tuple[Any, ...] = ()
+    labels: tuple[str, ...] = ()
     weights: Sequence[float] | None = None
     max_staleness_steps: int | str | None = AUTO
     max_staleness_secs: float | None = None
@@ -71,8 +72,14 @@ class TeacherOptions:
 
     @property
     def num_teachers(self) -> int:
-        """Number of peers and fixed teachers."""
-        return len(self.peers) + len(self.saved_models) + len(self.models)
+        """Number of peers, fixed teachers and those that come as labels."""
+        return len(self.is_run)
+
+    @property
+    def is_run(self) -> list[bool]:
+        """By teacher, whether its model runs in the student's own step."""
+        run = [*self.peers, *self.saved_models, *self.models]
+        return [True] * len(run) + [False] * len(self.labels)
 
     @property
     def names_of_peers(self) -> dict[int, str]:
@@ -129,6 +136,19 @@ def checked_paths(saved_models: Any) -> tuple[str, ...]:
             f"{saved_models!r}. Put it into brackets."
         )
     return tuple(os.fspath(path) for path in saved_models)
+
+
+def checked_names(labels: Any, peers: Sequence[int]) -> tuple[str, ...]:
+    """Returns the names of teachers that come as labels; each once."""
+    found = (labels,) if isinstance(labels, str) else tuple(labels)
+    taken = [run_files.group_name(group) for group in peers]
+    is_new = len(set(found)) == len(found) and not {*found} & {*taken}
+    if not all(isinstance(name, str) and name for name in found) or not is_new:
+        raise ValueError(
+            "`labels` must hold names of teachers, each once, and no peer of "
+            f"`peers` again; received {labels!r} beside {taken}."
+        )
+    return found
 
 
 def _check_bound(unit: str, most: float | None, ramp: float) -> None:

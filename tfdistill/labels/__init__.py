@@ -1,0 +1,1 @@
+"""Predictions that come by value: from peers, from servers, from files."""
