@@ -398,7 +398,7 @@ class SampledSoftTargetCrossEntropy(SoftTargetCrossEntropy):
         known, mass = tf.zeros_like(log_p[..., 0]), target
         if self.proposal == "difference":
             known = tf.stop_gradient(-tf.reduce_sum(student * log_p, axis=-1))
-            mass = tf.stop_gradient(target - student)
+            mass = target - student
         classes, weights = self._draw(mass, seed_of=target + log_p)
         drawn = _gather(log_p, classes)
         return self._scale() * (known - tf.reduce_sum(weights * drawn, -1))
@@ -426,6 +426,7 @@ class SampledSoftTargetCrossEntropy(SoftTargetCrossEntropy):
         classes = tf.reshape(classes, new_shape)
         classes = tf.ensure_shape(classes, [*mass.shape[:-1], self.num_samples])
         q = tf.exp(_gather(log_q, classes)) * self.num_samples
+        # No gradient goes through the proposal, nor through the difference.
         return classes, tf.stop_gradient(_gather(mass, classes) / q)
 
 
