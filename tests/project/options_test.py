@@ -108,6 +108,12 @@ OPTIONS = {
     "benchmarks.exchange_kills": """
         kills=2000 seed=0 exchange=None quick=False
     """,
+    "benchmarks.labels": """
+        parts=[sampled,language_model]
+        num_classes=32000 features=256 rows=512 num_sampled=1024 k=32 rounds=15
+        num_seeds=6 language_steps=1500
+        quick=False
+    """,
     "benchmarks.multiworker": """
         models=[mlp,cnn]{cnn|mlp|tiny} batches=[static,dynamic]
         steps_per_execution=[1,10] batch_size=128 steps=80 rounds=7

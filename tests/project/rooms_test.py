@@ -24,6 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "cluster": {"system"},
     "exchange": {"_version", "system"},
     "embedding": {"cluster", "system"},
+    "sampled_output": {"embedding"},
     "exports": {"embedding", "exchange", "system"},
     "labels": {"exchange", "exports"},
     "training": {
