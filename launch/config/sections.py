@@ -210,12 +210,16 @@ class Codistillation(fields.Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Smoothing(fields.Section):
-    """A fixed distribution that labels are mixed with."""
+    """A fixed distribution that labels are mixed with, or something like it."""
 
     PREFIX: ClassVar[str] = "smoothing."
     # "unigram": as often as each label comes in the training data.
-    kind: str = fields.option("none", choices=("none", "uniform", "unigram"))
-    # Share of that distribution in the target.
+    # "confidence_penalty": no distribution; the loss is less the entropy of
+    # what the student predicts.
+    kind: str = fields.option(
+        "none", choices=("none", "uniform", "unigram", "confidence_penalty")
+    )
+    # Share of that distribution in the target, or what the entropy counts.
     weight: float = fields.option(0.1, above=0, below=1)
 
 

@@ -192,6 +192,10 @@ def _make_task_loss(
     objective = objectives.of(config.data.name)
     if config.smoothing.kind == "none":
         return objective.loss()
+    if config.smoothing.kind == "confidence_penalty":
+        return objectives.ConfidencePenalty(
+            objective.loss(), weight=config.smoothing.weight
+        )
     return objective.smoothed_loss(
         config.smoothing.weight,
         counts=label_counts,
