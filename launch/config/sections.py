@@ -169,6 +169,9 @@ class Codistillation(fields.Section):
     # As in `tfdistill.TeacherSet`: ordinary distillation, besides the groups.
     saved_models: tuple[str, ...] = ()
     trust_saved_models: bool = False
+    # A directory that `launch.label` wrote for this recipe and these groups;
+    # `{group}` in it stands for the group's number. Null: none.
+    labels_from: str | None = None
     # Of this group's validation data, how many of the first are the
     # `tfdistill.Canary`; 0 for none.
     canary_examples: int = fields.option(256, least=0, first_default=32)
@@ -207,12 +210,16 @@ class Codistillation(fields.Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Smoothing(fields.Section):
-    """A fixed distribution that labels are mixed with."""
+    """A fixed distribution that labels are mixed with, or something like it."""
 
     PREFIX: ClassVar[str] = "smoothing."
     # "unigram": as often as each label comes in the training data.
-    kind: str = fields.option("none", choices=("none", "uniform", "unigram"))
-    # Share of that distribution in the target.
+    # "confidence_penalty": no distribution; the loss is less the entropy of
+    # what the student predicts.
+    kind: str = fields.option(
+        "none", choices=("none", "uniform", "unigram", "confidence_penalty")
+    )
+    # Share of that distribution in the target, or what the entropy counts.
     weight: float = fields.option(0.1, above=0, below=1)
 
 
