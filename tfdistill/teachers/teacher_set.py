@@ -27,6 +27,8 @@ from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import publisher
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
+from tfdistill.labels import forms
+from tfdistill.labels import post
 from tfdistill.system import crash_note
 from tfdistill.teachers import agreement
 from tfdistill.teachers import by_value
@@ -74,6 +76,9 @@ class TeacherSet:
         allow_other_schemas: bool = False,
         canary: gates.Canary | tf.data.Dataset | None = None,
         poll_secs: float = 0.1,
+        by: str = options.VERSIONS,
+        form: forms.Form | None = None,
+        wait_secs: float = 0.05,
     ) -> None:
         """Reads nothing yet.
 
@@ -115,6 +120,15 @@ class TeacherSet:
                 `tfdistill.Canary`, or a dataset as `fit` takes it, of which
                 the first 256 examples are taken. Default: none.
             poll_secs: Seconds between two looks at the exchange. Default 0.1.
+            by: How peers teach. `"versions"` (default): their exports run in
+                the student's step. `"predictions"`: they send what they predict
+                of the same batch, in the same step, as the student does; all
+                groups read `group_shard(..., mode="coordinated")`.
+            form: With predictions, what is sent of them: a
+                `tfdistill.labels.forms.Form`. Default: all, in float32.
+            wait_secs: With predictions, the longest wait of a step for those
+                of its peers; the step does without those that are missing.
+                Default 0.05.
 
         Raises:
             ValueError: An argument is not as above.
@@ -136,6 +150,9 @@ class TeacherSet:
             allow_other_schemas=allow_other_schemas,
             canary=gates.as_canary(canary),
             poll_secs=poll_secs,
+            by=by,
+            form=form,
+            wait_secs=wait_secs,
         )
         options.check_exchange(self._options.peers, exchange)
         self._exchange = exchange or publisher.Exchange(None)
@@ -144,6 +161,8 @@ class TeacherSet:
         self._teachers: list[teacher_lib.Teacher] = []
         self._agreement: agreement.Agreement | None = None
         self._poller: peer.Poller | None = None
+        # Of peers that teach by predictions.
+        self._mailbox: post.Mailbox | None = None
         self._models: list[keras.Model] | None = None
         self._student: gates.StudentOnCanary | None = None
         # What the traced step knows.
@@ -165,6 +184,11 @@ class TeacherSet:
     def follows_peers(self) -> bool:
         """Whether there are peers to follow while training."""
         return bool(self._options.peers)
+
+    @property
+    def swaps_predictions(self) -> bool:
+        """Whether peers teach by what they predict in the same step."""
+        return self.follows_peers and self._options.by == options.PREDICTIONS
 
     # ---- before training ----
 
@@ -228,6 +252,13 @@ class TeacherSet:
         ]
         # Each holds its own.
         self._models = None
+        if self.swaps_predictions:
+            self._mailbox = by_value.make_mailbox(
+                self._exchange,
+                self._options,
+                strategy=strategy,
+                cluster=strategy_lib.cluster_of(strategy),
+            )
         with strategy.scope():
             self._variables = (
                 self.remote.state
@@ -235,7 +266,11 @@ class TeacherSet:
                 else soft_targets.TeacherVariables(self._options)
             )
             self._teachers = [
-                *self._peers(graph, alone=num_workers == 1),
+                *(
+                    self._senders(graph, from_logits=from_logits)
+                    if self._mailbox
+                    else self._peers(graph, alone=num_workers == 1)
+                ),
                 *self._fixed(graph),
                 *self._held(held, graph),
                 *self._labelled(graph, from_logits=from_logits),
@@ -278,6 +313,19 @@ class TeacherSet:
                 self._exchange, group, alone=alone, screen=screen, note=note
             )
             yield teacher
+
+    def _senders(
+        self, graph: student_graph.StudentGraph, *, from_logits: bool | None
+    ) -> Iterator[teacher_lib.Teacher]:
+        for group, name in self._options.names_of_peers.items():
+            yield by_value.PredictionTeacher(
+                name,
+                graph,
+                self._options,
+                group=group,
+                mailbox=self._mailbox,
+                from_logits=from_logits,
+            )
 
     def _fixed(
         self, graph: student_graph.StudentGraph
@@ -352,14 +400,20 @@ class TeacherSet:
     # ---- between steps ----
 
     def start(self) -> None:
-        """Starts to look for versions in the background."""
+        """Starts to look for versions in the background, or for messages."""
+        if self._mailbox:
+            self._mailbox.start()
+        self._start_polling()
+
+    def _start_polling(self) -> None:
         if not self._teachers or self._poller is not None:
             return
         if self._student:
             self._student.begin()
-        if self.follows_peers or self._student:
+        readers = [t.reader for t in self._teachers if t.reader]
+        if readers or self._student:
             self._poller = peer.Poller(
-                [t.reader for t in self._teachers if t.reader],
+                readers,
                 self._is_chief,
                 self._options.poll_secs,
                 also=self._examine,
@@ -375,6 +429,11 @@ class TeacherSet:
 
     def stop(self) -> None:
         """Stops looking; waits for a read in progress, 30 s at most."""
+        if self._mailbox:
+            self._mailbox.stop()
+        self._stop_polling()
+
+    def _stop_polling(self) -> None:
         if self._poller is not None:
             self._poller.stop()
             self._poller = None
@@ -484,14 +543,14 @@ class TeacherSet:
             _log.warning("Groups %s are no longer teachers.", unknown)
         # The reading thread may be at another version.
         was_running = self._poller is not None
-        self.stop()
+        self._stop_polling()
         self._swap(
             decide.read_versions(
                 {names[g]: step for g, step in wanted.items() if g in names}
             )
         )
         if was_running:
-            self.start()
+            self._start_polling()
         return self.versions()
 
     def _attached(self, caller: str) -> agreement.Agreement:
@@ -540,7 +599,10 @@ class TeacherSet:
             place (`swaps`) and their `bytes`, the `last_bytes` of these, the
             `read_secs` of the last read (None without one), `num_dropped`,
             `num_quarantined`, and the newest `quarantined` versions with
-            their reasons.
+            their reasons. Of peers that send predictions, `step` is that of
+            the last answer, refused messages count as quarantined, and there
+            are `num_answers`, `num_missed` (batches without one), `num_unsent`
+            and `sent_bytes`.
         """
         return [teacher.status for teacher in self._teachers]
 
