@@ -23,6 +23,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
+from typing import TypeGuard
 
 import grpc
 import numpy as np
@@ -43,6 +44,8 @@ _SPARE_BYTES = 64 * 1024
 _MAX_LISTED = 10
 _METHOD = "/tfdistill.Mailbox/Put"
 _SEND_SECS = 5.0
+# The answer to a message that is to be sent again.
+_LATER = b"later"
 _MAX_IN_FLIGHT = 4
 # Between two looks at the notes of peers that do not answer.
 _LOOK_SECS, _LONGEST_LOOK_SECS = 0.1, 2.0
@@ -390,22 +393,29 @@ class Mailbox(fresh_copies.FreshCopies):
                 return
             call.add_done_callback(
                 lambda call, data=data, address=address: self._sent(
-                    peer, data, address, call.code()
+                    peer, data, address, call
                 )
             )
 
-    def _sent(self, peer: Peer, data: bytes, address: Any, code: Any) -> None:
+    def _sent(self, peer: Peer, data: bytes, address: Any, call: Any) -> None:
+        code = call.code()
+        is_taken = code is grpc.StatusCode.OK and call.result() != _LATER
         with self._changed:
-            if not self._is_open or peer.address is not address:
+            if not self._is_open:
+                return
+            if peer.address is not address:
+                # It has a new one; what the old one did not take goes there.
+                if not is_taken and peer.put is not None:
+                    peer.pending.appendleft(data)
                 return
             peer.num_in_flight -= 1
-            if code is grpc.StatusCode.OK:
+            if is_taken:
                 peer.pause.succeeded()
                 peer.sent_bytes += len(data)
                 peer.trouble = ""
             else:
                 peer.pause.failed()
-                peer.trouble = f"it cannot be reached: {code.name}"
+                peer.trouble = f"it does not take messages: {code.name}"
                 if len(peer.pending) < MAX_KEPT:
                     peer.pending.appendleft(data)
                 else:
@@ -445,10 +455,11 @@ class Mailbox(fresh_copies.FreshCopies):
                 return b""
             address = peer.address
             if address is None or message.incarnation != address.incarnation:
-                # It has started again, or is of an earlier run.
-                peer.num_refused["incarnation"] += 1
+                # It has just started, and its note is not read yet; or it is
+                # of an earlier run, and its note is that of another.
+                peer.trouble = "it has started again"
                 self._wake.set()
-                return b""
+                return _LATER
             if message.replica not in self._place.replicas:
                 self._refuse(
                     peer,
@@ -533,8 +544,8 @@ class Mailbox(fresh_copies.FreshCopies):
         with self._changed:
             if not self._is_open:
                 return False
-            pending = peer.pending if peer.address is None else ()
-            pending = collections.deque(pending)
+            # The newest steps are news to it.
+            pending = collections.deque(peer.pending)
             self._forget(peer)
             peer.address, peer.trouble = found, ""
             if found.replicas != self._place.replicas:
@@ -622,7 +633,7 @@ def _address_in(note: dict[str, Any] | None) -> _Address | None:
     note = note or {}
     host, port = note.get("host"), note.get("port")
     incarnation = note.get("incarnation")
-    lists = [note.get("replicas"), note.get("learns_from")]
+    replicas, learns_from = note.get("replicas"), note.get("learns_from")
     if (
         not isinstance(host, str)
         or not 0 < len(host) < 256
@@ -631,10 +642,8 @@ def _address_in(note: dict[str, Any] | None) -> _Address | None:
         or not isinstance(incarnation, str)
         or len(incarnation) != 32
         or not set(incarnation) <= set("0123456789abcdef")
-        or not all(
-            isinstance(found, list) and all(type(i) is int for i in found)
-            for found in lists
-        )
+        or not _is_indices(replicas)
+        or not _is_indices(learns_from)
     ):
         return None
     machine = note.get("machine")
@@ -643,5 +652,10 @@ def _address_in(note: dict[str, Any] | None) -> _Address | None:
     return _Address(
         f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         bytes.fromhex(incarnation),
-        *map(tuple, lists),
+        tuple(replicas),
+        tuple(learns_from),
     )
+
+
+def _is_indices(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(i) is int for i in value)

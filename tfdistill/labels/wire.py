@@ -191,7 +191,10 @@ def _column(specs: list[tuple], index: int) -> list:
 
 
 def _described(specs: Sequence[tuple[str, tuple[int, ...]]]) -> str:
-    return ", ".join(f"{dtype} {list(shape)}" for dtype, shape in specs)
+    return (
+        ", ".join(f"{dtype} {list(shape)}" for dtype, shape in specs)
+        or "nothing"
+    )
 
 
 def _listed(classes: Sequence[int]) -> str:

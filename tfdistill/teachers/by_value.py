@@ -1,6 +1,7 @@
 """Teachers whose predictions arrive by value: nothing of them is run here."""
 
 import dataclasses
+import typing
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ from tfdistill.exchange import publisher
 from tfdistill.exports import student_graph
 from tfdistill.labels import attached
 from tfdistill.labels import forms
-from tfdistill.labels import post
 from tfdistill.teachers import options as options_lib
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher
+
+if typing.TYPE_CHECKING:
+    from tfdistill.labels import post
 
 
 class LabelTeacher(teacher.Teacher):
@@ -89,8 +92,11 @@ def make_mailbox(
     *,
     strategy: tf.distribute.Strategy,
     cluster: identity.Cluster,
-) -> post.Mailbox:
+) -> "post.Mailbox":
     """Makes the mailbox of this worker, which all its peers share."""
+    # Here: it imports gRPC, which only such teachers need.
+    from tfdistill.labels import post
+
     local = tuple(replicas.local_replicas(strategy))
     return post.Mailbox(
         exchange,
@@ -116,7 +122,7 @@ class PredictionTeacher(teacher.Teacher):
         options: options_lib.TeacherOptions,
         *,
         group: int,
-        mailbox: post.Mailbox,
+        mailbox: "post.Mailbox",
         from_logits: bool | None,
     ) -> None:
         """Takes a peer; `from_logits` is how the loss takes outputs."""
@@ -173,7 +179,7 @@ class PredictionTeacher(teacher.Teacher):
         batch: np.ndarray,
         classes: np.ndarray,
         *arrays: np.ndarray,
-    ) -> tuple[np.ndarray, ...]:
+    ) -> tuple[Any, ...]:
         received = self._mailbox.swap(
             self._group,
             step=int(step),

@@ -12,6 +12,7 @@ counts it and whose `weights` weigh it.
 import logging
 import os
 import pathlib
+import typing
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -28,7 +29,6 @@ from tfdistill.exchange import publisher
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.labels import forms
-from tfdistill.labels import post
 from tfdistill.system import crash_note
 from tfdistill.teachers import agreement
 from tfdistill.teachers import by_value
@@ -39,6 +39,9 @@ from tfdistill.teachers import options
 from tfdistill.teachers import peer
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher as teacher_lib
+
+if typing.TYPE_CHECKING:
+    from tfdistill.labels import post
 
 _log = logging.getLogger(__name__)
 
@@ -267,7 +270,7 @@ class TeacherSet:
             )
             self._teachers = [
                 *(
-                    self._senders(graph, from_logits=from_logits)
+                    self._senders(graph, self._mailbox, from_logits)
                     if self._mailbox
                     else self._peers(graph, alone=num_workers == 1)
                 ),
@@ -315,7 +318,10 @@ class TeacherSet:
             yield teacher
 
     def _senders(
-        self, graph: student_graph.StudentGraph, *, from_logits: bool | None
+        self,
+        graph: student_graph.StudentGraph,
+        mailbox: "post.Mailbox",
+        from_logits: bool | None,
     ) -> Iterator[teacher_lib.Teacher]:
         for group, name in self._options.names_of_peers.items():
             yield by_value.PredictionTeacher(
@@ -323,7 +329,7 @@ class TeacherSet:
                 graph,
                 self._options,
                 group=group,
-                mailbox=self._mailbox,
+                mailbox=mailbox,
                 from_logits=from_logits,
             )
 
