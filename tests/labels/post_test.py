@@ -7,6 +7,7 @@ import collections
 import contextlib
 import copy
 import logging
+import queue
 import socket
 import threading
 
@@ -16,6 +17,7 @@ import pytest
 
 from tests.cases import tasks
 from tfdistill.exchange import publisher
+from tfdistill.exchange import signing
 from tfdistill.labels import post
 from tfdistill.labels import wire
 
@@ -81,7 +83,7 @@ def two(opened):
 def meet(*workers):
     tasks.until(
         lambda: all(
-            worker.box.peer(other.group).learns_here
+            worker.box.peer(other.group).stream
             for worker in workers
             for other in workers
             if worker.group in other.peers
@@ -116,9 +118,24 @@ def arrived(worker, step, group=1):
     tasks.until(lambda: peer.newest.get(0, -1) >= step)
 
 
-def put(worker, data):
+def put(worker, data, other, **changes):
+    """Sends bytes in a stream of their own; None, or the code of an error."""
+    ticket = wire.ticket(
+        changes.get("signer", other.box._exchange.signer),
+        sender=changes.get("sender", (other.group, other.box._incarnation)),
+        receiver=(worker.group, worker.box._incarnation),
+    )
     with grpc.insecure_channel(worker.box.address) as channel:
-        return channel.unary_unary(post._METHOD)(data, timeout=LONG_SECS)
+        method = channel.stream_unary(post._METHOD)
+        try:
+            method(
+                iter([data]),
+                metadata=[(post._TICKET, ticket)],
+                timeout=LONG_SECS,
+            )
+        except grpc.RpcError as error:
+            return error.code()
+    return None
 
 
 def message(worker, step=0, **changes):
@@ -172,7 +189,7 @@ def test_the_first_message_waits_for_a_peer_that_starts_later(opened):
     one = opened(0, (1,))
 
     def later():
-        tasks.until(lambda: one.box.peer(1).pending)
+        tasks.until(lambda: one.box.peer(1).recent)
         return opened(1, (0,)).swap(0)
 
     for answer in together(lambda: one.swap(0), later):
@@ -216,7 +233,7 @@ def test_a_wrong_answer_is_none_and_named_once(two, caplog, wrong):
     one, other = two
     kind = _KINDS.get(wrong, wrong)
     for step in range(2):
-        put(one, sent(other, step=step, **_WRONG[wrong]))
+        put(one, sent(other, step=step, **_WRONG[wrong]), other)
         arrived(one, step)
         assert one.swap(step) is None
     peer = one.box.peer(1)
@@ -224,7 +241,7 @@ def test_a_wrong_answer_is_none_and_named_once(two, caplog, wrong):
     assert set(peer.refused) == {0, 1}
     assert (peer.num_answers, peer.num_missed) == (0, 2)
     assert len([r for r in caplog.records if "does not" in r.message]) == 1
-    put(one, sent(other, step=2))
+    put(one, sent(other, step=2), other)
     assert one.swap(2) is not None
 
 
@@ -232,7 +249,7 @@ def test_rows_that_are_not_finite_are_counted_and_left_to_the_step(two):
     one, other = two
     array = said(1, 0)
     array[1] = np.nan
-    put(one, sent(other, arrays=(array,)))
+    put(one, sent(other, arrays=(array,)), other)
     (found,) = one.swap(0)
     np.testing.assert_array_equal(found, array)
     assert one.box.peer(1).num_refused == {"finite": 1}
@@ -241,7 +258,7 @@ def test_rows_that_are_not_finite_are_counted_and_left_to_the_step(two):
 def test_classes_that_do_not_exist_are_refused(two):
     one, other = two
     drawn = np.array([[0, 3], [1, 2]], "int32")
-    put(one, sent(other, arrays=(drawn,)))
+    put(one, sent(other, arrays=(drawn,)), other)
     assert one.swap(0, array=np.zeros([2, 2], "int32")) is None
     assert "from 0 to 2; received from 0 to 3" in one.box.peer(1).refused[0]
 
@@ -256,7 +273,6 @@ def test_classes_that_do_not_exist_are_refused(two):
                 message(other), publisher.Exchange(root, key=b"x" * 16).signer
             ),
         ),
-        ("sender", lambda other, root: sent(other, group=7)),
         ("size", lambda other, root: bytes(2 * post._SPARE_BYTES)),
     ],
 )
@@ -264,11 +280,34 @@ def test_a_message_of_a_stranger_is_refused(two, tmp_path, caplog, kind, make):
     one, other = two
     both(one, other, 0)
     for _ in range(3):
-        put(one, make(other, tmp_path))
+        put(one, make(other, tmp_path), other)
     assert one.box.num_forged == {kind: 3}
     assert len([r for r in caplog.records if "was refused" in r.message]) == 1
     answers = both(one, other, 1)
     np.testing.assert_array_equal(answers[0][0], said(1, 1))
+
+
+def test_a_stream_of_a_stranger_is_refused(two, caplog):
+    one, other = two
+    keep_out = {
+        "sender": {"sender": (7, b"i" * 16)},
+        "forged": {"signer": signing.Signer(b"x" * 16)},
+    }
+    for kind, changes in keep_out.items():
+        code = put(one, sent(other), other, **changes)
+        assert code == grpc.StatusCode.UNIMPLEMENTED
+        assert one.box.num_forged[kind] == 1
+    never = queue.SimpleQueue()
+    with grpc.insecure_channel(one.box.address) as channel:
+        # Without a ticket: no thread of the server waits for what follows.
+        method = channel.stream_unary(post._METHOD)
+        silent = [method.future(iter(never.get, None)) for _ in range(20)]
+        codes = {call.code() for call in silent}
+        assert codes == {grpc.StatusCode.UNIMPLEMENTED}
+        for _ in silent:
+            never.put(None)
+    assert not one.box.peer(1).boxes
+    assert all(answer is not None for answer in both(one, other, 0))
 
 
 def test_a_message_of_an_earlier_run_is_refused(two):
@@ -276,11 +315,13 @@ def test_a_message_of_an_earlier_run_is_refused(two):
     old = sent(other, step=0)
     other.box.stop()
     other.box.start()
-    put(one, sent(other, step=1))
+    put(one, sent(other, step=1), other)
     tasks.until(
         lambda: one.box.peer(1).address.incarnation == other.box._incarnation
     )
-    assert put(one, old) == post._LATER
+    put(one, old, other)
+    sender = 1, b"i" * 16
+    assert put(one, old, other, sender=sender) is not None
     assert not one.box.peer(1).boxes
 
 
@@ -316,10 +357,10 @@ def test_a_peer_that_is_behind_is_waited_for_while_it_lives(two, monkeypatch):
     one, other = two
     waits = without_waiting(one, monkeypatch)
     for step in range(10, 20):
-        put(one, sent(other, step=step - 10))
+        put(one, sent(other, step=step - 10), other)
         assert one.swap(step) is None
     assert len(waits) == 10
-    put(one, sent(other, step=20))
+    put(one, sent(other, step=20), other)
     assert one.swap(20) is not None
 
 
@@ -327,7 +368,7 @@ def test_a_peer_that_is_ahead_is_not_waited_for(two, monkeypatch):
     one, other = two
     waits = without_waiting(one, monkeypatch)
     for step in range(5, 5 + 3 * post.MAX_KEPT):
-        put(one, sent(other, step=step))
+        put(one, sent(other, step=step), other)
     assert one.swap(0) is None
     assert not waits
     # The newest steps are kept, and no more than these.
@@ -342,8 +383,8 @@ def test_what_a_peer_does_not_take_is_bounded(opened):
     for step in range(3 * post.MAX_KEPT):
         one.swap(step)
     peer = one.box.peer(1)
-    assert len(peer.pending) == post.MAX_KEPT
-    assert peer.num_unsent == 2 * post.MAX_KEPT
+    assert len(peer.recent) == post.MAX_KEPT
+    assert peer.num_unsent == 3 * post.MAX_KEPT
 
 
 def test_a_peer_that_starts_again_teaches_again(two, opened):

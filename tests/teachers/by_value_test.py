@@ -1,8 +1,6 @@
 """Teachers that come with the data teach as the models that made them."""
 
-import contextlib
 import copy
-import threading
 import time
 
 import keras
@@ -16,8 +14,6 @@ from tests.cases import mutual_learning
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.labels import attached
 from tfdistill.labels import forms
-from tfdistill.labels import post
-from tfdistill.teachers import by_value
 
 _X, _Y = cases.data(32)
 
@@ -140,19 +136,15 @@ def test_data_without_the_labels_are_refused_with_the_remedy():
 # ---- peers that send what they predict of the same batch ----
 
 
-def _cluster(tmp_path, group=0, num_groups=2):
-    return tfdistill.Cluster(
-        group=group, num_groups=num_groups, exchange=str(tmp_path)
-    )
+def _cluster(tmp_path, num_groups=2):
+    return tfdistill.Cluster(num_groups=num_groups, exchange=str(tmp_path))
 
 
-@contextlib.contextmanager
-def _scope(cluster, strategy=None):
-    """The strategy of a group; several may be in this process."""
-    strategy = strategy or tf.distribute.OneDeviceStrategy("CPU:0")
+def _model(cluster, strategy=None, **kwargs):
+    strategy = strategy or tf.distribute.get_strategy()
     strategy_lib._CLUSTERS[strategy] = cluster
     with strategy.scope():
-        yield
+        return mutual_learning.model(cluster, **kwargs)
 
 
 def _fit(model, **kwargs):
@@ -167,117 +159,76 @@ def _fit(model, **kwargs):
     )
 
 
-def _side_by_side(tmp_path, num_groups, *, fit=None, compile_=None, **kwargs):
-    """Trains groups in threads; their models."""
-    models = []
-    for group in range(num_groups):
-        cluster = _cluster(tmp_path, group, num_groups)
-        with _scope(cluster):
-            models.append(mutual_learning.model(cluster, **kwargs))
-            if compile_:
-                models[-1].steps_per_execution = compile_
-    threads = [
-        threading.Thread(target=_fit, args=[model], kwargs=fit or {})
-        for model in models
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(cases.WAIT_SECS * 2)
-    return models
-
-
 def _close(model, expected, atol=1e-6):
     for value, wanted in zip(model.get_weights(), expected, strict=True):
         np.testing.assert_allclose(value, wanted, rtol=0, atol=atol)
 
 
-def test_two_groups_learn_as_two_models_in_one_process(tmp_path):
-    # In two trainings, with several steps in an execution.
-    fit = {"steps_per_epoch": 5, "epochs": 4}
-    models = _side_by_side(tmp_path, 2, fit=fit, compile_=5)
-    for model, weights in zip(models, mutual_learning.expected(2), strict=True):
-        _close(model, weights)
-        (teacher,) = model.teachers.status()
+@pytest.mark.parametrize(
+    ("num_groups", "form"), [(2, None), (3, forms.Form(top_k=3))]
+)
+def test_groups_learn_as_models_in_one_process(tmp_path, num_groups, form):
+    cluster = _cluster(tmp_path, num_groups)
+    model = _model(cluster, form=form)
+    # Several steps in an execution, several executions in a training.
+    model.steps_per_execution = 5
+    expected = mutual_learning.expected(num_groups)
+    with mutual_learning.numpy_peers(cluster, is_whole=form is None) as peers:
+        _fit(model, steps_per_epoch=10, epochs=2)
+    # Top classes are log-probabilities, which float32 rounds otherwise.
+    atol = 1e-6 if form is None else 1e-5
+    _close(model, expected[0], atol)
+    for found, weights in zip(peers, expected[1:], strict=True):
+        for value, wanted in zip(found, weights, strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=0, atol=atol)
+    for teacher in model.teachers.status():
         assert (teacher["num_answers"], teacher["num_missed"]) == (20, 0)
         assert (teacher["health"], teacher["step"]) == ("good", 19)
         assert teacher["num_quarantined"] == 0
         assert 0 < teacher["last_bytes"] == teacher["bytes"] / 20
-        assert model.teachers.versions() == {1 - int(teacher["name"][-1]): -1}
 
 
-def test_three_groups_send_top_classes_and_learn_from_their_mean(tmp_path):
-    # All classes are top classes: float32 loses a rounding.
-    models = _side_by_side(tmp_path, 3, form=forms.Form(top_k=3))
-    for model, weights in zip(models, mutual_learning.expected(3), strict=True):
-        _close(model, weights, atol=1e-5)
-
-
-def test_a_group_without_its_peer_trains_alone_and_the_status_says_so(
-    tmp_path, caplog
-):
+def test_two_replicas_learn_from_their_counterparts(tmp_path, two_replicas):
     cluster = _cluster(tmp_path)
-    with _scope(cluster):
-        model = mutual_learning.model(cluster, wait_secs=0.01)
+    model = _model(cluster, two_replicas)
+    with mutual_learning.numpy_peers(cluster, num_replicas=2):
+        _fit(model)
+    _close(model, mutual_learning.expected(2)[0])
+    (teacher,) = model.teachers.status()
+    assert (teacher["num_answers"], teacher["num_missed"]) == (40, 0)
+
+
+def test_a_peer_that_is_gone_and_back_teaches_while_it_is_there(tmp_path):
+    cluster = _cluster(tmp_path)
+    model = _model(cluster, wait_secs=0.01)
     copy.deepcopy(model.teachers)
-    for _ in range(2):
-        _fit(model, steps_per_epoch=10)
-    _close(model, mutual_learning.expected(2, alone=20)[0])
+    # Of whole passes: the second one begins where the first has ended.
+    _fit(model, steps_per_epoch=16)
     (teacher,) = model.teachers.status()
-    assert (teacher["health"], teacher["num_missed"]) == ("absent", 20)
+    assert (teacher["health"], teacher["num_missed"]) == ("absent", 16)
     assert "address is not known" in teacher["reason"]
-    assert "No step of this training had a teacher" in caplog.text
+    _close(model, mutual_learning.expected(2, num_steps=16, alone=16)[0])
+    # The same training goes on, and the peer is there.
+    model.teachers._mailbox._wait_secs = 60.0
+    with mutual_learning.numpy_peers(cluster, alone=16):
+        _fit(model)
+    _close(model, mutual_learning.expected(2, num_steps=36, alone=16)[0])
+    assert model.teachers.status()[0]["health"] == "good"
 
 
-def test_two_replicas_each_speak_with_their_counterparts(
-    tmp_path, two_replicas
-):
-    """The other group is a mailbox that says the same as this one."""
+def test_rows_that_are_not_finite_are_left_out_alone(tmp_path):
     cluster = _cluster(tmp_path)
-    with _scope(cluster, two_replicas):
-        model = mutual_learning.model(cluster, wait_secs=30.0)
-    other = post.Mailbox(
-        tfdistill.Exchange(tmp_path),
-        post.Place(group=1, worker=0, replicas=(0, 1), host="127.0.0.1"),
-        peers=(0,),
-        wait_secs=30.0,
-    )
-    said = []
-
-    def answer(replica):
-        for step in range(3):
-            rows = tf.constant(_rows(step)[replica])
-            own = np.full([4, 3], replica, "float32")
-            said.append(
-                other.swap(
-                    0,
-                    step=step,
-                    replica=replica,
-                    batch=by_value.fingerprint(rows).numpy().tobytes(),
-                    classes=[3],
-                    arrays=[own],
-                    num_rows=4,
-                )
-            )
-
-    def _rows(step):
-        first = step * mutual_learning.BATCH_SIZE
-        x = cases.data(64)[0][first:][: mutual_learning.BATCH_SIZE]
-        return x[:4], x[4:]
-
-    threads = [threading.Thread(target=answer, args=[r]) for r in range(2)]
-    other.start()
-    try:
-        for thread in threads:
-            thread.start()
-        _fit(model, steps_per_epoch=3)
-        for thread in threads:
-            thread.join(cases.WAIT_SECS)
-    finally:
-        other.stop()
-    assert len(said) == 6 and all(found is not None for found in said)
+    model, alone = _model(cluster), cases.codistill(cases.linear())
+    with mutual_learning.numpy_peers(cluster, factor=np.nan):
+        _fit(model)
+    _fit(alone, callbacks=[])
+    for value, wanted in zip(
+        model.get_weights(), alone.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(value, wanted, rtol=1e-6)
     (teacher,) = model.teachers.status()
-    assert teacher["num_answers"] == 6, teacher
+    assert teacher["num_quarantined"] == 20
+    assert "must be finite" in teacher["quarantined"][19]
 
 
 def test_what_contradicts_predictions_is_refused_with_the_remedy(tmp_path):
@@ -295,7 +246,7 @@ def test_what_contradicts_predictions_is_refused_with_the_remedy(tmp_path):
     ):
         with pytest.raises(ValueError, match=match):
             tfdistill.TeacherSet(exchange, [1], **wrong)
-    model = mutual_learning.model(cluster)
+    model = _model(cluster)
     assert not model.jit_compile
     with pytest.raises(ValueError, match="XLA cannot compile"):
         model.compile(

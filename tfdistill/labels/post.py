@@ -1,9 +1,11 @@
 """The mailbox of one worker: predictions to peers, and theirs of the same step.
 
 Each worker of a group sends to the worker of the same index in each group that
-learns from it. Addresses are notes in the exchange, signed with the run's key
-as messages are. Nothing here knows of models, and a step waits for a message at
-most `wait_secs`:
+learns from it, in one gRPC stream: a call for each message costs seven times
+the processor time. Addresses are notes in the exchange, signed with the run's
+key as messages are, and so is the ticket without which no stream is opened: a
+stranger cannot take the threads of the server. Nothing here knows of models,
+and a step waits for a message at most `wait_secs`:
 
 - for a peer that is alive and behind, at each step until it has caught up;
 - for a peer of which nothing arrives, three times, and then no more until
@@ -15,12 +17,14 @@ import collections
 import concurrent.futures
 import dataclasses
 import logging
+import queue
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import TypeGuard
@@ -43,10 +47,12 @@ MAX_BYTES = 64 * 2**20
 _SPARE_BYTES = 64 * 1024
 _MAX_LISTED = 10
 _METHOD = "/tfdistill.Mailbox/Put"
-_SEND_SECS = 5.0
-# The answer to a message that is to be sent again.
-_LATER = b"later"
-_MAX_IN_FLIGHT = 4
+_TICKET = "tfdistill-ticket"
+_STOP_SECS = 5.0
+# Of a stream, after which the next one is opened at once.
+_LASTED_SECS = 5.0
+# Messages that wait in a stream, of which a peer takes none.
+_MAX_QUEUED = 32
 # Between two looks at the notes of peers that do not answer.
 _LOOK_SECS, _LONGEST_LOOK_SECS = 0.1, 2.0
 _WRITE_SECS, _LONGEST_WRITE_SECS = 0.2, 30.0
@@ -104,7 +110,8 @@ class Peer:
         num_answers, num_missed: Batches with and without its predictions.
         num_refused: By kind, messages that were refused.
         refused: Reasons by step, of the newest of those.
-        num_unsent: Messages that it could not be given.
+        num_unsent: Messages that were made while it took none; it may get the
+            newest of them later.
         last_answer: The step of its last answer; -1 without one.
         sent_bytes, received_bytes: Of all messages to and from it.
         last_bytes: Of the last message from it; None before.
@@ -124,10 +131,10 @@ class Peer:
         # By replica: messages by step, and the newest step that has arrived.
         self.boxes: dict[int, dict[int, wire.Message]] = {}
         self.newest: dict[int, int] = {}
-        self.channel: grpc.Channel | None = None
-        self.put: Any = None
-        self.pending: collections.deque[bytes] = collections.deque()
-        self.num_in_flight = 0
+        self.wants_messages = False
+        # The newest messages to it, with which each stream begins.
+        self.recent: collections.deque[bytes] = collections.deque()
+        self.stream: _Stream | None = None
         self.pause = background.Backoff(first_secs=0.1, longest_secs=1.0)
 
     @property
@@ -139,11 +146,6 @@ class Peer:
     def why(self) -> str:
         """Why it does not answer."""
         return self.trouble or f"its last answer was of step {self.last_answer}"
-
-    @property
-    def learns_here(self) -> bool:
-        """Whether it is known and wants messages."""
-        return self.put is not None
 
 
 class Mailbox(fresh_copies.FreshCopies):
@@ -180,6 +182,7 @@ class Mailbox(fresh_copies.FreshCopies):
         self._wake = threading.Event()
         self._is_open = False
         self._server: Any = None
+        self._dropped: list[_Stream] = []
         self._poller: threading.Thread | None = None
         self._incarnation = b""
         self._said: set[tuple[int, str]] = set()
@@ -209,14 +212,16 @@ class Mailbox(fresh_copies.FreshCopies):
         """Opens the mailbox, and looks for those of the peers."""
         if self._is_open or not self._exchange.enabled:
             return
+        # A thread for each stream, and for one that follows a broken one.
+        num_streams = 2 * len(self.learns_from) + 2
         self._pool = concurrent.futures.ThreadPoolExecutor(
-            2, thread_name_prefix="tfdistill-mailbox"
+            num_streams, thread_name_prefix="tfdistill-mailbox"
         )
         self._server = grpc.server(
             self._pool,
-            handlers=[_Handler(self._take)],
+            handlers=[_Handler(self._is_admitted, self._take_all)],
             options=_OPTIONS,
-            maximum_concurrent_rpcs=16 * max(1, len(self._peers)),
+            maximum_concurrent_rpcs=num_streams,
         )
         self._port = self._server.add_insecure_port("[::]:0")
         self._incarnation = secrets.token_bytes(16)
@@ -237,13 +242,15 @@ class Mailbox(fresh_copies.FreshCopies):
             self._changed.notify_all()
         self._wake.set()
         if self._poller is not None:
-            self._poller.join(_SEND_SECS)
+            self._poller.join(_STOP_SECS)
         if self._server is not None:
-            self._server.stop(0.5).wait(1.0)
+            self._server.stop(None).wait(_STOP_SECS)
             self._pool.shutdown(wait=False)
             self._server = None
         for peer in self._peers.values():
             self._forget(peer)
+            peer.recent.clear()
+        self._close_dropped()
         self._under_way.clear()
 
     # ---- a step ----
@@ -359,107 +366,124 @@ class Mailbox(fresh_copies.FreshCopies):
                 )
                 return found
             for peer in self._peers.values():
-                if peer.address is None or peer.learns_here:
-                    if len(peer.pending) >= MAX_KEPT * len(
-                        self._place.replicas
-                    ):
-                        peer.pending.popleft()
-                        peer.num_unsent += 1
-                    peer.pending.append(data)
-        for peer in self._peers.values():
-            self._send(peer)
-        return found
+                if peer.address is None or peer.wants_messages:
+                    self._send(peer, data)
+            return found
 
     # ---- to peers ----
 
-    def _send(self, peer: Peer) -> None:
-        """Sends what is pending, as far as the peer takes it."""
-        while True:
-            with self._changed:
-                if (
-                    not self._is_open
-                    or not peer.pending
-                    or peer.put is None
-                    or peer.num_in_flight >= _MAX_IN_FLIGHT
-                    or not peer.pause.is_over
-                ):
-                    return
-                data = peer.pending.popleft()
-                peer.num_in_flight += 1
-                put, address = peer.put, peer.address
-            try:
-                call = put.future(data, timeout=_SEND_SECS)
-            except ValueError:  # The channel was closed meanwhile.
-                return
-            call.add_done_callback(
-                lambda call, data=data, address=address: self._sent(
-                    peer, data, address, call
-                )
-            )
+    def _send(self, peer: Peer, data: bytes) -> None:
+        peer.recent.append(data)
+        if len(peer.recent) > MAX_KEPT * len(self._place.replicas):
+            peer.recent.popleft()
+        if peer.stream is None or peer.stream.is_full:
+            peer.num_unsent += 1
+            return
+        peer.stream.put(data)
+        peer.sent_bytes += len(data)
 
-    def _sent(self, peer: Peer, data: bytes, address: Any, call: Any) -> None:
-        code = call.code()
-        is_taken = code is grpc.StatusCode.OK and call.result() != _LATER
+    def _connect(self, peer: Peer) -> None:
+        """Opens a stream to a peer that wants messages, unless there is one."""
         with self._changed:
-            if not self._is_open:
+            address = peer.address
+            if (
+                not self._is_open
+                or address is None
+                or not peer.wants_messages
+                or peer.stream is not None
+                or not peer.pause.is_over
+            ):
                 return
-            if peer.address is not address:
-                # It has a new one; what the old one did not take goes there.
-                if not is_taken and peer.put is not None:
-                    peer.pending.appendleft(data)
+            ticket = wire.ticket(
+                self._exchange.signer,
+                sender=(self._place.group, self._incarnation),
+                receiver=(peer.group, address.incarnation),
+            )
+            stream = _Stream(address.target, ticket, self._clock())
+            peer.stream = stream
+            for data in peer.recent:
+                stream.put(data)
+        stream.call.add_done_callback(
+            lambda call: self._ended(peer, stream, call.code())
+        )
+
+    def _ended(self, peer: Peer, stream: "_Stream", code: Any) -> None:
+        with self._changed:
+            if not self._is_open or peer.stream is not stream:
                 return
-            peer.num_in_flight -= 1
-            if is_taken:
+            self._drop_stream(peer)
+            if self._clock() - stream.opened > _LASTED_SECS:
                 peer.pause.succeeded()
-                peer.sent_bytes += len(data)
-                peer.trouble = ""
-            else:
-                peer.pause.failed()
-                peer.trouble = f"it does not take messages: {code.name}"
-                if len(peer.pending) < MAX_KEPT:
-                    peer.pending.appendleft(data)
-                else:
-                    peer.num_unsent += 1
-                self._wake.set()
-                return
-        self._send(peer)
+            peer.pause.failed()
+            peer.trouble = f"it does not take messages: {code.name}"
+            self._wake.set()
 
     # ---- from peers ----
 
-    def _take(self, data: bytes, context: Any) -> bytes:
-        """Takes one message, in a thread of the server."""
+    def _is_admitted(self, ticket: str | None) -> bool:
+        """Whether somebody may open a stream; in the server's own thread."""
+        group, incarnation = wire.holder(
+            self._exchange.signer,
+            ticket,
+            receiver=(self._place.group, self._incarnation),
+        )
+        if group is None:
+            self._refuse_unknown(
+                "forged",
+                "whoever opens a stream must have this run's key and this "
+                "mailbox's address of now",
+            )
+            return False
+        if group not in self.learns_from:
+            self._refuse_unknown(
+                "sender",
+                "it must come from a group that this one learns from, "
+                f"{list(self.learns_from)}; received one of group {group}",
+            )
+            return False
+        with self._changed:
+            peer = self._peers[group]
+            address = peer.address
+            if address is not None and incarnation == address.incarnation:
+                return True
+            # It has just started, and its note is not read yet; or it is of an
+            # earlier run, and its note is that of another. It tries again.
+            peer.trouble = "it has started again"
+            self._wake.set()
+            return False
+
+    def _take_all(self, stream: Iterator[bytes], context: Any) -> bytes:
+        """Takes the messages of a stream, in a thread of the server."""
+        for data in stream:
+            if not self._is_open or not self._take(data):
+                context.abort(grpc.StatusCode.UNAVAILABLE, "later")
+        return b""
+
+    def _take(self, data: bytes) -> bool:
+        """Takes a message; whether the stream may go on."""
         most = self._num_own_bytes
         if most is not None and len(data) > 2 * most + _SPARE_BYTES:
             self._refuse_unknown(
                 "size",
                 f"it must have about as many bytes as one's own, {most}; "
                 f"received {len(data)}",
-                context,
             )
-            return b""
+            return True
         try:
             message = wire.decode(data, self._exchange.signer)
         except wire.MessageError as error:
-            self._refuse_unknown("forged", str(error), context)
-            return b""
+            self._refuse_unknown("forged", str(error))
+            return True
         with self._changed:
             peer = self._peers.get(message.group)
-            if peer is None or message.group not in self.learns_from:
-                self._refuse_unknown(
-                    "sender",
-                    "it must come from a group that this one learns from, "
-                    f"{list(self.learns_from)}; received one of group "
-                    f"{message.group}",
-                    context,
-                )
-                return b""
-            address = peer.address
-            if address is None or message.incarnation != address.incarnation:
-                # It has just started, and its note is not read yet; or it is
-                # of an earlier run, and its note is that of another.
-                peer.trouble = "it has started again"
-                self._wake.set()
-                return _LATER
+            address = peer.address if peer else None
+            if (
+                peer is None
+                or address is None
+                or message.incarnation != address.incarnation
+            ):
+                # Its note has changed since the stream was opened.
+                return False
             if message.replica not in self._place.replicas:
                 self._refuse(
                     peer,
@@ -470,9 +494,9 @@ class Mailbox(fresh_copies.FreshCopies):
                     "replicas in all groups",
                     step=message.step,
                 )
-                return b""
+                return True
             self._keep(peer, message, len(data))
-        return b""
+        return True
 
     def _keep(self, peer: Peer, message: wire.Message, num_bytes: int) -> None:
         box = peer.boxes.setdefault(message.replica, {})
@@ -513,8 +537,9 @@ class Mailbox(fresh_copies.FreshCopies):
                     look.succeeded()
                 else:
                     look.failed()
+            self._close_dropped()
             for peer in self._peers.values():
-                self._send(peer)
+                self._connect(peer)
             is_done = is_left and not unsettled
             self._wake.wait(_LONGEST_LOOK_SECS if is_done else _LOOK_SECS)
             if is_done:
@@ -544,8 +569,6 @@ class Mailbox(fresh_copies.FreshCopies):
         with self._changed:
             if not self._is_open:
                 return False
-            # The newest steps are news to it.
-            pending = collections.deque(peer.pending)
             self._forget(peer)
             peer.address, peer.trouble = found, ""
             if found.replicas != self._place.replicas:
@@ -557,18 +580,29 @@ class Mailbox(fresh_copies.FreshCopies):
                 )
                 self._say(peer.group, "replica", peer.trouble)
             elif self._place.group in found.learns_from:
-                peer.channel = grpc.insecure_channel(found.target, _OPTIONS)
-                peer.put = peer.channel.unary_unary(_METHOD)
-                peer.pending = pending
+                peer.wants_messages = True
+            else:
+                peer.recent.clear()
         return True
+
+    def _drop_stream(self, peer: Peer) -> None:
+        if peer.stream is not None:
+            peer.stream.end()
+            self._dropped.append(peer.stream)
+            peer.stream = None
+
+    def _close_dropped(self) -> None:
+        """Closes streams, which waits for what their callbacks wait for.
+
+        So it is neither for a callback of theirs nor for holders of the lock.
+        """
+        while self._dropped:
+            self._dropped.pop().close()
 
     def _forget(self, peer: Peer) -> None:
         """Lets go of one incarnation of a peer; its figures stay."""
-        if peer.channel is not None:
-            peer.channel.close()
-        peer.channel = peer.put = peer.address = None
-        peer.num_in_flight = 0
-        peer.pending.clear()
+        self._drop_stream(peer)
+        peer.address, peer.wants_messages = None, False
         peer.boxes.clear()
         peer.newest.clear()
         peer.pause.succeeded()
@@ -588,13 +622,12 @@ class Mailbox(fresh_copies.FreshCopies):
             f"{reason}. Training goes on; more of its kind are counted.",
         )
 
-    def _refuse_unknown(self, kind: str, reason: str, context: Any) -> None:
+    def _refuse_unknown(self, kind: str, reason: str) -> None:
         self.num_forged[kind] += 1
         self._say(
             -1,
             kind,
-            f"A message from {context.peer()} was refused: {reason}. More of "
-            "its kind are counted.",
+            f"A message was refused: {reason}. More of its kind are counted.",
         )
 
     def _say(self, group: int, kind: str, text: str) -> None:
@@ -604,22 +637,60 @@ class Mailbox(fresh_copies.FreshCopies):
             _log.warning("%s", text)
 
 
-class _Handler(grpc.GenericRpcHandler):
-    """Takes bytes, and answers with none."""
+class _Stream:
+    """Messages to one peer, in their order."""
 
-    def __init__(self, take: Callable[[bytes, Any], bytes]) -> None:
-        self._method = grpc.unary_unary_rpc_method_handler(take)
+    def __init__(self, target: str, ticket: str, opened: float) -> None:
+        self.opened = opened
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._channel = grpc.insecure_channel(target, _OPTIONS)
+        self.call = self._channel.stream_unary(_METHOD).future(
+            iter(self._queue.get, None), metadata=[(_TICKET, ticket)]
+        )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the peer takes nothing."""
+        return self._queue.qsize() >= _MAX_QUEUED
+
+    def put(self, data: bytes) -> None:
+        """Sends a message, whenever the peer takes it."""
+        self._queue.put(data)
+
+    def end(self) -> None:
+        """Lets go of the thread that sends."""
+        self._queue.put(None)
+
+    def close(self) -> None:
+        """Closes the connection; what waits is lost."""
+        self.call.cancel()
+        self._channel.close()
+
+
+class _Handler(grpc.GenericRpcHandler):
+    """Takes streams of bytes from those who are admitted."""
+
+    def __init__(
+        self,
+        is_admitted: Callable[[str | None], bool],
+        take_all: Callable[[Iterator[bytes], Any], bytes],
+    ) -> None:
+        self._is_admitted = is_admitted
+        self._method = grpc.stream_unary_rpc_method_handler(take_all)
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """Returns what handles a call; None for one that is not known."""
-        return self._method if details.method == _METHOD else None
+        """Returns what handles a call; None for one that is not admitted."""
+        if details.method != _METHOD:
+            return None
+        ticket = dict(details.invocation_metadata).get(_TICKET)
+        return self._method if self._is_admitted(ticket) else None
 
 
 def _is_unsettled(peer: Peer) -> bool:
     return (
         peer.address is None
         or bool(peer.trouble)
-        or not peer.pause.is_over
+        or (peer.wants_messages and peer.stream is None)
         or peer.is_silent
     )
 

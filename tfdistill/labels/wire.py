@@ -134,6 +134,39 @@ def _parsed(
     return head, classes, specs, start
 
 
+def ticket(
+    signer: signing.Signer | None,
+    *,
+    sender: tuple[int, bytes],
+    receiver: tuple[int, bytes],
+) -> str:
+    """Returns what a sender opens a stream with.
+
+    Both are a group and the incarnation of its mailbox. Without a key, one
+    must at least have read the receiver's note.
+    """
+    group, incarnation = sender
+    body = f"stream of {sender} to {receiver}".encode()
+    return f"{group}.{incarnation.hex()}.{_mac(body, signer).hex()}"
+
+
+def holder(
+    signer: signing.Signer | None,
+    text: str | None,
+    *,
+    receiver: tuple[int, bytes],
+) -> tuple[int | None, bytes]:
+    """Returns the group and the incarnation that a ticket is right for."""
+    try:
+        group, incarnation, _ = str(text).split(".")
+        sender = int(group), bytes.fromhex(incarnation)
+    except ValueError:
+        return None, b""
+    expected = ticket(signer, sender=sender, receiver=receiver)
+    is_right = hmac.compare_digest(str(text).encode(), expected.encode())
+    return sender if is_right else (None, b"")
+
+
 def refusal(
     received: Message, own: Message, *, num_rows: int
 ) -> tuple[str, str] | None:
