@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     "exchange": {"_version", "system"},
     "embedding": {"cluster", "system"},
     "exports": {"embedding", "exchange", "system"},
-    "labels": set(),
+    "labels": {"exchange", "system"},
     "training": {
         "cluster",
         "data",
