@@ -238,7 +238,7 @@ def test_what_contradicts_predictions_is_refused_with_the_remedy(tmp_path):
         ({"by": "letters"}, '"versions" or "predictions"'),
         ({"form": forms.Form(top_k=2)}, 'by="predictions"'),
         ({"by": "predictions", "wait_secs": -1}, "wait_secs"),
-        ({"by": "predictions", "form": "all"}, "forms.Form"),
+        ({"by": "predictions", "form": "all"}, "labels.Form"),
         (
             {"by": "predictions", "max_staleness_secs": 3},
             "max_staleness_secs are about versions",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill.exchange import publisher
 from tfdistill.labels import forms
 from tfdistill.system import run_files
 
@@ -27,6 +28,7 @@ class TeacherOptions:
     peers: tuple[int, ...] = ()
     saved_models: tuple[str, ...] = ()
     models: tuple[Any, ...] = ()
+    own_past: float | None = None
     labels: tuple[str, ...] = ()
     weights: Sequence[float] | None = None
     max_staleness_steps: int | str | None = AUTO
@@ -98,7 +100,7 @@ class TeacherOptions:
             return
         if self.form is not None and not isinstance(self.form, forms.Form):
             raise ValueError(
-                "`form` must be a tfdistill.labels.forms.Form; received "
+                "`form` must be a tfdistill.labels.Form; received "
                 f"{self.form!r}."
             )
         given = [
@@ -127,6 +129,8 @@ class TeacherOptions:
     def is_run(self) -> list[bool]:
         """By teacher, whether its model runs in the student's own step."""
         held = [*self.saved_models, *self.models]
+        if self.own_past is not None:
+            held.append(self.own_past)
         return [
             *[self.by == VERSIONS] * len(self.peers),
             *[True] * len(held),
@@ -169,6 +173,13 @@ class TeacherOptions:
                 "servers of teachers instead, which a data set asks: "
                 "TeacherSet(labels=[...]). Or leave `by` out, for versions."
             )
+        if self.own_past is not None:
+            raise ValueError(
+                "`own_past` must not be used with parameter servers, where no "
+                "worker has all of the student's values; received "
+                f"own_past={self.own_past}. Leave it out, or train without "
+                "parameter servers."
+            )
         if self.saved_models or self.allow_other_graphs:
             raise ValueError(
                 "Teachers of a parameter-server group must be peers with the "
@@ -186,6 +197,8 @@ def check_exchange(peers: Sequence[int], exchange: Any) -> None:
         raise ValueError(
             f"`peers` {tuple(peers)} need an `exchange`; received None."
         )
+    if exchange is not None:
+        publisher.check_exchange(exchange)
 
 
 def checked_paths(saved_models: Any) -> tuple[str, ...]:
