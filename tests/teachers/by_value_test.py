@@ -243,6 +243,10 @@ def test_what_contradicts_predictions_is_refused_with_the_remedy(tmp_path):
             {"by": "predictions", "max_staleness_secs": 3},
             "max_staleness_secs are about versions",
         ),
+        (
+            {"by": "predictions", "canary": tfdistill.Canary(_X)},
+            "canary are about versions",
+        ),
     ):
         with pytest.raises(ValueError, match=match):
             tfdistill.TeacherSet(exchange, [1], **wrong)

@@ -24,7 +24,10 @@ _HEALTH_CODES = {
     "fading": 3,
     "good": 4,
 }
-_OF_ANSWERS = ("num_answers", "num_missed", "num_unsent", "sent_bytes")
+_OF_ANSWERS = (
+    *("num_answers", "num_missed", "num_unsent", "num_forged"),
+    "sent_bytes",
+)
 
 _CHARTS: dict[str, dict[str, Sequence[str]]] = {
     "Does it pay?": {

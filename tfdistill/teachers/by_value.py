@@ -211,6 +211,8 @@ class PredictionTeacher(teacher.Teacher):
             "num_answers": peer.num_answers,
             "num_missed": peer.num_missed,
             "num_unsent": peer.num_unsent,
+            # Of all peers: nobody knows whom they come from.
+            "num_forged": sum(self._mailbox.num_forged.values()),
             "sent_bytes": peer.sent_bytes,
         }
 

@@ -110,6 +110,7 @@ class TeacherOptions:
                 "max_staleness_secs": self.max_staleness_secs,
                 "allow_other_graphs": self.allow_other_graphs or None,
                 "schema": self.schema or None,
+                "canary": None if any(self.is_run) else self.canary,
             }.items()
             if value is not None
         ]

@@ -632,8 +632,8 @@ class TeacherSet:
             `num_quarantined`, and the newest `quarantined` versions with
             their reasons. Of peers that send predictions, `step` is that of
             the last answer, refused messages count as quarantined, and there
-            are `num_answers`, `num_missed` (batches without one), `num_unsent`
-            and `sent_bytes`.
+            are `num_answers`, `num_missed` (batches without one), `num_unsent`,
+            `num_forged` and `sent_bytes`.
         """
         return [teacher.status for teacher in self._teachers]
 
