@@ -47,6 +47,7 @@ _DISTRIBUTIONS = {
     "absl": "absl_py",
     "google": "protobuf",
     "kubeflow": "kubeflow_training",
+    "grpc": "grpcio",
     "sklearn": "scikit_learn",
     "yaml": "pyyaml",
 }
