@@ -20,6 +20,7 @@ from tfdistill.teachers import gates
 from tfdistill.teachers import in_memory
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import options
+from tfdistill.teachers import soft_targets
 from tfdistill.teachers import staleness
 
 SPEC = {
@@ -87,11 +88,14 @@ class _Group:
     def _execute(self, arguments, step, x):
         with self.remote.on_worker(arguments):
             soft = self.remote.state.ask(
-                [self.teacher.function],
-                x,
-                step=step,
+                [self.teacher.ask],
+                soft_targets.Question(
+                    inputs=x,
+                    outputs=[tf.zeros([24, 1])],
+                    labels={},
+                    step=step,
+                ),
                 active=tf.constant(True),
-                like=[tf.zeros([24, 1])],
             )
             return soft.outputs[0][0], soft.weights, self.remote.reported()
 

@@ -33,10 +33,13 @@ def _constant(*rows):
 def _ask(variables, *teachers, step=20, active=True, batch=2, classes=1):
     return variables.ask(
         teachers,
-        tf.zeros([batch, 4]),
-        step=tf.constant(step, tf.int64),
+        soft_targets.Question(
+            inputs=tf.zeros([batch, 4]),
+            outputs=[tf.zeros([batch, classes])],
+            labels={},
+            step=tf.constant(step, tf.int64),
+        ),
         active=tf.constant(active),
-        like=[tf.zeros([batch, classes])],
     )
 
 
@@ -140,10 +143,13 @@ def test_a_row_is_bad_if_any_output_is():
     variables.assign(steps=[10], in_use=[True])
     soft = variables.ask(
         [lambda _: [tf.ones([2, 3]), tf.constant([_NAN, 1.0])]],
-        tf.zeros([2, 4]),
-        step=tf.constant(20, tf.int64),
+        soft_targets.Question(
+            inputs=tf.zeros([2, 4]),
+            outputs=[tf.zeros([2, 3]), tf.zeros([2])],
+            labels={},
+            step=tf.constant(20, tf.int64),
+        ),
         active=tf.constant(True),
-        like=[tf.zeros([2, 3]), tf.zeros([2])],
     )
     np.testing.assert_array_equal(soft.weights, [[0, 1]])
 

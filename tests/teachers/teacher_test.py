@@ -196,16 +196,47 @@ def test_no_bound_written_out_keeps_a_silent_peer(clock):
 
 def test_worse_is_a_margin_with_hysteresis(clock):
     canary = gates.Canary(np.zeros([1, 4]), labels=[0], student_margin=0.2)
-    teacher = _teacher(clock, canary=canary)
+    teacher = _teacher(clock, canary=canary, max_staleness_steps=None)
     _swap(teacher, 10, step=10)
     beside = gates.Beside(student=gates.Answer(loss=0.3))
     found = []
-    for loss in (0.45, 0.55, 0.45, 0.39, 0.45, 0.55):
+    for number, loss in enumerate((0.45, 0.55, 0.45, 0.39, 0.45, 0.55)):
         teacher._answers = {10: gates.Answer(loss=loss)}
-        found.append(_refresh(teacher, 20, beside)["health"])
+        # Far apart, so that no time is left to recover.
+        step = 1000 * (1 + number)
+        found.append(_refresh(teacher, step, beside)["health"])
     assert found == ["good", "worse", "worse", "good", "good", "worse"]
     # Nobody knows how good the student is: the last verdict holds.
     assert _refresh(teacher, 20)["health"] == "worse"
+
+
+def test_a_good_teacher_may_be_worse_for_the_time_of_a_version(clock):
+    canary = gates.Canary(np.zeros([1, 4]), labels=[0], student_margin=0.2)
+    beside = gates.Beside(student=gates.Answer(loss=0.3))
+
+    def healths(*losses, teacher, first=100):
+        found = []
+        for number, loss in enumerate(losses):
+            step = first + 5 * number
+            teacher._answers = {teacher.step: gates.Answer(loss=loss)}
+            found.append(_refresh(teacher, step, beside)["health"])
+        return found
+
+    teacher = _teacher(clock, canary=canary)
+    _swap(teacher, 80, step=80)
+    _swap(teacher, 90, step=90)
+    # Its versions come every ten steps: it has twenty.
+    good, worse = ["good"], ["worse"]
+    found = healths(0.4, 0.6, 0.6, 0.6, 0.4, 0.6, teacher=teacher)
+    assert found == 6 * good
+    found = healths(*5 * [0.6], 0.4, 0.39, teacher=teacher, first=130)
+    assert found == 3 * good + 3 * worse + good
+    # One that is worse by far has no time, nor has one that was never good.
+    assert healths(1.4, teacher=teacher, first=165) == worse
+    other = _teacher(clock, canary=canary)
+    _swap(other, 80, step=80)
+    _swap(other, 90, step=90)
+    assert healths(0.6, teacher=other) == worse
 
 
 def test_a_standing_comes_back_as_it_was(clock):

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistill.embedding import plain
+from tfdistill.labels import attached
 from tfdistill.parameter_server import epochs as training_epochs
 from tfdistill.parameter_server import metric_totals
 from tfdistill.parameter_server import updates
@@ -174,7 +175,7 @@ class ServerTrainer:
         trainer.check_scope(self._model)
         self.input_spec = keras_internals.build_from_spec(
             self._model,
-            element_spec,
+            attached.detach(element_spec)[0],
             scope=self._model.distribute_strategy.scope,
             # Fused updates keep their own slots, beside the variables.
             optimized=lambda model: [],

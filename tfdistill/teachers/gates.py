@@ -40,6 +40,8 @@ _BLOCK_BYTES = 1024 * 1024
 _ROUNDING = 1e-5
 # How much less than the student a teacher without labels may agree.
 _AGREEMENT_MARGIN = 0.3
+# Models with batch normalization may be a margin worse for one version.
+_FAR_MARGINS = 5.0
 
 
 def digests(schema: Mapping[str, Any]) -> dict[str, str]:
@@ -137,6 +139,28 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Behind:
+    """How far a teacher is behind the student on the canary batch.
+
+    Attributes:
+        by: By how much, in the measure of the comparison; negative: ahead.
+        margin: How much of that is allowed.
+    """
+
+    by: float
+    margin: float
+
+    def is_worse(self, *, was_worse: bool) -> bool:
+        """Whether it is worse; once it was, by more than half of the margin."""
+        return self.by > self.margin / (1 + was_worse)
+
+    @property
+    def is_far_worse(self) -> bool:
+        """Whether no good teacher is ever so much behind."""
+        return self.by > _FAR_MARGINS * self.margin
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Beside:
     """With what a teacher's answer is compared.
 
@@ -171,7 +195,9 @@ class Canary:
     With labels, the student predicts the batch as well, in the background at
     each refresh. A teacher whose loss exceeds the student's by more than
     `student_margin` is `worse`: it has no weight until its loss exceeds the
-    student's by less than half of that. Without labels, the same happens to a
+    student's by less than half of that. A teacher that was not worse before
+    has as long as two of its versions take to show that it is not, unless it
+    is worse by five margins. Without labels, the same happens to a
     teacher that agrees much less than the student (by .3 of the examples) with
     what the student said before and the other teachers say, by majority, once
     the student is sure of itself.
@@ -273,24 +299,23 @@ class Canary:
         """Whether teachers are compared with the student."""
         return self.student_margin < math.inf
 
-    def is_worse(
-        self, teacher: Answer, beside: Beside | None, *, was_worse: bool
-    ) -> bool:
-        """Whether a teacher is worse than the student; as before if unknown."""
+    def behind(self, teacher: Answer, beside: Beside | None) -> Behind | None:
+        """How far a teacher is behind the student; None if unknown."""
         if beside is None:
-            return was_worse
+            return None
         student = beside.student
         if teacher.loss is not None and student.loss is not None:
-            margin = self.student_margin
-            return teacher.loss > student.loss + margin / (1 + was_worse)
+            return Behind(
+                by=teacher.loss - student.loss, margin=self.student_margin
+            )
         if teacher.classes is None or student.classes is None:
-            return was_worse
+            return None
         if not beside.others or not student.is_sure:
-            return was_worse
+            return None
         reference = _majority(beside.others)
         ours = (student.classes == reference).mean()
         theirs = (teacher.classes == reference).mean()
-        return bool(theirs < ours - _AGREEMENT_MARGIN / (1 + was_worse))
+        return Behind(by=float(ours - theirs), margin=_AGREEMENT_MARGIN)
 
     def check(
         self, predict: Callable[[Any], list[Any]], output_spec: Any

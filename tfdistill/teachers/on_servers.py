@@ -33,6 +33,7 @@ from tfdistill.exchange import versions
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
+from tfdistill.teachers import by_value
 from tfdistill.teachers import in_memory
 from tfdistill.teachers import options
 from tfdistill.teachers import peer
@@ -375,7 +376,9 @@ class RemoteTeachers:
             shared=WorkerVariable,
             of_replica=WorkerVariable,
         )
-        self.teachers: list[RemoteTeacher | RemoteModel] = []
+        self.teachers: list[
+            RemoteTeacher | RemoteModel | by_value.LabelTeacher
+        ] = []
         self._bad = np.zeros([options.num_teachers], bool)
         self._num_scheduled = self._num_done = 0
         self._swapped_at = 0

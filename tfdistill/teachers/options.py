@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill.exchange import publisher
 from tfdistill.system import run_files
 
 # Of `max_staleness_steps`: a peer that falls silent fades; see staleness.py.
@@ -24,6 +25,8 @@ class TeacherOptions:
     peers: tuple[int, ...] = ()
     saved_models: tuple[str, ...] = ()
     models: tuple[Any, ...] = ()
+    own_past: float | None = None
+    labels: tuple[str, ...] = ()
     weights: Sequence[float] | None = None
     max_staleness_steps: int | str | None = AUTO
     max_staleness_secs: float | None = None
@@ -71,8 +74,16 @@ class TeacherOptions:
 
     @property
     def num_teachers(self) -> int:
-        """Number of peers and fixed teachers."""
-        return len(self.peers) + len(self.saved_models) + len(self.models)
+        """Number of peers, fixed teachers and those that come as labels."""
+        return len(self.is_run)
+
+    @property
+    def is_run(self) -> list[bool]:
+        """By teacher, whether its model runs in the student's own step."""
+        run = [*self.peers, *self.saved_models, *self.models]
+        if self.own_past is not None:
+            run.append(self.own_past)
+        return [True] * len(run) + [False] * len(self.labels)
 
     @property
     def names_of_peers(self) -> dict[int, str]:
@@ -102,6 +113,13 @@ class TeacherOptions:
 
     def check_remote(self) -> None:
         """Refuses what a parameter-server group cannot have."""
+        if self.own_past is not None:
+            raise ValueError(
+                "`own_past` must not be used with parameter servers, where no "
+                "worker has all of the student's values; received "
+                f"own_past={self.own_past}. Leave it out, or train without "
+                "parameter servers."
+            )
         if self.saved_models or self.allow_other_graphs:
             raise ValueError(
                 "Teachers of a parameter-server group must be peers with the "
@@ -119,6 +137,8 @@ def check_exchange(peers: Sequence[int], exchange: Any) -> None:
         raise ValueError(
             f"`peers` {tuple(peers)} need an `exchange`; received None."
         )
+    if exchange is not None:
+        publisher.check_exchange(exchange)
 
 
 def checked_paths(saved_models: Any) -> tuple[str, ...]:
@@ -129,6 +149,19 @@ def checked_paths(saved_models: Any) -> tuple[str, ...]:
             f"{saved_models!r}. Put it into brackets."
         )
     return tuple(os.fspath(path) for path in saved_models)
+
+
+def checked_names(labels: Any, peers: Sequence[int]) -> tuple[str, ...]:
+    """Returns the names of teachers that come as labels; each once."""
+    found = (labels,) if isinstance(labels, str) else tuple(labels)
+    taken = [run_files.group_name(group) for group in peers]
+    is_new = len(set(found)) == len(found) and not {*found} & {*taken}
+    if not all(isinstance(name, str) and name for name in found) or not is_new:
+        raise ValueError(
+            "`labels` must hold names of teachers, each once, and no peer of "
+            f"`peers` again; received {labels!r} beside {taken}."
+        )
+    return found
 
 
 def _check_bound(unit: str, most: float | None, ramp: float) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,28 @@ import tensorflow as tf
 
 from tfdistill.teachers import options
 from tfdistill.teachers import staleness
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Question:
+    """What a teacher is asked about: one replica's batch, in one step.
+
+    Attributes:
+        inputs: The student's inputs.
+        outputs: What the student itself has answered, flat.
+        labels: What came with the batch, by name of the teacher.
+        step: int64 scalar, the student's step.
+    """
+
+    inputs: Any
+    outputs: list[tf.Tensor]
+    labels: Mapping[str, Any]
+    step: tf.Tensor
+
+
+# From a question to the flat list of outputs, with NaN in the rows for which
+# the teacher has no answer.
+Asked = Callable[[Question], list[tf.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +91,7 @@ class TeacherVariables:
         """
         self._options = options
         self._weights = list(options.weights or ())
+        self._is_run = options.is_run
         count = len(self._weights)
         shared, of_replica = shared or _mirrored, of_replica or _of_replica
         zeros = np.zeros([count], np.int64)
@@ -107,14 +131,13 @@ class TeacherVariables:
 
     def ask(
         self,
-        teachers: Sequence[Callable[[Any], list[tf.Tensor]]],
-        inputs: Any,
+        teachers: Sequence[Asked],
+        question: Question,
         *,
-        step: tf.Tensor,
         active: tf.Tensor,
-        like: list[tf.Tensor],
     ) -> SoftTargets:
         """Asks each teacher in use; see `TeacherSet.predict`."""
+        step, like = question.step, question.outputs
         shares = tf.where(active, self._shares_at(step), 0.0)
         usable = shares > 0
         # Only their proportion matters to an aggregate: a single teacher that
@@ -122,12 +145,14 @@ class TeacherVariables:
         relative = tf.math.divide_no_nan(shares, tf.reduce_max(shares))
         outputs, weights, bad = [], [], []
         for index, teacher in enumerate(teachers):
-            answers = _ask(teacher, inputs, usable[index], like)
+            answers = _ask(teacher, question, usable[index], like)
             finite = _finite_rows(answers)
             outputs.append(answers)
             weight = self._weights[index] * relative[index]
             weights.append(tf.where(finite, weight, 0.0))
-            bad.append(usable[index] & ~tf.reduce_all(finite))
+            # Rows that somebody else did not send are no fault of a version.
+            is_bad = usable[index] & ~tf.reduce_all(finite)
+            bad.append(is_bad & self._is_run[index])
         self._count_bad(usable, tf.stack(bad))
         return SoftTargets(
             outputs=[list(column) for column in zip(*outputs, strict=True)],
@@ -179,15 +204,15 @@ def _of_replica(initial: np.ndarray, *, name: str) -> tf.Variable:
 
 
 def _ask(
-    teacher: Callable[[Any], list[tf.Tensor]],
-    inputs: Any,
+    teacher: Asked,
+    question: Question,
     usable: tf.Tensor,
     like: list[tf.Tensor],
 ) -> list[tf.Tensor]:
-    """Runs one teacher, or nothing at all while it is not in use."""
+    """Asks one teacher, or nothing at all while it is not in use."""
 
     def answer() -> list[tf.Tensor]:
-        return [tf.cast(output, tf.float32) for output in teacher(inputs)]
+        return [tf.cast(output, tf.float32) for output in teacher(question)]
 
     def nothing() -> list[tf.Tensor]:
         return [tf.zeros(tf.shape(wanted), tf.float32) for wanted in like]

@@ -22,11 +22,14 @@ from tfdistill.teachers import gates
 from tfdistill.teachers import in_memory
 from tfdistill.teachers import options as options_lib
 from tfdistill.teachers import peer
+from tfdistill.teachers import soft_targets
 from tfdistill.teachers import staleness
 
 _log = logging.getLogger(__name__)
 # Of the quarantined versions, how many of the newest a status holds.
 _MAX_LISTED = 10
+# How many of its intervals a teacher that was good may be worse.
+_INTERVALS_TO_RECOVER = 2
 
 _Function = Callable[[Any], list[tf.Tensor]]
 
@@ -36,9 +39,7 @@ class Teacher:
 
     A kind of teacher is a way to fill `function`: `follow` takes the student's
     own graph with a peer's values, `load` a SavedModel, `hold` a Keras model in
-    memory. Another kind must return the outputs as a flat list in
-    `keras.tree.flatten` order, with NaN in the rows for which it has no answer;
-    it is traced into the training step.
+    memory. Another kind has an `ask` of its own (by_value.py).
     Without a `reader` its step is -1: it is fixed, and never stale.
 
     Attributes:
@@ -67,6 +68,8 @@ class Teacher:
         self.verdict = self.found = staleness.Verdict()
         self.next_is_worse = self.found_next_worse = False
         self.silence = staleness.Silence()
+        # The student's step at which it was last found to be no worse.
+        self._good_at: int | None = None
         self._graph = graph
         self._options = options
         self._clock = clock
@@ -92,6 +95,12 @@ class Teacher:
         self._num_swaps = self._num_bytes = self._num_dropped = 0
         self._logged = staleness.GOOD, False
         self._note = crash_note.CrashNote(None)
+
+    def ask(self, question: soft_targets.Question) -> list[tf.Tensor]:
+        """Answers about a batch, while a step is traced; NaN: no answer."""
+        if self.function is None:
+            raise RuntimeError(f"{self.name} is no teacher yet.")
+        return self.function(question.inputs)
 
     # ---- filling it, in the strategy's scope ----
 
@@ -186,16 +195,30 @@ class Teacher:
             return None
         return self._answers.get(self.step)
 
-    def _is_worse(
+    def _behind(
         self, version: int | None, beside: gates.Beside | None
-    ) -> bool:
-        was_worse = self.verdict.health == staleness.WORSE
+    ) -> gates.Behind | None:
         answer = None if version is None else self._answers.get(version)
         if answer is None:
+            return None
+        return self._options.canary.behind(answer, beside)
+
+    def _is_worse(self, behind: gates.Behind | None, step: int | None) -> bool:
+        """Whether a version is worse than the student; as before if unknown."""
+        was_worse = self.verdict.health == staleness.WORSE
+        if behind is None:
             return was_worse
-        return self._options.canary.is_worse(
-            answer, beside, was_worse=was_worse
-        )
+        if not behind.is_worse(was_worse=was_worse):
+            return False
+        # A good peer may be worse for the time of one version.
+        return was_worse or behind.is_far_worse or not self._has_time(step)
+
+    def _has_time(self, step: int | None) -> bool:
+        """Whether it was no worse than the student a moment ago."""
+        every, good_at = self.silence.interval, self._good_at
+        if step is None or good_at is None or every is None:
+            return False
+        return step - good_at <= _INTERVALS_TO_RECOVER * every
 
     # ---- the version in use, and its age ----
 
@@ -263,13 +286,17 @@ class Teacher:
             self.silence.refreshed(step)
             silent = self.silence.share(step)
             verdicts.append(staleness.Verdict(silent, staleness.FADING))
-        if self._is_worse(self.step, beside):
+        behind = self._behind(self.step, beside)
+        if self._is_worse(behind, step):
             verdicts.append(staleness.Verdict(0.0, staleness.WORSE))
+        elif behind and not behind.is_worse(was_worse=False):
+            self._good_at = step
         self.found = min(verdicts, key=lambda verdict: verdict.share)
         # One that is read between now and the swap shares the last verdict.
         staged = self.reader.staged if self.reader else None
+        version = staged.version.step if staged else None
         self.found_next_worse = self._is_worse(
-            staged.version.step if staged else None, beside
+            self._behind(version, beside), step
         )
 
     def note_step(
@@ -313,12 +340,14 @@ class Teacher:
             "share": self.verdict.share,
             "health": self.verdict.health,
             "silence": self.silence.state(),
+            "good_at": self._good_at,
         }
 
     def restore_standing(self, state: Mapping[str, Any]) -> None:
         """Takes what `standing` returned, for the version in use."""
         self.verdict = staleness.Verdict(state["share"], state["health"])
         self.silence.restore(state["silence"])
+        self._good_at = state.get("good_at")
 
     @property
     def _reason(self) -> str:

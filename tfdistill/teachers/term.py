@@ -7,6 +7,7 @@ collective.
 
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -369,12 +370,14 @@ class Codistillation:
         *,
         dtype: Any,
         hidden: Sequence[tf.Tensor] = (),
+        labels: Mapping[str, Any] | None = None,
     ) -> Paid | None:
         """Asks the teachers about one replica's batch, and compares.
 
         None without teachers. `dtype` is that of the loss. `hidden` are the
-        student's features. The teachers run in inference mode, and no gradient
-        reaches them.
+        student's features, `labels` what teachers' predictions came with the
+        batch. The teachers run in inference mode, and no gradient reaches
+        them.
         """
         if not self or self._term is None or self.weight is None:
             return None
@@ -385,6 +388,7 @@ class Codistillation:
                 step=step,
                 active=weight > 0,
                 like=[y_pred, list(hidden)] if hidden else y_pred,
+                labels=labels,
             )
         shares = {}
         if self.features:

@@ -24,6 +24,7 @@ from tfdistill import data
 from tfdistill.cluster import replicas
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import updates
+from tfdistill.labels import attached
 from tfdistill.system import keras_internals
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
@@ -147,6 +148,7 @@ class ReplicaTrainer:
         """Builds from a spec: Keras' own way fails on several workers."""
         if self._has_replicas:
             check_scope(self._model)
+        element_spec, _ = attached.detach(element_spec)
         self.input_spec = keras_internals.build_from_spec(
             self._model,
             element_spec,

@@ -90,7 +90,12 @@ def test_options_reach_the_teachers(tmp_path):
         (
             sections.Codistillation,
             tfdistill.TeacherSet,
-            {"max_bad_batches", "saved_models", "trust_saved_models"},
+            {
+                "max_bad_batches",
+                "own_past",
+                "saved_models",
+                "trust_saved_models",
+            },
         ),
         (
             sections.Exchange,
@@ -115,6 +120,16 @@ def test_options_reach_the_teachers(tmp_path):
             sections.Codistillation,
             tfdistill.losses.SoftTargetCrossEntropy,
             {"aggregation", "temperature"},
+        ),
+        (
+            sections.Codistillation,
+            tfdistill.losses.SampledSoftTargetCrossEntropy,
+            {"aggregation", "num_samples", "power", "proposal", "temperature"},
+        ),
+        (
+            sections.Codistillation,
+            tfdistill.losses.TopKSoftTargetCrossEntropy,
+            {"aggregation", "k", "tail", "temperature"},
         ),
         (
             sections.Codistillation,

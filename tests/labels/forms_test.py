@@ -1,0 +1,86 @@
+"""What is kept of an output, and what comes back."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdistill.labels import forms
+
+_LOGITS = np.random.default_rng(3).normal(size=(4, 5, 9)).astype("float32") * 3
+_P = np.exp(_LOGITS) / np.exp(_LOGITS).sum(-1, keepdims=True)
+
+
+def _back(form, output=_LOGITS, seed=(1, 2)):
+    kept = form.encode(output, seed=tf.constant(seed, tf.int32))
+    size = sum(v.numpy().nbytes for v in kept.values())
+    assert size == form.num_bytes(output.shape)
+    return form.decode(kept, num_classes=output.shape[-1]).numpy()
+
+
+def test_what_is_kept_whole_comes_back_to_the_bit():
+    np.testing.assert_array_equal(_back(forms.Form()), _LOGITS)
+    clicks = _LOGITS[:, 0, 0]
+    np.testing.assert_array_equal(_back(forms.Form(), clicks), clicks)
+    half = _back(forms.Form(dtype="float16"))
+    np.testing.assert_allclose(half, _LOGITS, rtol=1e-3)
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_top_classes_keep_their_probability_and_share_the_rest(
+    from_logits, dtype
+):
+    form = forms.Form(top_k=3, dtype=dtype, from_logits=from_logits)
+    found = _back(form, _LOGITS if from_logits else _P)
+    p = np.exp(found) if from_logits else found
+    threshold = np.sort(_P, axis=-1)[..., -3:-2]
+    is_top = _P >= threshold
+    rest = (_P * ~is_top).sum(-1, keepdims=True) / (9 - 3)
+    tolerance = 1e-5 if dtype == "float32" else 5e-3
+    np.testing.assert_allclose(p, np.where(is_top, _P, rest), atol=tolerance)
+    np.testing.assert_allclose(p.sum(-1), 1, atol=3 * tolerance)
+
+
+def test_as_many_top_classes_as_there_are_lose_nothing():
+    for k in (9, 20):
+        found = tf.nn.softmax(_back(forms.Form(top_k=k)))
+        np.testing.assert_allclose(found, _P, atol=1e-6)
+
+
+def test_a_certain_teacher_leaves_the_rest_nothing_and_stays_finite():
+    sure = np.array([[1000.0, 0.0, 0.0, 0.0]], "float32")
+    found = _back(forms.Form(top_k=2), sure)
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(np.exp(found), [[1, 0, 0, 0]], atol=1e-6)
+
+
+def test_the_mean_of_samples_is_the_distribution():
+    form = forms.Form(num_samples=8)
+    num_draws = 400
+    found = np.mean(
+        [np.exp(_back(form, seed=(7, draw))) for draw in range(num_draws)],
+        axis=0,
+    )
+    error = np.sqrt(_P * (1 - _P) / (8 * num_draws))
+    # One draw more or less, for the rarest classes.
+    assert (np.abs(found - _P) < 4 * error + 1 / num_draws).all()
+    one = _back(form)
+    np.testing.assert_allclose(np.exp(one).sum(-1), 1, rtol=1e-5)
+    assert np.isfinite(one).all()
+
+
+def test_choices_that_make_no_sense_are_refused():
+    for wrong, match in (
+        ({"top_k": 0}, "top_k.*>= 1.*received 0"),
+        ({"num_samples": 2.5}, "num_samples"),
+        ({"top_k": 2, "num_samples": 3}, "Leave one of them out"),
+        ({"dtype": "int8"}, "dtype"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            forms.Form(**wrong)
+    with pytest.raises(ValueError, match="two classes or more.*whole"):
+        forms.Form(top_k=2).encode(tf.zeros([3, 1]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,105 @@
+"""Labels of teachers that travel with a batch of data, beside its inputs.
+
+A data set's element is `(x, y)`; with labels it is `(Labelled(x, labels), y)`.
+The training step takes them apart again before the student sees the inputs.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+
+class Labelled(NamedTuple):
+    """Inputs, and what teachers said of them.
+
+    Attributes:
+        inputs: As the student is called with, `[batch, ...]`.
+        labels: By name of the teacher, what `label` returned.
+    """
+
+    inputs: Any
+    labels: Mapping[str, Any]
+
+
+def label(
+    outputs: Any,
+    *,
+    version: Any,
+    expires_step: Any = None,
+    expires_secs: Any = None,
+) -> dict[str, Any]:
+    """Returns one teacher's labels of a batch.
+
+    Args:
+        outputs: The teacher's outputs, in `keras.tree.flatten` order: a tuple
+            of what `forms.Form.encode` returned.
+        version: int64 `[batch]`, the step of the version that answered each
+            row; -1 for a row without an answer. A model that has no versions
+            has 0.
+        expires_step: int64 `[batch]`, the last of the student's steps at which
+            a row counts. Default: it counts at all steps.
+        expires_secs: float64 `[batch]`, when it ceases to count, in seconds
+            since 1970 by this machine's clock. Default: never.
+    """
+    found = {"outputs": tuple(outputs), "version": version}
+    if expires_step is not None:
+        found["expires_step"] = expires_step
+    if expires_secs is not None:
+        found["expires_secs"] = expires_secs
+    return found
+
+
+def attach(element: Any, labels: Mapping[str, Any]) -> Any:
+    """Adds labels to an element of a data set, as `fit` takes it.
+
+    `element` is `x`, `(x, y)` or `(x, y, sample_weight)`; labels that it has
+    already stay.
+    """
+    parts = element if _is_element(element) else (element,)
+    x, before = _taken_apart(parts[0])
+    return (Labelled(x, {**before, **labels}), *parts[1:])
+
+
+def detach(element: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Returns an element, or its spec, without its labels; and the labels."""
+    if isinstance(element, Labelled):
+        return _taken_apart(element)
+    if not _is_element(element) or not isinstance(element[0], Labelled):
+        return element, {}
+    x, labels = _taken_apart(element[0])
+    return (x, *element[1:]), labels
+
+
+def that_count(
+    label: Mapping[str, Any], *, step: tf.Tensor, num_rows: Any
+) -> tf.Tensor:
+    """Finds the rows that have an answer of an age that counts: bool."""
+    count = label["version"] >= 0
+    if "expires_step" in label:
+        count &= step <= label["expires_step"]
+    if "expires_secs" in label:
+        count &= tf.timestamp() <= label["expires_secs"]
+    return tf.broadcast_to(count, [num_rows])
+
+
+def has_clock(spec: Any) -> bool:
+    """Whether labels of a spec expire by the clock, which XLA has not got."""
+    labels = detach(spec)[1]
+    return any("expires_secs" in label for label in labels.values())
+
+
+def _is_element(element: Any) -> bool:
+    return isinstance(element, tuple) and not isinstance(element, Labelled)
+
+
+def _taken_apart(x: Any) -> tuple[Any, Mapping[str, Any]]:
+    return (x.inputs, x.labels) if isinstance(x, Labelled) else (x, {})
+
+
+def batch_size(element: Any) -> tf.Tensor:
+    """Returns the number of rows of an element, an int64 scalar."""
+    first = keras.tree.flatten(detach(element)[0])[0]
+    return tf.shape(first, tf.int64)[0]

@@ -1,0 +1,190 @@
+"""How a teacher's output is kept and sent: whole, its top classes, a sample.
+
+What comes back from `decode` has the shape and the meaning of the output
+itself, so that every distillation loss takes it. Of the classes left out it
+knows only what they have in common: see `Form`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_DTYPES = ("float32", "float16")
+# Of classes that were not drawn; finite, and 0 after a softmax.
+_NEVER = math.log(float(np.finfo(np.float32).tiny))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Form:
+    """What of an output `[batch, ..., classes]` is kept.
+
+    Attributes:
+        top_k: Keep the likeliest classes, so many of them, with their
+            probabilities. The rest comes back as equally likely, and with the
+            probability that was left. None: all.
+        num_samples: Keep classes drawn from the teacher's distribution, with
+            replacement. What comes back counts them, so that its mean over
+            draws is the distribution (arXiv:2503.16870). None: all.
+        dtype: "float32", or "float16" for half of the bytes. Outputs that are
+            kept whole in float32 come back to the bit.
+        from_logits: Whether outputs are logits, not probabilities. Logits of
+            classes come back as log-probabilities, unless they are kept whole.
+    """
+
+    top_k: int | None = None
+    num_samples: int | None = None
+    dtype: str = "float32"
+    from_logits: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks that at most one choice is made."""
+        for name in ("top_k", "num_samples"):
+            count = getattr(self, name)
+            is_index = isinstance(count, int) and not isinstance(count, bool)
+            if count is not None and not (is_index and count >= 1):
+                raise ValueError(
+                    f"`{name}` must be a whole number >= 1, or None; received "
+                    f"{count!r}."
+                )
+        if self.top_k and self.num_samples:
+            raise ValueError(
+                "Labels must be the top classes or a sample; received "
+                f"top_k={self.top_k} and num_samples={self.num_samples}. "
+                "Leave one of them out."
+            )
+        if self.dtype not in _DTYPES:
+            raise ValueError(
+                f"`dtype` must be one of {_DTYPES}; received {self.dtype!r}."
+            )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of an output is kept."""
+        return self.top_k is None and self.num_samples is None
+
+    def encode(
+        self, output: tf.Tensor, *, seed: Any = None
+    ) -> dict[str, tf.Tensor]:
+        """Returns what is kept of an output.
+
+        Args:
+            output: Float `[batch, ..., classes]`; with `is_whole` any shape.
+            seed: int32 `[2]`, decides which classes are drawn. Needed with
+                `num_samples`.
+
+        Returns:
+            `{"whole"}` in the output's shape; `{"classes", "log_probability"}`
+            `[batch, ..., top_k]`; or `{"drawn"}` `[batch, ..., num_samples]`.
+
+        Raises:
+            ValueError: The output has fewer than two classes.
+        """
+        output = tf.cast(output, tf.float32)
+        dtype = tf.as_dtype(self.dtype)
+        if self.is_whole:
+            return {"whole": tf.cast(output, dtype)}
+        num_classes = _num_classes(output)
+        log_p = self._log_probabilities(output)
+        if self.num_samples:
+            flat = tf.reshape(log_p, [-1, num_classes])
+            drawn = tf.random.stateless_categorical(
+                flat, self.num_samples, seed=seed, dtype=tf.int32
+            )
+            shape = tf.concat([tf.shape(log_p)[:-1], [self.num_samples]], 0)
+            return {"drawn": tf.reshape(drawn, shape)}
+        top, classes = tf.math.top_k(log_p, min(self.top_k or 0, num_classes))
+        return {"classes": classes, "log_probability": tf.cast(top, dtype)}
+
+    def decode(
+        self, kept: Mapping[str, tf.Tensor], *, num_classes: int
+    ) -> tf.Tensor:
+        """Returns an output made of what `encode` kept, float32.
+
+        `num_classes` is the size of the output's last axis.
+        """
+        if "whole" in kept:
+            return tf.cast(kept["whole"], tf.float32)
+        if "drawn" in kept:
+            log_p = _counted(kept["drawn"], num_classes)
+        else:
+            log_p = _filled(
+                kept["classes"],
+                tf.cast(kept["log_probability"], tf.float32),
+                num_classes,
+            )
+        return log_p if self.from_logits else tf.exp(log_p)
+
+    def num_bytes(self, output_shape: Any) -> int:
+        """Returns the bytes of one output of a known shape."""
+        shape = tf.TensorShape(output_shape)
+        of_value = tf.as_dtype(self.dtype).size
+        if self.is_whole:
+            return int(shape.num_elements()) * of_value
+        rows = int(shape[:-1].num_elements())
+        if self.num_samples:
+            return rows * self.num_samples * tf.int32.size
+        count = min(self.top_k or 0, int(shape[-1]))
+        return rows * count * (of_value + tf.int32.size)
+
+    def _log_probabilities(self, output: tf.Tensor) -> tf.Tensor:
+        if self.from_logits:
+            return tf.nn.log_softmax(output)
+        return tf.math.log(tf.maximum(output, math.exp(_NEVER)))
+
+
+def _num_classes(output: tf.Tensor) -> int:
+    if output.shape.rank < 2 or output.shape[-1] in (None, 1):
+        raise ValueError(
+            "Top classes and samples need outputs [batch, ..., classes] with "
+            f"two classes or more; received shape {output.shape}. Keep them "
+            "whole: leave `top_k` and `num_samples` out."
+        )
+    return int(output.shape[-1])
+
+
+def _filled(
+    classes: tf.Tensor, log_p: tf.Tensor, num_classes: int
+) -> tf.Tensor:
+    """Spreads what the top classes leave evenly over the others."""
+    k = int(classes.shape[-1])
+    flat_p = tf.reshape(log_p, [-1, k])
+    left = 1.0 - tf.reduce_sum(tf.exp(flat_p), axis=-1, keepdims=True)
+    each = tf.math.log(tf.maximum(left / max(num_classes - k, 1), 0.0))
+    each = tf.maximum(each, _NEVER)
+    dense = tf.broadcast_to(each, [tf.shape(flat_p)[0], num_classes])
+    dense = tf.tensor_scatter_nd_update(
+        dense, _places(tf.reshape(classes, [-1, k])), flat_p
+    )
+    return _shaped(dense, classes, num_classes)
+
+
+def _counted(drawn: tf.Tensor, num_classes: int) -> tf.Tensor:
+    """Returns the logarithm of how often each class was drawn."""
+    count = int(drawn.shape[-1])
+    flat = tf.reshape(drawn, [-1, count])
+    zeros = tf.zeros([tf.shape(flat)[0], num_classes])
+    share = tf.fill(tf.shape(flat), 1.0 / count)
+    dense = tf.tensor_scatter_nd_add(zeros, _places(flat), share)
+    return _shaped(
+        tf.math.log(tf.maximum(dense, math.exp(_NEVER))), drawn, num_classes
+    )
+
+
+def _places(classes: tf.Tensor) -> tf.Tensor:
+    """Row and class of each value of `[rows, count]`, `[rows, count, 2]`."""
+    rows = tf.range(tf.shape(classes)[0], dtype=classes.dtype)
+    return tf.stack(
+        [tf.broadcast_to(rows[:, tf.newaxis], tf.shape(classes)), classes], -1
+    )
+
+
+def _shaped(dense: tf.Tensor, like: tf.Tensor, num_classes: int) -> tf.Tensor:
+    found = tf.reshape(
+        dense, tf.concat([tf.shape(like)[:-1], [num_classes]], 0)
+    )
+    found.set_shape([*like.shape[:-1], num_classes])
+    return found
