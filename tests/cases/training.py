@@ -498,9 +498,6 @@ NOT_ON_WORKERS = (
     "mixed_bfloat16",
     "subclass_own_step",
     "taught_in_memory",
-    "wrapped",
-    "wrapped_own_loss",
-    "wrapped_own_losses",
 )
 
 
