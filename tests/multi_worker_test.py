@@ -11,8 +11,9 @@ from tfdistill import data
 from tfdistill.cluster import replicas
 from tfdistill.training import guards
 
-# Real workers run all cases (tests/runs/training_test.py); here are those in
-# which the replicas of one process take a path of their own, or most of it.
+# Real workers run most cases (tests/runs/training_test.py); here are those in
+# which the replicas of one process take a path of their own, or most of it,
+# and those that real workers leave out.
 NAMES = (
     "adam",
     "arrays_shuffled",
