@@ -13,6 +13,7 @@ from tfdistill.system import registration
 if typing.TYPE_CHECKING:
     from tfdistill import data as data
     from tfdistill import data_checks as data_checks
+    from tfdistill import labels as labels
     from tfdistill import losses as losses
     from tfdistill import metrics as metrics
     from tfdistill import schedules as schedules
@@ -43,7 +44,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.teachers.teacher_set import TeacherSet as TeacherSet
     from tfdistill.training.guards import FiniteLoss as FiniteLoss
 
-_MODULES = ("data", "data_checks", "losses", "metrics", "schedules")
+_MODULES = ("data", "data_checks", "labels", "losses", "metrics", "schedules")
 _HOMES = {
     "Backup": "backup.callback",
     "BestEffort": "observe.best_effort",

@@ -46,8 +46,10 @@ _DISTRIBUTIONS = {
     "PIL": "pillow",
     "absl": "absl_py",
     "google": "protobuf",
+    "grpc": "grpcio",
     "kubeflow": "kubeflow_training",
     "sklearn": "scikit_learn",
+    "tensorflow_serving": "tensorflow_serving_api",
     "yaml": "pyyaml",
 }
 

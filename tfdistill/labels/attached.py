@@ -81,7 +81,9 @@ def that_count(
     if "expires_step" in label:
         count &= step <= label["expires_step"]
     if "expires_secs" in label:
-        count &= tf.timestamp() <= label["expires_secs"]
+        # The step may begin long before its batch is there.
+        with tf.control_dependencies([label["expires_secs"]]):
+            count &= tf.timestamp() <= label["expires_secs"]
     return tf.broadcast_to(count, [num_rows])
 
 
