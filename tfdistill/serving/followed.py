@@ -79,7 +79,7 @@ class Served:
         """Puts a version's values in place; ValueError if they do not fit."""
         variables = self.function.variables
         if len(variables) != len(values) or not all(
-            variable.shape.is_compatible_with(value.shape)
+            value is not None and variable.shape.is_compatible_with(value.shape)
             for variable, value in zip(variables, values, strict=True)
         ):
             raise ValueError(
