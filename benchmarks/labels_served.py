@@ -107,7 +107,9 @@ class _Side:
         """Returns the median seconds of a step, the first ones left out."""
         times: list[float] = []
         watch = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda *_: times.append(time.perf_counter())
+            on_train_batch_end=lambda batch, logs: times.append(
+                time.perf_counter()
+            )
         )
         self._model.fit(
             self._data,

@@ -207,8 +207,8 @@ def cifar10_small() -> Config:
             learning_rate=2e-3, schedule="cosine", global_clipnorm=5.0
         ),
         codistillation=sections.Codistillation(
-            # Versions of honest peers are .2 nats worse for a moment; the loss
-            # of one that knows nothing is 2.3.
+            # Versions of honest peers are up to .33 nats worse for a moment;
+            # the loss of one that knows nothing is 2.3.
             canary_student_margin=0.5,
             burn_in_steps=200,
             ramp_steps=100,
@@ -245,7 +245,7 @@ def criteo() -> Config:
             loss="BinarySoftTargetCrossEntropy",
             # A model that knows the base rates only is .1 nats worse.
             canary_examples=1024,
-            canary_student_margin=0.03,
+            canary_student_margin=0.01,
             burn_in_steps=4000,
             ramp_steps=2000,
         ),
@@ -289,9 +289,10 @@ def criteo_small() -> Config:
         ),
         codistillation=sections.Codistillation(
             loss="BinarySoftTargetCrossEntropy",
-            # A model that knows the base rates only is .1 nats worse.
+            # The run is too short for a silent peer to fade: its last version
+            # loses its weight as soon as it is worse.
             canary_examples=1024,
-            canary_student_margin=0.03,
+            canary_student_margin=0.005,
             burn_in_steps=60,
             ramp_steps=30,
         ),

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdistill
 from tfdistill import losses
 
 CATEGORICAL = [
@@ -526,6 +527,267 @@ def test_a_teacher_of_another_shape_never_broadcasts(cls):
 def test_one_class_is_sent_to_the_binary_loss(cls, shape):
     with pytest.raises(ValueError, match="use BinarySoftTargetCrossEntropy"):
         make(cls).call(np.ones(shape), np.ones(shape))
+
+
+# ---- sparse soft targets ----
+
+SPARSE = {
+    "top-k": lambda **kwargs: losses.TopKSoftTargetCrossEntropy(k=2, **kwargs),
+    "top-k without tail": lambda **kwargs: losses.TopKSoftTargetCrossEntropy(
+        k=2, tail=False, **kwargs
+    ),
+    "sampled": losses.SampledSoftTargetCrossEntropy,
+    "sampled evenly": lambda **kwargs: losses.SampledSoftTargetCrossEntropy(
+        power=0.5, **kwargs
+    ),
+    "sampled by difference": lambda **kwargs: (
+        losses.SampledSoftTargetCrossEntropy(proposal="difference", **kwargs)
+    ),
+}
+
+
+def top_k_formula(p, q, k, tail):
+    """Row by row, from probabilities in float64."""
+    found = []
+    for t, s in zip(p, q, strict=True):
+        order = np.argsort(-t, kind="stable")
+        top, rest = order[:k], order[k:]
+        if not tail:
+            found.append(-(t[top] / t[top].sum() * np.log(s[top])).sum())
+            continue
+        cost = -(t[top] * np.log(s[top])).sum()
+        if len(rest):
+            cost -= t[rest].sum() * np.log(s[rest].sum())
+        found.append(cost)
+    return np.array(found)
+
+
+@pytest.mark.parametrize("tail", [True, False])
+@pytest.mark.parametrize("k", [1, 3, 5, 6])
+def test_top_k_by_formula(k, tail):
+    teachers = [normal(4, 6, seed=seed) for seed in range(2)]
+    student = normal(4, 6, seed=9)
+    # Equal classes: only as many of them as there is room for.
+    teachers[0][1] = teachers[1][1] = [0.0, 1.0, 1.0, 1.0, 1.0, -1.0]
+    loss = losses.TopKSoftTargetCrossEntropy(
+        k=k, tail=tail, temperature=2.0, from_logits=True
+    )
+    p = (softmax(teachers[0], 2.0) + softmax(teachers[1], 2.0)) / 2
+    expected = 4.0 * top_k_formula(p, softmax(student, 2.0), k, tail)
+    np.testing.assert_allclose(value(loss, teachers, student), expected, 2e-5)
+
+
+@pytest.mark.parametrize("tail", [True, False])
+def test_all_classes_are_the_dense_loss(tail):
+    teacher, student = normal(2, 3, 5), normal(2, 3, 5, seed=1)
+    found = []
+    for loss in (
+        losses.SoftTargetCrossEntropy(from_logits=True),
+        losses.TopKSoftTargetCrossEntropy(k=5, tail=tail, from_logits=True),
+    ):
+        with tf.GradientTape() as tape:
+            point = tf.constant(student)
+            tape.watch(point)
+            got = value(loss, [teacher], point)
+        found.append((got, tape.gradient(got, point)))
+    (dense, dense_gradient), (top, top_gradient) = found
+    np.testing.assert_allclose(top, dense, rtol=1e-5)
+    np.testing.assert_allclose(top_gradient, dense_gradient, atol=1e-6)
+
+
+def test_a_tail_without_mass_or_with_hardly_any():
+    loss = losses.TopKSoftTargetCrossEntropy(k=1, from_logits=True)
+    student = tf.Variable([[200.0, 0.0, 1.0]] * 2)
+    # 1 - 1e-30 is 1 in float32, and so is the student's first probability.
+    target = tf.constant([[1.0, 0.0, 0.0], [1.0, 1e-30, 0.0]])
+    with tf.GradientTape() as tape:
+        got = loss.call(target, student)
+    rest = 200.0 - np.log(1.0 + np.e)
+    np.testing.assert_allclose(got, [0.0, 1e-30 * rest], rtol=1e-5)
+    assert np.isfinite(tape.gradient(got, student)).all()
+    wrong = loss.call([[0.0, 1.0, 0.0]], [[200.0, 0.0, 1.0]])
+    np.testing.assert_allclose(wrong, [200.0], rtol=1e-5)
+
+
+def gradient_of(loss, target, student):
+    point = tf.Variable(student)
+    with tf.GradientTape() as tape:
+        got = loss.call(target, point)
+    return got.numpy(), tape.gradient(got, point).numpy()
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("power", [0.0, 0.7, 1.0, 1.3])
+@pytest.mark.parametrize("proposal", ["teacher", "difference"])
+def test_draws_are_unbiased(proposal, power, from_logits):
+    rows, classes = 20_000, 7
+    student = normal(1, classes, seed=1).astype("float32")
+    teacher = normal(1, classes)
+    teacher[0, 3] = -INF  # A class that can never be.
+    target = softmax(teacher)
+    if not from_logits:
+        student = softmax(student)
+    dense = losses.SoftTargetCrossEntropy(
+        from_logits=from_logits, temperature=1.5
+    )
+    expected = gradient_of(dense, target, student)
+    loss = losses.SampledSoftTargetCrossEntropy(
+        num_samples=3,
+        power=power,
+        proposal=proposal,
+        from_logits=from_logits,
+        temperature=1.5,
+    )
+    # Each row draws for itself, so that rows are repetitions.
+    found = gradient_of(
+        loss, np.tile(target, [rows, 1]), np.tile(student, [rows, 1])
+    )
+    for got, exact in zip(found, expected, strict=True):
+        got = got.astype("float64")
+        error = got.std(axis=0) / np.sqrt(rows)
+        assert error.max() > 1e-4
+        distance = np.abs(got.mean(axis=0) - exact[0])
+        assert (distance <= 3 * error + 1e-5 * np.abs(exact[0])).all(), (
+            distance / error
+        )
+
+
+def test_the_difference_draws_with_less_noise_near_agreement():
+    teacher = normal(1, 50)
+    student = teacher + 0.05 * normal(1, 50, seed=1)
+    spread = {}
+    for proposal in ("teacher", "difference"):
+        loss = losses.SampledSoftTargetCrossEntropy(
+            proposal=proposal, from_logits=True
+        )
+        target = np.tile(softmax(teacher), [500, 1])
+        found = gradient_of(loss, target, np.tile(student, [500, 1]))
+        spread[proposal] = [part.std(axis=0).max() for part in found]
+    for mine, other in zip(*spread.values(), strict=True):
+        assert other < mine / 5
+    # At agreement there is nothing left to estimate.
+    np.testing.assert_allclose(
+        value(loss, [teacher], teacher),
+        cross_entropy(softmax(teacher), softmax(teacher)),
+        rtol=1e-5,
+    )
+
+
+def test_draws_repeat_and_differ_by_seed_row_and_data():
+    teacher, student = normal(1, 50), normal(1, 50, seed=1)
+    target = np.tile(softmax(teacher), [2, 3, 1]).reshape(2, 3, 50)
+    rows = np.tile(student, [2, 3, 1]).reshape(2, 3, 50)
+
+    def draw(seed=0, step=0.0):
+        loss = losses.SampledSoftTargetCrossEntropy(seed=seed, from_logits=True)
+        return loss.call(target, rows + step).numpy()
+
+    first = draw()
+    np.testing.assert_array_equal(draw(), first)
+    assert len(np.unique(first)) == 6
+    assert not np.isclose(draw(seed=1), first).any()
+    # With the draws of before, the values would hardly change.
+    moved = draw(step=1e-5 * normal(50, seed=2))
+    assert np.abs(moved - first).max() > 0.01
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_targets_with_masks_and_no_teacher_stay_finite(name):
+    loss = SPARSE[name](from_logits=True)
+    teacher, student = normal(5, 6), normal(5, 6, seed=1)
+    teacher[:, 0] = student[:, 0] = -INF  # On both sides, and on one.
+    teacher[1, 3] = student[2, 4] = -INF
+    teacher[4, :5] = -INF  # One class is left.
+    teacher[3] = NAN
+    weights = [[1.0, 1.0, 1.0, 0.0, 1.0]]
+    target = loss.aggregate([teacher], weights)
+    got, gradient = gradient_of(loss, target, student)
+    assert np.isfinite(got).all() and np.isfinite(gradient).all()
+    np.testing.assert_array_equal(gradient[:, 0], np.zeros(5))
+    assert np.abs(gradient[[0, 1, 4]]).max(axis=-1).min() > 1e-3
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_targets_in_any_dtype_graph_and_config(name):
+    teacher, student = normal(4, 30), normal(4, 30, seed=1)
+    loss = SPARSE[name](
+        temperature=2.0, from_logits=True, reduction="sum", name="mine"
+    )
+    copy = keras.losses.deserialize(keras.losses.serialize(loss))
+    assert copy.get_config() == loss.get_config()
+    expected = value(loss, [teacher], student)
+    np.testing.assert_array_equal(value(copy, [teacher], student), expected)
+    assert loss.with_from_logits(False).get_config() == {
+        **loss.get_config(),
+        "from_logits": False,
+    }
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 30], "float64")] * 2)
+    def run(teacher, student):
+        return value(loss, [teacher], student, tf.ones([1, 1]))
+
+    np.testing.assert_allclose(run(teacher, student), expected, rtol=1e-4)
+    assert run(teacher[:0], student[:0]).shape == [0]
+    half = tf.Variable(tf.cast(student, "float16"))
+    with tf.GradientTape() as tape:
+        got = value(loss, [tf.cast(teacher, "float16")], half)
+    assert got.dtype == tf.float32
+    assert np.isfinite(tf.cast(tape.gradient(got, half), "float32")).all()
+    exact = SPARSE[name](from_logits=True, dtype="float64")
+    assert value(exact, [teacher], student).dtype == tf.float64
+
+
+def distilled(loss, strategy):
+    """Weights after a few steps with a teacher in the step."""
+    teacher = keras.Sequential([keras.Input((3,)), keras.layers.Dense(9)])
+    teacher.set_weights([normal(3, 9), np.zeros(9)])
+    with strategy.scope():
+        student = keras.Sequential(
+            [
+                keras.Input((3,)),
+                keras.layers.Dense(9, kernel_initializer="ones"),
+            ]
+        )
+        model = tfdistill.CodistillModel(
+            student, teachers=tfdistill.TeacherSet(models=[teacher])
+        )
+        model.compile("sgd", None, distillation_loss=loss)
+    # The last batch is small.
+    model.fit(normal(10, 3, seed=2), batch_size=4, shuffle=False, verbose=0)
+    return student.get_weights()[0]
+
+
+def test_sparse_losses_on_two_replicas(two_replicas):
+    top = losses.TopKSoftTargetCrossEntropy(k=3, from_logits=True)
+    alone = distilled(top, tf.distribute.get_strategy())
+    np.testing.assert_allclose(distilled(top, two_replicas), alone, rtol=1e-5)
+    assert np.abs(alone - 1.0).max() > 1e-3
+    sampled = losses.SampledSoftTargetCrossEntropy(from_logits=True)
+    first, second = (distilled(sampled, two_replicas) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("cls", "kwargs", "message"),
+    [
+        ("TopK", {"k": 0}, "`k` must be a whole number >= 1; received 0"),
+        ("TopK", {"k": 2.0}, "received 2.0"),
+        ("TopK", {"tail": 1}, "`tail` must be True or False"),
+        ("Sampled", {"num_samples": 0}, "`num_samples` must be .*received 0"),
+        ("Sampled", {"power": -1}, "`power` must be .* >= 0; received -1"),
+        ("Sampled", {"proposal": "student"}, "`proposal` must be one of"),
+        ("Sampled", {"seed": None}, "`seed` must be a whole number"),
+    ],
+)
+def test_sparse_arguments_are_checked(cls, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        getattr(losses, f"{cls}SoftTargetCrossEntropy")(**kwargs)
+
+
+def test_more_classes_than_there_are_is_refused():
+    loss = losses.TopKSoftTargetCrossEntropy(k=4, from_logits=True)
+    with pytest.raises(ValueError, match="received 4 for 3"):
+        value(loss, [normal(2, 3)], normal(2, 3))
 
 
 def test_every_public_name_is_a_registered_loss():

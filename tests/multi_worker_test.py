@@ -30,9 +30,6 @@ NAMES = (
     "subclass_own_step",
     "synchronized_normalization",
     "taught_in_memory",
-    "wrapped",
-    "wrapped_own_loss",
-    "wrapped_own_losses",
     "wrapped_own_step",
 )
 

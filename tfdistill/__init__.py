@@ -36,6 +36,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.observe.run_log import RunLog as RunLog
     from tfdistill.observe.summaries import Summaries as Summaries
     from tfdistill.optimizers import LARS as LARS
+    from tfdistill.sampled_output import SampledOutput as SampledOutput
     from tfdistill.sharing.callbacks import StartTogether as StartTogether
     from tfdistill.sharing.callbacks import StudentExporter as StudentExporter
     from tfdistill.sharing.callbacks import TeacherLoader as TeacherLoader
@@ -44,7 +45,9 @@ if typing.TYPE_CHECKING:
     from tfdistill.teachers.teacher_set import TeacherSet as TeacherSet
     from tfdistill.training.guards import FiniteLoss as FiniteLoss
 
-_MODULES = ("data", "data_checks", "labels", "losses", "metrics", "schedules")
+_MODULES = (
+    *("data", "data_checks", "labels", "losses", "metrics", "schedules"),
+)
 _HOMES = {
     "Backup": "backup.callback",
     "BestEffort": "observe.best_effort",
@@ -59,6 +62,7 @@ _HOMES = {
     "LaunchError": "launcher.launch",
     "MultiWorkerTraining": "multi_worker",
     "RunLog": "observe.run_log",
+    "SampledOutput": "sampled_output",
     "ShardedEmbedding": "embedding.layer",
     "StartTogether": "sharing.callbacks",
     "StudentExporter": "sharing.callbacks",
@@ -86,8 +90,11 @@ registration.register(
         "LinearRamp": "tfdistill.schedules",
         "LogitsMeanSquaredError": "tfdistill.losses",
         "ReverseKL": "tfdistill.losses",
+        "SampledOutput": "tfdistill.sampled_output",
+        "SampledSoftTargetCrossEntropy": "tfdistill.losses",
         "ShardedEmbedding": "tfdistill.embedding.layer",
         "SoftTargetCrossEntropy": "tfdistill.losses",
+        "TopKSoftTargetCrossEntropy": "tfdistill.losses",
     }
 )
 

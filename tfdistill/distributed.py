@@ -148,11 +148,19 @@ class DistributedModel(
         """The metrics that a step updates."""
         return self.model.metrics if self._has_own else super().metrics
 
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
         """Returns the loss; see `keras.Model.compute_loss`."""
+        given = (x, y, y_pred, sample_weight)
         if self._has_own:
-            return self.model.compute_loss(*args, **kwargs)
-        return super().compute_loss(*args, **kwargs)
+            return own_steps.loss_of(self.model, *given, training=training)
+        return super().compute_loss(*given, training=training)
 
     def compute_metrics(self, *args: Any, **kwargs: Any) -> steps.Logs:
         """Updates the metrics; see `keras.Model.compute_metrics`."""

@@ -24,10 +24,13 @@ __all__ = [
     "ForwardKL",
     "LogitsMeanSquaredError",
     "ReverseKL",
+    "SampledSoftTargetCrossEntropy",
     "SoftTargetCrossEntropy",
+    "TopKSoftTargetCrossEntropy",
 ]
 
 _AGGREGATIONS = ("probabilities", "logits")
+_PROPOSALS = ("teacher", "difference")
 # The smallest probability whose logarithm is taken: exp(-87.3).
 TINY = float(np.finfo(np.float32).tiny)
 
@@ -281,6 +284,271 @@ class SoftTargetCrossEntropy(DistillationLoss):
         """Returns the cross-entropy in nats, shape `y_pred.shape[:-1]`."""
         target, log_p, _ = self._target_and_log_student(y_true, y_pred)
         return -self._scale() * tf.reduce_sum(target * log_p, axis=-1)
+
+
+@keras.saving.register_keras_serializable(package="tfdistill")
+class SampledSoftTargetCrossEntropy(SoftTargetCrossEntropy):
+    """An unbiased estimate of `SoftTargetCrossEntropy` from drawn classes.
+
+    Each example, and each position, draws classes of its own, with
+    replacement, from the aggregate of the teachers. Importance weights make
+    value and gradient unbiased: their means over the draws are those of
+    `SoftTargetCrossEntropy`. The loss estimates what a student learns from
+    such labels. It saves no time where teacher and student give all classes
+    anyway; `tfdistill.SampledOutput` does.
+
+    The draws are a function of `seed` and of the outputs compared. The loss
+    has no state, so a run repeats, and a resumed run draws what it would have
+    drawn without the stop.
+
+    With `proposal="teacher"` class c is drawn in proportion to `target_c **
+    power`; with power 1 this is RS-KD (arXiv:2503.16870). With
+    `"difference"` it is drawn in proportion to `|target_c - student_c| **
+    power` (Li et al. 2018, arXiv:1812.00914), no gradient goes through the
+    proposal, and the student's entropy is added exactly, so that the estimate
+    has no noise at agreement.
+
+    Example:
+        >>> loss = SampledSoftTargetCrossEntropy(num_samples=8)
+        >>> loss.get_config()["proposal"]
+        'teacher'
+    """
+
+    def __init__(
+        self,
+        *,
+        num_samples: int = 32,
+        power: float = 1.0,
+        proposal: str = "teacher",
+        seed: int = 0,
+        temperature: float = 1.0,
+        from_logits: bool | None = None,
+        aggregation: str = "probabilities",
+        scale_by_temperature_squared: bool = True,
+        name: str | None = None,
+        reduction: str | None = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> None:
+        """Takes what is drawn, and the arguments of `DistillationLoss`.
+
+        Args:
+            num_samples: Classes to draw for each example and position, >= 1.
+                Default 32. The variance falls with 1 / `num_samples`.
+            power: Exponent of the proposal, >= 0. Default 1. With 0 all
+                classes that can matter are drawn alike; above 1 the weights
+                of rare classes have no bound.
+            proposal: `"teacher"` (default) or `"difference"`.
+            seed: Of the draws, a whole number. Default 0.
+            temperature: As for `DistillationLoss`, like all that follow.
+            from_logits: See there.
+            aggregation: See there.
+            scale_by_temperature_squared: See there.
+            name: See there.
+            reduction: See there.
+            dtype: See there.
+
+        Raises:
+            ValueError: If an argument is outside the values above.
+        """
+        super().__init__(
+            temperature=temperature,
+            from_logits=from_logits,
+            aggregation=aggregation,
+            scale_by_temperature_squared=scale_by_temperature_squared,
+            name=name,
+            reduction=reduction,
+            dtype=dtype,
+        )
+        _check_count("num_samples", num_samples)
+        is_number = isinstance(power, numbers.Real)
+        if not (is_number and 0 <= power < math.inf):
+            raise ValueError(
+                f"`power` must be a finite number >= 0; received {power!r}. "
+                "Use 1.0 to draw classes as likely as they are."
+            )
+        if proposal not in _PROPOSALS:
+            raise ValueError(
+                f"`proposal` must be one of {_PROPOSALS}; received "
+                f"{proposal!r}."
+            )
+        if not isinstance(seed, int):
+            raise ValueError(
+                f"`seed` must be a whole number; received {seed!r}."
+            )
+        self.num_samples = int(num_samples)
+        self.power = float(power)
+        self.proposal = proposal
+        self.seed = int(seed)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, for serialisation."""
+        return {
+            **super().get_config(),
+            "num_samples": self.num_samples,
+            "power": self.power,
+            "proposal": self.proposal,
+            "seed": self.seed,
+        }
+
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        """Returns the estimates in nats, shape `y_pred.shape[:-1]`."""
+        target, log_p, student = self._target_and_log_student(y_true, y_pred)
+        # The cross-entropy is known - sum_c mass_c * log_p_c, and the sum is
+        # what draws estimate.
+        known, mass = tf.zeros_like(log_p[..., 0]), target
+        if self.proposal == "difference":
+            known = tf.stop_gradient(-tf.reduce_sum(student * log_p, axis=-1))
+            mass = target - student
+        classes, weights = self._draw(mass, seed_of=target + log_p)
+        drawn = _gather(log_p, classes)
+        return self._scale() * (known - tf.reduce_sum(weights * drawn, -1))
+
+    def _draw(
+        self, mass: tf.Tensor, *, seed_of: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Draws classes of each row; returns them and their weights."""
+        counts = mass != 0
+        # An empty row, as of no teacher: any class, whose weight will be 0.
+        counts |= ~tf.reduce_any(counts, axis=-1, keepdims=True)
+        likely = self.power * tf.math.log(tf.maximum(tf.abs(mass), TINY))
+        minus_infinity = tf.cast(-math.inf, mass.dtype)
+        log_q = tf.nn.log_softmax(tf.where(counts, likely, minus_infinity))
+        shape = tf.shape(log_q)
+        # Integers add up to the same in any order; floats do not.
+        bits = tf.reduce_sum(tf.bitcast(seed_of, tf.int32))
+        classes = tf.random.stateless_categorical(
+            tf.reshape(log_q, [-1, shape[-1]]),
+            self.num_samples,
+            seed=tf.stack([tf.constant(self.seed, tf.int32), bits]),
+            dtype=tf.int32,
+        )
+        new_shape = tf.concat([shape[:-1], [self.num_samples]], axis=0)
+        classes = tf.reshape(classes, new_shape)
+        classes = tf.ensure_shape(classes, [*mass.shape[:-1], self.num_samples])
+        q = tf.exp(_gather(log_q, classes)) * self.num_samples
+        # No gradient goes through the proposal, nor through the difference.
+        return classes, tf.stop_gradient(_gather(mass, classes) / q)
+
+
+@keras.saving.register_keras_serializable(package="tfdistill")
+class TopKSoftTargetCrossEntropy(SoftTargetCrossEntropy):
+    """Cross-entropy of the likeliest classes, with the rest as one bucket.
+
+    The aggregate of the teachers has the k likeliest classes and one
+    probability for all others together; so has the student. This is a lower
+    bound of `SoftTargetCrossEntropy`, and equals it if k is the number of
+    classes or one less. Between the other classes the student is free.
+
+    Without `tail` the k probabilities are divided by their sum. The student
+    then learns that nothing else is possible, and becomes too confident
+    (arXiv:2503.16870): use this for comparisons only.
+
+    Example:
+        >>> loss = TopKSoftTargetCrossEntropy(k=2, from_logits=False)
+        >>> target = [[0.5, 0.3, 0.1, 0.1]]
+        >>> student = [[0.4, 0.2, 0.2, 0.2]]
+        >>> round(float(loss(target, student)), 4)
+        1.1242
+    """
+
+    def __init__(
+        self,
+        *,
+        k: int = 32,
+        tail: bool = True,
+        temperature: float = 1.0,
+        from_logits: bool | None = None,
+        aggregation: str = "probabilities",
+        scale_by_temperature_squared: bool = True,
+        name: str | None = None,
+        reduction: str | None = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> None:
+        """Takes what is kept, and the arguments of `DistillationLoss`.
+
+        Args:
+            k: Classes to keep, from 1 to the number of classes. Default 32.
+            tail: Whether all others count, as one. Default True.
+            temperature: As for `DistillationLoss`, like all that follow.
+            from_logits: See there.
+            aggregation: See there.
+            scale_by_temperature_squared: See there.
+            name: See there.
+            reduction: See there.
+            dtype: See there.
+
+        Raises:
+            ValueError: If an argument is outside the values above.
+        """
+        super().__init__(
+            temperature=temperature,
+            from_logits=from_logits,
+            aggregation=aggregation,
+            scale_by_temperature_squared=scale_by_temperature_squared,
+            name=name,
+            reduction=reduction,
+            dtype=dtype,
+        )
+        _check_count("k", k)
+        if not isinstance(tail, bool):
+            raise ValueError(
+                f"`tail` must be True or False; received {tail!r}."
+            )
+        self.k = int(k)
+        self.tail = tail
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, for serialisation."""
+        return {**super().get_config(), "k": self.k, "tail": self.tail}
+
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        """Returns the cross-entropy in nats, shape `y_pred.shape[:-1]`."""
+        target, log_p, _ = self._target_and_log_student(y_true, y_pred)
+        num_classes = target.shape[-1] or log_p.shape[-1]
+        if num_classes is not None and self.k > num_classes:
+            raise ValueError(
+                "`k` must be at most the number of classes; received "
+                f"{self.k} for {num_classes}. Use SoftTargetCrossEntropy to "
+                "compare all of them."
+            )
+        top, classes = tf.math.top_k(target, self.k)
+        if not self.tail:
+            total = tf.reduce_sum(top, axis=-1, keepdims=True)
+            top = tf.math.divide_no_nan(top, total)
+        value = -tf.reduce_sum(top * _gather(log_p, classes), axis=-1)
+        if self.tail:
+            value += self._tail(target, log_p, top[..., -1:], classes[..., -1:])
+        return self._scale() * value
+
+    def _tail(
+        self,
+        target: tf.Tensor,
+        log_p: tf.Tensor,
+        least: tf.Tensor,
+        last: tf.Tensor,
+    ) -> tf.Tensor:
+        """Returns the cost of the rest; `least` is the last one's target."""
+        # Of equal classes `top_k` takes the first ones.
+        is_later = tf.range(tf.shape(target)[-1]) > last
+        in_rest = (target < least) | ((target == least) & is_later)
+        mass = tf.reduce_sum(tf.where(in_rest, target, 0.0), axis=-1)
+        # Not 1 - sum(top), nor its logarithm: a small rest would be noise.
+        # The lowest number and not -inf, of which a gradient is NaN.
+        log_rest = tf.where(in_rest, log_p, log_p.dtype.min)
+        return -mass * tf.reduce_logsumexp(log_rest, axis=-1)
+
+
+def _check_count(name: str, value: Any) -> None:
+    is_whole = isinstance(value, numbers.Integral)
+    if isinstance(value, bool) or not is_whole or value < 1:
+        raise ValueError(
+            f"`{name}` must be a whole number >= 1; received {value!r}."
+        )
+
+
+def _gather(values: tf.Tensor, classes: tf.Tensor) -> tf.Tensor:
+    """Returns `values[..., classes]`, row by row."""
+    return tf.gather(values, classes, batch_dims=len(values.shape) - 1)
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")

@@ -1,7 +1,6 @@
 """CodistillModel: the Keras face of a student, its teachers and its trainer."""
 
 import functools
-import inspect
 import json
 import os
 import re
@@ -310,14 +309,11 @@ class CodistillModel(
         Unless that needs classes beyond Keras' own, without which the file
         would not load; or the student has a `compile` of its own, which Keras
         could not call again; or the optimizer's state is not in this process,
-        or partly that of a `ShardedEmbedding` or of projections.
+        or partly that of a `ShardedEmbedding` or of projections. A student's
+        own `compute_loss` may use what this model is compiled with.
         """
         if self._has_own_loss:
-            keras.Model.compile(
-                self.student,
-                loss=global_batch.over_own_rows(self.loss),
-                loss_weights=arguments.get("loss_weights"),
-            )
+            keras_internals.lend_compiled_loss(self, self.student)
             self.student.compiled, self.student.optimizer = False, None
             return
         parts = [self.optimizer, arguments.get("loss")]
@@ -394,37 +390,18 @@ class CodistillModel(
         See `keras.Model.compute_loss`. A student's own `compute_loss` is
         called in its place. On several replicas each calls it with its own
         rows, and its value is taken for a mean over these.
-
-        Raises:
-            ValueError: On several replicas, a student that has its own
-                `compute_loss` has `add_loss` or regularizers as well.
         """
+        given = (x, y, y_pred, sample_weight)
         if self._has_own_loss:
-            return self._own_loss(
-                x=x,
-                y=y,
-                y_pred=y_pred,
-                sample_weight=sample_weight,
-                training=training,
-            )
+            return own_steps.loss_of(self.student, *given, training=training)
         if self.loss is None and not self.losses and self.codistillation:
             return tf.zeros([], keras.config.floatx())
-        return super().compute_loss(x, y, y_pred, sample_weight, training)
+        return super().compute_loss(*given, training=training)
 
-    def _own_loss(self, *, training: bool, **given: Any) -> Any:
-        compute = self.student.compute_loss
-        if "training" in inspect.signature(compute).parameters:
-            given["training"] = training
-        if replicas.in_replica() and self.student.losses:
-            # Keras has divided them by the number of replicas already.
-            raise ValueError(
-                "A student with its own `compute_loss` must have no "
-                "regularizers, and no losses from `add_loss`, on several "
-                "replicas, since its value is taken for a mean over examples; "
-                f"received {len(self.student.losses)} of them. Train on one "
-                "device, or add them in `compute_loss`."
-            )
-        return global_batch.share_of_mean(compute(**given))
+    def _is_split(self, name: str) -> bool:
+        if name == "compute_loss" and self._has_own_loss:
+            return self.distribute_strategy.num_replicas_in_sync > 1
+        return super()._is_split(name)
 
     def train_step(self, data: Any) -> steps.Logs:
         """Runs one codistilled update on one replica's part of the batch."""
@@ -435,7 +412,9 @@ class CodistillModel(
         step = tf.convert_to_tensor(counter)
         with batch.scope(), self.trainer.tape() as tape:
             y_pred, hidden = self.codistillation.run_student(self, x)
-            task_loss = self.compute_loss(x, y, y_pred, weights, training=True)
+            task_loss = self._share_of_loss(
+                batch, x, y, y_pred, weights, training=True
+            )
             paid = self.codistillation.term(
                 tape,
                 step,
@@ -509,13 +488,18 @@ class CodistillModel(
     def from_config(
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> "CodistillModel":
-        """Makes the model from `get_config`, without teachers."""
+        """Makes the model from `get_config`, if it has no teachers.
+
+        Raises:
+            ValueError: It has, and the copy would lack them.
+        """
         if config.get("num_teachers"):
-            warnings.warn(
-                f"This copy of {config['name']} has no teachers; the original "
-                f"has {config['num_teachers']}. Wrap its student: "
-                "tfdistill.CodistillModel(copy.student, teachers=...).",
-                stacklevel=2,
+            raise ValueError(
+                "A CodistillModel with teachers must not be cloned; received "
+                f"{config['name']!r} with {config['num_teachers']}, which the "
+                "clone would lack. Clone the student and wrap the clone: "
+                "tfdistill.CodistillModel("
+                "keras.models.clone_model(model.student), teachers=...)."
             )
         student = keras.saving.deserialize_keras_object(
             config["student"], custom_objects=custom_objects

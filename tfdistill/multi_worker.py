@@ -257,9 +257,9 @@ class MultiWorkerTraining(_Base):
     ) -> tf.Tensor:
         """This replica's share of what `compute_loss` gives of the batch."""
         if not self._is_split("compute_loss"):
-            return self.compute_loss(*args, training=training)
+            return own_steps.loss_of(self, *args, training=training)
         with batch.alone():
-            loss = self.compute_loss(*args, training=training)
+            loss = own_steps.loss_of(self, *args, training=training)
         return loss * tf.cast(batch.share, loss.dtype)
 
     def predict_step(self, data: Any) -> Any:

@@ -303,6 +303,10 @@ METHODS: Mapping[str, Method] = {
     "unigram_smoothing": Method(
         _smoothed("unigram"), "independent, smoothed by the labels' frequencies"
     ),
+    "confidence_penalty": Method(
+        _smoothed("confidence_penalty"),
+        "independent, less sure of itself by a penalty on low entropy",
+    ),
     "ensemble": Method(
         _ensemble, "the mean predictions of several independent groups"
     ),

@@ -27,8 +27,15 @@ DISTILLATION_LOSSES = (
     "ForwardKL",
     "LogitsMeanSquaredError",
     "ReverseKL",
+    "SampledSoftTargetCrossEntropy",
     "SoftTargetCrossEntropy",
+    "TopKSoftTargetCrossEntropy",
 )
+# Fields of `codistillation` that only one loss takes.
+_OF_ONE_LOSS = {
+    "SampledSoftTargetCrossEntropy": ("num_samples", "power", "proposal"),
+    "TopKSoftTargetCrossEntropy": ("k", "tail"),
+}
 # Data that TensorFlow Datasets may be read for, by name.
 _FROM_TFDS = ("criteo", "language_model")
 CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
@@ -144,6 +151,15 @@ class Codistillation(fields.Section):
     aggregation: str = fields.option(
         "probabilities", choices=("probabilities", "logits")
     )
+    # Of `SampledSoftTargetCrossEntropy`: classes drawn for each position, the
+    # exponent of the proposal, and what the proposal is.
+    num_samples: int = fields.option(32, least=1)
+    power: float = fields.option(1.0, least=0)
+    proposal: str = fields.option("teacher", choices=("teacher", "difference"))
+    # Of `TopKSoftTargetCrossEntropy`: the classes that are kept, and whether
+    # all others count as one.
+    k: int = fields.option(32, least=1)
+    tail: bool = True
     # Of the distillation loss: 0 in the first steps, then a ramp of this form
     # and length (0: a jump) up to `weight`; see `tfdistill.schedules`.
     weight: float = fields.option(1.0, least=0)
@@ -153,6 +169,9 @@ class Codistillation(fields.Section):
     # As in `tfdistill.TeacherSet`: ordinary distillation, besides the groups.
     saved_models: tuple[str, ...] = ()
     trust_saved_models: bool = False
+    # A directory that `launch.label` wrote for this recipe and these groups;
+    # `{group}` in it stands for the group's number. Null: none.
+    labels_from: str | None = None
     # Of this group's validation data, how many of the first are the
     # `tfdistill.Canary`; 0 for none.
     canary_examples: int = fields.option(256, least=0, first_default=32)
@@ -176,16 +195,31 @@ class Codistillation(fields.Section):
                 f'{self.aggregation!r}. Set codistillation.aggregation="logits"'
                 " and leave the temperature at 1."
             )
+        defaults = {
+            field.name: field.default for field in dataclasses.fields(self)
+        }
+        for loss, names in _OF_ONE_LOSS.items():
+            idle = [n for n in names if getattr(self, n) != defaults[n]]
+            if idle and self.loss != loss:
+                raise ValueError(
+                    f"`codistillation.{idle[0]}` is an argument of {loss}; "
+                    f"received {getattr(self, idle[0])!r} with "
+                    f"{self.loss}. Set codistillation.loss={loss}."
+                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Smoothing(fields.Section):
-    """A fixed distribution that labels are mixed with."""
+    """A fixed distribution that labels are mixed with, or something like it."""
 
     PREFIX: ClassVar[str] = "smoothing."
     # "unigram": as often as each label comes in the training data.
-    kind: str = fields.option("none", choices=("none", "uniform", "unigram"))
-    # Share of that distribution in the target.
+    # "confidence_penalty": no distribution; the loss is less the entropy of
+    # what the student predicts.
+    kind: str = fields.option(
+        "none", choices=("none", "uniform", "unigram", "confidence_penalty")
+    )
+    # Share of that distribution in the target, or what the entropy counts.
     weight: float = fields.option(0.1, above=0, below=1)
 
 

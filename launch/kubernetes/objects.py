@@ -94,7 +94,7 @@ def _container(
     task_type: str,
     extra_env: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    values = run.task_env(group)
+    values = run.task_env(group, task_type)
     if run.key_secret is not None:
         values[signing.FILE_VARIABLE] = f"{_KEY_DIR}/{_KEY_FILE}"
     if task_type != "worker" and run.gpus_per_worker:

@@ -61,6 +61,31 @@ class SmoothedClicks(keras.losses.Loss):
         return tf.reduce_mean(losses, axis=-1)
 
 
+class ConfidencePenalty(keras.losses.Loss):
+    """A task's loss, less the entropy of what the student predicts.
+
+    Pereyra et al. 2017 (arXiv:1701.06548): `loss - weight * H(prediction)`.
+    """
+
+    def __init__(self, inner: keras.losses.Loss, *, weight: float) -> None:
+        """Takes a loss of logits, and what the entropy counts."""
+        super().__init__(name="confidence_penalty")
+        self._inner = inner
+        self._weight = weight
+
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        """Returns nats for logits `[..., classes]`, or `[batch, 1]`."""
+        if y_pred.shape[-1] == 1:
+            # log p and log(1 - p) of a logistic output.
+            y_pred_log = tf.concat(
+                [-tf.nn.softplus(-y_pred), -tf.nn.softplus(y_pred)], axis=-1
+            )
+        else:
+            y_pred_log = tf.nn.log_softmax(y_pred)
+        entropy = -tf.reduce_sum(tf.exp(y_pred_log) * y_pred_log, axis=-1)
+        return self._inner.call(y_true, y_pred) - self._weight * entropy
+
+
 def label_counts(
     dataset: tf.data.Dataset, *, at_least: int = NUM_LABELS
 ) -> np.ndarray:

@@ -94,6 +94,7 @@ def make_model(
         peers_of(config, cluster),
         canary=canary,
         schema=schema(config),
+        labels=["labels"] if learn.enabled and learn.labels_from else (),
         # Saved models and bad batches; staleness, other graphs, polling.
         **learn.taken_by(tfdistill.TeacherSet),
         **config.exchange.taken_by(tfdistill.TeacherSet),
@@ -159,7 +160,7 @@ def peers_of(
 def learns(config: config.Config, cluster: tfdistill.Cluster) -> bool:
     """Whether a group has teachers: other groups, or fixed ones."""
     learn = config.codistillation
-    fixed = learn.enabled and bool(learn.saved_models)
+    fixed = learn.enabled and bool(learn.saved_models or learn.labels_from)
     return fixed or bool(peers_of(config, cluster))
 
 
@@ -191,6 +192,10 @@ def _make_task_loss(
     objective = objectives.of(config.data.name)
     if config.smoothing.kind == "none":
         return objective.loss()
+    if config.smoothing.kind == "confidence_penalty":
+        return objectives.ConfidencePenalty(
+            objective.loss(), weight=config.smoothing.weight
+        )
     return objective.smoothed_loss(
         config.smoothing.weight,
         counts=label_counts,

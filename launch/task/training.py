@@ -18,6 +18,7 @@ from launch.task import predictions
 from launch.task import students
 from tfdistill import data
 from tfdistill import data_checks
+from tfdistill import labels
 from tfdistill.observe import summaries
 
 
@@ -69,7 +70,9 @@ def run(
         outputs.write_config(config, str(cluster.workdir))
     keras.config.set_dtype_policy(config.dtype_policy)
     keras.utils.set_random_seed(seed_of(config.seed, cluster.group))
-    train, validation = map(data.without_autotune, make(config, cluster))
+    train, validation = make(config, cluster)
+    train = _labelled(train, config, cluster)
+    train, validation = map(data.without_autotune, (train, validation))
     exchange = tfdistill.Exchange(
         str(cluster.exchange), **config.exchange.taken_by(tfdistill.Exchange)
     )
@@ -91,6 +94,20 @@ def run(
     if cluster.is_chief:
         _write(result, predicted, model, cluster)
     return result
+
+
+def _labelled(
+    train: tf.data.Dataset, config: config.Config, cluster: tfdistill.Cluster
+) -> tf.data.Dataset:
+    """Adds what `launch.label` wrote, if the recipe names it."""
+    path = config.codistillation.labels_from
+    if path is None or not config.codistillation.enabled:
+        return train
+    try:
+        directory = path.replace("{group}", str(cluster.group))
+        return train.apply(labels.read(directory))
+    except ValueError as cause:
+        raise data_checks.DataError(str(cause)) from cause
 
 
 def _write(

@@ -5,10 +5,12 @@ import json
 import math
 import sys
 
+import numpy as np
 import pytest
 
 from benchmarks import backup
 from benchmarks import click_training
+from benchmarks import labels
 from benchmarks import measure
 from benchmarks import multiworker
 from benchmarks import parameter_server
@@ -100,6 +102,38 @@ def test_summaries_measure_all_sides(capsys) -> None:
     assert record["target"] == 1.02
     assert set(record["step_secs"]) == {"without", "summaries", "keras"}
     assert all(found["count"] == 2 for found in record["step_secs"].values())
+
+
+def test_labels_measure_sparse_targets(capsys) -> None:
+    record = _record(
+        capsys,
+        labels.main,
+        "--parts=sampled",
+        "--num_classes=300",
+        "--rows=8",
+        "--features=8",
+        "--num_sampled=16",
+        "--rounds=2",
+    )
+    part = record["parts"]["sampled"]
+    gradient, layer = part["gradient"], part["output_layer"]
+    _check_judgement(layer)
+    assert part["met"] == (gradient["met"] and layer["met"])
+    assert layer["bound"]["ratio"] == pytest.approx(48 / 300)
+    # No matter of speed: draws are unbiased, and what is compared shows it.
+    assert gradient["met"]
+    for name in ("sampled", "sampled_power_half", "sampled_by_difference"):
+        _check_judgement(gradient[name])
+    assert gradient["top_k_without_tail"]["ratio"] > 10
+
+
+def test_calibration_error_by_hand() -> None:
+    confidences = np.array([0.9, 0.91, 0.5, 0.52])
+    hits = np.array([True, False, True, True])
+    # Two bins: .905 against .5, and .51 against 1.
+    assert labels.calibration_error(confidences, hits) == pytest.approx(
+        (abs(1.81 - 1) + abs(1.02 - 2)) / 4
+    )
 
 
 def test_step_cost_measures_all_sides(capsys) -> None:

@@ -179,7 +179,10 @@ def wrapped(model_class: type, model: keras.Model) -> keras.Model:
 
 
 class Penalty:
-    """A loss of a model's own beside the compiled one."""
+    """A loss of a model's own beside the compiled one.
+
+    Without `training`, as before Keras 3.3.
+    """
 
     def compute_loss(
         self,
@@ -187,9 +190,8 @@ class Penalty:
         y: Any = None,
         y_pred: Any = None,
         sample_weight: Any = None,
-        training: bool = True,
     ) -> Any:
-        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        loss = super().compute_loss(x, y, y_pred, sample_weight)
         return loss + 0.1 * keras.ops.mean(y_pred**2)
 
 
@@ -457,7 +459,9 @@ CASES: dict[str, Case] = {
         **PARTIAL,
     ),
     "wrapped_own_step": Case(
-        build=lambda c: wrapped(c, dense(OwnStep)),
+        build=lambda c: wrapped(
+            c, dense(OwnStep, kernel_regularizer=keras.regularizers.L2(0.1))
+        ),
         optimizer=lambda: adam(0.01, clipnorm=0.05),
         steps_per_execution=3,
         data=lambda: regression(25),

@@ -286,8 +286,9 @@ def test_writer_must_leave_files_that_a_manifest_can_hold(hub, tmp_path):
         (own_manifest, "manifest.json"),
         (odd_name, "my vocabulary.txt"),
     ):
-        with pytest.raises(publisher.ExportError, match=named):
+        with pytest.raises(publisher.ExportError, match=named) as caught:
             hub.publish(write, group=0, step=2)
+        assert ".. No part" not in str(caught.value)
         assert tree(hub.root) == ["group_0"]
 
 

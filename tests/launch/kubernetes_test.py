@@ -140,6 +140,57 @@ def test_jobsets_are_those_of_the_published_models(capsys, topology, version):
         assert validate.validate(named, version, strict=True)
 
 
+# What JobSet's own definition (CRD) and webhook ask of each field that is used,
+# up to the templates of Jobs, which are Kubernetes' own: read by hand in
+# config/components/crd and pkg/webhooks of kubernetes-sigs/jobset.
+_LABEL = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
+_JOBSET_FIELDS = {
+    "failurePolicy.maxRestarts": int,
+    "failurePolicy.restartStrategy": "Recreate|BlockingRecreate",
+    "failurePolicy.rules[].name": r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?",
+    "failurePolicy.rules[].action": "FailJobSet|RestartJobSet"
+    "|RestartJobSetAndIgnoreMaxRestarts",
+    "failurePolicy.rules[].onJobFailureReasons[]": "BackoffLimitExceeded"
+    "|DeadlineExceeded|FailedIndexes|MaxFailedIndexesExceeded|PodFailurePolicy",
+    "network.enableDNSHostnames": bool,
+    "network.publishNotReadyAddresses": bool,
+    "network.subdomain": _LABEL,
+    "replicatedJobs[].name": _LABEL,
+    "replicatedJobs[].replicas": int,
+    "successPolicy.operator": "All|Any",
+    "successPolicy.targetReplicatedJobs[]": "chief|worker|ps",
+    "ttlSecondsAfterFinished": int,
+}
+
+
+def _leaves(found, path):
+    if isinstance(found, dict):
+        for name, value in found.items():
+            yield from _leaves(value, f"{path}.{name}".lstrip("."))
+    elif isinstance(found, list):
+        for value in found:
+            yield from _leaves(value, f"{path}[]")
+    else:
+        yield path, found
+
+
+def test_jobsets_keep_to_what_their_definition_allows(capsys, topology):
+    queue = "--queue=research"
+    objects = manifest_cases.write(capsys, "--form=jobset", queue, *topology)
+    for jobset in manifest_cases.of_kind(objects, "JobSet").values():
+        kinds = [x["name"] for x in jobset["spec"]["replicatedJobs"]]
+        for replicated in jobset["spec"]["replicatedJobs"]:
+            assert {"metadata", "spec"} == replicated.pop("template").keys()
+        for path, value in _leaves(jobset["spec"], ""):
+            allowed = _JOBSET_FIELDS[path]
+            if isinstance(allowed, str):
+                assert re.fullmatch(allowed, value), (path, value)
+            else:
+                assert type(value) is allowed, (path, value)
+        wanted = jobset["spec"].get("successPolicy", {})
+        assert set(wanted.get("targetReplicatedJobs", ())) <= set(kinds)
+
+
 # --- Indexed Jobs ------------------------------------------------------------
 
 
@@ -324,6 +375,29 @@ def test_no_evaluator_and_no_way_in_for_others(capsys, form):
         assert rule == {
             "from": [{"podSelector": policy["spec"]["podSelector"]}]
         }
+
+
+@pytest.mark.parametrize("form", run.FORMS)
+def test_trackers_get_the_group_as_a_tag(capsys, form):
+    options = ("--env=WANDB_MODE=offline", "--env=WANDB_TAGS=mine")
+    for servers in ((), SERVERS):
+        objects = manifest_cases.write(
+            capsys, f"--form={form}", *FULL, *servers, *options
+        )
+        for pod in _pods(objects):
+            labels = pod["metadata"]["labels"]
+            variables = manifest_cases.container(pod)["env"]
+            env = {x["name"]: x.get("value") for x in variables}
+            group = f"group_{labels['tfdistill/group']}"
+            assert env["COMET_START_EXPERIMENT_TAGS"] == group
+            context = json.loads(env["MLFLOW_RUN_CONTEXT"])
+            assert context == {"tfdistill.group": group}
+            assert env["WANDB_RUN_GROUP"] == "run1"
+            assert env["WANDB_TAGS"] == "mine"
+            # Of workers without a chief, the first one is the chief.
+            is_chief = not servers or labels["tfdistill/task-type"] == "chief"
+            assert env["WANDB_MODE"] == ("offline" if is_chief else "disabled")
+            assert ("COMET_AUTO_LOG_DISABLE" in env) is not is_chief
 
 
 def _pods(objects):

@@ -406,6 +406,23 @@ def test_every_distillation_loss_takes_its_settings(name):
     assert loss.temperature == config.codistillation.temperature
 
 
+def test_sparse_losses_have_settings_that_others_refuse():
+    config = _config(
+        "codistillation.loss=TopKSoftTargetCrossEntropy",
+        "codistillation.k=5",
+        "codistillation.tail=false",
+    )
+    loss = students.make_loss(config.codistillation)
+    assert (loss.k, loss.tail) == (5, False)
+    with pytest.raises(ValueError, match="k` is an argument of TopKSoft"):
+        _config("codistillation.k=5")
+    with pytest.raises(ValueError, match="received 0.5 with TopKSoft"):
+        _config(
+            "codistillation.loss=TopKSoftTargetCrossEntropy",
+            "codistillation.power=0.5",
+        )
+
+
 @pytest.mark.parametrize(
     "changes, weights",
     [

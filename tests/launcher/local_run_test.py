@@ -136,7 +136,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
     assert failed.last_lines == tuple(f"line {i}" for i in range(30, 50))
     assert failed.exit_codes["group_0_worker_0"] != 0
     assert (other.state, other.failed_task) == ("stopped", None)
-    assert other.reason == "group 0 failed"
+    assert other.reason.startswith("group 0 failed; with --on_group_failure=c")
     assert other.last_lines == ()
 
 

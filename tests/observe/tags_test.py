@@ -31,16 +31,17 @@ def test_charts_show_tags_that_are_written():
     assert set(charts) <= known
 
 
-@pytest.mark.parametrize(
-    ("name", "index", "expected"),
-    [
-        ("group_1", 0, "group_1"),
-        ("/data/group_1", 2, "saved_model_2"),
-        ("group_one", 1, "saved_model_1"),
-    ],
-)
-def test_teachers_have_names_fit_for_tags(name, index, expected):
-    assert tags_lib.teacher_tag(name, index) == expected
+def test_teachers_have_names_fit_for_tags():
+    names = {
+        "group_1": "group_1",
+        "/data/group_1": "saved_model_1",
+        "functional_3": "functional_3",  # A model in memory.
+        "/data/large.keras": "large",
+        "s3://bucket/large.keras": "large_4",
+        "exports/7": "saved_model_5",
+    }
+    status = [{"name": name} for name in names]
+    assert tags_lib.teacher_tags(status) == list(names.values())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """A user's own script, made a codistilled one, that notes what it saw.
 
-The lines between the rulers are what the README asks a user to add.
+The lines between the rulers are what the README asks a user to add. A test sees
+in the workdir which versions have taught a task, and ends the training of
+groups of one worker early with a file `stop`.
 """
 
 import json
@@ -19,8 +21,10 @@ import tfdistill
 class Notes(keras.callbacks.Callback):
     """Which teacher versions were in force at which step."""
 
-    def __init__(self, step_secs: float) -> None:
+    def __init__(self, cluster: tfdistill.Cluster, step_secs: float) -> None:
         super().__init__()
+        self._directory = pathlib.Path(cluster.workdir)
+        self._task = f"{cluster.group}_{cluster.task_index}"
         self.versions: list = []
         self.weights: list = []
         self._step_secs = step_secs
@@ -31,6 +35,10 @@ class Notes(keras.callbacks.Callback):
         self.weights.append(float(logs["distillation_weight"]))
         status = self.model.teachers.status()
         self.versions.append([teacher["step"] for teacher in status])
+        for version in self.versions[-1]:
+            (self._directory / f"taught_{self._task}_{version}").touch()
+        if (self._directory / "stop").exists():
+            self.model.stop_training = True
         time.sleep(self._step_secs)
 
 
@@ -69,7 +77,7 @@ def main(num_steps: int, step_secs: float) -> None:
             distillation_weight=tfdistill.schedules.BurnIn(steps=10),
         )
     # ------------------------------------------------------------------
-    notes = Notes(step_secs)
+    notes = Notes(cluster, step_secs)
     dataset = tf.data.Dataset.from_tensor_slices(data(cluster.group))
     model.fit(
         dataset.repeat().batch(16),

@@ -83,7 +83,8 @@ def test_every_public_name_has_an_entry(site, pages):
 
 
 @pytest.mark.parametrize(
-    "module", ["losses", "schedules", "metrics", "data", "data_checks"]
+    "module",
+    ["losses", "labels", "schedules", "metrics", "data", "data_checks"],
 )
 def test_every_name_of_a_public_module_has_an_entry(module, site, pages):
     page = pages[site / "api" / f"{module}.html"]

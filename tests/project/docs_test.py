@@ -207,6 +207,11 @@ def _reader_has(tmp_path):
     def build_student():
         return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
 
+    def build_model():
+        inputs = keras.Input((4,))
+        outputs = keras.layers.Dense(3, activation="softmax")(inputs)
+        return keras.Model(inputs, outputs)
+
     x = np.random.default_rng(0).normal(size=(512, 4)).astype("float32")
     y = np.arange(512) % 3
     examples = tf.data.Dataset.from_tensor_slices((x, y))
@@ -218,12 +223,14 @@ def _reader_has(tmp_path):
         ({"ids": np.zeros([26], "int64")}, [1.0])
     )
     return {
+        "build_model": build_model,
         "build_student": build_student,
         "cluster": cluster,
         "data": examples.repeat().batch(16),
         "dataset": examples.batch(16),
         "examples": examples,
         "exchange": exchange,
+        "inputs": keras.Input((4,)),
         "keras": keras,
         "make_dataset": lambda context: clicks.repeat().batch(4),
         "model": model,
@@ -259,7 +266,7 @@ def short_fits(monkeypatch, tmp_path):
 
     monkeypatch.setattr(tfdistill.MultiWorkerTraining, "fit", cut)
     monkeypatch.setattr(
-        tfdistill, "make_strategy", lambda cluster: tf.distribute.get_strategy()
+        tfdistill, "make_strategy", lambda *_: tf.distribute.get_strategy()
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
@@ -309,6 +316,15 @@ def test_tests_that_pages_name_exist():
         if not file.is_file() or f"def {name}" not in file.read_text("utf-8"):
             missing.add(f"{path}::{name}")
     assert not missing
+
+
+def test_keras_on_several_workers_takes_six_lines():
+    page = "docs/several_workers.md"
+    python = [b for b in docs_blocks.blocks(page) if b.language == "python"]
+    finished, _, own_class, *_ = python
+    for block in (finished, own_class):
+        lines = [line for line in block.text.splitlines() if line]
+        assert len(lines) <= 6 and "model.fit(" in lines[-1], str(block)
 
 
 def test_the_home_page_has_the_ten_lines_of_the_readme():
@@ -413,7 +429,7 @@ def test_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
     monkeypatch.setattr(
-        tfdistill, "make_strategy", lambda cluster: tf.distribute.get_strategy()
+        tfdistill, "make_strategy", lambda *_: tf.distribute.get_strategy()
     )
     page = Page()
 

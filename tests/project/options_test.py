@@ -48,6 +48,11 @@ OPTIONS = {
         job_name=None sbatch=[] srun=[] max_restarts=3 max_requeues=100
         stop_secs=120 setup=None python=~ chdir=~ ports=15000-29999
     """,
+    "launch.label": """
+        teacher=! recipe=! output=! override=[] group=0 num_groups=1
+        num_steps=None top_k=None num_samples=None
+        dtype=float32{float16|float32} trust=False
+    """,
     "launch.promote": """
         to=! group=0 step=None version_number=None exchange=None
         examples=None notes=None sign_key=None trust_graph=False
@@ -112,6 +117,12 @@ OPTIONS = {
     """,
     "benchmarks.exchange_kills": """
         kills=2000 seed=0 exchange=None quick=False
+    """,
+    "benchmarks.labels": """
+        parts=[sampled,language_model]
+        num_classes=32000 features=256 rows=512 num_sampled=1024 k=32 rounds=15
+        num_seeds=6 language_steps=1500
+        quick=False
     """,
     "benchmarks.multiworker": """
         models=[mlp,cnn]{cnn|mlp|tiny} batches=[static,dynamic]

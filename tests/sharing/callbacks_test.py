@@ -50,6 +50,20 @@ def test_one_call_makes_them_all(tmp_path, monkeypatch):
         tfdistill.callbacks(exchange, every_steps=0)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda root: tfdistill.callbacks(root, every_steps=5),
+        lambda root: tfdistill.TeacherSet(root, [1]),
+    ],
+)
+def test_a_directory_is_no_exchange(tmp_path, make):
+    with pytest.raises(
+        ValueError, match=r"must be a tfd.*tfdistill.Exchange\("
+    ):
+        make(str(tmp_path))
+
+
 def _exporter(exchange, every_steps=1, *, pause_secs=None, **kwargs):
     exporter = tfdistill.StudentExporter(
         exchange, every_steps=every_steps, group=0, **kwargs

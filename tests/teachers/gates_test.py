@@ -198,6 +198,25 @@ def test_the_other_teachers_have_a_vote():
 # ---- in a set of teachers ----
 
 
+@pytest.mark.parametrize("kind", ["saved_models", "models"])
+def test_a_fixed_teacher_answers_it_on_replicas_too(
+    tmp_path, two_replicas, kind
+):
+    """In the strategy's scope, where what was loaded does not run as it is."""
+    teacher = cases.linear(3)
+    path = str(tmp_path / "model")
+    tfdistill.CodistillModel(teacher).export(path, verbose=False)
+    given = path if kind == "saved_models" else teacher
+    canary = gates.Canary(_X, labels=np.argmax(teacher(_X), axis=-1))
+    with two_replicas.scope():
+        model = cases.codistill(
+            cases.linear(0),
+            tfdistill.TeacherSet(canary=canary, **{kind: [given]}),
+        )
+    cases.prepare(model, _X, _Y)
+    assert model.teachers.status()[0]["health"] == "good"
+
+
 def test_outputs_are_what_the_distillation_loss_takes_them_for():
     canary = gates.Canary(_X, labels=_Y)
     model = cases.codistill(

@@ -187,5 +187,14 @@ def test_a_file_with_code_of_its_own_is_refused(tmp_path):
         in_memory.loaded(tmp_path / "a.keras")
 
 
+@pytest.mark.parametrize("in_file", [False, True])
+def test_weights_that_are_not_finite_are_refused(tmp_path, in_file):
+    teacher = _model()
+    teacher.layers[-1].bias.assign([0, np.nan, 0])
+    teacher.save(tmp_path / "a.keras")
+    with pytest.raises(ValueError, match="finite .* 'big' with NaN .*/bias. P"):
+        _trained(models=[tmp_path / "a.keras" if in_file else teacher])
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

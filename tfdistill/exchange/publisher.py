@@ -35,6 +35,15 @@ VersionExistsError = versions.VersionExistsError
 VersionNotFoundError = versions.VersionNotFoundError
 
 
+def check_exchange(exchange: Any) -> None:
+    """Checks that an `Exchange` is one, and not its directory."""
+    if not isinstance(exchange, Exchange):
+        raise ValueError(
+            "`exchange` must be a tfdistill.Exchange; received "
+            f"{exchange!r}. Pass tfdistill.Exchange(directory)."
+        )
+
+
 class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
     """The shared directory through which groups see each other's exports.
 
@@ -206,9 +215,10 @@ class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
             if isinstance(error, ExportError):
                 raise
             path = self.version_path(draft.group, draft.step)
+            why = f"{type(error).__name__}: {error}".rstrip(".")
             raise ExportError(
-                f"Could not publish {path}: {type(error).__name__}: "
-                f"{error}. No part of it is visible to readers."
+                f"Could not publish {path}: {why}. No part of it is visible to "
+                "readers."
             ) from error
 
     def prune(self, group: int) -> list[int]:

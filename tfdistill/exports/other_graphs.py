@@ -26,12 +26,13 @@ class FrozenFunction:
         directory: str,
         *,
         input_spec: Any,
-        output_spec: Any,
+        output_spec: Any = None,
     ) -> None:
         """Loads a SavedModel; inside a strategy's scope, one copy a device.
 
         Its signature `serving_default` must fit the specs of the student's
-        inputs and outputs, or ValueError.
+        inputs and outputs, or ValueError. Without a student, outputs come in
+        the order of their numbers, or else of their names.
         """
         self._loaded = tf.saved_model.load(directory)
         signature = self._loaded.signatures.get("serving_default")
@@ -50,17 +51,32 @@ class FrozenFunction:
             what=f"inputs of {directory}",
         )
         self._dtypes = {name: spec.dtype for name, spec in wanted.items()}
-        self._outputs = match(
-            {
-                name: spec.shape
-                for name, spec in signature.structured_outputs.items()
-            },
-            student_graph.named(output_spec, "outputs"),
-            what=f"outputs of {directory}",
+        found = {
+            name: spec.shape
+            for name, spec in signature.structured_outputs.items()
+        }
+        self._outputs = (
+            {name: name for name in sorted(found, key=_position)}
+            if output_spec is None
+            else match(
+                found,
+                student_graph.named(output_spec, "outputs"),
+                what=f"outputs of {directory}",
+            )
         )
 
     def __call__(self, inputs: Any) -> list[tf.Tensor]:
         """Predicts; returns the outputs flat, in the order of the student's."""
+        if not tf.distribute.in_cross_replica_context():
+            return self._in_replica(inputs)
+        # What was loaded in a strategy's scope runs on its replicas only.
+        strategy = tf.distribute.get_strategy()
+        return [
+            strategy.experimental_local_results(output)[0]
+            for output in strategy.run(self._in_replica, args=(inputs,))
+        ]
+
+    def _in_replica(self, inputs: Any) -> list[tf.Tensor]:
         flat = student_graph.named(inputs, "inputs")
         fed = {
             theirs: tf.cast(flat[ours], self._dtypes[theirs])
@@ -115,6 +131,21 @@ def load(
     With `trust`, whatever it holds, with a warning; else ValueError if it
     holds what may not run. ValueError too if it does not fit the student.
     """
+    check_named(
+        directory,
+        trust=trust,
+        remedy="TeacherSet(trust_saved_models=True), or in a recipe "
+        "codistillation.trust_saved_models",
+    )
+    return _loaded(directory, graph)
+
+
+def check_named(directory: str, *, trust: bool, remedy: str) -> None:
+    """Checks a SavedModel that the user has named, by path or URL.
+
+    With `trust`, what may not run is a warning, else a ValueError that names
+    `remedy`, the option to set.
+    """
     if filesystem.in_object_store(directory):
         raise ValueError(
             "`saved_models` must be where TensorFlow itself can read; received "
@@ -136,12 +167,9 @@ def load(
                 ) from error
             raise ValueError(
                 f"The SavedModel {directory} is not loaded: {error} If you "
-                "trust it as you would trust a program, set "
-                "TeacherSet(trust_saved_models=True), or in a recipe "
-                "codistillation.trust_saved_models."
+                f"trust it as you would trust a program, set {remedy}."
             ) from error
         _log.warning("Loading the SavedModel %s, though %s", directory, error)
-    return _loaded(directory, graph)
 
 
 class Specs(Protocol):

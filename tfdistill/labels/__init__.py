@@ -1,25 +1,37 @@
-"""Predictions that come by value: from peers, from servers, from files.
+"""Predictions that come by value: in the data, from servers, from peers.
 
-Names resolve on first use, as those of the package do.
+What a user imports is here; the files of this room are behind it.
 """
 
 import importlib
 import typing
 
+from tfdistill.labels.attached import Labelled
+from tfdistill.labels.attached import attach
+from tfdistill.labels.attached import label
+from tfdistill.labels.files import WrittenLabels
+from tfdistill.labels.files import read
+from tfdistill.labels.files import write
+from tfdistill.labels.forms import Form
+
 if typing.TYPE_CHECKING:
     from tfdistill.labels.service import Teachers as Teachers
 
-_HOMES = {"Teachers": "service"}
-
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = [
+    "Form",
+    "Labelled",
+    "Teachers",
+    "WrittenLabels",
+    "attach",
+    "label",
+    "read",
+    "write",
+]
 
 
 def __getattr__(name: str) -> typing.Any:
-    if name in _HOMES:
-        home = importlib.import_module(f"tfdistill.labels.{_HOMES[name]}")
-        return getattr(home, name)
-    raise AttributeError(f"module 'tfdistill.labels' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+    # On first use: only those who ask servers pay for importing gRPC.
+    if name == "Teachers":
+        service = importlib.import_module("tfdistill.labels.service")
+        return service.Teachers
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -64,7 +64,7 @@ class Task:
             # As TensorFlow's guide to parameter servers asks of each server.
             result.setdefault("GRPC_FAIL_FAST", "use_caller")
         result = {**trackers.defaults(self.cluster), **result}
-        result.update(trackers.silence(self.cluster))
+        result.update(trackers.silence(is_chief=self.cluster.is_chief))
         result.update(self.env)
         if signing.has_key(inherited):  # The user's key, not one of our own.
             result.pop(signing.FILE_VARIABLE, None)

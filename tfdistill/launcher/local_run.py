@@ -273,7 +273,10 @@ class LocalRun:
             return
         self._failed = min(failed, key=lambda group: group.failure_time or 0)
         if self._topology.on_group_failure == "stop":
-            reason = f"group {self._failed.status.group} failed"
+            reason = (
+                f"group {self._failed.status.group} failed; with "
+                "--on_group_failure=continue the others train on"
+            )
             for group in self._groups:
                 group.stop(reason)
 

@@ -23,12 +23,12 @@ def defaults(cluster: identity.Cluster) -> dict[str, str]:
     return found
 
 
-def silence(cluster: identity.Cluster) -> dict[str, str]:
+def silence(*, is_chief: bool) -> dict[str, str]:
     """Returns what keeps a task from reporting beside its group's chief.
 
     It replaces what the task inherits, such as `WANDB_MODE=offline`, which says
     where the chief reports to.
     """
-    if cluster.is_chief:
+    if is_chief:
         return {}
     return {"COMET_AUTO_LOG_DISABLE": "true", "WANDB_MODE": "disabled"}

@@ -38,8 +38,8 @@ class TeacherNews:
         """Returns what is new, as Markdown, by tag."""
         now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._clock()))
         news = {}
-        for index, teacher in enumerate(status):
-            name = tags.teacher_tag(teacher["name"], index)
+        names = tags.teacher_tags(status)
+        for name, teacher in zip(names, status, strict=True):
             before = self._known.get(name, ("absent", frozenset()))
             refused = frozenset(teacher["quarantined"])
             self._known[name] = teacher["health"], refused
@@ -365,8 +365,7 @@ class Summaries(steps.SteppedCallback):
     def _agreement(self, status: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Means over the batches since the last point."""
         found = {}
-        for index, teacher in enumerate(status):
-            name = tags.teacher_tag(teacher["name"], index)
+        for index, name in enumerate(tags.teacher_tags(status)):
             for kind in _COMPARED:
                 values = [
                     float(values[index])

@@ -3,6 +3,7 @@
 docs/tensorboard.md lists them with their units and meanings.
 """
 
+import pathlib
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -11,8 +12,6 @@ from typing import Any
 import numpy as np
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import summary as custom_scalars
-
-from tfdistill.system import run_files
 
 Scalars = dict[str, Any]
 # Of more values than a curve each is worth, none is shown.
@@ -71,10 +70,23 @@ _CHARTS: dict[str, dict[str, Sequence[str]]] = {
 }
 
 
-def teacher_tag(name: str, index: int) -> str:
-    """Returns what stands for `<teacher>` in a tag."""
-    is_group = run_files.group_of(name) is not None
-    return name if is_group else f"saved_model_{index}"
+def teacher_tags(status: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns what stands for `<teacher>` in the tags of each, all different.
+
+    Example:
+        >>> names = ("group_1", "large", "/data/large.keras", "/data/export")
+        >>> teacher_tags([{"name": name} for name in names])
+        ['group_1', 'large', 'large_2', 'saved_model_3']
+    """
+    found: list[str] = []
+    for index, teacher in enumerate(status):
+        tag = teacher["name"]
+        if "/" in tag:  # A path: Keras allows no slash in a model's name.
+            path = pathlib.PurePosixPath(tag)
+            is_file = path.suffix == ".keras"
+            tag = path.stem if is_file else f"saved_model_{index}"
+        found.append(f"{tag}_{index}" if tag in found else tag)
+    return found
 
 
 def of_logs(logs: Mapping[str, Any]) -> Scalars:
@@ -101,9 +113,9 @@ def of_logs(logs: Mapping[str, Any]) -> Scalars:
 def of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> Scalars:
     """Returns each teacher's scalars but its agreement; None if unknown."""
     found: Scalars = {}
-    for index, teacher in enumerate(status):
+    names = teacher_tags(status)
+    for name, teacher in zip(names, status, strict=True):
         version = teacher["step"] if teacher["step"] >= 0 else None
-        name = teacher_tag(teacher["name"], index)
         values = {
             "staleness_steps": None if version is None else step - version,
             "staleness_secs": teacher["age_secs"],

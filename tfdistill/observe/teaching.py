@@ -63,11 +63,14 @@ class TeachingWatch(keras.callbacks.Callback):
                 "Shorten the burn-in, or train for longer."
             )
         teachers = "; ".join(map(_described, model.teachers.status()))
-        return (
-            f"{teachers}. Train for longer, export more often "
-            "(`every_steps` of tfdistill.StudentExporter), or let the groups "
-            "begin together (tfdistill.StartTogether)."
-        )
+        remedy = "See what the teacher predicts of one batch of the data."
+        if model.teachers.follows_peers:
+            remedy = (
+                "Train for longer, export more often (`every_steps` of "
+                "tfdistill.StudentExporter), or let the groups begin together "
+                "(tfdistill.StartTogether)."
+            )
+        return f"{teachers}. {remedy}"
 
 
 def _described(teacher: dict[str, Any]) -> str:

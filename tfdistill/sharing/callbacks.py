@@ -120,6 +120,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
                 of training. Default 600.
         """
         super().__init__()
+        publisher.check_exchange(exchange)
         self._exchange = exchange
         self._schedule = steps.EverySteps(every_steps)
         self._given_group = group

@@ -141,6 +141,14 @@ def _with_switch(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return scale
 
 
+def lend_compiled_loss(model: keras.Model, inner: keras.Model) -> None:
+    """Has Keras' `compute_loss` of `inner` use what `model` was compiled with.
+
+    The losses of single outputs are then metrics of `model`, which logs them.
+    """
+    inner._compile_loss = model._compile_loss
+
+
 def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
     """Returns the place of a variable among those of a built optimizer.
 

@@ -16,6 +16,7 @@ from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.teachers import features
+from tfdistill.training import finite
 
 
 def checked(models: Any) -> tuple[Any, ...]:
@@ -71,10 +72,18 @@ def loaded(model: Any) -> keras.Model:
 
     Keras' safe mode stays on: a file with Python code of its own is refused.
     """
-    if isinstance(model, keras.Model):
+    if not isinstance(model, keras.Model):
+        model = keras.saving.load_model(os.fspath(model), compile=False)
+    elif hasattr(model, "codistillation"):
         # The wrapper of a student adds nothing to what it predicts.
-        return model.student if hasattr(model, "codistillation") else model
-    return keras.saving.load_model(os.fspath(model), compile=False)
+        model = model.student
+    if path := finite.Weights(model).first_not_finite():
+        raise ValueError(
+            "A teacher in `models` must have finite weights; received "
+            f"{model.name!r} with NaN or infinity in {path}. Pass a model "
+            "whose training did not diverge."
+        )
+    return model
 
 
 class FrozenModel:

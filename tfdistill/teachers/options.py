@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from tfdistill.exchange import publisher
 from tfdistill.system import run_files
 
 # Of `max_staleness_steps`: a peer that falls silent fades; see staleness.py.
@@ -126,6 +127,8 @@ def check_exchange(peers: Sequence[int], exchange: Any) -> None:
         raise ValueError(
             f"`peers` {tuple(peers)} need an `exchange`; received None."
         )
+    if exchange is not None:
+        publisher.check_exchange(exchange)
 
 
 def checked_paths(saved_models: Any) -> tuple[str, ...]:

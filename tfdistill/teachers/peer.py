@@ -265,6 +265,7 @@ class Poller(threading.Thread):
         self._proposes = proposes
         self._poll_secs = poll_secs
         self._also = also
+        self._out_of_reach: set[int] = set()
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -275,10 +276,22 @@ class Poller(threading.Thread):
                     if self._proposes:
                         reader.look()
                     reader.stage()
-                except Exception:  # The exchange may be out of reach a while.
+                except OSError as error:
+                    self._log_outage(reader.group, error)
+                except Exception:
                     _log.exception("Looking for group %d failed", reader.group)
+                else:
+                    self._out_of_reach.discard(reader.group)
             self._also()
             self._stopping.wait(self._poll_secs)
+
+    def _log_outage(self, group: int, error: OSError) -> None:
+        """Warns once for each outage: it may last for many rounds."""
+        level = (
+            logging.DEBUG if group in self._out_of_reach else logging.WARNING
+        )
+        self._out_of_reach.add(group)
+        _log.log(level, "Cannot look for group %d yet: %s", group, error)
 
     def stop(self) -> None:
         """Ends the thread; waits 30 s at most for a read in progress."""

@@ -256,35 +256,6 @@ def _same_rank(
     return first, second
 
 
-class OwnRowsLoss(GlobalBatchLoss):
-    """Any Keras loss as a mean over this replica's rows.
-
-    Keras divides it by the number of replicas, which a model that puts it
-    into a larger formula cannot know; see `share_of_mean`.
-    """
-
-    def __call__(
-        self, y_true: Any, y_pred: Any, sample_weight: Any = None
-    ) -> Any:
-        """Returns the loss of these rows, a float scalar."""
-        value = self.inner(y_true, y_pred, sample_weight)
-        if not replicas.in_replica():
-            return value
-        return value * tf.distribute.get_strategy().num_replicas_in_sync
-
-
-def share_of_mean(value: tf.Tensor) -> tf.Tensor:
-    """Returns this replica's share of what it computed as a mean of its rows.
-
-    The shares add up to the mean over all rows of the batch.
-    """
-    batch = getattr(_active, "batch", None)
-    if batch is None or not replicas.in_replica():
-        return value
-    share = tf.cast(batch.local / batch.total, value.dtype)
-    return tf.math.multiply_no_nan(value, share)
-
-
 class _FunctionLoss(keras.losses.Loss):
     """A loss given as a function `(y_true, y_pred) -> values`."""
 
@@ -310,13 +281,6 @@ class _Crossentropy(keras.losses.Loss):
             function = keras.losses.categorical_crossentropy
         y_true, y_pred = _same_rank(y_true, y_pred)
         return function(y_true, y_pred)
-
-
-def over_own_rows(loss: Any) -> Any:
-    """Wraps what `over_global_batch` returned in `OwnRowsLoss` instead."""
-    return keras.tree.map_structure(
-        lambda leaf: leaf if leaf is None else OwnRowsLoss(leaf.inner), loss
-    )
 
 
 def over_global_batch(loss: Any) -> Any:

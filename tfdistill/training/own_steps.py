@@ -7,6 +7,7 @@ them. So several replicas update as one device does, if each loss is a mean over
 the rows of its batch.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,16 @@ def is_for_one_device(kind: type, name: str) -> bool:
         if code is None or "super" not in code.co_names:
             return True
     return False
+
+
+def loss_of(model: keras.Model, *given: Any, training: bool) -> Any:
+    """Calls `compute_loss`, whose `training` a model's own may not have.
+
+    Keras gives it since 3.3, to those that take it.
+    """
+    if "training" in inspect.signature(model.compute_loss).parameters:
+        return model.compute_loss(*given, training=training)
+    return model.compute_loss(*given)
 
 
 def check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:

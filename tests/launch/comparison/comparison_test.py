@@ -49,6 +49,7 @@ def test_methods_differ_from_independent_in_what_they_are_about():
         "large_group": {"data.global_batch_size"},
         "label_smoothing": {"smoothing.kind"},
         "unigram_smoothing": {"smoothing.kind"},
+        "confidence_penalty": {"smoothing.kind"},
     }.items():
         (run,) = _trial(name).runs
         assert set(recipes.changed_fields(base.config, run.config)) == changed

@@ -118,6 +118,16 @@ def test_options_reach_the_teachers(tmp_path):
         ),
         (
             sections.Codistillation,
+            tfdistill.losses.SampledSoftTargetCrossEntropy,
+            {"aggregation", "num_samples", "power", "proposal", "temperature"},
+        ),
+        (
+            sections.Codistillation,
+            tfdistill.losses.TopKSoftTargetCrossEntropy,
+            {"aggregation", "k", "tail", "temperature"},
+        ),
+        (
+            sections.Codistillation,
             tfdistill.losses.LogitsMeanSquaredError,
             set(),
         ),

@@ -1,0 +1,145 @@
+"""Writes a fixed teacher's soft targets of a recipe's training examples.
+
+python -m launch.label --teacher=SAVED_MODEL --recipe=NAME --output=DIR
+
+Groups that train with the same recipe read them by
+`--override=codistillation.labels=DIR`. tfdistill.labels.write does the same for
+any data set.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+from launch import recipes
+from launch.config import config as config_lib
+from tfdistill.system import programs
+
+EXIT_FAILURE = 1
+_REPORT_SECS = 5.0
+_NOTES = """\
+The examples are those that the group will see, in the order that the seed of
+the recipe's data chooses: as many steps as the recipe has, or --num_steps. Pass
+the same recipe and overrides to the training. A directory of labels is complete
+once it holds labels.json.
+Exit codes: 0 done, 1 the labels could not be written, 2 wrong options.
+"""
+
+
+def _add_options(options: programs.Flags) -> None:
+    add = options.add
+    add("teacher", "<DIR>: a SavedModel", required=True)
+    add("recipe", "<NAME>: a recipe, or a config.json", required=True)
+    add("output", "<DIR>: new directory for the labels", required=True)
+    recipes.add_override(
+        options, "the recipe, such as data.global_batch_size=64"
+    )
+    add("group", "group whose examples are labelled", 0)
+    add("num_groups", "groups of the training", 1)
+    add("num_steps", "steps to label; default all of the recipe", kind=int)
+    add("top_k", "keep the likeliest classes only, this many", kind=int)
+    add("num_samples", "keep classes drawn from the teacher", kind=int)
+    add(
+        "dtype",
+        "of what is kept",
+        "float32",
+        enum_values=["float32", "float16"],
+    )
+    add("trust", "load a graph that may hold more than a student's", False)
+
+
+def _dataset(options: programs.Options, config: config_lib.Config) -> Any:
+    """Returns the batches that the group's chief will train on."""
+    import tfdistill
+    from launch.task import training
+
+    cluster = dataclasses.replace(
+        tfdistill.Cluster.from_env({}),
+        group=options.group,
+        num_groups=options.num_groups,
+    )
+    steps = options.num_steps or config.num_steps
+    return training.make(config, cluster)[0].take(steps)
+
+
+def _progress(num_rows: int) -> Callable[[int], None]:
+    """Returns what logs, every few seconds, how many examples are done."""
+    start = last = time.monotonic()
+
+    def report(done: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _REPORT_SECS:
+            last = now
+            logging.info(
+                "%s of %s examples (%.0f%%), %.0f a second",
+                f"{done:,}",
+                f"{num_rows:,}",
+                100 * done / num_rows,
+                done / (now - start),
+            )
+
+    return report
+
+
+def _run(options: programs.Options) -> int:
+    try:
+        config = recipes.override(recipes.get(options.recipe), options.override)
+        if not 0 <= options.group < options.num_groups:
+            raise ValueError(
+                f"`group` must be from 0 to {options.num_groups - 1}; received "
+                f"{options.group}."
+            )
+        if options.num_steps is not None and options.num_steps < 1:
+            raise ValueError(
+                f"`num_steps` must be >= 1; received {options.num_steps}."
+            )
+    except ValueError as error:
+        raise programs.UsageError(str(error)) from error
+    # Only here: wrong options are reported before seconds of imports.
+    from launch.task import students
+    from tfdistill import data_checks
+    from tfdistill import labels
+
+    try:
+        steps = options.num_steps or config.num_steps
+        num_rows = labels.write(
+            _dataset(options, config),
+            options.teacher,
+            options.output,
+            form=labels.Form(
+                top_k=options.top_k,
+                num_samples=options.num_samples,
+                dtype=options.dtype,
+            ),
+            seed=config.seed or 0,
+            trust=options.trust,
+            progress=_progress(steps * config.data.global_batch_size),
+        )
+    except (
+        data_checks.DataError,
+        students.OptionsError,
+        OSError,
+        ValueError,
+    ) as error:
+        logging.error("%s", error)
+        return EXIT_FAILURE
+    print(f"{options.output}: labels of {num_rows:,} examples")
+    return 0
+
+
+PROGRAM = programs.Program(
+    name="python -m launch.label",
+    usage="--teacher=DIR --recipe=NAME --output=DIR [options]",
+    about="Writes a fixed teacher's soft targets of a recipe's examples.",
+    notes=_NOTES,
+    define=_add_options,
+    run=_run,
+)
+main = PROGRAM.main
+
+if __name__ == "__main__":
+    PROGRAM.start()

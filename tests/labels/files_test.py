@@ -1,0 +1,179 @@
+"""Labels written beside examples: read back with the same data, or refused."""
+
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tfdistill import labels
+from tfdistill.exchange import signing
+
+_X, _Y = cases.data(50)
+_KEY = b"the key of a run, which is long enough"
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch):
+    for name in signing.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def _data(x=_X, y=_Y, batch_size=8):
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+
+
+def _all(dataset, name="labels"):
+    """Inputs, classes and whole outputs of all rows."""
+    rows = list(dataset.unbatch().as_numpy_iterator())
+    x, y, outputs = zip(
+        *(
+            (x.inputs, y, x.labels[name]["outputs"][0]["whole"])
+            for x, y in rows
+        ),
+        strict=True,
+    )
+    return np.array(x), np.array(y), np.array(outputs)
+
+
+@pytest.mark.parametrize("batch_size", [8, 7, 50, 1])
+def test_what_was_written_comes_with_its_example(tmp_path, batch_size):
+    teacher = cases.linear(5)
+    seen = []
+    num_rows = labels.write(
+        _data(), teacher, tmp_path, rows_per_file=20, progress=seen.append
+    )
+    assert num_rows == seen[-1] == 50
+    assert len(list(tmp_path.glob("*.tfrecord"))) == 3
+    found = labels.read(tmp_path)
+    assert found.num_rows == 50
+    x, y, outputs = _all(_data(batch_size=batch_size).apply(found))
+    np.testing.assert_array_equal(x, _X)
+    np.testing.assert_array_equal(y, _Y)
+    np.testing.assert_allclose(outputs, teacher(_X), rtol=1e-6)
+    # A part of the data, and the same data again.
+    part = _data().take(2).apply(found).repeat(2)
+    assert len(_all(part)[0]) == 32
+
+
+def test_a_student_learns_from_them_as_from_the_model(tmp_path):
+    teacher = cases.deep(5)
+    tfdistill.CodistillModel(teacher).export(tmp_path / "model", verbose=False)
+    labels.write(_data(), str(tmp_path / "model"), tmp_path / "labels")
+    histories = []
+    for teachers, data in (
+        (tfdistill.TeacherSet(saved_models=[tmp_path / "model"]), _data()),
+        (
+            tfdistill.TeacherSet(labels=["labels"]),
+            _data().apply(labels.read(tmp_path / "labels")),
+        ),
+    ):
+        model = cases.codistill(cases.linear(), teachers)
+        histories.append(model.fit(data, epochs=2, verbose=0).history)
+    for name, values in histories[0].items():
+        np.testing.assert_allclose(histories[1][name], values, rtol=1e-5)
+
+
+def _first_difference(dataset, found):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="the same order"
+    ) as caught:
+        list(dataset.apply(found))
+    return int(str(caught.value).split("[")[2].split("]")[0])
+
+
+def test_other_data_and_another_order_are_refused(tmp_path):
+    labels.write(_data(), cases.linear(5), tmp_path)
+    found = labels.read(tmp_path)
+    swapped = _X.copy()
+    swapped[[20, 21]] = swapped[[21, 20]]
+    assert _first_difference(_data(swapped), found) == 20
+    changed = _X.copy()
+    changed[49, 3] += 1e-6
+    assert _first_difference(_data(changed), found) == 49
+    longer = np.concatenate([_X, _X]), np.concatenate([_Y, _Y])
+    assert _first_difference(_data(*longer), found) == 50
+
+
+def test_top_classes_and_samples_are_smaller(tmp_path):
+    sizes = {}
+    for name, form in (
+        ("whole", labels.Form()),
+        ("top", labels.Form(top_k=2, dtype="float16")),
+        ("drawn", labels.Form(num_samples=1)),
+    ):
+        teacher = cases.linear(5, classes=100)
+        labels.write(_data(), teacher, tmp_path / name, form=form)
+        found = labels.read(tmp_path / name)
+        (x, _) = next(iter(_data().apply(found)))
+        (kept,) = x.labels["labels"]["outputs"]
+        sizes[name] = sum(int(tf.size(v)) * v.dtype.size for v in kept.values())
+    assert sizes == {"whole": 8 * 400, "top": 8 * 12, "drawn": 8 * 4}
+
+
+def test_labels_that_were_changed_or_not_finished_are_refused(tmp_path):
+    labels.write(_data(), cases.linear(5), tmp_path / "a")
+    changed = tmp_path / "changed"
+    shutil.copytree(tmp_path / "a", changed)
+    (file,) = changed.glob("*.tfrecord")
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="were changed: labels-00000"):
+        labels.read(changed)
+    (changed / "labels.json").unlink()
+    with pytest.raises(ValueError, match="no labels.json, which is written la"):
+        labels.read(changed)
+    # What a stopped writer has left is written anew.
+    labels.write(_data(), cases.linear(5), changed)
+    assert labels.read(changed).num_rows == 50
+    with pytest.raises(ValueError, match="has complete ones"):
+        labels.write(_data(), cases.linear(5), changed)
+    for wrong in ("[]", "{}", "not", '{"labels": {"a": 1}, "proof": null}'):
+        (changed / "labels.json").write_text(wrong)
+        with pytest.raises(ValueError, match="must be what .*write wrote"):
+            labels.read(changed)
+
+
+def test_with_a_key_labels_must_be_signed_with_it(tmp_path):
+    labels.write(_data(), cases.linear(5), tmp_path / "unsigned")
+    labels.write(_data(), cases.linear(5), tmp_path / "signed", key=_KEY)
+    assert labels.read(tmp_path / "signed", key=_KEY).num_rows == 50
+    forged = tmp_path / "signed" / "labels.json"
+    for directory, key in (("unsigned", _KEY), ("signed", b"other " * 8)):
+        with pytest.raises(ValueError, match="signed with this process's key"):
+            labels.read(tmp_path / directory, key=key)
+    content = json.loads(forged.read_text())
+    content["labels"]["num_rows"] = 49
+    forged.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="signed with this process's key"):
+        labels.read(tmp_path / "signed", key=_KEY)
+
+
+def test_what_cannot_be_labelled_is_refused(tmp_path):
+    teacher = cases.linear(5)
+    teacher.layers[-1].bias.assign([np.nan, 0, 0])
+    for data, match in (
+        (_data().repeat(), "must end"),
+        (_data().take(0), "at least one example"),
+        (_data(), "finite.*batch 0"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            labels.write(data, teacher, tmp_path)
+    lengths = keras.Sequential([keras.Input((None, 4)), keras.layers.Dense(3)])
+    data = tf.data.Dataset.from_generator(
+        lambda: (np.zeros([2, n, 4], "float32") for n in (3, 4)),
+        output_signature=tf.TensorSpec([None, None, 4]),
+    )
+    with pytest.raises(ValueError, match="one size.*Pad sequences"):
+        labels.write(data, lengths, tmp_path)
+    with pytest.raises(ValueError, match="local or mounted"):
+        labels.write(_data(), teacher, "s3://bucket/labels")
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,129 @@
+"""Labels of a recipe's examples, by the command and in a training."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from launch import label
+from launch import recipes
+from launch.task import students
+from launch.task import training
+from tfdistill import data_checks
+from tfdistill import labels
+
+_STEPS = 12
+_OVERRIDES = [
+    f"num_steps={_STEPS}",
+    "evaluate_every_steps=6",
+    "codistillation.burn_in_steps=0",
+    "codistillation.ramp_steps=0",
+    "exchange.every_steps=6",
+    "start_together_secs=0",
+]
+
+
+def _config(*overrides):
+    return recipes.override(recipes.get("digits"), [*_OVERRIDES, *overrides])
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A student of the recipe, exported untrained."""
+    path = tmp_path_factory.mktemp("teacher") / "model"
+    student = students.build_student(_config(), 0)
+    tfdistill.CodistillModel(student).export(path, verbose=False)
+    return path
+
+
+def _label(teacher, output, *options):
+    return label.main(
+        [
+            f"--teacher={teacher}",
+            "--recipe=digits",
+            f"--output={output}",
+            *(f"--override={override}" for override in _OVERRIDES),
+            *options,
+        ]
+    )
+
+
+def _train(tmp_path, *overrides, group=0):
+    cluster = tfdistill.Cluster(
+        group=group,
+        num_groups=1 + group,
+        workdir=str(tmp_path),
+        exchange=str(tmp_path / "exchange"),
+    )
+    result = training.run(
+        _config(*overrides), cluster, strategy=tf.distribute.get_strategy()
+    )
+    metrics = tmp_path / f"group_{group}" / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    weights = [r["distillation_weight"] for r in rows if "loss" in r]
+    return result, weights
+
+
+def test_a_recipe_learns_from_its_labels_as_from_the_model(
+    teacher, tmp_path, capsys
+):
+    assert _label(teacher, tmp_path / "labels") == 0
+    num_rows = labels.read(tmp_path / "labels").num_rows
+    assert f"labels of {num_rows:,} examples" in capsys.readouterr().out
+    found, weights = _train(
+        tmp_path / "a", f"codistillation.labels_from={tmp_path}/labels"
+    )
+    expected, _ = _train(
+        tmp_path / "b", f'codistillation.saved_models=["{teacher}"]'
+    )
+    alone, _ = _train(tmp_path / "c")
+    assert weights and set(weights) == {1.0}
+    loss = found["metrics"]["log_loss"]
+    assert loss == pytest.approx(expected["metrics"]["log_loss"], rel=1e-4)
+    assert loss != pytest.approx(alone["metrics"]["log_loss"], rel=1e-2)
+
+
+def test_the_labels_of_other_steps_or_of_another_group_are_refused(
+    teacher, tmp_path
+):
+    output = tmp_path / "labels_0"
+    assert _label(teacher, output, "--num_steps=3", "--top_k=4") == 0
+    given = "codistillation.labels_from=" + str(tmp_path / "labels_{group}")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="other data"):
+        _train(tmp_path / "a", given)
+    with pytest.raises(data_checks.DataError, match="complete labels in .*_1"):
+        _train(tmp_path / "b", given, group=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--group=1"], 2, "from 0 to 0"),
+        (["--num_steps=0"], 2, "num_steps"),
+        (["--top_k=0"], 1, "top_k"),
+    ],
+)
+def test_wrong_options_are_named(
+    teacher, tmp_path, options, code, message, capsys, caplog
+):
+    if code == 2:
+        with pytest.raises(SystemExit) as caught:
+            _label(teacher, tmp_path / "labels", *options)
+        assert caught.value.code == 2
+        assert message in capsys.readouterr().err
+    else:
+        assert _label(teacher, tmp_path / "labels", *options) == code
+        assert message in caplog.text
+    assert not (tmp_path / "labels" / "labels.json").exists()
+
+
+def test_a_teacher_that_is_none_is_named(tmp_path, caplog):
+    np.savez(tmp_path / "a.npz", a=1)
+    assert _label(tmp_path, tmp_path / "labels") == 1
+    assert "saved_model.pb" in caplog.text
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

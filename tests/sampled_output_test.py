@@ -1,0 +1,324 @@
+"""The output layer whose training computes only drawn classes."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import servers
+from tfdistill import losses
+from tfdistill import sampled_output
+
+NUM_CLASSES, FEATURES, ROWS = 40, 5, 6
+
+
+def make(num_sampled=8, **kwargs):
+    layer = tfdistill.SampledOutput(
+        NUM_CLASSES, num_sampled=num_sampled, seed=3, **kwargs
+    )
+    layer.build((None, FEATURES))
+    rng = np.random.default_rng(0)
+    layer.set_weights([rng.normal(size=w.shape) for w in layer.get_weights()])
+    return layer
+
+
+def features(num=ROWS):
+    found = np.random.default_rng(1).normal(size=(num, FEATURES))
+    return tf.constant(found, tf.float32)
+
+
+def labels(num=ROWS, k=3):
+    rng = np.random.default_rng(2)
+    ids = np.stack([rng.permutation(NUM_CLASSES)[:k] for _ in range(num)])
+    return {
+        "ids": ids.astype("int32"),
+        "probabilities": rng.dirichlet(np.ones(k), num).astype("float32"),
+    }
+
+
+def dense_labels(ids, probabilities):
+    target = np.zeros([len(ids), NUM_CLASSES], "float32")
+    np.add.at(target, (np.arange(len(ids))[:, None], ids), probabilities)
+    return target
+
+
+def with_gradients(function, layer, x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        values = function(x)
+    variables = [x, *(v.value for v in layer.trainable_variables)]
+    gradients = tape.gradient(values, variables)
+    return values, gradients
+
+
+def test_inference_is_a_dense_layer():
+    for use_bias in (True, False):
+        layer = make(use_bias=use_bias)
+        dense = keras.layers.Dense(NUM_CLASSES, use_bias=use_bias)
+        dense.build((None, FEATURES))
+        kernel, *bias = layer.get_weights()
+        dense.set_weights([kernel.T, *bias])
+        x = tf.reshape(features(), [2, 3, FEATURES])
+        np.testing.assert_allclose(layer(x), dense(x), rtol=1e-5)
+        np.testing.assert_array_equal(layer(x, training=True), x)
+
+
+@pytest.mark.parametrize("num_sampled", [NUM_CLASSES, 10 * NUM_CLASSES])
+@pytest.mark.parametrize("proposal", ["uniform", "log_uniform"])
+def test_all_classes_are_the_dense_loss(proposal, num_sampled):
+    layer, x, y = make(num_sampled, proposal=proposal), features(), labels()
+    loss = losses.SoftTargetCrossEntropy(from_logits=True)
+    target = dense_labels(**y)
+    exact, expected = with_gradients(
+        lambda x: loss.call(target, layer(x)), layer, x
+    )
+    found, gradients = with_gradients(
+        lambda x: layer.cross_entropy(x, y["ids"], y["probabilities"]),
+        layer,
+        x,
+    )
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
+    for one, other in zip(gradients, expected, strict=True):
+        one = tf.convert_to_tensor(one)
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    inference = layer.cross_entropy(
+        layer(x), y["ids"], y["probabilities"], training=False
+    )
+    np.testing.assert_allclose(inference, exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("proposal", ["uniform", "log_uniform"])
+def test_z_is_unbiased_and_its_logarithm_too_small(proposal):
+    layer, x = make(proposal=proposal), features(2)
+    y = labels(2, k=1)
+    logits = layer(x).numpy()
+    own = np.take_along_axis(logits, y["ids"], 1)[:, 0]
+
+    @tf.function
+    def draw():
+        return layer.cross_entropy(x, y["ids"], y["probabilities"])
+
+    found = np.stack([draw() for _ in range(1500)]).astype("float64")
+    z = np.exp(found + own)
+    exact = np.exp(logits.astype("float64")).sum(-1)
+    error = z.std(axis=0) / np.sqrt(len(z))
+    assert (error > 1e-3 * exact).all()
+    assert (np.abs(z.mean(axis=0) - exact) <= 3 * error).all()
+    assert (found.mean(axis=0) < np.log(exact) - own).all()
+
+
+def test_a_class_named_twice_and_filling_change_nothing():
+    layer, x = make(), features()
+    merged = labels(k=3)
+    ids, p = merged["ids"], merged["probabilities"]
+    longer = np.concatenate([ids, ids[:, :1], ids[:, 1:2]], axis=1)
+    split = np.concatenate([p, p[:, :1] / 2, np.zeros([ROWS, 1])], axis=1)
+    split[:, 0] /= 2
+    seeds = layer.seed_generator.state
+    start = seeds.numpy()
+    expected = layer.cross_entropy(x, ids, p)
+    seeds.assign(start)
+    found = layer.cross_entropy(x, longer, split)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_rest_is_one_bucket(training):
+    layer, x = make(NUM_CLASSES), features()
+    target = tf.nn.softmax(2.0 * tf.random.stateless_normal([ROWS, 40], [1, 2]))
+    expected = losses.TopKSoftTargetCrossEntropy(k=4, from_logits=True).call(
+        target, layer(x)
+    )
+    top, ids = tf.math.top_k(target, 4)
+    found = layer.cross_entropy(
+        x if training else layer(x),
+        ids,
+        top,
+        rest=1.0 - tf.reduce_sum(top, axis=-1),
+        training=training,
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_a_rest_of_which_nothing_was_drawn_is_finite():
+    layer, x = make(1), features()
+    ids = np.tile(np.arange(NUM_CLASSES, dtype="int32"), [ROWS, 1])
+    p = np.full([ROWS, NUM_CLASSES], 1 / NUM_CLASSES, "float32")
+    values, gradients = with_gradients(
+        lambda x: layer.cross_entropy(x, ids, p, rest=tf.zeros([ROWS])),
+        layer,
+        x,
+    )
+    dense = losses.SoftTargetCrossEntropy(from_logits=True)
+    np.testing.assert_allclose(values, dense.call(p, layer(x)), rtol=1e-5)
+    for gradient in gradients:
+        assert np.isfinite(tf.convert_to_tensor(gradient)).all()
+
+
+def test_no_tensor_has_all_classes_of_a_batch():
+    layer, x = make(), features()
+    spec = tf.TensorSpec(x.shape)
+    y = labels()
+
+    @tf.function(input_signature=[spec])
+    def step(x):
+        return with_gradients(
+            lambda x: layer.cross_entropy(x, y["ids"], y["probabilities"]),
+            layer,
+            x,
+        )
+
+    _, (_, kernel, bias) = step(x)
+    assert isinstance(kernel, tf.IndexedSlices)
+    assert isinstance(bias, tf.IndexedSlices)
+    graph = step.get_concrete_function().graph
+    shapes = [out.shape for op in graph.get_operations() for out in op.outputs]
+    assert len(shapes) > 50
+    wide = [
+        s for s in shapes if s.rank and NUM_CLASSES in s and s[0] not in (1, 40)
+    ]
+    assert not wide
+
+
+# ---- in models ----
+
+
+class Student(keras.Model):
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+    ):
+        values = self.get_layer("classes").cross_entropy(
+            y_pred, y["ids"], y["probabilities"], training=training
+        )
+        return tf.reduce_mean(values)
+
+
+def student():
+    inputs = keras.Input((FEATURES,))
+    hidden = keras.layers.Dense(
+        FEATURES,
+        activation="tanh",
+        kernel_initializer=keras.initializers.GlorotUniform(seed=1),
+    )(inputs)
+    output = tfdistill.SampledOutput(
+        NUM_CLASSES,
+        num_sampled=8,
+        seed=3,
+        kernel_initializer=keras.initializers.GlorotUniform(seed=2),
+        name="classes",
+    )
+    return Student(inputs, output(hidden))
+
+
+def batches():
+    data = tf.data.Dataset.from_tensor_slices((features(24), labels(24)))
+    return data.batch(8)
+
+
+def trained(strategy, optimizer):
+    with strategy.scope():
+        model = tfdistill.CodistillModel(student())
+        model.compile(optimizer())
+    history = model.fit(batches(), epochs=2, verbose=0)
+    return model, batches(), history.history["loss"]
+
+
+def test_two_replicas_train_as_one_device(two_replicas):
+    # Adam takes a gradient row that comes twice for two rows.
+    adam = keras.optimizers.Adam
+    one, _, losses_of_one = trained(tf.distribute.get_strategy(), adam)
+    two, _, losses_of_two = trained(two_replicas, adam)
+    np.testing.assert_allclose(losses_of_two, losses_of_one, rtol=1e-5)
+    for mine, other in zip(
+        one.student.get_weights(), two.student.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
+    assert np.abs(one.student.get_weights()[-1]).max() > 1e-4
+
+
+def test_a_worker_of_parameter_servers_trains_as_fit_does():
+    # There a step takes all variables as values, the seed among them.
+    expected, *_ = trained(tf.distribute.get_strategy(), keras.optimizers.Adam)
+    model = servers.OnServers(student())
+    model.compile(keras.optimizers.Adam())
+    model.trainer.build(batches().element_spec)
+    step, found, _ = servers.step_of(model)
+    states = [tf.zeros(v.shape, v.dtype) for v in found.metrics]
+    train = tf.function(step.train, autograph=False)
+    for index, data in enumerate(batches().repeat(2)):
+        train(data, step=tf.constant(index, tf.int64), metrics=states)
+    servers.assert_same(
+        [v.numpy() for v in model.student.variables],
+        [v.numpy() for v in expected.student.variables],
+    )
+
+
+def test_evaluation_files_and_teachers_see_a_dense_layer(tmp_path):
+    model, data, _ = trained(tf.distribute.get_strategy(), keras.optimizers.SGD)
+    x, y = features(24), labels(24)
+    logits = model.predict(x, verbose=0)
+    assert logits.shape == (24, NUM_CLASSES)
+    exact = losses.SoftTargetCrossEntropy(from_logits=True)
+    expected = float(exact(dense_labels(**y), logits))
+    assert model.evaluate(data, verbose=0) == pytest.approx(expected, rel=1e-5)
+    model.save(tmp_path / "student.keras")
+    copy = keras.models.load_model(
+        tmp_path / "student.keras", custom_objects={"Student": Student}
+    )
+    np.testing.assert_allclose(copy.predict(x, verbose=0), logits, rtol=1e-5)
+    assert (
+        copy.get_layer("classes").get_config()
+        == model.student.get_layer("classes").get_config()
+    )
+    # A plain student learns from it in the step.
+    pupil = tfdistill.CodistillModel(
+        keras.Sequential([keras.Input((5,)), keras.layers.Dense(NUM_CLASSES)]),
+        teachers=tfdistill.TeacherSet(models=[copy]),
+    )
+    pupil.compile(
+        "adam",
+        None,
+        distillation_loss=losses.SampledSoftTargetCrossEntropy(
+            from_logits=True
+        ),
+    )
+    history = pupil.fit(x, epochs=2, verbose=0).history
+    assert np.isfinite(history["distillation_loss"]).all()
+    assert history["teacher_staleness"]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"num_classes": 1}, "`num_classes` must be .* >= 2; received 1"),
+        ({"num_sampled": 0}, "`num_sampled` must be .* >= 1; received 0"),
+        ({"proposal": "teacher"}, "`proposal` must be one of"),
+    ],
+)
+def test_arguments_are_checked(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        tfdistill.SampledOutput(**({"num_classes": 10} | kwargs))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_outputs_of_the_other_mode_are_refused(training):
+    layer, y = make(), labels()
+    other = layer(features(), training=not training)
+    with pytest.raises(ValueError, match="Pass on the `training`"):
+        layer.cross_entropy(other, *y.values(), training=training)
+
+
+@pytest.mark.parametrize("num_sampled", [1, 7, 39, 40])
+@pytest.mark.parametrize("proposal", ["uniform", "log_uniform"])
+def test_chances_add_up_and_are_probabilities(proposal, num_sampled):
+    found = sampled_output.inclusion_probabilities(
+        40, num_sampled=num_sampled, proposal=proposal
+    )
+    assert found.sum() == pytest.approx(num_sampled)
+    assert 0 < found.min() and found.max() <= 1
+    assert (np.diff(found) <= 1e-12).all()
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

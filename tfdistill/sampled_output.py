@@ -1,0 +1,347 @@
+"""SampledOutput: the last layer over many classes, at the price of a few."""
+
+import numbers
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.embedding import rows as rows_lib
+
+_PROPOSALS = ("uniform", "log_uniform")
+
+
+@keras.saving.register_keras_serializable(package="tfdistill")
+class SampledOutput(keras.layers.Layer):
+    """A dense output layer whose training computes only drawn classes.
+
+    In inference it is `keras.layers.Dense`: `[..., features]` to logits
+    `[..., num_classes]`. Exports, `evaluate`, `predict` and teachers see that.
+    In training it returns its inputs, and `cross_entropy` computes the loss of
+    labels that name a few classes each: no tensor `[batch, num_classes]` is
+    made, forward or backward, and the kernel's gradient is `IndexedSlices`.
+
+    A compiled loss cannot use such outputs, nor can a teacher in the step or a
+    metric. So a student has a `compute_loss` of its own, which
+    `CodistillModel`, `DistributedModel` and plain Keras call:
+
+    Example:
+        >>> class Student(keras.Model):
+        ...     def compute_loss(
+        ...         self,
+        ...         x=None,
+        ...         y=None,
+        ...         y_pred=None,
+        ...         sample_weight=None,
+        ...         training=True,
+        ...     ):
+        ...         values = self.get_layer("classes").cross_entropy(
+        ...             y_pred, y["ids"], y["probabilities"], training=training
+        ...         )
+        ...         return tf.reduce_mean(values)
+        >>> inputs = keras.Input((4,))
+        >>> hidden = keras.layers.Dense(8, activation="relu")(inputs)
+        >>> logits = SampledOutput(1000, num_sampled=64, name="classes")(hidden)
+        >>> student = Student(inputs, logits)
+        >>> student.compile("sgd")
+        >>> labels = {
+        ...     "ids": np.array([[7, 2], [5, 9]]),
+        ...     "probabilities": np.array([[0.9, 0.1], [0.6, 0.4]], "float32"),
+        ... }
+        >>> history = student.fit(np.ones([2, 4]), labels, verbose=0)
+        >>> student.predict(np.ones([2, 4]), verbose=0).shape
+        (2, 1000)
+
+    What is exact: the logits of a row's own classes, so everything but the
+    normalization over all classes. That is `log Z`, and Z is the sum of
+    exp(logit) over the row's own classes, exactly, and over all others by those
+    that were drawn, each divided by the probability of being drawn.
+
+    What is unbiased: this estimate of Z, to float32 precision. What is not:
+    its logarithm, which is too small on average, and hence the loss and its
+    gradient. The bias falls with 1 / `num_sampled`, and is 0 once all classes
+    are drawn. `evaluate` computes the exact loss.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        num_sampled: int = 1024,
+        proposal: str = "uniform",
+        use_bias: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Takes the sizes; variables are made at the first call.
+
+        Args:
+            num_classes: Number of classes, >= 2.
+            num_sampled: Classes drawn for a batch, >= 1, all different. The
+                whole batch shares them, and so do replicas. Default 1024.
+            proposal: How often a class is drawn. `"uniform"` (default): all
+                alike. `"log_uniform"`: as Zipf's law has it, for classes that
+                are in the order of their frequency, the most frequent first.
+            use_bias: Whether there is a bias. Default True.
+            kernel_initializer: Of the kernel, `[num_classes, features]`.
+            seed: Of the draws. Default: from Keras' own seed.
+            **kwargs: As for `keras.layers.Layer`.
+
+        Raises:
+            ValueError: If an argument is outside the values above.
+        """
+        super().__init__(**kwargs)
+        for argument, value, least in (
+            ("num_classes", num_classes, 2),
+            ("num_sampled", num_sampled, 1),
+        ):
+            if not isinstance(value, numbers.Integral) or value < least:
+                raise ValueError(
+                    f"`{argument}` must be a whole number >= {least}; "
+                    f"received {value!r}."
+                )
+        if proposal not in _PROPOSALS:
+            raise ValueError(
+                f"`proposal` must be one of {_PROPOSALS}; received "
+                f"{proposal!r}."
+            )
+        self.num_classes = int(num_classes)
+        self.num_sampled = int(num_sampled)
+        self.proposal = proposal
+        self.use_bias = bool(use_bias)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.seed = seed
+        self.seed_generator = keras.random.SeedGenerator(seed)
+        self.supports_masking = True
+        self._inclusion = inclusion_probabilities(
+            self.num_classes,
+            num_sampled=min(self.num_sampled, self.num_classes),
+            proposal=proposal,
+        )
+
+    def build(self, input_shape: Any) -> None:
+        """Makes kernel and bias."""
+        # Not cast: what is gathered is, and the gradient stays sparse.
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(self.num_classes, input_shape[-1]),
+            initializer=self.kernel_initializer,
+            autocast=False,
+        )
+        self.bias = None
+        if self.use_bias:
+            self.bias = self.add_weight(
+                name="bias",
+                shape=(self.num_classes,),
+                initializer="zeros",
+                autocast=False,
+            )
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Returns logits; in training the inputs, for `cross_entropy`."""
+        if training:
+            return inputs
+        kernel = tf.convert_to_tensor(self.kernel.value)
+        inputs = tf.cast(inputs, kernel.dtype)
+        logits = tf.einsum("...d,cd->...c", inputs, kernel)
+        return logits if self.bias is None else logits + self.bias.value
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns the shape of the logits."""
+        return (*input_shape[:-1], self.num_classes)
+
+    def cross_entropy(
+        self,
+        outputs: Any,
+        classes: Any,
+        probabilities: Any,
+        *,
+        rest: Any = None,
+        training: bool = True,
+    ) -> tf.Tensor:
+        """Computes the loss of rows against labels that name a few classes.
+
+        Labels of one class each are `classes[..., None]` with probabilities
+        of 1. A class may be named twice, as draws do; its probabilities add
+        up. A shorter label is filled up with any class and probability 0.
+
+        Args:
+            outputs: What the layer returned for the batch, float `[batch, ...,
+                features]`; with `training=False` its logits.
+            classes: Whole numbers `[batch, ..., k]`, k of any size.
+            probabilities: Float `[batch, ..., k]`, of these classes.
+            rest: Float `[batch, ...]`: the probability of all other classes
+                together, as one bucket. Default: none.
+            training: What the layer was called with. Default True.
+
+        Returns:
+            Nats, `[batch, ...]`: estimates in training, exact values
+            otherwise.
+
+        Raises:
+            ValueError: If `outputs` have another size than `training` says.
+        """
+        outputs = tf.convert_to_tensor(outputs)
+        size = self.kernel.shape[1] if training else self.num_classes
+        if outputs.shape[-1] != size:
+            raise ValueError(
+                f"`outputs` must be [batch, ..., {size}] with "
+                f"training={training}; received {outputs.shape}. Pass on the "
+                "`training` of `compute_loss`."
+            )
+        dtype = self.kernel.dtype
+        classes = tf.cast(classes, tf.int32)
+        k = tf.shape(classes)[-1]
+        flat = tf.reshape(outputs, [-1, outputs.shape[-1]])
+        found = self._values(
+            tf.cast(flat, dtype),
+            tf.reshape(classes, [-1, k]),
+            tf.reshape(tf.cast(probabilities, dtype), [-1, k]),
+            None if rest is None else tf.reshape(tf.cast(rest, dtype), [-1]),
+            training=training,
+        )
+        return tf.reshape(found, tf.shape(outputs)[:-1])
+
+    def _values(
+        self,
+        rows: tf.Tensor,
+        classes: tf.Tensor,
+        probabilities: tf.Tensor,
+        rest: tf.Tensor | None,
+        *,
+        training: bool,
+    ) -> tf.Tensor:
+        if training:
+            drawn, chances = self._draw()
+            own_size = tf.size(classes)
+            ids = tf.concat([tf.reshape(classes, [-1]), drawn], axis=0)
+            kernel = self._look_up(self.kernel, ids)
+            own = tf.einsum(
+                "rd,rkd->rk",
+                rows,
+                tf.reshape(
+                    kernel[:own_size],
+                    [-1, tf.shape(classes)[1], rows.shape[-1]],
+                ),
+            )
+            others = tf.matmul(rows, kernel[own_size:], transpose_b=True)
+            if self.bias is not None:
+                bias = self._look_up(self.bias, ids)
+                own += tf.reshape(bias[:own_size], tf.shape(classes))
+                others += bias[own_size:]
+            others -= tf.math.log(chances)
+        else:
+            drawn = tf.range(self.num_classes)
+            own, others = tf.gather(rows, classes, batch_dims=1), rows
+        lowest = rows.dtype.min
+        # All other classes, so without the row's own.
+        others = _without(others, drawn, classes, lowest)
+        log_rest = tf.reduce_logsumexp(others, axis=-1)
+        log_z = tf.reduce_logsumexp(
+            tf.concat(
+                [tf.where(_is_repeated(classes), lowest, own), others], axis=-1
+            ),
+            axis=-1,
+        )
+        total = tf.reduce_sum(probabilities, axis=-1)
+        values = total * log_z - tf.reduce_sum(probabilities * own, axis=-1)
+        return values if rest is None else values + rest * (log_z - log_rest)
+
+    def _look_up(self, variable: Any, classes: tf.Tensor) -> tf.Tensor:
+        """Returns rows, with one gradient row for each distinct class.
+
+        Keras' optimizers take a row that comes twice for two rows, which is
+        another update than that of a dense gradient.
+        """
+        return rows_lib.look_up(
+            [variable.value],
+            rows_lib.RowLayout(self.num_classes, sharding="contiguous"),
+            tf.cast(classes, tf.int64),
+            dtype=variable.dtype,
+        )
+
+    def _draw(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Draws classes, all different; returns them, sorted, with chances.
+
+        Systematic sampling: marks at distance 1 on a line on which each class
+        is as long as the probability that it is drawn.
+        """
+        ends = np.cumsum(self._inclusion)
+        num_sampled = min(self.num_sampled, self.num_classes)
+        first = keras.random.uniform((), seed=self.seed_generator)
+        marks = tf.cast(first, tf.float64) + tf.range(
+            num_sampled, dtype=tf.float64
+        )
+        drawn = tf.searchsorted(tf.constant(ends), marks, side="right")
+        # The last end is a sum of rounded numbers.
+        drawn = tf.minimum(drawn, self.num_classes - 1)
+        chances = tf.constant(self._inclusion, self.kernel.dtype)
+        return drawn, tf.gather(chances, drawn)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, for serialisation."""
+        return {
+            **super().get_config(),
+            "num_classes": self.num_classes,
+            "num_sampled": self.num_sampled,
+            "proposal": self.proposal,
+            "use_bias": self.use_bias,
+            "kernel_initializer": keras.initializers.serialize(
+                self.kernel_initializer
+            ),
+            "seed": self.seed,
+        }
+
+
+def inclusion_probabilities(
+    num_classes: int, *, num_sampled: int, proposal: str
+) -> np.ndarray:
+    """Returns how likely each class is among those drawn, float64.
+
+    They add up to `num_sampled`, and none is above 1.
+    """
+    ranks = np.arange(num_classes, dtype=np.float64)
+    sizes = np.ones(num_classes)
+    if proposal == "log_uniform":
+        sizes = np.log1p(1.0 / (ranks + 1.0))
+    # The first ones may be so likely that they are always drawn; the others
+    # share what is left.
+    left = np.maximum(num_sampled - ranks, 0.0)
+    scales = left / np.cumsum(sizes[::-1])[::-1]
+    is_certain = np.logical_and.accumulate(sizes * scales >= 1.0)
+    num_certain = int(is_certain.sum())
+    if num_certain == num_classes:
+        return np.ones(num_classes)
+    return np.where(is_certain, 1.0, sizes * scales[num_certain])
+
+
+def _without(
+    logits: tf.Tensor, drawn: tf.Tensor, classes: tf.Tensor, lowest: float
+) -> tf.Tensor:
+    """Returns logits `[rows, drawn + 1]`, the lowest number at own classes.
+
+    The last column is the lowest number as well: there is always something to
+    sum over. `drawn` is sorted.
+    """
+    num_drawn = tf.shape(drawn)[0]
+    places = tf.searchsorted(drawn, tf.reshape(classes, [-1]))
+    near = tf.gather(drawn, tf.minimum(places, num_drawn - 1))
+    is_drawn = near == tf.reshape(classes, [-1])
+    columns = tf.where(is_drawn, places, num_drawn)
+    num_rows, k = tf.shape(classes)[0], tf.shape(classes)[1]
+    rows = tf.repeat(tf.range(num_rows), k)
+    padded = tf.pad(logits, [[0, 0], [0, 1]], constant_values=lowest)
+    return tf.tensor_scatter_nd_update(
+        padded,
+        tf.stack([rows, columns], axis=1),
+        tf.fill([num_rows * k], tf.cast(lowest, logits.dtype)),
+    )
+
+
+def _is_repeated(classes: tf.Tensor) -> tf.Tensor:
+    """Whether a class stands further left in its row, bool `[rows, k]`."""
+    equal = classes[:, :, tf.newaxis] == classes[:, tf.newaxis, :]
+    before = tf.linalg.band_part(tf.cast(equal, tf.int8), -1, 0)
+    return tf.reduce_sum(before, axis=-1) > 1
