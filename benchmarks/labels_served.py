@@ -6,6 +6,7 @@ and one with the same teacher in the step.
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -164,8 +165,8 @@ def served(options: programs.Options) -> dict[str, Any]:
                 }
                 times = measure.interleave(
                     {
-                        name: lambda side=side: side.step_secs(
-                            options.served_steps
+                        name: functools.partial(
+                            side.step_secs, options.served_steps
                         )
                         for name, side in sides.items()
                     },
