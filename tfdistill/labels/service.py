@@ -363,12 +363,16 @@ def _check(
         raise ValueError(
             f"`timeout_secs` must be > 0 and finite; received {timeout_secs!r}."
         )
-    for name, age in (
-        ("max_age_steps", max_age_steps),
-        ("max_age_secs", max_age_secs),
-    ):
-        if age is not None and not age >= 0:
-            raise ValueError(f"`{name}` must be >= 0, or None; received {age}.")
+    is_whole = max_age_steps is None or isinstance(max_age_steps, int)
+    if not is_whole or (max_age_steps or 0) < 0:
+        raise ValueError(
+            "`max_age_steps` must be a whole number >= 0, or None; received "
+            f"{max_age_steps!r}."
+        )
+    if max_age_secs is not None and not max_age_secs >= 0:
+        raise ValueError(
+            f"`max_age_secs` must be >= 0, or None; received {max_age_secs!r}."
+        )
 
 
 def _in_order(specs: protocol.Specs) -> protocol.Specs:
