@@ -419,7 +419,7 @@ class SampledSoftTargetCrossEntropy(SoftTargetCrossEntropy):
         classes = tf.random.stateless_categorical(
             tf.reshape(log_q, [-1, shape[-1]]),
             self.num_samples,
-            seed=tf.stack([tf.constant(self.seed, tf.int32), bits]),
+            seed=tf.stack([tf.constant(self.seed % 2**31, tf.int32), bits]),
             dtype=tf.int32,
         )
         new_shape = tf.concat([shape[:-1], [self.num_samples]], axis=0)

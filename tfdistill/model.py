@@ -121,10 +121,11 @@ def add_launched_callbacks(
         return
     found = keras.tree.flatten(callbacks or [])
     follows = any(getattr(c, "follows_teachers", False) for c in found)
-    if teachers.follows_peers and not follows:
+    if teachers.moves and not follows:
         warnings.warn(
-            "The model has teachers in other groups and `fit` got no "
-            "tfdistill.TeacherLoader, so none will ever arrive. Add "
+            "The model has teachers in other groups, or in its own past, and "
+            "`fit` got no tfdistill.TeacherLoader, so they stay as they are "
+            "or never arrive. Add "
             "tfdistill.TeacherLoader(every_steps=...) to `callbacks`.",
             stacklevel=3,
         )

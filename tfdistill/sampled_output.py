@@ -123,7 +123,7 @@ class SampledOutput(keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         """Makes kernel and bias."""
-        # Not cast: what is gathered is, and the gradient stays sparse.
+        # A cast of the whole kernel would make its gradient dense.
         self.kernel = self.add_weight(
             name="kernel",
             shape=(self.num_classes, input_shape[-1]),
@@ -166,6 +166,7 @@ class SampledOutput(keras.layers.Layer):
         Labels of one class each are `classes[..., None]` with probabilities
         of 1. A class may be named twice, as draws do; its probabilities add
         up. A shorter label is filled up with any class and probability 0.
+        Training holds one kernel row for each class of each label in memory.
 
         Args:
             outputs: What the layer returned for the batch, float `[batch, ...,
@@ -247,7 +248,11 @@ class SampledOutput(keras.layers.Layer):
         )
         total = tf.reduce_sum(probabilities, axis=-1)
         values = total * log_z - tf.reduce_sum(probabilities * own, axis=-1)
-        return values if rest is None else values + rest * (log_z - log_rest)
+        if rest is None:
+            return values
+        # If no other class was drawn, there is no estimate of the rest.
+        is_known = log_rest > lowest / 2
+        return values + rest * tf.where(is_known, log_z - log_rest, 0.0)
 
     def _look_up(self, variable: Any, classes: tf.Tensor) -> tf.Tensor:
         """Returns rows, with one gradient row for each distinct class.
@@ -341,7 +346,12 @@ def _without(
 
 
 def _is_repeated(classes: tf.Tensor) -> tf.Tensor:
-    """Whether a class stands further left in its row, bool `[rows, k]`."""
-    equal = classes[:, :, tf.newaxis] == classes[:, tf.newaxis, :]
-    before = tf.linalg.band_part(tf.cast(equal, tf.int8), -1, 0)
-    return tf.reduce_sum(before, axis=-1) > 1
+    """Whether a row has named a class already, bool `[rows, k]`.
+
+    Of equal ones all but one are: which one does not matter.
+    """
+    order = tf.argsort(classes)
+    ordered = tf.gather(classes, order, batch_dims=1)
+    equal = ordered[:, 1:] == ordered[:, :-1]
+    repeated = tf.pad(equal, [[0, 0], [1, 0]])
+    return tf.gather(repeated, tf.argsort(order), batch_dims=1)

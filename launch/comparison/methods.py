@@ -151,7 +151,11 @@ class Setup:
                 model, arguments=model.arguments_of(0), group_arguments=()
             ),
             codistillation=dataclasses.replace(
-                config.codistillation, enabled=False, saved_models=()
+                config.codistillation,
+                enabled=False,
+                saved_models=(),
+                own_past=None,
+                labels_from=None,
             ),
             # Nobody reads its exports; the last one is always written.
             exchange=dataclasses.replace(
@@ -254,6 +258,28 @@ def _offline_distillation(setup: Setup, seed: int) -> runs.Trial:
     return runs.Trial(runs=(teacher, student), students=(student,))
 
 
+# Of the mean, at each refresh: about the last ten of them.
+_OWN_PAST = 0.9
+
+
+def _ema_teacher(setup: Setup, seed: int) -> runs.Trial:
+    config = setup.seeded(seed)
+    config = dataclasses.replace(
+        config,
+        codistillation=dataclasses.replace(
+            config.codistillation,
+            enabled=True,
+            # A sweep may have set it.
+            own_past=config.codistillation.own_past or _OWN_PAST,
+        ),
+        exchange=dataclasses.replace(
+            config.exchange, every_steps=config.num_steps, topology="all"
+        ),
+    )
+    run = setup.run(config, name="group", num_groups=1)
+    return runs.Trial(runs=(run,), students=(run,))
+
+
 def _codistilled(mode: str) -> Callable[[Setup, int], runs.Trial]:
     def make(setup: Setup, seed: int) -> runs.Trial:
         config = setup.config
@@ -313,6 +339,10 @@ METHODS: Mapping[str, Method] = {
     "offline_distillation": Method(
         _offline_distillation,
         "independent, taught by an independent group that was trained before",
+    ),
+    "ema_teacher": Method(
+        _ema_teacher,
+        "independent, taught by a running mean of its own weights",
     ),
     "codistill": Method(
         _codistilled("disjoint"),

@@ -169,6 +169,8 @@ class Codistillation(fields.Section):
     # As in `tfdistill.TeacherSet`: ordinary distillation, besides the groups.
     saved_models: tuple[str, ...] = ()
     trust_saved_models: bool = False
+    # As in `tfdistill.TeacherSet`: the student's own running mean.
+    own_past: float | None = fields.option(None, least=0, below=1)
     # A directory that `launch.label` wrote for this recipe and these groups;
     # `{group}` in it stands for the group's number. Null: none.
     labels_from: str | None = None

@@ -160,7 +160,8 @@ def peers_of(
 def learns(config: config.Config, cluster: tfdistill.Cluster) -> bool:
     """Whether a group has teachers: other groups, or fixed ones."""
     learn = config.codistillation
-    fixed = learn.enabled and bool(learn.saved_models or learn.labels_from)
+    own = learn.saved_models or learn.labels_from or learn.own_past is not None
+    fixed = learn.enabled and bool(own)
     return fixed or bool(peers_of(config, cluster))
 
 

@@ -119,9 +119,10 @@ OPTIONS = {
         kills=2000 seed=0 exchange=None quick=False
     """,
     "benchmarks.labels": """
-        parts=[sampled,language_model]
+        parts=[sampled,language_model,served,outage]
         num_classes=32000 features=256 rows=512 num_sampled=1024 k=32 rounds=15
-        num_seeds=6 language_steps=1500
+        num_seeds=6 language_steps=1500 served_units=1024
+        served_batch_size=512 served_steps=24 outage_secs=120.0
         quick=False
     """,
     "benchmarks.multiworker": """

@@ -58,6 +58,9 @@ class ReplicaState:
             **self._trainable,
             **_numbered("optimizer", model.optimizer.variables),
         }
+        past = getattr(getattr(model, "teachers", None), "own_past", None)
+        if past:
+            self._shared |= _numbered("own_past", past.mean)
         for index, (_, _, slots) in enumerate(model.trainer.table_slots):
             for name, slot in slots.items():
                 self._shared[f"table/{index}/{name}"] = slot

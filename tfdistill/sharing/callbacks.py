@@ -342,6 +342,11 @@ class TeacherLoader(fresh_copies.FreshCopies, steps.SteppedCallback):
             return
         generation = teachers.generation
         with self.blocked.measured():
+            if teachers.own_past:
+                # The mean of the moving statistics that replicas keep apart.
+                self.model.codistillation.average_statistics(
+                    self.model.distribute_strategy
+                )
             weight = self.model.codistillation.weight
             swapped = teachers.refresh(step=self.step, weight=weight)
             self.num_refreshes += len(swapped)

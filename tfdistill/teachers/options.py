@@ -25,6 +25,7 @@ class TeacherOptions:
     peers: tuple[int, ...] = ()
     saved_models: tuple[str, ...] = ()
     models: tuple[Any, ...] = ()
+    own_past: float | None = None
     labels: tuple[str, ...] = ()
     weights: Sequence[float] | None = None
     max_staleness_steps: int | str | None = AUTO
@@ -80,6 +81,8 @@ class TeacherOptions:
     def is_run(self) -> list[bool]:
         """By teacher, whether its model runs in the student's own step."""
         run = [*self.peers, *self.saved_models, *self.models]
+        if self.own_past is not None:
+            run.append(self.own_past)
         return [True] * len(run) + [False] * len(self.labels)
 
     @property
@@ -110,6 +113,13 @@ class TeacherOptions:
 
     def check_remote(self) -> None:
         """Refuses what a parameter-server group cannot have."""
+        if self.own_past is not None:
+            raise ValueError(
+                "`own_past` must not be used with parameter servers, where no "
+                "worker has all of the student's values; received "
+                f"own_past={self.own_past}. Leave it out, or train without "
+                "parameter servers."
+            )
         if self.saved_models or self.allow_other_graphs:
             raise ValueError(
                 "Teachers of a parameter-server group must be peers with the "

@@ -34,6 +34,7 @@ from tfdistill.teachers import gates
 from tfdistill.teachers import in_memory
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import options
+from tfdistill.teachers import own_past as own_past_lib
 from tfdistill.teachers import peer
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher as teacher_lib
@@ -61,6 +62,7 @@ class TeacherSet:
         *,
         saved_models: Sequence[str | os.PathLike[str]] = (),
         models: Sequence[keras.Model | str | os.PathLike[str]] = (),
+        own_past: float | None = None,
         labels: Sequence[str] = (),
         weights: Sequence[float] | None = None,
         max_staleness_steps: int | str | None = options.AUTO,
@@ -85,11 +87,16 @@ class TeacherSet:
                 `.keras` files, as fixed teachers. The first `fit` copies their
                 values, which no later change of a model reaches; memory
                 holds both.
+            own_past: Makes the student's own past a teacher, a running mean of
+                its values. At each refresh, `TeacherLoader(every_steps=...)`,
+                the mean keeps this share of itself and takes the rest from
+                the student: 0.9 is about the last ten refreshes. >= 0 and
+                < 1. Default: no such teacher.
             labels: Names of teachers whose predictions come with the data,
                 as `tfdistill.labels` attaches them. Default: none.
             weights: One weight >= 0 for each of `peers`, then for each of
-                `saved_models`, of `models` and of `labels`. Defaults to equal
-                weights.
+                `saved_models` and of `models`, for `own_past`, and for each of
+                `labels`. Defaults to equal weights.
             max_staleness_steps: A version that is more of the student's
                 steps old than this loses its weight; None for no bound.
                 Default "auto": a peer that has published nothing for ten of
@@ -123,6 +130,7 @@ class TeacherSet:
             peers=tuple(peers),
             saved_models=options.checked_paths(saved_models),
             models=in_memory.checked(models),
+            own_past=own_past_lib.checked(own_past),
             labels=options.checked_names(labels, peers),
             weights=weights,
             max_staleness_steps=max_staleness_steps,
@@ -150,6 +158,8 @@ class TeacherSet:
         self._published: dict[str, Any] = {}
         # What a parameter-server group does otherwise; None in any other.
         self.remote: on_servers.RemoteTeachers | None = None
+        # The student's own mean, once it is attached and asked for.
+        self.own_past: own_past_lib.PastTeacher | None = None
         # Counts loaded graphs: the training step is traced again for each.
         self.generation = 0
 
@@ -165,6 +175,11 @@ class TeacherSet:
     def follows_peers(self) -> bool:
         """Whether there are peers to follow while training."""
         return bool(self._options.peers)
+
+    @property
+    def moves(self) -> bool:
+        """Whether teachers change while training: peers, or one's own past."""
+        return self.follows_peers or self._options.own_past is not None
 
     # ---- before training ----
 
@@ -238,6 +253,7 @@ class TeacherSet:
                 *self._peers(graph, alone=num_workers == 1),
                 *self._fixed(graph),
                 *self._held(held, graph),
+                *self._past(graph),
                 *self._labelled(graph, from_logits=from_logits),
             ]
         self._agreement = agreement.Agreement(
@@ -301,6 +317,13 @@ class TeacherSet:
             )
             teacher.hold(model)
             yield teacher
+
+    def _past(
+        self, graph: student_graph.StudentGraph
+    ) -> Iterator[own_past_lib.PastTeacher]:
+        if self._options.own_past is not None:
+            self.own_past = own_past_lib.PastTeacher(graph, self._options)
+            yield self.own_past
 
     def _labelled(
         self, graph: student_graph.StudentGraph, *, from_logits: bool | None
@@ -404,6 +427,8 @@ class TeacherSet:
             RuntimeError: The teachers belong to no student yet.
         """
         decide = self._attached("refresh")
+        if self.own_past:
+            self.own_past.follow_student()
         if self._student:
             self._student.take()
         for teacher in self._teachers:

@@ -53,6 +53,12 @@ def test_methods_differ_from_independent_in_what_they_are_about():
     }.items():
         (run,) = _trial(name).runs
         assert set(recipes.changed_fields(base.config, run.config)) == changed
+    (past,) = _trial("ema_teacher").runs
+    assert set(recipes.changed_fields(base.config, past.config)) == {
+        "codistillation.enabled",
+        "codistillation.own_past",
+    }
+    assert past.num_groups == 1
     (big,) = _trial("large_group", num_groups=3, workers_per_group=2).runs
     assert big.config.data.global_batch_size == 3 * 64
     assert (big.num_groups, big.workers_per_group) == (1, 6)

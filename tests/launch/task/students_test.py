@@ -90,7 +90,12 @@ def test_options_reach_the_teachers(tmp_path):
         (
             sections.Codistillation,
             tfdistill.TeacherSet,
-            {"max_bad_batches", "saved_models", "trust_saved_models"},
+            {
+                "max_bad_batches",
+                "own_past",
+                "saved_models",
+                "trust_saved_models",
+            },
         ),
         (
             sections.Exchange,
