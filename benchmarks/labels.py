@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdistill
+from benchmarks import labels_served
 from benchmarks import measure
 from launch import recipes
 from launch.config import config as config_lib
@@ -364,6 +365,8 @@ def _summaries(figures: list[dict[str, float]]) -> dict[str, Any]:
 _PARTS: dict[str, Callable[[programs.Options], dict[str, Any]]] = {
     "sampled": _sampled,
     "language_model": _language_model,
+    "served": labels_served.served,
+    "outage": labels_served.outage,
 }
 
 
@@ -398,6 +401,10 @@ def _add_options(options: programs.Flags) -> None:
     options.add(
         "language_steps", "of each training, a multiple of 5", 1500, quick=20
     )
+    options.add("served_units", "of hidden layers beside a server", 1024)
+    options.add("served_batch_size", "rows of a request", 512)
+    options.add("served_steps", "of each turn beside a server", 24, quick=8)
+    options.add("outage_secs", "between two faults", 120.0, quick=1.0)
 
 
 PROGRAM = measure.program("labels", __doc__, define=_add_options, run=run)

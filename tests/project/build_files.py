@@ -46,9 +46,11 @@ _DISTRIBUTIONS = {
     "PIL": "pillow",
     "absl": "absl_py",
     "google": "protobuf",
+    "grpc": "grpcio",
     "kubeflow": "kubeflow_training",
     "grpc": "grpcio",
     "sklearn": "scikit_learn",
+    "tensorflow_serving": "tensorflow_serving_api",
     "yaml": "pyyaml",
 }
 

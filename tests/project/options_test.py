@@ -72,6 +72,16 @@ OPTIONS = {
         max_restarts=10 start_timeout_secs=1800 keep_secs=None
         queue=None
     """,
+    "launch.teach": """
+        exchange=! group=0 port=8500 health_port=0 host=127.0.0.1
+        model_name=default threads=4 canary=None probabilities=False
+        trust_graph=False
+    """,
+    "tfdistill.serving.command": """
+        exchange=! group=0 port=8500 health_port=0 host=127.0.0.1
+        model_name=default threads=4 canary=None probabilities=False
+        trust_graph=False
+    """,
     "tfdistill.launcher.command": """
         workdir=! num_groups=1 workers_per_group=1 ps_per_group=0
         exchange=None on_group_failure=stop{continue|stop}
@@ -109,9 +119,10 @@ OPTIONS = {
         kills=2000 seed=0 exchange=None quick=False
     """,
     "benchmarks.labels": """
-        parts=[sampled,language_model]
+        parts=[sampled,language_model,served,outage]
         num_classes=32000 features=256 rows=512 num_sampled=1024 k=32 rounds=15
-        num_seeds=6 language_steps=1500
+        num_seeds=6 language_steps=1500 served_units=1024
+        served_batch_size=512 served_steps=24 outage_secs=120.0
         quick=False
     """,
     "benchmarks.multiworker": """

@@ -46,6 +46,7 @@ ROOMS: dict[str, set[str]] = {
         "system",
         "training",
     },
+    "serving": {"exchange", "exports", "labels", "system", "teachers"},
     "parameter_server": {
         "cluster",
         "embedding",
@@ -108,10 +109,10 @@ _PUBLIC = {
 # `observe`: a launcher checks --profile_steps without TensorFlow, and a recipe
 # writes its TensorBoard files where `fit` would. `system`: what programs share.
 # `cluster`: the exit codes of a task. `exports`: `launch.promote` checks an
-# unsigned graph as teachers are checked.
+# unsigned graph as teachers are checked. `serving`: the server of teachers.
 _OF_PROGRAMS = {
     *("cluster", "doctor", "exchange", "exports", "launcher", "observe"),
-    *("slurm", "status", "system"),
+    *("serving", "slurm", "status", "system"),
 }
 
 

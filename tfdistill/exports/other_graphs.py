@@ -3,6 +3,7 @@
 import logging
 import tempfile
 from typing import Any
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -171,24 +172,37 @@ def check_named(directory: str, *, trust: bool, remedy: str) -> None:
         _log.warning("Loading the SavedModel %s, though %s", directory, error)
 
 
+class Specs(Protocol):
+    """What a graph must fit, as a `StudentGraph` has it."""
+
+    @property
+    def input_spec(self) -> Any:
+        """Structure of `tf.TensorSpec`."""
+
+    @property
+    def output_spec(self) -> Any:
+        """Structure of `tf.TensorSpec`."""
+
+
 def load_version(
     exchange: publisher.Exchange,
     version: versions.Version,
-    graph: student_graph.StudentGraph,
+    graph: Specs,
+    *,
+    trust: bool = False,
 ) -> FrozenFunction:
     """Loads a peer's graph from a copy that nobody else can change.
 
-    ValueError if it holds what may not run or does not fit the student.
+    ValueError if it does not fit, or holds what may not run without `trust`.
     """
     with tempfile.TemporaryDirectory(prefix="tfdistill-peer-") as directory:
         exchange.fetch(version, directory)
-        graph_check.check_directory(directory)
+        if not trust:
+            graph_check.check_directory(directory)
         return _loaded(directory, graph)
 
 
-def _loaded(
-    directory: str, graph: student_graph.StudentGraph
-) -> FrozenFunction:
+def _loaded(directory: str, graph: Specs) -> FrozenFunction:
     return FrozenFunction(
         directory, input_spec=graph.input_spec, output_spec=graph.output_spec
     )

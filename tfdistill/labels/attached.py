@@ -81,7 +81,12 @@ def that_count(
     if "expires_step" in label:
         count &= step <= label["expires_step"]
     if "expires_secs" in label:
-        count &= tf.timestamp() <= label["expires_secs"]
+        # A step begins before its batch is there. The copy is of the branch
+        # of a `tf.cond` that this may be in, which waits for no tensor of
+        # another graph.
+        expires = tf.identity(label["expires_secs"])
+        with tf.control_dependencies([expires]):
+            count &= tf.timestamp() <= expires
     return tf.broadcast_to(count, [num_rows])
 
 

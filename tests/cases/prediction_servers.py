@@ -1,0 +1,105 @@
+"""Servers of predictions inside a test's process: good ones and bad ones."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent import futures
+
+import grpc
+import tensorflow as tf
+from tensorflow_serving.apis import predict_pb2
+
+from tests.cases import free_ports
+from tfdistill.serving import followed as followed_lib
+from tfdistill.serving import server as server_lib
+
+WAIT_SECS = 60.0
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    """Returns once it holds, or fails after a minute."""
+    deadline = time.monotonic() + WAIT_SECS
+    while not holds():
+        assert time.monotonic() < deadline, "It never held."
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def serving(exchange, *, group=1, wait=True, port=0, **options) -> Iterator:
+    """Our server over an exchange; waits for a first version."""
+    followed = followed_lib.Followed(exchange, group, poll_secs=0.01, **options)
+    server = server_lib.Server(followed, port=port)
+    server.followed = followed
+    server.address = f"127.0.0.1:{server.port}"
+    followed.start()
+    server.start()
+    try:
+        if wait:
+            wait_until(lambda: followed.version >= 0)
+        yield server
+    finally:
+        server.stop()
+        followed.stop()
+
+
+@contextlib.contextmanager
+def scripted(answer: Callable[[predict_pb2.PredictRequest], bytes]) -> Iterator:
+    """A server that answers Predict with any bytes; gives its address."""
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    method = grpc.unary_unary_rpc_method_handler(
+        lambda request, _: answer(request),
+        request_deserializer=predict_pb2.PredictRequest.FromString,
+    )
+    server.add_generic_rpc_handlers(
+        [
+            grpc.method_handlers_generic_handler(
+                "tensorflow.serving.PredictionService", {"Predict": method}
+            )
+        ]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait()
+
+
+def response(version=10, **outputs) -> bytes:
+    """A PredictResponse's bytes; `version=None` names none."""
+    made = predict_pb2.PredictResponse()
+    if version is not None:
+        made.model_spec.version.value = version
+    for name, values in outputs.items():
+        made.outputs[name].CopyFrom(tf.make_tensor_proto(values))
+    return made.SerializeToString()
+
+
+@contextlib.contextmanager
+def raw(says: bytes = b"") -> Iterator[str]:
+    """Takes connections, says some bytes, and then nothing; its address."""
+    (port,) = free_ports.find(1)
+    listener = socket.create_server(("127.0.0.1", port))
+    connections = []
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connections.append(connection)
+                connection.sendall(says)
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(WAIT_SECS)
+        for connection in connections:
+            connection.close()

@@ -1,0 +1,283 @@
+"""Labels from servers: the same as in the step, and never in its way."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tests.cases import prediction_servers as server_cases
+from tfdistill.exports import other_graphs
+from tfdistill.labels import attached
+from tfdistill.labels import service
+
+_X, _Y = cases.data(32)
+_OUTPUTS = {"outputs": (cases.NUM_CLASSES,)}
+
+
+def _dataset(batch_size=8):
+    dataset = tf.data.Dataset.from_tensor_slices((_X, _Y))
+    return dataset.batch(batch_size, drop_remainder=True)
+
+
+@contextlib.contextmanager
+def _teachers(*addresses, timeout_secs=20.0, **options):
+    """Generous, so that a busy machine is not a slow server."""
+    made = tfdistill.labels.Teachers(
+        list(addresses), timeout_secs=timeout_secs, **options
+    )
+    with contextlib.closing(made):
+        yield made
+
+
+def _asked(teachers, count=4):
+    """Labels of some batches, one after the other."""
+    return _labels(teachers(*batch) for batch in _dataset().take(count))
+
+
+def _labels(dataset):
+    return [attached.detach(element)[1]["served"] for element in dataset]
+
+
+def _fit(dataset, teachers, **arguments):
+    student = cases.codistill(cases.linear(), teachers)
+    history = student.fit(dataset, verbose=0, **arguments).history
+    return history, student.get_weights()
+
+
+@pytest.fixture
+def exchange(tmp_path):
+    return tfdistill.Exchange(tmp_path / "exchange")
+
+
+def test_a_label_is_the_prediction_in_the_step_to_the_bit(exchange):
+    student = cases.deep(5)
+    version = cases.publish(exchange, student, step=10)
+    fixed = other_graphs.FrozenFunction(
+        version.path,
+        input_spec=cases.input_spec(),
+        output_spec=cases.input_spec(cases.NUM_CLASSES),
+    )
+    in_step = tf.function(lambda x: fixed(x)[0])
+    with server_cases.serving(exchange) as server:
+        with _teachers(server.address, max_age_steps=7) as teachers:
+            labelled = _dataset().map(teachers, num_parallel_calls=2)
+            for label, (x, _) in zip(
+                _labels(labelled), _dataset(), strict=True
+            ):
+                np.testing.assert_array_equal(
+                    label["outputs"][0]["whole"], in_step(x)
+                )
+                assert set(label["version"].numpy()) == {10}
+                assert set(label["expires_step"].numpy()) == {17}
+            found = _fit(labelled, tfdistill.TeacherSet(labels=["served"]))
+            status = teachers.status()
+            assert status["absent_rows"] == 0 and not status["refused"]
+            assert status["servers"][0]["version"] == 10
+    expected = _fit(
+        _dataset(), tfdistill.TeacherSet(saved_models=[version.path])
+    )
+    np.testing.assert_equal(found[0], expected[0])
+    for value, same in zip(found[1], expected[1], strict=True):
+        np.testing.assert_array_equal(value, same)
+
+
+def test_inputs_and_outputs_by_name_and_in_their_order(exchange):
+    inputs = {
+        "b": keras.Input((2,), name="b"),
+        "a": keras.Input((3,), name="a"),
+    }
+    joined = keras.layers.Concatenate()([inputs["a"], inputs["b"]])
+    heads = [keras.layers.Dense(n + 2)(joined) for n in range(11)]
+    model = keras.Model(inputs, heads)
+    cases.randomize(model, 4)
+    spec = {"a": cases.input_spec(3), "b": cases.input_spec(2)}
+    cases.publish(exchange, model, spec=spec)
+    x = {"a": np.ones([4, 3]), "b": np.ones([4, 2], np.int32)}
+    with server_cases.serving(exchange) as server:
+        with _teachers(server.address, top_k=2) as teachers:
+            dataset = tf.data.Dataset.from_tensor_slices(x).batch(4)
+            (label,) = _labels(dataset.map(teachers))
+    floats = {name: value.astype("float32") for name, value in x.items()}
+    for kept, output in zip(label["outputs"], model(floats), strict=True):
+        best = tf.argsort(output, direction="DESCENDING")[:, :2]
+        np.testing.assert_array_equal(kept["classes"], best)
+
+
+def test_servers_die_and_return_while_training_goes_on(exchange):
+    cases.publish(exchange, cases.linear(5), step=10)
+    learned = tfdistill.TeacherSet(labels=["served"])
+    with contextlib.ExitStack() as stack:
+        first, second = (contextlib.ExitStack() for _ in range(2))
+        stack.enter_context(first)
+        stack.enter_context(second)
+        one = first.enter_context(server_cases.serving(exchange))
+        two = second.enter_context(server_cases.serving(exchange))
+        teachers = stack.enter_context(_teachers(one.address, two.address))
+        dataset = _dataset().map(teachers)
+        assert _fit(dataset, learned)[0]["distillation_weight"] == [1.0]
+        first.close()
+        # Each answer that is missing is asked for at the other one.
+        for label in _labels(dataset.repeat(3)):
+            assert (label["version"].numpy() == 10).all()
+        assert not teachers.status()["servers"][0]["usable"]
+        second.close()
+        labels = _labels(dataset.repeat(3))
+        assert {v for x in labels for v in x["version"].numpy()} == {-1}
+        assert teachers.status()["absent_rows"] == 3 * len(_X)
+        alone = tfdistill.TeacherSet(labels=["served"])
+        assert _fit(dataset, alone)[0]["distillation_weight"] == [0.0]
+        stack.enter_context(server_cases.serving(exchange, port=two.port))
+        server_cases.wait_until(
+            lambda: teachers.status()["servers"][1]["usable"]
+        )
+        assert (_labels(dataset)[0]["version"].numpy() == 10).all()
+        assert set(teachers.status()["refused"]) <= {"unreachable", "refused"}
+
+
+def test_labels_beyond_their_age_count_as_absent(exchange):
+    cases.publish(exchange, cases.linear(5), step=3)
+    with server_cases.serving(exchange) as server:
+        for options, weights in (
+            ({"max_age_steps": 0}, [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]),
+            ({"max_age_secs": 0.0}, [0.0] * 8),
+            ({"max_age_secs": 1e6}, [1.0] * 8),
+        ):
+            seen = []
+            watch = keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda _, logs, seen=seen: seen.append(
+                    float(logs["distillation_weight"])
+                )
+            )
+            with _teachers(server.address, **options) as teachers:
+                _fit(
+                    _dataset().map(teachers),
+                    tfdistill.TeacherSet(labels=["served"]),
+                    epochs=2,
+                    callbacks=[watch],
+                )
+            assert seen == weights
+
+
+_GOOD = np.zeros([8, 3], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        pytest.param(kind, server_cases.response(version, **outputs), id=name)
+        for name, kind, version, outputs in (
+            ("rows", "shape", 10, {"outputs": _GOOD[:7]}),
+            ("classes", "shape", 10, {"outputs": _GOOD[:, :2]}),
+            ("float64", "dtype", 10, {"outputs": _GOOD.astype("float64")}),
+            ("integers", "dtype", 10, {"outputs": _GOOD.astype("int32")}),
+            ("nan", "not_finite", 10, {"outputs": _GOOD * np.nan}),
+            ("name", "outputs", 10, {"other": _GOOD}),
+            ("number", "outputs", 10, {"outputs": _GOOD, "other": _GOOD}),
+            ("unversioned", "version", None, {"outputs": _GOOD}),
+            ("negative", "version", -2, {"outputs": _GOOD}),
+        )
+    ]
+    + [pytest.param("malformed", b"\xff\xfe nonsense", id="bytes")],
+)
+def test_a_bad_answer_is_refused_by_kind_and_asked_for_elsewhere(
+    kind, answer, caplog
+):
+    good = server_cases.response(outputs=_GOOD)
+    with (
+        server_cases.scripted(lambda _: answer) as bad,
+        server_cases.scripted(lambda _: good) as other,
+        _teachers(bad, other, outputs=_OUTPUTS) as teachers,
+    ):
+        (label,) = _asked(teachers, 1)
+        assert (label["version"].numpy() == 10).all()
+        assert teachers.status()["refused"] == {kind: 1}
+        assert teachers.status()["servers"][0]["problem"]
+    assert f"({kind})" in caplog.text and bad in caplog.text
+
+
+def test_a_tensor_that_claims_more_than_it_holds_is_refused():
+    response = server_cases.response(outputs=np.zeros([1, 1], np.float32))
+    claims = server_cases.predict_pb2.PredictResponse.FromString(response)
+    for dim in claims.outputs["outputs"].tensor_shape.dim:
+        dim.size = 10**6
+    spec = {"outputs": ([10**6, 10**6], tf.float32)}
+    with pytest.raises(ValueError, match="must hold its values") as caught:
+        service.protocol.read_answer(claims.SerializeToString(), spec)
+    assert caught.value.kind == "malformed"
+
+
+def test_a_version_that_goes_backwards_is_refused():
+    versions = iter([20, 21, 19])
+
+    def answer(_):
+        return server_cases.response(next(versions), outputs=_GOOD)
+
+    with (
+        server_cases.scripted(answer) as address,
+        _teachers(address, outputs=_OUTPUTS) as teachers,
+    ):
+        labels = _asked(teachers, 3)
+        assert [x["version"].numpy()[0] for x in labels] == [20, 21, -1]
+        assert teachers.status()["refused"] == {"backwards": 1}
+
+
+def test_silent_servers_are_left_alone():
+    with (
+        server_cases.raw() as half_open,
+        server_cases.raw(b"HTTP/1.1 400 no\r\n\r\n" * 10) as nonsense,
+        _teachers(
+            half_open, nonsense, outputs=_OUTPUTS, timeout_secs=0.5
+        ) as teachers,
+    ):
+        labels = _asked(teachers)
+        status = teachers.status()
+    assert all((x["version"].numpy() == -1).all() for x in labels)
+    # Only the first batch asked them, so that the others did not wait.
+    assert sum(status["refused"].values()) == 2
+    assert status["refused"]["slow"] >= 1
+    assert set(status["refused"]) <= {"slow", "unreachable"}
+    assert all(server["problem"] for server in status["servers"])
+    assert not any(server["usable"] for server in status["servers"])
+
+
+def test_a_data_set_with_labels_from_servers_can_be_resumed(tmp_path):
+    good = server_cases.response(outputs=_GOOD)
+    with (
+        server_cases.scripted(lambda _: good) as address,
+        _teachers(address, outputs=_OUTPUTS) as teachers,
+    ):
+        iterator = iter(_dataset().map(teachers))
+        next(iterator)
+        path = tf.train.Checkpoint(it=iterator).save(str(tmp_path / "it"))
+        again = iter(_dataset().map(teachers))
+        tf.train.Checkpoint(it=again).restore(path)
+        np.testing.assert_array_equal(next(again)[1], _Y[8:16])
+
+
+def test_what_cannot_work_is_refused_in_words():
+    with pytest.raises(ValueError, match="one or more host:port"):
+        tfdistill.labels.Teachers([])
+    with pytest.raises(ValueError, match="one or more host:port"):
+        tfdistill.labels.Teachers("host:1")
+    with pytest.raises(ValueError, match="`timeout_secs` must be > 0"):
+        tfdistill.labels.Teachers(["a:1"], timeout_secs=0)
+    with pytest.raises(ValueError, match="`max_age_steps` must be a whole"):
+        tfdistill.labels.Teachers(["a:1"], max_age_steps=-1)
+    with server_cases.raw() as half_open:
+        with pytest.raises(RuntimeError, match="pass `outputs`"):
+            tfdistill.labels.Teachers(
+                [half_open], timeout_secs=0.1, wait_secs=0
+            )
+    with _teachers("127.0.0.1:1", outputs=_OUTPUTS) as teachers:
+        ragged = tf.ragged.constant([[1.0], [1.0, 2.0]])
+        data = tf.data.Dataset.from_tensor_slices(ragged).batch(2)
+        with pytest.raises(ValueError, match="must be dense tensors"):
+            data.map(teachers)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

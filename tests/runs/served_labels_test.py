@@ -1,0 +1,55 @@
+"""Labels from a server reach a group of several processes."""
+
+import json
+import pathlib
+import sys
+
+import pytest
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tests.cases import prediction_servers as server_cases
+from tests.programs import served_labels as program
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(300)]
+
+
+@pytest.mark.parametrize(
+    ("topology", "strategy"),
+    [
+        ({"workers_per_group": 2}, "CollectiveAllReduceStrategy"),
+        ({"ps_per_group": 1}, "ParameterServerStrategyV2"),
+    ],
+)
+def test_a_group_of_processes_learns_from_a_server(
+    tmp_path, no_process_left, topology, strategy
+):
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    cases.publish(exchange, cases.linear(5), step=10)
+    with server_cases.serving(exchange) as server:
+        cluster = local_cluster.LocalCluster(
+            command=(
+                *(sys.executable, str(pathlib.Path(program.__file__))),
+                *(str(tmp_path), server.address),
+            ),
+            workdir=str(tmp_path / "run"),
+            **topology,
+        )
+        with local_run.LocalRun(cluster) as run:
+            result = run.wait(timeout_secs=240)
+        assert result.exit_code == 0, result.groups
+        load = server.load.take()
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert strategy in found["strategy"]
+    assert found["history"]["distillation_weight"] == [1.0]
+    assert found["status"]["absent_rows"] == 0
+    assert found["status"]["servers"][0]["version"] == 10
+    assert load["requests"] >= program.NUM_STEPS and not load["failed"]
+    if "ps_per_group" in topology:
+        assert "pass a function" in found["refused"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

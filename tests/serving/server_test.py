@@ -1,0 +1,196 @@
+"""The small server of teachers, asked by a client of the protocol alone."""
+
+import contextlib
+import http.client
+import json
+import threading
+
+import grpc
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow_serving.apis import get_model_metadata_pb2
+from tensorflow_serving.apis import predict_pb2
+from tensorflow_serving.apis import prediction_service_pb2_grpc
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tests.cases import prediction_servers as server_cases
+from tfdistill.teachers import gates
+
+_X, _Y = cases.data(8)
+
+
+@pytest.fixture
+def exchange(tmp_path):
+    return tfdistill.Exchange(tmp_path / "exchange")
+
+
+@contextlib.contextmanager
+def _stub(server):
+    with grpc.insecure_channel(server.address) as channel:
+        yield prediction_service_pb2_grpc.PredictionServiceStub(channel)
+
+
+def _request(x=_X, *, name="inputs", **spec):
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = spec.get("name", "default")
+    request.model_spec.signature_name = spec.get("signature", "")
+    if "version" in spec:
+        request.model_spec.version.value = spec["version"]
+    request.inputs[name].CopyFrom(tf.make_tensor_proto(x))
+    return request
+
+
+def _healthz(server, path="/healthz"):
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", server.health_port, timeout=30
+    )
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+def test_a_bare_client_gets_predictions_and_the_signature(exchange):
+    model = cases.deep(5)
+    with server_cases.serving(exchange, wait=False) as server:
+        with _stub(server) as stub:
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.Predict(_request(), timeout=60)
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert _healthz(server)[0] == 503
+            cases.publish(exchange, model, step=7)
+            server_cases.wait_until(lambda: server.followed.version == 7)
+            answer = stub.Predict(_request(version=7), timeout=60)
+            asked = get_model_metadata_pb2.GetModelMetadataRequest(
+                metadata_field=["signature_def"]
+            )
+            asked.model_spec.name = "default"
+            described = stub.GetModelMetadata(asked, timeout=60)
+        status, body = _healthz(server)
+        assert status == 200
+        assert json.loads(body) == {"serving": True, "version": 7}
+        assert _healthz(server, "/other")[0] == 404
+        load = server.load.take()
+    assert answer.model_spec.version.value == 7
+    np.testing.assert_allclose(
+        tf.make_ndarray(answer.outputs["outputs"]), model(_X), rtol=1e-6
+    )
+    found = get_model_metadata_pb2.SignatureDefMap()
+    assert described.metadata["signature_def"].Unpack(found)
+    signature = found.signature_def["serving_default"]
+    assert set(signature.inputs) == {"inputs"}
+    assert signature.outputs["outputs"].dtype == tf.float32.as_datatype_enum
+    assert (load["requests"], load["rows"], load["failed"]) == (1, 8, 1)
+
+
+def test_requests_that_cannot_be_answered_say_why(exchange):
+    other = _request()
+    other.model_spec.name = "other"
+    huge = _request()
+    huge.inputs["inputs"].tensor_shape.dim[0].size = 10**9
+    cases.publish(exchange, cases.linear(5), step=7)
+    with server_cases.serving(exchange) as server, _stub(server) as stub:
+        for request, code, text in (
+            (_request(name="x"), "INVALID_ARGUMENT", "must be ['inputs']"),
+            (_request(_X[:, :2]), "INVALID_ARGUMENT", "[None, 4]"),
+            (_request(_X[0]), "INVALID_ARGUMENT", "[None, 4]"),
+            (_request(_X.astype("int32")), "INVALID_ARGUMENT", "be float32"),
+            (_request(signature="train"), "INVALID_ARGUMENT", "'train'"),
+            (_request(version=9), "NOT_FOUND", "Only version 7"),
+            (other, "NOT_FOUND", "'other'"),
+            (huge, "INVALID_ARGUMENT", "must hold its values"),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.Predict(request, timeout=60)
+            assert caught.value.code().name == code
+            assert text in caught.value.details()
+        assert stub.Predict(_request(), timeout=60).outputs
+
+
+def test_versions_are_swapped_without_a_failed_or_mixed_answer(exchange):
+    models = {step: cases.deep(step) for step in (10, 20, 30, 40)}
+    expected = {step: m(_X).numpy() for step, m in models.items()}
+    cases.publish(exchange, models[10], step=10)
+    seen, stop = [], threading.Event()
+
+    def ask(server, answers):
+        with _stub(server) as stub:
+            while not stop.is_set():
+                try:
+                    answers.append(stub.Predict(_request(), timeout=60))
+                except grpc.RpcError as error:
+                    answers.append(error)
+
+    with server_cases.serving(exchange) as server:
+        threads = []
+        for _ in range(3):
+            seen.append([])
+            threads.append(
+                threading.Thread(target=ask, args=(server, seen[-1]))
+            )
+            threads[-1].start()
+        try:
+            for step in (20, 30, 40):
+                cases.publish(exchange, models[step], step=step)
+                server_cases.wait_until(
+                    lambda step=step: server.followed.version == step
+                )
+        finally:
+            count = len(seen[0])
+            server_cases.wait_until(lambda: len(seen[0]) > count + 1)
+            stop.set()
+            for thread in threads:
+                thread.join()
+    for answers in seen:
+        found = [answer.model_spec.version.value for answer in answers]
+        assert found == sorted(found) and found[-1] == 40
+        for step, answer in zip(found, answers, strict=True):
+            np.testing.assert_allclose(
+                tf.make_ndarray(answer.outputs["outputs"]),
+                expected[step],
+                rtol=1e-5,
+            )
+
+
+def test_a_version_that_fails_its_checks_is_never_served(exchange):
+    good = cases.linear(5)
+    canary = gates.Canary(
+        {"inputs": _X}, labels=_Y, from_logits=True, margin=0.5
+    )
+    certain = cases.linear(6)
+    certain.set_weights([w * 1e4 for w in certain.get_weights()])
+    lost = cases.linear(7)
+    lost.set_weights([np.full_like(w, np.nan) for w in lost.get_weights()])
+    zero = cases.linear(8)
+    zero.set_weights([w * 0 for w in zero.get_weights()])
+    with server_cases.serving(exchange, wait=False, canary=canary) as server:
+        cases.publish(exchange, zero, step=10)
+        server_cases.wait_until(lambda: server.followed.version == 10)
+        for number, (step, bad) in enumerate(
+            [(20, certain), (30, cases.linear(4, classes=5)), (40, lost)]
+        ):
+            cases.publish(exchange, bad, step=step, finite=False)
+            server_cases.wait_until(
+                lambda n=number: server.followed.num_refused > n
+            )
+            assert server.followed.version == 10
+        zero.set_weights(good.get_weights())
+        zero.set_weights([w * 1e-3 for w in zero.get_weights()])
+        cases.publish(exchange, zero, step=50)
+        server_cases.wait_until(lambda: server.followed.version == 50)
+
+
+def test_only_versions_of_the_key_are_served(tmp_path):
+    root = tmp_path / "exchange"
+    ours = tfdistill.Exchange(root, key=b"k" * 32)
+    theirs = tfdistill.Exchange(root, key=b"f" * 32)
+    cases.publish(ours, cases.linear(5), step=10)
+    cases.publish(theirs, cases.linear(6), step=20)
+    with server_cases.serving(ours) as server:
+        assert server.followed.version == 10
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

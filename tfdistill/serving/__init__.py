@@ -1,0 +1,1 @@
+"""A small server of teachers, for machines without TensorFlow Serving."""

@@ -1,0 +1,116 @@
+"""The command `tfdistill-teach`."""
+
+import json
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+from tfdistill.system import programs
+
+_NOTES = """\
+The protocol is TensorFlow Serving's PredictionService (Predict and
+GetModelMetadata). Ask with tfdistill.labels.Teachers, or any client of
+TensorFlow Serving. Signatures of versions are checked with the run's key, see
+TFDISTILL_EXCHANGE_KEY_FILE. It prints one JSON line of load a second, and ends
+at SIGTERM once all requests are answered. docs/labels.md describes it.
+"""
+
+
+def _add_options(options: programs.Flags) -> None:
+    add = options.add
+    add("exchange", "<DIR>: exchange of the run, or its URL", required=True)
+    add("group", "group whose student answers", 0)
+    add("port", "port of gRPC; 0 for any that is free", 8500)
+    add("health_port", "port of /healthz; default any that is free", 0)
+    add("host", "address to listen on; 0.0.0.0 for all", "127.0.0.1")
+    add("model_name", "name that clients ask for", "default")
+    add("threads", "requests that are answered at once", 4)
+    add(
+        "canary",
+        "<FILE>: .npz of inputs by name, and of class indices as `labels`; "
+        "each version must predict them sensibly",
+    )
+    add("probabilities", "outputs are probabilities, not logits", False)
+    add("trust_graph", "load a graph that is not known to be harmless", False)
+    options.check("group", lambda group: group >= 0, "--group must be >= 0")
+    for name in ("port", "health_port"):
+        options.check(
+            name, lambda port: 0 <= port < 65536, f"--{name} must be a port"
+        )
+    options.check_positive("threads")
+
+
+def _canary(options: programs.Options) -> Any:
+    if options.canary is None:
+        return None
+    import numpy as np
+
+    from tfdistill.teachers import gates
+
+    with np.load(options.canary, allow_pickle=False) as found:
+        inputs = dict(found)
+    labels = inputs.pop("labels", None)
+    return gates.Canary(
+        inputs, labels=labels, from_logits=not options.probabilities
+    )
+
+
+def _run(options: programs.Options) -> int:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from tfdistill.exchange import publisher
+    from tfdistill.serving import followed as followed_lib
+    from tfdistill.serving import server as server_lib
+
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    try:
+        followed = followed_lib.Followed(
+            publisher.Exchange(options.exchange),
+            options.group,
+            canary=_canary(options),
+            trust_graph=options.trust_graph,
+        )
+        server = server_lib.Server(
+            followed,
+            model=options.model_name,
+            host=options.host,
+            port=options.port,
+            health_port=options.health_port,
+            num_threads=options.threads,
+        )
+    except (ImportError, OSError, ValueError) as error:
+        raise programs.UsageError(str(error)) from error
+    followed.start()
+    server.start()
+    while not stopping.wait(1.0):
+        _print(
+            time=round(time.time(), 3),
+            version=followed.version,
+            refused_versions=followed.num_refused,
+            port=server.port,
+            health_port=server.health_port,
+            **server.load.take(),
+        )
+    server.stop()
+    followed.stop()
+    return 0
+
+
+def _print(**record: Any) -> None:
+    print(json.dumps(record), flush=True)
+
+
+PROGRAM = programs.Program(
+    name="tfdistill-teach",
+    about="Serves the newest version of a group as a teacher.",
+    notes=_NOTES,
+    define=_add_options,
+    run=_run,
+)
+main, start = PROGRAM.main, PROGRAM.start
+
+if __name__ == "__main__":
+    start()
