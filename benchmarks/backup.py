@@ -185,7 +185,7 @@ def _add_options(options: programs.Flags) -> None:
         "model", "model to measure", "resnet50", enum_values=list(_MODELS)
     )
     options.add("batch_size", "examples a step", 16)
-    options.add("rounds", "turns of each side", 9, quick=3)
+    options.add("rounds", "turns of each side", 9, quick=2)
 
 
 PROGRAM = measure.program("backup", __doc__, define=_add_options, run=run)

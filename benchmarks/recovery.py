@@ -181,6 +181,13 @@ def _summary(kind: str, values: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 def _add_options(options: programs.Flags) -> None:
     options.add("rounds", "faults of each kind", 3, quick=1)
+    options.add(
+        "kinds",
+        "what happens to a task",
+        list(_KINDS),
+        enum_values=list(_KINDS),
+        quick=["dead", "frozen"],
+    )
 
 
 def _run(options: programs.Options) -> int:
@@ -190,13 +197,14 @@ def _run(options: programs.Options) -> int:
         report["backup_steps"] = recovery_task.BACKUP_STEPS
         report["targets_secs"] = _TARGETS
         report["workers"] = measure_strategy(
-            dict.fromkeys(_KINDS, "group_0_worker_1"),
+            dict.fromkeys(options.kinds, "group_0_worker_1"),
             rounds,
             num_groups=2,
             workers_per_group=2,
         )
-        victims = dict.fromkeys(_KINDS, "group_0_ps_0")
-        victims["stuck"] = "group_0_chief_0"
+        victims = dict.fromkeys(options.kinds, "group_0_ps_0")
+        if "stuck" in victims:  # A server makes no steps.
+            victims["stuck"] = "group_0_chief_0"
         report["parameter_servers"] = measure_strategy(
             victims, rounds, workers_per_group=2, ps_per_group=1
         )

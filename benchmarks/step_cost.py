@@ -255,7 +255,7 @@ def _add_options(options: programs.Flags) -> None:
     options.add("batch_size", "of resnet50", 16)
     options.add("mlp_batch_size", "of the MLPs", 256)
     options.add("steps", "steps a turn; MLPs do 5 x that", 2)
-    options.add("rounds", "turns of each side", 25, quick=3)
+    options.add("rounds", "turns of each side", 25, quick=2)
 
 
 PROGRAM = measure.program("step_cost", __doc__, define=_add_options, run=run)

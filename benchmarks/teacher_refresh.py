@@ -269,7 +269,7 @@ def _add_options(options: programs.Flags) -> None:
     )
     options.add("image_size", "pixels a side", 64)
     options.add("batch_size", "images a step", 8)
-    options.add("rounds", "turns of each side", 5, quick=2)
+    options.add("rounds", "turns of each side", 5, quick=1)
 
 
 PROGRAM = measure.program(

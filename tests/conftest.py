@@ -108,6 +108,20 @@ def _make_logical_devices() -> None:
         )
 
 
+def _leave_data_untuned() -> None:
+    """Keeps tf.data from tuning pipelines in this process.
+
+    Iterators of trainings that a test stopped go when garbage is collected,
+    each after up to a minute; `data.without_autotune` says why.
+    """
+    from tensorflow.python.data.ops import dataset_ops
+
+    from tfdistill import data
+
+    # What each iterator passes its data set through.
+    dataset_ops.DatasetV2._apply_debug_options = data.without_autotune
+
+
 def _forget_garbage() -> None:
     """Collects garbage, and never looks through what is left again.
 
@@ -131,6 +145,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # TensorFlow among them, nothing is worth its import time.
     if session.items and "tensorflow" in sys.modules:
         _make_logical_devices()
+        _leave_data_untuned()
     _forget_garbage()
 
 

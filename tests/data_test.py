@@ -41,6 +41,31 @@ def test_shared_mode_gives_every_group_everything():
         assert array.tolist() == [0, 1, 2, 3, 4]
 
 
+def test_coordinated_groups_draw_the_same_batches_in_the_same_order():
+    options = tf.data.Options()
+    options.deterministic = False
+    epochs = []
+    for group in range(2):
+        # Made again, as in another process: its orders depend on what was read.
+        shuffled = tf.data.Dataset.range(20).shuffle(20, seed=3)
+        part = data.group_shard(
+            shuffled.with_options(options), cluster(group), mode="coordinated"
+        )
+        assert part.options().deterministic
+        epochs.append([elements(part.batch(6)) for _ in range(2)])
+    assert epochs[0] == epochs[1]
+    assert sorted(sum(epochs[0][0], [])) == list(range(20))
+    array = data.shard_arrays(np.arange(5), cluster(1), mode="coordinated")
+    assert array.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_coordinated_groups_cannot_each_shuffle_their_own_way():
+    tf.random.set_seed(None)
+    part = tf.data.Dataset.range(20).shuffle(20).map(lambda x: x)
+    with pytest.raises(ValueError, match="shuffled without a seed.*seed="):
+        data.group_shard(part, cluster(), mode="coordinated")
+
+
 def test_arrays_in_any_structure_keep_their_rows_together():
     arrays = ({"id": np.arange(7), "x": np.arange(14).reshape(7, 2)}, [[1] * 7])
     arrays[1][0] = np.arange(7) * 10

@@ -72,6 +72,12 @@ def test_a_backup_resumes_it_and_a_subclass(tmp_path):
         assert model.optimizer.iterations.numpy() == 4
 
 
+def test_a_backup_that_would_lack_an_optimizer_is_refused(tmp_path):
+    model = _model(cases.dense(cases.OwnLosses))
+    with pytest.raises(ValueError, match="received top_optimizer besides"):
+        model.fit(*cases.regression(8), callbacks=[tfdistill.Backup(tmp_path)])
+
+
 @pytest.mark.parametrize("is_wrapped", [True, False])
 def test_it_trains_on_servers_as_plain_keras(monkeypatch, is_wrapped):
     def trained(model):
@@ -116,6 +122,50 @@ def test_a_step_of_its_own_is_refused_with_a_table():
     model = tfdistill.DistributedModel(cases.OwnStep(inputs, table))
     with pytest.raises(ValueError, match="ShardedEmbedding.*OwnStep"):
         model.compile("sgd", "mse")
+
+
+class _TwoOfAKind(keras.Model):
+    """As the GAN of Keras' guide: no `call`, and optimizers of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [cases.dense(keras.Model), cases.dense(keras.Model)]
+        self.tracker = keras.metrics.Mean("both")
+
+    def compile(self, *optimizers):
+        super().compile()
+        self.first, self.second = optimizers
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, x):
+        for part, optimizer in zip(
+            self.parts, (self.first, self.second), strict=True
+        ):
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean(part(x) ** 2)
+            weights = part.trainable_weights
+            optimizer.apply(tape.gradient(loss, weights), weights)
+            self.tracker.update_state(loss)
+        return {"both": self.tracker.result()}
+
+
+def test_a_step_of_its_own_needs_no_call(two_replicas):
+    def trained(wrap, strategy=None):
+        keras.utils.set_random_seed(1)
+        with (strategy or tf.distribute.get_strategy()).scope():
+            model = wrap(_TwoOfAKind())
+            model.compile(*(keras.optimizers.SGD(0.1) for _ in range(2)))
+        data = tf.data.Dataset.from_tensor_slices(cases.regression(16)[0])
+        history = model.fit(data.batch(8), verbose=0, shuffle=False).history
+        return [*history["both"], *map(np.sum, model.get_weights())]
+
+    expected = trained(lambda model: model)
+    for strategy in (None, two_replicas):
+        found = trained(tfdistill.DistributedModel, strategy)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_statistics_of_replicas_are_averaged_when_training_ends(two_replicas):

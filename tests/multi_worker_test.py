@@ -11,8 +11,9 @@ from tfdistill import data
 from tfdistill.cluster import replicas
 from tfdistill.training import guards
 
-# Real workers run all cases (tests/runs/training_test.py); here are those in
-# which the replicas of one process take a path of their own, or most of it.
+# Real workers run most cases (tests/runs/training_test.py); here are those in
+# which the replicas of one process take a path of their own, or most of it,
+# and those that real workers leave out.
 NAMES = (
     "adam",
     "arrays_shuffled",
@@ -127,6 +128,27 @@ def test_run_eagerly_gives_the_same(two_replicas):
     for actual in (train(two_replicas, True), train(two_replicas, False)):
         for one, other in zip(actual, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_data_may_be_a_function_as_with_parameter_servers(two_replicas):
+    def batches(context):
+        assert context.num_input_pipelines == 1
+        return tf.data.Dataset.from_tensor_slices(
+            training_cases.regression(16)
+        ).batch(8)
+
+    def train(x):
+        keras.utils.set_random_seed(2)
+        with two_replicas.scope():
+            model = training_cases.dense(training_cases.SharedModel)
+            model.compile("sgd", "mse")
+        model.fit(x, verbose=0, shuffle=False)
+        return [model.evaluate(x, verbose=0), model.predict(x, verbose=0)]
+
+    found = train(batches)
+    expected = train(batches(tf.distribute.InputContext()))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 def test_a_stop_in_mid_epoch_is_heeded(two_replicas):

@@ -10,6 +10,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
 export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-}"
+# Some hundred processes would each compile the checkout anew.
+unset PYTHONDONTWRITEBYTECODE
 
 bash launch/install.sh tests || exit 1
 # A browser, schedulers: tests that find none are skipped.

@@ -25,7 +25,7 @@ __all__ = [
     "worker_shard",
 ]
 
-_MODES = ("disjoint", "shared")
+_MODES = ("disjoint", "shared", "coordinated")
 
 
 class GroupIdentity(Protocol):
@@ -56,7 +56,11 @@ def group_shard(
             batches are dealt out; not yet shuffled, or parts may overlap.
         cluster: Says which group this is.
         mode: `"disjoint"` (default; the better choice in Anil et al. 2018,
-            section 3.3) or `"shared"`: all of the data in every group.
+            section 3.3) or `"shared"`: all of the data in every group; or
+            `"coordinated"`: all of the data in the same order, for groups that
+            learn from each other's predictions of the same batch. What comes
+            after must be equal in all groups, too: give `shuffle` and random
+            augmentation a seed, and `shuffled_indices` no `group`.
 
     Returns:
         The group's data set.
@@ -72,6 +76,8 @@ def group_shard(
         [1, 3]
     """
     _check_mode(mode)
+    if mode == "coordinated":
+        return _in_one_order(dataset)
     if mode == "shared" or cluster.num_groups == 1:
         return dataset
     data_checks.check_parts(dataset, cluster.num_groups, "group")
@@ -94,7 +100,8 @@ def shard_arrays(
         arrays: An array `[examples, ...]`, or a dict, tuple or list of them,
             nested at will, with equally many examples.
         cluster: Says which group this is.
-        mode: `"disjoint"` (default) or `"shared"`.
+        mode: `"disjoint"` (default), or `"shared"` or `"coordinated"`, which
+            are the same for arrays.
 
     Returns:
         The same structure, with the examples that `group_shard` would give.
@@ -118,7 +125,7 @@ def shard_arrays(
             "All arrays must have the same number of examples in their first "
             f"dimension; received shapes {shapes}."
         )
-    if mode == "shared" or cluster.num_groups == 1:
+    if mode != "disjoint" or cluster.num_groups == 1:
         return arrays
     data_checks.check_parts(lengths.pop(), cluster.num_groups, "group")
     return keras.tree.map_structure(
@@ -280,6 +287,30 @@ def shuffled_indices(
 def _check_mode(mode: str) -> None:
     if mode not in _MODES:
         raise ValueError(f"`mode` must be one of {_MODES}; received {mode!r}.")
+
+
+def _in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A data set that has the same order in all groups, and in each pass."""
+    if _has_random_order(dataset):
+        raise ValueError(
+            'With mode="coordinated" all groups must read the same order; '
+            "received a data set that is shuffled without a seed. Pass "
+            "shuffle(..., seed=...), the same in all groups, or call "
+            "tf.random.set_seed before."
+        )
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)
+
+
+def _has_random_order(dataset: tf.data.Dataset) -> bool:
+    """Whether a shuffle without a seed was found; see `_is_shuffled`."""
+    seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
+    if hasattr(dataset, "_reshuffle_each_iteration") and not any(
+        seed is None or int(seed) for seed in seeds
+    ):
+        return True
+    return any(map(_has_random_order, getattr(dataset, "_inputs", list)()))
 
 
 def _is_shuffled(dataset: tf.data.Dataset) -> bool:

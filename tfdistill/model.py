@@ -130,7 +130,8 @@ def add_launched_callbacks(
             stacklevel=3,
         )
     exports = any(getattr(c, "exports_student", False) for c in found)
-    if teachers.follows_peers and cluster.num_groups > 1 and not exports:
+    needs_exports = teachers.follows_peers and not teachers.swaps_predictions
+    if needs_exports and cluster.num_groups > 1 and not exports:
         warnings.warn(
             f"This is group {cluster.group} of {cluster.num_groups}, and `fit` "
             "got no tfdistill.StudentExporter, so the other groups will never "
@@ -284,6 +285,8 @@ class CodistillModel(
                 f"teachers; received None with {len(self.teachers)} of them. "
                 "For classes: tfdistill.losses.SoftTargetCrossEntropy()."
             )
+        if self.teachers.swaps_predictions:
+            args, kwargs = (), self._without_xla(args, kwargs)
         super().compile(*args, **kwargs)
         self.codistillation.compile(
             distillation_loss,
@@ -303,6 +306,19 @@ class CodistillModel(
         self._feature_tracker = (
             keras.metrics.Mean("feature_loss") if feature_loss else None
         )
+
+    def _without_xla(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """Returns the arguments without XLA, which waits for no peer."""
+        keras_compile = types.MethodType(keras.Model.compile, self)
+        arguments = fit_arguments.bind(keras_compile, args, kwargs)
+        if arguments.get("jit_compile", "auto") not in ("auto", False, None):
+            raise ValueError(
+                "`jit_compile` must be left out of `compile` if peers teach by "
+                "their predictions; received "
+                f"{arguments['jit_compile']!r}. XLA cannot compile what the "
+                "groups send each other."
+            )
+        return {**arguments, "jit_compile": False}
 
     def _compile_student(self, arguments: dict[str, Any]) -> None:
         """Has files of the student say how it was compiled, as Keras' do.

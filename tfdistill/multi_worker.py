@@ -136,6 +136,7 @@ class MultiWorkerTraining(_Base):
         """
         arguments = fit_arguments.bind(super().fit, args, kwargs)
         strategy = self.distribute_strategy
+        fit_arguments.call_functions(arguments, strategy)
         callbacks = arguments.get("callbacks")
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             arguments["callbacks"] = keras.tree.flatten(callbacks or [])
@@ -153,6 +154,7 @@ class MultiWorkerTraining(_Base):
         Each example counts once; results are equal on all workers.
         """
         arguments = fit_arguments.bind(super().evaluate, args, kwargs)
+        fit_arguments.call_functions(arguments, self.distribute_strategy)
         replicas.meet(self.distribute_strategy, "evaluate")
         with guards.reported(arguments):
             return self.trainer.evaluate(arguments, super().evaluate)
@@ -163,6 +165,7 @@ class MultiWorkerTraining(_Base):
         Every worker gets all predictions, in the order of the data.
         """
         arguments = fit_arguments.bind(super().predict, args, kwargs)
+        fit_arguments.call_functions(arguments, self.distribute_strategy)
         replicas.meet(self.distribute_strategy, "predict")
         with guards.reported(arguments):
             return self.trainer.predict(arguments, super().predict)
@@ -175,6 +178,9 @@ class MultiWorkerTraining(_Base):
         spec = data_batch
         if iterator is not None:
             spec = keras_internals.distributed_element_spec(iterator)
+        own_steps.mark_built(self.stepping_model())
+        if self.stepping_model().built:
+            self.built = True
         self.trainer.build(spec, iterator)
 
     def make_train_function(self, force: bool = False) -> Any:

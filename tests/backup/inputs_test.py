@@ -87,7 +87,11 @@ def _check_resumes(make, tmp_path, **more):
 
 def test_the_order_of_a_data_service_is_told_of(tmp_path, service, caplog):
     _fit(_of_service(service), tmp_path, steps_per_epoch=5)
-    assert "A tf.data service may deliver its batches in another" in caplog.text
+    assert "A tf.data service with several workers delivers" in caplog.text
+
+
+def test_a_data_service_of_one_worker_resumes(tmp_path, service):
+    _check_resumes(lambda: _of_service(service), tmp_path, steps_per_epoch=5)
 
 
 def test_a_shared_job_of_a_data_service_is_refused(tmp_path, service):

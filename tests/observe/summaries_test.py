@@ -314,9 +314,11 @@ def test_a_launched_run_gets_one_by_itself(tmp_path, monkeypatch):
 
 def test_another_model_is_refused(tmp_path):
     model = cases.linear(0)
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="Wrap your model"):
-        model.fit(_X, _Y, verbose=0, callbacks=[tfdistill.Summaries(tmp_path)])
+    for other in (model, tfdistill.DistributedModel(model)):
+        other.compile("sgd", keras.losses.SparseCategoricalCrossentropy())
+        summaries = tfdistill.Summaries(tmp_path)
+        with pytest.raises(ValueError, match="Wrap .* use keras.callbacks.Te"):
+            other.fit(_X, _Y, verbose=0, callbacks=[summaries])
 
 
 @pytest.mark.parametrize("given", ["100", "5:4", "0:3", "a:b", "1:2:3", "-1:4"])

@@ -146,7 +146,7 @@ OPTIONS = {
         output=docs/images/quickstart.svg
     """,
     "benchmarks.recovery": """
-        rounds=3
+        rounds=3 kinds=[dead,frozen,stuck]
         quick=False
     """,
     "benchmarks.bad_peers": """

@@ -58,6 +58,13 @@ def test_it_runs_when_it_is_pasted_alone_and_in_groups(tmp_path):
     ]:
         assert old in command
         command = command.replace(old, new)
+    # Where other work delays one group's start, the other has no teacher.
+    callbacks = "tfdistill.callbacks(exchange, every_steps=50)"
+    assert callbacks in script.text
+    together = f"[tfdistill.StartTogether(cluster), *{callbacks}]"
+    (tmp_path / script.file_name).write_text(
+        script.text.replace(callbacks, together)
+    )
     assert "group 1 done" in _run(tmp_path, command)
     for group in (run / "group_0", run / "group_1"):
         lines = (group / "metrics.jsonl").read_text().splitlines()

@@ -38,9 +38,10 @@ def check(arguments: Mapping[str, Any]) -> None:
                 "out, or train without a backup."
             )
         _log.warning(
-            "A tf.data service may deliver its batches in another order after "
-            "a resume: some of them then come twice and others not at all. For "
-            "an exact resume, read the data in the training's own processes."
+            "A tf.data service with several workers delivers its batches in "
+            "another order after a resume: some of them then come twice and "
+            "others not at all. For an exact resume, give the service one "
+            "worker, or read the data in the training's own processes."
         )
 
 

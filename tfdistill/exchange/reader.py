@@ -19,6 +19,7 @@ from collections.abc import Mapping
 
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
+from tfdistill.exchange import notes
 from tfdistill.exchange import signing
 from tfdistill.exchange import versions
 from tfdistill.system import run_files
@@ -82,6 +83,20 @@ class VersionReader:
         Without a key no signature is checked.
         """
         return self._signer is not None
+
+    @property
+    def signer(self) -> signing.Signer | None:
+        """What signs and checks with this run's key; None without one."""
+        return self._signer
+
+    def notes(self, group: int) -> notes.Notes:
+        """Returns the notes that a group's processes leave for others."""
+        return notes.Notes(
+            self._file_system,
+            self.group_path(group),
+            group=group,
+            signer=self._signer,
+        )
 
     def group_path(self, group: int) -> str:
         """Returns the directory of a group's versions."""

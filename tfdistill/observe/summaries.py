@@ -240,6 +240,13 @@ class Summaries(steps.SteppedCallback):
             if getattr(callback, "follows_teachers", False):
                 self._loader = callback
 
+    def misplaced(self) -> ValueError:
+        """Returns the error, with what other models can have instead."""
+        return ValueError(
+            f"{super().misplaced()} Without codistillation, use "
+            "keras.callbacks.TensorBoard."
+        )
+
     # ---- Keras' hooks ----
 
     def on_train_begin(self, logs: Any = None) -> None:

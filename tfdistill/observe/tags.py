@@ -24,6 +24,10 @@ _HEALTH_CODES = {
     "fading": 3,
     "good": 4,
 }
+_OF_ANSWERS = (
+    *("num_answers", "num_missed", "num_unsent", "num_forged"),
+    "sent_bytes",
+)
 
 _CHARTS: dict[str, dict[str, Sequence[str]]] = {
     "Does it pay?": {
@@ -45,6 +49,9 @@ _CHARTS: dict[str, dict[str, Sequence[str]]] = {
         ],
         "Share": ["teachers/<teacher>/share"],
         "Quarantined versions": ["teachers/<teacher>/num_quarantined"],
+        "Batches without a peer's predictions": [
+            "teachers/<teacher>/num_missed"
+        ],
     },
     "Exchange": {
         "Seconds of an export and of a read, in the background": [
@@ -126,6 +133,8 @@ def of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> Scalars:
             "num_swaps": teacher["swaps"],
             "read_secs": teacher["read_secs"],
             "read_bytes": teacher["last_bytes"],
+            # Of peers that send predictions.
+            **{key: teacher[key] for key in _OF_ANSWERS if key in teacher},
         }
         found |= {f"teachers/{name}/{key}": v for key, v in values.items()}
     return found

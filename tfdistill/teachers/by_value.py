@@ -1,15 +1,25 @@
 """Teachers whose predictions arrive by value: nothing of them is run here."""
 
+import dataclasses
+import typing
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from tfdistill.cluster import identity
+from tfdistill.cluster import replicas
+from tfdistill.exchange import publisher
 from tfdistill.exports import student_graph
 from tfdistill.labels import attached
 from tfdistill.labels import forms
 from tfdistill.teachers import options as options_lib
 from tfdistill.teachers import soft_targets
+from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher
+
+if typing.TYPE_CHECKING:
+    from tfdistill.labels import post
 
 
 class LabelTeacher(teacher.Teacher):
@@ -74,6 +84,149 @@ class LabelTeacher(teacher.Teacher):
                 f"student's output, {like.shape}; received {output.shape}."
             )
         return output
+
+
+def make_mailbox(
+    exchange: publisher.Exchange,
+    options: options_lib.TeacherOptions,
+    *,
+    strategy: tf.distribute.Strategy,
+    cluster: identity.Cluster,
+) -> "post.Mailbox":
+    """Makes the mailbox of this worker, which all its peers share."""
+    # Here: it imports gRPC, which only such teachers need.
+    from tfdistill.labels import post
+
+    local = tuple(replicas.local_replicas(strategy))
+    return post.Mailbox(
+        exchange,
+        post.Place(
+            group=cluster.group,
+            worker=local[0] // len(local),
+            replicas=local,
+            host=(cluster.address or "").rpartition(":")[0].strip("[]"),
+        ),
+        peers=options.peers,
+        others=cluster.peers,
+        wait_secs=options.wait_secs,
+    )
+
+
+class PredictionTeacher(teacher.Teacher):
+    """The place of a peer that sends what it predicts of the same batch."""
+
+    def __init__(
+        self,
+        name: str,
+        graph: student_graph.StudentGraph,
+        options: options_lib.TeacherOptions,
+        *,
+        group: int,
+        mailbox: "post.Mailbox",
+        from_logits: bool | None,
+    ) -> None:
+        """Takes a peer; `from_logits` is how the loss takes outputs."""
+        super().__init__(name, graph, options)
+        self._group = group
+        self._mailbox = mailbox
+        self._form = dataclasses.replace(
+            options.form or forms.Form(), from_logits=from_logits is not False
+        )
+
+    def ask(self, question: soft_targets.Question) -> list[tf.Tensor]:
+        """Sends what the student has said of a batch, and waits for the peer.
+
+        A function of Python: nothing in a graph waits no longer than it should.
+        """
+        own = question.outputs
+        context = tf.distribute.get_replica_context()
+        replica = context.replica_id_in_sync_group if context else 0
+        seed = tf.stack(
+            [tf.cast(question.step, tf.int32), tf.cast(replica, tf.int32)]
+        )
+        kept = [self._form.encode(output, seed=seed) for output in own]
+        arrays = tf.nest.flatten(kept)
+        # In this process, wherever the student runs.
+        answered, *received = tf.numpy_function(
+            self._swap,
+            [
+                question.step,
+                replica,
+                fingerprint(question.inputs),
+                np.array([_num_classes(output) for output in own]),
+                *arrays,
+            ],
+            [tf.bool, *[array.dtype for array in arrays]],
+        )
+        answered.set_shape([])
+        for array, like in zip(received, arrays, strict=True):
+            array.set_shape(like.shape)
+        return [
+            tf.where(
+                answered,
+                self._form.decode(part, num_classes=like.shape[-1]),
+                float("nan"),
+            )
+            for part, like in zip(
+                tf.nest.pack_sequence_as(kept, received), own, strict=True
+            )
+        ]
+
+    def _swap(
+        self,
+        step: np.ndarray,
+        replica: np.ndarray,
+        batch: np.ndarray,
+        classes: np.ndarray,
+        *arrays: np.ndarray,
+    ) -> tuple[Any, ...]:
+        received = self._mailbox.swap(
+            self._group,
+            step=int(step),
+            replica=int(replica),
+            batch=batch.tobytes(),
+            classes=classes.tolist(),
+            arrays=arrays,
+            num_rows=len(arrays[0]),
+        )
+        answered = np.bool_(received is not None)
+        return answered, *(arrays if received is None else received)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Describes the peer, for logs: its answers in place of versions."""
+        peer = self._mailbox.peer(self._group)
+        answers = peer.last_answer >= 0 and not peer.is_silent
+        return {
+            **super().status,
+            "step": peer.last_answer,
+            "health": staleness.GOOD if answers else staleness.ABSENT,
+            "reason": "" if answers else f"it sends no predictions: {peer.why}",
+            "share": float(answers),
+            "age_steps": 0 if answers else None,
+            "bytes": peer.received_bytes,
+            "last_bytes": peer.last_bytes,
+            "num_quarantined": sum(peer.num_refused.values()),
+            "quarantined": dict(peer.refused),
+            "num_answers": peer.num_answers,
+            "num_missed": peer.num_missed,
+            "num_unsent": peer.num_unsent,
+            # Of all peers: nobody knows whom they come from.
+            "num_forged": sum(self._mailbox.num_forged.values()),
+            "sent_bytes": peer.sent_bytes,
+        }
+
+
+def fingerprint(inputs: Any) -> tf.Tensor:
+    """Returns a hash of a batch's inputs, uint8 `[8]`."""
+    leaves = tf.nest.flatten(inputs, expand_composites=True)
+    parts = [tf.fingerprint(tf.reshape(leaf, [1, -1])) for leaf in leaves]
+    return tf.fingerprint(tf.concat(parts, axis=-1))[0]
+
+
+def _num_classes(output: tf.Tensor) -> int:
+    """The size of the last axis; 1 of an output with one number a row."""
+    return int(output.shape[-1] or 0) if output.shape.rank > 1 else 1
 
 
 def _where(count: tf.Tensor, output: tf.Tensor) -> tf.Tensor:

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdistill.exchange import publisher
+from tfdistill.labels import forms
 from tfdistill.system import run_files
 
+# How peers teach: their models run here, or they send what they predict.
+VERSIONS, PREDICTIONS = "versions", "predictions"
 # Of `max_staleness_steps`: a peer that falls silent fades; see staleness.py.
 AUTO = "auto"
 
@@ -39,6 +42,9 @@ class TeacherOptions:
     allow_other_schemas: bool = False
     canary: Any = None
     poll_secs: float = 0.1
+    by: str = VERSIONS
+    form: forms.Form | None = None
+    wait_secs: float = 0.05
 
     def __post_init__(self) -> None:
         """Checks everything but what depends on the strategy."""
@@ -71,6 +77,49 @@ class TeacherOptions:
             raise ValueError(
                 f"`poll_secs` must be > 0; received {self.poll_secs}."
             )
+        self._check_by()
+
+    def _check_by(self) -> None:
+        if self.by not in (VERSIONS, PREDICTIONS):
+            raise ValueError(
+                f'`by` must be "{VERSIONS}" or "{PREDICTIONS}"; received '
+                f"{self.by!r}."
+            )
+        if not 0 <= self.wait_secs < math.inf:
+            raise ValueError(
+                "`wait_secs` must be finite and >= 0; received "
+                f"{self.wait_secs}."
+            )
+        if self.by == VERSIONS:
+            if self.form is not None:
+                raise ValueError(
+                    "`form` is how predictions are sent; received "
+                    f'{self.form} with by="{VERSIONS}". Leave it out, or pass '
+                    f'by="{PREDICTIONS}".'
+                )
+            return
+        if self.form is not None and not isinstance(self.form, forms.Form):
+            raise ValueError(
+                "`form` must be a tfdistill.labels.Form; received "
+                f"{self.form!r}."
+            )
+        given = [
+            name
+            for name, value in {
+                "max_staleness_steps": self.most_steps,
+                "max_staleness_secs": self.max_staleness_secs,
+                "allow_other_graphs": self.allow_other_graphs or None,
+                "schema": self.schema or None,
+                "canary": None if any(self.is_run) else self.canary,
+            }.items()
+            if value is not None
+        ]
+        if given:
+            raise ValueError(
+                f"{', '.join(given)} are about versions; received them with "
+                f'by="{PREDICTIONS}", whose predictions are always of the same '
+                "step. Leave them out."
+            )
 
     @property
     def num_teachers(self) -> int:
@@ -80,10 +129,14 @@ class TeacherOptions:
     @property
     def is_run(self) -> list[bool]:
         """By teacher, whether its model runs in the student's own step."""
-        run = [*self.peers, *self.saved_models, *self.models]
+        held = [*self.saved_models, *self.models]
         if self.own_past is not None:
-            run.append(self.own_past)
-        return [True] * len(run) + [False] * len(self.labels)
+            held.append(self.own_past)
+        return [
+            *[self.by == VERSIONS] * len(self.peers),
+            *[True] * len(held),
+            *[False] * len(self.labels),
+        ]
 
     @property
     def names_of_peers(self) -> dict[int, str]:
@@ -113,6 +166,14 @@ class TeacherOptions:
 
     def check_remote(self) -> None:
         """Refuses what a parameter-server group cannot have."""
+        if self.by == PREDICTIONS:
+            raise ValueError(
+                "Peers teach by their predictions of the same batch, which "
+                "workers of parameter servers do not have: each is at a step "
+                f'of its own. Received by="{PREDICTIONS}". Take labels from '
+                "servers of teachers instead, which a data set asks: "
+                "TeacherSet(labels=[...]). Or leave `by` out, for versions."
+            )
         if self.own_past is not None:
             raise ValueError(
                 "`own_past` must not be used with parameter servers, where no "

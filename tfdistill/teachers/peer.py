@@ -286,10 +286,8 @@ class Poller(threading.Thread):
             self._stopping.wait(self._poll_secs)
 
     def _log_outage(self, group: int, error: OSError) -> None:
-        """Warns once for each outage: it may last for many rounds."""
-        level = (
-            logging.DEBUG if group in self._out_of_reach else logging.WARNING
-        )
+        """Tells of an outage once: it may last for many rounds."""
+        level = logging.DEBUG if group in self._out_of_reach else logging.ERROR
         self._out_of_reach.add(group)
         _log.log(level, "Cannot look for group %d yet: %s", group, error)
 

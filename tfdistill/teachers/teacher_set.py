@@ -12,6 +12,7 @@ counts it and whose `weights` weigh it.
 import logging
 import os
 import pathlib
+import typing
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import publisher
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
+from tfdistill.labels import forms
 from tfdistill.system import crash_note
 from tfdistill.teachers import agreement
 from tfdistill.teachers import by_value
@@ -38,6 +40,9 @@ from tfdistill.teachers import own_past as own_past_lib
 from tfdistill.teachers import peer
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher as teacher_lib
+
+if typing.TYPE_CHECKING:
+    from tfdistill.labels import post
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +81,9 @@ class TeacherSet:
         allow_other_schemas: bool = False,
         canary: gates.Canary | tf.data.Dataset | None = None,
         poll_secs: float = 0.1,
+        by: str = options.VERSIONS,
+        form: forms.Form | None = None,
+        wait_secs: float = 0.05,
     ) -> None:
         """Reads nothing yet.
 
@@ -122,6 +130,15 @@ class TeacherSet:
                 `tfdistill.Canary`, or a dataset as `fit` takes it, of which
                 the first 256 examples are taken. Default: none.
             poll_secs: Seconds between two looks at the exchange. Default 0.1.
+            by: How peers teach. `"versions"` (default): their exports run in
+                the student's step. `"predictions"`: they send what they predict
+                of the same batch, in the same step, as the student does; all
+                groups read `group_shard(..., mode="coordinated")`.
+            form: With predictions, what is sent of them: a
+                `tfdistill.labels.Form`. Default: all, in float32.
+            wait_secs: With predictions, the longest wait of a step for those
+                of its peers; the step does without those that are missing.
+                Default 0.05.
 
         Raises:
             ValueError: An argument is not as above.
@@ -144,6 +161,9 @@ class TeacherSet:
             allow_other_schemas=allow_other_schemas,
             canary=gates.as_canary(canary),
             poll_secs=poll_secs,
+            by=by,
+            form=form,
+            wait_secs=wait_secs,
         )
         options.check_exchange(self._options.peers, exchange)
         self._exchange = exchange or publisher.Exchange(None)
@@ -152,6 +172,8 @@ class TeacherSet:
         self._teachers: list[teacher_lib.Teacher] = []
         self._agreement: agreement.Agreement | None = None
         self._poller: peer.Poller | None = None
+        # Of peers that teach by predictions.
+        self._mailbox: post.Mailbox | None = None
         self._models: list[keras.Model] | None = None
         self._student: gates.StudentOnCanary | None = None
         # What the traced step knows.
@@ -175,6 +197,11 @@ class TeacherSet:
     def follows_peers(self) -> bool:
         """Whether there are peers to follow while training."""
         return bool(self._options.peers)
+
+    @property
+    def swaps_predictions(self) -> bool:
+        """Whether peers teach by what they predict in the same step."""
+        return self.follows_peers and self._options.by == options.PREDICTIONS
 
     @property
     def moves(self) -> bool:
@@ -243,6 +270,13 @@ class TeacherSet:
         ]
         # Each holds its own.
         self._models = None
+        if self.swaps_predictions:
+            self._mailbox = by_value.make_mailbox(
+                self._exchange,
+                self._options,
+                strategy=strategy,
+                cluster=strategy_lib.cluster_of(strategy),
+            )
         with strategy.scope():
             self._variables = (
                 self.remote.state
@@ -250,7 +284,11 @@ class TeacherSet:
                 else soft_targets.TeacherVariables(self._options)
             )
             self._teachers = [
-                *self._peers(graph, alone=num_workers == 1),
+                *(
+                    self._senders(graph, self._mailbox, from_logits)
+                    if self._mailbox
+                    else self._peers(graph, alone=num_workers == 1)
+                ),
                 *self._fixed(graph),
                 *self._held(held, graph),
                 *self._past(graph),
@@ -294,6 +332,22 @@ class TeacherSet:
                 self._exchange, group, alone=alone, screen=screen, note=note
             )
             yield teacher
+
+    def _senders(
+        self,
+        graph: student_graph.StudentGraph,
+        mailbox: "post.Mailbox",
+        from_logits: bool | None,
+    ) -> Iterator[teacher_lib.Teacher]:
+        for group, name in self._options.names_of_peers.items():
+            yield by_value.PredictionTeacher(
+                name,
+                graph,
+                self._options,
+                group=group,
+                mailbox=mailbox,
+                from_logits=from_logits,
+            )
 
     def _fixed(
         self, graph: student_graph.StudentGraph
@@ -375,14 +429,20 @@ class TeacherSet:
     # ---- between steps ----
 
     def start(self) -> None:
-        """Starts to look for versions in the background."""
+        """Starts to look for versions in the background, or for messages."""
+        if self._mailbox:
+            self._mailbox.start()
+        self._start_polling()
+
+    def _start_polling(self) -> None:
         if not self._teachers or self._poller is not None:
             return
         if self._student:
             self._student.begin()
-        if self.follows_peers or self._student:
+        readers = [t.reader for t in self._teachers if t.reader]
+        if readers or self._student:
             self._poller = peer.Poller(
-                [t.reader for t in self._teachers if t.reader],
+                readers,
                 self._is_chief,
                 self._options.poll_secs,
                 also=self._examine,
@@ -398,6 +458,11 @@ class TeacherSet:
 
     def stop(self) -> None:
         """Stops looking; waits for a read in progress, 30 s at most."""
+        if self._mailbox:
+            self._mailbox.stop()
+        self._stop_polling()
+
+    def _stop_polling(self) -> None:
         if self._poller is not None:
             self._poller.stop()
             self._poller = None
@@ -509,14 +574,14 @@ class TeacherSet:
             _log.warning("Groups %s are no longer teachers.", unknown)
         # The reading thread may be at another version.
         was_running = self._poller is not None
-        self.stop()
+        self._stop_polling()
         self._swap(
             decide.read_versions(
                 {names[g]: step for g, step in wanted.items() if g in names}
             )
         )
         if was_running:
-            self.start()
+            self._start_polling()
         return self.versions()
 
     def _attached(self, caller: str) -> agreement.Agreement:
@@ -565,7 +630,10 @@ class TeacherSet:
             place (`swaps`) and their `bytes`, the `last_bytes` of these, the
             `read_secs` of the last read (None without one), `num_dropped`,
             `num_quarantined`, and the newest `quarantined` versions with
-            their reasons.
+            their reasons. Of peers that send predictions, `step` is that of
+            the last answer, refused messages count as quarantined, and there
+            are `num_answers`, `num_missed` (batches without one), `num_unsent`,
+            `num_forged` and `sent_bytes`.
         """
         return [teacher.status for teacher in self._teachers]
 

@@ -31,6 +31,20 @@ def bind(
     return {**bound, **extra}
 
 
+def call_functions(
+    arguments: dict[str, Any], strategy: tf.distribute.Strategy
+) -> None:
+    """Calls data that are functions of a `tf.distribute.InputContext`.
+
+    With parameter servers each worker does. Here they give the global batches.
+    """
+    if replicas.on_servers(strategy):
+        return
+    for name in ("x", "validation_data"):
+        if callable(arguments.get(name)):
+            arguments[name] = arguments[name](tf.distribute.InputContext())
+
+
 def check(
     arguments: Mapping[str, Any],
     model: keras.Model | None = None,

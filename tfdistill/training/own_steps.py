@@ -81,11 +81,32 @@ def check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
         )
 
 
+def mark_built(model: keras.Model) -> None:
+    """Says of a model that only its own step calls the layers of: it is built.
+
+    Keras would call it for this, and one such as a GAN has no `call`.
+    """
+    if is_for_one_device(type(model), "train_step"):
+        layers = [
+            x for x in keras_internals.all_layers(model) if x is not model
+        ]
+        if layers and all(layer.built for layer in layers):
+            model.built = True
+
+
 def take_gradients(model: keras.Model) -> None:
     """Has replicas meet in each optimizer that a model's own step may use."""
-    for optimizer in vars(model).values():
-        if isinstance(optimizer, keras.Optimizer):
-            keras_internals.pass_gradients_through(optimizer, _averaged)
+    for optimizer in optimizers_of(model).values():
+        keras_internals.pass_gradients_through(optimizer, _averaged)
+
+
+def optimizers_of(model: keras.Model) -> dict[str, keras.Optimizer]:
+    """Returns the optimizers that a model's own step may use, by attribute."""
+    return {
+        name: value
+        for name, value in vars(model).items()
+        if isinstance(value, keras.Optimizer)
+    }
 
 
 def _averaged(gradients: list[Any]) -> list[Any]:

@@ -1,0 +1,52 @@
+"""A peer without a model: it answers each message with the same predictions.
+
+What it costs is not measured, so it needs no TensorFlow.
+"""
+
+import queue
+from typing import Any
+
+from tfdistill.exchange import publisher
+from tfdistill.labels import post
+from tfdistill.labels import wire
+
+KEY = b"a key of benchmarks, not of a run"
+_LONGEST_WAIT_SECS = 600.0
+
+
+class Echo(post.Mailbox):
+    """Says of each batch of group 0 what group 0 says."""
+
+    todo: queue.SimpleQueue[wire.Message]
+
+    def _keep(self, peer: post.Peer, message: wire.Message, size: int) -> None:
+        super()._keep(peer, message, size)
+        self.todo.put(message)
+
+    def answer(self) -> None:
+        """Answers for as long as there is something to answer."""
+        while True:
+            message = self.todo.get(timeout=_LONGEST_WAIT_SECS)
+            self.swap(
+                0,
+                step=message.step,
+                replica=message.replica,
+                batch=message.batch,
+                classes=message.classes,
+                arrays=message.arrays,
+                num_rows=len(message.arrays[0]),
+            )
+
+
+def run(root: str, group: int, **options: Any) -> None:
+    """Answers as a group, in this process, until it is ended."""
+    echo = Echo(
+        publisher.Exchange(root, key=KEY),
+        post.Place(group=group, worker=0, replicas=(0,), host="127.0.0.1"),
+        peers=[0],
+        wait_secs=0.0,
+        **options,
+    )
+    echo.todo = queue.SimpleQueue()
+    echo.start()
+    echo.answer()

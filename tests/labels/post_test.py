@@ -1,0 +1,454 @@
+"""Mailboxes of workers: what arrives, what is refused, and how long one waits.
+
+No TensorFlow: two mailboxes in one process are two groups.
+"""
+
+import collections
+import contextlib
+import copy
+import logging
+import queue
+import socket
+import threading
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.cases import tasks
+from tfdistill.exchange import publisher
+from tfdistill.exchange import signing
+from tfdistill.labels import post
+from tfdistill.labels import wire
+
+KEY = b"0123456789abcdef"
+BATCH = b"12345678"
+LONG_SECS = 30.0
+
+
+class Worker:
+    """The only worker of a group, with its mailbox."""
+
+    def __init__(self, root, group=0, peers=(1,), *, key=KEY, **kwargs):
+        place = {"worker": 0, "replicas": (0,), "host": "127.0.0.1"}
+        place |= {k: kwargs.pop(k) for k in list(kwargs) if k in place}
+        self.group, self.peers = group, peers
+        self.box = post.Mailbox(
+            publisher.Exchange(root, key=key),
+            post.Place(group=group, **place),
+            peers=peers,
+            **{"wait_secs": LONG_SECS, **kwargs},
+        )
+
+    def swap(self, step, *, peer=None, batch=BATCH, classes=3, array=None):
+        if array is None:
+            array = said(self.group, step)
+        return self.box.swap(
+            self.peers[0] if peer is None else peer,
+            step=step,
+            replica=0,
+            batch=batch,
+            classes=[classes],
+            arrays=[array],
+            num_rows=len(array),
+        )
+
+
+def said(group, step):
+    return np.full([2, 3], 10 * group + step, "float32")
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Makes workers that are open, and closes them."""
+    with contextlib.ExitStack() as stack:
+
+        def make(group, peers, **kwargs):
+            worker = Worker(tmp_path, group, peers, **kwargs)
+            worker.box.start()
+            stack.callback(worker.box.stop)
+            return worker
+
+        yield make
+
+
+@pytest.fixture
+def two(opened):
+    """Two groups that know each other."""
+    workers = opened(0, (1,)), opened(1, (0,))
+    meet(*workers)
+    return workers
+
+
+def meet(*workers):
+    tasks.until(
+        lambda: all(
+            worker.box.peer(other.group).stream
+            for worker in workers
+            for other in workers
+            if worker.group in other.peers
+        )
+    )
+
+
+def together(*calls):
+    """Calls at the same time, as groups step; their results."""
+    found = [None] * len(calls)
+
+    def run(index):
+        found[index] = calls[index]()
+
+    threads = [
+        threading.Thread(target=run, args=[i]) for i in range(len(calls))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_SECS)
+    return found
+
+
+def both(one, other, step):
+    return together(lambda: one.swap(step), lambda: other.swap(step))
+
+
+def arrived(worker, step, group=1):
+    """Waits until a message of a step is in the box."""
+    peer = worker.box.peer(group)
+    tasks.until(lambda: peer.newest.get(0, -1) >= step)
+
+
+def put(worker, data, other, **changes):
+    """Sends bytes in a stream of their own; None, or the code of an error."""
+    ticket = wire.ticket(
+        changes.get("signer", other.box._exchange.signer),
+        sender=changes.get("sender", (other.group, other.box._incarnation)),
+        receiver=(worker.group, worker.box._incarnation),
+    )
+    with grpc.insecure_channel(worker.box.address) as channel:
+        method = channel.stream_unary(post._METHOD)
+        try:
+            method(
+                iter([data]),
+                metadata=[(post._TICKET, ticket)],
+                timeout=LONG_SECS,
+            )
+        except grpc.RpcError as error:
+            return error.code()
+    return None
+
+
+def message(worker, step=0, **changes):
+    """A message of a group, as it would send it."""
+    found = wire.Message(
+        worker.group,
+        0,
+        step,
+        worker.box._incarnation,
+        BATCH,
+        (3,),
+        (said(worker.group, step),),
+    )
+    return found._replace(**changes)
+
+
+def sent(worker, **changes):
+    return wire.encode(message(worker, **changes), worker.box._exchange.signer)
+
+
+def without_waiting(worker, monkeypatch):
+    """Has a worker's waits end at once, on a clock of their own; their list."""
+    now, waits = [0.0], []
+
+    def wait(secs):
+        waits.append(secs)
+        now[0] += secs
+
+    monkeypatch.setattr(worker.box, "_clock", lambda: now[0])
+    monkeypatch.setattr(worker.box._changed, "wait", wait)
+    return waits
+
+
+# ---- what arrives ----
+
+
+def test_each_gets_what_the_other_said_in_the_same_step(two):
+    one, other = two
+    for step in range(5):
+        answers = both(one, other, step)
+        for answer, group in zip(answers, (1, 0), strict=True):
+            np.testing.assert_array_equal(answer[0], said(group, step))
+    peer = one.box.peer(1)
+    assert (peer.num_answers, peer.num_missed) == (5, 0)
+    assert peer.last_answer == 4
+    assert peer.received_bytes == 5 * peer.last_bytes
+    assert peer.last_bytes < 6 * 4 + 120
+
+
+def test_the_first_message_waits_for_a_peer_that_starts_later(opened):
+    one = opened(0, (1,))
+
+    def later():
+        tasks.until(lambda: one.box.peer(1).recent)
+        return opened(1, (0,)).swap(0)
+
+    for answer in together(lambda: one.swap(0), later):
+        assert answer is not None
+
+
+def test_a_ring_sends_to_those_who_learn(opened):
+    workers = [opened(g, ((g - 1) % 3,), others=range(3)) for g in range(3)]
+    answers = together(*(lambda w=w: w.swap(7) for w in workers))
+    for worker, answer in zip(workers, answers, strict=True):
+        np.testing.assert_array_equal(answer[0], said(worker.peers[0], 7))
+    # Nobody sent to somebody who does not want it.
+    assert not sum(
+        (w.box.num_forged for w in workers), start=collections.Counter()
+    )
+
+
+def test_peers_with_other_replicas_are_named(opened, caplog):
+    one = opened(0, (1,), wait_secs=0.0)
+    opened(1, (0,), replicas=(0, 1))
+    tasks.until(lambda: "equally many workers" in one.box.peer(1).why)
+    assert one.swap(0) is None
+    assert "equally many workers" in caplog.text
+
+
+# ---- what is refused ----
+
+_WRONG = {
+    "batch": {"batch": b"87654321"},
+    "rows": {"arrays": (np.zeros([3, 3], "float32"),)},
+    "dtype": {"arrays": (np.zeros([2, 3], "float16"),)},
+    "shape": {"arrays": (np.zeros([2, 4], "float32"),)},
+    "classes": {"classes": (4,)},
+    "nothing": {"arrays": ()},
+}
+_KINDS = {"rows": "batch", "nothing": "dtype"}
+
+
+@pytest.mark.parametrize("wrong", _WRONG)
+def test_a_wrong_answer_is_none_and_named_once(two, caplog, wrong):
+    one, other = two
+    kind = _KINDS.get(wrong, wrong)
+    for step in range(2):
+        put(one, sent(other, step=step, **_WRONG[wrong]), other)
+        arrived(one, step)
+        assert one.swap(step) is None
+    peer = one.box.peer(1)
+    assert peer.num_refused == {kind: 2}
+    assert set(peer.refused) == {0, 1}
+    assert (peer.num_answers, peer.num_missed) == (0, 2)
+    assert len([r for r in caplog.records if "does not" in r.message]) == 1
+    put(one, sent(other, step=2), other)
+    assert one.swap(2) is not None
+
+
+def test_rows_that_are_not_finite_are_counted_and_left_to_the_step(two):
+    one, other = two
+    array = said(1, 0)
+    array[1] = np.nan
+    put(one, sent(other, arrays=(array,)), other)
+    (found,) = one.swap(0)
+    np.testing.assert_array_equal(found, array)
+    assert one.box.peer(1).num_refused == {"finite": 1}
+
+
+def test_classes_that_do_not_exist_are_refused(two):
+    one, other = two
+    drawn = np.array([[0, 3], [1, 2]], "int32")
+    put(one, sent(other, arrays=(drawn,)), other)
+    assert one.swap(0, array=np.zeros([2, 2], "int32")) is None
+    assert "from 0 to 2; received from 0 to 3" in one.box.peer(1).refused[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("forged", lambda other, root: b"GET / HTTP/1.1"),
+        (
+            "forged",
+            lambda other, root: wire.encode(
+                message(other), publisher.Exchange(root, key=b"x" * 16).signer
+            ),
+        ),
+        ("size", lambda other, root: bytes(2 * post._SPARE_BYTES)),
+    ],
+)
+def test_a_message_of_a_stranger_is_refused(two, tmp_path, caplog, kind, make):
+    one, other = two
+    both(one, other, 0)
+    for _ in range(3):
+        put(one, make(other, tmp_path), other)
+    assert one.box.num_forged == {kind: 3}
+    assert len([r for r in caplog.records if "was refused" in r.message]) == 1
+    answers = both(one, other, 1)
+    np.testing.assert_array_equal(answers[0][0], said(1, 1))
+
+
+def test_a_stream_of_a_stranger_is_refused(two, caplog):
+    one, other = two
+    keep_out = {
+        "sender": {"sender": (7, b"i" * 16)},
+        "forged": {"signer": signing.Signer(b"x" * 16)},
+    }
+    for kind, changes in keep_out.items():
+        code = put(one, sent(other), other, **changes)
+        assert code == grpc.StatusCode.UNIMPLEMENTED
+        assert one.box.num_forged[kind] == 1
+    never = queue.SimpleQueue()
+    with grpc.insecure_channel(one.box.address) as channel:
+        # Without a ticket: no thread of the server waits for what follows.
+        method = channel.stream_unary(post._METHOD)
+        silent = [method.future(iter(never.get, None)) for _ in range(20)]
+        codes = {call.code() for call in silent}
+        assert codes == {grpc.StatusCode.UNIMPLEMENTED}
+        for _ in silent:
+            never.put(None)
+    assert not one.box.peer(1).boxes
+    assert all(answer is not None for answer in both(one, other, 0))
+
+
+def test_a_message_of_an_earlier_run_is_refused(two):
+    one, other = two
+    old = sent(other, step=0)
+    other.box.stop()
+    other.box.start()
+    put(one, sent(other, step=1), other)
+    tasks.until(
+        lambda: one.box.peer(1).address.incarnation == other.box._incarnation
+    )
+    put(one, old, other)
+    sender = 1, b"i" * 16
+    assert put(one, old, other, sender=sender) is not None
+    assert not one.box.peer(1).boxes
+
+
+def test_an_address_that_is_not_signed_is_none(opened, tmp_path):
+    forger = Worker(tmp_path, 1, (0,), key=b"x" * 16)
+    forger.box.start()
+    try:
+        one = opened(0, (1,), wait_secs=0.0)
+        name = tmp_path / "group_1" / "mailbox-0.json"
+        tasks.until(name.exists)
+        assert not one.box._look_for(one.box.peer(1), "mailbox-0")
+        assert one.box.peer(1).address is None
+    finally:
+        forger.box.stop()
+
+
+# ---- how long one waits ----
+
+
+def test_a_dead_peer_is_waited_for_a_few_times(two, monkeypatch, caplog):
+    one, other = two
+    both(one, other, 0)
+    other.box.stop()
+    waits = without_waiting(one, monkeypatch)
+    for step in range(1, 20):
+        assert one.swap(step) is None
+    assert waits == [LONG_SECS] * post.MAX_SILENT
+    assert one.box.peer(1).num_missed == 19
+    assert "sends no predictions" in caplog.text
+
+
+def test_a_peer_that_is_behind_is_waited_for_while_it_lives(two, monkeypatch):
+    one, other = two
+    waits = without_waiting(one, monkeypatch)
+    for step in range(10, 20):
+        put(one, sent(other, step=step - 10), other)
+        assert one.swap(step) is None
+    assert len(waits) == 10
+    put(one, sent(other, step=20), other)
+    assert one.swap(20) is not None
+
+
+def test_a_peer_that_is_ahead_is_not_waited_for(two, monkeypatch):
+    one, other = two
+    waits = without_waiting(one, monkeypatch)
+    for step in range(5, 5 + 3 * post.MAX_KEPT):
+        put(one, sent(other, step=step), other)
+    assert one.swap(0) is None
+    assert not waits
+    # The newest steps are kept, and no more than these.
+    assert len(one.box.peer(1).boxes[0]) == post.MAX_KEPT
+    last = 5 + 3 * post.MAX_KEPT - 1
+    assert one.swap(last) is not None
+    assert not one.box.peer(1).boxes[0]
+
+
+def test_what_a_peer_does_not_take_is_bounded(opened):
+    one = opened(0, (1,), wait_secs=0.0)
+    for step in range(3 * post.MAX_KEPT):
+        one.swap(step)
+    peer = one.box.peer(1)
+    assert len(peer.recent) == post.MAX_KEPT
+    assert peer.num_unsent == 3 * post.MAX_KEPT
+
+
+def test_a_peer_that_starts_again_teaches_again(two, opened):
+    one, other = two
+    both(one, other, 0)
+    other.box.stop()
+    again = opened(1, (0,))
+    answers = both(one, again, 1)
+    assert [a is not None for a in answers] == [True, True]
+
+
+def test_half_a_connection_holds_up_nobody(two):
+    one, other = two
+    host, port = one.box.address.split(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):
+            half = stack.enter_context(socket.create_connection((host, port)))
+            half.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n")
+        answers = both(one, other, 0)
+        assert all(answer is not None for answer in answers)
+
+
+# ---- open and closed ----
+
+
+def test_a_closed_mailbox_answers_at_once_and_opens_again(two):
+    one, other = two
+    waiting = threading.Thread(target=one.swap, args=[0])
+    waiting.start()
+    one.box.stop()
+    waiting.join(LONG_SECS)
+    assert not waiting.is_alive()
+    assert one.swap(1) is None
+    one.box.stop()
+    one.box.start()
+    answers = both(one, other, 2)
+    assert all(answer is not None for answer in answers)
+
+
+def test_copies_are_closed_ones(tmp_path):
+    one = Worker(tmp_path).box
+    copied = copy.deepcopy(one)
+    assert copied is not one and copied.address is None
+    one.start()
+    try:
+        with pytest.raises(ValueError, match="must not be copied"):
+            copy.deepcopy(one)
+    finally:
+        one.stop()
+
+
+def test_a_message_that_is_too_large_is_named(two, monkeypatch, caplog):
+    one, _ = two
+    monkeypatch.setattr(post, "MAX_BYTES", 100)
+    without_waiting(one, monkeypatch)
+    assert one.swap(0) is None
+    assert "top_k" in caplog.text
+    assert not one.box.peer(1).sent_bytes
+
+
+@pytest.fixture(autouse=True)
+def _warnings(caplog):
+    caplog.set_level(logging.WARNING)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
