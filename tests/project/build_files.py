@@ -48,7 +48,6 @@ _DISTRIBUTIONS = {
     "google": "protobuf",
     "grpc": "grpcio",
     "kubeflow": "kubeflow_training",
-    "grpc": "grpcio",
     "sklearn": "scikit_learn",
     "tensorflow_serving": "tensorflow_serving_api",
     "yaml": "pyyaml",
