@@ -1,4 +1,7 @@
-"""What sparse soft targets cost, and what they change.
+"""What labels by value cost, and what they change.
+
+`coordinated` measures predictions of peers (labels_exchange.py), `served` and
+`outage` labels from servers (labels_served.py).
 
 `sampled` compares `losses.SampledSoftTargetCrossEntropy` with the dense loss:
 the mean gradient of many draws, in standard errors of that mean, with top-k
@@ -23,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdistill
+from benchmarks import labels_exchange
 from benchmarks import labels_served
 from benchmarks import measure
 from launch import recipes
@@ -363,6 +367,7 @@ def _summaries(figures: list[dict[str, float]]) -> dict[str, Any]:
 
 # By name, what fills its place in the record; `met` says what it came to.
 _PARTS: dict[str, Callable[[programs.Options], dict[str, Any]]] = {
+    "coordinated": labels_exchange.coordinated,
     "sampled": _sampled,
     "language_model": _language_model,
     "served": labels_served.served,
@@ -391,6 +396,7 @@ def _add_options(options: programs.Flags) -> None:
     options.add(
         "parts", "what to measure", list(_PARTS), enum_values=list(_PARTS)
     )
+    labels_exchange.add_options(options)
     options.add("num_classes", "of the output layer", 32_000)
     options.add("features", "that the output layer gets", 256)
     options.add("rows", "of its batch, positions of sequences", 512)

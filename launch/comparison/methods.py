@@ -280,7 +280,9 @@ def _ema_teacher(setup: Setup, seed: int) -> runs.Trial:
     return runs.Trial(runs=(run,), students=(run,))
 
 
-def _codistilled(mode: str) -> Callable[[Setup, int], runs.Trial]:
+def _codistilled(
+    mode: str, by: str = "versions"
+) -> Callable[[Setup, int], runs.Trial]:
     def make(setup: Setup, seed: int) -> runs.Trial:
         config = setup.config
         if setup.num_groups < 2:
@@ -297,7 +299,7 @@ def _codistilled(mode: str) -> Callable[[Setup, int], runs.Trial]:
         config = dataclasses.replace(
             config,
             codistillation=dataclasses.replace(
-                config.codistillation, enabled=True
+                config.codistillation, enabled=True, by=by
             ),
         )
         config = dataclasses.replace(config, start_together_secs=_WAIT_SECS)
@@ -351,6 +353,10 @@ METHODS: Mapping[str, Method] = {
     "codistill_shared": Method(
         _codistilled("shared"),
         "groups that teach each other, each on all of the data",
+    ),
+    "predictions": Method(
+        _codistilled("coordinated", by="predictions"),
+        "groups that send each other what they predict of the same batches",
     ),
 }
 

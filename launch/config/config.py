@@ -69,6 +69,13 @@ class Config(fields.Section):
                 "`codistillation.saved_models` are teachers; received "
                 "codistillation.enabled=false. Enable it, or leave them out."
             )
+        by, mode = self.codistillation.by, self.data.mode
+        if by == "predictions" and mode != "coordinated":
+            raise ValueError(
+                "Groups that send each other predictions must read the same "
+                f"batches; received data.mode={mode}. Override "
+                "data.mode=coordinated."
+            )
         first, *others = self.model.group_arguments or ({},)
         differ = any(arguments != first for arguments in others)
         learn = self.codistillation.enabled

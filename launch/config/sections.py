@@ -78,8 +78,10 @@ class Data(fields.Section):
     # A module of `models`.
     name: str = fields.option(choices=tuple(sorted(set(MODELS.values()))))
     # "disjoint": the groups share out the training data; "shared": each has
-    # all of it.
-    mode: str = fields.option("disjoint", choices=("disjoint", "shared"))
+    # all of it, in an order of its own; "coordinated": in one order for all.
+    mode: str = fields.option(
+        "disjoint", choices=("disjoint", "shared", "coordinated")
+    )
     # Examples per step of a whole group.
     global_batch_size: int = fields.option(least=1)
     # Of the order of the examples; groups get different orders.
@@ -166,6 +168,10 @@ class Codistillation(fields.Section):
     burn_in_steps: int = fields.option(0, least=0)
     ramp_steps: int = fields.option(0, least=0)
     ramp: str = fields.option("linear", choices=("linear", "cosine"))
+    # As in `tfdistill.TeacherSet`: how groups teach, and how long a step waits
+    # for "predictions", which need coordinated data.
+    by: str = fields.option("versions", choices=("versions", "predictions"))
+    wait_secs: float = fields.option(0.05, least=0)
     # As in `tfdistill.TeacherSet`: ordinary distillation, besides the groups.
     saved_models: tuple[str, ...] = ()
     trust_saved_models: bool = False

@@ -89,11 +89,13 @@ def make_model(
     """
     learn = config.codistillation
     student = build_student(config, cluster.group)
+    # Nothing of a peer that sends its predictions is loaded or compared.
+    by_versions = learn.by == "versions"
     teachers = tfdistill.TeacherSet(
         exchange,
         peers_of(config, cluster),
-        canary=canary,
-        schema=schema(config),
+        canary=canary if by_versions else None,
+        schema=schema(config) if by_versions else None,
         labels=["labels"] if learn.enabled and learn.labels_from else (),
         # Saved models and bad batches; staleness, other graphs, polling.
         **learn.taken_by(tfdistill.TeacherSet),

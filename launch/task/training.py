@@ -30,11 +30,15 @@ def make(
     Raises DataError or OptionsError, whichever are at fault.
     """
     source = importlib.import_module(f"models.{config.data.name}")
+    mode = config.data.mode
+    if mode == "coordinated":
+        # All groups read what the first one would.
+        cluster, mode = dataclasses.replace(cluster, group=0), "shared"
     try:
         return source.make_datasets(
             cluster,
             global_batch_size=config.data.global_batch_size,
-            data=config.data.mode,
+            data=mode,
             seed=config.data.seed,
             **config.data.source,
         )

@@ -107,6 +107,7 @@ def test_overrides_of_fields_that_do_not_exist_are_refused(change, words):
         ("num_steps=0", "must be >= 1; received 0"),
         ("codistillation.enabled=1", "true or false; received 1"),
         ("codistillation.enabled=False", "true or false; received 'False'"),
+        ("codistillation.by=predictions", "Override data.mode=coordinated"),
         ("data.mode=3", "`data.mode` must be a string; received 3"),
         ("exchange.max_to_keep=1", "must be >= 2"),
         ("exchange.max_staleness_steps=x", "a number or one of auto"),

@@ -65,6 +65,11 @@ def test_methods_differ_from_independent_in_what_they_are_about():
     (own,) = _trial("codistill").runs
     (shared,) = _trial("codistill_shared").runs
     assert recipes.changed_fields(own.config, shared.config) == ["data.mode"]
+    (sent,) = _trial("predictions").runs
+    assert set(recipes.changed_fields(own.config, sent.config)) == {
+        "codistillation.by",
+        "data.mode",
+    }
     assert recipes.changed_fields(recipes.digits(), own.config) == [
         "start_together_secs"
     ]

@@ -1,11 +1,14 @@
-"""Tests of how the groups of a short run start together."""
+"""Tests of what the groups of a run read, and how they start together."""
 
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import tfdistill
+from launch import recipes
+from launch.task import training
 
 
 def _callback(workdir, group, limit_secs=30.0):
@@ -13,6 +16,28 @@ def _callback(workdir, group, limit_secs=30.0):
         group=group, num_groups=2, workdir=str(workdir), exchange=str(workdir)
     )
     return tfdistill.StartTogether(cluster, limit_secs=limit_secs)
+
+
+@pytest.mark.parametrize("mode", ["shared", "coordinated"])
+def test_only_coordinated_groups_read_the_same_batches(tmp_path, mode):
+    config = recipes.override(recipes.get("digits"), [f"data.mode={mode}"])
+    first, second = (
+        np.concatenate(
+            [
+                x
+                for x, _ in training.make(
+                    config,
+                    tfdistill.Cluster(
+                        group=group, num_groups=2, workdir=str(tmp_path)
+                    ),
+                )[0]
+                .take(3)
+                .as_numpy_iterator()
+            ]
+        )
+        for group in range(2)
+    )
+    assert np.array_equal(first, second) == (mode == "coordinated")
 
 
 def test_the_first_group_waits_for_the_other_and_only_once(tmp_path):
