@@ -135,6 +135,11 @@ def test_every_documented_tag_is_written_and_no_other(tmp_path, exchange):
         validation_data=(_X, _Y),
     )
     found = summary_cases.tags(tmp_path / "log")
+    # A peer that teaches by its predictions, and sends none.
+    silent_peer = cases.teacher_set(exchange, by="predictions", wait_secs=0.0)
+    model = cases.codistill(cases.linear(0), silent_peer)
+    _fit(model, tmp_path / "sent", tfdistill.TeacherLoader(every_steps=1))
+    found |= summary_cases.tags(tmp_path / "sent")
     patterns = {
         tag: re.compile(tags.pattern(tag)) for tag in summary_cases.documented()
     }

@@ -120,7 +120,7 @@ OPTIONS = {
     """,
     "benchmarks.labels": """
         parts=[coordinated,sampled,language_model,served,outage]
-        exchange_models=[criteo_small,mlp]{criteo_small|mlp} exchange_steps=100
+        exchange_models=[criteo_small,mlp] exchange_steps=100
         num_classes=32000 features=256 rows=512 num_sampled=1024 k=32 rounds=15
         num_seeds=6 language_steps=1500 served_units=1024
         served_batch_size=512 served_steps=24 outage_secs=120.0

@@ -91,7 +91,9 @@ def test_options_reach_the_teachers(tmp_path):
             sections.Codistillation,
             tfdistill.TeacherSet,
             {
+                "by",
                 "max_bad_batches",
+                "wait_secs",
                 "own_past",
                 "saved_models",
                 "trust_saved_models",
