@@ -511,16 +511,18 @@ def compared(tmp_path):
     return found, kept
 
 
+def _predictions(directory):
+    with np.load(directory / "predictions.npz") as found:
+        return dict(found)
+
+
 def test_the_report_can_be_recomputed_from_the_predictions(compared, tmp_path):
     found, kept = compared
     made = found.report("final", {}, jobs=1)
     assert made == json.loads((tmp_path / "report.json").read_text())
     codistilled = made["methods"]["codistill"]
     copies = [
-        [
-            np.load(tmp_path / run / f"group_{group}" / "predictions.npz")
-            for group in (0, 1)
-        ]
+        [_predictions(tmp_path / run / f"group_{group}") for group in (0, 1)]
         for trial in codistilled["trials"]
         for run in trial["runs"]
     ]
@@ -587,8 +589,7 @@ def test_an_ensemble_averages_probabilities(compared, tmp_path):
     made = found.report("final", {}, jobs=1)["methods"]["ensemble"]
     first = made["trials"][0]
     members = [
-        np.load(tmp_path / run / "group_0" / "predictions.npz")
-        for run in first["runs"]
+        _predictions(tmp_path / run / "group_0") for run in first["runs"]
     ]
     mean = np.mean([m["probabilities"] for m in members], axis=0)
     labels = members[0]["labels"]
