@@ -296,8 +296,10 @@ def criteo_small() -> Config:
             burn_in_steps=60,
             ramp_steps=30,
         ),
+        # So often that ten intervals, after which a silent peer fades, are a
+        # small part of the run.
         exchange=sections.Exchange(
-            every_steps=20, refresh_every_steps=5, poll_secs=0.1
+            every_steps=5, refresh_every_steps=5, poll_secs=0.1
         ),
         num_steps=300,
         evaluate_every_steps=50,
