@@ -51,7 +51,9 @@ def _add_options(options: programs.Flags) -> None:
     add("trust", "load a graph that may hold more than a student's", False)
 
 
-def _dataset(options: programs.Options, config: config_lib.Config) -> Any:
+def _dataset(
+    options: programs.Options, config: config_lib.Config, num_steps: int
+) -> Any:
     """Returns the batches that the group's chief will train on."""
     import tfdistill
     from launch.task import training
@@ -61,8 +63,7 @@ def _dataset(options: programs.Options, config: config_lib.Config) -> Any:
         group=options.group,
         num_groups=options.num_groups,
     )
-    steps = options.num_steps or config.num_steps
-    return training.make(config, cluster)[0].take(steps)
+    return training.make(config, cluster)[0].take(num_steps)
 
 
 def _progress(num_rows: int) -> Callable[[int], None]:
@@ -104,10 +105,10 @@ def _run(options: programs.Options) -> int:
     from tfdistill import data_checks
     from tfdistill import labels
 
+    steps = options.num_steps or config.num_steps
     try:
-        steps = options.num_steps or config.num_steps
         num_rows = labels.write(
-            _dataset(options, config),
+            _dataset(options, config, steps),
             options.teacher,
             options.output,
             form=labels.Form(

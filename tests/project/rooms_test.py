@@ -26,7 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "embedding": {"cluster", "system"},
     "sampled_output": {"embedding"},
     "exports": {"embedding", "exchange", "system"},
-    "labels": {"exchange", "exports", "system"},
+    "labels": {"exchange", "exports", "losses", "system"},
     "training": {
         "cluster",
         "data",

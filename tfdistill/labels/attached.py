@@ -90,12 +90,6 @@ def that_count(
     return tf.broadcast_to(count, [num_rows])
 
 
-def has_clock(spec: Any) -> bool:
-    """Whether labels of a spec expire by the clock, which XLA has not got."""
-    labels = detach(spec)[1]
-    return any("expires_secs" in label for label in labels.values())
-
-
 def _is_element(element: Any) -> bool:
     return isinstance(element, tuple) and not isinstance(element, Labelled)
 

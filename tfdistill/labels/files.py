@@ -116,10 +116,9 @@ def write(
             "The data set must have at least one example to label; received "
             "an empty one."
         )
-    files: dict[str, dict[str, Any]] = {}
     batches = itertools.chain([first], rows)
     num_rows = 0
-    with _Files(path, rows_per_file, files) as out:
+    with _Files(path, rows_per_file) as out:
         for batch in batches:
             num_rows += out.write(batch.records)
             progress(num_rows)
@@ -128,7 +127,7 @@ def write(
         num_rows=num_rows,
         form=dataclasses.asdict(form),
         outputs=first.outputs,
-        files=files,
+        files=out.files,
         versions=dict(manifest.installed_versions()),
     )
     text = description.text()
@@ -341,17 +340,14 @@ def _encoded(
 class _Files:
     """Writes records to files of about as many each."""
 
-    def __init__(
-        self,
-        path: pathlib.Path,
-        rows_per_file: int,
-        files: dict[str, dict[str, Any]],
-    ) -> None:
+    def __init__(self, path: pathlib.Path, rows_per_file: int) -> None:
         if rows_per_file < 1:
             raise ValueError(
                 f"`rows_per_file` must be >= 1; received {rows_per_file}."
             )
-        self._path, self._most, self._files = path, rows_per_file, files
+        self._path, self._most = path, rows_per_file
+        # By name of those that are closed, what `_Description` says of them.
+        self.files: dict[str, dict[str, Any]] = {}
         self._writer: Any = None
         self._name, self._num_rows = "", 0
         self._record_bytes: int | None = None
@@ -375,7 +371,7 @@ class _Files:
             )
         self._record_bytes = known
         if self._writer is None:
-            self._name = f"labels-{len(self._files):05d}.tfrecord"
+            self._name = f"labels-{len(self.files):05d}.tfrecord"
             self._writer = tf.io.TFRecordWriter(str(self._path / self._name))
         for record in records:
             self._writer.write(record)
@@ -386,7 +382,7 @@ class _Files:
 
     def _close(self) -> None:
         self._writer.close()
-        self._files[self._name] = {
+        self.files[self._name] = {
             "num_rows": self._num_rows,
             "sha256": _digest(self._path / self._name),
         }

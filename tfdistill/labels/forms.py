@@ -10,12 +10,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
+
+from tfdistill import losses
 
 _DTYPES = ("float32", "float16")
 # Of classes that were not drawn; finite, and 0 after a softmax.
-_NEVER = math.log(float(np.finfo(np.float32).tiny))
+_NEVER = math.log(losses.TINY)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +134,7 @@ class Form:
     def _log_probabilities(self, output: tf.Tensor) -> tf.Tensor:
         if self.from_logits:
             return tf.nn.log_softmax(output)
-        return tf.math.log(tf.maximum(output, math.exp(_NEVER)))
+        return tf.math.log(tf.maximum(output, losses.TINY))
 
 
 def _num_classes(output: tf.Tensor) -> int:
@@ -170,7 +171,7 @@ def _counted(drawn: tf.Tensor, num_classes: int) -> tf.Tensor:
     share = tf.fill(tf.shape(flat), 1.0 / count)
     dense = tf.tensor_scatter_nd_add(zeros, _places(flat), share)
     return _shaped(
-        tf.math.log(tf.maximum(dense, math.exp(_NEVER))), drawn, num_classes
+        tf.math.log(tf.maximum(dense, losses.TINY)), drawn, num_classes
     )
 
 

@@ -33,6 +33,7 @@ import grpc
 import numpy as np
 
 from tfdistill.exchange import publisher
+from tfdistill.labels import channels
 from tfdistill.labels import wire
 from tfdistill.system import background
 from tfdistill.system import fresh_copies
@@ -57,14 +58,11 @@ _MAX_QUEUED = 32
 _LOOK_SECS, _LONGEST_LOOK_SECS = 0.1, 2.0
 _WRITE_SECS, _LONGEST_WRITE_SECS = 0.2, 30.0
 _OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_BYTES),
-    ("grpc.max_send_message_length", MAX_BYTES),
+    *channels.limits(MAX_BYTES),
+    *channels.RECONNECTING,
+    channels.OWN_PORT,
     # Peers are reached as TensorFlow reaches the workers of a group.
     ("grpc.enable_http_proxy", 0),
-    ("grpc.so_reuseport", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
     # A connection whose other end has gone without a word is found out.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from tfdistill.labels import channels
 from tfdistill.labels import protocol
 from tfdistill.system import background
 
@@ -17,15 +18,7 @@ _KINDS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: SLOW,
     grpc.StatusCode.INTERNAL: protocol.MALFORMED,
 }
-_OPTIONS = [
-    ("grpc.max_receive_message_length", protocol.MAX_BYTES),
-    ("grpc.max_send_message_length", protocol.MAX_BYTES),
-    # gRPC itself would leave a server alone for two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    # How long it may take to connect.
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-]
+_OPTIONS = [*channels.limits(protocol.MAX_BYTES), *channels.RECONNECTING]
 _LONGEST_PAUSE_SECS = 30.0
 
 

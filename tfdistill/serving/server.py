@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 import tensorflow as tf
 
+from tfdistill.labels import channels
 from tfdistill.labels import protocol
 from tfdistill.serving import followed as followed_lib
 
@@ -92,12 +93,7 @@ class Server:
         self._grpc = grpc.server(
             futures.ThreadPoolExecutor(num_threads),
             maximum_concurrent_rpcs=num_threads * _WAITING,
-            options=[
-                ("grpc.max_receive_message_length", protocol.MAX_BYTES),
-                ("grpc.max_send_message_length", protocol.MAX_BYTES),
-                # A port of another server is taken, not shared.
-                ("grpc.so_reuseport", 0),
-            ],
+            options=[*channels.limits(protocol.MAX_BYTES), channels.OWN_PORT],
         )
         methods = {
             "Predict": grpc.unary_unary_rpc_method_handler(
