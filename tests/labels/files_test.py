@@ -78,6 +78,25 @@ def test_a_student_learns_from_them_as_from_the_model(tmp_path):
         np.testing.assert_allclose(histories[1][name], values, rtol=1e-5)
 
 
+def test_outputs_of_a_saved_model_have_the_order_of_the_students(tmp_path):
+    """By their names, and not by the numbers at the end of these."""
+    inputs = keras.Input((cases.NUM_FEATURES,))
+    outputs = {
+        name: keras.layers.Dense(size)(inputs)
+        for name, size in (("tail_1", 2), ("head_2", 3))
+    }
+    teacher = keras.Model(inputs, outputs)
+    tfdistill.CodistillModel(teacher).export(tmp_path / "model", verbose=False)
+    labels.write(_data(), teacher, tmp_path / "of_model")
+    labels.write(_data(), tmp_path / "model", tmp_path / "of_file")
+    for name in ("of_model", "of_file"):
+        x, _ = next(iter(_data().apply(labels.read(tmp_path / name))))
+        found = [o["whole"] for o in x.labels["labels"]["outputs"]]
+        wanted = keras.tree.flatten(teacher(_X[:8]))
+        for output, like in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(output, like, rtol=1e-6)
+
+
 def _first_difference(dataset, found):
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="the same order"

@@ -2,6 +2,7 @@
 
 import logging
 import tempfile
+from collections.abc import Iterable
 from typing import Any
 from typing import Protocol
 
@@ -31,8 +32,8 @@ class FrozenFunction:
         """Loads a SavedModel; inside a strategy's scope, one copy a device.
 
         Its signature `serving_default` must fit the specs of the student's
-        inputs and outputs, or ValueError. Without a student, outputs come in
-        the order of their numbers, or else of their names.
+        inputs and outputs, or ValueError. Without a student, outputs come as
+        `in_flat_order` has them.
         """
         self._loaded = tf.saved_model.load(directory)
         signature = self._loaded.signatures.get("serving_default")
@@ -56,7 +57,7 @@ class FrozenFunction:
             for name, spec in signature.structured_outputs.items()
         }
         self._outputs = (
-            {name: name for name in sorted(found, key=_position)}
+            {name: name for name in in_flat_order(found)}
             if output_spec is None
             else match(
                 found,
@@ -113,6 +114,20 @@ def match(
                 f"{ours[name].shape}; found {theirs[their_name]}."
             )
     return pairs
+
+
+def in_flat_order(names: Iterable[str]) -> list[str]:
+    """Sorts outputs by name as `keras.tree.flatten` does those of a student.
+
+    By name, and those that differ in a number at their end by that.
+    """
+
+    def place(name: str) -> tuple[str, int, str]:
+        head, _, number = name.rpartition("_")
+        is_number = bool(head) and number.isdigit()
+        return (head, int(number), name) if is_number else (name, -1, name)
+
+    return sorted(names, key=place)
 
 
 def _position(name: str) -> tuple[int, str]:

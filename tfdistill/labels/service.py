@@ -137,7 +137,10 @@ class Teachers:
         if outputs is None:
             signature = self._wait(wait_secs)
             self._inputs = signature.inputs
-            self._outputs = _in_order(signature.outputs)
+            self._outputs = {
+                name: signature.outputs[name]
+                for name in other_graphs.in_flat_order(signature.outputs)
+            }
         else:
             self._outputs = {
                 name: tf.TensorSpec([None, *shape], tf.float32)
@@ -373,17 +376,6 @@ def _check(
         raise ValueError(
             f"`max_age_secs` must be >= 0, or None; received {max_age_secs!r}."
         )
-
-
-def _in_order(specs: protocol.Specs) -> protocol.Specs:
-    """Sorts outputs as `keras.tree.flatten` does those of the student."""
-
-    def place(name: str) -> tuple[str, int, str]:
-        head, _, number = name.rpartition("_")
-        is_number = bool(head) and number.isdigit()
-        return (head, int(number), name) if is_number else (name, -1, name)
-
-    return {name: specs[name] for name in sorted(specs, key=place)}
 
 
 def _sizes(shape: Any, like: Sequence[int]) -> list[int]:
