@@ -9,10 +9,10 @@ and `hold`, or another `Teacher.ask` (by_value.py); a line in
 counts it and whose `weights` weigh it.
 """
 
+import dataclasses
 import logging
 import os
 import pathlib
-import typing
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -40,9 +40,6 @@ from tfdistill.teachers import own_past as own_past_lib
 from tfdistill.teachers import peer
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher as teacher_lib
-
-if typing.TYPE_CHECKING:
-    from tfdistill.labels import post
 
 _log = logging.getLogger(__name__)
 
@@ -172,8 +169,8 @@ class TeacherSet:
         self._teachers: list[teacher_lib.Teacher] = []
         self._agreement: agreement.Agreement | None = None
         self._poller: peer.Poller | None = None
-        # Of peers that teach by predictions.
-        self._mailbox: post.Mailbox | None = None
+        # With peers that teach by predictions, if there are any.
+        self._swaps: list[by_value.Swap] = []
         self._models: list[keras.Model] | None = None
         self._student: gates.StudentOnCanary | None = None
         # What the traced step knows.
@@ -271,12 +268,14 @@ class TeacherSet:
         # Each holds its own.
         self._models = None
         if self.swaps_predictions:
-            self._mailbox = by_value.make_mailbox(
+            swap = by_value.Swap(
                 self._exchange,
                 self._options,
                 strategy=strategy,
                 cluster=strategy_lib.cluster_of(strategy),
+                from_logits=from_logits,
             )
+            self._swaps.append(swap)
         with strategy.scope():
             self._variables = (
                 self.remote.state
@@ -285,8 +284,8 @@ class TeacherSet:
             )
             self._teachers = [
                 *(
-                    self._senders(graph, self._mailbox, from_logits)
-                    if self._mailbox
+                    swap.teachers(graph)
+                    if self.swaps_predictions
                     else self._peers(graph, alone=num_workers == 1)
                 ),
                 *self._fixed(graph),
@@ -332,22 +331,6 @@ class TeacherSet:
                 self._exchange, group, alone=alone, screen=screen, note=note
             )
             yield teacher
-
-    def _senders(
-        self,
-        graph: student_graph.StudentGraph,
-        mailbox: "post.Mailbox",
-        from_logits: bool | None,
-    ) -> Iterator[teacher_lib.Teacher]:
-        for group, name in self._options.names_of_peers.items():
-            yield by_value.PredictionTeacher(
-                name,
-                graph,
-                self._options,
-                group=group,
-                mailbox=mailbox,
-                from_logits=from_logits,
-            )
 
     def _fixed(
         self, graph: student_graph.StudentGraph
@@ -420,6 +403,11 @@ class TeacherSet:
             labels=labels or {},
             step=tf.cast(step, tf.int64),
         )
+        for swap in self._swaps:
+            said = swap.labels(question, active=active)
+            question = dataclasses.replace(
+                question, labels={**question.labels, **said}
+            )
         return self._variables.ask(
             [teacher.ask for teacher in self._teachers],
             question,
@@ -430,8 +418,8 @@ class TeacherSet:
 
     def start(self) -> None:
         """Starts to look for versions in the background, or for messages."""
-        if self._mailbox:
-            self._mailbox.start()
+        for swap in self._swaps:
+            swap.mailbox.start()
         self._start_polling()
 
     def _start_polling(self) -> None:
@@ -458,8 +446,8 @@ class TeacherSet:
 
     def stop(self) -> None:
         """Stops looking; waits for a read in progress, 30 s at most."""
-        if self._mailbox:
-            self._mailbox.stop()
+        for swap in self._swaps:
+            swap.mailbox.stop()
         self._stop_polling()
 
     def _stop_polling(self) -> None:
