@@ -42,11 +42,9 @@ class Worker:
         if array is None:
             array = said(self.group, step)
         own = self.box.send(
-            step=step,
-            replica=0,
-            batch=batch,
-            classes=[classes],
-            arrays=[array],
+            **predictions(
+                self, step, batch=batch, classes=[classes], arrays=[array]
+            )
         )
         asked = self.peers[0] if peer is None else peer
         return self.box.answers(own)[self.peers.index(asked)]
@@ -76,6 +74,18 @@ def two(opened):
     workers = opened(0, (1,)), opened(1, (0,))
     meet(*workers)
     return workers
+
+
+def predictions(worker, step, **changes):
+    """What a worker's `send` takes."""
+    return {
+        "step": step,
+        "replica": 0,
+        "batch": BATCH,
+        "classes": [3],
+        "arrays": [said(worker.group, step)],
+        **changes,
+    }
 
 
 def meet(*workers):
@@ -385,6 +395,24 @@ def test_what_a_peer_does_not_take_is_bounded(opened):
     peer = one.box.peer(1)
     tasks.until(lambda: peer.num_unsent == 3 * post.MAX_KEPT)
     assert len(peer.recent) == post.MAX_KEPT
+
+
+def test_no_more_is_sent_while_much_is_on_its_way(two, monkeypatch):
+    one, other = two
+    both(one, other, 0)
+    peer = one.box.peer(1)
+    monkeypatch.setattr(peer, "stream", Full())
+    one.box.send(**predictions(one, 1))
+    tasks.until(lambda: peer.num_unsent == 1)
+    # The next connection begins with it.
+    assert len(peer.recent) == 2
+
+
+class Full:
+    """A connection of which the other end reads nothing."""
+
+    def get_write_buffer_size(self):
+        return 2**30
 
 
 def test_a_peer_that_starts_again_teaches_again(two, opened):

@@ -655,6 +655,8 @@ class _Incoming(asyncio.Protocol):
         """Waits for a ticket, but not for long."""
         self.transport = transport
         self._guests.add(self)
+        if not self._mailbox.is_in_use:
+            transport.abort()
         _keep_alive(transport)
         self._deadline = asyncio.get_running_loop().call_later(
             _MEET_SECS, transport.abort
