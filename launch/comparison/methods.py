@@ -354,6 +354,10 @@ METHODS: Mapping[str, Method] = {
         _codistilled("shared"),
         "groups that teach each other, each on all of the data",
     ),
+    "codistill_coordinated": Method(
+        _codistilled("coordinated"),
+        "groups that teach each other, and all see the same batches",
+    ),
     "predictions": Method(
         _codistilled("coordinated", by="predictions"),
         "groups that send each other what they predict of the same batches",
