@@ -157,7 +157,8 @@ def _run(options: programs.Options) -> int:
         )
         return 0
     learns = config.codistillation.enabled
-    if learns and cluster.num_groups == 1:
+    has_others = cluster.num_groups > 1 or config.codistillation.num_students > 1
+    if learns and not has_others:
         print("One group only: it has nobody to learn from.", flush=True)
     return _train(config, cluster, options)
 
