@@ -347,9 +347,7 @@ def _answers(results: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def _num_deaf(
-    results: Sequence[dict[str, Any]], heard: Sequence[int]
-) -> float:
+def _num_deaf(results: Sequence[dict[str, Any]], heard: Sequence[int]) -> float:
     pairs = zip(heard, results, strict=True)
     return float(sum(not n for n, result in pairs if result["teachers"]))
 

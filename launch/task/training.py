@@ -94,11 +94,11 @@ def run(
     peers = served.ServedPeers(config, cluster, model.student)
     train = peers.label(train)
     callbacks = [*_callbacks(config, cluster, profile_steps), *callbacks]
-    fitted = [train, validation]
+    held_out = validation
     if isinstance(model.student, cohort.Cohort):
-        fitted = list(map(model.student.for_each, fitted))
+        train, held_out = map(model.student.for_each, (train, held_out))
     measured = _fit(
-        model, *fitted, config, cluster, exchange, callbacks, verbose
+        model, train, held_out, config, cluster, exchange, callbacks, verbose
     )
     teachers = peers.described(model.teachers.status())
     peers.close()

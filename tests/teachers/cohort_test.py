@@ -9,7 +9,7 @@ from tests.cases import codistillation as cases
 from tests.cases import mutual_learning
 
 
-class _SideBySide(keras.Model):
+class SideBySide(keras.Model):
     def __init__(self, size):
         super().__init__()
         self.students = [cases.linear(group) for group in range(size)]
@@ -23,7 +23,7 @@ class _SideBySide(keras.Model):
 
 def _trained(size, *, cohort=None):
     model = tfdistill.CodistillModel(
-        _SideBySide(size),
+        SideBySide(size),
         teachers=tfdistill.TeacherSet(cohort=cohort or size),
     )
     losses = {
