@@ -254,17 +254,17 @@ class Runner:
             ps_per_group=run.ps_per_group,
             env=self._env,
         )
-        stack = contextlib.ExitStack()
         # It takes the workdir, and makes the key that servers need.
         process = self._launch(topology)
-        if group_servers.are_needed(run.config, run.num_groups):
-            stack.enter_context(
-                group_servers.GroupServers(topology, say=self._say)
+        with contextlib.ExitStack() as stack:
+            if group_servers.are_needed(run.config, run.num_groups):
+                stack.enter_context(
+                    group_servers.GroupServers(topology, say=self._say)
+                )
+            stack.enter_context(process)
+            self._active.append(
+                _Active(run, process, stack.pop_all(), time.monotonic(), tries)
             )
-        stack.enter_context(process)
-        self._active.append(
-            _Active(run, process, stack, time.monotonic(), tries)
-        )
 
     def _config(self, run: Run) -> config_lib.Config:
         if not run.teachers:

@@ -3,10 +3,12 @@
 import socket
 import sys
 import time
+import types
 
 import pytest
 
 from launch import group_servers
+from launch import local
 from launch import recipes
 from tfdistill.launcher import local_cluster
 
@@ -81,6 +83,17 @@ def test_they_are_started_only_for_who_asks_them():
     assert group_servers.are_needed(served, 2)
     assert not group_servers.are_needed(served, 1)
     assert not group_servers.are_needed(recipes.digits(), 2)
+    for overrides, num_given in (([], 0), (["codistillation.by=served"], 1)):
+        options = ["--recipe=digits", "--workdir=w", "--num_groups=2"]
+        options += [f"--override={override}" for override in overrides]
+        given = {}
+
+        def launch(options, given=given, **beside):
+            given.update(beside)
+            return types.SimpleNamespace(exit_code=0)
+
+        assert local.run(local.PROGRAM.parse(options), launch=launch) == 0
+        assert len(given) == num_given
     given = 'codistillation.addresses=["a:1","b:1"]'
     assert not group_servers.are_needed(recipes.override(served, [given]), 2)
 
