@@ -97,6 +97,7 @@ ROOMS: dict[str, set[str]] = {
         "embedding",
         "exchange",
         "exports",
+        "status",
         "system",
         "teachers",
     },

@@ -633,7 +633,7 @@ class TeacherSet:
             their reasons. Of peers that send predictions, `step` is that of
             the last answer, refused messages count as quarantined, and there
             are `num_answers`, `num_missed` (batches without one), `num_unsent`,
-            `num_forged` and `sent_bytes`.
+            `num_forged`, `sent_bytes`, and the number `refused` by kind.
         """
         return [teacher.status for teacher in self._teachers]
 
