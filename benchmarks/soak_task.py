@@ -19,7 +19,7 @@ from tfdistill.system import programs
 QUALITY = "quality.json"
 _BATCH_SIZE = 64
 _STEPS_PER_EPOCH = 100
-_WAIT_SECS = 0.25
+_WAIT_SECS = 0.5
 
 
 class Pace(keras.callbacks.Callback):

@@ -112,7 +112,7 @@ _DISK_FULL_BYTES = 4096
 _SMALL_DISK_BYTES = 256 * 1024**2
 # Shorter than the time after which the launcher takes a task for frozen.
 _LATE_SECS = _PAUSE_SECS = 2.0
-_MESSAGES_SECS = 3.0
+_MESSAGES_SECS = 2.0
 _RESTART_LIMIT_SECS = 60.0
 
 

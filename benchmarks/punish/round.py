@@ -167,6 +167,7 @@ class Round:
         # Of each group, its last step before each of its starts, and the first.
         self._resumes: list[list[tuple[int, int]]] = [[] for _ in self._lines]
         self._events: list[dict[str, Any]] = []
+        self._over: set[int] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._log: list[dict[str, Any]] = []
@@ -219,6 +220,7 @@ class Round:
             for event in self._view.events():
                 self._events.append(event)
                 if event.get("event") in ("done", "stopped"):
+                    self._over.add(event["group"])
                     with self._lock:  # No more steps are due from it.
                         self._lines[event["group"]].begin_fault(now=now)
             if now - scanned >= _SCAN_SECS:
@@ -338,8 +340,8 @@ class Round:
         deadline = time.monotonic() + RECOVERY_LIMIT_SECS
         for group, before in enumerate(first):
             while self._watch.num_answers(group) == before is not None:
-                if not self._view.tasks():
-                    return
+                if self._over or not self._view.tasks():
+                    return  # Who has ended answers nobody.
                 if time.monotonic() > deadline:
                     self._watch.tell(
                         f"group {group} had no answer of its peers within "

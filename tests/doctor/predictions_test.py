@@ -8,6 +8,9 @@ import os
 
 import pytest
 
+from launch import doctor
+from launch import recipes
+from tfdistill.cluster import identity
 from tfdistill.doctor import check
 from tfdistill.doctor import predictions
 from tfdistill.exchange import reader
@@ -76,8 +79,18 @@ _FAULTS = {
     "never": (
         _peer(num_answers=0, num_missed=500, reason="its address is not known"),
         check.FAILED,
-        "no predictions of group_1 in 500 batches: its address is not known",
+        "of group_1 in 500 batches, at steps 1000 and 0: its address is not",
         "Start all groups",
+    ),
+    "behind": (
+        _peer(
+            num_answers=0,
+            num_missed=500,
+            reason="its last answer was of step -1",
+        ),
+        check.FAILED,
+        "no predictions",
+        "Raise wait_secs",
     ),
     "sizes": (
         _peer(num_answers=0, num_missed=500, reason="Use equally many workers"),
@@ -150,6 +163,25 @@ def test_groups_of_other_sizes_and_closed_ports(tmp_path):
     assert len(ports) == 3
     assert "worker 0 of group 0" in ports[0].seen
     assert "there:4000" in ports[0].seen and "any port" in ports[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("jobs", "status"),
+    [(["worker"], check.SKIPPED), (["chief", "worker", "ps"], check.FAILED)],
+)
+def test_a_recipe_is_told_before_its_start(jobs, status):
+    spec = {
+        "cluster": {job: [f"{job}:1"] for job in jobs},
+        "task": {"type": "worker", "index": 0},
+    }
+    cluster = identity.Cluster.from_env({"TF_CONFIG": json.dumps(spec)})
+    config = recipes.override(
+        recipes.get("digits"),
+        ["data.mode=coordinated", "codistillation.by=predictions"],
+    )
+    *_, last = doctor.RecipeChecks(config)(cluster)
+    (result,), _ = check.run(last)
+    assert (result.status, result.name) == (status, "predictions")
 
 
 def test_other_runs_are_none_of_its_business(tmp_path):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
+from tfdistill.cluster import identity
 from tfdistill.doctor import check
 from tfdistill.exchange import reader
 from tfdistill.status import group as group_status
@@ -62,6 +63,23 @@ def _connect(address: tuple[str, int]) -> None:
     socket.create_connection(address, timeout=_CONNECT_SECS).close()
 
 
+def before(cluster: identity.Cluster) -> check.Result:
+    """Says whether peers can send predictions to a group, before its start."""
+    if cluster.uses_parameter_servers:
+        return check.failed(
+            NAME,
+            "workers of a group with parameter servers are at different steps, "
+            "and cannot learn from predictions of peers",
+            "Run it without parameter servers (--ps_per_group=0), or by "
+            "versions (codistillation.by=versions).",
+        )
+    return check.skipped(
+        NAME,
+        "peers send predictions, and no version is loaded; once the groups "
+        "train, --workdir=DIR shows whether they arrive",
+    )
+
+
 def examine(
     workdir: str | os.PathLike[str],
     *,
@@ -83,12 +101,13 @@ def examine(
         if (groups is None or status.group in groups)
         and any(peer.num_answers is not None for peer in status.teachers)
     ]
+    steps = {status.group: status.number("step") for status in found.groups}
     for status in learning:
         faults = [
             fault
             for peer in status.teachers
             if peer.num_answers is not None
-            for fault in _of_peer(f"group {status.group}", peer)
+            for fault in _of_peer(status, peer, steps)
         ]
         yield from faults
         if not faults:
@@ -115,26 +134,33 @@ def _counts(status: group_status.GroupStatus) -> str:
 
 
 def _of_peer(
-    who: str, peer: group_status.TeacherStatus
+    status: group_status.GroupStatus,
+    peer: group_status.TeacherStatus,
+    steps: Mapping[int, float | None],
 ) -> Iterator[check.Result]:
+    who = f"group {status.group}"
+    where = "at steps " + " and ".join(
+        f"{steps.get(group) or 0:.0f}"
+        for group in (status.group, -1 if peer.group is None else peer.group)
+    )
     missed, asked = peer.num_missed or 0, peer.num_asked
     if peer.misses_many and not peer.num_answers:
         why = f": {peer.reason}" if peer.reason else ""
         yield check.failed(
             NAME,
             f"{who} has had no predictions of {peer.name} in {asked} "
-            f"batches{why}",
+            f"batches, {where}{why}",
             _remedy(peer),
         )
     elif peer.misses_many:
         yield check.warning(
             NAME,
             f"{who} did without predictions of {peer.name} in {missed} of "
-            f"{asked} batches ({missed / asked:.0%})",
+            f"{asked} batches ({missed / asked:.0%}), {where}",
             _remedy(peer) if peer.refused else _MISSED,
         )
     for kind, count in peer.refused.items():
-        reasons = peer.quarantined
+        reasons = peer.quarantined if len(peer.refused) == 1 else {}
         last = f"; the last: {reasons[max(reasons)]}" if reasons else ""
         yield check.warning(
             NAME,
@@ -158,7 +184,8 @@ def _remedy(peer: group_status.TeacherStatus) -> str:
         return _SAME_SIZE
     if "does not take messages" in peer.reason:
         return f"{_FIREWALL} {_START}"
-    return _START
+    # Messages come, but of other steps.
+    return _MISSED if "last answer" in peer.reason else _START
 
 
 def _mailboxes(
