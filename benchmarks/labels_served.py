@@ -6,8 +6,8 @@ from the server, and one with the same teacher in the step.
 
 For the loss, one of two servers is frozen and then killed, and then the other
 one, while a student trains. Then somebody else takes their places, and answers
-with nonsense, and after that slowly. What counts is the longest time between two
-steps.
+with nonsense, and after that slowly. What counts is the longest time between
+two steps.
 """
 
 import concurrent.futures

@@ -26,8 +26,8 @@ from tfdistill.labels import post
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-# By how groups teach; each kind of fault once. None of those of predictions ends
-# a group: catching up takes as long as the restart did.
+# By how groups teach; each kind of fault once. None of those of predictions
+# ends a group: catching up takes as long as the restart did.
 _OF_PREDICTIONS = ("pause", *faults.MESSAGE_FAULTS)
 _FAULTS = {
     "versions": tuple(n for n in faults.FAULTS if n not in _OF_PREDICTIONS),
