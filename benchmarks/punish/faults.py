@@ -104,7 +104,7 @@ FROZEN_LIMIT_SECS = 60.0
 # TensorFlow alone takes seconds to import, many more on a busy machine.
 DUPLICATE_LIMIT_SECS = 150.0
 TERM_LIMIT_SECS = 15.0
-_DISK_FULL_SECS = 8.0
+_DISK_FULL_SECS = 5.0
 # Less than any export or backup, and more than a semaphore: Python's are files
 # in memory, to which the limit applies as well, and a full disk does not.
 _DISK_FULL_BYTES = 4096
