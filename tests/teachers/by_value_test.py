@@ -184,6 +184,11 @@ def test_data_without_the_labels_are_refused_with_the_remedy():
     )
     with pytest.raises(ValueError, match="shape of the student's output"):
         model.fit(_data(cases.linear(5)), verbose=0)
+    model = cases.codistill(
+        cases.linear(), tfdistill.TeacherSet(labels=["big"])
+    )
+    with pytest.raises(ValueError, match="call `batch` first, and once"):
+        model.fit(_data(cases.linear(5), batch_size=1).batch(8), verbose=0)
     for wrong in (["a", "a"], [""], [3]):
         with pytest.raises(ValueError, match="names of teachers, each once"):
             tfdistill.TeacherSet(labels=wrong)

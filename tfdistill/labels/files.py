@@ -535,7 +535,10 @@ def _opened(path: pathlib.Path, signer: signing.Signer | None) -> _Description:
         raise ValueError(
             f"The labels in {path} must be signed with this process's key, "
             "but are not: they were changed, or signed with another key or "
-            "none. Write them with the key, or read them with key=None."
+            "none. A launched run has a key of its own unless "
+            f"{signing.FILE_VARIABLE} names one: set it to the same file for "
+            "whoever writes labels and for the launcher. Or read them with "
+            "key=None."
         )
     return description
 

@@ -82,6 +82,12 @@ class LabelTeacher(teacher.Teacher):
                 f"{len(question.outputs)} outputs; received "
                 f"{len(label['outputs'])}."
             )
+        if label["version"].shape.rank != 1:
+            raise ValueError(
+                f"The labels of {self.name!r} must have one version for each "
+                f"row of a batch; received {label['version'].shape}. Label "
+                "batches: call `batch` first, and once."
+            )
         return label
 
     def _decoded(
