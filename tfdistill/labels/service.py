@@ -143,6 +143,7 @@ class Teachers:
         self._lock = threading.Lock()
         self._refused: dict[str, int] = {}
         self._num_batches = self._num_rows = self._num_absent = 0
+        self._is_checked = False
         self._inputs: protocol.Specs | None = None
         if outputs is None:
             signature = self._wait(wait_secs)
@@ -273,7 +274,7 @@ class Teachers:
                 raise ValueError(
                     "Inputs that servers are asked about must be dense tensors "
                     f"[batch, ...]; received {name}={tensor!r}. Batch the data "
-                    "set first."
+                    "set first, and pass the teachers to its `map`."
                 )
         if self._inputs is None:
             return ours
@@ -302,6 +303,10 @@ class Teachers:
             for name, spec in self._outputs.items()
         }
         found = self._asked(inputs, expected)
+        if found and not self._is_checked:
+            for output in found[1]:
+                self._form.check(output)
+            self._is_checked = True
         with self._lock:
             self._num_batches += 1
             self._num_rows += rows
@@ -370,7 +375,11 @@ def _check(
     max_age_secs: float | None,
 ) -> None:
     is_list = not isinstance(addresses, str) and len(addresses) > 0
-    if not is_list or len(set(addresses)) != len(addresses):
+    if (
+        not is_list
+        or len(set(addresses)) != len(addresses)
+        or not all(isinstance(a, str) and ":" in a for a in addresses)
+    ):
         raise ValueError(
             "`addresses` must be a list of one or more host:port, each once; "
             f"received {addresses!r}."

@@ -39,12 +39,9 @@ class NextStudent(by_value.LabelTeacher):
         options: options_lib.TeacherOptions,
         *,
         distance: int,
-        from_logits: bool | None,
     ) -> None:
         """Takes as teachers the students so far ahead in the circle."""
-        super().__init__(
-            f"next_{distance}", graph, options, from_logits=from_logits
-        )
+        super().__init__(f"next_{distance}", graph, options)
         self._distance = distance
 
     def ask(self, question: soft_targets.Question) -> list[tf.Tensor]:

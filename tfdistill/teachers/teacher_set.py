@@ -22,6 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill import losses as losses_lib
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
@@ -293,15 +294,15 @@ class TeacherSet:
             )
             self._teachers = [
                 *(
-                    self._senders(graph, self._mailbox, from_logits)
+                    self._senders(graph, self._mailbox)
                     if self._mailbox
                     else self._peers(graph, alone=num_workers == 1)
                 ),
                 *self._fixed(graph),
                 *self._held(held, graph),
                 *self._past(graph),
-                *self._labelled(graph, from_logits=from_logits),
-                *self._others(graph, from_logits=from_logits),
+                *self._labelled(graph),
+                *self._others(graph),
             ]
         self._agreement = agreement.Agreement(
             self._teachers,
@@ -346,7 +347,6 @@ class TeacherSet:
         self,
         graph: student_graph.StudentGraph,
         mailbox: "post.Mailbox",
-        from_logits: bool | None,
     ) -> Iterator[teacher_lib.Teacher]:
         for group, name in self._options.names_of_peers.items():
             yield by_value.PredictionTeacher(
@@ -355,7 +355,6 @@ class TeacherSet:
                 self._options,
                 group=group,
                 mailbox=mailbox,
-                from_logits=from_logits,
             )
 
     def _fixed(
@@ -389,25 +388,20 @@ class TeacherSet:
             yield self.own_past
 
     def _labelled(
-        self, graph: student_graph.StudentGraph, *, from_logits: bool | None
+        self, graph: student_graph.StudentGraph
     ) -> Iterator[teacher_lib.Teacher]:
         for name in self._options.labels:
-            teacher = by_value.LabelTeacher(
-                name, graph, self._options, from_logits=from_logits
-            )
+            teacher = by_value.LabelTeacher(name, graph, self._options)
             if self.remote:
                 self.remote.teachers.append(teacher)
             yield teacher
 
     def _others(
-        self, graph: student_graph.StudentGraph, *, from_logits: bool | None
+        self, graph: student_graph.StudentGraph
     ) -> Iterator[teacher_lib.Teacher]:
         for distance in range(1, self._options.cohort or 1):
             teacher = cohort_lib.NextStudent(
-                graph,
-                self._options,
-                distance=distance,
-                from_logits=from_logits,
+                graph, self._options, distance=distance
             )
             if self.remote:
                 self.remote.teachers.append(teacher)
@@ -429,19 +423,23 @@ class TeacherSet:
         active: tf.Tensor,
         like: Any,
         labels: Mapping[str, Any] | None = None,
+        losses: Sequence[losses_lib.DistillationLoss | None] | None = None,
     ) -> soft_targets.SoftTargets:
         """Asks all teachers about one replica's batch, in inference mode.
 
         A teacher that is not in use costs nothing, and no gradient is kept.
         `like` are the student's outputs for these inputs, `step` an int64
         scalar; `active`, a bool scalar, is False to leave all teachers out.
-        `labels` are what came with the batch.
+        `labels` are what came with the batch. `losses` compare the outputs,
+        one each; by default nobody does.
         """
+        outputs = keras.tree.flatten(like)
         question = soft_targets.Question(
             inputs=inputs,
-            outputs=keras.tree.flatten(like),
+            outputs=outputs,
             labels=labels or {},
             step=tf.cast(step, tf.int64),
+            losses=losses or [None] * len(outputs),
         )
         return self._variables.ask(
             [teacher.ask for teacher in self._teachers],
@@ -656,7 +654,7 @@ class TeacherSet:
             their reasons. Of peers that send predictions, `step` is that of
             the last answer, refused messages count as quarantined, and there
             are `num_answers`, `num_missed` (batches without one), `num_unsent`,
-            `num_forged` and `sent_bytes`.
+            `num_forged`, `sent_bytes`, and the number `refused` by kind.
         """
         return [teacher.status for teacher in self._teachers]
 
