@@ -137,7 +137,7 @@ def put(worker, data, other, **changes):
         # It may be closed before all is sent.
         with contextlib.suppress(OSError):
             for part in (ticket.encode(), data):
-                connection.sendall(post._frame(part))
+                connection.sendall(post.frame(part))
             connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(1) == b""
@@ -386,6 +386,18 @@ def test_a_peer_that_is_ahead_is_not_waited_for(two, monkeypatch):
     last = 5 + 3 * post.MAX_KEPT - 1
     assert one.swap(last) is not None
     assert not one.box.peer(1).boxes[0]
+
+
+def test_steps_that_a_peer_has_never_reached_do_not_silence_it(two, caplog):
+    one, other = two
+    for step in range(10**6, 10**6 + post.MAX_KEPT):
+        put(one, sent(other, step=step), other)
+    arrived(one, 10**6)
+    assert one.swap(0) is None
+    put(one, sent(other, step=1), other)
+    assert one.swap(1) is not None
+    assert one.box.peer(1).num_refused == {"step": 1}
+    assert "must not go back" in caplog.text
 
 
 def test_what_a_peer_does_not_take_is_bounded(opened):

@@ -106,7 +106,8 @@ class Peer:
         refused: Reasons by step, of the newest of those.
         num_unsent: Messages that were made while it took none; it may get the
             newest of them later.
-        last_answer: The step of its last answer; -1 without one.
+        last_asked, last_answer: The last step that has asked it, and the last
+            one that it has answered; -1 without one.
         sent_bytes, received_bytes: Of all messages to and from it.
         last_bytes: Of the last message from it; None before.
     """
@@ -116,7 +117,7 @@ class Peer:
         self.num_answers = self.num_missed = self.num_unsent = 0
         self.num_refused: collections.Counter[str] = collections.Counter()
         self.refused: dict[int, str] = {}
-        self.last_answer = -1
+        self.last_asked = self.last_answer = -1
         self.sent_bytes = self.received_bytes = 0
         self.last_bytes: int | None = None
         # What steps and the event loop share, under the mailbox's lock. By
@@ -333,6 +334,7 @@ class Mailbox(fresh_copies.FreshCopies):
     ) -> tuple[np.ndarray, ...] | None:
         step = own.step
         with peer.arrived:
+            peer.last_asked = max(step, peer.last_asked)
             while True:
                 # Another one once the peer has started again.
                 box = peer.boxes.setdefault(own.replica, {})
@@ -388,21 +390,21 @@ class Mailbox(fresh_copies.FreshCopies):
 
     def _write(self, data: bytes) -> None:
         """Sends a message to all who want it."""
-        frame = _frame(data)
+        framed = frame(data)
         for peer in self._peers.values():
             if peer.address is not None and peer.sender is None:
                 continue
-            peer.recent.append(frame)
+            peer.recent.append(framed)
             if len(peer.recent) > MAX_KEPT * len(self._place.replicas):
                 peer.recent.popleft()
             stream = peer.stream
             if (
                 stream is None
-                or stream.get_write_buffer_size() >= _MAX_QUEUED * len(frame)
+                or stream.get_write_buffer_size() >= _MAX_QUEUED * len(framed)
             ):
                 peer.num_unsent += 1
                 continue
-            stream.write(frame)
+            stream.write(framed)
             peer.sent_bytes += len(data)
 
     async def _send(self, peer: Peer, address: _Address) -> None:
@@ -433,7 +435,7 @@ class Mailbox(fresh_copies.FreshCopies):
                 sender=(self._place.group, self._incarnation),
                 receiver=(peer.group, address.incarnation),
             )
-            writer.writelines([_frame(ticket.encode()), *peer.recent])
+            writer.writelines([frame(ticket.encode()), *peer.recent])
             peer.stream = writer.transport
             # A peer says nothing; this ends when the connection does.
             await reader.read(1)
@@ -523,10 +525,20 @@ class Mailbox(fresh_copies.FreshCopies):
 
     def _keep(self, peer: Peer, message: wire.Message, num_bytes: int) -> None:
         box = peer.boxes.setdefault(message.replica, {})
+        newest = peer.newest.get(message.replica, -1)
+        if message.step < newest - MAX_KEPT:
+            # It has never been there, or it would have started again.
+            self._refuse(
+                peer,
+                "step",
+                f"its steps must not go back; received it after step {newest}",
+                step=message.step,
+            )
+            box.clear()
+            newest = -1
         box[message.step] = message
         if len(box) > MAX_KEPT:
             del box[min(box)]
-        newest = peer.newest.get(message.replica, -1)
         peer.newest[message.replica] = max(newest, message.step)
         peer.received_bytes += num_bytes
         peer.last_bytes = num_bytes
@@ -698,7 +710,8 @@ class _Incoming(asyncio.Protocol):
         return self._peer is not None
 
 
-def _frame(data: bytes) -> bytes:
+def frame(data: bytes) -> bytes:
+    """Returns a ticket or a message as it is sent, after its length."""
     return _LENGTH.pack(len(data)) + data
 
 

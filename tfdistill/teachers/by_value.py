@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistill import losses
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.exchange import publisher
@@ -19,6 +20,14 @@ from tfdistill.teachers import options as options_lib
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher
+
+# Without an answer, after which a peer that is alive counts as absent.
+_MOST_STEPS = 16
+# Losses of outputs that are not one distribution over classes.
+_OF_NUMBERS = (
+    losses.BinarySoftTargetCrossEntropy,
+    losses.LogitsMeanSquaredError,
+)
 
 
 class LabelTeacher(teacher.Teacher):
@@ -33,12 +42,9 @@ class LabelTeacher(teacher.Teacher):
         name: str,
         graph: student_graph.StudentGraph,
         options: options_lib.TeacherOptions,
-        *,
-        from_logits: bool | None,
     ) -> None:
-        """Waits for labels; `from_logits` is how the loss takes outputs."""
+        """Waits for labels."""
         super().__init__(name, graph, options)
-        self._form = forms.Form(from_logits=from_logits is not False)
 
     def use(self, arguments: tf.Tensor) -> None:
         """Has nothing to fetch."""
@@ -52,9 +58,12 @@ class LabelTeacher(teacher.Teacher):
             num_rows=tf.shape(question.outputs[0])[0],
         )
         return [
-            _where(count, self._decoded(kept, like))
-            for kept, like in zip(
-                label["outputs"], question.outputs, strict=True
+            _where(count, self._decoded(kept, like, loss))
+            for kept, like, loss in zip(
+                label["outputs"],
+                question.outputs,
+                question.losses,
+                strict=True,
             )
         ]
 
@@ -73,10 +82,21 @@ class LabelTeacher(teacher.Teacher):
                 f"{len(question.outputs)} outputs; received "
                 f"{len(label['outputs'])}."
             )
+        if label["version"].shape.rank != 1:
+            raise ValueError(
+                f"The labels of {self.name!r} must have one version for each "
+                f"row of a batch; received {label['version'].shape}. Label "
+                "batches: call `batch` first, and once."
+            )
         return label
 
-    def _decoded(self, kept: Any, like: tf.Tensor) -> tf.Tensor:
-        output = self._form.decode(kept, num_classes=like.shape[-1])
+    def _decoded(
+        self, kept: Any, like: tf.Tensor, loss: losses.DistillationLoss | None
+    ) -> tf.Tensor:
+        if "whole" not in kept:
+            _check_classes(self.name, loss)
+        form = _form_for(loss, forms.Form())
+        output = form.decode(kept, num_classes=like.shape[-1])
         if not output.shape.is_compatible_with(like.shape):
             raise ValueError(
                 f"The labels of {self.name!r} must have the shape of the "
@@ -95,9 +115,8 @@ class Swap:
         *,
         strategy: tf.distribute.Strategy,
         cluster: identity.Cluster,
-        from_logits: bool | None,
     ) -> None:
-        """Opens nothing yet; `from_logits` is how the loss takes outputs."""
+        """Opens nothing yet."""
         local = tuple(replicas.local_replicas(strategy))
         self.mailbox = post.Mailbox(
             exchange,
@@ -112,9 +131,7 @@ class Swap:
             wait_secs=options.wait_secs,
         )
         self._options = options
-        self._form = dataclasses.replace(
-            options.form or forms.Form(), from_logits=from_logits is not False
-        )
+        self._form = options.form or forms.Form()
 
     def teachers(
         self, graph: student_graph.StudentGraph
@@ -152,7 +169,14 @@ class Swap:
         seed = tf.stack(
             [tf.cast(question.step, tf.int32), tf.cast(replica, tf.int32)]
         )
-        kept = [self._form.encode(output, seed=seed) for output in own]
+        if not self._form.is_whole:
+            for loss in question.losses:
+                _check_classes("peers", loss)
+        by_output = [_form_for(loss, self._form) for loss in question.losses]
+        kept = [
+            form.encode(output, seed=seed)
+            for form, output in zip(by_output, own, strict=True)
+        ]
         arrays = tf.nest.flatten(kept)
         peers = self.mailbox.learns_from
         # In this process, wherever the student runs. A function of Python:
@@ -171,11 +195,14 @@ class Swap:
             found += [
                 tf.where(
                     answered[index],
-                    self._form.decode(part, num_classes=like.shape[-1]),
+                    form.decode(part, num_classes=like.shape[-1]),
                     float("nan"),
                 )
-                for part, like in zip(
-                    tf.nest.pack_sequence_as(kept, of_peer), own, strict=True
+                for form, part, like in zip(
+                    by_output,
+                    tf.nest.pack_sequence_as(kept, of_peer),
+                    own,
+                    strict=True,
                 )
             ]
         return found
@@ -225,18 +252,24 @@ class PredictionTeacher(teacher.Teacher):
     def status(self) -> dict[str, Any]:
         """Describes the peer, for logs: its answers in place of versions."""
         peer = self._mailbox.peer(self._group)
-        answers = peer.last_answer >= 0 and not peer.is_silent
+        age_steps = peer.last_asked - peer.last_answer
+        answers = (
+            peer.last_answer >= 0
+            and not peer.is_silent
+            and age_steps <= _MOST_STEPS
+        )
         return {
             **super().status,
             "step": peer.last_answer,
             "health": staleness.GOOD if answers else staleness.ABSENT,
             "reason": "" if answers else f"it sends no predictions: {peer.why}",
             "share": float(answers),
-            "age_steps": 0 if answers else None,
+            "age_steps": age_steps if answers else None,
             "bytes": peer.received_bytes,
             "last_bytes": peer.last_bytes,
             "num_quarantined": sum(peer.num_refused.values()),
             "quarantined": dict(peer.refused),
+            "refused": dict(peer.num_refused),
             "num_answers": peer.num_answers,
             "num_missed": peer.num_missed,
             "num_unsent": peer.num_unsent,
@@ -244,6 +277,24 @@ class PredictionTeacher(teacher.Teacher):
             "num_forged": sum(self._mailbox.num_forged.values()),
             "sent_bytes": peer.sent_bytes,
         }
+
+
+def _form_for(
+    loss: losses.DistillationLoss | None, form: forms.Form
+) -> forms.Form:
+    """The form of an output, of which the loss says whether it is logits."""
+    from_logits = loss is None or loss.from_logits is not False
+    return dataclasses.replace(form, from_logits=from_logits)
+
+
+def _check_classes(name: str, loss: losses.DistillationLoss | None) -> None:
+    if isinstance(loss, _OF_NUMBERS):
+        raise ValueError(
+            f"The predictions of {name!r} must be whole for "
+            f"{type(loss).__name__}, which compares each number by itself; "
+            "received top classes or a sample of them. Leave `top_k` and "
+            "`num_samples` out."
+        )
 
 
 def fingerprint(inputs: Any) -> tf.Tensor:
