@@ -267,6 +267,8 @@ def test_what_cannot_work_is_refused_in_words():
         tfdistill.labels.Teachers(["host"])
     with pytest.raises(ValueError, match="`timeout_secs` must be > 0"):
         tfdistill.labels.Teachers(["a:1"], timeout_secs=0)
+    with pytest.raises(ValueError, match="`longest_pause_secs` must be >= 0.1"):
+        tfdistill.labels.Teachers(["a:1"], longest_pause_secs=0)
     with pytest.raises(ValueError, match="`max_age_steps` must be a whole"):
         tfdistill.labels.Teachers(["a:1"], max_age_steps=-1)
     with server_cases.raw() as half_open:

@@ -98,6 +98,7 @@ ROOMS: dict[str, set[str]] = {
         "embedding",
         "exchange",
         "exports",
+        "status",
         "system",
         "teachers",
     },

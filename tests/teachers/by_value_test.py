@@ -281,7 +281,13 @@ def test_a_peer_that_is_gone_and_back_teaches_while_it_is_there(tmp_path):
     with mutual_learning.numpy_peers(cluster, alone=16):
         _fit(model)
     _close(model, mutual_learning.expected(2, num_steps=36, alone=16)[0])
-    assert model.teachers.status()[0]["health"] == "good"
+    (teacher,) = model.teachers.status()
+    assert (teacher["health"], teacher["age_steps"]) == ("good", 0)
+    # It lives, and is too far behind to be of use.
+    model.teachers._teachers[0]._step += 17
+    (teacher,) = model.teachers.status()
+    assert (teacher["health"], teacher["age_steps"]) == ("absent", None)
+    assert "its last answer was of step 35" in teacher["reason"]
 
 
 def test_rows_that_are_not_finite_are_left_out_alone(tmp_path):
@@ -296,6 +302,7 @@ def test_rows_that_are_not_finite_are_left_out_alone(tmp_path):
         np.testing.assert_allclose(value, wanted, rtol=1e-6)
     (teacher,) = model.teachers.status()
     assert teacher["num_quarantined"] == 20
+    assert teacher["refused"] == {"finite": 20}
     assert "must be finite" in teacher["quarantined"][19]
 
 

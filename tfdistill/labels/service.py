@@ -36,7 +36,8 @@ class Teachers:
     them in turn, and another one if that fails. The training never waits
     longer than `timeout_secs` for a batch, and never fails for want of
     servers: rows without an answer have version -1 and teach nothing. A server
-    that fails is left alone for 0.1 to 30 s; if all are, batches pass at once.
+    that fails is left alone for 0.1 s, and longer each time; if all are,
+    batches pass at once.
 
     `num_parallel_calls` of `dataset.map` is how many batches are asked about
     at once, and `prefetch` how many answers wait for the training, which
@@ -72,6 +73,7 @@ class Teachers:
         max_age_secs: float | None = None,
         outputs: Mapping[str, Sequence[int | None]] | None = None,
         wait_secs: float = 60.0,
+        longest_pause_secs: float = 30.0,
         seed: int = 0,
         credentials: Any = None,
     ) -> None:
@@ -97,6 +99,8 @@ class Teachers:
                 there yet. Default: servers are asked.
             wait_secs: Longest wait for the first server that says what its
                 model takes and returns. Default 60.
+            longest_pause_secs: A server that fails again and again is left
+                alone for at most so long, >= 0.1. Default 30.
             seed: Decides which classes are drawn. Default 0.
             credentials: `grpc.ChannelCredentials` for TLS. Default: none.
 
@@ -106,6 +110,11 @@ class Teachers:
             RuntimeError: No server has answered in `wait_secs`.
         """
         _check(addresses, timeout_secs, max_age_steps, max_age_secs)
+        if not 0.1 <= longest_pause_secs < math.inf:
+            raise ValueError(
+                "`longest_pause_secs` must be >= 0.1 and finite; received "
+                f"{longest_pause_secs!r}."
+            )
         self.name = name
         self._model = model
         self._form = forms.Form(
@@ -123,6 +132,7 @@ class Teachers:
                 model,
                 credentials=credentials,
                 probe_secs=timeout_secs,
+                longest_pause_secs=longest_pause_secs,
             )
             for address in addresses
         ]
@@ -209,7 +219,8 @@ class Teachers:
             `{"name", "batches", "rows", "absent_rows", "refused", "servers"}`:
             `refused` counts bad answers by kind, and `servers` has for each
             its address, whether it is `usable` or left alone, its newest
-            `version`, its good `answers` and its last `problem`.
+            `version`, its good `answers`, the `sent_bytes` of questions and
+            the `received_bytes` of answers, and its last `problem`.
         """
         with self._lock:
             return {
@@ -224,6 +235,8 @@ class Teachers:
                         "usable": server.is_usable,
                         "version": server.version,
                         "answers": server.num_answers,
+                        "sent_bytes": server.sent_bytes,
+                        "received_bytes": server.received_bytes,
                         "problem": untrusted.one_line(server.problem),
                     }
                     for server in self._servers

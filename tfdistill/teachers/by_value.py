@@ -22,7 +22,8 @@ from tfdistill.teachers import teacher
 if typing.TYPE_CHECKING:
     from tfdistill.labels import post
 
-
+# Without an answer, after which a peer that is alive counts as absent.
+_MOST_STEPS = 16
 # Losses of outputs that are not one distribution over classes.
 _OF_NUMBERS = (
     losses.BinarySoftTargetCrossEntropy,
@@ -147,6 +148,7 @@ class PredictionTeacher(teacher.Teacher):
         super().__init__(name, graph, options)
         self._group = group
         self._mailbox = mailbox
+        self._step = -1
         self._form = options.form or forms.Form()
 
     def ask(self, question: soft_targets.Question) -> list[tf.Tensor]:
@@ -204,6 +206,7 @@ class PredictionTeacher(teacher.Teacher):
         classes: np.ndarray,
         *arrays: np.ndarray,
     ) -> tuple[Any, ...]:
+        self._step = int(step)
         received = self._mailbox.swap(
             self._group,
             step=int(step),
@@ -220,18 +223,24 @@ class PredictionTeacher(teacher.Teacher):
     def status(self) -> dict[str, Any]:
         """Describes the peer, for logs: its answers in place of versions."""
         peer = self._mailbox.peer(self._group)
-        answers = peer.last_answer >= 0 and not peer.is_silent
+        age_steps = max(0, self._step - peer.last_answer)
+        answers = (
+            peer.last_answer >= 0
+            and not peer.is_silent
+            and age_steps <= _MOST_STEPS
+        )
         return {
             **super().status,
             "step": peer.last_answer,
             "health": staleness.GOOD if answers else staleness.ABSENT,
             "reason": "" if answers else f"it sends no predictions: {peer.why}",
             "share": float(answers),
-            "age_steps": 0 if answers else None,
+            "age_steps": age_steps if answers else None,
             "bytes": peer.received_bytes,
             "last_bytes": peer.last_bytes,
             "num_quarantined": sum(peer.num_refused.values()),
             "quarantined": dict(peer.refused),
+            "refused": dict(peer.num_refused),
             "num_answers": peer.num_answers,
             "num_missed": peer.num_missed,
             "num_unsent": peer.num_unsent,

@@ -33,6 +33,7 @@ from tfdistill.labels import forms
 from tfdistill.system import crash_note
 from tfdistill.teachers import agreement
 from tfdistill.teachers import by_value
+from tfdistill.teachers import cohort as cohort_lib
 from tfdistill.teachers import gates
 from tfdistill.teachers import in_memory
 from tfdistill.teachers import on_servers
@@ -70,6 +71,7 @@ class TeacherSet:
         models: Sequence[keras.Model | str | os.PathLike[str]] = (),
         own_past: float | None = None,
         labels: Sequence[str] = (),
+        cohort: int | None = None,
         weights: Sequence[float] | None = None,
         max_staleness_steps: int | str | None = options.AUTO,
         max_staleness_secs: float | None = None,
@@ -103,9 +105,14 @@ class TeacherSet:
                 < 1. Default: no such teacher.
             labels: Names of teachers whose predictions come with the data,
                 as `tfdistill.labels` attaches them. Default: none.
+            cohort: How many students the model holds side by side, >= 2: its
+                outputs are those of the first, then of the next, and so on,
+                in flat order. Each learns from what all the others predict in
+                the same step. Default: it is one student.
             weights: One weight >= 0 for each of `peers`, then for each of
-                `saved_models` and of `models`, for `own_past`, and for each of
-                `labels`. Defaults to equal weights.
+                `saved_models` and of `models`, for `own_past`, for each of
+                `labels`, and for each of the others of a `cohort`. Defaults
+                to equal weights.
             max_staleness_steps: A version that is more of the student's
                 steps old than this loses its weight; None for no bound.
                 Default "auto": a peer that has published nothing for ten of
@@ -150,6 +157,7 @@ class TeacherSet:
             models=in_memory.checked(models),
             own_past=own_past_lib.checked(own_past),
             labels=options.checked_names(labels, peers),
+            cohort=cohort_lib.checked(cohort),
             weights=weights,
             max_staleness_steps=max_staleness_steps,
             max_staleness_secs=max_staleness_secs,
@@ -294,6 +302,7 @@ class TeacherSet:
                 *self._held(held, graph),
                 *self._past(graph),
                 *self._labelled(graph),
+                *self._others(graph),
             ]
         self._agreement = agreement.Agreement(
             self._teachers,
@@ -383,6 +392,17 @@ class TeacherSet:
     ) -> Iterator[teacher_lib.Teacher]:
         for name in self._options.labels:
             teacher = by_value.LabelTeacher(name, graph, self._options)
+            if self.remote:
+                self.remote.teachers.append(teacher)
+            yield teacher
+
+    def _others(
+        self, graph: student_graph.StudentGraph
+    ) -> Iterator[teacher_lib.Teacher]:
+        for distance in range(1, self._options.cohort or 1):
+            teacher = cohort_lib.NextStudent(
+                graph, self._options, distance=distance
+            )
             if self.remote:
                 self.remote.teachers.append(teacher)
             yield teacher
@@ -634,7 +654,7 @@ class TeacherSet:
             their reasons. Of peers that send predictions, `step` is that of
             the last answer, refused messages count as quarantined, and there
             are `num_answers`, `num_missed` (batches without one), `num_unsent`,
-            `num_forged` and `sent_bytes`.
+            `num_forged`, `sent_bytes`, and the number `refused` by kind.
         """
         return [teacher.status for teacher in self._teachers]
 
