@@ -88,6 +88,8 @@ def test_a_bare_client_gets_predictions_and_the_signature(exchange):
 def test_requests_that_cannot_be_answered_say_why(exchange):
     other = _request()
     other.model_spec.name = "other"
+    filtered = _request()
+    filtered.output_filter.append("logits")
     huge = _request()
     huge.inputs["inputs"].tensor_shape.dim[0].size = 10**9
     cases.publish(exchange, cases.linear(5), step=7)
@@ -100,6 +102,7 @@ def test_requests_that_cannot_be_answered_say_why(exchange):
             (_request(signature="train"), "INVALID_ARGUMENT", "'train'"),
             (_request(version=9), "NOT_FOUND", "Only version 7"),
             (other, "NOT_FOUND", "'other'"),
+            (filtered, "INVALID_ARGUMENT", "must name some of ['outputs']"),
             (huge, "INVALID_ARGUMENT", "must hold its values"),
         ):
             with pytest.raises(grpc.RpcError) as caught:

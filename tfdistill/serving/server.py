@@ -217,6 +217,12 @@ class Server:
             except protocol.BadAnswerError as error:
                 problem = f"The input {name!r}: {error}"
                 break
+        outputs = served.signature.outputs
+        if not problem and not set(request.output_filter) <= set(outputs):
+            problem = (
+                f"The output filter must name some of {sorted(outputs)}; "
+                f"received {list(request.output_filter)[:10]}."
+            )
         rows = {len(values) for values in inputs.values()}
         if not problem and len(rows) != 1:
             problem = f"All inputs must have as many rows; received {rows}."
