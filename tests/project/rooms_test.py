@@ -24,7 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "cluster": {"system"},
     "exchange": {"_version", "system"},
     "embedding": {"cluster", "system"},
-    "sampled_output": {"embedding"},
+    "sampled_output": {"embedding", "system"},
     "exports": {"embedding", "exchange", "system"},
     "labels": {"exchange", "exports", "losses", "system"},
     "training": {
@@ -83,6 +83,7 @@ ROOMS: dict[str, set[str]] = {
         "losses",
         "multi_worker",
         "observe",
+        "sampled_output",
         "schedules",
         "system",
         "teachers",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistill import losses
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.exchange import publisher
@@ -23,6 +24,11 @@ if typing.TYPE_CHECKING:
 
 # Without an answer, after which a peer that is alive counts as absent.
 _MOST_STEPS = 16
+# Losses of outputs that are not one distribution over classes.
+_OF_NUMBERS = (
+    losses.BinarySoftTargetCrossEntropy,
+    losses.LogitsMeanSquaredError,
+)
 
 
 class LabelTeacher(teacher.Teacher):
@@ -37,12 +43,9 @@ class LabelTeacher(teacher.Teacher):
         name: str,
         graph: student_graph.StudentGraph,
         options: options_lib.TeacherOptions,
-        *,
-        from_logits: bool | None,
     ) -> None:
-        """Waits for labels; `from_logits` is how the loss takes outputs."""
+        """Waits for labels."""
         super().__init__(name, graph, options)
-        self._form = forms.Form(from_logits=from_logits is not False)
 
     def use(self, arguments: tf.Tensor) -> None:
         """Has nothing to fetch."""
@@ -56,9 +59,12 @@ class LabelTeacher(teacher.Teacher):
             num_rows=tf.shape(question.outputs[0])[0],
         )
         return [
-            _where(count, self._decoded(kept, like))
-            for kept, like in zip(
-                label["outputs"], question.outputs, strict=True
+            _where(count, self._decoded(kept, like, loss))
+            for kept, like, loss in zip(
+                label["outputs"],
+                question.outputs,
+                question.losses,
+                strict=True,
             )
         ]
 
@@ -77,10 +83,21 @@ class LabelTeacher(teacher.Teacher):
                 f"{len(question.outputs)} outputs; received "
                 f"{len(label['outputs'])}."
             )
+        if label["version"].shape.rank != 1:
+            raise ValueError(
+                f"The labels of {self.name!r} must have one version for each "
+                f"row of a batch; received {label['version'].shape}. Label "
+                "batches: call `batch` first, and once."
+            )
         return label
 
-    def _decoded(self, kept: Any, like: tf.Tensor) -> tf.Tensor:
-        output = self._form.decode(kept, num_classes=like.shape[-1])
+    def _decoded(
+        self, kept: Any, like: tf.Tensor, loss: losses.DistillationLoss | None
+    ) -> tf.Tensor:
+        if "whole" not in kept:
+            _check_classes(self.name, loss)
+        form = _form_for(loss, forms.Form())
+        output = form.decode(kept, num_classes=like.shape[-1])
         if not output.shape.is_compatible_with(like.shape):
             raise ValueError(
                 f"The labels of {self.name!r} must have the shape of the "
@@ -126,16 +143,13 @@ class PredictionTeacher(teacher.Teacher):
         *,
         group: int,
         mailbox: "post.Mailbox",
-        from_logits: bool | None,
     ) -> None:
-        """Takes a peer; `from_logits` is how the loss takes outputs."""
+        """Takes a peer."""
         super().__init__(name, graph, options)
         self._group = group
         self._mailbox = mailbox
         self._step = -1
-        self._form = dataclasses.replace(
-            options.form or forms.Form(), from_logits=from_logits is not False
-        )
+        self._form = options.form or forms.Form()
 
     def ask(self, question: soft_targets.Question) -> list[tf.Tensor]:
         """Sends what the student has said of a batch, and waits for the peer.
@@ -148,7 +162,12 @@ class PredictionTeacher(teacher.Teacher):
         seed = tf.stack(
             [tf.cast(question.step, tf.int32), tf.cast(replica, tf.int32)]
         )
-        kept = [self._form.encode(output, seed=seed) for output in own]
+        kept, by_output = [], []
+        for output, loss in zip(own, question.losses, strict=True):
+            if not self._form.is_whole:
+                _check_classes(self.name, loss)
+            by_output.append(_form_for(loss, self._form))
+            kept.append(by_output[-1].encode(output, seed=seed))
         arrays = tf.nest.flatten(kept)
         # In this process, wherever the student runs.
         answered, *received = tf.numpy_function(
@@ -168,11 +187,14 @@ class PredictionTeacher(teacher.Teacher):
         return [
             tf.where(
                 answered,
-                self._form.decode(part, num_classes=like.shape[-1]),
+                form.decode(part, num_classes=like.shape[-1]),
                 float("nan"),
             )
-            for part, like in zip(
-                tf.nest.pack_sequence_as(kept, received), own, strict=True
+            for form, part, like in zip(
+                by_output,
+                tf.nest.pack_sequence_as(kept, received),
+                own,
+                strict=True,
             )
         ]
 
@@ -226,6 +248,24 @@ class PredictionTeacher(teacher.Teacher):
             "num_forged": sum(self._mailbox.num_forged.values()),
             "sent_bytes": peer.sent_bytes,
         }
+
+
+def _form_for(
+    loss: losses.DistillationLoss | None, form: forms.Form
+) -> forms.Form:
+    """The form of an output, of which the loss says whether it is logits."""
+    from_logits = loss is None or loss.from_logits is not False
+    return dataclasses.replace(form, from_logits=from_logits)
+
+
+def _check_classes(name: str, loss: losses.DistillationLoss | None) -> None:
+    if isinstance(loss, _OF_NUMBERS):
+        raise ValueError(
+            f"The predictions of {name!r} must be whole for "
+            f"{type(loss).__name__}, which compares each number by itself; "
+            "received top classes or a sample of them. Leave `top_k` and "
+            "`num_samples` out."
+        )
 
 
 def fingerprint(inputs: Any) -> tf.Tensor:

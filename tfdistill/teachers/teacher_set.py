@@ -22,6 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill import losses as losses_lib
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
@@ -32,6 +33,7 @@ from tfdistill.labels import forms
 from tfdistill.system import crash_note
 from tfdistill.teachers import agreement
 from tfdistill.teachers import by_value
+from tfdistill.teachers import cohort as cohort_lib
 from tfdistill.teachers import gates
 from tfdistill.teachers import in_memory
 from tfdistill.teachers import on_servers
@@ -69,6 +71,7 @@ class TeacherSet:
         models: Sequence[keras.Model | str | os.PathLike[str]] = (),
         own_past: float | None = None,
         labels: Sequence[str] = (),
+        cohort: int | None = None,
         weights: Sequence[float] | None = None,
         max_staleness_steps: int | str | None = options.AUTO,
         max_staleness_secs: float | None = None,
@@ -102,9 +105,14 @@ class TeacherSet:
                 < 1. Default: no such teacher.
             labels: Names of teachers whose predictions come with the data,
                 as `tfdistill.labels` attaches them. Default: none.
+            cohort: How many students the model holds side by side, >= 2: its
+                outputs are those of the first, then of the next, and so on,
+                in flat order. Each learns from what all the others predict in
+                the same step. Default: it is one student.
             weights: One weight >= 0 for each of `peers`, then for each of
-                `saved_models` and of `models`, for `own_past`, and for each of
-                `labels`. Defaults to equal weights.
+                `saved_models` and of `models`, for `own_past`, for each of
+                `labels`, and for each of the others of a `cohort`. Defaults
+                to equal weights.
             max_staleness_steps: A version that is more of the student's
                 steps old than this loses its weight; None for no bound.
                 Default "auto": a peer that has published nothing for ten of
@@ -149,6 +157,7 @@ class TeacherSet:
             models=in_memory.checked(models),
             own_past=own_past_lib.checked(own_past),
             labels=options.checked_names(labels, peers),
+            cohort=cohort_lib.checked(cohort),
             weights=weights,
             max_staleness_steps=max_staleness_steps,
             max_staleness_secs=max_staleness_secs,
@@ -285,14 +294,15 @@ class TeacherSet:
             )
             self._teachers = [
                 *(
-                    self._senders(graph, self._mailbox, from_logits)
+                    self._senders(graph, self._mailbox)
                     if self._mailbox
                     else self._peers(graph, alone=num_workers == 1)
                 ),
                 *self._fixed(graph),
                 *self._held(held, graph),
                 *self._past(graph),
-                *self._labelled(graph, from_logits=from_logits),
+                *self._labelled(graph),
+                *self._others(graph),
             ]
         self._agreement = agreement.Agreement(
             self._teachers,
@@ -337,7 +347,6 @@ class TeacherSet:
         self,
         graph: student_graph.StudentGraph,
         mailbox: "post.Mailbox",
-        from_logits: bool | None,
     ) -> Iterator[teacher_lib.Teacher]:
         for group, name in self._options.names_of_peers.items():
             yield by_value.PredictionTeacher(
@@ -346,7 +355,6 @@ class TeacherSet:
                 self._options,
                 group=group,
                 mailbox=mailbox,
-                from_logits=from_logits,
             )
 
     def _fixed(
@@ -380,11 +388,20 @@ class TeacherSet:
             yield self.own_past
 
     def _labelled(
-        self, graph: student_graph.StudentGraph, *, from_logits: bool | None
+        self, graph: student_graph.StudentGraph
     ) -> Iterator[teacher_lib.Teacher]:
         for name in self._options.labels:
-            teacher = by_value.LabelTeacher(
-                name, graph, self._options, from_logits=from_logits
+            teacher = by_value.LabelTeacher(name, graph, self._options)
+            if self.remote:
+                self.remote.teachers.append(teacher)
+            yield teacher
+
+    def _others(
+        self, graph: student_graph.StudentGraph
+    ) -> Iterator[teacher_lib.Teacher]:
+        for distance in range(1, self._options.cohort or 1):
+            teacher = cohort_lib.NextStudent(
+                graph, self._options, distance=distance
             )
             if self.remote:
                 self.remote.teachers.append(teacher)
@@ -406,19 +423,23 @@ class TeacherSet:
         active: tf.Tensor,
         like: Any,
         labels: Mapping[str, Any] | None = None,
+        losses: Sequence[losses_lib.DistillationLoss | None] | None = None,
     ) -> soft_targets.SoftTargets:
         """Asks all teachers about one replica's batch, in inference mode.
 
         A teacher that is not in use costs nothing, and no gradient is kept.
         `like` are the student's outputs for these inputs, `step` an int64
         scalar; `active`, a bool scalar, is False to leave all teachers out.
-        `labels` are what came with the batch.
+        `labels` are what came with the batch. `losses` compare the outputs,
+        one each; by default nobody does.
         """
+        outputs = keras.tree.flatten(like)
         question = soft_targets.Question(
             inputs=inputs,
-            outputs=keras.tree.flatten(like),
+            outputs=outputs,
             labels=labels or {},
             step=tf.cast(step, tf.int64),
+            losses=losses or [None] * len(outputs),
         )
         return self._variables.ask(
             [teacher.ask for teacher in self._teachers],
