@@ -162,7 +162,7 @@ def _fit(
 ) -> float:
     """Trains one group; returns its loss on the validation data."""
     keras.backend.clear_session()
-    keras.utils.set_random_seed(training.seed_of(config.seed, cluster.group))
+    keras.utils.set_random_seed(students.seed_of(config.seed, cluster.group))
     train, validation = training.make(config, cluster)
     exchange = tfdistill.Exchange(
         str(cluster.exchange), max_to_keep=10**6, min_keep_secs=10**6

@@ -280,7 +280,7 @@ def _train(
 ) -> tuple[keras.Model, tf.data.Dataset]:
     """Trains one model; returns it with the held-out text."""
     cluster = tfdistill.Cluster(group=group, num_groups=2)
-    keras.utils.set_random_seed(training.seed_of(config.seed, group))
+    keras.utils.set_random_seed(students.seed_of(config.seed, group))
     train, held_out = training.make(config, cluster)
     student = students.build_student(config, group)
     model = tfdistill.CodistillModel(

@@ -7,9 +7,12 @@ one with the same teacher in the step. On a busy machine, the processor time of
 the student's process says more than the time of a step.
 
 For the loss, one of two servers is frozen and then killed, and then the other
-one, while a student trains. What counts is the longest time between two steps.
+one, while a student trains. Then somebody else takes their places, and answers
+with nonsense, and after that slowly. What counts is the longest time between
+two steps.
 """
 
+import concurrent.futures
 import contextlib
 import functools
 import json
@@ -23,8 +26,10 @@ import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
+import grpc
 import keras
 import numpy as np
 import tensorflow as tf
@@ -32,6 +37,8 @@ import tensorflow as tf
 import tfdistill
 from benchmarks import measure
 from tfdistill.labels import attached
+from tfdistill.labels import channels
+from tfdistill.labels import protocol
 from tfdistill.system import programs
 
 _TARGET = 1.05
@@ -265,8 +272,40 @@ class _Outage(keras.callbacks.Callback):
         self._last = time.perf_counter()
 
 
+class _Liar(grpc.GenericRpcHandler):
+    """Answers whatever it is asked, at the addresses of other servers."""
+
+    def __init__(self) -> None:
+        self.secs = 0.0
+        self._method = grpc.unary_unary_rpc_method_handler(self._answer)
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        """Returns what answers any call."""
+        return self._method
+
+    def _answer(self, question: bytes, context: Any) -> bytes:
+        time.sleep(self.secs)
+        return b"\xff\xfe nonsense"
+
+    @contextlib.contextmanager
+    def at(self, addresses: Sequence[str]) -> Iterator[None]:
+        """Listens there."""
+        server = grpc.server(
+            concurrent.futures.ThreadPoolExecutor(8),
+            handlers=[self],
+            options=[channels.OWN_PORT, *channels.limits(protocol.MAX_BYTES)],
+        )
+        for address in addresses:
+            server.add_insecure_port(address)
+        server.start()
+        try:
+            yield
+        finally:
+            server.stop(None).wait()
+
+
 def outage(options: programs.Options) -> dict[str, Any]:
-    """Measures the longest pause while servers are frozen and killed.
+    """Measures the longest pause while servers are frozen, killed, replaced.
 
     Args:
         options: `served_units`, `served_batch_size`; `outage_secs` between two
@@ -283,13 +322,22 @@ def outage(options: programs.Options) -> dict[str, Any]:
         units, data = options.served_units, _data(options.served_batch_size)
         _publish(tfdistill.Exchange(root), _compiled(units), data)
         first, second = (stack.enter_context(_server(root)) for _ in range(2))
-        teachers = tfdistill.labels.Teachers([first[0], second[0]])
+        addresses = [first[0], second[0]]
+        teachers = tfdistill.labels.Teachers(addresses)
+        liar = _Liar()
+
+        def replace() -> None:
+            second[1].wait()
+            stack.enter_context(liar.at(addresses))
+
         watch = _Outage(
             {
                 "one_frozen": lambda: first[1].send_signal(signal.SIGSTOP),
                 "one_killed": first[1].kill,
                 "other_frozen": lambda: second[1].send_signal(signal.SIGSTOP),
                 "both_killed": second[1].kill,
+                "nonsense": replace,
+                "slow": lambda: setattr(liar, "secs", 5.0),
             },
             options.outage_secs,
         )

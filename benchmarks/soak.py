@@ -52,6 +52,7 @@ def _launch(
         f"--num_steps={_num_steps(options)}",
         f"--steps_per_second={steps_per_second}",
         f"--seed={seed}",
+        f"--by={options.by}",
     ]
     with (workdir / "launcher.log").open("wb") as log:
         return subprocess.Popen(
@@ -187,6 +188,12 @@ def _add_options(options: programs.Flags) -> None:
         "faults",
         "<NAME,...>: kinds of faults; default: all",
         ",".join(faults.FAULTS),
+    )
+    add(
+        "by",
+        "how groups teach each other",
+        "versions",
+        enum_values=["versions", "predictions"],
     )
     for name, default, text, quick in (
         ("minutes", 30.0, "length of the time with faults", 1.0),

@@ -4,6 +4,7 @@ The pace stands for groups on machines of their own: here all groups share one,
 and the restart of one would slow down the others for no reason of ours.
 """
 
+import dataclasses
 import json
 import pathlib
 import time
@@ -18,6 +19,7 @@ from tfdistill.system import programs
 QUALITY = "quality.json"
 _BATCH_SIZE = 64
 _STEPS_PER_EPOCH = 100
+_WAIT_SECS = 0.5
 
 
 class Pace(keras.callbacks.Callback):
@@ -45,22 +47,37 @@ def _train(options: programs.Options) -> None:
     strategy = tfdistill.make_strategy(cluster)
     keras.utils.set_random_seed(options.seed * 100 + cluster.group)
     exchange = tfdistill.Exchange(cluster.exchange)
+    by_predictions = options.by == "predictions"
+    # Of predictions, all groups read what the first one would.
     train, validation = digits.make_datasets(
-        cluster, global_batch_size=_BATCH_SIZE, seed=options.seed
+        dataclasses.replace(cluster, group=0) if by_predictions else cluster,
+        global_batch_size=_BATCH_SIZE,
+        data="shared" if by_predictions else "disjoint",
+        seed=options.seed,
     )
     with strategy.scope():
         model = tfdistill.CodistillModel(
             digits.build_model(),
             teachers=tfdistill.TeacherSet(
-                exchange, cluster.peers, poll_secs=0.2
+                exchange,
+                cluster.peers,
+                poll_secs=0.2,
+                by=options.by,
+                # Longer than a step: a group that was restarted catches up.
+                wait_secs=_WAIT_SECS,
             ),
         )
         model.compile(
             keras.optimizers.Adam(1e-3),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
-            distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(),
-            distillation_weight=tfdistill.schedules.BurnIn(steps=200),
+            # Squares make one wrong row an infinite loss.
+            distillation_loss=tfdistill.losses.LogitsMeanSquaredError()
+            if by_predictions
+            else tfdistill.losses.SoftTargetCrossEntropy(),
+            distillation_weight=tfdistill.schedules.BurnIn(
+                steps=1 if by_predictions else 200
+            ),
         )
     directory = pathlib.Path(str(cluster.workdir), f"group_{cluster.group}")
     every = options.backup_every_steps
@@ -85,6 +102,12 @@ def _train(options: programs.Options) -> None:
 def _add_options(options: programs.Flags) -> None:
     options.add("num_steps", "of the run", kind=int, required=True)
     options.add("steps_per_second", "0: as fast as it can", 0.0)
+    options.add(
+        "by",
+        "how groups teach each other",
+        "versions",
+        enum_values=["versions", "predictions"],
+    )
     options.add("backup_every_steps", "between two backups", 50)
     options.add("seed", "of data and weights", 0)
 

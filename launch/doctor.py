@@ -17,6 +17,7 @@ from launch.config import config
 from tfdistill.doctor import check
 from tfdistill.doctor import command
 from tfdistill.doctor import examination
+from tfdistill.doctor import predictions
 from tfdistill.system import programs
 
 _SLOW_DATA = (
@@ -46,6 +47,14 @@ class RecipeChecks:
             make=lambda: self._data(cluster),
             remedy=_SLOW_DATA,
         )
+        if self._config.codistillation.by == "predictions":
+            yield check.Check(
+                name=predictions.NAME,
+                limit_secs=self._limit_secs,
+                make=lambda: [predictions.before(cluster)],
+                remedy="Raise --limit_secs if this machine is only slow.",
+            )
+            return
         yield examination.teachers_check(
             cluster,
             self._limit_secs,

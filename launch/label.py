@@ -3,8 +3,8 @@
 python -m launch.label --teacher=SAVED_MODEL --recipe=NAME --output=DIR
 
 Groups that train with the same recipe read them by
-`--override=codistillation.labels=DIR`. tfdistill.labels.write does the same for
-any data set.
+`--override=codistillation.labels_from=DIR`. tfdistill.labels.write does the
+same for any data set.
 """
 
 import dataclasses

@@ -5,10 +5,12 @@ python -m launch.local --num_groups=2 --workdir=DIR --recipe=digits
 """
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from launch import group_servers
 from launch import recipe_options
 from launch.task import outputs
 from tfdistill.launcher import command
@@ -47,7 +49,7 @@ def command_of(options: programs.Options) -> list[str]:
 def run(
     options: programs.Options,
     *,
-    launch: Callable[[programs.Options], Any] = command.run,
+    launch: Callable[..., Any] = command.run,
 ) -> int:
     """Runs all groups by a launcher; returns the exit code.
 
@@ -59,6 +61,11 @@ def run(
         options.command = command_of(options)
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
+    chosen = recipe_options.config(options)
+    if chosen and group_servers.are_needed(chosen, options.num_groups):
+        say = functools.partial(print, flush=True)
+        servers = functools.partial(group_servers.GroupServers, say=say)
+        launch = functools.partial(launch, beside=servers)
     # What is left describes the groups.
     del options.recipe, options.override, options.profile_steps
     result = launch(options)

@@ -156,8 +156,9 @@ def _run(options: programs.Options) -> int:
             flush=True,
         )
         return 0
-    learns = config.codistillation.enabled
-    if learns and cluster.num_groups == 1:
+    learn = config.codistillation
+    is_alone = cluster.num_groups == 1 and learn.num_students == 1
+    if learn.enabled and is_alone:
         print("One group only: it has nobody to learn from.", flush=True)
     return _train(config, cluster, options)
 

@@ -301,6 +301,19 @@ def test_arguments_are_checked(kwargs, message):
         tfdistill.SampledOutput(**({"num_classes": 10} | kwargs))
 
 
+def test_nothing_compiled_takes_its_inputs_for_logits():
+    layers = student()
+    plain = keras.Model(layers.input, layers.output)
+    model = tfdistill.CodistillModel(plain)
+    with pytest.raises(ValueError, match="'classes'.*received loss.*own"):
+        model.compile("sgd", losses.SoftTargetCrossEntropy(from_logits=True))
+    model = tfdistill.CodistillModel(student())
+    with pytest.raises(ValueError, match="received metrics"):
+        model.compile("sgd", metrics=["accuracy"])
+    # Its own `compute_loss` may use it.
+    model.compile("sgd", "mse")
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_outputs_of_the_other_mode_are_refused(training):
     layer, y = make(), labels()

@@ -1,6 +1,7 @@
 """SampledOutput: the last layer over many classes, at the price of a few."""
 
 import numbers
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -8,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistill.embedding import rows as rows_lib
+from tfdistill.system import keras_internals
 
 _PROPOSALS = ("uniform", "log_uniform")
 
@@ -298,6 +300,36 @@ class SampledOutput(keras.layers.Layer):
             ),
             "seed": self.seed,
         }
+
+
+def check_compiled(
+    model: keras.Model, given: Mapping[str, Any], *, has_own_loss: bool
+) -> None:
+    """Checks that nothing takes what the layer returns in training for logits.
+
+    Args:
+        model: It may have no such layer.
+        given: By name, what `compile` was given that compares outputs.
+        has_own_loss: Whether the model has its own `compute_loss`, which may
+            use a compiled `loss` as it likes.
+
+    Raises:
+        ValueError: Something would.
+    """
+    layers = keras_internals.all_layers(model)
+    names = [layer.name for layer in layers if isinstance(layer, SampledOutput)]
+    wrong = sorted(
+        name
+        for name, value in given.items()
+        if value and not (has_own_loss and name == "loss")
+    )
+    if names and wrong:
+        raise ValueError(
+            f"`compile` must be given nothing that compares the outputs of "
+            f"{names[0]!r}, which are its inputs in training, not logits; "
+            f"received {', '.join(wrong)}. Leave that out, and give the model "
+            "its own `compute_loss`; see tfdistill.SampledOutput."
+        )
 
 
 def inclusion_probabilities(

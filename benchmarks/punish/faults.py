@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 from typing import TypeVar
 
+from benchmarks.punish import messages
 from benchmarks.punish import run_view
 from tfdistill.cluster import signs
 from tfdistill.exchange import filesystem
@@ -103,14 +104,15 @@ FROZEN_LIMIT_SECS = 60.0
 # TensorFlow alone takes seconds to import, many more on a busy machine.
 DUPLICATE_LIMIT_SECS = 150.0
 TERM_LIMIT_SECS = 15.0
-_DISK_FULL_SECS = 8.0
+_DISK_FULL_SECS = 5.0
 # Less than any export or backup, and more than a semaphore: Python's are files
 # in memory, to which the limit applies as well, and a full disk does not.
 _DISK_FULL_BYTES = 4096
 # A disk as small as this was made for the run, to be filled.
 _SMALL_DISK_BYTES = 256 * 1024**2
 # Shorter than the time after which the launcher takes a task for frozen.
-_LATE_SECS = 2.0
+_LATE_SECS = _PAUSE_SECS = 2.0
+_MESSAGES_SECS = 2.0
 _RESTART_LIMIT_SECS = 60.0
 
 
@@ -123,12 +125,14 @@ class Outcome:
         ends_group: Whether the group must stop and come back.
         violation: What should not have happened; empty if nothing.
         damaged: The version whose files were damaged: group and step.
+        refused: Whether the group must count messages that it has refused.
     """
 
     target: str = ""
     ends_group: bool = False
     violation: str = ""
     damaged: tuple[int, int] | None = None
+    refused: bool = False
 
 
 _Inject = Callable[[run_view.RunView, Injection], Outcome]
@@ -193,6 +197,15 @@ def _late(view: run_view.RunView, injection: Injection) -> Outcome:
             f"{_RESTART_LIMIT_SECS:g} s"
         )
     return outcome
+
+
+def _pause(view: run_view.RunView, injection: Injection) -> Outcome:
+    """Freezes a task for less than it takes to be noticed."""
+    outcome, process = _signalled(view, injection, signal.SIGSTOP)
+    if process:
+        time.sleep(_PAUSE_SECS)
+        process.send(signal.SIGCONT)
+    return Outcome(target=outcome.target)
 
 
 def _disk_full(view: run_view.RunView, injection: Injection) -> Outcome:
@@ -376,6 +389,29 @@ def _duplicate_environment(
     return environment
 
 
+def _forged(view: run_view.RunView, injection: Injection) -> Outcome:
+    target = messages.find(view, injection.group, injection.draw)
+    if target is None:
+        return Outcome()
+    admitted = messages.forged(target)
+    return Outcome(
+        target=target.name,
+        refused=True,
+        violation=admitted and f"{target.name}: let in a stream {admitted}",
+    )
+
+
+def _to_mailbox(attack: Callable[..., None], *, refused: bool) -> _Inject:
+    def inject(view: run_view.RunView, injection: Injection) -> Outcome:
+        target = messages.find(view, injection.group, injection.draw)
+        if target is None:
+            return Outcome()
+        attack(target, secs=_MESSAGES_SECS)
+        return Outcome(target=target.name, refused=refused)
+
+    return inject
+
+
 def _ends(process: run_view.Process, within_secs: float) -> bool:
     deadline = time.monotonic() + within_secs
     while process.alive:
@@ -385,11 +421,29 @@ def _ends(process: run_view.Process, within_secs: float) -> bool:
     return True
 
 
+# For groups that learn from each other's predictions; others have no mailbox.
+MESSAGE_FAULTS: Mapping[str, tuple[_Inject, str]] = {
+    "forged": (_forged, "strangers send predictions to a worker"),
+    "wrong": (
+        _to_mailbox(messages.wrong, refused=True),
+        "a peer sends predictions of another step, batch, dtype, shape, number "
+        "of classes or replica, and NaN",
+    ),
+    "flood": (
+        _to_mailbox(messages.flood, refused=True),
+        "a peer sends as many messages as go through",
+    ),
+    "half_open": (
+        _to_mailbox(messages.half_open, refused=False),
+        "connections to a worker that say nothing",
+    ),
+}
 FAULTS: Mapping[str, tuple[_Inject, str]] = {
     "kill": (_kill, "SIGKILL to any task"),
     "stop": (_stop, "SIGSTOP to any task, which the launcher must find"),
     "term": (_term, "SIGTERM to any task, as a preemption"),
     "late": (_late, "SIGKILL, and the task in its place comes late"),
+    "pause": (_pause, "SIGSTOP to any task, which goes on after a moment"),
     "disk_full": (_disk_full, "a chief can write no file for a while"),
     "launcher_disk": (
         _launcher_disk,
@@ -397,4 +451,5 @@ FAULTS: Mapping[str, tuple[_Inject, str]] = {
     ),
     "corrupt": (_corrupt, "a file of a group's newest version is damaged"),
     "duplicate": (_duplicate, "the group is started a second time"),
+    **MESSAGE_FAULTS,
 }

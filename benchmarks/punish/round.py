@@ -118,6 +118,8 @@ _SCAN_SECS = 0.5
 # A restart imports TensorFlow and traces: seconds, more on a busy machine.
 RECOVERY_LIMIT_SECS = 180.0
 _LEFT_BEHIND_SECS = 15.0
+# Groups log what they have refused every few steps.
+_COUNTED_LIMIT_SECS = 30.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,6 +167,7 @@ class Round:
         # Of each group, its last step before each of its starts, and the first.
         self._resumes: list[list[tuple[int, int]]] = [[] for _ in self._lines]
         self._events: list[dict[str, Any]] = []
+        self._over: set[int] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._log: list[dict[str, Any]] = []
@@ -191,6 +194,7 @@ class Round:
                 self._inject(injection)
             self._wait_until(start + options.minutes * 60)
             end = time.monotonic()
+            self._wait_for_answers()
         finally:
             self._stopping.set()
             observer.join()
@@ -216,6 +220,7 @@ class Round:
             for event in self._view.events():
                 self._events.append(event)
                 if event.get("event") in ("done", "stopped"):
+                    self._over.add(event["group"])
                     with self._lock:  # No more steps are due from it.
                         self._lines[event["group"]].begin_fault(now=now)
             if now - scanned >= _SCAN_SECS:
@@ -261,13 +266,14 @@ class Round:
         with self._lock:
             span = line.begin_fault(now=start)
             step, before = line.step, len(self._resumes[injection.group])
+        num_refused = self._watch.num_refused(injection.group)
         inject, _ = faults.FAULTS[injection.fault]
         outcome = inject(self._view, injection)
         if outcome.damaged is not None:
             self._watch.damaged(*outcome.damaged)
         if outcome.violation:
             self._watch.tell(outcome.violation)
-        entry = {
+        entry: dict[str, Any] = {
             "number": injection.number,
             "fault": injection.fault,
             "group": injection.group,
@@ -276,6 +282,10 @@ class Round:
             "monotonic": start,
             "step": step,
         }
+        if outcome.refused:
+            entry["refused"] = self._wait_for_count(
+                injection.group, num_refused
+            )
         if outcome.ends_group:
             entry |= self._wait_for_recovery(injection.group, before, start)
         with self._lock:
@@ -310,6 +320,35 @@ class Round:
             f"{RECOVERY_LIMIT_SECS:g} s"
         )
         return {"recovery_secs": None}
+
+    def _wait_for_count(self, group: int, before: int) -> int:
+        """Waits until a group says that it has refused messages; how many."""
+        deadline = time.monotonic() + _COUNTED_LIMIT_SECS
+        while (count := self._watch.num_refused(group) - before) <= 0:
+            if time.monotonic() > deadline or not self._view.tasks():
+                self._watch.tell(
+                    f"group {group} did not count any of the messages that it "
+                    "must refuse"
+                )
+                break
+            time.sleep(_LOOK_SECS)
+        return count
+
+    def _wait_for_answers(self) -> None:
+        """Waits until all groups that learn from predictions do so again."""
+        first = [self._watch.num_answers(g) for g in range(len(self._lines))]
+        deadline = time.monotonic() + RECOVERY_LIMIT_SECS
+        for group, before in enumerate(first):
+            while self._watch.num_answers(group) == before is not None:
+                if self._over or not self._view.tasks():
+                    return  # Who has ended answers nobody.
+                if time.monotonic() > deadline:
+                    self._watch.tell(
+                        f"group {group} had no answer of its peers within "
+                        f"{RECOVERY_LIMIT_SECS:g} s after the last fault"
+                    )
+                    break
+                time.sleep(_LOOK_SECS)
 
     def _first_event(
         self, group: int, since: float, names: Sequence[str]
@@ -373,6 +412,8 @@ def _in_words(entry: Mapping[str, Any]) -> str:
         f"{entry['number']}: {entry['fault']} of group {entry['group']} at "
         f"step {entry['step']}: {entry['target'] or 'nothing to hit'}"
     )
+    if "refused" in entry:
+        text += f"; {entry['refused']} messages refused"
     if entry.get("recovery_secs") is not None:
         text += (
             f"; past it after {entry['recovery_secs']:.1f} s, "

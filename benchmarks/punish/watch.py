@@ -1,8 +1,8 @@
 """Watches, all along a round, what must hold whatever the fault.
 
 Versions are whole and never go backwards, one publisher at a time; teachers
-are versions that were whole; losses are finite; steps never jump ahead; tasks
-that were replaced are gone.
+are versions that were whole; answers of peers are of steps that were made;
+losses are finite; steps never jump ahead; tasks that were replaced are gone.
 """
 
 import contextlib
@@ -52,6 +52,8 @@ class Watch:
         self._last_times = [0.0] * view.num_groups
         # Group, its peer and the peer's version: known uses, and new ones.
         self._uses: set[tuple[int, int, int]] = set()
+        # Of groups whose peers send predictions, what they last said of these.
+        self._peers: dict[int, list[dict[str, Any]]] = {}
         self._to_check: list[tuple[float, tuple[int, int, int]]] = []
         self._oldest = [
             max(self._exchange.steps(group), default=-1)
@@ -65,6 +67,23 @@ class Watch:
         """Takes in that a version's files were damaged just now."""
         found = self._published.setdefault((group, step), _Published(""))
         found.damaged_at = time.time()
+
+    def num_refused(self, group: int) -> int:
+        """Returns how many messages a group says that it has refused."""
+        return sum(
+            peer["num_quarantined"] + peer["num_forged"]
+            for peer in self._peers.get(group, ())
+        )
+
+    def num_answers(self, group: int) -> list[int] | None:
+        """Returns how often each peer of a group has sent predictions.
+
+        None for a group that has peers of another kind.
+        """
+        peers = self._peers.get(group)
+        if peers is None:
+            return None
+        return [peer["num_answers"] for peer in peers]
 
     def tell(self, violation: str) -> None:
         """Adds a violation, once."""
@@ -155,8 +174,18 @@ class Watch:
         loss = record.get("loss", 0.0)
         if loss is None or not math.isfinite(loss):
             self.tell(f"group {group} has the loss {loss} at step {step}")
-        for teacher in record.get("teachers", ()):
-            self._note_teacher(group, teacher, record["time"])
+        teachers = record.get("teachers", ())
+        peers = [teacher for teacher in teachers if "num_answers" in teacher]
+        if peers:
+            self._peers[group] = peers
+        for teacher in teachers:
+            if teacher not in peers:
+                self._note_teacher(group, teacher, record["time"])
+            elif teacher["step"] > step:
+                self.tell(
+                    f"group {group} has an answer of step {teacher['step']} "
+                    f"at step {step}"
+                )
 
     def _note_teacher(
         self, group: int, teacher: dict[str, Any], when: float

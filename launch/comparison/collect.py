@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from launch import group_servers
 from launch.comparison import bootstrap
 from launch.comparison import runs
+from launch.config import config as config_lib
 from launch.task import outputs
 from launch.task import predictions
 
@@ -131,7 +133,7 @@ def collect(
     groups = [
         outputs.group_dir(directory(run), group)
         for run in trial.students
-        for group in range(run.num_groups)
+        for group in range(run.num_students)
     ]
     found = [predictions.read(path) for path in groups]
     if trial.averaged:
@@ -153,7 +155,7 @@ def collect(
         figures={
             **means,
             **_cost(trial, directory),
-            **_exchanged(trial, groups),
+            **_exchanged(trial, groups, directory),
         }
         | {
             f"between_groups_{name}": value
@@ -237,9 +239,20 @@ def _cost(
         "student_examples": sum(run.num_examples for run in trial.students),
         "teacher_seconds": before,
         "seconds": before + _slowest(students),
-        "process_seconds": sum(group["process_seconds"] for group in groups),
+        "process_seconds": sum(group["process_seconds"] for group in groups)
+        + sum(_server_seconds(run, directory) for run in trial.runs),
         "seconds_per_step": float(1 / np.mean(rates)),
     }
+
+
+def _server_seconds(
+    run: runs.Run, directory: Callable[[runs.Run], pathlib.Path]
+) -> float:
+    """Processor time of the servers that a run took besides its groups."""
+    if not group_servers.are_needed(run.config, run.num_groups):
+        return 0.0
+    found = group_servers.usage(directory(run), run.num_groups)
+    return sum(server["process_seconds"] for server in found)
 
 
 def _slowest(groups: Sequence[dict[str, Any]]) -> float:
@@ -247,7 +260,9 @@ def _slowest(groups: Sequence[dict[str, Any]]) -> float:
 
 
 def _exchanged(
-    trial: runs.Trial, groups: Sequence[pathlib.Path]
+    trial: runs.Trial,
+    groups: Sequence[pathlib.Path],
+    directory: Callable[[runs.Run], pathlib.Path],
 ) -> dict[str, float]:
     """What groups that teach each other sent, and what else they might have.
 
@@ -256,34 +271,44 @@ def _exchanged(
     (n - 1) P / T.
     """
     (run, *others) = trial.students
+    if run.config.codistillation.num_students > 1:
+        # In one process.
+        return {"bytes_written": 0.0, "bytes_read": 0.0}
     learns = run.config.codistillation.enabled and run.num_groups > 1
     if others or not learns:
         return {}
     results = list(map(outputs.read_results, groups))
     steps, size = run.config.num_steps, results[0]["parameter_bytes"]
     peers = sum(len(result["teachers"]) for result in results) / len(results)
-    # The version of the last step has no reader in this run.
-    read = [sum(t["swaps"] for t in r["teachers"]) for r in results]
-    due = peers * ((steps - 1) // run.config.exchange.every_steps)
+    by_versions = run.config.codistillation.by == "versions"
+    found = (
+        _versions(results, peers, run.config)
+        | {
+            "exchange_formula_bytes": peers
+            * size
+            * steps
+            / run.config.exchange.every_steps
+        }
+        if by_versions
+        else _answers(results)
+    )
+    sent, received = (
+        _mean(
+            sum(t.get(name, 0) for t in result["teachers"])
+            for result in results
+        )
+        for name in ("sent_bytes", "bytes")
+    )
+    if run.config.codistillation.by != "predictions":
+        # Which are read by the peers, or by the group's own server.
+        sent += _mean(result["exports"]["bytes"] for result in results)
+    if group_servers.are_needed(run.config, run.num_groups):
+        servers = group_servers.usage(directory(run), run.num_groups)
+        received += _mean(server["read_bytes"] for server in servers)
     found = {
-        "bytes_written": _mean(r["exports"]["bytes"] for r in results),
-        "bytes_read": _mean(
-            sum(t["bytes"] for t in r["teachers"]) for r in results
-        ),
-        "versions_written": _mean(r["exports"]["published"] for r in results),
-        "versions_read": _mean(read),
-        "versions_due": float(due),
-        "groups_without_teacher": float(
-            sum(
-                not n
-                for n, r in zip(read, results, strict=True)
-                if r["teachers"]
-            )
-        ),
-        "exchange_formula_bytes": peers
-        * size
-        * steps
-        / run.config.exchange.every_steps,
+        **found,
+        "bytes_written": sent,
+        "bytes_read": received,
         "all_reduce_formula_bytes": float(size * steps),
     }
     stale = [
@@ -293,6 +318,38 @@ def _exchanged(
         if record.get("teacher_staleness") is not None
     ]
     return {**found, "teacher_staleness": _mean(stale)} if stale else found
+
+
+def _versions(
+    results: Sequence[dict[str, Any]], peers: float, config: config_lib.Config
+) -> dict[str, float]:
+    """How many versions were written and read, and should have been."""
+    # The version of the last step has no reader in this run.
+    read = [sum(t["swaps"] for t in r["teachers"]) for r in results]
+    due = peers * ((config.num_steps - 1) // config.exchange.every_steps)
+    return {
+        "versions_written": _mean(r["exports"]["published"] for r in results),
+        "versions_read": _mean(read),
+        "versions_due": float(due),
+        "groups_without_teacher": _num_deaf(results, read),
+    }
+
+
+def _answers(results: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """How many of the questions about batches were answered."""
+    answers, missed = (
+        [sum(t[name] for t in r["teachers"]) for r in results]
+        for name in ("num_answers", "num_missed")
+    )
+    return {
+        "answered": sum(answers) / max(1, sum(answers) + sum(missed)),
+        "groups_without_teacher": _num_deaf(results, answers),
+    }
+
+
+def _num_deaf(results: Sequence[dict[str, Any]], heard: Sequence[int]) -> float:
+    pairs = zip(heard, results, strict=True)
+    return float(sum(not n for n, result in pairs if result["teachers"]))
 
 
 def _mean(values: Any) -> float:

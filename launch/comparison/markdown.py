@@ -36,6 +36,7 @@ _GROUPS = {
     "teacher_staleness": ("teacher staleness, steps", ",.0f"),
     "versions_read": ("versions read", ",.1f"),
     "versions_due": ("versions by the interval", ",.1f"),
+    "answered": ("batches answered", ".3f"),
     "bytes_written": ("bytes written", ",.0f"),
     "bytes_read": ("bytes read", ",.0f"),
     "exchange_formula_bytes": ("(n - 1) P / T, bytes", ",.0f"),
@@ -45,7 +46,7 @@ _COST = {
     "total_steps": ("steps, all groups", ",.0f"),
     "total_examples": ("examples, all groups", ",.0f"),
     "seconds": ("seconds, slowest group, after its teacher", ",.1f"),
-    "process_seconds": ("processor seconds of chiefs", ",.1f"),
+    "process_seconds": ("processor seconds of chiefs and servers", ",.1f"),
     "seconds_per_step": ("seconds per step", ".4f"),
 }
 

@@ -133,6 +133,8 @@ class Setup:
         whole = scaled(self.config, self.share(parts))
         data = changes.pop("data", whole.data)
         changes["data"] = dataclasses.replace(data, seed=whole.data.seed + seed)
+        learn = dataclasses.replace(whole.codistillation, num_students=1)
+        changes.setdefault("codistillation", learn)
         return dataclasses.replace(whole, seed=whole.seed + seed, **changes)
 
     def group(
@@ -284,13 +286,8 @@ def _codistilled(
     mode: str, by: str = "versions"
 ) -> Callable[[Setup, int], runs.Trial]:
     def make(setup: Setup, seed: int) -> runs.Trial:
+        _check_several(setup)
         config = setup.config
-        if setup.num_groups < 2:
-            raise ValueError(
-                "--num_groups must be >= 2 for groups that teach each other; "
-                f"received {setup.num_groups}. For one group, use the method "
-                "independent."
-            )
         config = setup.seeded(
             seed,
             parts=setup.num_groups,
@@ -299,14 +296,65 @@ def _codistilled(
         config = dataclasses.replace(
             config,
             codistillation=dataclasses.replace(
-                config.codistillation, enabled=True, by=by
+                config.codistillation,
+                enabled=True,
+                by=by,
+                addresses=config.codistillation.addresses
+                if by == "served"
+                else (),
             ),
         )
         config = dataclasses.replace(config, start_together_secs=_WAIT_SECS)
+        if by == "predictions":
+            # Nobody reads its exports; the last one is always written.
+            exchange = dataclasses.replace(
+                config.exchange, every_steps=config.num_steps
+            )
+            config = dataclasses.replace(config, exchange=exchange)
         run = setup.run(config, name="groups", num_groups=setup.num_groups)
         return runs.Trial(runs=(run,), students=(run,))
 
     return make
+
+
+def _mutual_learning(setup: Setup, seed: int) -> runs.Trial:
+    _check_several(setup)
+    whole = setup.config
+    config = setup.seeded(
+        seed,
+        parts=setup.num_groups,
+        # As many passes over the same batches as the groups of predictions.
+        data=dataclasses.replace(whole.data, mode="coordinated"),
+        checkpoints="none",
+    )
+    config = dataclasses.replace(
+        config,
+        codistillation=dataclasses.replace(
+            config.codistillation,
+            enabled=True,
+            by="versions",
+            addresses=(),
+            num_students=setup.num_groups,
+            saved_models=(),
+            own_past=None,
+            labels_from=None,
+        ),
+        # Nobody reads its exports; the last one is always written.
+        exchange=dataclasses.replace(
+            config.exchange, every_steps=config.num_steps, topology="all"
+        ),
+    )
+    run = setup.run(config, name="students", num_groups=1)
+    return runs.Trial(runs=(run,), students=(run,))
+
+
+def _check_several(setup: Setup) -> None:
+    if setup.num_groups < 2:
+        raise ValueError(
+            "--num_groups must be >= 2 for groups that teach each other; "
+            f"received {setup.num_groups}. For one group, use the method "
+            "independent."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,9 +402,22 @@ METHODS: Mapping[str, Method] = {
         _codistilled("shared"),
         "groups that teach each other, each on all of the data",
     ),
+    "codistill_coordinated": Method(
+        _codistilled("coordinated"),
+        "groups that teach each other, and all see the same batches",
+    ),
     "predictions": Method(
         _codistilled("coordinated", by="predictions"),
         "groups that send each other what they predict of the same batches",
+    ),
+    "mutual_learning": Method(
+        _mutual_learning,
+        "as many students as groups in one process, which learn at each step "
+        "from what the others predict",
+    ),
+    "served": Method(
+        _codistilled("shared", by="served"),
+        "groups on all of the data, which ask a server of each other group",
     ),
 }
 

@@ -192,7 +192,8 @@ def _budgets(found: Mapping[str, Any], budget: str | None) -> list[str]:
     ]
 
 
-# Share of the versions that the interval asks for. Less is another interval.
+# Share of the versions that the interval asks for, or of the answers about
+# batches. Less is another interval.
 _FEW_VERSIONS = 0.75
 
 
@@ -201,10 +202,20 @@ def _exchanges(found: Mapping[str, Any]) -> list[str]:
     notes = []
     for name, method in found.items():
         figures = method["figures"]
-        if "versions_due" not in figures:
+        if "groups_without_teacher" not in figures:
             continue
+        answered = figures.get("answered", {"mean": 1.0})["mean"]
+        if answered < _FEW_VERSIONS:
+            notes.append(
+                f"{name}: {answered:.0%} of the questions about batches were "
+                "answered in time: the groups' steps are too fast for their "
+                "answers, or the machine is busy. With another speed it would "
+                "come out differently; a larger codistillation.wait_secs helps "
+                "groups that send predictions, longer steps help all."
+            )
         read, due = (
-            figures[key]["mean"] for key in ("versions_read", "versions_due")
+            figures.get(key, {"mean": 0.0})["mean"]
+            for key in ("versions_read", "versions_due")
         )
         if read < _FEW_VERSIONS * due:
             notes.append(

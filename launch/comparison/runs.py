@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from typing import Any
 
+from launch import group_servers
 from launch.config import config as config_lib
 from launch.config import fields
 from launch.task import outputs
@@ -62,13 +63,18 @@ class Run:
         return f"seed_{self.config.seed}_{digest}"
 
     @property
+    def num_students(self) -> int:
+        """Students of all groups together, each with files of its own."""
+        return self.num_groups * self.config.codistillation.num_students
+
+    @property
     def num_steps(self) -> int:
-        """Training steps of all groups together."""
-        return self.num_groups * self.config.num_steps
+        """Training steps of all students together."""
+        return self.num_students * self.config.num_steps
 
     @property
     def num_examples(self) -> int:
-        """Training examples of all groups together, repeats counted."""
+        """Training examples of all students together, repeats counted."""
         return self.num_steps * self.config.data.global_batch_size
 
 
@@ -248,11 +254,17 @@ class Runner:
             ps_per_group=run.ps_per_group,
             env=self._env,
         )
-        stack = contextlib.ExitStack()
-        process = stack.enter_context(self._launch(topology))
-        self._active.append(
-            _Active(run, process, stack, time.monotonic(), tries)
-        )
+        # It takes the workdir, and makes the key that servers need.
+        process = self._launch(topology)
+        with contextlib.ExitStack() as stack:
+            if group_servers.are_needed(run.config, run.num_groups):
+                stack.enter_context(
+                    group_servers.GroupServers(topology, say=self._say)
+                )
+            stack.enter_context(process)
+            self._active.append(
+                _Active(run, process, stack.pop_all(), time.monotonic(), tries)
+            )
 
     def _config(self, run: Run) -> config_lib.Config:
         if not run.teachers:

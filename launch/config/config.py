@@ -76,6 +76,8 @@ class Config(fields.Section):
                 f"batches; received data.mode={mode}. Override "
                 "data.mode=coordinated."
             )
+        if self.codistillation.num_students > 1:
+            self._check_cohort()
         first, *others = self.model.group_arguments or ({},)
         differ = any(arguments != first for arguments in others)
         learn = self.codistillation.enabled
@@ -84,6 +86,25 @@ class Config(fields.Section):
                 "Groups with different `model.group_arguments` run each "
                 "other's graphs; received exchange.allow_other_graphs=false. "
                 "Override exchange.allow_other_graphs=true if you trust them."
+            )
+
+    def _check_cohort(self) -> None:
+        """Refuses what several students in one process cannot have."""
+        learn = self.codistillation
+        given = {
+            "codistillation.enabled": not learn.enabled,
+            "codistillation.saved_models": learn.saved_models,
+            "codistillation.own_past": learn.own_past is not None,
+            "codistillation.labels_from": learn.labels_from,
+            "checkpoints": self.checkpoints != "none",
+        }
+        idle = [name for name, is_given in given.items() if is_given]
+        if idle:
+            raise ValueError(
+                "Students in one process learn from each other, and each is "
+                f"saved at the end; received {', '.join(idle)} with "
+                f"codistillation.num_students={learn.num_students}. Leave "
+                f"{idle[0]} at its default."
             )
 
     def optimizer_of(self, *, learns: bool) -> sections.Optimizer:
@@ -125,9 +146,20 @@ class Config(fields.Section):
     def check_num_groups(self, num_groups: int) -> None:
         """Checks that each list by group has an entry for each group."""
         topology = self.exchange.topology
+        num_students = self.codistillation.num_students
+        if num_students > 1:
+            if num_groups > 1:
+                raise ValueError(
+                    "`codistillation.num_students` > 1 trains all students in "
+                    f"one process; received {num_students} with {num_groups} "
+                    "groups. Run one group, or override "
+                    "codistillation.num_students=1."
+                )
+            num_groups = num_students
         for name, entries in (
             ("exchange.topology", topology),
             ("model.group_arguments", self.model.group_arguments or None),
+            ("codistillation.addresses", self.codistillation.addresses or None),
         ):
             if entries is None or isinstance(entries, str):
                 continue

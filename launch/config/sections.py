@@ -168,15 +168,26 @@ class Codistillation(fields.Section):
     burn_in_steps: int = fields.option(0, least=0)
     ramp_steps: int = fields.option(0, least=0)
     ramp: str = fields.option("linear", choices=("linear", "cosine"))
-    # As in `tfdistill.TeacherSet`: how groups teach, and how long a step waits
-    # for "predictions", which need coordinated data.
-    by: str = fields.option("versions", choices=("versions", "predictions"))
+    # How groups teach: as in `tfdistill.TeacherSet`, or "served": a server of
+    # each group labels the batches of the others.
+    by: str = fields.option(
+        "versions", choices=("versions", "predictions", "served")
+    )
+    # Of "served": `host:port` of the server of each group, in order. Empty:
+    # those that launch.local and launch.compare start.
+    addresses: tuple[str, ...] = ()
+    # As in `tfdistill.TeacherSet`: how long a step waits for "predictions",
+    # which need coordinated data.
     wait_secs: float = fields.option(0.05, least=0)
     # As in `tfdistill.TeacherSet`: ordinary distillation, besides the groups.
     saved_models: tuple[str, ...] = ()
     trust_saved_models: bool = False
     # As in `tfdistill.TeacherSet`: the student's own running mean.
     own_past: float | None = fields.option(None, least=0, below=1)
+    # Students that the only group trains in one process, on the same batches:
+    # each learns from what the others predict in the same step (deep mutual
+    # learning). 1: no such thing.
+    num_students: int = fields.option(1, least=1)
     # A directory that `launch.label` wrote for this recipe and these groups;
     # `{group}` in it stands for the group's number. Null: none.
     labels_from: str | None = None
@@ -202,6 +213,13 @@ class Codistillation(fields.Section):
                 f"received temperature {self.temperature} and aggregation "
                 f'{self.aggregation!r}. Set codistillation.aggregation="logits"'
                 " and leave the temperature at 1."
+            )
+        if self.addresses and self.by != "served":
+            raise ValueError(
+                "`codistillation.addresses` are of servers that label the "
+                f"data; received {list(self.addresses)} with "
+                f'codistillation.by="{self.by}". Override '
+                "codistillation.by=served, or leave them out."
             )
         defaults = {
             field.name: field.default for field in dataclasses.fields(self)

@@ -12,6 +12,7 @@ import tensorflow as tf
 import tfdistill
 from launch.config import config
 from launch.config import sections
+from launch.task import cohort
 from launch.task import objectives
 from launch.task import optimizers
 from models import cifar10
@@ -19,6 +20,7 @@ from models import criteo
 from models import digits
 from models import imagenet
 from models import language_model
+from tfdistill.system import run_files
 
 
 def make_canary(
@@ -88,24 +90,42 @@ def make_model(
     smooths labels by that. Raises OptionsError if arguments do not fit.
     """
     learn = config.codistillation
-    student = build_student(config, cluster.group)
+    student = _build(config, cluster.group)
+    peers = peers_of(config, cluster)
     # Nothing of a peer that sends its predictions is loaded or compared.
-    by_versions = learn.by == "versions"
-    teachers = tfdistill.TeacherSet(
-        exchange,
-        peers_of(config, cluster),
-        canary=canary if by_versions else None,
-        schema=schema(config) if by_versions else None,
-        labels=["labels"] if learn.enabled and learn.labels_from else (),
-        # Saved models and bad batches; staleness, other graphs, polling.
+    by_versions = learn.by == "versions" and learn.num_students == 1
+    labels = ["labels"] if learn.enabled and learn.labels_from else []
+    # Saved models and bad batches; staleness, other graphs, polling.
+    options = {
         **learn.taken_by(tfdistill.TeacherSet),
         **config.exchange.taken_by(tfdistill.TeacherSet),
+    }
+    if learn.by == "served":
+        # To the step, their labels are part of the data.
+        labels = [*map(run_files.group_name, peers), *labels]
+        peers, options["by"] = (), "versions"
+    teachers = tfdistill.TeacherSet(
+        exchange,
+        peers,
+        canary=canary if by_versions else None,
+        schema=schema(config) if by_versions else None,
+        labels=labels,
+        cohort=learn.num_students if learn.num_students > 1 else None,
+        **options,
     )
     model = tfdistill.CodistillModel(student, teachers=teachers)
+
+    def task_loss(student: keras.Model) -> keras.losses.Loss:
+        return _make_task_loss(config, student, label_counts)
+
+    def metrics(student: keras.Model) -> list[Any]:
+        return objectives.of(config.data.name).metrics()
+
+    is_cohort = isinstance(student, cohort.Cohort)
     model.compile(
         _make_optimizer(config, cluster, student),
-        _make_task_loss(config, student, label_counts),
-        metrics=objectives.of(config.data.name).metrics(),
+        student.by_student(task_loss) if is_cohort else task_loss(student),
+        metrics=student.by_student(metrics) if is_cohort else metrics(student),
         distillation_loss=make_loss(learn),
         distillation_weight=make_weight(learn),
         steps_per_execution=config.steps_per_execution,
@@ -131,6 +151,24 @@ def build_student(config: config.Config, group: int) -> keras.Model:
         return BUILDERS[config.model.name](**builder_arguments(config, group))
     except (TypeError, ValueError) as cause:
         raise OptionsError(f"`model.arguments` do not fit: {cause}") from cause
+
+
+def seed_of(seed: int, group: int) -> int:
+    """Returns a group's own seed; no two runs and groups share one."""
+    return int(np.random.SeedSequence([seed, group]).generate_state(1)[0])
+
+
+def _build(config: config.Config, group: int) -> keras.Model:
+    """Returns the group's student, or its several students as one model."""
+    num_students = config.codistillation.num_students
+    if num_students == 1:
+        return build_student(config, group)
+    found = []
+    for number in range(num_students):
+        # As in a group of its own.
+        keras.utils.set_random_seed(seed_of(config.seed, number))
+        found.append(build_student(config, number))
+    return cohort.Cohort(found)
 
 
 def make_exporter(
@@ -163,6 +201,7 @@ def learns(config: config.Config, cluster: tfdistill.Cluster) -> bool:
     """Whether a group has teachers: other groups, or fixed ones."""
     learn = config.codistillation
     own = learn.saved_models or learn.labels_from or learn.own_past is not None
+    own = own or learn.num_students > 1
     fixed = learn.enabled and bool(own)
     return fixed or bool(peers_of(config, cluster))
 
@@ -176,7 +215,11 @@ def _make_optimizer(
     try:
         optimizer = optimizers.make(options, num_steps=config.num_steps)
         table = tfdistill.ShardedEmbedding
-        has_tables = any(isinstance(layer, table) for layer in student.layers)
+        has_tables = any(
+            isinstance(layer, table)
+            for one in cohort.students_of(student)
+            for layer in one.layers
+        )
         if cluster.uses_parameter_servers or has_tables:
             table.check_optimizer(optimizer)
     except ValueError as cause:

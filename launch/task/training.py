@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import time
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +13,11 @@ import tensorflow as tf
 
 import tfdistill
 from launch.config import config
+from launch.task import cohort
 from launch.task import objectives
 from launch.task import outputs
 from launch.task import predictions
+from launch.task import served
 from launch.task import students
 from tfdistill import data
 from tfdistill import data_checks
@@ -73,7 +76,7 @@ def run(
     if cluster.is_chief and cluster.group == 0:
         outputs.write_config(config, str(cluster.workdir))
     keras.config.set_dtype_policy(config.dtype_policy)
-    keras.utils.set_random_seed(seed_of(config.seed, cluster.group))
+    keras.utils.set_random_seed(students.seed_of(config.seed, cluster.group))
     train, validation = make(config, cluster)
     train = _labelled(train, config, cluster)
     train, validation = map(data.without_autotune, (train, validation))
@@ -88,15 +91,28 @@ def run(
         model = students.make_model(
             config, cluster, exchange, label_counts=counts, canary=canary
         )
+    peers = served.ServedPeers(config, cluster, model.student)
+    train = peers.label(train)
     callbacks = [*_callbacks(config, cluster, profile_steps), *callbacks]
+    held_out = validation
+    if isinstance(model.student, cohort.Cohort):
+        train, held_out = map(model.student.for_each, (train, held_out))
     measured = _fit(
-        model, train, validation, config, cluster, exchange, callbacks, verbose
+        model, train, held_out, config, cluster, exchange, callbacks, verbose
     )
+    teachers = peers.described(model.teachers.status())
+    peers.close()
     # A collective: every worker takes part, and gets all of them.
     predicted = _predict(model, validation, config)
-    result = {**_summary(config, cluster, model), **measured}
-    if cluster.is_chief:
-        _write(result, predicted, model, cluster)
+    result = {
+        **_summary(config, cluster, model),
+        "teachers": teachers,
+        **measured,
+    }
+    if cluster.is_chief and isinstance(model.student, cohort.Cohort):
+        _write_cohort(result, predicted, model.student, cluster)
+    elif cluster.is_chief:
+        _write(result, predicted[0], model.save, cluster)
     return result
 
 
@@ -117,18 +133,40 @@ def _labelled(
 def _write(
     result: dict[str, Any],
     predicted: Any,
-    model: tfdistill.CodistillModel,
+    save: Callable[[str], None],
     cluster: tfdistill.Cluster,
 ) -> None:
     """Writes the group's results, and puts its metrics into them."""
     workdir = str(cluster.workdir)
     directory = outputs.group_dir(workdir, cluster.group)
     outputs.write_predictions(directory, predicted)
-    outputs.write_student(model.save, directory)
+    outputs.write_student(save, directory)
     result["metrics"] = predicted.figures()
     outputs.write_results(
         result, workdir=workdir, num_groups=cluster.num_groups
     )
+
+
+def _write_cohort(
+    result: dict[str, Any],
+    predicted: Sequence[Any],
+    model: cohort.Cohort,
+    cluster: tfdistill.Cluster,
+) -> None:
+    """Writes the results of students in one process as those of groups.
+
+    The first student's come last: they are what a completed run is known by.
+    """
+    size = len(predicted)
+    shared = {**result, "process_seconds": result["process_seconds"] / size}
+    for number in reversed(range(size)):
+        place = dataclasses.replace(cluster, group=number, num_groups=size)
+        directory = outputs.group_dir(str(cluster.workdir), number)
+        cohort.write_progress(directory, number)
+        own = {**shared, "group": number}
+        _write(own, predicted[number], model.students[number].save, place)
+        if not number:
+            result.update(own)
 
 
 def _canary(
@@ -136,7 +174,9 @@ def _canary(
     cluster: tfdistill.Cluster,
     validation: tf.data.Dataset,
 ) -> Any:
-    if not students.learns(config, cluster):
+    # Of students in one process, no version is ever checked.
+    alone = config.codistillation.num_students > 1
+    if alone or not students.learns(config, cluster):
         return None
     return students.make_canary(config, validation)
 
@@ -183,11 +223,15 @@ def _predict(
     model: tfdistill.CodistillModel,
     validation: tf.data.Dataset,
     config: config.Config,
-) -> Any:
-    """Predicts the validation data, a part at a time if logits are many."""
+) -> list[Any]:
+    """Predicts the validation data, a part at a time if logits are many.
+
+    Returns the predictions of each student.
+    """
     objective = objectives.of(config.data.name)
     num_batches = int(validation.cardinality())  # Negative if not known.
-    outputs = int(np.prod(model.student.output_shape[1:]))
+    found = cohort.students_of(model.student)
+    outputs = len(found) * int(np.prod(found[0].output_shape[1:]))
     step = max(1, _LOGITS_AT_ONCE // (outputs * config.data.global_batch_size))
     parts = [
         validation.skip(first).take(step)
@@ -195,12 +239,14 @@ def _predict(
     ]
     if len(parts) < 2:
         parts = [validation]
-    predicted = []
+    predicted: list[list[Any]] = [[] for _ in found]
     for part in parts:
-        logits = np.asarray(model.predict(part, verbose=0), np.float64)
+        logits = keras.tree.flatten(model.predict(part, verbose=0))
         labels = np.concatenate([np.asarray(label) for _, label in part])
-        predicted.append(objective.predictions(logits, labels))
-    return predictions.concatenate(predicted)
+        for own, kept in zip(logits, predicted, strict=True):
+            own = np.asarray(own, np.float64)
+            kept.append(objective.predictions(own, labels))
+    return list(map(predictions.concatenate, predicted))
 
 
 def _summary(
@@ -217,15 +263,9 @@ def _summary(
         "workers": cluster.num_workers,
         "parameter_bytes": sum(
             int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size
-            for v in model.student.trainable_variables
+            for v in cohort.students_of(model.student)[0].trainable_variables
         ),
-        "teachers": model.teachers.status(),
     }
-
-
-def seed_of(seed: int, group: int) -> int:
-    """Returns a group's own seed; no two runs and groups share one."""
-    return int(np.random.SeedSequence([seed, group]).generate_state(1)[0])
 
 
 def _backup(
@@ -251,7 +291,12 @@ def _callbacks(
             configuration=dataclasses.asdict(config),
         ),
     ]
-    if students.learns(config, cluster):
+    learn = config.codistillation
+    # Labels from servers come with the data, and those of students in one
+    # process with the step: there is nothing to load.
+    loads = learn.by != "served" or learn.saved_models or learn.own_past
+    loads = loads and learn.num_students == 1
+    if students.learns(config, cluster) and loads:
         every = config.exchange.refresh_every_steps
         callbacks.append(tfdistill.TeacherLoader(every_steps=every))
     if config.checkpoints != "none":

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 import tfdistill
@@ -20,12 +21,22 @@ from benchmarks.punish import run_view
 from benchmarks.punish import watch as watch_lib
 from tests.cases import tasks
 from tfdistill.exchange import versions
+from tfdistill.labels import post
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
+# By how groups teach; each kind of fault once. None of those of predictions
+# ends a group: catching up takes as long as the restart did.
+_OF_PREDICTIONS = ("pause", *faults.MESSAGE_FAULTS)
+_FAULTS = {
+    "versions": tuple(n for n in faults.FAULTS if n not in _OF_PREDICTIONS),
+    "predictions": _OF_PREDICTIONS,
+}
+
+
 @pytest.fixture
-def launched(tmp_path):
+def launched(tmp_path, by):
     """Two groups that train longer than any round here."""
     workdir = tmp_path / "run"
     command = [
@@ -34,7 +45,7 @@ def launched(tmp_path):
         *["--on_group_failure=continue", "--plain", "--"],
         *[sys.executable, "-m", "benchmarks.soak_task"],
         *["--num_steps=1000000", "--steps_per_second=10"],
-        "--backup_every_steps=20",
+        *["--backup_every_steps=20", f"--by={by}"],
     ]
     with (tmp_path / "launcher.log").open("wb") as log:
         launcher = subprocess.Popen(
@@ -55,10 +66,11 @@ def _wait_for_record(launcher, workdir):
 
 @pytest.mark.multiprocess
 @pytest.mark.timeout_secs(800)
-def test_a_run_holds_out_against_one_fault_of_each_kind(launched):
+@pytest.mark.parametrize("by", _FAULTS)
+def test_a_run_holds_out_against_one_fault_of_each_kind(launched, by):
     launcher, workdir = launched
     _wait_for_record(launcher, workdir)
-    count = len(faults.FAULTS)
+    names = _FAULTS[by]
     round_ = subprocess.run(
         [
             *[
@@ -67,8 +79,9 @@ def test_a_run_holds_out_against_one_fault_of_each_kind(launched):
                 "benchmarks.punish",
                 f"--workdir={workdir}",
             ],
-            *["--seed=3", f"--minutes={count * 5 / 60}", "--every_secs=5"],
-            "--calm_secs=3",
+            *["--seed=3", f"--minutes={len(names) * 3 / 60}"],
+            *["--every_secs=3", "--calm_secs=2"],
+            f"--faults={','.join(names)}",
         ],
         cwd=_ROOT,
         capture_output=True,
@@ -82,11 +95,11 @@ def test_a_run_holds_out_against_one_fault_of_each_kind(launched):
     assert not report["violations"], told
     assert round_.returncode == 0, told
     # All were injected, and had something to hit.
-    assert report["by_fault"] == dict.fromkeys(sorted(faults.FAULTS), 1), told
+    assert report["by_fault"] == dict.fromkeys(sorted(names), 1), told
     assert all(entry["target"] for entry in entries), told
     assert report["versions_verified"] > 0, told
     ended = [entry for entry in entries if "recovery_secs" in entry]
-    assert len(ended) == 5, told
+    assert len(ended) == (5 if by == "versions" else 0), told
     # Backups every 20 steps; one may be left out while one is written.
     assert all(entry["redone_steps"] <= 60 for entry in ended), told
     launcher.send_signal(signal.SIGTERM)
@@ -354,6 +367,65 @@ def test_a_damaged_version_is_damaged_and_known_as_such(run, draw):
     assert version.step == 25
 
 
+class _Mailbox:
+    """A worker's mailbox, and the peer that it listens to."""
+
+    def __init__(self, view):
+        self.exchange = tfdistill.Exchange(view.exchange, key=view.key)
+        self.own, self.peer = (
+            post.Mailbox(
+                self.exchange,
+                post.Place(
+                    group=group, worker=0, replicas=(0,), host="127.0.0.1"
+                ),
+                peers=[1 - group],
+                wait_secs=0.0,
+            )
+            for group in range(2)
+        )
+
+    def __enter__(self):
+        for box in (self.own, self.peer):
+            box.start()
+        known = self.own.peer(1)
+        tasks.until(lambda: known.stream and self.peer.peer(0).stream)
+        return known
+
+    def __exit__(self, *error):
+        self.own.stop()
+        self.peer.stop()
+
+
+@pytest.mark.parametrize("fault", faults.MESSAGE_FAULTS)
+def test_bad_messages_reach_a_mailbox_and_are_refused(run, fault, monkeypatch):
+    monkeypatch.setattr(faults, "_MESSAGES_SECS", 0.3)
+    view, _ = run
+    assert not _inject(view, fault).target  # It has no mailbox yet.
+    _log(view, 0, {"step": 7})
+    mailbox = _Mailbox(view)
+    with mailbox as known:
+        outcome = _inject(view, fault)
+        assert outcome.target.startswith("group_0_worker_0")
+        assert not outcome.violation
+        found = [
+            mailbox.own.swap(
+                1,
+                step=step,
+                replica=0,
+                batch=b"ourbatch",
+                classes=[10],
+                arrays=[np.zeros([64, 10], "float32")],
+                num_rows=64,
+            )
+            for step in range(7, 47)
+        ]
+        refused = sum(known.num_refused.values()) + sum(
+            mailbox.own.num_forged.values()
+        )
+        assert bool(refused) == outcome.refused
+    assert found == [None] * 40
+
+
 # ---- what must hold ----
 
 
@@ -452,6 +524,26 @@ def test_two_publishers_of_one_group_are_told(run):
     assert "two publishers" in watch.violations[0]
 
 
+_PEER = {
+    "name": "group_1",
+    "step": 8,
+    "num_answers": 5,
+    "num_quarantined": 2,
+    "num_forged": 1,
+}
+
+
+def test_refusals_and_answers_of_peers_are_followed(run):
+    view, _ = run
+    watch = _watched(view)
+    assert watch.num_refused(0) == 0 and watch.num_answers(0) is None
+    _log(view, 0, {"step": 9, "teachers": [_PEER]}, {"step": 10})
+    list(watch.look_at_logs())
+    watch.check_teachers()
+    assert watch.num_refused(0) == 3 and watch.num_answers(0) == [5]
+    assert not watch.violations
+
+
 @pytest.mark.parametrize(
     ("records", "told"),
     [
@@ -461,6 +553,10 @@ def test_two_publishers_of_one_group_are_told(run):
         (
             [{"step": 9, "teachers": [{"name": "group_1", "step": 7}]}],
             "nobody has seen",
+        ),
+        (
+            [{"step": 9, "teachers": [{**_PEER, "step": 10}]}],
+            "an answer of step 10 at step 9",
         ),
     ],
 )
@@ -493,7 +589,7 @@ def test_learning_from_a_version_after_its_damage_is_told(run, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--faults=kill,flood"], "received flood"),
+        (["--faults=kill,fire"], "received fire"),
         (["--minutes=0"], "--minutes must be > 0"),
         ([], "cannot be read"),
     ],

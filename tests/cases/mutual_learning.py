@@ -173,7 +173,8 @@ class _Swap:
         if not is_whole:
             classes = np.argsort(-logits).astype("int32")
             log_p = np.log(cases.softmax(logits)).astype("float32")
-            arrays = [classes, np.take_along_axis(log_p, classes, -1)]
+            of = np.zeros([*classes.shape, 0], "int32")
+            arrays = [classes, np.take_along_axis(log_p, classes, -1), of]
         self._is_whole = is_whole
         self._swap = functools.partial(
             box.swap,
@@ -192,7 +193,7 @@ class _Swap:
             raise RuntimeError(f"group {peer} did not answer.")
         if self._is_whole:
             return cases.softmax(arrays[0].astype("float64"))
-        classes, log_p = arrays
+        classes, log_p, _ = arrays
         p = np.zeros(log_p.shape)
         np.put_along_axis(p, classes, np.exp(log_p.astype("float64")), -1)
         return p

@@ -116,6 +116,16 @@ def test_other_data_and_another_order_are_refused(tmp_path):
     assert _first_difference(_data(changed), found) == 49
     longer = np.concatenate([_X, _X]), np.concatenate([_Y, _Y])
     assert _first_difference(_data(*longer), found) == 50
+    for wrong in (
+        _data().unbatch(),
+        _data().batch(2),
+        _data(_X.astype("float64")),
+        _data((_X, _X)),
+    ):
+        with pytest.raises(ValueError, match="received a data set.*Batch it"):
+            wrong.apply(found)
+    with pytest.raises(ValueError, match=r"not.*dataset\.map"):
+        _data().map(found)
 
 
 def test_top_classes_and_samples_are_smaller(tmp_path):
@@ -152,10 +162,18 @@ def test_labels_that_were_changed_or_not_finished_are_refused(tmp_path):
     assert labels.read(changed).num_rows == 50
     with pytest.raises(ValueError, match="has complete ones"):
         labels.write(_data(), cases.linear(5), changed)
-    for wrong in ("[]", "{}", "not", '{"labels": {"a": 1}, "proof": null}'):
+    whole = (changed / "labels.json").read_text()
+    for wrong in (
+        *("[]", "{}", "not", '{"labels": {"a": 1}, "proof": null}'),
+        *(whole.replace(name, "x") for name in ("dtype", "sha256", "shape")),
+    ):
         (changed / "labels.json").write_text(wrong)
         with pytest.raises(ValueError, match="must be what .*write wrote"):
             labels.read(changed)
+    (changed / "labels.json").write_text(whole)
+    (changed / "labels-00000.tfrecord").unlink()
+    with pytest.raises(ValueError, match="must be whole; labels-00000"):
+        labels.read(changed)
 
 
 def test_with_a_key_labels_must_be_signed_with_it(tmp_path):
@@ -183,6 +201,20 @@ def test_what_cannot_be_labelled_is_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=match):
             labels.write(data, teacher, tmp_path)
+    large = cases.linear(5)
+    large.layers[-1].bias.assign([1e5, 0, 0])
+    form = labels.Form(dtype="float16")
+    with pytest.raises(ValueError, match="finite, as float16"):
+        labels.write(_data(), large, tmp_path, form=form)
+    shares = keras.Sequential([large, keras.layers.Softmax()])
+    with pytest.raises(ValueError, match="must be logits"):
+        labels.write(_data(), shares, tmp_path, form=labels.Form(top_k=2))
+    for wrong, match in (
+        (((_X, _Y), large), "tf.data.Dataset of batches; received tuple"),
+        ((_data(), None), "a Keras model or the directory"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            labels.write(*wrong, tmp_path)
     lengths = keras.Sequential([keras.Input((None, 4)), keras.layers.Dense(3)])
     data = tf.data.Dataset.from_generator(
         lambda: (np.zeros([2, n, 4], "float32") for n in (3, 4)),

@@ -82,5 +82,25 @@ def test_choices_that_make_no_sense_are_refused():
         forms.Form(top_k=2).encode(tf.zeros([3, 1]))
 
 
+@pytest.mark.parametrize("kept", [{"top_k": 2}, {"num_samples": 2}])
+def test_classes_of_another_number_and_no_probabilities_are_refused(kept):
+    form = forms.Form(**kept)
+    found = form.encode(_LOGITS, seed=[1, 2])
+    size = _LOGITS.shape[-1]
+    for other in (size - 1, size + 1):
+        with pytest.raises(ValueError, match=f"{other} classes.*of {size}"):
+            form.decode(found, num_classes=other)
+    shares, logits = np.exp(_back(forms.Form())), np.asarray(_LOGITS)
+    shares /= shares.sum(-1, keepdims=True)
+    form.check(logits)
+    with pytest.raises(ValueError, match="rows that add up to 1.*=False"):
+        form.check(shares)
+    form = forms.Form(from_logits=False, **kept)
+    form.check(shares)
+    with pytest.raises(ValueError, match="must be probabilities"):
+        form.check(logits)
+    forms.Form().check(shares)
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

@@ -378,6 +378,18 @@ def test_a_peer_that_is_ahead_is_not_waited_for(two, monkeypatch):
     assert not one.box.peer(1).boxes[0]
 
 
+def test_steps_that_a_peer_has_never_reached_do_not_silence_it(two, caplog):
+    one, other = two
+    for step in range(10**6, 10**6 + post.MAX_KEPT):
+        put(one, sent(other, step=step), other)
+    arrived(one, 10**6)
+    assert one.swap(0) is None
+    put(one, sent(other, step=1), other)
+    assert one.swap(1) is not None
+    assert one.box.peer(1).num_refused == {"step": 1}
+    assert "must not go back" in caplog.text
+
+
 def test_what_a_peer_does_not_take_is_bounded(opened):
     one = opened(0, (1,), wait_secs=0.0)
     for step in range(3 * post.MAX_KEPT):

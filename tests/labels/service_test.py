@@ -312,8 +312,12 @@ def test_what_cannot_work_is_refused_in_words():
         tfdistill.labels.Teachers([])
     with pytest.raises(ValueError, match="one or more host:port"):
         tfdistill.labels.Teachers("host:1")
+    with pytest.raises(ValueError, match="one or more host:port"):
+        tfdistill.labels.Teachers(["host"])
     with pytest.raises(ValueError, match="`timeout_secs` must be > 0"):
         tfdistill.labels.Teachers(["a:1"], timeout_secs=0)
+    with pytest.raises(ValueError, match="`longest_pause_secs` must be >= 0.1"):
+        tfdistill.labels.Teachers(["a:1"], longest_pause_secs=0)
     with pytest.raises(ValueError, match="`max_age_steps` must be a whole"):
         tfdistill.labels.Teachers(["a:1"], max_age_steps=-1)
     with server_cases.raw() as half_open:
@@ -326,6 +330,17 @@ def test_what_cannot_work_is_refused_in_words():
         data = tf.data.Dataset.from_tensor_slices(ragged).batch(2)
         with pytest.raises(ValueError, match="must be dense tensors"):
             data.map(teachers)
+
+
+def test_classes_are_not_taken_from_probabilities_for_logits():
+    with server_cases.scripted(
+        lambda _: server_cases.response(outputs=np.full([8, 3], 1 / 3, "f4"))
+    ) as address:
+        with _teachers(address, outputs=_OUTPUTS, top_k=2) as teachers:
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match="from_logits=False"
+            ):
+                list(_dataset().map(teachers))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ OPTIONS = {
     """,
     "launch.doctor": """
         json=False plain=False no_reach=False no_tensorflow=False
+        workdir=None
         wait_secs=60.0 limit_secs=60.0 recipe=None override=[]
     """,
     "launch.slurm": """
@@ -94,6 +95,7 @@ OPTIONS = {
     """,
     "tfdistill.doctor.command": """
         json=False plain=False no_reach=False no_tensorflow=False
+        workdir=None
         wait_secs=60.0 limit_secs=60.0
     """,
     "tfdistill.slurm.group": """
@@ -162,13 +164,15 @@ OPTIONS = {
     """,
     "benchmarks.soak": """
         workdir=None exchange=None
-        faults=kill,stop,term,late,disk_full,launcher_disk,corrupt,duplicate
+        faults=kill,stop,term,late,pause,disk_full,launcher_disk,corrupt,duplicate,forged,wrong,flood,half_open
         minutes=30.0 every_secs=30.0 calm_secs=60.0 num_groups=3
         workers_per_group=2 steps_per_second=5.0 trials=2 seed=0
         quick=False
+        by=versions{predictions|versions}
     """,
     "benchmarks.soak_task": """
         num_steps=! steps_per_second=0.0 backup_every_steps=50 seed=0
+        by=versions{predictions|versions}
     """,
     "benchmarks.step_cost": """
         models=[resnet50,mlp]{mlp|resnet50|tiny} batch_size=16
@@ -193,7 +197,7 @@ OPTIONS = {
     """,
     "benchmarks.punish": """
         workdir=!
-        faults=kill,stop,term,late,disk_full,launcher_disk,corrupt,duplicate
+        faults=kill,stop,term,late,pause,disk_full,launcher_disk,corrupt,duplicate,forged,wrong,flood,half_open
         seed=0 minutes=5.0 every_secs=30.0 calm_secs=20.0
         quick=False
     """,

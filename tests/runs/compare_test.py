@@ -124,5 +124,31 @@ def test_a_run_that_fails_is_told_and_the_others_are_reported(
     assert "Failed runs" in text and "0 of 1 trials are done" in text
 
 
+@pytest.mark.multiprocess
+@pytest.mark.timeout_secs(300)
+def test_groups_that_ask_servers_get_their_own(tmp_path, no_process_left):
+    done = subprocess.run(
+        _command(tmp_path, "--methods=served", "--trials=1"),
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_SECS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ended before the run" not in done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    (trial,) = report["methods"]["served"]["trials"]
+    assert trial["figures"]["bytes_written"] > 0
+    (run,) = (tmp_path / name for name in trial["runs"])
+    for group in (0, 1):
+        last = (run / "servers" / f"group_{group}.log").read_text()
+        usage = json.loads(last.splitlines()[-1])
+        # It has read what its group exported, by the run's own key.
+        assert usage["read_bytes"] > 0 and not usage["refused_versions"]
+    own = json.loads((run / "results.json").read_text())["groups"]
+    alone = sum(group["process_seconds"] for group in own)
+    assert trial["figures"]["process_seconds"] > alone
+    assert all(group["teachers"][0]["sent_bytes"] > 0 for group in own)
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

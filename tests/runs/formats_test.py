@@ -216,6 +216,8 @@ def _assert_says_the_same(found: dict, written: dict) -> None:
         "own_past": None,
         "labels_from": None,
         "by": "versions",
+        "addresses": [],
+        "num_students": 1,
         "wait_secs": 0.05,
         # Of losses that need them.
         "k": 32,

@@ -188,5 +188,24 @@ def test_plain_lines_tell_a_quarantine_once():
     assert stream.getvalue().count("its outputs [must] be finite:") == 9
 
 
+@pytest.mark.parametrize(
+    ("missed", "told"), [(11, False), (12, True), (1000, True)]
+)
+def test_a_peer_that_misses_many_batches_is_told_of_once(missed, told):
+    stream = io.StringIO()
+    display = tables.Display(stream, plain=True)
+    status = group.GroupStatus(0)
+    peer = {"name": "group_1", "num_answers": 100, "num_forged": 2}
+    for more in range(3):
+        peer["num_missed"] = missed + more * told
+        status.record["teachers"] = [peer]
+        display.show(_run(status))
+    text = stream.getvalue()
+    note = f"group_1: no predictions for {missed} of {100 + missed} batches"
+    assert (note in text) == told
+    assert text.count("no predictions") == told
+    assert text.count("messages of strangers: 2") == 1
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

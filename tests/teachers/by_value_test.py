@@ -171,6 +171,62 @@ def test_evaluate_and_predict_take_the_same_data():
     )
 
 
+def _two_heads(seed):
+    """Probabilities of classes, and logits of others."""
+    inputs = keras.Input((4,))
+    heads = [
+        keras.layers.Dense(3, activation="softmax", name="p")(inputs),
+        keras.layers.Dense(2, name="q")(inputs),
+    ]
+    model = keras.Model(inputs, heads)
+    cases.randomize(model, seed)
+    return model
+
+
+def test_each_output_is_taken_as_its_own_loss_does():
+    teacher, y = _two_heads(5), {"p": _Y, "q": _Y % 2}
+    parts = [forms.Form(top_k=3, from_logits=v) for v in (False, True)]
+
+    def add(x, y):
+        said = zip(parts, teacher(x), strict=True)
+        kept = [form.encode(output) for form, output in said]
+        label = attached.label(kept, version=tf.zeros([8], tf.int64))
+        return attached.attach((x, y), {"big": label})
+
+    def trained(teachers, data):
+        model = tfdistill.CodistillModel(_two_heads(1), teachers=teachers)
+        loss = keras.losses.SparseCategoricalCrossentropy
+        model.compile(
+            "sgd",
+            {"p": loss(), "q": loss(from_logits=True)},
+            distillation_loss={
+                name: tfdistill.losses.SoftTargetCrossEntropy()
+                for name in ("p", "q")
+            },
+        )
+        return model.fit(data, epochs=2, verbose=0).history, model
+
+    data = tf.data.Dataset.from_tensor_slices((_X, y)).batch(8)
+    expected = trained(tfdistill.TeacherSet(models=[teacher]), data)
+    labelled = tfdistill.TeacherSet(labels=["big"])
+    _same(trained(labelled, data.map(add)), expected, rtol=1e-4)
+
+
+def test_top_classes_are_refused_where_a_loss_compares_no_classes():
+    model = cases.codistill(
+        cases.linear(), tfdistill.TeacherSet(labels=["big"])
+    )
+    model.compile(
+        "sgd",
+        None,
+        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(
+            from_logits=True
+        ),
+    )
+    with pytest.raises(ValueError, match="'big' must be whole for Binary"):
+        model.fit(_data(cases.linear(5), form=forms.Form(top_k=2)), verbose=0)
+
+
 def test_data_without_the_labels_are_refused_with_the_remedy():
     model = cases.codistill(
         cases.linear(), tfdistill.TeacherSet(labels=["big", "other"])
@@ -182,6 +238,11 @@ def test_data_without_the_labels_are_refused_with_the_remedy():
     )
     with pytest.raises(ValueError, match="shape of the student's output"):
         model.fit(_data(cases.linear(5)), verbose=0)
+    model = cases.codistill(
+        cases.linear(), tfdistill.TeacherSet(labels=["big"])
+    )
+    with pytest.raises(ValueError, match="call `batch` first, and once"):
+        model.fit(_data(cases.linear(5), batch_size=1).batch(8), verbose=0)
     for wrong in (["a", "a"], [""], [3]):
         with pytest.raises(ValueError, match="names of teachers, each once"):
             tfdistill.TeacherSet(labels=wrong)
@@ -267,7 +328,13 @@ def test_a_peer_that_is_gone_and_back_teaches_while_it_is_there(tmp_path):
     with mutual_learning.numpy_peers(cluster, alone=16):
         _fit(model)
     _close(model, mutual_learning.expected(2, num_steps=36, alone=16)[0])
-    assert model.teachers.status()[0]["health"] == "good"
+    (teacher,) = model.teachers.status()
+    assert (teacher["health"], teacher["age_steps"]) == ("good", 0)
+    # It lives, and is too far behind to be of use.
+    model.teachers._teachers[0]._step += 17
+    (teacher,) = model.teachers.status()
+    assert (teacher["health"], teacher["age_steps"]) == ("absent", None)
+    assert "its last answer was of step 35" in teacher["reason"]
 
 
 def test_rows_that_are_not_finite_are_left_out_alone(tmp_path):
@@ -282,6 +349,7 @@ def test_rows_that_are_not_finite_are_left_out_alone(tmp_path):
         np.testing.assert_allclose(value, wanted, rtol=1e-6)
     (teacher,) = model.teachers.status()
     assert teacher["num_quarantined"] == 20
+    assert teacher["refused"] == {"finite": 20}
     assert "must be finite" in teacher["quarantined"][19]
 
 

@@ -1,5 +1,6 @@
 """One peer's versions: found, read, announced, taken, refused."""
 
+import itertools
 import logging
 import random
 import threading
@@ -243,9 +244,47 @@ def test_all_workers_forget_a_rejection_with_the_announcement():
         assert reader.rejected == {}
 
 
-def test_storage_that_goes_on_failing_is_given_up():
-    exchange = _Exchange(10)
+def test_storage_that_is_away_costs_no_version(caplog):
+    """A peer that has finished publishes no other one."""
+    exchange, now = _Exchange(10), [0.0]
     exchange.errors = {("verify", 10): OSError("stale handle")}
+    reader = _reader(exchange, max_attempts=3, clock=lambda: now[0])
+    for _ in range(3 * 10):
+        _round(reader)
+        assert reader.state == peer.PENDING
+    assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
+    # Pauses are bounded, and each has one try.
+    exchange.errors = {}
+    for _ in range(100):
+        now[0] += 1.0
+        _round(reader)
+        if reader.state == peer.READY:
+            break
+    assert now[0] == 1.0 and reader.take().version.step == 10
+    assert reader.rejected == {}
+
+
+def test_a_version_that_storage_never_reads_gives_way_to_a_newer_one():
+    exchange, now = _Exchange(10), [0.0]
+    exchange.errors = {("verify", 10): OSError("bad block")}
+    reader = _reader(exchange, max_attempts=3, clock=lambda: now[0])
+    for _ in range(200):
+        now[0] += 1.0
+        _round(reader)
+    assert reader.state == peer.PENDING
+    exchange.published.append(11)
+    now[0] += peer._LONGEST_PAUSE_SECS
+    _round(reader)
+    assert reader.state == peer.FAILED
+    reader.reject(10)
+    assert reader.rejected == {10: "OSError: bad block"}
+    _round(reader)
+    assert reader.take().version.step == 11
+
+
+def test_a_version_that_cannot_be_read_is_given_up():
+    exchange = _Exchange(10)
+    exchange.errors = {("verify", 10): RuntimeError("no such op")}
     reader = _reader(exchange, max_attempts=3)
     states = []
     for _ in range(3):
@@ -253,10 +292,10 @@ def test_storage_that_goes_on_failing_is_given_up():
         states.append(reader.state)
     assert states == [peer.PENDING] * 2 + [peer.FAILED]
     reader.reject(10)
-    assert reader.rejected == {10: "OSError: stale handle"}
-    # The next is tried as often, and storage that recovers is enough.
+    assert reader.rejected == {10: "RuntimeError: no such op"}
+    # The next is tried as often.
     exchange.published.append(11)
-    exchange.errors = {("verify", 11): OSError("stale handle")}
+    exchange.errors = {("verify", 11): RuntimeError("no such op")}
     for _ in range(2):
         _round(reader)
         assert reader.state == peer.PENDING
@@ -451,7 +490,9 @@ class _Group:
                     raise peer.RejectedError("cannot read")
                 return version.step
 
-            reader = _reader(exchange, read=read, alone=False)
+            # Each look at the clock is later than any pause of before.
+            clock = itertools.count(0.0, 2 * peer._LONGEST_PAUSE_SECS).__next__
+            reader = _reader(exchange, read=read, alone=False, clock=clock)
             teacher = _Teacher(reader, cannot_load)
             self.readers.append(reader)
             self.collectives.append(_Collective())

@@ -98,6 +98,11 @@ def add_options(options: programs.Flags) -> None:
     add = options.add
     add("json", "print one JSON document", False)
     add("plain", "no colours, even on a terminal", False)
+    add(
+        "workdir",
+        "<DIR>: a run whose groups learn from each other's predictions, alive "
+        "or over: why they miss some",
+    )
     add("no_reach", "do not look for the other tasks of the group", False)
     add(
         "no_tensorflow",
@@ -124,6 +129,7 @@ def examine(
             wait_secs=options.wait_secs,
             reach=not options.no_reach,
             tensorflow=not options.no_tensorflow,
+            workdir=options.workdir or "",
         ),
         as_json=options.json,
         plain=options.plain,

@@ -13,6 +13,7 @@ from tfdistill.cluster import identity
 from tfdistill.doctor import check
 from tfdistill.doctor import environment
 from tfdistill.doctor import network
+from tfdistill.doctor import predictions
 from tfdistill.doctor import storage
 from tfdistill.exchange import signing
 
@@ -28,12 +29,17 @@ _SLOW = "Raise --limit_secs if this machine is only slow."
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to examine, how long each check and the wait for others may take."""
+    """What to examine, how long each check and the wait for others may take.
+
+    `workdir` is of a run whose groups learn from each other's predictions: all
+    of its groups are examined. Without it, this task's own group, if it runs.
+    """
 
     limit_secs: float = 60.0
     wait_secs: float = 60.0
     reach: bool = True
     tensorflow: bool = True
+    workdir: str = ""
 
 
 # Makes the checks of what the library does not know, such as recipes.
@@ -87,6 +93,13 @@ def _checks(options: Options, more: More | None) -> Iterator[check.Check]:
     on_storage = functools.partial(new, remedy=_SLOW_STORAGE)
     for name, make in storage.checks(cluster):
         yield on_storage(name=name, make=make)
+    workdir = options.workdir or cluster.workdir
+    if workdir is not None:
+        groups = None if options.workdir else (cluster.group,)
+        yield on_storage(
+            name=predictions.NAME,
+            make=lambda: predictions.examine(workdir, groups=groups),
+        )
     if not options.tensorflow:
         return
     yield new(name=environment.TENSORFLOW, make=environment.of_tensorflow)

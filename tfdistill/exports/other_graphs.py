@@ -170,7 +170,7 @@ def check_named(directory: str, *, trust: bool, remedy: str) -> None:
         graph_check.check_directory(directory)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(
-            "`saved_models` must name directories that hold a saved_model.pb; "
+            "A SavedModel must be a directory that holds a saved_model.pb; "
             f"received {directory!r}. To convert a .keras file, call "
             "keras.models.load_model(FILE).export(DIR)."
         ) from error

@@ -44,8 +44,9 @@ class _Description:
         teacher: Who made the labels: a digest of its files or of its values.
         num_rows: Number of examples.
         form: The arguments of `forms.Form`.
-        outputs: Of each output, the size of its last axis, and what is kept of
-            one example: shape and dtype by name.
+        inputs: Shape and dtype of each input of one example.
+        outputs: What is kept of each output of one example: shape and dtype
+            by name.
         files: By name the number of records and SHA-256, in their order.
         versions: Of the libraries that wrote them.
     """
@@ -53,10 +54,29 @@ class _Description:
     teacher: str
     num_rows: int
     form: Mapping[str, Any]
+    inputs: list[dict[str, Any]]
     outputs: list[dict[str, Any]]
     files: Mapping[str, dict[str, Any]]
     versions: Mapping[str, str]
     format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        """Fails if anything that is used of it later is missing."""
+        _ = self.digests, self.record_bytes
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of each file, in their order."""
+        return {name: said["sha256"] for name, said in self.files.items()}
+
+    @property
+    def record_bytes(self) -> int:
+        """The size of a record."""
+        return _FINGERPRINT_BYTES + sum(
+            _num_bytes(spec)
+            for output in self.outputs
+            for spec in output.values()
+        )
 
     def text(self) -> str:
         """Returns it as JSON."""
@@ -100,6 +120,11 @@ def write(
         ValueError: An argument is not as above, or what is kept of an example
             has no fixed size.
     """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise ValueError(
+            "`dataset` must be a tf.data.Dataset of batches; received "
+            f"{type(dataset).__name__}."
+        )
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
             "The data set must end; received an endless one. Leave out "
@@ -126,6 +151,7 @@ def write(
         teacher=digest,
         num_rows=num_rows,
         form=dataclasses.asdict(form),
+        inputs=_inputs(dataset),
         outputs=first.outputs,
         files=out.files,
         versions=dict(manifest.installed_versions()),
@@ -156,12 +182,18 @@ def read(
     """
     path = pathlib.Path(directory)
     description = _opened(path, signing.signer_for(key))
-    for file, said in description.files.items():
-        found = _digest(path / file)
-        if found != said["sha256"]:
+    for file, digest in description.digests.items():
+        try:
+            found = _digest(path / file)
+        except OSError as error:
+            raise ValueError(
+                f"The labels in {path} must be whole; {file} cannot be read: "
+                f"{error}. Copy the whole directory, or write them again."
+            ) from error
+        if found != digest:
             raise ValueError(
                 f"The labels in {path} were changed: {file} must have the "
-                f"SHA-256 {said['sha256'][:12]}...; found {found[:12]}.... "
+                f"SHA-256 {digest[:12]}...; found {found[:12]}.... "
                 "Write them again."
             )
     return WrittenLabels(path, description, name=name)
@@ -192,18 +224,27 @@ class WrittenLabels:
         """A digest of the teacher that made them."""
         return self._description.teacher
 
-    def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def __call__(self, dataset: tf.data.Dataset, *others: Any) -> Any:
         """Returns the data set with labels, as `Dataset.apply` calls it.
 
         It may be batched in any way, and shorter than the labels. The first
         example that is not the one that was labelled ends it with an
         `InvalidArgumentError`, so shuffle and repeat afterwards.
         """
+        if others or not isinstance(dataset, tf.data.Dataset):
+            raise ValueError(
+                "Labels that were written are zipped to a whole data set; "
+                "received an element of one. Call dataset.apply(labels), not "
+                "dataset.map(labels)."
+            )
+        self._check_inputs(_inputs(dataset))
         size = _batch_size(dataset)
-        files = [str(self._path / name) for name in self._description.files]
+        files = [str(self._path / name) for name in self._description.digests]
         # One more than there are, to which no example is equal.
         records = tf.data.TFRecordDataset(files).concatenate(
-            tf.data.Dataset.from_tensors(bytes(self._record_bytes)).repeat()
+            tf.data.Dataset.from_tensors(
+                bytes(self._description.record_bytes)
+            ).repeat()
         )
         joined = tf.data.Dataset.zip(
             dataset.enumerate(), records.batch(size, drop_remainder=True)
@@ -214,13 +255,19 @@ class WrittenLabels:
             )
         )
 
-    @property
-    def _record_bytes(self) -> int:
-        return _FINGERPRINT_BYTES + sum(
-            _num_bytes(spec)
-            for output in self._description.outputs
-            for spec in output["kept"].values()
-        )
+    def _check_inputs(self, found: list[dict[str, Any]]) -> None:
+        wanted = self._description.inputs
+        if len(found) != len(wanted) or not all(
+            ours["dtype"] == said["dtype"]
+            and tf.TensorShape(ours["shape"]).is_compatible_with(said["shape"])
+            for ours, said in zip(found, wanted, strict=True)
+        ):
+            raise ValueError(
+                f"The labels in {self._path} are of batches of examples with "
+                f"the inputs {wanted}; received a data set that has {found} "
+                "after its first dimension. Batch it once, and read the data "
+                "that were labelled."
+            )
 
     def _labelled(
         self, number: tf.Tensor, element: Any, records: tf.Tensor, size: int
@@ -241,8 +288,8 @@ class WrittenLabels:
             [
                 f"The labels in {self._path} are of other data, or of other "
                 f"{self.num_rows} examples: read the same data set in the same "
-                "order, and shuffle and repeat it afterwards. The first "
-                "difference is at example",
+                "order, in batches of one size, and shuffle and repeat it "
+                "afterwards. The first difference is at example",
                 number * size + first,
             ],
         )
@@ -255,14 +302,15 @@ class WrittenLabels:
 
     def _outputs(self, records: tf.Tensor) -> list[dict[str, tf.Tensor]]:
         start, found = _FINGERPRINT_BYTES, []
+        num_rows = tf.shape(records)[0]
         for output in self._description.outputs:
             kept = {}
-            for name, spec in output["kept"].items():
+            for name, spec in output.items():
                 size = _num_bytes(spec)
                 value = _decoded(
                     tf.strings.substr(records, start, size), spec, size
                 )
-                kept[name] = tf.reshape(value, [-1, *spec["shape"]])
+                kept[name] = tf.reshape(value, [num_rows, *spec["shape"]])
                 start += size
             found.append(kept)
         return found
@@ -305,28 +353,28 @@ def _encoded(
         outputs = []
         inputs = keras.utils.unpack_x_y_sample_weight(element)[0]
         for output in map(tf.convert_to_tensor, predict(inputs)):
-            if not bool(tf.reduce_all(tf.math.is_finite(output))):
-                raise ValueError(
-                    "The teacher's outputs must be finite; received NaN or "
-                    f"infinite ones in batch {number}."
-                )
             kept = {
                 name: value.numpy()
                 for name, value in form.encode(
                     output, seed=[seed, number]
                 ).items()
             }
+            values = [output.numpy(), *kept.values()]
+            if not all(np.isfinite(value).all() for value in values):
+                raise ValueError(
+                    "The teacher's outputs must be finite, as "
+                    f"{form.dtype}; received NaN or infinite ones in batch "
+                    f"{number}."
+                )
+            form.check(values[0])
             parts += kept.values()
             outputs.append(
                 {
-                    "num_classes": int(output.shape[-1]),
-                    "kept": {
-                        name: {
-                            "shape": list(value.shape[1:]),
-                            "dtype": value.dtype.name,
-                        }
-                        for name, value in kept.items()
-                    },
+                    name: {
+                        "shape": list(value.shape[1:]),
+                        "dtype": value.dtype.name,
+                    }
+                    for name, value in kept.items()
                 }
             )
         rows = [np.ascontiguousarray(part) for part in parts]
@@ -422,6 +470,11 @@ def _predictor(
             reduce_retracing=True,
         )
         return ask, _digest_of_values(teacher)
+    if not isinstance(teacher, str | os.PathLike):
+        raise ValueError(
+            "`teacher` must be a Keras model or the directory of a SavedModel; "
+            f"received {type(teacher).__name__}."
+        )
     path = os.fspath(teacher)
     other_graphs.check_named(path, trust=trust, remedy="`trust`")
     spec = attached.detach(element_spec)[0]
@@ -462,7 +515,13 @@ def _opened(path: pathlib.Path, signer: signing.Signer | None) -> _Description:
             "which is written last. Write them with tfdistill.labels.write, or "
             "with: python -m launch.label"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise ValueError(
             f"{path / FILE_NAME} must be what tfdistill.labels.write wrote; "
             f"{error!r}."
@@ -476,7 +535,10 @@ def _opened(path: pathlib.Path, signer: signing.Signer | None) -> _Description:
         raise ValueError(
             f"The labels in {path} must be signed with this process's key, "
             "but are not: they were changed, or signed with another key or "
-            "none. Write them with the key, or read them with key=None."
+            "none. A launched run has a key of its own unless "
+            f"{signing.FILE_VARIABLE} names one: set it to the same file for "
+            "whoever writes labels and for the launcher. Or read them with "
+            "key=None."
         )
     return description
 
@@ -485,6 +547,8 @@ def _decoded(
     content: tf.Tensor, spec: Mapping[str, Any], size: int
 ) -> tf.Tensor:
     dtype = tf.as_dtype(spec["dtype"])
+    if not size:
+        return tf.zeros([0], dtype)
     # TensorFlow has no kernel that decodes float16.
     read_as = tf.uint16 if dtype == tf.float16 else dtype
     found = tf.io.decode_raw(content, read_as, fixed_length=size)
@@ -494,6 +558,19 @@ def _decoded(
 def _num_bytes(spec: Mapping[str, Any]) -> int:
     size = tf.as_dtype(spec["dtype"]).size
     return int(np.prod(spec["shape"], dtype=np.int64)) * size
+
+
+def _inputs(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
+    """Describes the inputs of one example of a batched data set."""
+    spec = attached.detach(dataset.element_spec)[0]
+    inputs = keras.utils.unpack_x_y_sample_weight(spec)[0]
+    return [
+        {
+            "shape": leaf.shape[1:].as_list() if leaf.shape.rank else None,
+            "dtype": leaf.dtype.name,
+        }
+        for leaf in keras.tree.flatten(inputs)
+    ]
 
 
 def _batch_size(dataset: tf.data.Dataset) -> int:

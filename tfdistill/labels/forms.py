@@ -10,11 +10,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdistill import losses
 
 _DTYPES = ("float32", "float16")
+# Rounded to half precision, probabilities add up to 1 no better than this.
+_TOLERANCE = 1e-2
 # Of classes that were not drawn; finite, and 0 after a softmax.
 _NEVER = math.log(losses.TINY)
 
@@ -80,6 +83,8 @@ class Form:
         Returns:
             `{"whole"}` in the output's shape; `{"classes", "log_probability"}`
             `[batch, ..., top_k]`; or `{"drawn"}` `[batch, ..., num_samples]`.
+            The last two have `"of"` as well, `[batch, num_classes, 0]`: no
+            bytes, but a shape that says of how many classes these are some.
 
         Raises:
             ValueError: The output has fewer than two classes.
@@ -90,25 +95,37 @@ class Form:
             return {"whole": tf.cast(output, dtype)}
         num_classes = _num_classes(output)
         log_p = self._log_probabilities(output)
+        of = tf.zeros([tf.shape(output)[0], num_classes, 0], tf.int32)
         if self.num_samples:
             flat = tf.reshape(log_p, [-1, num_classes])
             drawn = tf.random.stateless_categorical(
                 flat, self.num_samples, seed=seed, dtype=tf.int32
             )
             shape = tf.concat([tf.shape(log_p)[:-1], [self.num_samples]], 0)
-            return {"drawn": tf.reshape(drawn, shape)}
+            return {"drawn": tf.reshape(drawn, shape), "of": of}
         top, classes = tf.math.top_k(log_p, min(self.top_k or 0, num_classes))
-        return {"classes": classes, "log_probability": tf.cast(top, dtype)}
+        return {
+            "classes": classes,
+            "log_probability": tf.cast(top, dtype),
+            "of": of,
+        }
 
     def decode(
         self, kept: Mapping[str, tf.Tensor], *, num_classes: int
     ) -> tf.Tensor:
         """Returns an output made of what `encode` kept, float32.
 
-        `num_classes` is the size of the output's last axis.
+        `num_classes` is the size of the output's last axis. ValueError for
+        classes of an output with another one.
         """
         if "whole" in kept:
             return tf.cast(kept["whole"], tf.float32)
+        found = kept["of"].shape[-2]
+        if found != num_classes:
+            raise ValueError(
+                f"The labels must be of the student's {num_classes} classes; "
+                f"received some of {found}. Ask a teacher of the same classes."
+            )
         if "drawn" in kept:
             log_p = _counted(kept["drawn"], num_classes)
         else:
@@ -118,6 +135,26 @@ class Form:
                 num_classes,
             )
         return log_p if self.from_logits else tf.exp(log_p)
+
+    def check(self, output: np.ndarray) -> None:
+        """Checks that an output is what `from_logits` says, if that matters.
+
+        Raises:
+            ValueError: Classes would be taken from logits that are
+                probabilities, or the other way round.
+        """
+        if self.is_whole or output.ndim < 2 or not output.size:
+            return
+        is_share = (output >= 0).all() and np.allclose(
+            output.sum(axis=-1, dtype=np.float64), 1.0, atol=_TOLERANCE
+        )
+        if is_share == self.from_logits:
+            raise ValueError(
+                f"With from_logits={self.from_logits}, outputs must be "
+                f"{'logits' if self.from_logits else 'probabilities'}; "
+                f"received {'rows that add up to 1' if is_share else 'others'}."
+                f" Pass from_logits={not self.from_logits}."
+            )
 
     def num_bytes(self, output_shape: Any) -> int:
         """Returns the bytes of one output of a known shape."""

@@ -498,10 +498,20 @@ class Mailbox(fresh_copies.FreshCopies):
 
     def _keep(self, peer: Peer, message: wire.Message, num_bytes: int) -> None:
         box = peer.boxes.setdefault(message.replica, {})
+        newest = peer.newest.get(message.replica, -1)
+        if message.step < newest - MAX_KEPT:
+            # It has never been there, or it would have started again.
+            self._refuse(
+                peer,
+                "step",
+                f"its steps must not go back; received it after step {newest}",
+                step=message.step,
+            )
+            box.clear()
+            newest = -1
         box[message.step] = message
         if len(box) > MAX_KEPT:
             del box[min(box)]
-        newest = peer.newest.get(message.replica, -1)
         peer.newest[message.replica] = max(newest, message.step)
         peer.received_bytes += num_bytes
         peer.last_bytes = num_bytes

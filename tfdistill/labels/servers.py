@@ -19,7 +19,6 @@ _KINDS = {
     grpc.StatusCode.INTERNAL: protocol.MALFORMED,
 }
 _OPTIONS = [*channels.limits(protocol.MAX_BYTES), *channels.RECONNECTING]
-_LONGEST_PAUSE_SECS = 30.0
 
 
 class Server:
@@ -32,6 +31,8 @@ class Server:
         address: Its `host:port`.
         version: The newest version that it has answered with, or -1.
         num_answers: How many of its answers were good.
+        sent_bytes: Of all questions about batches.
+        received_bytes: Of all answers to them, good or bad.
         problem: Why the last bad one was refused, or "".
     """
 
@@ -42,16 +43,18 @@ class Server:
         *,
         credentials: Any = None,
         probe_secs: float = 1.0,
+        longest_pause_secs: float = 30.0,
     ) -> None:
         """Connects when it is asked first; `credentials` are gRPC's for TLS."""
         self.address = address
         self.version = -1
         self.num_answers = 0
+        self.sent_bytes = self.received_bytes = 0
         self.problem = ""
         self._probe = protocol.metadata_question(model)
         self._probe_secs = probe_secs
         self._pause = background.Backoff(
-            first_secs=0.1, longest_secs=_LONGEST_PAUSE_SECS
+            first_secs=0.1, longest_secs=longest_pause_secs
         )
         self._lock = threading.Lock()
         self._left_alone = False
@@ -86,8 +89,12 @@ class Server:
         BadAnswerError if there is no answer in time, or a bad one.
         """
         asked_at, newest = time.monotonic(), self.version
+        with self._lock:
+            self.sent_bytes += len(question)
         try:
             content = _called(self._predict, question, timeout_secs)
+            with self._lock:
+                self.received_bytes += len(content)
             version, outputs = protocol.read_answer(content, expected)
             # Answers may overtake each other: it had given that one before
             # it was asked this.

@@ -36,7 +36,8 @@ class Teachers:
     them in turn, and another one if that fails. The training never waits
     longer than `timeout_secs` for a batch, and never fails for want of
     servers: rows without an answer have version -1 and teach nothing. A server
-    that fails is left alone for 0.1 to 30 s; if all are, batches pass at once.
+    that fails is left alone for 0.1 s, and longer each time; if all are,
+    batches pass at once.
 
     `num_parallel_calls` of `dataset.map` is how many batches are asked about
     at once, and `prefetch` how many answers wait for the training, which
@@ -72,6 +73,7 @@ class Teachers:
         max_age_secs: float | None = None,
         outputs: Mapping[str, Sequence[int | None]] | None = None,
         wait_secs: float = 60.0,
+        longest_pause_secs: float = 30.0,
         seed: int = 0,
         credentials: Any = None,
     ) -> None:
@@ -97,6 +99,8 @@ class Teachers:
                 there yet. Default: servers are asked.
             wait_secs: Longest wait for the first server that says what its
                 model takes and returns. Default 60.
+            longest_pause_secs: A server that fails again and again is left
+                alone for at most so long, >= 0.1. Default 30.
             seed: Decides which classes are drawn. Default 0.
             credentials: `grpc.ChannelCredentials` for TLS. Default: none.
 
@@ -106,6 +110,11 @@ class Teachers:
             RuntimeError: No server has answered in `wait_secs`.
         """
         _check(addresses, timeout_secs, max_age_steps, max_age_secs)
+        if not 0.1 <= longest_pause_secs < math.inf:
+            raise ValueError(
+                "`longest_pause_secs` must be >= 0.1 and finite; received "
+                f"{longest_pause_secs!r}."
+            )
         self.name = name
         self._model = model
         self._form = forms.Form(
@@ -123,6 +132,7 @@ class Teachers:
                 model,
                 credentials=credentials,
                 probe_secs=timeout_secs,
+                longest_pause_secs=longest_pause_secs,
             )
             for address in addresses
         ]
@@ -134,6 +144,7 @@ class Teachers:
         self._refused: dict[str, int] = {}
         self._num_batches = self._num_absent_batches = 0
         self._num_rows = self._num_absent_rows = 0
+        self._is_checked = False
         self._inputs: protocol.Specs | None = None
         if outputs is None:
             signature = self._wait(wait_secs)
@@ -209,7 +220,8 @@ class Teachers:
             `{"name", "batches", "absent_batches", "rows", "absent_rows",
             "refused", "servers"}`: `refused` counts bad answers by kind, and
             `servers` has for each its address, whether it is `usable` or left
-            alone, its newest `version`, its good `answers` and its last
+            alone, its newest `version`, its good `answers`, the `sent_bytes`
+            of questions and the `received_bytes` of answers, and its last
             `problem`.
         """
         with self._lock:
@@ -226,6 +238,8 @@ class Teachers:
                         "usable": server.is_usable,
                         "version": server.version,
                         "answers": server.num_answers,
+                        "sent_bytes": server.sent_bytes,
+                        "received_bytes": server.received_bytes,
                         "problem": untrusted.one_line(server.problem),
                     }
                     for server in self._servers
@@ -267,7 +281,7 @@ class Teachers:
                 raise ValueError(
                     "Inputs that servers are asked about must be dense tensors "
                     f"[batch, ...]; received {name}={tensor!r}. Batch the data "
-                    "set first."
+                    "set first, and pass the teachers to its `map`."
                 )
         if self._inputs is None:
             return ours
@@ -296,6 +310,10 @@ class Teachers:
             for name, spec in self._outputs.items()
         }
         found = self._asked(inputs, expected)
+        if found and not self._is_checked:
+            for output in found[1]:
+                self._form.check(output)
+            self._is_checked = True
         with self._lock:
             self._num_batches += 1
             self._num_rows += rows
@@ -366,7 +384,11 @@ def _check(
     max_age_secs: float | None,
 ) -> None:
     is_list = not isinstance(addresses, str) and len(addresses) > 0
-    if not is_list or len(set(addresses)) != len(addresses):
+    if (
+        not is_list
+        or len(set(addresses)) != len(addresses)
+        or not all(isinstance(a, str) and ":" in a for a in addresses)
+    ):
         raise ValueError(
             "`addresses` must be a list of one or more host:port, each once; "
             f"received {addresses!r}."

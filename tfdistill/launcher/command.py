@@ -1,11 +1,15 @@
 """The command `tfdistill-local`: any script as groups of tasks."""
 
+import contextlib
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+from typing import Any
 
 from tfdistill.system import programs
 
 if TYPE_CHECKING:
+    from tfdistill.launcher import local_cluster
     from tfdistill.launcher import local_run
 
 # Each is a process with a port: more is a slip of the finger, and would keep a
@@ -107,8 +111,18 @@ def add_topology(options: programs.Flags) -> None:
     )
 
 
-def run(options: programs.Options) -> "local_run.RunResult":
-    """Runs a command as the options say, to the end of all groups."""
+def run(
+    options: programs.Options,
+    *,
+    beside: Callable[
+        ["local_cluster.LocalCluster"], contextlib.AbstractContextManager[Any]
+    ] = contextlib.nullcontext,
+) -> "local_run.RunResult":
+    """Runs a command as the options say, to the end of all groups.
+
+    `beside` is entered before the first task starts, once the workdir is
+    taken and has its key, and left after the last one has ended.
+    """
     # Only here: --help and wrong options are answered at once.
     from tfdistill.launcher import files
     from tfdistill.launcher import local_cluster
@@ -126,7 +140,8 @@ def run(options: programs.Options) -> "local_run.RunResult":
         display.close()
         raise programs.UsageError(str(cause)) from cause
     try:
-        result = started.supervise()
+        with beside(topology):
+            result = started.supervise()
     except files.WorkdirError as cause:
         raise programs.UsageError(str(cause)) from cause
     finally:

@@ -15,7 +15,7 @@ The protocol is TensorFlow Serving's PredictionService (Predict and
 GetModelMetadata). Ask with tfdistill.labels.Teachers, or any client of
 TensorFlow Serving. Signatures of versions are checked with the run's key, see
 TFDISTILL_EXCHANGE_KEY_FILE. It prints one JSON line of load a second, and ends
-at SIGTERM once all requests are answered. docs/labels.md describes it.
+at SIGTERM once all requests are answered. docs/labels_servers.md describes it.
 """
 
 
@@ -99,19 +99,27 @@ def _run(options: programs.Options) -> int:
         )
     except (ImportError, OSError, ValueError) as error:
         raise programs.UsageError(str(error)) from error
-    followed.start()
-    server.start()
-    while not stopping.wait(1.0):
+    begin = time.process_time()
+
+    def report() -> None:
         _print(
             time=round(time.time(), 3),
             version=followed.version,
             refused_versions=followed.num_refused,
+            read_bytes=followed.num_bytes,
+            process_seconds=round(time.process_time() - begin, 3),
             port=server.port,
             health_port=server.health_port,
             **server.load.take(),
         )
+
+    followed.start()
+    server.start()
+    while not stopping.wait(1.0):
+        report()
     server.stop()
     followed.stop()
+    report()
     return 0
 
 

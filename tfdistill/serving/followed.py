@@ -108,6 +108,8 @@ class Followed:
     ) -> None:
         """Reads nothing yet; `trust_graph` loads graphs that hold anything."""
         self.num_refused = 0
+        # Of the versions that were read.
+        self.num_bytes = 0
         self._exchange = exchange
         self._canary = canary
         self._trust_graph = trust_graph
@@ -207,7 +209,9 @@ class Followed:
             self._reader.reject(self._reader.announced)
             self.num_refused += 1
         elif self._reader.state == peer.READY:
-            served = self._reader.take().values
+            taken = self._reader.take()
+            self.num_bytes += taken.version.num_bytes
+            served = taken.values
             with self._changed:
                 self._current, self._idle = served, self._current
             _log.info("Serving version %d.", served.version)

@@ -7,6 +7,7 @@ what is not of the expected type is left out.
 import collections
 import dataclasses
 import re
+import types
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,9 @@ from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
 _MAX_TEACHERS = 1000
+# What a peer may miss; of fewer batches nothing is said, because groups start
+# at different times.
+_MIN_BATCHES, _MAX_MISSED = 100, 0.1
 
 
 class TeacherStatus(NamedTuple):
@@ -34,6 +38,10 @@ class TeacherStatus(NamedTuple):
         age_secs: Seconds since the group first saw the version.
         num_quarantined: Versions that were refused.
         quarantined: Reason by version, of the newest of those.
+        num_answers, num_missed: Of a peer that sends predictions, batches with
+            and without them; else None.
+        num_forged: Messages that were refused, whoever has sent them.
+        refused: The number of its refused messages by kind.
     """
 
     name: str
@@ -46,6 +54,23 @@ class TeacherStatus(NamedTuple):
     age_secs: float | None
     num_quarantined: int
     quarantined: Mapping[int, str]
+    num_answers: int | None = None
+    num_missed: int | None = None
+    num_forged: int | None = None
+    refused: Mapping[str, int] = types.MappingProxyType({})
+
+    @property
+    def num_asked(self) -> int:
+        """Batches for which a peer's predictions were wanted."""
+        return (self.num_answers or 0) + (self.num_missed or 0)
+
+    @property
+    def misses_many(self) -> bool:
+        """Whether it sends predictions for too few of the batches."""
+        return (
+            self.num_asked >= _MIN_BATCHES
+            and (self.num_missed or 0) > _MAX_MISSED * self.num_asked
+        )
 
 
 def of_record(record: Mapping[str, Any]) -> list[TeacherStatus]:
@@ -78,6 +103,10 @@ def _of_entry(entry: Mapping[str, Any]) -> TeacherStatus:
             len(quarantined) if num_quarantined is None else num_quarantined
         ),
         quarantined=quarantined,
+        num_answers=_count(entry.get("num_answers")),
+        num_missed=_count(entry.get("num_missed")),
+        num_forged=_count(entry.get("num_forged")),
+        refused=_refused(entry.get("refused")),
     )
 
 
@@ -88,6 +117,16 @@ def _quarantined(found: Any) -> dict[int, str]:
         int(step): untrusted.one_line(reason)
         for step, reason in list(found.items())[:100]
         if isinstance(step, str) and re.fullmatch("[0-9]{1,19}", step)
+    }
+
+
+def _refused(found: Any) -> dict[str, int]:
+    if not isinstance(found, Mapping):
+        return {}
+    return {
+        untrusted.one_line(kind, max_chars=20): count
+        for kind, number in list(found.items())[:100]
+        if (count := _count(number))
     }
 
 

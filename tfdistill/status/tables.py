@@ -214,6 +214,7 @@ def _notes(run: group.RunStatus, *, errors: bool = True) -> Iterator[str]:
         who = f"group {status.group}"
         for teacher in status.teachers:
             yield from _refused(who, teacher)
+            yield from _missed(who, teacher)
         if status.newest is not None and status.newest.broken:
             steps = ", ".join(map(str, status.newest.broken))
             yield f"{who} has published what cannot be read: {steps}"
@@ -237,6 +238,17 @@ def _refused(who: str, teacher: _Teacher) -> Iterator[str]:
     elif teacher.health in ("dropped", "fading", "too_stale", "worse"):
         health = teacher.health.replace("_", " ")
         yield f"{who}: {teacher.name} is {health}: {teacher.reason}"
+
+
+def _missed(who: str, teacher: _Teacher) -> Iterator[str]:
+    """Yields that a peer often sends no predictions, or that others do."""
+    if teacher.misses_many:
+        yield (
+            f"{who}, {teacher.name}: no predictions for {teacher.num_missed} "
+            f"of {teacher.num_asked} batches"
+        )
+    if teacher.num_forged:
+        yield f"{who}, refused messages of strangers: {teacher.num_forged}"
 
 
 def _details(run: group.RunStatus) -> Iterator[str]:
@@ -316,6 +328,7 @@ def _group_document(status: _Status, run: group.RunStatus) -> dict[str, Any]:
 def _teacher_document(found: _Teacher) -> dict[str, Any]:
     return {
         **found._asdict(),
+        "refused": dict(found.refused),
         "quarantined": [
             {"step": step, "reason": reason}
             for step, reason in sorted(found.quarantined.items())

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistill import losses
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.exchange import publisher
@@ -28,6 +29,14 @@ if typing.TYPE_CHECKING:
 # labels, the newest version, and how many steps older it is than the student.
 TAUGHT_ROWS, VERSION, AGE = "taught_rows", "label_version", "label_age_steps"
 
+# Without an answer, after which a peer that is alive counts as absent.
+_MOST_STEPS = 16
+# Losses of outputs that are not one distribution over classes.
+_OF_NUMBERS = (
+    losses.BinarySoftTargetCrossEntropy,
+    losses.LogitsMeanSquaredError,
+)
+
 
 class LabelTeacher(teacher.Teacher):
     """The place of a teacher whose predictions come with the data."""
@@ -42,17 +51,15 @@ class LabelTeacher(teacher.Teacher):
         graph: student_graph.StudentGraph,
         options: options_lib.TeacherOptions,
         *,
-        from_logits: bool | None,
         last: Callable[[str], float] = lambda what: math.nan,
         asker: "service.Teachers | None" = None,
     ) -> None:
-        """Waits for labels; `from_logits` is how the loss takes outputs.
+        """Waits for labels.
 
         `last` says what the last step reported, and `asker` is what asks
         servers for the labels, if that is known.
         """
         super().__init__(name, graph, options)
-        self._form = forms.Form(from_logits=from_logits is not False)
         self._last = last
         self._asker = asker
 
@@ -68,9 +75,12 @@ class LabelTeacher(teacher.Teacher):
             num_rows=tf.shape(question.outputs[0])[0],
         )
         return [
-            _where(count, self._decoded(kept, like))
-            for kept, like in zip(
-                label["outputs"], question.outputs, strict=True
+            _where(count, self._decoded(kept, like, loss))
+            for kept, like, loss in zip(
+                label["outputs"],
+                question.outputs,
+                question.losses,
+                strict=True,
             )
         ]
 
@@ -117,10 +127,21 @@ class LabelTeacher(teacher.Teacher):
                 f"{len(question.outputs)} outputs; received "
                 f"{len(label['outputs'])}."
             )
+        if label["version"].shape.rank != 1:
+            raise ValueError(
+                f"The labels of {self.name!r} must have one version for each "
+                f"row of a batch; received {label['version'].shape}. Label "
+                "batches: call `batch` first, and once."
+            )
         return label
 
-    def _decoded(self, kept: Any, like: tf.Tensor) -> tf.Tensor:
-        output = self._form.decode(kept, num_classes=like.shape[-1])
+    def _decoded(
+        self, kept: Any, like: tf.Tensor, loss: losses.DistillationLoss | None
+    ) -> tf.Tensor:
+        if "whole" not in kept:
+            _check_classes(self.name, loss)
+        form = _form_for(loss, forms.Form())
+        output = form.decode(kept, num_classes=like.shape[-1])
         if not output.shape.is_compatible_with(like.shape):
             raise ValueError(
                 f"The labels of {self.name!r} must have the shape of the "
@@ -166,15 +187,13 @@ class PredictionTeacher(teacher.Teacher):
         *,
         group: int,
         mailbox: "post.Mailbox",
-        from_logits: bool | None,
     ) -> None:
-        """Takes a peer; `from_logits` is how the loss takes outputs."""
+        """Takes a peer."""
         super().__init__(name, graph, options)
         self._group = group
         self._mailbox = mailbox
-        self._form = dataclasses.replace(
-            options.form or forms.Form(), from_logits=from_logits is not False
-        )
+        self._step = -1
+        self._form = options.form or forms.Form()
 
     def ask(self, question: soft_targets.Question) -> list[tf.Tensor]:
         """Sends what the student has said of a batch, and waits for the peer.
@@ -187,7 +206,12 @@ class PredictionTeacher(teacher.Teacher):
         seed = tf.stack(
             [tf.cast(question.step, tf.int32), tf.cast(replica, tf.int32)]
         )
-        kept = [self._form.encode(output, seed=seed) for output in own]
+        kept, by_output = [], []
+        for output, loss in zip(own, question.losses, strict=True):
+            if not self._form.is_whole:
+                _check_classes(self.name, loss)
+            by_output.append(_form_for(loss, self._form))
+            kept.append(by_output[-1].encode(output, seed=seed))
         arrays = tf.nest.flatten(kept)
         # In this process, wherever the student runs.
         answered, *received = tf.numpy_function(
@@ -207,11 +231,14 @@ class PredictionTeacher(teacher.Teacher):
         return [
             tf.where(
                 answered,
-                self._form.decode(part, num_classes=like.shape[-1]),
+                form.decode(part, num_classes=like.shape[-1]),
                 float("nan"),
             )
-            for part, like in zip(
-                tf.nest.pack_sequence_as(kept, received), own, strict=True
+            for form, part, like in zip(
+                by_output,
+                tf.nest.pack_sequence_as(kept, received),
+                own,
+                strict=True,
             )
         ]
 
@@ -223,6 +250,7 @@ class PredictionTeacher(teacher.Teacher):
         classes: np.ndarray,
         *arrays: np.ndarray,
     ) -> tuple[Any, ...]:
+        self._step = int(step)
         received = self._mailbox.swap(
             self._group,
             step=int(step),
@@ -239,18 +267,24 @@ class PredictionTeacher(teacher.Teacher):
     def status(self) -> dict[str, Any]:
         """Describes the peer, for logs: its answers in place of versions."""
         peer = self._mailbox.peer(self._group)
-        answers = peer.last_answer >= 0 and not peer.is_silent
+        age_steps = max(0, self._step - peer.last_answer)
+        answers = (
+            peer.last_answer >= 0
+            and not peer.is_silent
+            and age_steps <= _MOST_STEPS
+        )
         return {
             **super().status,
             "step": peer.last_answer,
             "health": staleness.GOOD if answers else staleness.ABSENT,
             "reason": "" if answers else f"it sends no predictions: {peer.why}",
             "share": float(answers),
-            "age_steps": 0 if answers else None,
+            "age_steps": age_steps if answers else None,
             "bytes": peer.received_bytes,
             "last_bytes": peer.last_bytes,
             "num_quarantined": sum(peer.num_refused.values()),
             "quarantined": dict(peer.refused),
+            "refused": dict(peer.num_refused),
             "num_answers": peer.num_answers,
             "num_missed": peer.num_missed,
             "num_unsent": peer.num_unsent,
@@ -258,6 +292,24 @@ class PredictionTeacher(teacher.Teacher):
             "num_forged": sum(self._mailbox.num_forged.values()),
             "sent_bytes": peer.sent_bytes,
         }
+
+
+def _form_for(
+    loss: losses.DistillationLoss | None, form: forms.Form
+) -> forms.Form:
+    """The form of an output, of which the loss says whether it is logits."""
+    from_logits = loss is None or loss.from_logits is not False
+    return dataclasses.replace(form, from_logits=from_logits)
+
+
+def _check_classes(name: str, loss: losses.DistillationLoss | None) -> None:
+    if isinstance(loss, _OF_NUMBERS):
+        raise ValueError(
+            f"The predictions of {name!r} must be whole for "
+            f"{type(loss).__name__}, which compares each number by itself; "
+            "received top classes or a sample of them. Leave `top_k` and "
+            "`num_samples` out."
+        )
 
 
 def fingerprint(inputs: Any) -> tf.Tensor:

@@ -30,6 +30,7 @@ class TeacherOptions:
     models: tuple[Any, ...] = ()
     own_past: float | None = None
     labels: tuple[str, ...] = ()
+    cohort: int | None = None
     weights: Sequence[float] | None = None
     max_staleness_steps: int | str | None = AUTO
     max_staleness_secs: float | None = None
@@ -123,7 +124,7 @@ class TeacherOptions:
 
     @property
     def num_teachers(self) -> int:
-        """Number of peers, fixed teachers and those that come as labels."""
+        """Number of teachers of all kinds; of a cohort, all but oneself."""
         return len(self.is_run)
 
     @property
@@ -136,6 +137,7 @@ class TeacherOptions:
             *[self.by == VERSIONS] * len(self.peers),
             *[True] * len(held),
             *[False] * len(self.labels),
+            *[False] * ((self.cohort or 1) - 1),
         ]
 
     @property

@@ -9,12 +9,14 @@ step. A version that any worker cannot use is rejected by all.
 import dataclasses
 import logging
 import threading
+import time
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
+from tfdistill.system import background
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +24,8 @@ PENDING, READY, FAILED = 0, 1, -1
 # Storage may show the files of a version one after the other, or lose sight of
 # one for a moment: what contradicts a version must be seen twice.
 _LOOKS_TO_BE_SURE = 2
+# Between two tries of a version while the storage is away.
+_LONGEST_PAUSE_SECS = 30.0
 
 
 class RejectedError(ValueError):
@@ -53,14 +57,17 @@ class PeerReader:
         alone: bool,
         screen: Callable[[versions.Version], None] | None = None,
         max_attempts: int = 5,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Touches no storage.
 
         `read` checks a version and returns its values, `screen` looks at its
         manifest before any file of it is read; both raise `RejectedError` for
         one that must not be used. `alone` is whether this task decides for
-        itself, without workers beside it. A version is given up when storage
-        has failed `max_attempts` times.
+        itself, without workers beside it. A version is given up when reading it
+        has failed `max_attempts` times. If it was the storage that failed, a
+        newer version must be in sight, too: until then it is tried again, after
+        longer and longer pauses.
         """
         self.group = group
         self.current = -1
@@ -76,6 +83,9 @@ class PeerReader:
         self._staged: Staged | None = None
         self._failure: str | None = None
         self._attempts = self._doubts = 0
+        self._pause = background.Backoff(
+            first_secs=1.0, longest_secs=_LONGEST_PAUSE_SECS, clock=clock
+        )
         # By step, which run of the publisher a version came from: the last
         # one that was seen, and the one that was rejected.
         self._seen: dict[int, str] = {}
@@ -129,6 +139,8 @@ class PeerReader:
             step = self._announced
             if step < 0 or self._staged or self._failure:
                 return
+            if not self._pause.is_over:
+                return
         staged, failure = None, None
         try:
             version = self._exchange.open(self.group, step)
@@ -152,10 +164,30 @@ class PeerReader:
             self._attempts += 1
             _log.info("Reading version %d failed: %s", step, error)
             if self._attempts >= self._max_attempts:
-                failure = f"{type(error).__name__}: {error}"
+                if isinstance(error, OSError) and not self._has_newer(step):
+                    self._put_off(step, error)
+                else:
+                    failure = f"{type(error).__name__}: {error}"
         with self._lock:
             if self._announced == step:
                 self._staged, self._failure = staged, failure
+
+    def _has_newer(self, step: int) -> bool:
+        newest = self._exchange.latest(self.group)
+        return newest is not None and newest.step > step
+
+    def _put_off(self, step: int, error: OSError) -> None:
+        """Lets a version be tried again: its group may publish no other."""
+        if self._attempts == self._max_attempts:
+            _log.warning(
+                "The version %d of group %d cannot be read yet, and is tried "
+                "again: %s: %s. Training continues without it.",
+                step,
+                self.group,
+                type(error).__name__,
+                error,
+            )
+        self._pause.failed()
 
     # ---- training thread ----
 
@@ -195,6 +227,7 @@ class PeerReader:
         self._announced = step
         self._staged = self._failure = None
         self._attempts = self._doubts = 0
+        self._pause.succeeded()
         # The chief may announce a rejected step if it was published again.
         self.rejected.pop(step, None)
         self._rejected_runs.pop(step, None)

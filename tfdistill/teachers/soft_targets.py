@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistill import losses as losses_lib
 from tfdistill.teachers import options
 from tfdistill.teachers import staleness
 
@@ -22,12 +23,15 @@ class Question:
         outputs: What the student itself has answered, flat.
         labels: What came with the batch, by name of the teacher.
         step: int64 scalar, the student's step.
+        losses: What will compare each output; None for one that is not
+            distilled.
     """
 
     inputs: Any
     outputs: list[tf.Tensor]
     labels: Mapping[str, Any]
     step: tf.Tensor
+    losses: Sequence[losses_lib.DistillationLoss | None] = ()
 
 
 # From a question to the flat list of outputs, with NaN in the rows for which

@@ -24,6 +24,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill import losses as losses_lib
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
@@ -35,6 +36,7 @@ from tfdistill.labels import forms
 from tfdistill.system import crash_note
 from tfdistill.teachers import agreement
 from tfdistill.teachers import by_value
+from tfdistill.teachers import cohort as cohort_lib
 from tfdistill.teachers import gates
 from tfdistill.teachers import in_memory
 from tfdistill.teachers import on_servers
@@ -74,6 +76,7 @@ class TeacherSet:
         models: Sequence[keras.Model | str | os.PathLike[str]] = (),
         own_past: float | None = None,
         labels: Sequence["str | service.Teachers"] = (),
+        cohort: int | None = None,
         weights: Sequence[float] | None = None,
         max_staleness_steps: int | str | None = options.AUTO,
         max_staleness_secs: float | None = None,
@@ -109,9 +112,14 @@ class TeacherSet:
                 as `tfdistill.labels` attaches them. In place of a name, the
                 `labels.Teachers` that asks servers for them, whose answers
                 and faults `status` then counts. Default: none.
+            cohort: How many students the model holds side by side, >= 2: its
+                outputs are those of the first, then of the next, and so on,
+                in flat order. Each learns from what all the others predict in
+                the same step. Default: it is one student.
             weights: One weight >= 0 for each of `peers`, then for each of
-                `saved_models` and of `models`, for `own_past`, and for each of
-                `labels`. Defaults to equal weights.
+                `saved_models` and of `models`, for `own_past`, for each of
+                `labels`, and for each of the others of a `cohort`. Defaults
+                to equal weights.
             max_staleness_steps: A version that is more of the student's
                 steps old than this loses its weight; None for no bound.
                 Default "auto": a peer that has published nothing for ten of
@@ -156,6 +164,7 @@ class TeacherSet:
             models=in_memory.checked(models),
             own_past=own_past_lib.checked(own_past),
             labels=options.checked_names(labels, peers),
+            cohort=cohort_lib.checked(cohort),
             weights=weights,
             max_staleness_steps=max_staleness_steps,
             max_staleness_secs=max_staleness_secs,
@@ -301,14 +310,15 @@ class TeacherSet:
             )
             self._teachers = [
                 *(
-                    self._senders(graph, self._mailbox, from_logits)
+                    self._senders(graph, self._mailbox)
                     if self._mailbox
                     else self._peers(graph, alone=num_workers == 1)
                 ),
                 *self._fixed(graph),
                 *self._held(held, graph),
                 *self._past(graph),
-                *self._labelled(graph, from_logits=from_logits),
+                *self._labelled(graph),
+                *self._others(graph),
             ]
         self._agreement = agreement.Agreement(
             self._teachers,
@@ -353,7 +363,6 @@ class TeacherSet:
         self,
         graph: student_graph.StudentGraph,
         mailbox: "post.Mailbox",
-        from_logits: bool | None,
     ) -> Iterator[teacher_lib.Teacher]:
         for group, name in self._options.names_of_peers.items():
             yield by_value.PredictionTeacher(
@@ -362,7 +371,6 @@ class TeacherSet:
                 self._options,
                 group=group,
                 mailbox=mailbox,
-                from_logits=from_logits,
             )
 
     def _fixed(
@@ -396,27 +404,36 @@ class TeacherSet:
             yield self.own_past
 
     def _labelled(
-        self, graph: student_graph.StudentGraph, *, from_logits: bool | None
+        self, graph: student_graph.StudentGraph
     ) -> Iterator[teacher_lib.Teacher]:
-        # They are the last ones.
-        first = self.num_teachers - len(self._options.labels)
-        for index, name in enumerate(self._options.labels, first):
+        for name in self._options.labels:
             teacher = by_value.LabelTeacher(
                 name,
                 graph,
                 self._options,
-                from_logits=from_logits,
-                last=functools.partial(self._in_last_step, index),
+                last=functools.partial(self._in_last_step, name),
                 asker=self._askers.get(name),
             )
             if self.remote:
                 self.remote.teachers.append(teacher)
             yield teacher
 
-    def _in_last_step(self, index: int, what: str) -> float:
+    def _others(
+        self, graph: student_graph.StudentGraph
+    ) -> Iterator[teacher_lib.Teacher]:
+        for distance in range(1, self._options.cohort or 1):
+            teacher = cohort_lib.NextStudent(
+                graph, self._options, distance=distance
+            )
+            if self.remote:
+                self.remote.teachers.append(teacher)
+            yield teacher
+
+    def _in_last_step(self, name: str, what: str) -> float:
         """What the last step reported of a teacher; NaN if nothing."""
-        found = self._last.detail(what)
-        return float(found[index]) if found else math.nan
+        found = self._last.detail(what) or [math.nan] * len(self._teachers)
+        names = [teacher.name for teacher in self._teachers]
+        return float(found[names.index(name)])
 
     def _collective(self, strategy: tf.distribute.Strategy) -> agreement.Sum:
         most = self._options.max_bad_batches
@@ -434,19 +451,23 @@ class TeacherSet:
         active: tf.Tensor,
         like: Any,
         labels: Mapping[str, Any] | None = None,
+        losses: Sequence[losses_lib.DistillationLoss | None] | None = None,
     ) -> soft_targets.SoftTargets:
         """Asks all teachers about one replica's batch, in inference mode.
 
         A teacher that is not in use costs nothing, and no gradient is kept.
         `like` are the student's outputs for these inputs, `step` an int64
         scalar; `active`, a bool scalar, is False to leave all teachers out.
-        `labels` are what came with the batch.
+        `labels` are what came with the batch. `losses` compare the outputs,
+        one each; by default nobody does.
         """
+        outputs = keras.tree.flatten(like)
         question = soft_targets.Question(
             inputs=inputs,
-            outputs=keras.tree.flatten(like),
+            outputs=outputs,
             labels=labels or {},
             step=tf.cast(step, tf.int64),
+            losses=losses or [None] * len(outputs),
         )
         return self._variables.ask(
             [teacher.ask for teacher in self._teachers],
@@ -677,9 +698,9 @@ class TeacherSet:
             their reasons. Of peers that send predictions, `step` is that of
             the last answer, refused messages count as quarantined, and there
             are `num_answers`, `num_missed` (batches without one), `num_unsent`,
-            `num_forged` and `sent_bytes`. Of labels, `step`, `age_steps` and
-            `share`, the share of rows that had a label of an age that counts,
-            are those of the last step.
+            `num_forged`, `sent_bytes`, and the number `refused` by kind. Of
+            labels, `step`, `age_steps` and `share`, the share of rows that
+            had a label of an age that counts, are those of the last step.
         """
         return [teacher.status for teacher in self._teachers]
 

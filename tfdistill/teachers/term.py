@@ -184,6 +184,16 @@ class DistillationTerm:
         found = keras.tree.flatten(self._losses)
         return next((loss.inner for loss in found if loss is not None), None)
 
+    def losses_of(
+        self, y_pred: Any
+    ) -> list[losses_lib.DistillationLoss | None]:
+        """Returns the loss of each output; None for one without."""
+        count = len(keras.tree.flatten(y_pred))
+        return [
+            loss.inner if loss else None
+            for loss in self._by_output(y_pred, count)
+        ]
+
     def _by_output(self, y_pred: Any, count: int) -> list[Any]:
         losses = self._losses
         if not isinstance(losses, (dict, list, tuple)):
@@ -391,6 +401,10 @@ class Codistillation:
                 active=weight > 0,
                 like=[y_pred, list(hidden)] if hidden else y_pred,
                 labels=labels,
+                losses=[
+                    *self._term.losses_of(y_pred),
+                    *[None] * len(hidden),
+                ],
             )
         shares = {}
         if self.features:

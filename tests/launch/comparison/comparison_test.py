@@ -69,7 +69,22 @@ def test_methods_differ_from_independent_in_what_they_are_about():
     assert set(recipes.changed_fields(own.config, sent.config)) == {
         "codistillation.by",
         "data.mode",
+        # Nobody reads its exports.
+        "exchange.every_steps",
     }
+    (asked,) = _trial("served").runs
+    assert recipes.changed_fields(shared.config, asked.config) == [
+        "codistillation.by"
+    ]
+    (same,) = _trial("codistill_coordinated").runs
+    assert recipes.changed_fields(own.config, same.config) == ["data.mode"]
+    (together,) = _trial("mutual_learning", num_groups=3).runs
+    assert set(recipes.changed_fields(sent.config, together.config)) == {
+        "codistillation.by",
+        "codistillation.num_students",
+        "start_together_secs",
+    }
+    assert (together.num_groups, together.num_students) == (1, 3)
     assert recipes.changed_fields(recipes.digits(), own.config) == [
         "start_together_secs"
     ]
@@ -448,10 +463,10 @@ def test_a_verdict_claims_nothing_that_the_intervals_do_not():
 # --- reports -----------------------------------------------------------------
 
 
-def _write(directory, run, *, rng, shift):
+def _write(directory, run, *, rng, shift, **answers):
     """Writes what a run would leave behind, and returns its predictions."""
     found, groups = [], []
-    for group in range(run.num_groups):
+    for group in range(run.num_students):
         place = outputs.group_dir(directory, group)
         place.mkdir(parents=True)
         logits = rng.normal(size=[40, 3]) + shift * np.eye(3)[np.arange(40) % 3]
@@ -482,7 +497,7 @@ def _write(directory, run, *, rng, shift):
             "process_seconds": 4.0,
             "parameter_bytes": 1000,
             "exports": {"published": 3, "bytes": 3600},
-            "teachers": [{"swaps": 2, "bytes": 2400}],
+            "teachers": [{"swaps": 2, "bytes": 2400, **answers}],
         }
         (place / "results.json").write_text(json.dumps(result))
         groups.append(result)
@@ -802,6 +817,38 @@ def test_seconds_of_a_student_count_its_teacher_s(tmp_path):
     made = _made({"independent": [found]})["methods"]["independent"]
     alone = found.curve.reaches(found.curve.values[-1])[1]
     assert made["seconds_to_target"]["mean"] == pytest.approx(8.0 + alone)
+
+
+def test_what_goes_over_the_network_and_what_servers_cost_is_counted(tmp_path):
+    rng, runner = np.random.default_rng(0), runs.Runner(tmp_path)
+    answers = {"num_answers": 6, "num_missed": 2, "sent_bytes": 500}
+    found = {}
+    for name in ("predictions", "served", "mutual_learning"):
+        trial = _trial(name)
+        (run,) = trial.runs
+        directory = runner.directory(run)
+        _write(directory, run, rng=rng, shift=0.0, **answers)
+        for group in (0, 1):
+            log = directory / "servers" / f"group_{group}.log"
+            log.parent.mkdir(exist_ok=True)
+            log.write_text('{"process_seconds": 1.5, "read_bytes": 70}\n')
+        made = collect.collect(
+            trial, seed=0, workdir=tmp_path, directory=runner.directory
+        )
+        found[name] = made.figures
+    # Exports that nobody reads, and servers that nobody asks, do not count.
+    assert found["predictions"]["bytes_written"] == 500
+    assert found["predictions"]["bytes_read"] == 2400
+    assert found["served"]["bytes_written"] == 500 + 3600
+    assert found["served"]["bytes_read"] == 2400 + 70
+    for name in ("predictions", "served"):
+        assert found[name]["answered"] == 0.75
+        assert found[name]["groups_without_teacher"] == 0.0
+    assert found["predictions"]["process_seconds"] == 2 * 4.0
+    assert found["served"]["process_seconds"] == 2 * (4.0 + 1.5)
+    together = found["mutual_learning"]
+    assert (together["bytes_written"], together["bytes_read"]) == (0, 0)
+    assert together["total_steps"] == 2 * 1000
 
 
 def test_a_run_that_resumed_from_a_backup_has_each_step_once(tmp_path):

@@ -1,0 +1,102 @@
+"""Servers beside the groups of a run: found, paid for, never left behind."""
+
+import socket
+import sys
+import time
+import types
+
+import pytest
+
+from launch import group_servers
+from launch import local
+from launch import recipes
+from tfdistill.launcher import local_cluster
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(60)]
+
+
+class _Servers(group_servers.GroupServers):
+    """Runs a script in the place of each server."""
+
+    script = ""
+
+    def _command(self, group, port):
+        return [sys.executable, "-c", self.script, str(port)]
+
+
+def _servers(workdir, script, said):
+    cluster = local_cluster.LocalCluster(
+        command=["true"], workdir=str(workdir), num_groups=2
+    )
+    found = _Servers(cluster, say=said.append)
+    found.script = script
+    return found
+
+
+_LISTEN = """
+import json, socket, sys
+with socket.socket() as s:
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("127.0.0.1", int(sys.argv[1])))
+    s.listen()
+    print(json.dumps({"process_seconds": 1.5}), flush=True)
+    s.accept()
+    s.accept()
+"""
+
+
+def _connect(address):
+    host, _, port = address.rpartition(":")
+    while True:
+        try:
+            return socket.create_connection((host, int(port)), timeout=30)
+        except ConnectionRefusedError:
+            time.sleep(0.01)  # It has not begun to listen.
+
+
+def test_servers_are_found_and_end_with_the_run(tmp_path, no_process_left):
+    said = []
+    assert group_servers.addresses(tmp_path) is None
+    with _servers(tmp_path, _LISTEN, said):
+        addresses = group_servers.addresses(tmp_path)
+        assert len(set(addresses)) == 2
+        for address in addresses:
+            _connect(address).close()
+    assert group_servers.addresses(tmp_path) is None
+    assert group_servers.usage(tmp_path, 2) == 2 * [{"process_seconds": 1.5}]
+    assert not said
+
+
+def test_a_server_that_ends_early_is_told(tmp_path, no_process_left):
+    said = []
+    with _servers(tmp_path, "raise SystemExit(3)", said) as servers:
+        for server in servers._servers:
+            while not server.closed:
+                server.read()
+                time.sleep(0.01)
+    assert ["exit code 3" in line for line in said] == [True, True]
+    assert str(tmp_path / "servers" / "group_1.log") in said[1]
+
+
+def test_they_are_started_only_for_who_asks_them():
+    served = recipes.override(recipes.digits(), ["codistillation.by=served"])
+    assert group_servers.are_needed(served, 2)
+    assert not group_servers.are_needed(served, 1)
+    assert not group_servers.are_needed(recipes.digits(), 2)
+    for overrides, num_given in (([], 0), (["codistillation.by=served"], 1)):
+        options = ["--recipe=digits", "--workdir=w", "--num_groups=2"]
+        options += [f"--override={override}" for override in overrides]
+        given = {}
+
+        def launch(options, given=given, **beside):
+            given.update(beside)
+            return types.SimpleNamespace(exit_code=0)
+
+        assert local.run(local.PROGRAM.parse(options), launch=launch) == 0
+        assert len(given) == num_given
+    given = 'codistillation.addresses=["a:1","b:1"]'
+    assert not group_servers.are_needed(recipes.override(served, [given]), 2)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
