@@ -201,12 +201,16 @@ def array(proto: Any, shape: Sequence[int | None]) -> np.ndarray:
             SHAPE, f"its shape must be {list(shape)}; received {sizes}."
         )
     dtype, content = tf.as_dtype(proto.dtype), proto.tensor_content
-    held = len(content) / dtype.size or sum(
-        len(values)
-        for field, values in proto.ListFields()
-        if field.name.endswith("_val")
-    )
-    if held != math.prod(sizes) or (content and dtype == tf.string):
+    if content:
+        # Strings, which have no size, are never there.
+        held = len(content) / dtype.size if dtype.size else -1.0
+    else:
+        held = sum(
+            len(values)
+            for field, values in proto.ListFields()
+            if field.name.endswith("_val")
+        )
+    if held != math.prod(sizes):
         raise BadAnswerError(
             MALFORMED, f"a tensor of the shape {sizes} must hold its values."
         )
