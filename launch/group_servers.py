@@ -10,6 +10,7 @@ import os
 import pathlib
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from tfdistill.system import untrusted
 _DIRECTORY, _ADDRESSES = "servers", "addresses.json"
 # As long as a server takes to answer what was asked, and a little more.
 _STOP_SECS = 7.0
-_POLL_SECS = 0.05
+_POLL_SECS, _WATCH_SECS = 0.05, 0.5
 _TAIL_BYTES = 4096
 
 
@@ -64,8 +65,8 @@ def _log(workdir: str | os.PathLike[str], group: int) -> pathlib.Path:
 class GroupServers:
     """Runs the servers; leaving its `with` block ends them.
 
-    They cannot outlive this process. One that ends before is reported by the
-    groups, which can ask it no more, and by `say` at the end.
+    They cannot outlive this process. One that ends before is reported at once;
+    the groups train on without it.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class GroupServers:
         self._path = pathlib.Path(topology.workdir, _DIRECTORY, _ADDRESSES)
         self._ports: list[socket.socket] = []
         self._servers: list[task_process.TaskProcess] = []
+        self._closing = threading.Event()
+        self._watch = threading.Thread(target=self._report_ends, daemon=True)
 
     def __enter__(self) -> "GroupServers":
         """Starts all servers, without waiting for them."""
@@ -109,6 +112,7 @@ class GroupServers:
                         self._command(group, port), env=env, log_file=log
                     )
                 )
+        self._watch.start()
 
     def _command(self, group: int, port: int) -> list[str]:
         topology = self._topology
@@ -125,19 +129,29 @@ class GroupServers:
             env[signing.FILE_VARIABLE] = str(self._topology.key_path)
         return env
 
-    def close(self) -> None:
-        """Ends all servers, each after the requests in progress."""
-        with contextlib.suppress(OSError):
-            self._path.unlink()
-        for group, server in enumerate(self._servers):
-            server.read()
-            if server.exit_code is not None:
-                log = _log(self._topology.workdir, group)
+    def _report_ends(self) -> None:
+        running = dict(enumerate(self._servers))
+        while not self._closing.wait(_WATCH_SECS):
+            for group, server in list(running.items()):
+                server.read()
+                if server.exit_code is None:
+                    continue
+                del running[group]
                 self._say(
                     f"warning: the server of group {group} ended before the "
-                    f"run, with exit code {server.exit_code}; from then on "
-                    f"nobody learned from this group. Its log: {log}"
+                    f"run, with exit code {server.exit_code}; from now on "
+                    "nobody learns from this group. Its log: "
+                    f"{_log(self._topology.workdir, group)}"
                 )
+
+    def close(self) -> None:
+        """Ends all servers, each after the requests in progress."""
+        self._closing.set()
+        if self._watch.is_alive():
+            self._watch.join()
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        for server in self._servers:
             server.request_stop()
         deadline = time.monotonic() + _STOP_SECS
         for server in self._servers:

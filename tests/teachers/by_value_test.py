@@ -46,6 +46,13 @@ def _data(label=None, *, form=None, batch_size=8, **expires):
     return dataset.map(add)
 
 
+def _labelled_before_batch(x, y):
+    """An element whose examples were taken for batches of numbers."""
+    version = tf.zeros([8, 4], tf.int64)
+    label = {**x.labels["big"], "version": version}
+    return attached.attach((x.inputs, y), {"big": label})
+
+
 def _trained(teachers, data, strategy=None):
     with (strategy or tf.distribute.get_strategy()).scope():
         model = cases.codistill(cases.linear(), teachers)
@@ -242,7 +249,7 @@ def test_data_without_the_labels_are_refused_with_the_remedy():
         cases.linear(), tfdistill.TeacherSet(labels=["big"])
     )
     with pytest.raises(ValueError, match="call `batch` first, and once"):
-        model.fit(_data(cases.linear(5), batch_size=1).batch(8), verbose=0)
+        model.fit(_data(cases.linear(5)).map(_labelled_before_batch), verbose=0)
     for wrong in (["a", "a"], [""], [3]):
         with pytest.raises(ValueError, match="names of teachers, each once"):
             tfdistill.TeacherSet(labels=wrong)
