@@ -266,7 +266,7 @@ class DistillationLoss(keras.losses.Loss):
             )
         log_p = tf.nn.log_softmax(logits / self.temperature)
         # A class masked by a logit of -inf: no 0 * inf, no gradient.
-        masked = tf.math.is_inf(logits) & (logits < 0)
+        masked = tf.equal(logits, -math.inf)
         log_p = tf.where(masked, tf.cast(math.log(TINY), log_p.dtype), log_p)
         student = tf.where(masked, tf.zeros_like(log_p), tf.exp(log_p))
         return target, log_p, student

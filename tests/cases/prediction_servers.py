@@ -1,7 +1,9 @@
 """Servers of predictions inside a test's process: good ones and bad ones."""
 
 import contextlib
+import pathlib
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +27,23 @@ def wait_until(holds: Callable[[], object]) -> None:
     while not holds():
         assert time.monotonic() < deadline, "It never held."
         time.sleep(0.01)
+
+
+def certificate(directory: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """Makes a key and a certificate of 127.0.0.1, signed by itself."""
+    key, made = directory / "key.pem", directory / "cert.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-nodes", "-days", "1"),
+            *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(made)),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=WAIT_SECS,
+    )
+    return key, made
 
 
 @contextlib.contextmanager

@@ -76,12 +76,12 @@ OPTIONS = {
     "launch.teach": """
         exchange=! group=0 port=8500 health_port=0 host=127.0.0.1
         model_name=default threads=4 canary=None probabilities=False
-        trust_graph=False
+        tls_key=None tls_cert=None trust_graph=False
     """,
     "tfdistill.serving.command": """
         exchange=! group=0 port=8500 health_port=0 host=127.0.0.1
         model_name=default threads=4 canary=None probabilities=False
-        trust_graph=False
+        tls_key=None tls_cert=None trust_graph=False
     """,
     "tfdistill.launcher.command": """
         workdir=! num_groups=1 workers_per_group=1 ps_per_group=0

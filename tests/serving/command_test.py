@@ -6,11 +6,13 @@ import subprocess
 import sys
 import urllib.request
 
+import grpc
 import pytest
 import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import prediction_servers as server_cases
 from tfdistill.labels import attached
 from tfdistill.serving import command
 
@@ -20,6 +22,7 @@ def test_wrong_options_are_refused(tmp_path, capsys):
         (["--exchange=x", "--port=70000"], "--port must be a port"),
         (["--exchange=x", "--group=-1"], "--group must be >= 0"),
         (["--exchange=x", "--canary=/missing.npz"], "missing.npz"),
+        (["--exchange=x", "--tls_key=key.pem"], "must come together"),
     ):
         with pytest.raises(SystemExit) as caught:
             command.main(options)
@@ -33,10 +36,12 @@ def test_a_group_teaches_through_the_program(tmp_path, no_process_left):
     exchange = tfdistill.Exchange(tmp_path / "exchange")
     cases.publish(exchange, cases.linear(5), step=10)
     x, y = cases.data(16)
+    key, certificate = server_cases.certificate(tmp_path)
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "launch.teach", "--group=1", "--port=0"),
             f"--exchange={tmp_path / 'exchange'}",
+            *(f"--tls_key={key}", f"--tls_cert={certificate}"),
         ],
         stdout=subprocess.PIPE,
         text=True,
@@ -48,8 +53,18 @@ def test_a_group_teaches_through_the_program(tmp_path, no_process_left):
             url = f"http://127.0.0.1:{first['health_port']}/healthz"
             with urllib.request.urlopen(url, timeout=30) as answer:
                 assert json.load(answer)["version"] == 10
+            address = f"127.0.0.1:{first['port']}"
+            # Only who expects TLS gets an answer.
+            with pytest.raises(RuntimeError, match="A server must describe"):
+                tfdistill.labels.Teachers(
+                    [address], timeout_secs=5, wait_secs=0
+                )
             teachers = tfdistill.labels.Teachers(
-                [f"127.0.0.1:{first['port']}"], timeout_secs=30
+                [address],
+                timeout_secs=30,
+                credentials=grpc.ssl_channel_credentials(
+                    certificate.read_bytes()
+                ),
             )
             dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
             dataset = dataset.map(teachers)

@@ -16,6 +16,7 @@ from tensorflow_serving.apis import prediction_service_pb2_grpc
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import prediction_servers as server_cases
+from tfdistill.labels import protocol
 from tfdistill.teachers import gates
 
 _X, _Y = cases.data(8)
@@ -88,6 +89,10 @@ def test_a_bare_client_gets_predictions_and_the_signature(exchange):
 def test_requests_that_cannot_be_answered_say_why(exchange):
     other = _request()
     other.model_spec.name = "other"
+    outputs = _request()
+    outputs.output_filter.append("logits")
+    empty = _request()
+    empty.inputs["inputs"].ClearField("tensor_content")
     huge = _request()
     huge.inputs["inputs"].tensor_shape.dim[0].size = 10**9
     cases.publish(exchange, cases.linear(5), step=7)
@@ -100,13 +105,21 @@ def test_requests_that_cannot_be_answered_say_why(exchange):
             (_request(signature="train"), "INVALID_ARGUMENT", "'train'"),
             (_request(version=9), "NOT_FOUND", "Only version 7"),
             (other, "NOT_FOUND", "'other'"),
+            (outputs, "INVALID_ARGUMENT", "['outputs']; asked for ['logits']"),
             (huge, "INVALID_ARGUMENT", "must hold its values"),
+            (empty, "INVALID_ARGUMENT", "must hold its values"),
         ):
             with pytest.raises(grpc.RpcError) as caught:
                 stub.Predict(request, timeout=60)
             assert caught.value.code().name == code
             assert text in caught.value.details()
         assert stub.Predict(_request(), timeout=60).outputs
+        with grpc.insecure_channel(server.address) as channel:
+            predict = channel.unary_unary(f"/{protocol.SERVICE}/Predict")
+            with pytest.raises(grpc.RpcError) as caught:
+                predict(b"\xff\xfe nonsense", timeout=60)
+        assert caught.value.code().name == "INVALID_ARGUMENT"
+        assert server.load.take()["failed"] == 11
 
 
 def test_versions_are_swapped_without_a_failed_or_mixed_answer(exchange):

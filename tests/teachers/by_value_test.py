@@ -1,6 +1,7 @@
 """Teachers that come with the data teach as the models that made them."""
 
 import copy
+import json
 import time
 
 import keras
@@ -11,6 +12,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import mutual_learning
+from tests.cases import summaries as summary_cases
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.labels import attached
 from tfdistill.labels import forms
@@ -35,13 +37,20 @@ def _data(label=None, *, form=None, batch_size=8, **expires):
             {
                 "big": attached.label(
                     [kept],
-                    version=tf.zeros([rows], tf.int64),
+                    version=tf.fill([rows], tf.constant(2, tf.int64)),
                     **{n: tf.fill([rows], v) for n, v in expires.items()},
                 )
             },
         )
 
     return dataset.map(add)
+
+
+def _labelled_before_batch(x, y):
+    """An element whose examples were taken for batches of numbers."""
+    version = tf.zeros([8, 4], tf.int64)
+    label = {**x.labels["big"], "version": version}
+    return attached.attach((x.inputs, y), {"big": label})
 
 
 def _trained(teachers, data, strategy=None):
@@ -98,8 +107,60 @@ def test_rows_that_have_expired_count_as_absent():
     found, _ = _trained(tfdistill.TeacherSet(labels=["big"]), late)
     assert found["distillation_weight"] == [0, 0]
     np.testing.assert_allclose(found["task_loss"], alone["loss"], rtol=1e-6)
-    # Nobody has failed: nothing is dropped, and good rows teach again.
-    assert model.teachers.status()[0]["health"] == "good"
+    # Nothing is dropped, and good rows teach again.
+    (status,) = model.teachers.status()
+    assert (status["health"], status["share"]) == ("absent", 0.0)
+    assert (status["step"], status["age_steps"]) == (2, 5)
+
+
+def test_partial_labels_are_seen_as_such(tmp_path):
+    data = _data(cases.linear(5)).map(
+        lambda x, y: (
+            attached.Labelled(
+                x.inputs,
+                {
+                    "big": {
+                        **x.labels["big"],
+                        "version": tf.constant([5, 3, -1, -1] * 2, tf.int64),
+                    }
+                },
+            ),
+            y,
+        )
+    )
+    model = cases.codistill(
+        cases.linear(), tfdistill.TeacherSet(labels=["big"])
+    )
+    log = tfdistill.Summaries(tmp_path, every_steps=2)
+    model.fit(data, verbose=0, callbacks=[tfdistill.RunLog(tmp_path), log])
+    (status,) = model.teachers.status()
+    assert (status["share"], status["step"], status["age_steps"]) == (
+        0.5,
+        5,
+        -2,
+    )
+    last = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["teachers"][0] == status
+    found = dict(summary_cases.scalars(tmp_path, "teachers/big/taught_rows"))
+    assert found == {2: 0.5, 4: 0.5}
+
+
+def test_only_labels_that_expire_at_a_time_of_day_go_without_xla(caplog):
+    teacher, weights = cases.linear(5), []
+    for expires, is_compiled in (
+        ({"expires_step": np.int64(1)}, True),
+        ({"expires_secs": np.float64(time.time() - 1)}, False),
+    ):
+        model = cases.codistill(
+            cases.linear(),
+            tfdistill.TeacherSet(labels=["big"]),
+            jit_compile=True,
+        )
+        history = model.fit(_data(teacher, **expires), verbose=0).history
+        weights += history["distillation_weight"]
+        assert model.jit_compile == is_compiled
+        assert ("without XLA" in caplog.text) != is_compiled
+    assert weights == [0.0, 0.0]
 
 
 def test_evaluate_and_predict_take_the_same_data():
@@ -188,7 +249,7 @@ def test_data_without_the_labels_are_refused_with_the_remedy():
         cases.linear(), tfdistill.TeacherSet(labels=["big"])
     )
     with pytest.raises(ValueError, match="call `batch` first, and once"):
-        model.fit(_data(cases.linear(5), batch_size=1).batch(8), verbose=0)
+        model.fit(_data(cases.linear(5)).map(_labelled_before_batch), verbose=0)
     for wrong in (["a", "a"], [""], [3]):
         with pytest.raises(ValueError, match="names of teachers, each once"):
             tfdistill.TeacherSet(labels=wrong)

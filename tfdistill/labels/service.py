@@ -53,7 +53,7 @@ class Teachers:
         )
         dataset = dataset.map(teachers, num_parallel_calls=4).prefetch(4)
         model = tfdistill.CodistillModel(
-            student, tfdistill.TeacherSet(labels=["served"])
+            student, tfdistill.TeacherSet(labels=[teachers])
         )
         ```
     """
@@ -142,7 +142,8 @@ class Teachers:
         self._seed = seed
         self._lock = threading.Lock()
         self._refused: dict[str, int] = {}
-        self._num_batches = self._num_rows = self._num_absent = 0
+        self._num_batches = self._num_absent_batches = 0
+        self._num_rows = self._num_absent_rows = 0
         self._is_checked = False
         self._inputs: protocol.Specs | None = None
         if outputs is None:
@@ -216,18 +217,20 @@ class Teachers:
         """Returns what was asked, answered and refused so far.
 
         Returns:
-            `{"name", "batches", "rows", "absent_rows", "refused", "servers"}`:
-            `refused` counts bad answers by kind, and `servers` has for each
-            its address, whether it is `usable` or left alone, its newest
-            `version`, its good `answers`, the `sent_bytes` of questions and
-            the `received_bytes` of answers, and its last `problem`.
+            `{"name", "batches", "absent_batches", "rows", "absent_rows",
+            "refused", "servers"}`: `refused` counts bad answers by kind, and
+            `servers` has for each its address, whether it is `usable` or left
+            alone, its newest `version`, its good `answers`, the `sent_bytes`
+            of questions and the `received_bytes` of answers, and its last
+            `problem`.
         """
         with self._lock:
             return {
                 "name": self.name,
                 "batches": self._num_batches,
+                "absent_batches": self._num_absent_batches,
                 "rows": self._num_rows,
-                "absent_rows": self._num_absent,
+                "absent_rows": self._num_absent_rows,
                 "refused": dict(self._refused),
                 "servers": [
                     {
@@ -242,6 +245,10 @@ class Teachers:
                     for server in self._servers
                 ],
             }
+
+    def __deepcopy__(self, memo: Any) -> "Teachers":
+        """Returns itself: what is copied asks by the same connections."""
+        return self
 
     def close(self) -> None:
         """Ends all connections; batches then pass without labels."""
@@ -310,7 +317,9 @@ class Teachers:
         with self._lock:
             self._num_batches += 1
             self._num_rows += rows
-            self._num_absent += rows if found is None else 0
+            if found is None:
+                self._num_absent_batches += 1
+                self._num_absent_rows += rows
         version, outputs = found or (
             -1,
             [np.zeros(shape, np.float32) for shape, _ in expected.values()],

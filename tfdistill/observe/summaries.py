@@ -21,6 +21,7 @@ from tfdistill.observe import summary_file
 from tfdistill.observe import tags
 from tfdistill.system import processes
 from tfdistill.system import run_files
+from tfdistill.teachers import by_value
 from tfdistill.teachers import term
 from tfdistill.training import steps
 
@@ -164,7 +165,7 @@ _IN_STEP = (*_LOSSES, "distillation_weight", "teacher_staleness")
 # Of the executions before a point, by how many agreement is measured: each
 # costs a read.
 _NUM_COMPARED = 20
-_COMPARED = (term.AGREEMENT, term.DIFFERENCE)
+_COMPARED = (term.AGREEMENT, term.DIFFERENCE, by_value.TAUGHT_ROWS)
 
 
 class Summaries(steps.SteppedCallback):
@@ -223,7 +224,8 @@ class Summaries(steps.SteppedCallback):
         self._pace = TrainingPace()
         # What the last executions measured, since the last point at most.
         self._compared: collections.deque[tuple[str, list[Any]]] = (
-            collections.deque(maxlen=_NUM_COMPARED)
+            # Agreement or difference, and the rows that were taught.
+            collections.deque(maxlen=2 * _NUM_COMPARED)
         )
 
     def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:

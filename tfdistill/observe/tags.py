@@ -48,6 +48,7 @@ _CHARTS: dict[str, dict[str, Sequence[str]]] = {
             "teachers/<teacher>/health"
         ],
         "Share": ["teachers/<teacher>/share"],
+        "Share of rows with an answer": ["teachers/<teacher>/taught_rows"],
         "Quarantined versions": ["teachers/<teacher>/num_quarantined"],
         "Batches without a peer's predictions": [
             "teachers/<teacher>/num_missed"

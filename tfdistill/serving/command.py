@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import threading
 import time
@@ -33,6 +34,8 @@ def _add_options(options: programs.Flags) -> None:
         "each version must predict them sensibly",
     )
     add("probabilities", "outputs are probabilities, not logits", False)
+    add("tls_key", "<FILE>: private key, PEM; clients then need TLS")
+    add("tls_cert", "<FILE>: certificate of this key, PEM, with its chain")
     add("trust_graph", "load a graph that is not known to be harmless", False)
     options.check("group", lambda group: group >= 0, "--group must be >= 0")
     for name in ("port", "health_port"):
@@ -55,6 +58,18 @@ def _canary(options: programs.Options) -> Any:
     return gates.Canary(
         inputs, labels=labels, from_logits=not options.probabilities
     )
+
+
+def _credentials(options: programs.Options) -> Any:
+    names = options.tls_key, options.tls_cert
+    if names == (None, None):
+        return None
+    if None in names:
+        raise ValueError("--tls_key and --tls_cert must come together")
+    import grpc
+
+    key, certificate = (pathlib.Path(name).read_bytes() for name in names)
+    return grpc.ssl_server_credentials([(key, certificate)])
 
 
 def _run(options: programs.Options) -> int:
@@ -80,6 +95,7 @@ def _run(options: programs.Options) -> int:
             port=options.port,
             health_port=options.health_port,
             num_threads=options.threads,
+            credentials=_credentials(options),
         )
     except (ImportError, OSError, ValueError) as error:
         raise programs.UsageError(str(error)) from error

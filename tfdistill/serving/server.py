@@ -59,9 +59,13 @@ class Load:
 
 
 class _RefusedError(Exception):
-    """A request that cannot be answered: by which code, and why."""
+    """A request that cannot be answered: why, and by which code."""
 
-    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+    def __init__(
+        self,
+        reason: str,
+        code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT,
+    ) -> None:
         super().__init__(reason)
         self.code = code
 
@@ -84,8 +88,12 @@ class Server:
         port: int = 0,
         health_port: int = 0,
         num_threads: int = 4,
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
-        """Listens, on any free port where one is 0; OSError if one is taken."""
+        """Listens, on any free port where one is 0; OSError if one is taken.
+
+        `credentials` are those of TLS, for gRPC alone.
+        """
         self.load = Load()
         self._followed = followed
         self._model = model
@@ -97,23 +105,26 @@ class Server:
         )
         methods = {
             "Predict": grpc.unary_unary_rpc_method_handler(
-                self._answering(self._predict),
-                messages.PredictRequest.FromString,
-                messages.PredictResponse.SerializeToString,
+                self._answering(self._predict, messages.PredictRequest)
             ),
             "GetModelMetadata": grpc.unary_unary_rpc_method_handler(
-                self._answering(self._metadata),
-                messages.MetadataRequest.FromString,
-                messages.MetadataResponse.SerializeToString,
+                self._answering(self._metadata, messages.MetadataRequest)
             ),
         }
         self._grpc.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(protocol.SERVICE, methods)]
         )
         try:
-            self.port = self._grpc.add_insecure_port(f"{host}:{port}")
+            self.port = (
+                self._grpc.add_secure_port(f"{host}:{port}", credentials)
+                if credentials
+                else self._grpc.add_insecure_port(f"{host}:{port}")
+            )
         except RuntimeError as error:
-            raise OSError(f"{host}:{port} is taken: {error}") from error
+            raise OSError(
+                f"{host}:{port} must be free, and TLS's key and certificate "
+                f"must fit: {error}"
+            ) from error
         self._http = http.server.ThreadingHTTPServer(
             (host, health_port), _handler(self._health)
         )
@@ -130,10 +141,17 @@ class Server:
         self._http.shutdown()
         self._http.server_close()
 
-    def _answering(self, method: Callable[[Any], Any]) -> Callable[..., Any]:
-        def answer(request: Any, context: Any) -> Any:
+    def _answering(
+        self, method: Callable[[Any], Any], kind: Any
+    ) -> Callable[[bytes, Any], bytes]:
+        def answer(content: bytes, context: Any) -> Any:
+            # Parsed here: gRPC would log each request that is none.
             try:
-                return method(request)
+                request = protocol.parsed(kind, content)
+                return method(request).SerializeToString()
+            except protocol.BadAnswerError as error:
+                self.load.add_failed()
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             except _RefusedError as error:
                 self.load.add_failed()
                 context.abort(error.code, str(error))
@@ -148,6 +166,12 @@ class Server:
         with self._followed.current() as served:
             served = self._checked(request.model_spec, served)
             inputs, rows = self._inputs(request, served)
+            unknown = {*request.output_filter} - {*served.signature.outputs}
+            if unknown:
+                raise _RefusedError(
+                    f"The outputs are {sorted(served.signature.outputs)}; "
+                    f"asked for {sorted(unknown)[:10]}."
+                )
             outputs = {
                 name: tensor.numpy()
                 for name, tensor in served.predict(inputs).items()
@@ -169,24 +193,23 @@ class Server:
     ) -> followed_lib.Served:
         if spec.name != self._model:
             raise _RefusedError(
-                grpc.StatusCode.NOT_FOUND,
                 f"The model must be {self._model!r}; received {spec.name!r}.",
+                grpc.StatusCode.NOT_FOUND,
             )
         if served is None:
             raise _RefusedError(
-                grpc.StatusCode.UNAVAILABLE,
                 "The group has published no good version yet.",
+                grpc.StatusCode.UNAVAILABLE,
             )
         wanted = spec.version.value if spec.HasField("version") else None
         if spec.version_label or wanted not in (None, served.version):
             raise _RefusedError(
-                grpc.StatusCode.NOT_FOUND,
                 f"Only version {served.version} is served; received "
                 f"{spec.version_label or wanted!r}.",
+                grpc.StatusCode.NOT_FOUND,
             )
         if spec.signature_name not in ("", protocol.SIGNATURE):
             raise _RefusedError(
-                grpc.StatusCode.INVALID_ARGUMENT,
                 f"The signature must be {protocol.SIGNATURE!r}; received "
                 f"{spec.signature_name!r}.",
             )
@@ -197,31 +220,28 @@ class Server:
     ) -> tuple[dict[str, np.ndarray], int]:
         """Returns the inputs, checked by the signature, and their rows."""
         specs = served.signature.inputs
-        problem, inputs = "", {}
         if set(request.inputs) != set(specs):
-            problem = (
+            raise _RefusedError(
                 f"The inputs must be {sorted(specs)}; received "
                 f"{sorted(request.inputs)[:10]}."
             )
-        num_bytes = request.ByteSize()
-        for name, spec in specs.items() if not problem else ():
+        inputs = {}
+        for name, spec in specs.items():
             proto = request.inputs[name]
             if proto.dtype != spec.dtype.as_datatype_enum:
-                problem = (
+                raise _RefusedError(
                     f"The input {name!r} must be {spec.dtype.name}; received "
                     f"the dtype number {proto.dtype}."
                 )
-                break
             try:
-                inputs[name] = protocol.array(proto, spec.shape, num_bytes)
+                inputs[name] = protocol.array(proto, spec.shape)
             except protocol.BadAnswerError as error:
-                problem = f"The input {name!r}: {error}"
-                break
+                raise _RefusedError(f"The input {name!r}: {error}") from error
         rows = {len(values) for values in inputs.values()}
-        if not problem and len(rows) != 1:
-            problem = f"All inputs must have as many rows; received {rows}."
-        if problem:
-            raise _RefusedError(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        if len(rows) != 1:
+            raise _RefusedError(
+                f"All inputs must have as many rows; received {rows}."
+            )
         return inputs, rows.pop()
 
     def _health(self) -> tuple[bool, bytes]:

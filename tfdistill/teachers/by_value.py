@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import math
+import typing
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +23,13 @@ from tfdistill.teachers import options as options_lib
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher
+
+if typing.TYPE_CHECKING:
+    from tfdistill.labels import service
+
+# What a step reports of each teacher: the share of rows that it taught; of
+# labels, the newest version, and how many steps older it is than the student.
+TAUGHT_ROWS, VERSION, AGE = "taught_rows", "label_version", "label_age_steps"
 
 # Without an answer, after which a peer that is alive counts as absent.
 _MOST_STEPS = 16
@@ -42,9 +52,18 @@ class LabelTeacher(teacher.Teacher):
         name: str,
         graph: student_graph.StudentGraph,
         options: options_lib.TeacherOptions,
+        *,
+        last: Callable[[str], float] = lambda what: math.nan,
+        asker: "service.Teachers | None" = None,
     ) -> None:
-        """Waits for labels."""
+        """Waits for labels.
+
+        `last` says what the last step reported, and `asker` is what asks
+        servers for the labels, if that is known.
+        """
         super().__init__(name, graph, options)
+        self._last = last
+        self._asker = asker
 
     def use(self, arguments: tf.Tensor) -> None:
         """Has nothing to fetch."""
@@ -66,6 +85,34 @@ class LabelTeacher(teacher.Teacher):
                 strict=True,
             )
         ]
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Describes the labels of the last step, for logs."""
+        rows, version = self._last(TAUGHT_ROWS), self._last(VERSION)
+        asked = self._asker.status() if self._asker else None
+        found = super().status
+        if not math.isnan(version):
+            age = int(self._last(AGE))
+            found.update(step=int(version), age_steps=age)
+        if not math.isnan(rows):
+            found["share"] = rows
+        if rows == 0:
+            found["health"] = staleness.ABSENT
+            found["reason"] = "no row has a label that counts"
+        if asked:
+            found |= {
+                "num_answers": asked["batches"] - asked["absent_batches"],
+                "num_missed": asked["absent_batches"],
+                "num_quarantined": sum(asked["refused"].values()),
+            }
+        if asked and rows == 0:
+            found["reason"] += "".join(
+                f"; {server['address']}: {server['problem']}"
+                for server in asked["servers"]
+                if server["problem"]
+            )
+        return found
 
     def _label(self, question: soft_targets.Question) -> Any:
         label = question.labels.get(self.name)

@@ -215,8 +215,12 @@ def checked_paths(saved_models: Any) -> tuple[str, ...]:
 
 
 def checked_names(labels: Any, peers: Sequence[int]) -> tuple[str, ...]:
-    """Returns the names of teachers that come as labels; each once."""
-    found = (labels,) if isinstance(labels, str) else tuple(labels)
+    """Returns the names of teachers that come as labels; each once.
+
+    `labels` holds names, or what has one as `labels.Teachers` does.
+    """
+    given = (labels,) if isinstance(labels, str) else tuple(labels)
+    found = tuple(getattr(label, "name", label) for label in given)
     taken = [run_files.group_name(group) for group in peers]
     is_new = len(set(found)) == len(found) and not {*found} & {*taken}
     if not all(isinstance(name, str) and name for name in found) or not is_new:

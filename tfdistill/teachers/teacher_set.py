@@ -10,9 +10,12 @@ counts it and whose `weights` weigh it.
 """
 
 import dataclasses
+import functools
 import logging
+import math
 import os
 import pathlib
+import typing
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -29,6 +32,7 @@ from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import publisher
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
+from tfdistill.labels import attached
 from tfdistill.labels import forms
 from tfdistill.system import crash_note
 from tfdistill.teachers import agreement
@@ -42,6 +46,10 @@ from tfdistill.teachers import own_past as own_past_lib
 from tfdistill.teachers import peer
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher as teacher_lib
+from tfdistill.training import steps
+
+if typing.TYPE_CHECKING:
+    from tfdistill.labels import service
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +75,7 @@ class TeacherSet:
         saved_models: Sequence[str | os.PathLike[str]] = (),
         models: Sequence[keras.Model | str | os.PathLike[str]] = (),
         own_past: float | None = None,
-        labels: Sequence[str] = (),
+        labels: Sequence["str | service.Teachers"] = (),
         cohort: int | None = None,
         weights: Sequence[float] | None = None,
         max_staleness_steps: int | str | None = options.AUTO,
@@ -101,7 +109,9 @@ class TeacherSet:
                 the student: 0.9 is about the last ten refreshes. >= 0 and
                 < 1. Default: no such teacher.
             labels: Names of teachers whose predictions come with the data,
-                as `tfdistill.labels` attaches them. Default: none.
+                as `tfdistill.labels` attaches them. In place of a name, the
+                `labels.Teachers` that asks servers for them, whose answers
+                and faults `status` then counts. Default: none.
             cohort: How many students the model holds side by side, >= 2: its
                 outputs are those of the first, then of the next, and so on,
                 in flat order. Each learns from what all the others predict in
@@ -172,6 +182,10 @@ class TeacherSet:
             wait_secs=wait_secs,
         )
         options.check_exchange(self._options.peers, exchange)
+        # By name, what asks servers for labels.
+        self._askers = {
+            label.name: label for label in labels if not isinstance(label, str)
+        }
         self._exchange = exchange or publisher.Exchange(None)
         self._graph: student_graph.StudentGraph | None = None
         self._layers: list[str] = []
@@ -186,6 +200,8 @@ class TeacherSet:
         self._published: dict[str, Any] = {}
         # What a parameter-server group does otherwise; None in any other.
         self.remote: on_servers.RemoteTeachers | None = None
+        # What the last execution reported.
+        self._last = steps.LastExecution()
         # The student's own mean, once it is attached and asked for.
         self.own_past: own_past_lib.PastTeacher | None = None
         # Counts loaded graphs: the training step is traced again for each.
@@ -247,12 +263,14 @@ class TeacherSet:
         from_logits: bool | None = None,
         has_classes: bool = False,
         layers: Sequence[str] = (),
+        last: steps.LastExecution | None = None,
     ) -> None:
         """Makes the teachers and their variables for one student, once.
 
         `from_logits` and `has_classes` are what the distillation loss takes
         outputs for, for a canary that does not say so itself. `layers` are
         those of a model in memory that it answers with beside its outputs.
+        `last` is what the trainer keeps of the last execution.
         """
         if self._graph is not None:
             if graph is not self._graph or list(layers) != self._layers:
@@ -263,6 +281,7 @@ class TeacherSet:
                 )
             return
         self._graph, self._layers = graph, list(layers)
+        self._last = last or self._last
         if self._options.canary:
             self._options.canary.settle(from_logits, has_classes=has_classes)
         self._is_chief = replicas.is_chief(strategy)
@@ -375,7 +394,13 @@ class TeacherSet:
         self, graph: student_graph.StudentGraph
     ) -> Iterator[teacher_lib.Teacher]:
         for name in self._options.labels:
-            teacher = by_value.LabelTeacher(name, graph, self._options)
+            teacher = by_value.LabelTeacher(
+                name,
+                graph,
+                self._options,
+                last=functools.partial(self._in_last_step, name),
+                asker=self._askers.get(name),
+            )
             if self.remote:
                 self.remote.teachers.append(teacher)
             yield teacher
@@ -390,6 +415,12 @@ class TeacherSet:
             if self.remote:
                 self.remote.teachers.append(teacher)
             yield teacher
+
+    def _in_last_step(self, name: str, what: str) -> float:
+        """What the last step reported of a teacher; NaN if nothing."""
+        found = self._last.detail(what) or [math.nan] * len(self._teachers)
+        names = [teacher.name for teacher in self._teachers]
+        return float(found[names.index(name)])
 
     def _collective(self, strategy: tf.distribute.Strategy) -> agreement.Sum:
         most = self._options.max_bad_batches
@@ -434,6 +465,22 @@ class TeacherSet:
             [teacher.ask for teacher in self._teachers],
             question,
             active=active,
+        )
+
+    def label_versions(self, labels: Mapping[str, Any]) -> tf.Tensor:
+        """Returns the newest version in each teacher's labels of a batch.
+
+        float64 `[num_teachers]`; NaN for a teacher without labels, or whose
+        labels have no version.
+        """
+        nothing = tf.constant(math.nan, tf.float64)
+        return tf.stack(
+            [
+                attached.newest_version(labels[teacher.name])
+                if teacher.name in labels
+                else nothing
+                for teacher in self._teachers
+            ]
         )
 
     # ---- between steps ----
@@ -643,7 +690,9 @@ class TeacherSet:
             their reasons. Of peers that send predictions, `step` is that of
             the last answer, refused messages count as quarantined, and there
             are `num_answers`, `num_missed` (batches without one), `num_unsent`,
-            `num_forged`, `sent_bytes`, and the number `refused` by kind.
+            `num_forged`, `sent_bytes`, and the number `refused` by kind. Of
+            labels, `step`, `age_steps` and `share`, the share of rows that
+            had a label of an age that counts, are those of the last step.
         """
         return [teacher.status for teacher in self._teachers]
 

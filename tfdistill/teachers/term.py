@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdistill import losses as losses_lib
 from tfdistill.exports import student_graph
+from tfdistill.teachers import by_value
 from tfdistill.teachers import features as features_lib
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import soft_targets
@@ -355,6 +356,7 @@ class Codistillation:
                 from_logits=loss.from_logits if loss else None,
                 has_classes=isinstance(loss, _OF_CLASSES),
                 layers=self.features.teacher_layers if self.features else (),
+                last=model.trainer.last,
             )
         return self.teachers.remote
 
@@ -416,6 +418,7 @@ class Codistillation:
         with tape.stop_recording():
             compared = self._term.compare(soft, y_pred, sample_weight)
         weight *= strength(soft, weight.dtype)
+        versions = self.teachers.label_versions(labels or {})
         return Paid(
             loss=loss,
             shares=shares,
@@ -424,6 +427,9 @@ class Codistillation:
                 "distillation_weight": weight,
                 "teacher_staleness": soft.staleness,
                 **steps.hidden(*compared),
+                **steps.hidden(by_value.TAUGHT_ROWS, soft.taught_rows),
+                **steps.hidden(by_value.VERSION, versions),
+                **steps.hidden(by_value.AGE, _less(step, versions)),
             },
         )
 
@@ -438,6 +444,10 @@ class Codistillation:
         if self._statistics is None:
             self._statistics = trainer.BatchStatistics(self.student, strategy)
         self._statistics.average()
+
+
+def _less(step: tf.Tensor, versions: tf.Tensor) -> tf.Tensor:
+    return tf.cast(step, versions.dtype) - versions
 
 
 def _map_losses(losses: Any, task_loss: Any) -> Any:
