@@ -224,9 +224,7 @@ def served(options: programs.Options) -> dict[str, Any]:
         **measure.judge(ratios["served"]["of_medians"], at_most=_TARGET),
         "ratios": ratios,
         "step_secs": {n: measure.summary(t) for n, t in times.items()},
-        "processor_secs": {
-            n: measure.summary(t) for n, t in processor.items()
-        },
+        "processor_secs": {n: measure.summary(t) for n, t in processor.items()},
         "processor_ratios": {
             name: measure.ratio_of(processor[name], processor["plain"])
             for name in ratios

@@ -396,7 +396,7 @@ def _forged(view: run_view.RunView, injection: Injection) -> Outcome:
     admitted = messages.forged(target)
     return Outcome(
         target=target.name,
-        refused=True,
+        refused=target.is_logged,
         violation=admitted and f"{target.name}: let in a stream {admitted}",
     )
 
@@ -407,7 +407,7 @@ def _to_mailbox(attack: Callable[..., None], *, refused: bool) -> _Inject:
         if target is None:
             return Outcome()
         attack(target, secs=_MESSAGES_SECS)
-        return Outcome(target=target.name, refused=refused)
+        return Outcome(target=target.name, refused=refused and target.is_logged)
 
     return inject
 

@@ -50,6 +50,8 @@ class Target:
         peer_incarnation: Of that group's mailbox.
         signer: Has the run's key.
         step: The last one that the group has logged.
+        is_logged: Whether the group logs what this worker refuses: its first
+            one.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Target:
     peer_incarnation: bytes
     signer: signing.Signer | None
     step: int
+    is_logged: bool
 
     def ticket(self, **changes: Any) -> str:
         """Returns what the peer opens a stream with, but for the changes."""
@@ -98,7 +101,8 @@ def find(view: run_view.RunView, group: int, draw: float) -> Target | None:
     if not tasks:
         return None
     index = int(draw * len(tasks))
-    name = post._note_name(int(tasks[index].rpartition("_")[2]))
+    worker = int(tasks[index].rpartition("_")[2])
+    name = post._note_name(worker)
     own = post._address_in(exchange.notes(group).read(name))
     if own is None or not own.learns_from:
         return None
@@ -120,6 +124,7 @@ def find(view: run_view.RunView, group: int, draw: float) -> Target | None:
         peer_incarnation=other.incarnation,
         signer=exchange.signer,
         step=steps[-1],
+        is_logged=worker == 0,
     )
 
 
