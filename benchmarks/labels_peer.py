@@ -27,14 +27,12 @@ class Echo(post.Mailbox):
         """Answers for as long as there is something to answer."""
         while True:
             message = self.todo.get(timeout=_LONGEST_WAIT_SECS)
-            self.swap(
-                0,
+            self.send(
                 step=message.step,
                 replica=message.replica,
                 batch=message.batch,
                 classes=message.classes,
                 arrays=message.arrays,
-                num_rows=len(message.arrays[0]),
             )
 
 

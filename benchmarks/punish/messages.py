@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import numpy as np
 
 import tfdistill
@@ -43,7 +42,7 @@ class Target:
     Attributes:
         name: Of both, for people.
         group: The worker's.
-        address: Its `host:port`.
+        address: Its host and port.
         incarnation: Of its mailbox.
         replica: One of its replicas.
         peer: A group that it learns from.
@@ -56,7 +55,7 @@ class Target:
 
     name: str
     group: int
-    address: str
+    address: tuple[str, int]
     incarnation: bytes
     replica: int
     peer: int
@@ -117,7 +116,7 @@ def find(view: run_view.RunView, group: int, draw: float) -> Target | None:
     return Target(
         name=f"{tasks[index]}, in the name of group {peer}",
         group=group,
-        address=own.target,
+        address=(own.host, own.port),
         incarnation=own.incarnation,
         replica=own.replicas[0],
         peer=peer,
@@ -129,15 +128,24 @@ def find(view: run_view.RunView, group: int, draw: float) -> Target | None:
 
 
 def send(
-    target: Target, messages: Iterable[bytes], ticket: str | None
-) -> grpc.StatusCode:
-    """Sends messages in one stream; how it ended."""
-    metadata = [(post._TICKET, ticket)] if ticket else []
-    with grpc.insecure_channel(target.address, post._OPTIONS) as channel:
-        call = channel.stream_unary(post._METHOD).future(
-            iter(messages), metadata=metadata, timeout=_ANSWER_SECS
-        )
-        return call.code()
+    target: Target,
+    messages: Iterable[bytes],
+    ticket: str | None,
+    *,
+    listen_secs: float = 0.1,
+) -> bool:
+    """Sends messages in one connection; whether it stays open so long."""
+    first = [ticket.encode()] if ticket else []
+    with socket.create_connection(target.address, _ANSWER_SECS) as connection:
+        try:
+            for data in itertools.chain(first, messages):
+                connection.sendall(post.frame(data))
+            connection.settimeout(listen_secs)
+            return bool(connection.recv(1))
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
 
 
 def forged(target: Target) -> str:
@@ -153,20 +161,18 @@ def forged(target: Target) -> str:
     admitted = [
         who
         for who, ticket in strangers.items()
-        if send(target, [own], ticket) == grpc.StatusCode.OK
+        if send(target, [own], ticket, listen_secs=_ANSWER_SECS)
     ]
     steps = range(target.step, target.step + _NUM_STEPS)
-    damaged = [
-        changed
-        for step in steps
-        for changed in (
+    for step in steps:
+        for damaged in (
             b"GET / HTTP/1.1\r\n\r\n",
             wire.encode(target.message(step), _STRANGER),
             target.encoded(step)[:-40],
             target.encoded(step)[:-1] + b"\0",
-        )
-    ]
-    send(target, damaged, target.ticket())
+        ):
+            # A connection ends with the first of these.
+            send(target, [damaged], target.ticket())
     return ", ".join(admitted)
 
 
@@ -224,12 +230,11 @@ def flood(target: Target, *, secs: float) -> None:
 
 def half_open(target: Target, *, secs: float) -> None:
     """Opens many connections that say nothing more for a time."""
-    host, _, port = target.address.rpartition(":")
     with contextlib.ExitStack() as stack:
         for number in range(_NUM_HALF_OPEN):
             connection = stack.enter_context(
-                socket.create_connection((host.strip("[]"), int(port)), 10.0)
+                socket.create_connection(target.address, _ANSWER_SECS)
             )
             if number % 2:
-                connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n")
+                connection.sendall(b"\0")
         time.sleep(secs)

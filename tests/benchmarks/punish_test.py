@@ -408,14 +408,14 @@ def test_bad_messages_reach_a_mailbox_and_are_refused(run, fault, monkeypatch):
         assert outcome.target.startswith("group_0_worker_0")
         assert not outcome.violation
         found = [
-            mailbox.own.swap(
-                1,
-                step=step,
-                replica=0,
-                batch=b"ourbatch",
-                classes=[10],
-                arrays=[np.zeros([64, 10], "float32")],
-                num_rows=64,
+            mailbox.own.answers(
+                mailbox.own.send(
+                    step=step,
+                    replica=0,
+                    batch=b"ourbatch",
+                    classes=[10],
+                    arrays=[np.zeros([64, 10], "float32")],
+                )
             )
             for step in range(7, 47)
         ]
@@ -423,7 +423,7 @@ def test_bad_messages_reach_a_mailbox_and_are_refused(run, fault, monkeypatch):
             mailbox.own.num_forged.values()
         )
         assert bool(refused) == outcome.refused
-    assert found == [None] * 40
+    assert found == [[None]] * 40
 
 
 # ---- what must hold ----

@@ -5,7 +5,6 @@ the others predicted before the step. Linear models and plain SGD, in NumPy.
 """
 
 import contextlib
-import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -152,48 +151,39 @@ def _train(
     for step in range(alone, alone + NUM_STEPS):
         parts = np.split(_batch(step)[0], num_replicas)
         # As replicas step: all send before any waits.
-        swaps = [
-            _Swap(box, step, replica, x, weights, is_whole, factor)
+        sent = [
+            box.send(
+                step=step,
+                replica=replica,
+                batch=by_value.fingerprint(x).numpy().tobytes(),
+                classes=[cases.NUM_CLASSES],
+                arrays=_kept((x @ weights[0] + weights[1]) * factor, is_whole),
+            )
             for replica, x in enumerate(parts)
         ]
         answers = [
-            np.concatenate([swap.answer_of(peer) for swap in swaps])
-            for peer in box.learns_from
+            np.concatenate([_said(arrays) for arrays in of_peer])
+            for of_peer in zip(*map(box.answers, sent), strict=True)
         ]
         weights = _updated(weights, step, answers)
     return weights
 
 
-class _Swap:
-    """One replica's message of a step."""
+def _kept(logits: np.ndarray, is_whole: bool) -> list[np.ndarray]:
+    if is_whole:
+        return [logits.astype("float32")]
+    classes = np.argsort(-logits).astype("int32")
+    log_p = np.log(cases.softmax(logits)).astype("float32")
+    of = np.zeros([*classes.shape, 0], "int32")
+    return [classes, np.take_along_axis(log_p, classes, -1), of]
 
-    def __init__(self, box, step, replica, x, weights, is_whole, factor):
-        logits = (x @ weights[0] + weights[1]) * factor
-        arrays = [logits.astype("float32")]
-        if not is_whole:
-            classes = np.argsort(-logits).astype("int32")
-            log_p = np.log(cases.softmax(logits)).astype("float32")
-            of = np.zeros([*classes.shape, 0], "int32")
-            arrays = [classes, np.take_along_axis(log_p, classes, -1), of]
-        self._is_whole = is_whole
-        self._swap = functools.partial(
-            box.swap,
-            step=step,
-            replica=replica,
-            batch=by_value.fingerprint(x).numpy().tobytes(),
-            classes=[cases.NUM_CLASSES],
-            arrays=arrays,
-            num_rows=len(x),
-        )
-        box._posted(step, replica, *list(self._swap.keywords.values())[2:5])
 
-    def answer_of(self, peer):
-        arrays = self._swap(peer)
-        if arrays is None:
-            raise RuntimeError(f"group {peer} did not answer.")
-        if self._is_whole:
-            return cases.softmax(arrays[0].astype("float64"))
-        classes, log_p, _ = arrays
-        p = np.zeros(log_p.shape)
-        np.put_along_axis(p, classes, np.exp(log_p.astype("float64")), -1)
-        return p
+def _said(arrays: tuple[np.ndarray, ...] | None) -> np.ndarray:
+    if arrays is None:
+        raise RuntimeError("a group did not answer.")
+    if len(arrays) == 1:
+        return cases.softmax(arrays[0].astype("float64"))
+    classes, log_p, _ = arrays
+    p = np.zeros(log_p.shape)
+    np.put_along_axis(p, classes, np.exp(log_p.astype("float64")), -1)
+    return p

@@ -7,11 +7,9 @@ import collections
 import contextlib
 import copy
 import logging
-import queue
 import socket
 import threading
 
-import grpc
 import numpy as np
 import pytest
 
@@ -43,15 +41,13 @@ class Worker:
     def swap(self, step, *, peer=None, batch=BATCH, classes=3, array=None):
         if array is None:
             array = said(self.group, step)
-        return self.box.swap(
-            self.peers[0] if peer is None else peer,
-            step=step,
-            replica=0,
-            batch=batch,
-            classes=[classes],
-            arrays=[array],
-            num_rows=len(array),
+        own = self.box.send(
+            **predictions(
+                self, step, batch=batch, classes=[classes], arrays=[array]
+            )
         )
+        asked = self.peers[0] if peer is None else peer
+        return self.box.answers(own)[self.peers.index(asked)]
 
 
 def said(group, step):
@@ -78,6 +74,18 @@ def two(opened):
     workers = opened(0, (1,)), opened(1, (0,))
     meet(*workers)
     return workers
+
+
+def predictions(worker, step, **changes):
+    """What a worker's `send` takes."""
+    return {
+        "step": step,
+        "replica": 0,
+        "batch": BATCH,
+        "classes": [3],
+        "arrays": [said(worker.group, step)],
+        **changes,
+    }
 
 
 def meet(*workers):
@@ -119,23 +127,25 @@ def arrived(worker, step, group=1):
 
 
 def put(worker, data, other, **changes):
-    """Sends bytes in a stream of their own; None, or the code of an error."""
+    """Sends bytes in a connection of their own, until it is closed."""
     ticket = wire.ticket(
         changes.get("signer", other.box._exchange.signer),
         sender=changes.get("sender", (other.group, other.box._incarnation)),
         receiver=(worker.group, worker.box._incarnation),
     )
-    with grpc.insecure_channel(worker.box.address) as channel:
-        method = channel.stream_unary(post._METHOD)
-        try:
-            method(
-                iter([data]),
-                metadata=[(post._TICKET, ticket)],
-                timeout=LONG_SECS,
-            )
-        except grpc.RpcError as error:
-            return error.code()
-    return None
+    with connected(worker) as connection:
+        # It may be closed before all is sent.
+        with contextlib.suppress(OSError):
+            for part in (ticket.encode(), data):
+                connection.sendall(post.frame(part))
+            connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+
+
+def connected(worker):
+    host, port = worker.box.address.split(":")
+    return socket.create_connection((host, port), LONG_SECS)
 
 
 def message(worker, step=0, **changes):
@@ -165,7 +175,8 @@ def without_waiting(worker, monkeypatch):
         now[0] += secs
 
     monkeypatch.setattr(worker.box, "_clock", lambda: now[0])
-    monkeypatch.setattr(worker.box._changed, "wait", wait)
+    for peer in worker.peers:
+        monkeypatch.setattr(worker.box.peer(peer).arrived, "wait", wait)
     return waits
 
 
@@ -287,25 +298,24 @@ def test_a_message_of_a_stranger_is_refused(two, tmp_path, caplog, kind, make):
     np.testing.assert_array_equal(answers[0][0], said(1, 1))
 
 
-def test_a_stream_of_a_stranger_is_refused(two, caplog):
+def test_a_connection_of_a_stranger_is_closed(two, monkeypatch):
     one, other = two
     keep_out = {
         "sender": {"sender": (7, b"i" * 16)},
         "forged": {"signer": signing.Signer(b"x" * 16)},
     }
     for kind, changes in keep_out.items():
-        code = put(one, sent(other), other, **changes)
-        assert code == grpc.StatusCode.UNIMPLEMENTED
+        put(one, sent(other), other, **changes)
         assert one.box.num_forged[kind] == 1
-    never = queue.SimpleQueue()
-    with grpc.insecure_channel(one.box.address) as channel:
-        # Without a ticket: no thread of the server waits for what follows.
-        method = channel.stream_unary(post._METHOD)
-        silent = [method.future(iter(never.get, None)) for _ in range(20)]
-        codes = {call.code() for call in silent}
-        assert codes == {grpc.StatusCode.UNIMPLEMENTED}
-        for _ in silent:
-            never.put(None)
+    # What begins with more than a ticket is not read.
+    monkeypatch.setattr(post, "_MEET_SECS", 10 * LONG_SECS)
+    with connected(one) as connection:
+        connection.sendall(post._LENGTH.pack(post._MAX_TICKET_BYTES + 1))
+        assert connection.recv(1) == b""
+    # Who says nothing is not listened to for long.
+    monkeypatch.setattr(post, "_MEET_SECS", 0.05)
+    with connected(one) as connection:
+        assert connection.recv(1) == b""
     assert not one.box.peer(1).boxes
     assert all(answer is not None for answer in both(one, other, 0))
 
@@ -320,8 +330,8 @@ def test_a_message_of_an_earlier_run_is_refused(two):
         lambda: one.box.peer(1).address.incarnation == other.box._incarnation
     )
     put(one, old, other)
-    sender = 1, b"i" * 16
-    assert put(one, old, other, sender=sender) is not None
+    put(one, old, other, sender=(1, b"i" * 16))
+    assert "started again" in one.box.peer(1).why
     assert not one.box.peer(1).boxes
 
 
@@ -395,8 +405,26 @@ def test_what_a_peer_does_not_take_is_bounded(opened):
     for step in range(3 * post.MAX_KEPT):
         one.swap(step)
     peer = one.box.peer(1)
+    tasks.until(lambda: peer.num_unsent == 3 * post.MAX_KEPT)
     assert len(peer.recent) == post.MAX_KEPT
-    assert peer.num_unsent == 3 * post.MAX_KEPT
+
+
+def test_no_more_is_sent_while_much_is_on_its_way(two, monkeypatch):
+    one, other = two
+    both(one, other, 0)
+    peer = one.box.peer(1)
+    monkeypatch.setattr(peer, "stream", Full())
+    one.box.send(**predictions(one, 1))
+    tasks.until(lambda: peer.num_unsent == 1)
+    # The next connection begins with it.
+    assert len(peer.recent) == 2
+
+
+class Full:
+    """A connection of which the other end reads nothing."""
+
+    def get_write_buffer_size(self):
+        return 2**30
 
 
 def test_a_peer_that_starts_again_teaches_again(two, opened):
@@ -410,11 +438,10 @@ def test_a_peer_that_starts_again_teaches_again(two, opened):
 
 def test_half_a_connection_holds_up_nobody(two):
     one, other = two
-    host, port = one.box.address.split(":")
     with contextlib.ExitStack() as stack:
         for _ in range(40):
-            half = stack.enter_context(socket.create_connection((host, port)))
-            half.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n")
+            half = stack.enter_context(connected(one))
+            half.sendall(b"\0")
         answers = both(one, other, 0)
         assert all(answer is not None for answer in answers)
 

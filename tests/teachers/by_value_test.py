@@ -331,17 +331,35 @@ def test_a_peer_that_is_gone_and_back_teaches_while_it_is_there(tmp_path):
     assert "address is not known" in teacher["reason"]
     _close(model, mutual_learning.expected(2, num_steps=16, alone=16)[0])
     # The same training goes on, and the peer is there.
-    model.teachers._mailbox._wait_secs = 60.0
+    model.teachers._swaps[0].mailbox._wait_secs = 60.0
     with mutual_learning.numpy_peers(cluster, alone=16):
         _fit(model)
     _close(model, mutual_learning.expected(2, num_steps=36, alone=16)[0])
     (teacher,) = model.teachers.status()
     assert (teacher["health"], teacher["age_steps"]) == ("good", 0)
     # It lives, and is too far behind to be of use.
-    model.teachers._teachers[0]._step += 17
+    model.teachers._swaps[0].mailbox.peer(1).last_asked += 17
     (teacher,) = model.teachers.status()
     assert (teacher["health"], teacher["age_steps"]) == ("absent", None)
     assert "its last answer was of step 35" in teacher["reason"]
+
+
+def test_nothing_is_sent_while_the_weight_is_zero(tmp_path, monkeypatch):
+    model = _model(_cluster(tmp_path), wait_secs=0.0)
+    _fit(model, steps_per_epoch=1)
+    sent = []
+    mailbox = model.teachers._swaps[0].mailbox
+    send = mailbox.send
+    monkeypatch.setattr(
+        mailbox, "send", lambda **kwargs: sent.append(kwargs) or send(**kwargs)
+    )
+    for active in (False, True):
+        assert not sent
+        soft = model.teachers.predict(
+            _X, step=1, active=tf.constant(active), like=model(_X)
+        )
+        assert not np.any(soft.weights)
+    assert len(sent) == 1
 
 
 def test_rows_that_are_not_finite_are_left_out_alone(tmp_path):

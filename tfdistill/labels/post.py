@@ -1,11 +1,12 @@
 """The mailbox of one worker: predictions to peers, and theirs of the same step.
 
 Each worker of a group sends to the worker of the same index in each group that
-learns from it, in one gRPC stream: a call for each message costs seven times
-the processor time. Addresses are notes in the exchange, signed with the run's
-key as messages are, and so is the ticket without which no stream is opened: a
-stranger cannot take the threads of the server. Nothing here knows of models,
-and a step waits for a message at most `wait_secs`:
+learns from it, in one connection that stays. A thread with an event loop moves
+all bytes: gRPC's threads cost several times the processor time of a message.
+Addresses are notes in the exchange, signed with the run's key as messages are,
+and so is the ticket with which a connection begins: a stranger gets no further.
+Nothing here knows of models, and a step waits for its messages at most
+`wait_secs`:
 
 - for a peer that is alive and behind, at each step until it has caught up;
 - for a peer of which nothing arrives, three times, and then no more until
@@ -13,27 +14,23 @@ and a step waits for a message at most `wait_secs`:
 - for a peer that is ahead, never: it will not send this step again.
 """
 
+import asyncio
 import collections
-import concurrent.futures
 import dataclasses
 import logging
-import queue
 import secrets
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import TypeGuard
 
-import grpc
 import numpy as np
 
 from tfdistill.exchange import publisher
-from tfdistill.labels import channels
 from tfdistill.labels import wire
 from tfdistill.system import background
 from tfdistill.system import fresh_copies
@@ -43,33 +40,31 @@ from tfdistill.system import processes
 MAX_KEPT = 16
 # Waits in a row, without a sign of life, after which there are no more.
 MAX_SILENT = 3
-# A message must be smaller; gRPC refuses more before it is read.
+# A message must be smaller; more is refused before it is read.
 MAX_BYTES = 64 * 2**20
 _SPARE_BYTES = 64 * 1024
+_MAX_TICKET_BYTES = 256
 _MAX_LISTED = 10
-_METHOD = "/tfdistill.Mailbox/Put"
-_TICKET = "tfdistill-ticket"
 _STOP_SECS = 5.0
-# Of a stream, after which the next one is opened at once.
+# In which a connection is made, and begins with a ticket.
+_MEET_SECS = 5.0
+# Of a connection, after which the next one is opened at once.
 _LASTED_SECS = 5.0
-# Messages that wait in a stream, of which a peer takes none.
+# Messages that wait in a connection, of which a peer takes none.
 _MAX_QUEUED = 32
 # Between two looks at the notes of peers that do not answer.
 _LOOK_SECS, _LONGEST_LOOK_SECS = 0.1, 2.0
 _WRITE_SECS, _LONGEST_WRITE_SECS = 0.2, 30.0
-_OPTIONS = [
-    *channels.limits(MAX_BYTES),
-    *channels.RECONNECTING,
-    channels.OWN_PORT,
-    # Peers are reached as TensorFlow reaches the workers of a group.
-    ("grpc.enable_http_proxy", 0),
-    # A connection whose other end has gone without a word is found out.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    # Of several mailboxes in one process, each has its own connections.
-    ("grpc.use_local_subchannel_pool", 1),
-]
+# A connection whose other end has gone without a word is found out. Not every
+# system has all of these.
+_KEEPALIVE = {
+    "TCP_KEEPIDLE": 10,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 1,
+    "TCP_USER_TIMEOUT": 15_000,
+}
+# Before each message, and before the ticket.
+_LENGTH = struct.Struct("<I")
 _log = logging.getLogger(__name__)
 
 
@@ -95,7 +90,8 @@ class Place:
 class _Address:
     """Where a peer's mailbox is, from its note."""
 
-    target: str
+    host: str
+    port: int
     incarnation: bytes
     replicas: tuple[int, ...]
     learns_from: tuple[int, ...]
@@ -110,30 +106,34 @@ class Peer:
         refused: Reasons by step, of the newest of those.
         num_unsent: Messages that were made while it took none; it may get the
             newest of them later.
-        last_answer: The step of its last answer; -1 without one.
+        last_asked, last_answer: The last step that has asked it, and the last
+            one that it has answered; -1 without one.
         sent_bytes, received_bytes: Of all messages to and from it.
         last_bytes: Of the last message from it; None before.
     """
 
-    def __init__(self, group: int) -> None:
+    def __init__(self, group: int, lock: threading.Lock) -> None:
         self.group = group
-        self.address: _Address | None = None
-        self.trouble = "its address is not known yet"
         self.num_answers = self.num_missed = self.num_unsent = 0
         self.num_refused: collections.Counter[str] = collections.Counter()
         self.refused: dict[int, str] = {}
-        self.last_answer = -1
+        self.last_asked = self.last_answer = -1
         self.sent_bytes = self.received_bytes = 0
         self.last_bytes: int | None = None
-        self.num_silent = 0
-        # By replica: messages by step, and the newest step that has arrived.
+        # What steps and the event loop share, under the mailbox's lock. By
+        # replica: messages by step, and the newest step that has arrived.
+        self.arrived = threading.Condition(lock)
         self.boxes: dict[int, dict[int, wire.Message]] = {}
         self.newest: dict[int, int] = {}
-        self.wants_messages = False
-        # The newest messages to it, with which each stream begins.
+        self.num_silent = 0
+        # Only the event loop changes what follows while it runs.
+        self.address: _Address | None = None
+        self.trouble = "its address is not known yet"
+        # The newest messages to it, with which each connection begins.
         self.recent: collections.deque[bytes] = collections.deque()
-        self.stream: _Stream | None = None
-        self.pause = background.Backoff(first_secs=0.1, longest_secs=1.0)
+        # Sends for as long as the peer wants messages.
+        self.sender: asyncio.Task[None] | None = None
+        self.stream: asyncio.WriteTransport | None = None
 
     @property
     def is_silent(self) -> bool:
@@ -144,6 +144,26 @@ class Peer:
     def why(self) -> str:
         """Why it does not answer."""
         return self.trouble or f"its last answer was of step {self.last_answer}"
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether its note may say why it does not answer."""
+        return (
+            self.address is None
+            or bool(self.trouble)
+            or (self.sender is not None and self.stream is None)
+            or self.is_silent
+        )
+
+    def forget(self) -> None:
+        """Lets go of one incarnation of it; its figures stay."""
+        if self.sender is not None:
+            self.sender.cancel()
+        self.address = self.sender = self.stream = None
+        with self.arrived:
+            self.boxes.clear()
+            self.newest.clear()
+            self.num_silent = 0
 
 
 class Mailbox(fresh_copies.FreshCopies):
@@ -173,20 +193,17 @@ class Mailbox(fresh_copies.FreshCopies):
         self._place = place
         self._wait_secs = wait_secs
         self._clock = clock
-        self.learns_from = tuple(peers)
+        self._lock = threading.Lock()
         everyone = dict.fromkeys((*peers, *others))
-        self._peers = {g: Peer(g) for g in everyone if g != place.group}
-        self._changed = threading.Condition()
+        self._peers = {
+            g: Peer(g, self._lock) for g in everyone if g != place.group
+        }
+        self.learns_from = tuple(peers)
         self._wake = threading.Event()
         self._is_open = False
-        self._server: Any = None
-        self._dropped: list[_Stream] = []
-        self._poller: threading.Thread | None = None
         self._incarnation = b""
         self._said: set[tuple[int, str]] = set()
-        # By replica: the step under way, its message, and until when to wait.
-        self._under_way: dict[int, tuple[wire.Message, float]] = {}
-        self._num_own_bytes: int | None = None
+        self._most_own_bytes = 0
         # Messages of which nobody knows who has sent them, by kind.
         self.num_forged: collections.Counter[str] = collections.Counter()
 
@@ -210,98 +227,143 @@ class Mailbox(fresh_copies.FreshCopies):
         """Opens the mailbox, and looks for those of the peers."""
         if self._is_open or not self._exchange.enabled:
             return
-        # A thread for each stream, and for one that follows a broken one.
-        num_streams = 2 * len(self.learns_from) + 2
-        self._pool = concurrent.futures.ThreadPoolExecutor(
-            num_streams, thread_name_prefix="tfdistill-mailbox"
+        is_dual = socket.has_dualstack_ipv6()
+        listener = socket.create_server(
+            ("", 0),
+            family=socket.AF_INET6 if is_dual else socket.AF_INET,
+            dualstack_ipv6=is_dual,
         )
-        self._server = grpc.server(
-            self._pool,
-            handlers=[_Handler(self._is_admitted, self._take_all)],
-            options=_OPTIONS,
-            maximum_concurrent_rpcs=num_streams,
-        )
-        self._port = self._server.add_insecure_port("[::]:0")
+        self._port = listener.getsockname()[1]
         self._incarnation = secrets.token_bytes(16)
-        self._server.start()
         self._wake.clear()
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
         self._is_open = True
-        self._poller = threading.Thread(
-            target=self._poll, name="tfdistill-peers", daemon=True
-        )
-        self._poller.start()
+        self._threads = [
+            threading.Thread(target=work, args=args, name=name, daemon=True)
+            for work, args, name in (
+                (self._carry, [listener], "tfdistill-mailbox"),
+                (self._poll, [], "tfdistill-peers"),
+            )
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """Closes the mailbox; a step that waits for it goes on at once."""
-        if not self._is_open:
-            return
-        with self._changed:
+        with self._lock:
+            if not self._is_open:
+                return
             self._is_open = False
-            self._changed.notify_all()
+            for peer in self._peers.values():
+                peer.arrived.notify_all()
+            self._loop.call_soon_threadsafe(self._closing.set)
         self._wake.set()
-        if self._poller is not None:
-            self._poller.join(_STOP_SECS)
-        if self._server is not None:
-            self._server.stop(None).wait(_STOP_SECS)
-            self._pool.shutdown(wait=False)
-            self._server = None
+        for thread in self._threads:
+            thread.join(_STOP_SECS)
+
+    def _carry(self, listener: socket.socket) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve(listener))
+
+    async def _serve(self, listener: socket.socket) -> None:
+        """Moves all messages, until the mailbox is closed."""
+        guests: set[_Incoming] = set()
+        server = await self._loop.create_server(
+            lambda: _Incoming(self, guests), sock=listener
+        )
+        await self._closing.wait()
+        server.close()
+        for guest in guests:
+            guest.transport.abort()
         for peer in self._peers.values():
-            self._forget(peer)
+            peer.forget()
             peer.recent.clear()
-        self._close_dropped()
-        self._under_way.clear()
 
     # ---- a step ----
 
-    def swap(
+    def send(
         self,
-        group: int,
         *,
         step: int,
         replica: int,
         batch: bytes,
         classes: Sequence[int],
-        arrays: Iterable[np.ndarray],
-        num_rows: int,
-    ) -> tuple[np.ndarray, ...] | None:
-        """Sends a replica's predictions, and returns a peer's of the same step.
+        arrays: Sequence[np.ndarray],
+    ) -> wire.Message:
+        """Sends a replica's predictions; what they were, for `answers`."""
+        own = wire.Message(
+            self._place.group,
+            replica,
+            step,
+            self._incarnation,
+            batch,
+            tuple(classes),
+            tuple(arrays),
+        )
+        data = wire.encode(own, self._exchange.signer)
+        # The last batch may be smaller, here or there.
+        self._most_own_bytes = max(self._most_own_bytes, len(data))
+        if len(data) >= MAX_BYTES:
+            self._say(
+                self._place.group,
+                "size",
+                f"A message must have less than {MAX_BYTES} bytes; that of "
+                f"step {step} has {len(data)} and is not sent. Send less: "
+                "TeacherSet(form=Form(top_k=...)).",
+            )
+            return own
+        with self._lock:
+            if self._is_open:
+                self._loop.call_soon_threadsafe(self._write, data)
+        return own
 
-        Messages go to all peers at the first call for a step; the others wait
-        no longer than that one. None without an answer.
+    def answers(self, own: wire.Message) -> list[tuple[np.ndarray, ...] | None]:
+        """Waits for what peers say of the batch of one's own message.
+
+        In the order of `learns_from`; None for a peer that does not answer.
         """
-        own, end = self._posted(step, replica, batch, classes, arrays)
-        peer = self._peers[group]
-        with self._changed:
+        end = self._clock() + self._wait_secs
+        return [
+            self._answer(self._peers[group], own, end)
+            for group in self.learns_from
+        ]
+
+    def _answer(
+        self, peer: Peer, own: wire.Message, end: float
+    ) -> tuple[np.ndarray, ...] | None:
+        step = own.step
+        with peer.arrived:
+            peer.last_asked = max(step, peer.last_asked)
             while True:
-                box = peer.boxes.setdefault(replica, {})
+                # Another one once the peer has started again.
+                box = peer.boxes.setdefault(own.replica, {})
                 received = box.pop(step, None)
                 left = end - self._clock()
                 if (
                     received is not None
                     or left <= 0
-                    or not self._is_worth_waiting(peer, replica, step)
+                    or not self._is_worth_waiting(peer, own)
                 ):
                     break
-                self._changed.wait(left)
+                peer.arrived.wait(left)
             for old in [s for s in box if s < step]:
                 del box[old]
             if received is None and left <= 0 and not peer.is_silent:
                 peer.num_silent += 1
                 if peer.is_silent:
                     self._say(
-                        group,
+                        peer.group,
                         "silent",
-                        f"Group {group} sends no predictions: {peer.why}. "
+                        f"Group {peer.group} sends no predictions: {peer.why}. "
                         "Training goes on without them. It waits no more until "
                         "they come again; the status of the teachers counts.",
                     )
-            if received is None:
+            refusal = received and wire.refusal(received, own)
+            if received is None or refusal:
                 peer.num_missed += 1
-                return None
-            refusal = wire.refusal(received, own, num_rows=num_rows)
-            if refusal is not None:
-                peer.num_missed += 1
-                self._refuse(peer, *refusal, step=step)
+                if refusal:
+                    self._refuse(peer, *refusal, step=step)
                 return None
             peer.num_answers += 1
             peer.last_answer = max(step, peer.last_answer)
@@ -317,109 +379,78 @@ class Mailbox(fresh_copies.FreshCopies):
                 )
             return received.arrays
 
-    def _is_worth_waiting(self, peer: Peer, replica: int, step: int) -> bool:
+    def _is_worth_waiting(self, peer: Peer, own: wire.Message) -> bool:
         return (
             self._is_open
             and not peer.is_silent
-            and peer.newest.get(replica, -1) < step
+            and peer.newest.get(own.replica, -1) < own.step
         )
 
-    def _posted(
-        self,
-        step: int,
-        replica: int,
-        batch: bytes,
-        classes: Sequence[int],
-        arrays: Iterable[np.ndarray],
-    ) -> tuple[wire.Message, float]:
-        """Sends the message of a step, once; it, and the end of the wait."""
-        with self._changed:
-            known = self._under_way.get(replica)
-            if known is not None and known[0].step == step:
-                return known
-            own = wire.Message(
-                self._place.group,
-                replica,
-                step,
-                self._incarnation,
-                batch,
-                tuple(classes),
-                tuple(arrays),
-            )
-            # What an answer is compared with; the values need not stay.
-            bare = own._replace(arrays=tuple(a[:0].copy() for a in own.arrays))
-            found = bare, self._clock() + self._wait_secs
-            self._under_way[replica] = found
-            if not self._is_open:
-                return found
-            data = wire.encode(own, self._exchange.signer)
-            self._num_own_bytes = len(data)
-            if len(data) >= MAX_BYTES:
-                self._say(
-                    self._place.group,
-                    "size",
-                    f"A message must have less than {MAX_BYTES} bytes; that of "
-                    f"step {step} has {len(data)} and is not sent. Send less: "
-                    "TeacherSet(form=Form(top_k=...)).",
-                )
-                return found
-            for peer in self._peers.values():
-                if peer.address is None or peer.wants_messages:
-                    self._send(peer, data)
-            return found
+    # ---- to peers, in the event loop ----
 
-    # ---- to peers ----
-
-    def _send(self, peer: Peer, data: bytes) -> None:
-        peer.recent.append(data)
-        if len(peer.recent) > MAX_KEPT * len(self._place.replicas):
-            peer.recent.popleft()
-        if peer.stream is None or peer.stream.is_full:
-            peer.num_unsent += 1
-            return
-        peer.stream.put(data)
-        peer.sent_bytes += len(data)
-
-    def _connect(self, peer: Peer) -> None:
-        """Opens a stream to a peer that wants messages, unless there is one."""
-        with self._changed:
-            address = peer.address
+    def _write(self, data: bytes) -> None:
+        """Sends a message to all who want it."""
+        framed = frame(data)
+        for peer in self._peers.values():
+            if peer.address is not None and peer.sender is None:
+                continue
+            peer.recent.append(framed)
+            if len(peer.recent) > MAX_KEPT * len(self._place.replicas):
+                peer.recent.popleft()
+            stream = peer.stream
             if (
-                not self._is_open
-                or address is None
-                or not peer.wants_messages
-                or peer.stream is not None
-                or not peer.pause.is_over
+                stream is None
+                or stream.get_write_buffer_size() >= _MAX_QUEUED * len(framed)
             ):
-                return
+                peer.num_unsent += 1
+                continue
+            stream.write(framed)
+            peer.sent_bytes += len(data)
+
+    async def _send(self, peer: Peer, address: _Address) -> None:
+        """Sends to one incarnation of a peer, until it is forgotten."""
+        pause = background.Backoff(first_secs=0.1, longest_secs=1.0)
+        while True:
+            opened = self._clock()
+            reason = await self._send_all(peer, address)
+            if self._clock() - opened > _LASTED_SECS:
+                pause.succeeded()
+            peer.trouble = f"it does not take messages: {reason}"
+            self._wake.set()
+            await asyncio.sleep(pause.failed())
+
+    async def _send_all(self, peer: Peer, address: _Address) -> str:
+        """Sends until the connection breaks; why it has."""
+        try:
+            async with asyncio.timeout(_MEET_SECS):
+                reader, writer = await asyncio.open_connection(
+                    address.host, address.port
+                )
+        except (OSError, UnicodeError) as error:
+            return str(error) or "it cannot be reached"
+        try:
+            _keep_alive(writer.transport)
             ticket = wire.ticket(
                 self._exchange.signer,
                 sender=(self._place.group, self._incarnation),
                 receiver=(peer.group, address.incarnation),
             )
-            stream = _Stream(address.target, ticket, self._clock())
-            peer.stream = stream
-            for data in peer.recent:
-                stream.put(data)
-        stream.call.add_done_callback(
-            lambda call: self._ended(peer, stream, call.code())
-        )
+            writer.writelines([frame(ticket.encode()), *peer.recent])
+            peer.stream = writer.transport
+            # A peer says nothing; this ends when the connection does.
+            await reader.read(1)
+            return "it has closed the connection"
+        except OSError as error:
+            return str(error)
+        finally:
+            if peer.stream is writer.transport:
+                peer.stream = None
+            writer.transport.abort()
 
-    def _ended(self, peer: Peer, stream: "_Stream", code: Any) -> None:
-        with self._changed:
-            if not self._is_open or peer.stream is not stream:
-                return
-            self._drop_stream(peer)
-            if self._clock() - stream.opened > _LASTED_SECS:
-                peer.pause.succeeded()
-            peer.pause.failed()
-            peer.trouble = f"it does not take messages: {code.name}"
-            self._wake.set()
+    # ---- from peers, in the event loop ----
 
-    # ---- from peers ----
-
-    def _is_admitted(self, ticket: str | None) -> bool:
-        """Whether somebody may open a stream; in the server's own thread."""
+    def admitted(self, ticket: str) -> Peer | None:
+        """Returns the peer whose messages may follow this ticket."""
         group, incarnation = wire.holder(
             self._exchange.signer,
             ticket,
@@ -431,58 +462,56 @@ class Mailbox(fresh_copies.FreshCopies):
                 "whoever opens a stream must have this run's key and this "
                 "mailbox's address of now",
             )
-            return False
+            return None
         if group not in self.learns_from:
             self._refuse_unknown(
                 "sender",
                 "it must come from a group that this one learns from, "
                 f"{list(self.learns_from)}; received one of group {group}",
             )
-            return False
-        with self._changed:
-            peer = self._peers[group]
-            address = peer.address
-            if address is not None and incarnation == address.incarnation:
-                return True
+            return None
+        peer = self._peers[group]
+        if peer.address is None or incarnation != peer.address.incarnation:
             # It has just started, and its note is not read yet; or it is of an
             # earlier run, and its note is that of another. It tries again.
             peer.trouble = "it has started again"
             self._wake.set()
+            return None
+        return peer
+
+    def is_too_large(self, num_bytes: int) -> bool:
+        """Whether a message has more bytes than one that could count."""
+        own, most = self._most_own_bytes, MAX_BYTES
+        if own:
+            most = min(most, 2 * own + _SPARE_BYTES)
+        if num_bytes <= most:
             return False
+        self._refuse_unknown(
+            "size",
+            f"it must have about as many bytes as one's own, {own}; received "
+            f"{num_bytes}",
+        )
+        return True
 
-    def _take_all(self, stream: Iterator[bytes], context: Any) -> bytes:
-        """Takes the messages of a stream, in a thread of the server."""
-        for data in stream:
-            if not self._is_open or not self._take(data):
-                context.abort(grpc.StatusCode.UNAVAILABLE, "later")
-        return b""
-
-    def _take(self, data: bytes) -> bool:
-        """Takes a message; whether the stream may go on."""
-        most = self._num_own_bytes
-        if most is not None and len(data) > 2 * most + _SPARE_BYTES:
-            self._refuse_unknown(
-                "size",
-                f"it must have about as many bytes as one's own, {most}; "
-                f"received {len(data)}",
-            )
-            return True
+    def take(self, peer: Peer, data: bytes) -> bool:
+        """Takes a peer's message; whether more of it may follow."""
         try:
             message = wire.decode(data, self._exchange.signer)
         except wire.MessageError as error:
             self._refuse_unknown("forged", str(error))
-            return True
-        with self._changed:
-            peer = self._peers.get(message.group)
-            address = peer.address if peer else None
-            if (
-                peer is None
-                or address is None
-                or message.incarnation != address.incarnation
-            ):
-                # Its note has changed since the stream was opened.
-                return False
-            if message.replica not in self._place.replicas:
+            return False
+        address = peer.address
+        if (
+            address is None
+            or message.group != peer.group
+            or message.incarnation != address.incarnation
+        ):
+            # Its note has changed since it was admitted.
+            return False
+        with peer.arrived:
+            if message.replica in self._place.replicas:
+                self._keep(peer, message, len(data))
+            else:
                 self._refuse(
                     peer,
                     "replica",
@@ -492,8 +521,6 @@ class Mailbox(fresh_copies.FreshCopies):
                     "replicas in all groups",
                     step=message.step,
                 )
-                return True
-            self._keep(peer, message, len(data))
         return True
 
     def _keep(self, peer: Peer, message: wire.Message, num_bytes: int) -> None:
@@ -516,7 +543,8 @@ class Mailbox(fresh_copies.FreshCopies):
         peer.received_bytes += num_bytes
         peer.last_bytes = num_bytes
         peer.num_silent, peer.trouble = 0, ""
-        self._changed.notify_all()
+        # Steps that wait for another peer sleep on.
+        peer.arrived.notify_all()
 
     # ---- addresses ----
 
@@ -539,15 +567,12 @@ class Mailbox(fresh_copies.FreshCopies):
                 except OSError as error:
                     write.failed()
                     _log.warning("Could not leave an address: %s", error)
-            unsettled = [p for p in self._peers.values() if _is_unsettled(p)]
+            unsettled = [p for p in self._peers.values() if p.is_unsettled]
             if unsettled and look.is_over:
                 if any([self._look_for(peer, name) for peer in unsettled]):
                     look.succeeded()
                 else:
                     look.failed()
-            self._close_dropped()
-            for peer in self._peers.values():
-                self._connect(peer)
             is_done = is_left and not unsettled
             self._wake.wait(_LONGEST_LOOK_SECS if is_done else _LOOK_SECS)
             if is_done:
@@ -574,47 +599,29 @@ class Mailbox(fresh_copies.FreshCopies):
         found = _address_in(note)
         if found is None or found == peer.address:
             return False
-        with self._changed:
-            if not self._is_open:
-                return False
-            self._forget(peer)
-            peer.address, peer.trouble = found, ""
-            if found.replicas != self._place.replicas:
-                peer.trouble = (
-                    f"its worker {self._place.worker} has the replicas "
-                    f"{list(found.replicas)}, and this one "
-                    f"{list(self._place.replicas)}. Use equally many workers "
-                    "and replicas in all groups"
-                )
-                self._say(peer.group, "replica", peer.trouble)
-            elif self._place.group in found.learns_from:
-                peer.wants_messages = True
-            else:
-                peer.recent.clear()
+        with self._lock:
+            if self._is_open:
+                self._loop.call_soon_threadsafe(self._meet, peer, found)
         return True
 
-    def _drop_stream(self, peer: Peer) -> None:
-        if peer.stream is not None:
-            peer.stream.end()
-            self._dropped.append(peer.stream)
-            peer.stream = None
-
-    def _close_dropped(self) -> None:
-        """Closes streams, which waits for what their callbacks wait for.
-
-        So it is neither for a callback of theirs nor for holders of the lock.
-        """
-        while self._dropped:
-            self._dropped.pop().close()
-
-    def _forget(self, peer: Peer) -> None:
-        """Lets go of one incarnation of a peer; its figures stay."""
-        self._drop_stream(peer)
-        peer.address, peer.wants_messages = None, False
-        peer.boxes.clear()
-        peer.newest.clear()
-        peer.pause.succeeded()
-        peer.num_silent = 0
+    def _meet(self, peer: Peer, address: _Address) -> None:
+        """Takes a peer for what its note says, in the event loop."""
+        if address == peer.address:
+            return
+        peer.forget()
+        peer.address, peer.trouble = address, ""
+        if address.replicas != self._place.replicas:
+            peer.trouble = (
+                f"its worker {self._place.worker} has the replicas "
+                f"{list(address.replicas)}, and this one "
+                f"{list(self._place.replicas)}. Use equally many workers and "
+                "replicas in all groups"
+            )
+            self._say(peer.group, "replica", peer.trouble)
+        elif self._place.group in address.learns_from:
+            peer.sender = self._loop.create_task(self._send(peer, address))
+        if peer.sender is None:
+            peer.recent.clear()
 
     # ---- what was refused ----
 
@@ -645,62 +652,75 @@ class Mailbox(fresh_copies.FreshCopies):
             _log.warning("%s", text)
 
 
-class _Stream:
-    """Messages to one peer, in their order."""
+class _Incoming(asyncio.Protocol):
+    """A connection from a peer: its ticket, and then its messages."""
 
-    def __init__(self, target: str, ticket: str, opened: float) -> None:
-        self.opened = opened
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._channel = grpc.insecure_channel(target, _OPTIONS)
-        self.call = self._channel.stream_unary(_METHOD).future(
-            iter(self._queue.get, None), metadata=[(_TICKET, ticket)]
+    transport: asyncio.Transport
+
+    def __init__(self, mailbox: Mailbox, guests: set["_Incoming"]) -> None:
+        self._mailbox = mailbox
+        self._guests = guests
+        self._peer: Peer | None = None
+        self._buffer = bytearray()
+
+    def connection_made(self, transport: Any) -> None:
+        """Waits for a ticket, but not for long."""
+        self.transport = transport
+        self._guests.add(self)
+        if not self._mailbox.is_in_use:
+            transport.abort()
+        _keep_alive(transport)
+        self._deadline = asyncio.get_running_loop().call_later(
+            _MEET_SECS, transport.abort
         )
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the peer takes nothing."""
-        return self._queue.qsize() >= _MAX_QUEUED
+    def connection_lost(self, error: Exception | None) -> None:
+        """Forgets the connection."""
+        self._deadline.cancel()
+        self._guests.discard(self)
 
-    def put(self, data: bytes) -> None:
-        """Sends a message, whenever the peer takes it."""
-        self._queue.put(data)
+    def data_received(self, data: bytes) -> None:
+        """Takes what is whole; a connection that breaks a rule is closed."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer)
+            end = _LENGTH.size + size
+            if self._is_too_large(size):
+                self.transport.abort()
+                return
+            if len(self._buffer) < end:
+                return
+            with memoryview(self._buffer) as view:
+                content = bytes(view[_LENGTH.size : end])
+            del self._buffer[:end]
+            if not self._take(content):
+                self.transport.abort()
+                return
 
-    def end(self) -> None:
-        """Lets go of the thread that sends."""
-        self._queue.put(None)
+    def _is_too_large(self, num_bytes: int) -> bool:
+        if self._peer is None:
+            return num_bytes > _MAX_TICKET_BYTES
+        return self._mailbox.is_too_large(num_bytes)
 
-    def close(self) -> None:
-        """Closes the connection; what waits is lost."""
-        self.call.cancel()
-        self._channel.close()
-
-
-class _Handler(grpc.GenericRpcHandler):
-    """Takes streams of bytes from those who are admitted."""
-
-    def __init__(
-        self,
-        is_admitted: Callable[[str | None], bool],
-        take_all: Callable[[Iterator[bytes], Any], bytes],
-    ) -> None:
-        self._is_admitted = is_admitted
-        self._method = grpc.stream_unary_rpc_method_handler(take_all)
-
-    def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """Returns what handles a call; None for one that is not admitted."""
-        if details.method != _METHOD:
-            return None
-        ticket = dict(details.invocation_metadata).get(_TICKET)
-        return self._method if self._is_admitted(ticket) else None
+    def _take(self, content: bytes) -> bool:
+        if self._peer is not None:
+            return self._mailbox.take(self._peer, content)
+        self._deadline.cancel()
+        self._peer = self._mailbox.admitted(content.decode("ascii", "replace"))
+        return self._peer is not None
 
 
-def _is_unsettled(peer: Peer) -> bool:
-    return (
-        peer.address is None
-        or bool(peer.trouble)
-        or (peer.wants_messages and peer.stream is None)
-        or peer.is_silent
-    )
+def frame(data: bytes) -> bytes:
+    """Returns a ticket or a message as it is sent, after its length."""
+    return _LENGTH.pack(len(data)) + data
+
+
+def _keep_alive(transport: asyncio.BaseTransport) -> None:
+    connection = transport.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _note_name(worker: int) -> str:
@@ -729,7 +749,8 @@ def _address_in(note: dict[str, Any] | None) -> _Address | None:
     if machine and machine == processes.machine():
         host = "127.0.0.1"
     return _Address(
-        f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        host,
+        port,
         bytes.fromhex(incarnation),
         tuple(replicas),
         tuple(learns_from),

@@ -167,13 +167,11 @@ def holder(
     return sender if is_right else (None, b"")
 
 
-def refusal(
-    received: Message, own: Message, *, num_rows: int
-) -> tuple[str, str] | None:
+def refusal(received: Message, own: Message) -> tuple[str, str] | None:
     """Finds why an answer is none to one's own message: kind and reason.
 
     Peers keep their outputs in the same form, so an answer looks as one's own
-    message does. `num_rows` is the number of rows of the batch.
+    message does.
     """
     if received.classes != own.classes:
         return "classes", (
@@ -188,8 +186,7 @@ def refusal(
             f"as the student's; received {_described(found)}. Use the same "
             "model and the same `form` in all groups"
         )
-    rows = {len(array) for array in received.arrays}
-    if received.batch != own.batch or rows != {num_rows}:
+    if received.batch != own.batch or _rows(received) != _rows(own):
         return "batch", (
             "it must be about the same batch; received one about another. "
             'Shard the data with mode="coordinated", and shuffle and augment '
@@ -217,6 +214,10 @@ def has_faults(message: Message) -> bool:
 
 def _specs(message: Message) -> list[tuple[str, tuple[int, ...]]]:
     return [(a.dtype.name, a.shape[1:]) for a in message.arrays]
+
+
+def _rows(message: Message) -> list[int]:
+    return [len(array) for array in message.arrays]
 
 
 def _column(specs: list[tuple], index: int) -> list:

@@ -1,9 +1,11 @@
 """Teachers whose predictions arrive by value: nothing of them is run here."""
 
 import dataclasses
+import functools
 import math
 import typing
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,13 @@ from tfdistill.exchange import publisher
 from tfdistill.exports import student_graph
 from tfdistill.labels import attached
 from tfdistill.labels import forms
+from tfdistill.labels import post
 from tfdistill.teachers import options as options_lib
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher
 
 if typing.TYPE_CHECKING:
-    from tfdistill.labels import post
     from tfdistill.labels import service
 
 # What a step reports of each teacher: the share of rows that it taught; of
@@ -150,30 +152,126 @@ class LabelTeacher(teacher.Teacher):
         return output
 
 
-def make_mailbox(
-    exchange: publisher.Exchange,
-    options: options_lib.TeacherOptions,
-    *,
-    strategy: tf.distribute.Strategy,
-    cluster: identity.Cluster,
-) -> "post.Mailbox":
-    """Makes the mailbox of this worker, which all its peers share."""
-    # Here: it imports gRPC, which only such teachers need.
-    from tfdistill.labels import post
+class Swap:
+    """Predictions for predictions of the same batch, with all peers at once."""
 
-    local = tuple(replicas.local_replicas(strategy))
-    return post.Mailbox(
-        exchange,
-        post.Place(
-            group=cluster.group,
-            worker=local[0] // len(local),
-            replicas=local,
-            host=(cluster.address or "").rpartition(":")[0].strip("[]"),
-        ),
-        peers=options.peers,
-        others=cluster.peers,
-        wait_secs=options.wait_secs,
-    )
+    def __init__(
+        self,
+        exchange: publisher.Exchange,
+        options: options_lib.TeacherOptions,
+        *,
+        strategy: tf.distribute.Strategy,
+        cluster: identity.Cluster,
+    ) -> None:
+        """Opens nothing yet."""
+        local = tuple(replicas.local_replicas(strategy))
+        self.mailbox = post.Mailbox(
+            exchange,
+            post.Place(
+                group=cluster.group,
+                worker=local[0] // len(local),
+                replicas=local,
+                host=(cluster.address or "").rpartition(":")[0].strip("[]"),
+            ),
+            peers=options.peers,
+            others=cluster.peers,
+            wait_secs=options.wait_secs,
+        )
+        self._options = options
+        self._form = options.form or forms.Form()
+
+    def teachers(
+        self, graph: student_graph.StudentGraph
+    ) -> Iterator["PredictionTeacher"]:
+        """Makes a teacher of each peer."""
+        for group, name in self._options.names_of_peers.items():
+            yield PredictionTeacher(
+                name, graph, self._options, group=group, mailbox=self.mailbox
+            )
+
+    def labels(
+        self, question: soft_targets.Question, *, active: tf.Tensor
+    ) -> dict[str, list[tf.Tensor]]:
+        """Sends what the student has said of a batch, and waits for the peers.
+
+        Outside the branches in which teachers are asked, which share nothing.
+        By name of the teacher, its outputs; NaN if it does not answer.
+        """
+        names = self._options.names_of_peers.values()
+        own = question.outputs
+        said = tf.cond(
+            active,
+            lambda: self._said(question),
+            lambda: [tf.zeros_like(o, tf.float32) for _ in names for o in own],
+        )
+        return {
+            name: said[index * len(own) :][: len(own)]
+            for index, name in enumerate(names)
+        }
+
+    def _said(self, question: soft_targets.Question) -> list[tf.Tensor]:
+        own = question.outputs
+        context = tf.distribute.get_replica_context()
+        replica = context.replica_id_in_sync_group if context else 0
+        seed = tf.stack(
+            [tf.cast(question.step, tf.int32), tf.cast(replica, tf.int32)]
+        )
+        if not self._form.is_whole:
+            for loss in question.losses:
+                _check_classes("peers", loss)
+        by_output = [_form_for(loss, self._form) for loss in question.losses]
+        kept = [
+            form.encode(output, seed=seed)
+            for form, output in zip(by_output, own, strict=True)
+        ]
+        arrays = tf.nest.flatten(kept)
+        peers = self.mailbox.learns_from
+        # In this process, wherever the student runs. A function of Python:
+        # nothing in a graph waits no longer than it should.
+        answered, *received = tf.numpy_function(
+            functools.partial(self._swap, tuple(map(_num_classes, own))),
+            [question.step, replica, fingerprint(question.inputs), *arrays],
+            [tf.bool, *[array.dtype for _ in peers for array in arrays]],
+        )
+        answered.set_shape([len(peers)])
+        found = []
+        for index in range(len(peers)):
+            of_peer = received[index * len(arrays) :][: len(arrays)]
+            for array, like in zip(of_peer, arrays, strict=True):
+                array.set_shape(like.shape)
+            found += [
+                tf.where(
+                    answered[index],
+                    form.decode(part, num_classes=like.shape[-1]),
+                    float("nan"),
+                )
+                for form, part, like in zip(
+                    by_output,
+                    tf.nest.pack_sequence_as(kept, of_peer),
+                    own,
+                    strict=True,
+                )
+            ]
+        return found
+
+    def _swap(
+        self,
+        classes: tuple[int, ...],
+        step: np.ndarray,
+        replica: np.ndarray,
+        batch: np.ndarray,
+        *arrays: np.ndarray,
+    ) -> list[Any]:
+        own = self.mailbox.send(
+            step=int(step),
+            replica=int(replica),
+            batch=batch.tobytes(),
+            classes=classes,
+            arrays=arrays,
+        )
+        answers = self.mailbox.answers(own)
+        received = [array for found in answers for array in found or arrays]
+        return [np.array([found is not None for found in answers]), *received]
 
 
 class PredictionTeacher(teacher.Teacher):
@@ -186,88 +284,22 @@ class PredictionTeacher(teacher.Teacher):
         options: options_lib.TeacherOptions,
         *,
         group: int,
-        mailbox: "post.Mailbox",
+        mailbox: post.Mailbox,
     ) -> None:
-        """Takes a peer."""
+        """Takes a peer, with which a `Swap` swaps predictions."""
         super().__init__(name, graph, options)
         self._group = group
         self._mailbox = mailbox
-        self._step = -1
-        self._form = options.form or forms.Form()
 
     def ask(self, question: soft_targets.Question) -> list[tf.Tensor]:
-        """Sends what the student has said of a batch, and waits for the peer.
-
-        A function of Python: nothing in a graph waits no longer than it should.
-        """
-        own = question.outputs
-        context = tf.distribute.get_replica_context()
-        replica = context.replica_id_in_sync_group if context else 0
-        seed = tf.stack(
-            [tf.cast(question.step, tf.int32), tf.cast(replica, tf.int32)]
-        )
-        kept, by_output = [], []
-        for output, loss in zip(own, question.losses, strict=True):
-            if not self._form.is_whole:
-                _check_classes(self.name, loss)
-            by_output.append(_form_for(loss, self._form))
-            kept.append(by_output[-1].encode(output, seed=seed))
-        arrays = tf.nest.flatten(kept)
-        # In this process, wherever the student runs.
-        answered, *received = tf.numpy_function(
-            self._swap,
-            [
-                question.step,
-                replica,
-                fingerprint(question.inputs),
-                np.array([_num_classes(output) for output in own]),
-                *arrays,
-            ],
-            [tf.bool, *[array.dtype for array in arrays]],
-        )
-        answered.set_shape([])
-        for array, like in zip(received, arrays, strict=True):
-            array.set_shape(like.shape)
-        return [
-            tf.where(
-                answered,
-                form.decode(part, num_classes=like.shape[-1]),
-                float("nan"),
-            )
-            for form, part, like in zip(
-                by_output,
-                tf.nest.pack_sequence_as(kept, received),
-                own,
-                strict=True,
-            )
-        ]
-
-    def _swap(
-        self,
-        step: np.ndarray,
-        replica: np.ndarray,
-        batch: np.ndarray,
-        classes: np.ndarray,
-        *arrays: np.ndarray,
-    ) -> tuple[Any, ...]:
-        self._step = int(step)
-        received = self._mailbox.swap(
-            self._group,
-            step=int(step),
-            replica=int(replica),
-            batch=batch.tobytes(),
-            classes=classes.tolist(),
-            arrays=arrays,
-            num_rows=len(arrays[0]),
-        )
-        answered = np.bool_(received is not None)
-        return answered, *(arrays if received is None else received)
+        """Takes this peer's part of what the swap has brought."""
+        return question.labels[self.name]
 
     @property
     def status(self) -> dict[str, Any]:
         """Describes the peer, for logs: its answers in place of versions."""
         peer = self._mailbox.peer(self._group)
-        age_steps = max(0, self._step - peer.last_answer)
+        age_steps = peer.last_asked - peer.last_answer
         answers = (
             peer.last_answer >= 0
             and not peer.is_silent
@@ -314,6 +346,8 @@ def _check_classes(name: str, loss: losses.DistillationLoss | None) -> None:
 
 def fingerprint(inputs: Any) -> tf.Tensor:
     """Returns a hash of a batch's inputs, uint8 `[8]`."""
+    # Of the batch, not of each example as in labels/files.py: batches may have
+    # ragged and sparse inputs, which have no bytes of an example.
     leaves = tf.nest.flatten(inputs, expand_composites=True)
     parts = [tf.fingerprint(tf.reshape(leaf, [1, -1])) for leaf in leaves]
     return tf.fingerprint(tf.concat(parts, axis=-1))[0]

@@ -9,6 +9,7 @@ and `hold`, or another `Teacher.ask` (by_value.py); a line in
 counts it and whose `weights` weigh it.
 """
 
+import dataclasses
 import functools
 import logging
 import math
@@ -48,7 +49,6 @@ from tfdistill.teachers import teacher as teacher_lib
 from tfdistill.training import steps
 
 if typing.TYPE_CHECKING:
-    from tfdistill.labels import post
     from tfdistill.labels import service
 
 _log = logging.getLogger(__name__)
@@ -192,8 +192,8 @@ class TeacherSet:
         self._teachers: list[teacher_lib.Teacher] = []
         self._agreement: agreement.Agreement | None = None
         self._poller: peer.Poller | None = None
-        # Of peers that teach by predictions.
-        self._mailbox: post.Mailbox | None = None
+        # With peers that teach by predictions, if there are any.
+        self._swaps: list[by_value.Swap] = []
         self._models: list[keras.Model] | None = None
         self._student: gates.StudentOnCanary | None = None
         # What the traced step knows.
@@ -296,12 +296,13 @@ class TeacherSet:
         # Each holds its own.
         self._models = None
         if self.swaps_predictions:
-            self._mailbox = by_value.make_mailbox(
+            swap = by_value.Swap(
                 self._exchange,
                 self._options,
                 strategy=strategy,
                 cluster=strategy_lib.cluster_of(strategy),
             )
+            self._swaps.append(swap)
         with strategy.scope():
             self._variables = (
                 self.remote.state
@@ -310,8 +311,8 @@ class TeacherSet:
             )
             self._teachers = [
                 *(
-                    self._senders(graph, self._mailbox)
-                    if self._mailbox
+                    swap.teachers(graph)
+                    if self.swaps_predictions
                     else self._peers(graph, alone=num_workers == 1)
                 ),
                 *self._fixed(graph),
@@ -358,20 +359,6 @@ class TeacherSet:
                 self._exchange, group, alone=alone, screen=screen, note=note
             )
             yield teacher
-
-    def _senders(
-        self,
-        graph: student_graph.StudentGraph,
-        mailbox: "post.Mailbox",
-    ) -> Iterator[teacher_lib.Teacher]:
-        for group, name in self._options.names_of_peers.items():
-            yield by_value.PredictionTeacher(
-                name,
-                graph,
-                self._options,
-                group=group,
-                mailbox=mailbox,
-            )
 
     def _fixed(
         self, graph: student_graph.StudentGraph
@@ -469,6 +456,11 @@ class TeacherSet:
             step=tf.cast(step, tf.int64),
             losses=losses or [None] * len(outputs),
         )
+        for swap in self._swaps:
+            said = swap.labels(question, active=active)
+            question = dataclasses.replace(
+                question, labels={**question.labels, **said}
+            )
         return self._variables.ask(
             [teacher.ask for teacher in self._teachers],
             question,
@@ -495,8 +487,8 @@ class TeacherSet:
 
     def start(self) -> None:
         """Starts to look for versions in the background, or for messages."""
-        if self._mailbox:
-            self._mailbox.start()
+        for swap in self._swaps:
+            swap.mailbox.start()
         self._start_polling()
 
     def _start_polling(self) -> None:
@@ -523,8 +515,8 @@ class TeacherSet:
 
     def stop(self) -> None:
         """Stops looking; waits for a read in progress, 30 s at most."""
-        if self._mailbox:
-            self._mailbox.stop()
+        for swap in self._swaps:
+            swap.mailbox.stop()
         self._stop_polling()
 
     def _stop_polling(self) -> None:
