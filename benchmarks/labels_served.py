@@ -37,7 +37,6 @@ import tensorflow as tf
 import tfdistill
 from benchmarks import measure
 from tfdistill.labels import attached
-from tfdistill.labels import channels
 from tfdistill.labels import protocol
 from tfdistill.system import programs
 
@@ -291,7 +290,7 @@ class _Liar(grpc.GenericRpcHandler):
         server = grpc.server(
             concurrent.futures.ThreadPoolExecutor(8),
             handlers=[self],
-            options=[channels.OWN_PORT, *channels.limits(protocol.MAX_BYTES)],
+            options=protocol.SERVER_OPTIONS,
         )
         for address in addresses:
             server.add_insecure_port(address)

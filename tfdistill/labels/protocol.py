@@ -21,6 +21,12 @@ _METADATA = "signature_def"
 _CONTENT = 4
 # Of one message, either way: what is larger is refused before it is read.
 MAX_BYTES = 512 * 1024 * 1024
+# Options of gRPC. Without the last one, two servers may share a port.
+CLIENT_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_BYTES),
+    ("grpc.max_send_message_length", MAX_BYTES),
+)
+SERVER_OPTIONS = (*CLIENT_OPTIONS, ("grpc.so_reuseport", 0))
 # Kinds of refused answers that a message itself can be.
 MALFORMED, OUTPUTS, DTYPE, SHAPE, NOT_FINITE, VERSION = (
     *("malformed", "outputs", "dtype", "shape", "not_finite", "version"),

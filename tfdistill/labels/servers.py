@@ -6,7 +6,6 @@ from typing import Any
 
 import grpc
 
-from tfdistill.labels import channels
 from tfdistill.labels import protocol
 from tfdistill.system import background
 
@@ -18,7 +17,15 @@ _KINDS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: SLOW,
     grpc.StatusCode.INTERNAL: protocol.MALFORMED,
 }
-_OPTIONS = [*channels.limits(protocol.MAX_BYTES), *channels.RECONNECTING]
+_OPTIONS = [
+    *protocol.CLIENT_OPTIONS,
+    # How often a lost connection is tried again; gRPC itself would wait for up
+    # to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # How long it may take to connect.
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
 
 
 class Server:

@@ -13,7 +13,6 @@ import grpc
 import numpy as np
 import tensorflow as tf
 
-from tfdistill.labels import channels
 from tfdistill.labels import protocol
 from tfdistill.serving import followed as followed_lib
 
@@ -101,7 +100,7 @@ class Server:
         self._grpc = grpc.server(
             futures.ThreadPoolExecutor(num_threads),
             maximum_concurrent_rpcs=num_threads * _WAITING,
-            options=[*channels.limits(protocol.MAX_BYTES), channels.OWN_PORT],
+            options=protocol.SERVER_OPTIONS,
         )
         methods = {
             "Predict": grpc.unary_unary_rpc_method_handler(
