@@ -25,6 +25,9 @@ def test_two_workers_train_as_keras_in_one_process(devices, tmp_path):
         command=(sys.executable, str(PROGRAM), str(tmp_path), str(devices)),
         workdir=str(tmp_path / "run"),
         workers_per_group=2,
+        # Each case is traced anew, in a blink; beside a test that starts ten
+        # processes at once, a blink can take ten times as long.
+        stuck_secs=60,
     )
     cases = training_cases.cases(devices)
     with local_run.LocalRun(topology) as run:
