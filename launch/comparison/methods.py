@@ -306,11 +306,7 @@ def _codistilled(
         )
         config = dataclasses.replace(config, start_together_secs=_WAIT_SECS)
         if by == "predictions":
-            # Nobody reads its exports; the last one is always written.
-            exchange = dataclasses.replace(
-                config.exchange, every_steps=config.num_steps
-            )
-            config = dataclasses.replace(config, exchange=exchange)
+            config = _exported_once(config)
         run = setup.run(config, name="groups", num_groups=setup.num_groups)
         return runs.Trial(runs=(run,), students=(run,))
 
@@ -339,13 +335,19 @@ def _mutual_learning(setup: Setup, seed: int) -> runs.Trial:
             own_past=None,
             labels_from=None,
         ),
-        # Nobody reads its exports; the last one is always written.
-        exchange=dataclasses.replace(
-            config.exchange, every_steps=config.num_steps, topology="all"
-        ),
+        exchange=dataclasses.replace(config.exchange, topology="all"),
     )
+    config = _exported_once(config)
     run = setup.run(config, name="students", num_groups=1)
     return runs.Trial(runs=(run,), students=(run,))
+
+
+def _exported_once(config: config_lib.Config) -> config_lib.Config:
+    """For students whose exports nobody reads: only the last is written."""
+    exchange = dataclasses.replace(
+        config.exchange, every_steps=config.num_steps
+    )
+    return dataclasses.replace(config, exchange=exchange)
 
 
 def _check_several(setup: Setup) -> None:
