@@ -156,7 +156,7 @@ class Setup:
                 config.codistillation,
                 enabled=False,
                 saved_models=(),
-                own_past=None,
+                include_past=False,
                 labels_from=None,
             ),
             # Nobody reads its exports; the last one is always written.
@@ -270,7 +270,7 @@ def _offline_distillation(setup: Setup, seed: int) -> runs.Trial:
     return runs.Trial(runs=(teacher, student), students=(student,))
 
 
-# Of the mean, at each refresh: about the last ten of them.
+# Of the mean, at each version: about the last ten of them.
 _OWN_PAST = 0.9
 
 
@@ -282,10 +282,13 @@ def _ema_teacher(setup: Setup, seed: int) -> runs.Trial:
             config.codistillation,
             enabled=True,
             # A sweep may have set it.
-            own_past=config.codistillation.own_past or _OWN_PAST,
+            include_past=config.codistillation.include_past or _OWN_PAST,
         ),
         exchange=dataclasses.replace(
-            config.exchange, every_steps=config.num_steps, topology="all"
+            config.exchange,
+            # The mean moves at each version, as finely as others would look.
+            every_steps=config.exchange.refresh_every_steps,
+            topology="all",
         ),
     )
     run = setup.run(config, name="group", num_groups=1)
@@ -342,7 +345,7 @@ def _mutual_learning(setup: Setup, seed: int) -> runs.Trial:
             addresses=(),
             num_students=setup.num_groups,
             saved_models=(),
-            own_past=None,
+            include_past=False,
             labels_from=None,
         ),
         exchange=dataclasses.replace(config.exchange, topology="all"),

@@ -94,7 +94,7 @@ class Config(fields.Section):
         given = {
             "codistillation.enabled": not learn.enabled,
             "codistillation.saved_models": learn.saved_models,
-            "codistillation.own_past": learn.own_past is not None,
+            "codistillation.include_past": learn.include_past is not False,
             "codistillation.labels_from": learn.labels_from,
             "checkpoints": self.checkpoints != "none",
         }
