@@ -147,7 +147,7 @@ def add_launched_callbacks(
         found.append(summaries.Summaries(path))
     watch = teaching.TeachingWatch() if len(teachers) else None
     for callback in found:
-        if isinstance(callback, summaries.Summaries):
+        if hasattr(callback, "observe"):
             callback.observe(found)
         if isinstance(callback, run_log.RunLog):
             callback.watch = watch

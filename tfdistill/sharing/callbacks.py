@@ -5,6 +5,7 @@ import pathlib
 import time
 import warnings
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -29,6 +30,8 @@ from tfdistill.training import steps
 # Exports that fail cost a snapshot each and may fill the disk's last bytes.
 _FIRST_PAUSE_SECS = 1.0
 _LONGEST_PAUSE_SECS = 30.0
+# Steps that have certainly ended when so many later ones were begun.
+_MOST_UNCOUNTED = 64
 # Of a group that has taken its first step, in its directory.
 _STARTED = "started"
 _LOOK_SECS = 0.01
@@ -135,6 +138,12 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         )
         self._last_step = -1
         self._looks_for_earlier = False
+        # The `tfdistill.WeightMixer` beside it, if there is one.
+        self._mixer: Any = None
+        # Of the training, whoever began it: what was counted, and what the
+        # device may still be at.
+        self._num_examples = 0.0
+        self._uncounted: list[Any] = []
         # For logs: how often an export was published, skipped and failed.
         self.num_published = 0
         self.num_skipped = 0
@@ -160,9 +169,53 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
             "bytes": self.num_bytes,
         }
 
+    @property
+    def every_steps(self) -> int:
+        """Steps between exports."""
+        return self._schedule.every_steps
+
+    @property
+    def group(self) -> int:
+        """The group whose versions these are, once training has begun."""
+        return self._group
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """Updates and examples that this group has trained on, in total."""
+        self._num_examples += sum(map(float, self._uncounted))
+        self._uncounted.clear()
+        every = getattr(
+            self.model.optimizer, "gradient_accumulation_steps", None
+        )
+        return {
+            "updates": self.step // (every or 1),
+            "examples": self._num_examples,
+        }
+
+    def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds the `tfdistill.WeightMixer`; `fit` calls it.
+
+        Args:
+            callbacks: All of the training.
+        """
+        mixes = (c for c in callbacks if getattr(c, "mixes_weights", False))
+        self._mixer = next(mixes, None)
+
+    def state_for_backup(self) -> dict[str, Any]:
+        """Returns what a `tfdistill.Backup` keeps of it, as JSON."""
+        return {"examples": self.counts["examples"]}
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state_for_backup` returned."""
+        self._num_examples = state["examples"]
+        self._uncounted.clear()
+
     def on_train_begin(self, logs: Any = None) -> None:
         """Claims the group and starts the writing thread, on the chief."""
         super().on_train_begin(logs)
+        if self.step == 0:
+            self._num_examples = 0.0
+            self._uncounted.clear()
         strategy = self.codistilled.distribute_strategy
         cluster = strategy_lib.cluster_of(strategy)
         given = self._given_group
@@ -177,6 +230,12 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Takes a snapshot when one is due."""
         super().on_train_batch_end(batch, logs)
+        examples = self.model.trainer.last.examples
+        if examples is not None:
+            # Read later: its step may be running still.
+            self._uncounted.append(examples)
+            if len(self._uncounted) > _MOST_UNCOUNTED:
+                self._num_examples += float(self._uncounted.pop(0))
         if self._claim is not None:
             self._claim.check()
         if self._schedule.due(self.step):
@@ -194,15 +253,32 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
             self._claim.check()
             self._claim = None
 
+    def ensure_published(self, timeout_secs: float) -> None:
+        """Waits until this step's version is published, or has failed.
+
+        One that was skipped is taken now. Does nothing but on the chief.
+
+        Args:
+            timeout_secs: Longest wait.
+        """
+        deadline = time.monotonic() + timeout_secs
+        self._take(wait_secs=timeout_secs)
+        if self._worker is not None:
+            self._worker.wait_idle(max(0.0, deadline - time.monotonic()))
+
     def _export(self, *, wait: bool) -> None:
         # A collective, so it comes before anything that workers differ in.
         model = self.codistilled
         model.codistillation.average_statistics(model.distribute_strategy)
+        self._take(wait_secs=self._finish_timeout_secs if wait else 0.0)
+
+    def _take(self, *, wait_secs: float) -> None:
         if self._worker is None or not self._exchange.enabled:
             return
+        model = self.codistilled
         if self.step == self._last_step:
             return
-        if not wait and not self._pause.is_over:
+        if not wait_secs and not self._pause.is_over:
             self.num_skipped += 1
             return
         if self._writer is None:
@@ -216,23 +292,33 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
             if self.step
             else {}
         )
-        step = self.step
+        step, extras = self.step, self._extras()
         submitted = self._worker.submit(
-            lambda: self._write(snapshot, step),
-            wait_secs=self._finish_timeout_secs if wait else 0.0,
+            lambda: self._write(snapshot, step, extras), wait_secs=wait_secs
         )
         if submitted:
             self._last_step = step
         else:
             self.num_skipped += 1
 
-    def _write(self, snapshot: saved_model.Snapshot, step: int) -> None:
+    def _extras(self) -> dict[str, Any]:
+        """What the manifest says of this step."""
+        return {
+            gates.INTERVAL_FIELD: self._schedule.every_steps,
+            **self.counts,
+            **({gates.SCHEMA_FIELD: self._schema} if self._schema else {}),
+            **(self._mixer.manifest_extras if self._mixer else {}),
+        }
+
+    def _write(
+        self, snapshot: saved_model.Snapshot, step: int, extras: dict[str, Any]
+    ) -> None:
         # Here, since the training must not wait for it.
         if self._looks_for_earlier:
             self._looks_for_earlier = False
             self._tell_of_an_earlier_run()
         with self.writes.measured():
-            self._publish(snapshot, step)
+            self._publish(snapshot, step, extras)
 
     def _tell_of_an_earlier_run(self) -> None:
         try:
@@ -250,7 +336,9 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
                 self._exchange.group_path(self._group),
             )
 
-    def _publish(self, snapshot: saved_model.Snapshot, step: int) -> None:
+    def _publish(
+        self, snapshot: saved_model.Snapshot, step: int, extras: dict[str, Any]
+    ) -> None:
         writer = self._writer
         if writer is None:
             raise RuntimeError("published before the writer was made.")
@@ -264,14 +352,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
                 inputs=student_graph.to_json(graph.input_spec, "inputs"),
                 outputs=student_graph.to_json(graph.output_spec, "outputs"),
                 variables=writer.variables,
-                extras={
-                    gates.INTERVAL_FIELD: self._schedule.every_steps,
-                    **(
-                        {gates.SCHEMA_FIELD: self._schema}
-                        if self._schema
-                        else {}
-                    ),
-                },
+                extras=extras,
             )
             self._pause.succeeded()
             self.num_published += 1
