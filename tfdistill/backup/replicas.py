@@ -65,9 +65,13 @@ class ReplicaState:
             **self._trainable,
             **_numbered("optimizer", model.optimizer.variables),
         }
+        codistillation = getattr(model, "codistillation", None)
+        mean = getattr(codistillation, "mean", None)
+        if mean:
+            self._shared |= _numbered("mean", mean.variables)
         past = getattr(getattr(model, "teachers", None), "own_past", None)
         if past:
-            self._shared |= _numbered("own_past", past.mean)
+            self._shared |= _numbered("own_past", past.held)
         for callback in callbacks:
             kept = getattr(callback, "variables_for_backup", ())
             self._shared |= _numbered(type(callback).__name__, kept)

@@ -25,7 +25,6 @@ from tfdistill.mixing import topologies
 from tfdistill.mixing import weights
 from tfdistill.system import background
 from tfdistill.system import fresh_copies
-from tfdistill.system import keras_internals
 from tfdistill.teachers import agreement
 from tfdistill.teachers import gates
 from tfdistill.teachers import peer
@@ -217,12 +216,12 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         model = self.codistilled
         if self._exporter is None:
             raise self.misplaced()
-        if keras_internals.moving_averages(model.optimizer):
+        if self._exporter.exports_averages:
             raise ValueError(
-                "`optimizer` must not use `use_ema` beside a "
-                "tfdistill.WeightMixer: versions then hold the averages, "
-                "and not the weights that are to be mixed. Leave one of both "
-                "out."
+                "The StudentExporter beside a tfdistill.WeightMixer must "
+                "publish the weights that are to be mixed; received one that "
+                "publishes their averages. Leave out use_ema of the optimizer "
+                'and weights="ema" of the exporter.'
             )
         self._schedule.start(self.step)
         self._ahead.start(self.step)
