@@ -152,7 +152,8 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._schedule = steps.EverySteps(every_steps)
         self._given_group = group
         self._given_offset = offset_steps
-        self._mixes_weights = False
+        # The callback that mixes weights, if there is one.
+        self._mixer: Any = None
         self._variables_dtype = variables_dtype
         self._schema = gates.digests(schema or {})
         self._ema_decay = ema_decay if weights == _EMA else None
@@ -192,16 +193,14 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
 
     def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Looks at all callbacks of `fit`, before they begin."""
-        # They need versions of all groups of the same step.
-        self._mixes_weights = any(
-            getattr(callback, "mixes_weights", False) for callback in callbacks
-        )
+        mixes = (c for c in callbacks if getattr(c, "mixes_weights", False))
+        self._mixer = next(mixes, None)
 
     def _offset(self, cluster: identity.Cluster) -> int:
         if self._given_offset is not None:
             return self._given_offset
-        if self._mixes_weights:
-            return 0
+        if self._mixer is not None:
+            return 0  # It needs versions of all groups of the same step.
         every = self._schedule.every_steps
         # A group that was given may be none of the cluster.
         return self._group * every // cluster.num_groups % every
