@@ -92,6 +92,7 @@ class Setup:
     ensemble_size: int = 2
     learning_rate_scale: float = 1.0
     smoothing_weight: float = 0.1
+    weight_decay: float = 0.1
 
     def __post_init__(self) -> None:
         """Validates what no configuration is made of."""
@@ -106,11 +107,10 @@ class Setup:
                 raise ValueError(
                     f"--{name} must be >= {least}; received {value}."
                 )
-        if not 0 < self.learning_rate_scale < math.inf:
-            raise ValueError(
-                "--learning_rate_scale must be > 0; received "
-                f"{self.learning_rate_scale}."
-            )
+        for name in ("learning_rate_scale", "weight_decay"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"--{name} must be > 0; received {value}.")
         if not 0 < self.smoothing_weight < 1:
             raise ValueError(
                 "--smoothing_weight must be in (0, 1); received "
@@ -227,6 +227,16 @@ def _smoothed(kind: str) -> Callable[[Setup, int], runs.Trial]:
         return runs.Trial(runs=(run,), students=(run,))
 
     return make
+
+
+def _weight_decay(setup: Setup, seed: int) -> runs.Trial:
+    config = setup.seeded(seed)
+    optimizer = dataclasses.replace(
+        config.optimizer, weight_decay=setup.weight_decay
+    )
+    config = dataclasses.replace(config, optimizer=optimizer)
+    run = setup.group(config, name="group")
+    return runs.Trial(runs=(run,), students=(run,))
 
 
 def _ensemble(setup: Setup, seed: int) -> runs.Trial:
@@ -388,6 +398,9 @@ METHODS: Mapping[str, Method] = {
         _smoothed("confidence_penalty"),
         "independent, less sure of itself by a penalty on low entropy",
     ),
+    "weight_decay": Method(
+        _weight_decay, "independent, with a weight decay of its own"
+    ),
     "ensemble": Method(
         _ensemble, "the mean predictions of several independent groups"
     ),
@@ -506,7 +519,7 @@ def parse_sweep(text: str) -> list[Variant]:
     """
     before, equals, after = text.partition("=")
     method, colon, field = before.rpartition(":")
-    values = _split(after)
+    values = split(after)
     if not equals or not field or not all(values):
         raise ValueError(
             "A sweep must be [METHOD:]FIELD=VALUE,VALUE,... such as "
@@ -516,7 +529,7 @@ def parse_sweep(text: str) -> list[Variant]:
     return [Variant(method=name, field=field, value=v) for v in values]
 
 
-def _split(text: str) -> list[str]:
+def split(text: str) -> list[str]:
     """Splits at the commas outside of brackets."""
     values, depth = [""], 0
     for character in text:

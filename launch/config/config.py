@@ -114,7 +114,7 @@ class Config(fields.Section):
         """
         own = {
             name: getattr(self.codistillation, name)
-            for name in ("boundaries", "weight_decay_factors")
+            for name in ("weight_decay", "boundaries", "weight_decay_factors")
             if getattr(self.codistillation, name) is not None
         }
         if not learns or not own:

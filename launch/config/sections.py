@@ -21,6 +21,7 @@ MODELS = {
     "digits": "digits",
     "imagenet": "imagenet",
     "language_model": "language_model",
+    "shakespeare": "shakespeare",
 }
 DISTILLATION_LOSSES = (
     "BinarySoftTargetCrossEntropy",
@@ -203,6 +204,7 @@ class Codistillation(fields.Section):
     max_bad_batches: int = fields.option(3, least=1)
     # Replace the optimizer's if a group learns from others. Null: the
     # optimizer's.
+    weight_decay: float | None = fields.option(None, least=0)
     boundaries: tuple[int, ...] | None = None
     weight_decay_factors: tuple[float, ...] | None = None
 
@@ -451,9 +453,12 @@ class Optimizer(fields.Section):
         return self.weight_decay
 
 
-def constant_decay_notice(options: Optimizer) -> str | None:
+def constant_decay_notice(
+    options: Optimizer, learn: Codistillation
+) -> str | None:
     """Returns a warning about codistillation with these options, or None."""
-    if not options.decay or options.weight_decay_factors:
+    chosen = options.weight_decay_factors or learn.weight_decay is not None
+    if not options.decay or chosen:
         return None
     steps = (
         "" if options.schedule == "steps" else 'optimizer.schedule="steps", '
@@ -464,5 +469,6 @@ def constant_decay_notice(options: Optimizer) -> str | None:
         "et al. 2020 (arXiv:2010.02838) lost about 2% of ImageNet's accuracy "
         "this way; they got it back with a weight decay that falls with the "
         f"learning rate and with later drops. Consider {steps}"
-        "codistillation.weight_decay_factors and codistillation.boundaries."
+        "codistillation.weight_decay_factors and codistillation.boundaries, or "
+        "a smaller codistillation.weight_decay."
     )

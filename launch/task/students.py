@@ -20,6 +20,7 @@ from models import criteo
 from models import digits
 from models import imagenet
 from models import language_model
+from models import shakespeare
 from tfdistill.system import run_files
 
 
@@ -59,6 +60,7 @@ BUILDERS: Mapping[str, Callable[..., keras.Model]] = {
     "digits": digits.build_model,
     "imagenet": imagenet.build_model,
     "language_model": language_model.build_model,
+    "shakespeare": shakespeare.build_model,
 }
 # Arguments that a model takes over from its data.
 _SHARED_ARGUMENTS = frozenset(
@@ -225,7 +227,7 @@ def _make_optimizer(
             table.check_optimizer(optimizer)
     except ValueError as cause:
         raise OptionsError(str(cause)) from cause
-    notice = sections.constant_decay_notice(options)
+    notice = sections.constant_decay_notice(options, config.codistillation)
     if notice and learns(config, cluster) and cluster.is_chief:
         print(notice, flush=True)
     return optimizer
