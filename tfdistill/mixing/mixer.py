@@ -427,8 +427,9 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             return  # Nobody is left over for it this time.
         chosen = self._agreed(groups)
         if self._until is not None and self._ends(chosen):
-            losses = self._watch.losses if self._watch else None
-            losses = losses or self._journal.losses_at(self.step)
+            losses = self._journal.losses_at(self.step)
+            if self._watch and self._watch.losses:
+                losses = self._watch.losses
             if self._is_chief:
                 self._journal.end(self.step, losses)
             self._open(losses)
