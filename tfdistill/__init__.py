@@ -16,6 +16,7 @@ if typing.TYPE_CHECKING:
     from tfdistill import labels as labels
     from tfdistill import losses as losses
     from tfdistill import metrics as metrics
+    from tfdistill import optimizers as optimizers
     from tfdistill import schedules as schedules
     from tfdistill.backup.callback import Backup as Backup
     from tfdistill.cluster.identity import Cluster as Cluster
@@ -46,7 +47,8 @@ if typing.TYPE_CHECKING:
     from tfdistill.training.guards import FiniteLoss as FiniteLoss
 
 _MODULES = (
-    *("data", "data_checks", "labels", "losses", "metrics", "schedules"),
+    *("data", "data_checks", "labels", "losses", "metrics", "optimizers"),
+    "schedules",
 )
 _HOMES = {
     "Backup": "backup.callback",
@@ -89,6 +91,7 @@ registration.register(
         "LARS": "tfdistill.optimizers",
         "LinearRamp": "tfdistill.schedules",
         "LogitsMeanSquaredError": "tfdistill.losses",
+        "QuasiGlobalMomentum": "tfdistill.optimizers",
         "ReverseKL": "tfdistill.losses",
         "SampledOutput": "tfdistill.sampled_output",
         "SampledSoftTargetCrossEntropy": "tfdistill.losses",
