@@ -29,6 +29,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.exchange.publisher import Exchange as Exchange
     from tfdistill.launcher.launch import LaunchError as LaunchError
     from tfdistill.launcher.launch import launch as launch
+    from tfdistill.mixing.batch_scaler import BatchScaler as BatchScaler
     from tfdistill.model import CodistillModel as CodistillModel
     from tfdistill.multi_worker import (
         MultiWorkerTraining as MultiWorkerTraining,
@@ -52,6 +53,7 @@ _MODULES = (
 )
 _HOMES = {
     "Backup": "backup.callback",
+    "BatchScaler": "mixing.batch_scaler",
     "BestEffort": "observe.best_effort",
     "Canary": "teachers.gates",
     "Cluster": "cluster.identity",
