@@ -64,6 +64,23 @@ def _add_what(add: Callable[..., None]) -> None:
         lower_bound=1,
     )
     add(
+        "tune",
+        "<FIELD=V,V,...>: first choose this field's value for each method, by "
+        "the mean final loss of --tune_trials runs with other seeds",
+    )
+    add(
+        "tune_trials",
+        "retrains with each value of --tune",
+        2,
+        lower_bound=1,
+    )
+    add(
+        "tune_override",
+        "<FIELD=VALUE>: change one field of the recipe of --tune: at least its "
+        "validation data, which the report must not use",
+        [],
+    )
+    add(
         "target",
         "<LOSS>: validation log loss up to which steps are counted: a number; "
         "final (default) or best: the mean final or best loss of independent",
@@ -79,6 +96,7 @@ _SETUP = {
     "ensemble_size": "members of an ensemble",
     "learning_rate_scale": "factor on the learning rate of large_group",
     "smoothing_weight": "how far smoothing moves the labels, in (0, 1)",
+    "weight_decay": "of the method of that name",
 }
 
 
@@ -126,6 +144,23 @@ def _variants(options: programs.Options) -> list[methods.Variant]:
     return methods.unique([*named, *swept])
 
 
+def _tuning(options: programs.Options) -> Any:
+    from launch.comparison import tuning
+
+    if options.tune is None:
+        if options.tune_override:
+            raise ValueError(
+                "--tune_override is of the runs of --tune; received none. Give "
+                "--tune=FIELD=VALUE,VALUE,..., or leave it out."
+            )
+        return None
+    return tuning.Tuning.parse(
+        options.tune,
+        overrides=options.tune_override,
+        num_trials=options.tune_trials,
+    )
+
+
 def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
@@ -141,6 +176,7 @@ def _run(options: programs.Options) -> int:
             setup=_setup(options),
             variants=_variants(options),
             num_trials=0 if options.report_only else options.trials,
+            tune=_tuning(options),
         )
     except (OSError, ValueError) as error:
         raise programs.UsageError(str(error)) from error
@@ -169,6 +205,8 @@ def _tell(report: dict[str, Any], path: pathlib.Path) -> None:
     for method in report["methods"].values():
         if "verdict" in method:
             print(method["verdict"])
+    for line in report["beyond_own_past"]:
+        print(line)
     print(f"report  {path}")
 
 

@@ -11,6 +11,7 @@ import pathlib
 import zipfile
 import zlib
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from launch.comparison import methods
 from launch.comparison import plots
 from launch.comparison import report
 from launch.comparison import runs
+from launch.comparison import tuning
 from launch.config import config as config_lib
 from launch.config import sections
 from launch.task import outputs
@@ -44,20 +46,69 @@ class Experiment:
         setup: methods.Setup,
         variants: Sequence[methods.Variant],
         num_trials: int,
+        tune: tuning.Tuning | None = None,
     ) -> None:
-        """Plans everything, and trains nothing."""
+        """Plans everything, and trains nothing.
+
+        `tune` chooses a field's value for each method first.
+        """
         self.workdir = workdir
         self._setup = setup
-        earlier, trials = _earlier(workdir, setup)
+        self._tune = tune
+        earlier, trials = _earlier(workdir, setup, tune)
         self._variants = methods.unique([*earlier, *variants])
         self._num_trials = max(trials, num_trials)
+        # By method and value; none if nothing is tuned.
+        self._tuning_trials: dict[str, dict[str, list[runs.Trial]]] = {}
+        if tune is not None:
+            for variant in self._variants:
+                found = tune.trials(variant, setup)
+                self._tuning_trials[variant.name] = found
+        # What was chosen for each method, as far as it is known.
+        self._tuned: dict[str, dict[str, Any]] = {}
         self._trials: dict[str, list[runs.Trial]] = {
-            variant.name: [
-                variant.trial(setup, seed) for seed in range(self._num_trials)
-            ]
+            variant.name: self._planned(variant, setup)
             for variant in self._variants
         }
         self._check_sweeps()
+
+    def _planned(
+        self, variant: methods.Variant, setup: methods.Setup
+    ) -> list[runs.Trial]:
+        return [variant.trial(setup, seed) for seed in range(self._num_trials)]
+
+    def _choose(self) -> None:
+        """Plans the trials with the values that the tuning speaks for.
+
+        A method whose tuning is not done has no trials.
+        """
+        if self._tune is None:
+            return
+        for variant in self._variants:
+            name, found = variant.name, self._tuning_found(variant.name)
+            if found is None:
+                self._trials[name] = []
+                continue
+            chosen = self._tuned[name] = self._tune.chosen(found)
+            setup = self._tune.tuned(self._setup, chosen["value"])
+            self._trials[name] = self._planned(variant, setup)
+
+    def _tuning_found(
+        self, name: str
+    ) -> dict[str, list[collect.Finished]] | None:
+        """Returns a method's tuning by value, None if it is not done."""
+        by_value = self._tuning_trials[name]
+        is_done = runs.Runner(self.workdir).is_done
+        for trials in by_value.values():
+            if not all(is_done(run) for trial in trials for run in trial.runs):
+                return None
+        return {
+            value: [
+                self._read(f"{name}, tuning", trial, seed)
+                for seed, trial in enumerate(trials)
+            ]
+            for value, trials in by_value.items()
+        }
 
     def _check_sweeps(self) -> None:
         first: dict[Any, str] = {}
@@ -92,21 +143,30 @@ class Experiment:
             runner = runs.Runner(
                 self.workdir, num_at_once=num_at_once, say=say, launch=launch
             )
-            return runner.run_all(self._ordered_runs())
+            failures = {}
+            if self._tune is not None:
+                say(f"tuning {self._tune.field}")
+                failures = runner.run_all(_unique(self._tuning_runs()))
+                self._choose()
+            return failures | runner.run_all(_unique(self._ordered_runs()))
 
-    def _ordered_runs(self) -> list[runs.Run]:
-        """Each run once; trial by trial, so a part is a smaller comparison."""
-        found: dict[str, runs.Run] = {}
+    def _tuning_runs(self) -> Iterator[runs.Run]:
+        for by_value in self._tuning_trials.values():
+            for trials in by_value.values():
+                for trial in trials:
+                    yield from trial.runs
+
+    def _ordered_runs(self) -> Iterator[runs.Run]:
+        """Trial by trial, so that a part is a smaller comparison."""
         for index in range(self._num_trials):
-            for trials in self._trials.values():
-                for run in trials[index].runs:
-                    found.setdefault(run.key, run)
-        return list(found.values())
+            for trials in filter(None, self._trials.values()):
+                yield from trials[index].runs
 
     def report(
         self, target: str, failures: Mapping[str, str], *, jobs: int
     ) -> dict[str, Any]:
         """Writes report.json, report.md and plots; returns the first."""
+        self._choose()
         finished = {name: self._finished(name) for name in self._trials}
         done = {name: trials for name, trials in finished.items() if trials}
         if not done:
@@ -121,6 +181,7 @@ class Experiment:
                 "setup": {**setup, "jobs": jobs},
                 "config": dataclasses.asdict(config),
                 "failures": dict(failures),
+                "tuned": self._tuned,
                 "notes": self._notes(finished),
             },
         )
@@ -133,12 +194,17 @@ class Experiment:
 
     def _notes(self, finished: Mapping[str, Sequence[Any]]) -> list[str]:
         learning = [
-            run.config.optimizer_of(learns=True)
+            run.config
             for trials in self._trials.values()
-            for run in trials[0].runs
+            for run in (trials[0].runs if trials else ())
             if run.config.codistillation.enabled
         ]
-        notices = map(sections.constant_decay_notice, learning)
+        notices = [
+            sections.constant_decay_notice(
+                config.optimizer_of(learns=True), config.codistillation
+            )
+            for config in learning
+        ]
         return [
             *dict.fromkeys(notice for notice in notices if notice),
             *self._undone(finished),
@@ -147,6 +213,7 @@ class Experiment:
     def _undone(self, finished: Mapping[str, Sequence[Any]]) -> list[str]:
         return [
             f"{name}: {len(trials)} of {self._num_trials} trials are done."
+            + ("" if self._trials[name] else " It is not tuned yet.")
             for name, trials in finished.items()
             if len(trials) < self._num_trials
         ]
@@ -154,18 +221,15 @@ class Experiment:
     def _finished(self, name: str) -> list[collect.Finished]:
         runner = runs.Runner(self.workdir)
         return [
-            self._read(name, seed, runner.directory)
+            self._read(name, trial, seed)
             for seed, trial in enumerate(self._trials[name])
             if all(map(runner.is_done, trial.runs))
         ]
 
     def _read(
-        self,
-        name: str,
-        seed: int,
-        directory: Callable[[runs.Run], pathlib.Path],
+        self, name: str, trial: runs.Trial, seed: int
     ) -> collect.Finished:
-        trial = self._trials[name][seed]
+        directory = runs.Runner(self.workdir).directory
         try:
             return collect.collect(
                 trial, seed=seed, workdir=self.workdir, directory=directory
@@ -189,12 +253,22 @@ class Experiment:
             "setup": self._described_setup(),
             "variants": [dataclasses.asdict(v) for v in self._variants],
             "num_trials": self._num_trials,
+            "tune": _tree(self._tune),
         }
         self._write(RECORD, json.dumps(record, indent=1) + "\n")
 
     def _write(self, name: str, text: str) -> None:
         """Writes a file that appears complete or not at all."""
         outputs.write(self.workdir / name, text.encode())
+
+
+def _unique(found: Iterable[runs.Run]) -> list[runs.Run]:
+    return list({run.key: run for run in found}.values())
+
+
+def _tree(tune: tuning.Tuning | None) -> dict[str, Any] | None:
+    """What JSON has of it."""
+    return json.loads(json.dumps(dataclasses.asdict(tune))) if tune else None
 
 
 @contextlib.contextmanager
@@ -213,7 +287,7 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def _earlier(
-    workdir: pathlib.Path, setup: methods.Setup
+    workdir: pathlib.Path, setup: methods.Setup, tune: tuning.Tuning | None
 ) -> tuple[list[methods.Variant], int]:
     """Returns the methods and trials of earlier calls in the directory."""
     path = workdir / RECORD
@@ -233,6 +307,7 @@ def _earlier(
         for name, value in record["setup"].items()
         if getattr(setup, name) != value
     ]
+    changed += ["tune"] if record.get("tune") != _tree(tune) else []
     if changed and not any((workdir / runs.RUNS).glob(f"*/{_RESULTS}")):
         return [], 0  # Nothing came of it: a mistake, corrected now.
     if changed:

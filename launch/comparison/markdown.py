@@ -56,6 +56,7 @@ def render(report: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
     methods = report["methods"]
     target = report["target"]
     verdicts = [m["verdict"] for m in methods.values() if "verdict" in m]
+    verdicts += report.get("beyond_own_past", ())
     blocks = [
         f"# {report['recipe']}: {len(methods)} methods",
         "\n".join(f"- {line}" for line in verdicts),
@@ -70,6 +71,8 @@ def render(report: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
         _table("Churn between retrains", methods, _CHURN),
         _table("Groups of one run", methods, _GROUPS),
         _table("Cost", methods, _COST),
+        _pairs(report.get("pairs", ())),
+        _tuned(report.get("tuned", {})),
         "\n".join(f"![{name}]({name})" for name in plots),
         _lines("Notes", report["notes"]),
         _lines(
@@ -118,6 +121,49 @@ def _to_target(methods: Mapping[str, Any], target: Mapping[str, Any]) -> str:
             f"Steps as a multiple of independent's: {'; '.join(ratios)}."
         )
     return "\n\n".join(line for line in lines if line)
+
+
+def _pairs(pairs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the differences between methods that are not the baseline."""
+    if not pairs:
+        return ""
+    steps, churn = "steps to the target, ratio", "churn, ratio"
+    rows = [
+        f"| {pair['one']} - {pair['other']} "
+        f"| {_compared(pair.get('log_loss'), 'difference', '+.4f')} "
+        f"| {_compared(pair.get('steps_to_target'), 'ratio', '.2f')} "
+        f"| {_compared(pair.get('churn'), 'ratio', '.2f')} |"
+        for pair in pairs
+    ]
+    head = (
+        f"|  | final log loss | {steps} | {churn} |\n| --- | --- | --- | --- |"
+    )
+    body = "\n".join([head, *rows])
+    return f"## Differences between two methods\n\n{body}"
+
+
+def _compared(found: Mapping[str, Any] | None, key: str, shape: str) -> str:
+    if found is None or found[key] is None:
+        return ""
+    return f"{format(found[key], shape)}{_interval(found, shape)}"
+
+
+def _tuned(tuned: Mapping[str, Any]) -> str:
+    """Returns what was chosen for each method, and by which losses."""
+    if not tuned:
+        return ""
+    lines = [
+        f"{name}: {found['value']} ("
+        + ", ".join(
+            f"{value}: {sum(losses) / len(losses):.4f}"
+            for value, losses in found["losses"].items()
+        )
+        + ")"
+        for name, found in tuned.items()
+    ]
+    field = next(iter(tuned.values()))["field"]
+    title = f"{field}, by the final log loss on other validation data"
+    return _lines(title, lines)
 
 
 def _table(

@@ -92,6 +92,7 @@ class Setup:
     ensemble_size: int = 2
     learning_rate_scale: float = 1.0
     smoothing_weight: float = 0.1
+    weight_decay: float = 0.1
 
     def __post_init__(self) -> None:
         """Validates what no configuration is made of."""
@@ -106,11 +107,10 @@ class Setup:
                 raise ValueError(
                     f"--{name} must be >= {least}; received {value}."
                 )
-        if not 0 < self.learning_rate_scale < math.inf:
-            raise ValueError(
-                "--learning_rate_scale must be > 0; received "
-                f"{self.learning_rate_scale}."
-            )
+        for name in ("learning_rate_scale", "weight_decay"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"--{name} must be > 0; received {value}.")
         if not 0 < self.smoothing_weight < 1:
             raise ValueError(
                 "--smoothing_weight must be in (0, 1); received "
@@ -156,7 +156,7 @@ class Setup:
                 config.codistillation,
                 enabled=False,
                 saved_models=(),
-                own_past=None,
+                include_past=False,
                 labels_from=None,
             ),
             # Nobody reads its exports; the last one is always written.
@@ -229,6 +229,16 @@ def _smoothed(kind: str) -> Callable[[Setup, int], runs.Trial]:
     return make
 
 
+def _weight_decay(setup: Setup, seed: int) -> runs.Trial:
+    config = setup.seeded(seed)
+    optimizer = dataclasses.replace(
+        config.optimizer, weight_decay=setup.weight_decay
+    )
+    config = dataclasses.replace(config, optimizer=optimizer)
+    run = setup.group(config, name="group")
+    return runs.Trial(runs=(run,), students=(run,))
+
+
 def _ensemble(setup: Setup, seed: int) -> runs.Trial:
     size = setup.ensemble_size
     members = tuple(
@@ -260,7 +270,7 @@ def _offline_distillation(setup: Setup, seed: int) -> runs.Trial:
     return runs.Trial(runs=(teacher, student), students=(student,))
 
 
-# Of the mean, at each refresh: about the last ten of them.
+# Of the mean, at each version: about the last ten of them.
 _OWN_PAST = 0.9
 
 
@@ -272,10 +282,13 @@ def _ema_teacher(setup: Setup, seed: int) -> runs.Trial:
             config.codistillation,
             enabled=True,
             # A sweep may have set it.
-            own_past=config.codistillation.own_past or _OWN_PAST,
+            include_past=config.codistillation.include_past or _OWN_PAST,
         ),
         exchange=dataclasses.replace(
-            config.exchange, every_steps=config.num_steps, topology="all"
+            config.exchange,
+            # The mean moves at each version, as finely as others would look.
+            every_steps=config.exchange.refresh_every_steps,
+            topology="all",
         ),
     )
     run = setup.run(config, name="group", num_groups=1)
@@ -332,7 +345,7 @@ def _mutual_learning(setup: Setup, seed: int) -> runs.Trial:
             addresses=(),
             num_students=setup.num_groups,
             saved_models=(),
-            own_past=None,
+            include_past=False,
             labels_from=None,
         ),
         exchange=dataclasses.replace(config.exchange, topology="all"),
@@ -345,7 +358,7 @@ def _mutual_learning(setup: Setup, seed: int) -> runs.Trial:
 def _exported_once(config: config_lib.Config) -> config_lib.Config:
     """For students whose exports nobody reads: only the last is written."""
     exchange = dataclasses.replace(
-        config.exchange, every_steps=config.num_steps
+        config.exchange, every_steps=config.num_steps, offset_steps=0
     )
     return dataclasses.replace(config, exchange=exchange)
 
@@ -384,6 +397,9 @@ METHODS: Mapping[str, Method] = {
     "confidence_penalty": Method(
         _smoothed("confidence_penalty"),
         "independent, less sure of itself by a penalty on low entropy",
+    ),
+    "weight_decay": Method(
+        _weight_decay, "independent, with a weight decay of its own"
     ),
     "ensemble": Method(
         _ensemble, "the mean predictions of several independent groups"
@@ -503,7 +519,7 @@ def parse_sweep(text: str) -> list[Variant]:
     """
     before, equals, after = text.partition("=")
     method, colon, field = before.rpartition(":")
-    values = _split(after)
+    values = split(after)
     if not equals or not field or not all(values):
         raise ValueError(
             "A sweep must be [METHOD:]FIELD=VALUE,VALUE,... such as "
@@ -513,7 +529,7 @@ def parse_sweep(text: str) -> list[Variant]:
     return [Variant(method=name, field=field, value=v) for v in values]
 
 
-def _split(text: str) -> list[str]:
+def split(text: str) -> list[str]:
     """Splits at the commas outside of brackets."""
     values, depth = [""], 0
     for character in text:

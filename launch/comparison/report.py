@@ -3,6 +3,7 @@
 Imports neither TensorFlow nor Keras.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -22,8 +23,7 @@ _NAMES = {
 
 def verdict_on(name: str, figures: Mapping[str, Any], *, target: float) -> str:
     """Returns the verdict on a method, from its part of the report."""
-    plain = name if "[" in name else name.replace("_", " ")
-    shown = _NAMES.get(name, plain)
+    shown = _shown(name)
     versus = figures["versus_independent"]
     least = methods_lib.LEAST_TRIALS
     for count, whose in (
@@ -35,13 +35,27 @@ def verdict_on(name: str, figures: Mapping[str, Any], *, target: float) -> str:
                 f"{shown}: {count} trial(s){whose} are too few "
                 f"to say anything; take {least} or more."
             )
+    said = _said(figures, versus, target, BASELINE)
+    return f"{shown} {said}{_budget(versus)}{_deaf(figures)}"
+
+
+def _shown(name: str) -> str:
+    plain = name if "[" in name else name.replace("_", " ")
+    return _NAMES.get(name, plain)
+
+
+def _said(
+    figures: Mapping[str, Any],
+    versus: Mapping[str, Any],
+    target: float,
+    other: str,
+) -> str:
     parts = [
-        _steps(figures, versus.get("steps_to_target"), target),
+        _steps(figures, versus.get("steps_to_target"), target, other),
         _churn(versus.get("churn")),
         _loss(versus[collect.METRIC]),
     ]
-    said = "; ".join(part for part in parts if part)
-    return f"{shown} {said}{_budget(versus)}{_deaf(figures)}"
+    return "; ".join(part for part in parts if part)
 
 
 def _deaf(figures: Mapping[str, Any]) -> str:
@@ -65,7 +79,10 @@ def _budget(versus: Mapping[str, Any]) -> str:
 
 
 def _steps(
-    figures: Mapping[str, Any], found: Mapping[str, Any] | None, target: float
+    figures: Mapping[str, Any],
+    found: Mapping[str, Any] | None,
+    target: float,
+    other: str,
 ) -> str:
     if "reached" not in figures:
         return ""
@@ -73,7 +90,7 @@ def _steps(
     if reached < trials:
         return f"reached {target:.4g} nats in {reached} of {trials} trials"
     if found is None:
-        return f"reached {target:.4g} nats; independent did not in all trials"
+        return f"reached {target:.4g} nats; {other} did not in all trials"
     if found["interval"] is None:
         return (
             f"reached {target:.4g} nats ({found['ratio']:.2f}x the steps, too "
@@ -121,7 +138,7 @@ def _percent(ratio: float) -> float:
     return 100 * (ratio - 1)
 
 
-BASELINE = "independent"
+BASELINE, OWN_PAST = "independent", "own_past"
 Trials = Sequence[collect.Finished]
 
 
@@ -301,7 +318,12 @@ def make(
     aim = None
     if baseline or target not in collect.NAMED:
         aim = collect.make(target, _curves(baseline))
-    found = _figures(methods, descriptions, aim)
+    # Between all pairs of trials: the dearest figure, made once a method.
+    churn = {
+        name: collect.churn_matrices(trials) for name, trials in methods.items()
+    }
+    found = _figures(methods, churn, descriptions, aim)
+    pairs = _pairs(methods, churn, aim)
     return {
         **context,
         "confidence": bootstrap.CONFIDENCE,
@@ -316,19 +338,60 @@ def make(
                 budget=context.get("setup", {}).get("budget"),
             ),
         ],
+        "pairs": pairs,
+        "beyond_own_past": _beyond_own_past(pairs, found, aim),
         "methods": found,
     }
 
 
+def _pairs(
+    methods: Mapping[str, Trials],
+    churn: Mapping[str, Mapping[str, np.ndarray]],
+    aim: collect.Target | None,
+) -> list[dict[str, Any]]:
+    """Returns the differences between methods, the later less the earlier.
+
+    Those to independent stand with each method; values of a sweep are many,
+    and left out.
+    """
+    names = [n for n in methods if n != BASELINE and "[" not in n]
+    names.sort(key=lambda name: name != OWN_PAST)
+    given = dataclasses.replace(aim, kind="given") if aim else None
+    return [
+        {
+            "one": one,
+            "other": other,
+            **_versus(methods[one], methods[other], given),
+            **_versus_churn(churn[one], churn[other]),
+        }
+        for place, one in enumerate(names)
+        for other in names[:place]
+    ]
+
+
+def _beyond_own_past(
+    pairs: Sequence[Mapping[str, Any]],
+    found: Mapping[str, Any],
+    aim: collect.Target | None,
+) -> list[str]:
+    """Says what other groups add to a version of one's own past."""
+    said = []
+    for pair in pairs:
+        name, trials = pair["one"], found[pair["one"]]["num_trials"]
+        teaches = "between_groups_churn" in found[name]["figures"]
+        enough = min(trials, pair["num_trials"]) >= methods_lib.LEAST_TRIALS
+        if pair["other"] == OWN_PAST and aim and teaches and enough:
+            text = _said(found[name], pair, aim.value, OWN_PAST)
+            said.append(f"{_shown(name)} against {OWN_PAST}: {text}")
+    return said
+
+
 def _figures(
     methods: Mapping[str, Trials],
+    churn: Mapping[str, Mapping[str, np.ndarray]],
     descriptions: Mapping[str, str],
     aim: collect.Target | None,
 ) -> dict[str, dict[str, Any]]:
-    # Between all pairs of trials: the dearest figure, made once a method.
-    churn = {
-        name: collect.churn_matrices(trials) for name, trials in methods.items()
-    }
     baseline = methods.get(BASELINE, ())
     found: dict[str, dict[str, Any]] = {}
     for name, trials in methods.items():
@@ -452,15 +515,15 @@ def _versus(
                 [trial.figures[name] for trial in baseline],
             )
             found[name] = {"difference": value, "interval": interval}
-    curves = _curves(trials)
-    if curves:
+    curves, others = _curves(trials), _curves(baseline)
+    if curves and others:
         ours_per_step, theirs_per_step = (
             np.mean([_examples_per_step(trial) for trial in side])
             for side in (trials, baseline)
         )
         found["examples_per_step"] = float(ours_per_step / theirs_per_step)
-    if aim and curves:
-        steps = collect.compare_steps(aim, curves, _curves(baseline))
+    if aim and curves and others:
+        steps = collect.compare_steps(aim, curves, others)
         if steps is not None:
             found["steps_to_target"] = {
                 "ratio": steps[0],

@@ -94,7 +94,7 @@ class Config(fields.Section):
         given = {
             "codistillation.enabled": not learn.enabled,
             "codistillation.saved_models": learn.saved_models,
-            "codistillation.own_past": learn.own_past is not None,
+            "codistillation.include_past": learn.include_past is not False,
             "codistillation.labels_from": learn.labels_from,
             "checkpoints": self.checkpoints != "none",
         }
@@ -114,7 +114,7 @@ class Config(fields.Section):
         """
         own = {
             name: getattr(self.codistillation, name)
-            for name in ("boundaries", "weight_decay_factors")
+            for name in ("weight_decay", "boundaries", "weight_decay_factors")
             if getattr(self.codistillation, name) is not None
         }
         if not learns or not own:

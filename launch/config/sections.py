@@ -21,6 +21,7 @@ MODELS = {
     "digits": "digits",
     "imagenet": "imagenet",
     "language_model": "language_model",
+    "shakespeare": "shakespeare",
 }
 DISTILLATION_LOSSES = (
     "BinarySoftTargetCrossEntropy",
@@ -38,6 +39,8 @@ _OF_ONE_LOSS = {
 }
 # Data that TensorFlow Datasets may be read for, by name.
 _FROM_TFDS = ("criteo", "language_model")
+# As in `tfdistill.StudentExporter`.
+_EMA_DECAY = 0.95
 CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
@@ -182,8 +185,9 @@ class Codistillation(fields.Section):
     # As in `tfdistill.TeacherSet`: ordinary distillation, besides the groups.
     saved_models: tuple[str, ...] = ()
     trust_saved_models: bool = False
-    # As in `tfdistill.TeacherSet`: the student's own running mean.
-    own_past: float | None = fields.option(None, least=0, below=1)
+    # As in `tfdistill.TeacherSet`: the student's own last version, or a
+    # running mean of its versions, is a teacher.
+    include_past: bool | float = fields.option(False, least=0, below=1)
     # Students that the only group trains in one process, on the same batches:
     # each learns from what the others predict in the same step (deep mutual
     # learning). 1: no such thing.
@@ -200,6 +204,7 @@ class Codistillation(fields.Section):
     max_bad_batches: int = fields.option(3, least=1)
     # Replace the optimizer's if a group learns from others. Null: the
     # optimizer's.
+    weight_decay: float | None = fields.option(None, least=0)
     boundaries: tuple[int, ...] | None = None
     weight_decay_factors: tuple[float, ...] | None = None
 
@@ -264,6 +269,11 @@ class Exchange(fields.Section):
     max_to_keep: int = fields.option(3, least=2)
     # As in `tfdistill.StudentExporter`.
     variables_dtype: str | None = fields.option(None, choices=("bfloat16",))
+    # As in `tfdistill.StudentExporter`: null has the groups take turns.
+    offset_steps: int | None = fields.option(None, least=0)
+    # As in `tfdistill.StudentExporter`: what versions hold.
+    weights: str = fields.option("model", choices=("model", "ema"))
+    ema_decay: float = fields.option(_EMA_DECAY, least=0, below=1)
     # From whom a group learns: all others, its predecessor in a ring, or a
     # list of groups for each group.
     topology: str | tuple[tuple[int, ...], ...] = fields.option(
@@ -291,6 +301,17 @@ class Exchange(fields.Section):
                     f"`exchange.max_staleness_{unit}` at which the ramp "
                     f"begins; received {ramp} without one."
                 )
+        if (self.offset_steps or 0) >= self.every_steps:
+            raise ValueError(
+                "`exchange.offset_steps` must be < `exchange.every_steps`; "
+                f"received {self.offset_steps} and {self.every_steps}. "
+                "Override both."
+            )
+        if self.weights == "model" and self.ema_decay != _EMA_DECAY:
+            raise ValueError(
+                '`exchange.ema_decay` is of exchange.weights="ema"; received '
+                f'{self.ema_decay} with "model". Override exchange.weights=ema.'
+            )
         if not isinstance(self.topology, str):
             _check_topology(self.topology)
 
@@ -432,9 +453,12 @@ class Optimizer(fields.Section):
         return self.weight_decay
 
 
-def constant_decay_notice(options: Optimizer) -> str | None:
+def constant_decay_notice(
+    options: Optimizer, learn: Codistillation
+) -> str | None:
     """Returns a warning about codistillation with these options, or None."""
-    if not options.decay or options.weight_decay_factors:
+    chosen = options.weight_decay_factors or learn.weight_decay is not None
+    if not options.decay or chosen:
         return None
     steps = (
         "" if options.schedule == "steps" else 'optimizer.schedule="steps", '
@@ -445,5 +469,6 @@ def constant_decay_notice(options: Optimizer) -> str | None:
         "et al. 2020 (arXiv:2010.02838) lost about 2% of ImageNet's accuracy "
         "this way; they got it back with a weight decay that falls with the "
         f"learning rate and with later drops. Consider {steps}"
-        "codistillation.weight_decay_factors and codistillation.boundaries."
+        "codistillation.weight_decay_factors and codistillation.boundaries, or "
+        "a smaller codistillation.weight_decay."
     )

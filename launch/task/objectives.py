@@ -227,6 +227,7 @@ OBJECTIVES: Mapping[str, Callable[[], Objective]] = {
     "digits": Classes,
     "imagenet": Classes,
     "language_model": Tokens,
+    "shakespeare": Classes,
 }
 
 

@@ -20,6 +20,7 @@ from models import criteo
 from models import digits
 from models import imagenet
 from models import language_model
+from models import shakespeare
 from tfdistill.system import run_files
 
 
@@ -59,6 +60,7 @@ BUILDERS: Mapping[str, Callable[..., keras.Model]] = {
     "digits": digits.build_model,
     "imagenet": imagenet.build_model,
     "language_model": language_model.build_model,
+    "shakespeare": shakespeare.build_model,
 }
 # Arguments that a model takes over from its data.
 _SHARED_ARGUMENTS = frozenset(
@@ -98,7 +100,8 @@ def make_model(
     # Saved models and bad batches; staleness, other graphs, polling.
     options = {
         **learn.taken_by(tfdistill.TeacherSet),
-        **config.exchange.taken_by(tfdistill.TeacherSet),
+        # Its `weights` are those of teachers, not of the student.
+        **config.exchange.taken_by(tfdistill.TeacherSet, but=["weights"]),
     }
     if learn.by == "served":
         # To the step, their labels are part of the data.
@@ -200,8 +203,8 @@ def peers_of(
 def learns(config: config.Config, cluster: tfdistill.Cluster) -> bool:
     """Whether a group has teachers: other groups, or fixed ones."""
     learn = config.codistillation
-    own = learn.saved_models or learn.labels_from or learn.own_past is not None
-    own = own or learn.num_students > 1
+    own = learn.saved_models or learn.labels_from or learn.num_students > 1
+    own = own or learn.include_past is not False
     fixed = learn.enabled and bool(own)
     return fixed or bool(peers_of(config, cluster))
 
@@ -224,7 +227,7 @@ def _make_optimizer(
             table.check_optimizer(optimizer)
     except ValueError as cause:
         raise OptionsError(str(cause)) from cause
-    notice = sections.constant_decay_notice(options)
+    notice = sections.constant_decay_notice(options, config.codistillation)
     if notice and learns(config, cluster) and cluster.is_chief:
         print(notice, flush=True)
     return optimizer

@@ -286,7 +286,7 @@ def test_python_blocks_run(page, tmp_path):
         # Line numbers of a traceback are those of the page.
         code = compile("\n" * block.line + text, block.page, "exec")
         exec(code, namespace)
-    if page == "docs/comparison.md":
+    if page == "docs/comparison_report.md":
         paths = [_predictions(tmp_path / str(i), p) for i, p in enumerate("ab")]
         assert namespace["churn"](*paths) == pytest.approx(0.25)
 

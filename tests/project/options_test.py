@@ -30,6 +30,7 @@ OPTIONS = {
         recipe=! workdir=! methods=None sweep=[] trials=4 override=[]
         target=final num_groups=2 workers_per_group=1 ps_per_group=0
         ensemble_size=2 learning_rate_scale=1.0 smoothing_weight=0.1
+        weight_decay=0.1 tune=None tune_trials=2 tune_override=[]
         budget=per_group{per_group|total} jobs=1 report_only=False
     """,
     "launch.status": """

@@ -178,7 +178,6 @@ def test_servers_bear_an_impostor_and_follow_their_chief(tmp_path, start):
 
 
 def test_servers_wait_for_another_start_of_their_chief(tmp_path, start):
-    # Less than what the test waits, should they take the end for a loss.
     env = {"TFDISTILL_CHIEF_RETURN_SECS": "60"}
     chief, worker, ps = (start(t, **env) for t in ("chief", "worker", "ps"))
     for server in (worker, ps):
@@ -193,6 +192,9 @@ def test_servers_wait_for_another_start_of_their_chief(tmp_path, start):
     # From 0 on: nothing of what the first chief had placed there is left.
     _until(lambda: len(_rounds(tmp_path)) > num_rounds)
     assert _rounds(tmp_path)[num_rounds][0] == 8
+    # They look once a second, and wait for a chief that they have not seen.
+    for server in (worker, ps):
+        _until(lambda log=server.log: log.read_text().count("serves") == 2)
     (tmp_path / "stop").touch()
     # With nothing left to do their program ends by itself.
     for process in (chief, worker, ps):

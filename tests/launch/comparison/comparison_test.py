@@ -19,6 +19,7 @@ from launch.comparison import methods
 from launch.comparison import plots
 from launch.comparison import report
 from launch.comparison import runs
+from launch.comparison import tuning
 from launch.task import outputs
 from launch.task import predictions
 from tfdistill import metrics
@@ -50,13 +51,16 @@ def test_methods_differ_from_independent_in_what_they_are_about():
         "label_smoothing": {"smoothing.kind"},
         "unigram_smoothing": {"smoothing.kind"},
         "confidence_penalty": {"smoothing.kind"},
+        "weight_decay": {"optimizer.weight_decay"},
     }.items():
         (run,) = _trial(name).runs
         assert set(recipes.changed_fields(base.config, run.config)) == changed
     (past,) = _trial("ema_teacher").runs
     assert set(recipes.changed_fields(base.config, past.config)) == {
         "codistillation.enabled",
-        "codistillation.own_past",
+        "codistillation.include_past",
+        # Each version moves its mean.
+        "exchange.every_steps",
     }
     assert past.num_groups == 1
     (big,) = _trial("large_group", num_groups=3, workers_per_group=2).runs
@@ -71,6 +75,7 @@ def test_methods_differ_from_independent_in_what_they_are_about():
         "data.mode",
         # Nobody reads its exports.
         "exchange.every_steps",
+        "exchange.offset_steps",
     }
     (asked,) = _trial("served").runs
     assert recipes.changed_fields(shared.config, asked.config) == [
@@ -233,6 +238,10 @@ def test_what_cannot_be_meant_is_refused(parse, text, message):
         (["--ensemble_size=1"], "--ensemble_size must be >= 2; received 1"),
         (["--ps_per_group=-1"], "--ps_per_group must be >= 0; received -1"),
         (["--learning_rate_scale=0"], "--learning_rate_scale must be > 0"),
+        (["--weight_decay=-1"], "--weight_decay must be > 0; received -1"),
+        (["--tune=optimizer.learning_rate=1,2"], "other validation data than"),
+        (["--tune=seed=1,1", "--tune_override=data.x=1"], "different values"),
+        (["--tune_override=data.seed=1"], "--tune_override is of the runs of"),
         (["--smoothing_weight=1"], "--smoothing_weight must be in"),
         (["--sweep=num_groups=two"], "whole number; received 'two'"),
         (["--sweep=num_groups=2.5"], "whole number; received '2.5'"),
@@ -654,6 +663,92 @@ def test_more_trials_and_methods_join_and_other_settings_do_not(
         )
 
 
+def test_methods_are_compared_with_each_other_and_with_one_s_own_past(
+    compared, tmp_path
+):
+    found, _ = compared
+    made = found.report("0.9", {}, jobs=1)
+    (pair,) = made["pairs"]
+    assert (pair["one"], pair["other"]) == ("codistill", "ensemble")
+    means = [
+        made["methods"][name]["figures"]["log_loss"]["mean"]
+        for name in ("codistill", "ensemble")
+    ]
+    difference = pair["log_loss"]["difference"]
+    assert difference == pytest.approx(means[0] - means[1])
+    # An ensemble has no curve.
+    assert "steps_to_target" not in pair and not made["beyond_own_past"]
+    text = (tmp_path / "report.md").read_text()
+    assert f"| codistill - ensemble | {difference:+.4f} (" in text
+
+    def trials(loss, *values):
+        one = _of_clicks([0.2, 0.3, 0.1], log_loss=loss)
+        return [dataclasses.replace(one, curve=_curve(*values))] * 4
+
+    alone, past = trials(0.9, 1.0, 0.9), trials(0.8, 0.9, 0.8)
+    taught = trials(0.7, 0.9, 0.5)
+    for trial in taught:
+        trial.figures["between_groups_churn"] = 0.1
+    done = {"independent": alone, "codistill": taught, "own_past": past}
+    made = report.make(
+        done, target="0.8", descriptions=dict.fromkeys(done, ""), context={}
+    )
+    (line,) = made["beyond_own_past"]
+    assert line.startswith("codistillation against own_past: reached 0.8 nats")
+    assert "0.62x the steps" in line and "better (-0.1000" in line
+
+
+def _tuned(workdir, chosen="independent,large_group"):
+    return experiment.Experiment(
+        workdir,
+        setup=_setup(workers_per_group=2),
+        variants=methods.parse_methods(chosen),
+        num_trials=1,
+        tune=tuning.Tuning.parse(
+            "optimizer.learning_rate=0.1,0.2,0.3",
+            overrides=["data.arguments.part=tuning"],
+            num_trials=2,
+        ),
+    )
+
+
+def test_each_method_is_tuned_by_runs_apart_from_those_of_the_report(tmp_path):
+    found, rng = _tuned(tmp_path), np.random.default_rng(0)
+    runner = runs.Runner(tmp_path)
+    best = {"independent": "0.2", "large_group": "0.3"}
+    for name, by_value in found._tuning_trials.items():
+        for value, trials in by_value.items():
+            for trial in trials:
+                (run,) = trial.runs
+                assert run.config.seed >= 500
+                assert run.config.data.arguments == {"part": "tuning"}
+                assert run.config.optimizer.learning_rate == float(value)
+                directory = runner.directory(run)
+                shift = 3.0 * (value == best[name])
+                _write(directory, run, rng=rng, shift=shift)
+    found._choose()
+    for name, trials in found._trials.items():
+        (run,) = trials[0].runs
+        assert run.config.optimizer.learning_rate == float(best[name])
+        assert run.config.seed == 0 and not run.config.data.arguments
+        _write(runner.directory(run), run, rng=rng, shift=0.0)
+    # Another call, of more methods, finds all of it again.
+    found._write_record()
+    again = _tuned(tmp_path, "label_smoothing")
+    made = again.report("final", {}, jobs=1)
+    assert {n: f["value"] for n, f in made["tuned"].items()} == best
+    assert len(made["tuned"]["independent"]["losses"]["0.1"]) == 2
+    assert any("not tuned yet" in note for note in made["notes"])
+    assert "independent: 0.2 (0.1: " in (tmp_path / "report.md").read_text()
+    with pytest.raises(ValueError, match="differs in tune"):
+        experiment.Experiment(
+            tmp_path,
+            setup=_setup(workers_per_group=2),
+            variants=[],
+            num_trials=1,
+        )
+
+
 def test_a_constant_weight_decay_is_told_of_where_groups_teach_each_other(
     compared,
 ):
@@ -662,10 +757,16 @@ def test_a_constant_weight_decay_is_told_of_where_groups_teach_each_other(
     config = recipes.override(
         recipes.digits(), ["optimizer.weight_decay=0.01", "optimizer.name=sgd"]
     )
-    for methods_, told in (("independent", 0), ("independent,codistill", 1)):
+    chosen = recipes.override(config, ["codistillation.weight_decay=0.003"])
+    assert chosen.optimizer_of(learns=True).weight_decay == 0.003
+    for one, methods_, told in (
+        (config, "independent", 0),
+        (config, "independent,codistill", 1),
+        (chosen, "independent,codistill", 0),
+    ):
         other = experiment.Experiment(
             found.workdir / "other",
-            setup=methods.Setup(config=config),
+            setup=methods.Setup(config=one),
             variants=methods.parse_methods(methods_),
             num_trials=2,
         )
