@@ -20,10 +20,8 @@ def simulated(speeds, *, secs, noise=0.1, export=25, every=50, latency=0.5):
     rng, groups = np.random.default_rng(0), range(len(speeds))
     clock, steps, examples = ([0.0 for _ in groups] for _ in range(3))
     sizes = [[64, 64] for _ in groups]
-    paces = [
-        {other: batch_scaler.Pace() for other in groups if other != group}
-        for group in groups
-    ]
+    # Of each group, what it knows of all.
+    paces = [[batch_scaler.Pace() for _ in groups] for _ in groups]
     mail = [[] for _ in groups]
     while min(clock) < secs:
         here = int(np.argmin(clock))
@@ -31,35 +29,26 @@ def simulated(speeds, *, secs, noise=0.1, export=25, every=50, latency=0.5):
         clock[here] += (0.002 + size / speeds[here]) * np.exp(
             noise * rng.normal()
         )
-        while mail[here] and mail[here][0][0] <= clock[here]:
-            _, other, seen = mail[here].pop(0)
-            paces[here][other].arrived(
-                own_examples=examples[here], examples=seen
-            )
         steps[here] += 1
         examples[here] += size
+        now = clock[here]
+        while mail[here] and mail[here][0][0] <= now:
+            _, other, seen, then = mail[here].pop(0)
+            paces[here][other].note(examples=seen, secs=then, now=now)
         if steps[here] % export == 0:
-            for other in paces[here]:
-                mail[other].append(
-                    (clock[here] + latency, here, examples[here])
-                )
+            for other in groups:
+                news = (now + latency, here, examples[here], now)
+                mail[other].append(news)
                 mail[other].sort()
         if steps[here] % every == 0:
-            found = [
-                pace.speed(own_examples=examples[here])
-                for pace in paces[here].values()
-            ]
-            sizes[here].append(
-                batch_scaler.next_size(
-                    sizes[here][-1],
-                    [speed for speed in found if speed is not None],
-                    start=64,
-                    least=8,
-                    most=512,
+            size, known = sizes[here][-1], sizes[here][-2]
+            found = [paces[here][here], *paces[here][:here]]
+            found = [p.speed(now) for p in found + paces[here][here + 1 :]]
+            if size == known and None not in found:
+                size = batch_scaler.next_size(
+                    size, found, start=64, least=8, most=512
                 )
-                if sizes[here][-1] == sizes[here][-2]
-                else sizes[here][-1]
-            )
+            sizes[here].append(size)
     return sizes, [
         1 / (0.002 + each[-1] / speed)
         for each, speed in zip(sizes, speeds, strict=True)
@@ -85,21 +74,20 @@ def test_equal_groups_keep_their_sizes():
 
 def test_a_peer_that_fell_silent_or_was_resumed_sets_no_pace():
     pace = batch_scaler.Pace()
-    assert pace.speed(own_examples=0) is None
-    for own, theirs in ((100, 200), (200, 400)):
-        pace.arrived(own_examples=own, examples=theirs)
-    assert pace.speed(own_examples=300) == 2.0
-    assert pace.speed(own_examples=601) is None
-    pace.arrived(own_examples=610, examples=100)
-    assert pace.speed(own_examples=620) == 2.0
-    pace.arrived(own_examples=710, examples=300)
-    assert pace.speed(own_examples=720) == 2.0
+    assert pace.speed(0.0) is None
+    for examples, secs in ((100, 1.0), (200, 2.0)):
+        pace.note(examples=examples, secs=secs, now=secs)
+    assert pace.speed(15.0) == 100.0
+    assert pace.speed(17.0) is None
+    for examples, secs in ((150, 1.5), (250, 2.5)):
+        pace.note(examples=examples, secs=secs, now=17.0 + secs)
+        assert pace.speed(20.0) == 100.0
 
 
 def test_bounds_and_units_hold():
     def next_size(size, speed, **kwargs):
         options = {"start": 64, "least": 48, "most": 80, **kwargs}
-        return batch_scaler.next_size(size, [speed], **options)
+        return batch_scaler.next_size(size, [1.0, speed], **options)
 
     assert next_size(64, 9.0) == 48
     assert next_size(64, 0.1) == 80
@@ -197,7 +185,7 @@ def by_hand():
     """Weights and examples after descent on these batches, rates in step."""
     weight = bias = 0.0
     first, rate, found = 0, 1e-5, []
-    for before, size in zip([8, *SIZES], SIZES):
+    for before, size in zip([8, *SIZES[:-1]], SIZES, strict=True):
         rate *= size / before
         x = np.arange(first, first + size, dtype="float64")
         error = weight * x + bias - x / 100

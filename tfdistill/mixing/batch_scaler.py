@@ -1,7 +1,9 @@
-"""BatchScaler: batches as large as a group is fast, so that all update alike."""
+"""BatchScaler: batches as large as a group is fast; all update alike."""
 
 import logging
 import threading
+import time
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -27,43 +29,45 @@ _TOLERANCE_UNITS = 0.75
 _MOST_CHANGE = 1.5
 # A peer's speed is a running mean, of which each version makes up a quarter.
 _WEIGHT_OF_LAST = 0.25
-# A peer that published nothing for so many of its intervals sets no pace.
+# A peer that published nothing for so many of its intervals, and so many
+# seconds on top, sets no pace.
 _SILENT_INTERVALS = 4.0
+_GRACE_SECS = 10.0
+# Of a manifest's `extras`: seconds that the group has trained, without waits.
+BUSY_FIELD = "busy_secs"
 
 
 class Pace:
-    """How fast a peer trains, as its versions arrive here.
-
-    No clock is read: a peer's examples between two versions are compared with
-    this group's own between their arrivals. So neither a change of a batch size
-    nor the time that a version takes moves the answer.
-    """
+    """How many examples a second a group trains on, while it does not wait."""
 
     def __init__(self) -> None:
-        """Knows of no version yet."""
-        self._last: tuple[float, float] | None = None
+        """Knows of nothing yet."""
+        self._last: tuple[float, float, float] | None = None
         self._interval = 0.0
         self._speed: float | None = None
 
-    def arrived(self, *, own_examples: float, examples: float) -> None:
-        """Notes a peer's examples in a version, and this group's by now."""
-        before, self._last = self._last, (own_examples, examples)
+    def note(self, *, examples: float, secs: float, now: float) -> None:
+        """Takes the examples that a group had after so many seconds of work.
+
+        `now` is this task's clock, by which `speed` sees that news stay away.
+        """
+        before, self._last = self._last, (examples, secs, now)
         if before is None:
             return
-        own, theirs = own_examples - before[0], examples - before[1]
-        if own <= 0 or theirs <= 0:
-            return  # One of the two was resumed from an earlier step.
-        speed = theirs / own
+        had, worked = examples - before[0], secs - before[1]
+        if had <= 0 or worked <= 0:
+            return  # The group was resumed from an earlier step.
+        speed = had / worked
         if self._speed is not None:
             speed = self._speed + _WEIGHT_OF_LAST * (speed - self._speed)
-        self._speed, self._interval = speed, own
+        self._speed, self._interval = speed, now - before[2]
 
-    def speed(self, *, own_examples: float) -> float | None:
-        """Its examples for each of this group's; None if it is unknown."""
+    def speed(self, now: float) -> float | None:
+        """Examples a second; None if unknown, or if the group fell silent."""
         if self._speed is None or self._last is None:
             return None
-        silence = own_examples - self._last[0]
-        is_silent = silence > _SILENT_INTERVALS * self._interval
+        silence = now - self._last[2]
+        is_silent = silence > _SILENT_INTERVALS * self._interval + _GRACE_SECS
         return None if is_silent else self._speed
 
 
@@ -78,28 +82,28 @@ def next_size(
 ) -> int:
     """Returns the batch size at which a group updates as often as its peers.
 
-    Of the `start` (1 + number of peers) examples that all groups together take
+    Of the `start` x (number of groups) examples that all groups together take
     in a step, the group takes the part that is its speed's part of all speeds.
     Where a step has costs of its own, speeds change with the sizes, and the
     sizes meet after a few changes.
 
     Args:
         size: That of now.
-        speeds: Of the peers: examples while this group has one.
+        speeds: Examples a second of this group, then of each peer.
         start: The size that all groups began with.
         least: The smallest size.
         most: The largest size.
         multiple_of: What a size must be a multiple of.
 
     Example:
-        >>> next_size(64, [2.0], start=64, least=8, most=512)
+        >>> next_size(64, [100.0, 200.0], start=64, least=8, most=512)
         43
-        >>> next_size(64, [0.5], start=64, least=8, most=512)
+        >>> next_size(64, [200.0, 100.0], start=64, least=8, most=512)
         85
-        >>> next_size(43, [2.1], start=64, least=8, most=512)
+        >>> next_size(43, [100.0, 205.0], start=64, least=8, most=512)
         43
     """
-    target = start * (1 + len(speeds)) / (1.0 + sum(speeds))
+    target = start * len(speeds) * speeds[0] / sum(speeds)
     target = min(max(target, size / _MOST_CHANGE), size * _MOST_CHANGE)
     target = min(max(target, least), most)
     off = abs(target - size)
@@ -184,9 +188,10 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
     """Moves this group's batch size until all groups update equally often.
 
     Each group looks at its peers' versions, whose manifests say how many
-    examples a group has had. It takes larger batches if it is faster than the
-    mean of all groups, smaller ones if it is slower; the examples of all groups
-    together stay about the same. The aim is that of batch size scaling in
+    examples a group has had in how much time, without waits for others. It
+    takes larger batches if it is faster than the mean of all groups, smaller
+    ones if it is slower; the examples of all groups together stay about the
+    same. The aim is that of batch size scaling in
     Adaptive SGD (Ma et al. 2021, arXiv:2110.07029), where one scheduler counts
     all updates; here every group decides for itself. The learning rate follows
     the batch size. A peer that has published nothing for a while is left out.
@@ -217,6 +222,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         rate_rule: str = "linear",
         peers: Sequence[int] | None = None,
         poll_secs: float = 0.1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Reads nothing yet.
 
@@ -233,6 +239,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
                 proportion; `"sqrt"`, to the root; or `"none"`.
             peers: Groups to keep pace with. Default: all others of the run.
             poll_secs: Seconds between two looks at the exchange. Default 0.1.
+            clock: Seconds of a clock that never goes backwards.
 
         Raises:
             ValueError: If an argument is not as above.
@@ -263,13 +270,18 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._exchange, self._given_peers = exchange, peers
         self._least, self._most = least, most
         self._power = _RATE_RULES[rate_rule]
-        self._poll_secs = poll_secs
+        self._poll_secs, self._clock = poll_secs, clock
         self._first_size = batch_size
         self._plan = _Plan(batch_size, self._schedule.every_steps)
         self._multiple = 1
         self._start = 0  # The step at which batch 0 was read.
         self._examples = 0
+        self._own = Pace()
         self._paces: dict[int, Pace] = {}
+        self._mixers: list[Any] = []
+        # When the first step had ended, and the time of work before it.
+        self._began: float | None = None
+        self._busy_before = 0.0
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -332,12 +344,14 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
             return (number + is_last, left - 1), (number, element)
 
         zero = tf.zeros((), tf.int64)
-        windows = dataset.scan((zero, zero), cut).group_by_window(
-            key_func=lambda number, _: number,
-            reduce_func=lambda _, window: window.map(lambda _, e: e).batch(
-                tf.int64.max
-            ),
-            window_size_func=size,
+        windows = (
+            dataset.scan((zero, zero), cut)
+            .group_by_window(
+                key_func=lambda number, _: number,
+                reduce_func=lambda _, window: window.batch(self._most),
+                window_size_func=size,
+            )
+            .map(lambda _, batch: batch)
         )
         # TensorFlow would prefetch at the end, as many as it likes.
         options = tf.data.Options()
@@ -390,6 +404,8 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
             cluster.peers if self._given_peers is None else self._given_peers
         )
         self._start, self._examples = self.step, 0
+        self._began, self._busy_before = None, 0.0
+        self._own = Pace()
         self._plan.begin()
         self._paces = {group: Pace() for group in peers}
         self._values = replicas.WorkerValues(strategy)
@@ -409,6 +425,10 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         last = self._plan.size(max(before, 0))
         for number in range(before, done):
             self._examples += self._plan.size(number)
+        if self._began is None:
+            # The first step is traced.
+            waited = sum(mixer.waits.total_secs for mixer in self._mixers)
+            self._began = self._clock() - waited
         if done % self._schedule.every_steps == 0 and done > before:
             self._plan.decide(self._agreed(done))
         self._follow(last, self._plan.size(done))
@@ -422,29 +442,59 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
 
     def _agreed(self, done: int) -> int:
         """The size of the block after the next; all workers get the chief's."""
-        newest = self._plan.sizes[-1]
-        now = self._plan.size(done)
-        with self._lock:
-            speeds = [
-                pace.speed(own_examples=self._examples)
-                for pace in self._paces.values()
-            ]
+        newest, now = self._plan.sizes[-1], self._plan.size(done)
         size = newest
         # A change that is on its way shows what it does first.
         if newest == now:
-            size = next_size(
-                now,
-                [speed for speed in speeds if speed is not None],
-                start=self._first_size,
-                least=self._least,
-                most=self._most,
-                multiple_of=self._multiple,
-            )
+            speeds = self._speeds()
+            if len(speeds) > 1:
+                size = next_size(
+                    now,
+                    speeds,
+                    start=self._first_size,
+                    least=self._least,
+                    most=self._most,
+                    multiple_of=self._multiple,
+                )
         size = self._values.gathered(size)[0]
         if size != newest:
             self.num_changes += 1
             _log.info("Batches of %d examples instead of %d.", size, newest)
         return size
+
+    def _speeds(self) -> list[float]:
+        """This group's speed and those of its peers, as far as known."""
+        now = self._clock()
+        self._own.note(examples=self._examples, secs=self._busy_secs, now=now)
+        with self._lock:
+            found = [
+                pace.speed(now) for pace in (self._own, *self._paces.values())
+            ]
+        known = [speed for speed in found if speed is not None]
+        return known if found[0] is not None else []
+
+    @property
+    def _busy_secs(self) -> float:
+        """Seconds of training since the first step, without waits."""
+        if self._began is None:
+            return self._busy_before
+        waits = sum(mixer.waits.total_secs for mixer in self._mixers)
+        return self._busy_before + self._clock() - self._began - waits
+
+    @property
+    def manifest_extras(self) -> dict[str, Any]:
+        """What versions say to those who keep pace with them."""
+        return {BUSY_FIELD: self._busy_secs}
+
+    def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds who may wait between steps; `CodistillModel.fit` calls it.
+
+        Args:
+            callbacks: All of the training.
+        """
+        self._mixers = [
+            c for c in callbacks if getattr(c, "mixes_weights", False)
+        ]
 
     def _follow(self, before: int, now: int) -> None:
         if now == before or not self._power:
@@ -467,10 +517,12 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
                     self._note(pace, version)
 
     def _note(self, pace: Pace, version: versions.Version) -> None:
-        examples = version.manifest.extras.get("examples")
-        if isinstance(examples, int | float) and examples >= 0:
+        extras, now = version.manifest.extras, self._clock()
+        # Of a group without a BatchScaler, the time between its versions.
+        examples, secs = extras.get("examples"), extras.get(BUSY_FIELD, now)
+        if all(isinstance(n, int | float) and n >= 0 for n in (examples, secs)):
             with self._lock:
-                pace.arrived(own_examples=self._examples, examples=examples)
+                pace.note(examples=examples, secs=secs, now=now)
 
     # ---- kept by `tfdistill.Backup` ----
 
@@ -480,9 +532,11 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
             **self._plan.state(),
             "start": self._start,
             "examples": self._examples,
+            BUSY_FIELD: self._busy_secs,
         }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Takes what `state_for_backup` returned."""
         self._plan.restore(state)
         self._start, self._examples = state["start"], state["examples"]
+        self._busy_before = state[BUSY_FIELD]
