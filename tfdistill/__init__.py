@@ -16,6 +16,7 @@ if typing.TYPE_CHECKING:
     from tfdistill import labels as labels
     from tfdistill import losses as losses
     from tfdistill import metrics as metrics
+    from tfdistill import mixing as mixing
     from tfdistill import optimizers as optimizers
     from tfdistill import schedules as schedules
     from tfdistill.backup.callback import Backup as Backup
@@ -30,6 +31,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.launcher.launch import LaunchError as LaunchError
     from tfdistill.launcher.launch import launch as launch
     from tfdistill.mixing.batch_scaler import BatchScaler as BatchScaler
+    from tfdistill.mixing.mixer import WeightMixer as WeightMixer
     from tfdistill.model import CodistillModel as CodistillModel
     from tfdistill.multi_worker import (
         MultiWorkerTraining as MultiWorkerTraining,
@@ -48,7 +50,8 @@ if typing.TYPE_CHECKING:
     from tfdistill.training.guards import FiniteLoss as FiniteLoss
 
 _MODULES = (
-    *("data", "data_checks", "labels", "losses", "metrics", "optimizers"),
+    *("data", "data_checks", "labels", "losses", "metrics", "mixing"),
+    "optimizers",
     "schedules",
 )
 _HOMES = {
@@ -73,6 +76,7 @@ _HOMES = {
     "Summaries": "observe.summaries",
     "TeacherLoader": "sharing.callbacks",
     "TeacherSet": "teachers.teacher_set",
+    "WeightMixer": "mixing.mixer",
     "callbacks": "sharing.callbacks",
     "launch": "launcher.launch",
     "make_strategy": "cluster.strategy",
