@@ -9,6 +9,7 @@ same learning rates, by seeds that the report does not use. The figure is the
 mean accuracy of the groups' own models on the whole test set, in percent.
 """
 
+import functools
 import statistics
 from typing import Any
 
@@ -100,17 +101,12 @@ class _Ring:
             part = tfdistill.data.dirichlet_shard(
                 examples, cluster, alpha=options.alpha, seed=seed
             )
-            indices = np.array([i for i, _ in part.as_numpy_iterator()])
+            own = np.array([i for i, _ in part.as_numpy_iterator()])
             shuffled = tfdistill.data.shuffled_indices(
-                len(indices), seed=seed, group=group
+                len(own), seed=seed, group=group
             )
-            parts.append(
-                shuffled.map(
-                    lambda row, indices=tf.constant(indices): tf.gather(
-                        indices, row
-                    )
-                ).batch(options.batch_size)
-            )
+            rows = shuffled.map(functools.partial(tf.gather, own))
+            parts.append(rows.batch(options.batch_size))
         return tf.data.Dataset.zip(tuple(parts)).map(
             lambda *rows: tf.stack(rows)
         )
