@@ -270,7 +270,8 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             is_chief=self._is_chief,
         )
         self._journal = journal.Journal.beside(
-            model.trainer.backup, writes=self._is_chief
+            model.trainer.backup,
+            worker=0 if self._is_chief else cluster.task_index,
         )
         self._poller = peer.Poller(
             list(self._readers.values()),
@@ -416,10 +417,9 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         if not groups:
             return  # Nobody is left over for it this time.
         chosen = self._agreed(groups)
-        if self._is_chief:
-            self._journal.add(
-                self.step, {g: self._readers[g].announced for g in chosen}
-            )
+        self._journal.add(
+            self.step, {g: self._readers[g].announced for g in chosen}
+        )
         if not chosen:
             self.num_skipped += 1
             if not self._is_short:
