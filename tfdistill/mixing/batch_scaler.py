@@ -304,9 +304,9 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
     ) -> tf.data.Dataset:
         """Returns batches of the size that the group has at each step.
 
-        In place of `dataset.batch`, at the end of a pipeline. Several workers
-        call it in a function for `strategy.distribute_datasets_from_function`,
-        after `tfdistill.data.worker_shard`, each with what the function got.
+        In place of `dataset.batch`, at the end of a pipeline. For several
+        replicas, pass `fit` a function of a `tf.distribute.InputContext` that
+        calls `tfdistill.data.worker_shard` and then this, each with it.
 
         Args:
             dataset: Examples, not batched, that never end.
