@@ -295,6 +295,17 @@ def _ema_teacher(setup: Setup, seed: int) -> runs.Trial:
     return runs.Trial(runs=(run,), students=(run,))
 
 
+def _own_past(setup: Setup, seed: int) -> runs.Trial:
+    config = setup.seeded(seed)
+    learn = dataclasses.replace(
+        config.codistillation, enabled=True, include_past=True
+    )
+    alone = dataclasses.replace(config.exchange, topology="all")
+    config = dataclasses.replace(config, codistillation=learn, exchange=alone)
+    run = setup.run(config, name="group", num_groups=1)
+    return runs.Trial(runs=(run,), students=(run,))
+
+
 def _codistilled(
     mode: str, by: str = "versions"
 ) -> Callable[[Setup, int], runs.Trial]:
@@ -411,6 +422,10 @@ METHODS: Mapping[str, Method] = {
     "ema_teacher": Method(
         _ema_teacher,
         "independent, taught by a running mean of its own weights",
+    ),
+    "own_past": Method(
+        _own_past,
+        "independent, taught by its own last version",
     ),
     "codistill": Method(
         _codistilled("disjoint"),
