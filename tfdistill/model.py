@@ -120,8 +120,10 @@ def add_launched_callbacks(
     callbacks = arguments.get("callbacks")
     is_list = isinstance(callbacks, keras.callbacks.CallbackList)
     found = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks) or [])
-    exports = any(getattr(c, "exports_student", False) for c in found)
-    teachers.has_exporter = exports
+    exporters = [c for c in found if getattr(c, "exports_student", False)]
+    for exporter in exporters:
+        exporter.observe(found)
+    exports = teachers.has_exporter = bool(exporters)
     if is_list:
         return
     follows = any(getattr(c, "follows_teachers", False) for c in found)

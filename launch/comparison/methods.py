@@ -369,7 +369,7 @@ def _mutual_learning(setup: Setup, seed: int) -> runs.Trial:
 def _exported_once(config: config_lib.Config) -> config_lib.Config:
     """For students whose exports nobody reads: only the last is written."""
     exchange = dataclasses.replace(
-        config.exchange, every_steps=config.num_steps
+        config.exchange, every_steps=config.num_steps, offset_steps=0
     )
     return dataclasses.replace(config, exchange=exchange)
 

@@ -269,6 +269,8 @@ class Exchange(fields.Section):
     max_to_keep: int = fields.option(3, least=2)
     # As in `tfdistill.StudentExporter`.
     variables_dtype: str | None = fields.option(None, choices=("bfloat16",))
+    # As in `tfdistill.StudentExporter`: null has the groups take turns.
+    offset_steps: int | None = fields.option(None, least=0)
     # As in `tfdistill.StudentExporter`: what versions hold.
     weights: str = fields.option("model", choices=("model", "ema"))
     ema_decay: float = fields.option(_EMA_DECAY, least=0, below=1)
@@ -299,6 +301,12 @@ class Exchange(fields.Section):
                     f"`exchange.max_staleness_{unit}` at which the ramp "
                     f"begins; received {ramp} without one."
                 )
+        if (self.offset_steps or 0) >= self.every_steps:
+            raise ValueError(
+                "`exchange.offset_steps` must be < `exchange.every_steps`; "
+                f"received {self.offset_steps} and {self.every_steps}. "
+                "Override both."
+            )
         if self.weights == "model" and self.ema_decay != _EMA_DECAY:
             raise ValueError(
                 '`exchange.ema_decay` is of exchange.weights="ema"; received '

@@ -216,6 +216,7 @@ def _assert_says_the_same(found: dict, written: dict) -> None:
         "include_past": False,
         "weights": "model",
         "ema_decay": 0.95,
+        "offset_steps": None,
         "labels_from": None,
         "by": "versions",
         "addresses": [],

@@ -5,6 +5,7 @@ import pathlib
 import time
 import warnings
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -107,6 +108,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         group: int | None = None,
         variables_dtype: str | None = None,
         schema: Mapping[str, Any] | None = None,
+        offset_steps: int | None = None,
         weights: str = "model",
         ema_decay: float = _EMA_DECAY,
         finish_timeout_secs: float = 600.0,
@@ -115,13 +117,18 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
 
         Args:
             exchange: Where to publish.
-            every_steps: Steps between exports, >= 1.
+            every_steps: Steps between exports, >= 1. The last step of training
+                is exported, too.
             group: This group's index. Defaults to that of the cluster which
                 the model's strategy was made for; see `make_strategy`.
             variables_dtype: `"bfloat16"` halves the bytes that travel.
                 Defaults to the variables' own dtypes.
             schema: What labels, vocabularies and columns mean, hashed into
                 each version; see `gates.digests`. Default: nothing.
+            offset_steps: Steps by which exports come after the multiples of
+                `every_steps`, >= 0 and less than that. Default: the groups
+                take turns, `group * every_steps // num_groups`, unless another
+                callback of `fit` mixes the versions of one step.
             weights: What versions hold: `"model"`, the student's weights at
                 the step of the export (default), or `"ema"`, their exponential
                 moving average over steps, a smoother teacher. It is taken of
@@ -139,10 +146,14 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         """
         super().__init__()
         _check_weights(weights, ema_decay)
+        _check_offset(offset_steps, every_steps)
         publisher.check_exchange(exchange)
         self._exchange = exchange
         self._schedule = steps.EverySteps(every_steps)
         self._given_group = group
+        self._given_offset = offset_steps
+        # The callback that mixes weights, if there is one.
+        self._mixer: Any = None
         self._variables_dtype = variables_dtype
         self._schema = gates.digests(schema or {})
         self._ema_decay = ema_decay if weights == _EMA else None
@@ -180,6 +191,20 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
             "bytes": self.num_bytes,
         }
 
+    def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Looks at all callbacks of `fit`, before they begin."""
+        mixes = (c for c in callbacks if getattr(c, "mixes_weights", False))
+        self._mixer = next(mixes, None)
+
+    def _offset(self, cluster: identity.Cluster) -> int:
+        if self._given_offset is not None:
+            return self._given_offset
+        if self._mixer is not None:
+            return 0  # It needs versions of all groups of the same step.
+        every = self._schedule.every_steps
+        # A group that was given may be none of the cluster.
+        return self._group * every // cluster.num_groups % every
+
     def set_model(self, model: keras.Model) -> None:
         """Has the steps of `fit`, which are traced next, keep the average."""
         super().set_model(model)
@@ -196,6 +221,9 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         cluster = strategy_lib.cluster_of(strategy)
         given = self._given_group
         self._group = cluster.group if given is None else given
+        self._schedule = steps.EverySteps(
+            self._schedule.every_steps, offset_steps=self._offset(cluster)
+        )
         self._schedule.start(self.step)
         self._looks_for_earlier = self.step == 0
         if replicas.is_chief(strategy):
@@ -338,6 +366,17 @@ def _check_weights(weights: Any, ema_decay: Any) -> None:
         raise ValueError(
             f'`ema_decay` is of weights="{_EMA}"; received {ema_decay!r} with '
             f'weights="{_MODEL}". Leave it out, or pass weights="{_EMA}".'
+        )
+
+
+def _check_offset(offset_steps: Any, every_steps: int) -> None:
+    if offset_steps is None:
+        return
+    is_number = isinstance(offset_steps, int)
+    if not is_number or not 0 <= offset_steps < every_steps:
+        raise ValueError(
+            "`offset_steps` must be None or a whole number >= 0 and < "
+            f"`every_steps`, {every_steps}; received {offset_steps!r}."
         )
 
 

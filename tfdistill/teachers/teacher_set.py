@@ -714,9 +714,10 @@ class TeacherSet:
             For each teacher its `name`, the `step` of the version in use (-1
             for none), its `health` ("absent", "burn_in", "good", "fading",
             "too_stale", "worse" or "dropped") with the `reason`, the `share`
-            of its weight that this leaves it, its `age_steps` and `age_secs` at the last
-            refresh (None without a version), how many versions were put in
-            place (`swaps`) and their `bytes`, the `last_bytes` of these, the
+            of its weight that this leaves it, its `age_steps` and `age_secs`
+            at the last refresh (None without a version), how many versions
+            were put in place (`swaps`) and their `bytes`, the `last_bytes` of
+            these, the
             `read_secs` of the last read (None without one), `num_dropped`,
             `num_quarantined`, and the newest `quarantined` versions with
             their reasons. Of peers that send predictions, `step` is that of

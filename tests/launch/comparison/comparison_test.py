@@ -79,6 +79,7 @@ def test_methods_differ_from_independent_in_what_they_are_about():
         "data.mode",
         # Nobody reads its exports.
         "exchange.every_steps",
+        "exchange.offset_steps",
     }
     (asked,) = _trial("served").runs
     assert recipes.changed_fields(shared.config, asked.config) == [

@@ -115,7 +115,13 @@ def test_options_reach_the_teachers(tmp_path):
         (
             sections.Exchange,
             tfdistill.StudentExporter,
-            {"ema_decay", "every_steps", "variables_dtype", "weights"},
+            {
+                "ema_decay",
+                "every_steps",
+                "offset_steps",
+                "variables_dtype",
+                "weights",
+            },
         ),
         (sections.Exchange, tfdistill.Exchange, {"max_to_keep"}),
         (
@@ -157,9 +163,11 @@ def test_fields_of_the_librarys_names_have_its_defaults(
         assert fields[name].default == arguments[name].default, name
 
 
-def test_a_decay_without_an_average_is_refused():
+def test_what_an_exporter_cannot_do_is_refused():
     with pytest.raises(ValueError, match="Override exchange.weights=ema"):
         _config("digits", "exchange.ema_decay=0.9")
+    with pytest.raises(ValueError, match="`exchange.offset_steps` must be <"):
+        _config("digits", "exchange.offset_steps=1000")
     config = _config("digits", "exchange.ema_decay=0.9", "exchange.weights=ema")
     cluster = tfdistill.Cluster()
     exchange = tfdistill.Exchange(None)
