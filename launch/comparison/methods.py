@@ -288,6 +288,7 @@ def _ema_teacher(setup: Setup, seed: int) -> runs.Trial:
             config.exchange,
             # The mean moves at each version, as finely as others would look.
             every_steps=config.exchange.refresh_every_steps,
+            offset_steps=None,
             topology="all",
         ),
     )
