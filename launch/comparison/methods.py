@@ -161,7 +161,10 @@ class Setup:
             ),
             # Nobody reads its exports; the last one is always written.
             exchange=dataclasses.replace(
-                config.exchange, every_steps=config.num_steps, topology="all"
+                config.exchange,
+                every_steps=config.num_steps,
+                offset_steps=None,
+                topology="all",
             ),
         )
         return self.run(alone, name=name, num_groups=1, workers=workers)
@@ -261,7 +264,10 @@ def _offline_distillation(setup: Setup, seed: int) -> runs.Trial:
         config.codistillation, enabled=True, burn_in_steps=0, ramp_steps=0
     )
     alone = dataclasses.replace(
-        config.exchange, every_steps=config.num_steps, topology="all"
+        config.exchange,
+        every_steps=config.num_steps,
+        offset_steps=None,
+        topology="all",
     )
     config = dataclasses.replace(config, codistillation=learn, exchange=alone)
     student = setup.run(
