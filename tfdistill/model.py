@@ -118,11 +118,16 @@ def add_launched_callbacks(
     Warns of teachers that nobody follows, and of a group that nobody hears.
     """
     callbacks = arguments.get("callbacks")
-    if isinstance(callbacks, keras.callbacks.CallbackList):
+    is_list = isinstance(callbacks, keras.callbacks.CallbackList)
+    found = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks) or [])
+    exporters = [c for c in found if getattr(c, "exports_student", False)]
+    for exporter in exporters:
+        exporter.observe(found)
+    exports = teachers.has_exporter = bool(exporters)
+    if is_list:
         return
-    found = keras.tree.flatten(callbacks or [])
     follows = any(getattr(c, "follows_teachers", False) for c in found)
-    if teachers.moves and not follows:
+    if teachers.moves_at_refreshes and not follows:
         warnings.warn(
             "The model has teachers in other groups, or in its own past, and "
             "`fit` got no tfdistill.TeacherLoader, so they stay as they are "
@@ -130,7 +135,6 @@ def add_launched_callbacks(
             "tfdistill.TeacherLoader(every_steps=...) to `callbacks`.",
             stacklevel=3,
         )
-    exports = any(getattr(c, "exports_student", False) for c in found)
     needs_exports = teachers.follows_peers and not teachers.swaps_predictions
     if needs_exports and cluster.num_groups > 1 and not exports:
         warnings.warn(
@@ -185,8 +189,8 @@ class CodistillModel(
 
     `fit` logs `loss`, `task_loss`, `distillation_loss` (unweighted),
     `distillation_weight` (the weight in force at the last step),
-    `teacher_staleness` (mean over peers in use at the last step, in steps;
-    NaN while there is none) and the compiled metrics.
+    `teacher_staleness` (mean over peers, and one's own past, in use at the
+    last step, in steps; NaN while there is none) and the compiled metrics.
 
     Example:
         >>> student = keras.Sequential(
@@ -458,7 +462,8 @@ class CodistillModel(
             if paid:
                 loss += paid.weight * tf.cast(paid.loss, loss.dtype)
             scaled = self.optimizer.scale_loss(loss)
-        self.trainer.apply(tape, scaled, batch)
+        with self.codistillation.averaged(self.optimizer):
+            self.trainer.apply(tape, scaled, batch)
         shares = {"loss": loss, "task_loss": task_loss}
         logs = {
             "distillation_weight": tf.zeros([], task_loss.dtype),

@@ -155,7 +155,10 @@ class Setup:
             codistillation=_alone(config.codistillation),
             # Nobody reads its exports; the last one is always written.
             exchange=dataclasses.replace(
-                config.exchange, every_steps=config.num_steps, topology="all"
+                config.exchange,
+                every_steps=config.num_steps,
+                offset_steps=None,
+                topology="all",
             ),
         )
         return self.run(alone, name=name, num_groups=1, workers=workers)
@@ -187,7 +190,7 @@ def _alone(learn: Any) -> Any:
         learn,
         enabled=False,
         saved_models=(),
-        own_past=None,
+        include_past=False,
         labels_from=None,
     )
 
@@ -266,7 +269,10 @@ def _offline_distillation(setup: Setup, seed: int) -> runs.Trial:
         config.codistillation, enabled=True, burn_in_steps=0, ramp_steps=0
     )
     alone = dataclasses.replace(
-        config.exchange, every_steps=config.num_steps, topology="all"
+        config.exchange,
+        every_steps=config.num_steps,
+        offset_steps=None,
+        topology="all",
     )
     config = dataclasses.replace(config, codistillation=learn, exchange=alone)
     student = setup.run(
@@ -275,7 +281,7 @@ def _offline_distillation(setup: Setup, seed: int) -> runs.Trial:
     return runs.Trial(runs=(teacher, student), students=(student,))
 
 
-# Of the mean, at each refresh: about the last ten of them.
+# Of the mean, at each version: about the last ten of them.
 _OWN_PAST = 0.9
 
 
@@ -287,12 +293,27 @@ def _ema_teacher(setup: Setup, seed: int) -> runs.Trial:
             config.codistillation,
             enabled=True,
             # A sweep may have set it.
-            own_past=config.codistillation.own_past or _OWN_PAST,
+            include_past=config.codistillation.include_past or _OWN_PAST,
         ),
         exchange=dataclasses.replace(
-            config.exchange, every_steps=config.num_steps, topology="all"
+            config.exchange,
+            # The mean moves at each version, as finely as others would look.
+            every_steps=config.exchange.refresh_every_steps,
+            offset_steps=None,
+            topology="all",
         ),
     )
+    run = setup.run(config, name="group", num_groups=1)
+    return runs.Trial(runs=(run,), students=(run,))
+
+
+def _own_past(setup: Setup, seed: int) -> runs.Trial:
+    config = setup.seeded(seed)
+    learn = dataclasses.replace(
+        config.codistillation, enabled=True, include_past=True
+    )
+    alone = dataclasses.replace(config.exchange, topology="all")
+    config = dataclasses.replace(config, codistillation=learn, exchange=alone)
     run = setup.run(config, name="group", num_groups=1)
     return runs.Trial(runs=(run,), students=(run,))
 
@@ -421,7 +442,7 @@ def _mutual_learning(setup: Setup, seed: int) -> runs.Trial:
             addresses=(),
             num_students=setup.num_groups,
             saved_models=(),
-            own_past=None,
+            include_past=False,
             labels_from=None,
         ),
         exchange=dataclasses.replace(config.exchange, topology="all"),
@@ -434,7 +455,7 @@ def _mutual_learning(setup: Setup, seed: int) -> runs.Trial:
 def _exported_once(config: config_lib.Config) -> config_lib.Config:
     """For students whose exports nobody reads: only the last is written."""
     exchange = dataclasses.replace(
-        config.exchange, every_steps=config.num_steps
+        config.exchange, every_steps=config.num_steps, offset_steps=0
     )
     return dataclasses.replace(config, exchange=exchange)
 
@@ -487,6 +508,10 @@ METHODS: Mapping[str, Method] = {
     "ema_teacher": Method(
         _ema_teacher,
         "independent, taught by a running mean of its own weights",
+    ),
+    "own_past": Method(
+        _own_past,
+        "independent, taught by its own last version",
     ),
     "codistill": Method(
         _codistilled("disjoint"),

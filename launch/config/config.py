@@ -115,7 +115,7 @@ class Config(fields.Section):
         given = {
             "codistillation.enabled": not learn.enabled,
             "codistillation.saved_models": learn.saved_models,
-            "codistillation.own_past": learn.own_past is not None,
+            "codistillation.include_past": learn.include_past is not False,
             "codistillation.labels_from": learn.labels_from,
             "mixing.rule": self.mixing.enabled,
             "checkpoints": self.checkpoints != "none",

@@ -9,6 +9,7 @@ import operator
 import types
 import typing
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +40,7 @@ class _Range:
         if isinstance(value, str) and self.choices is not None:
             has_range = (self.least, self.above, self.below) != (None,) * 3
             _check_choice(name, value, self.choices, or_number=has_range)
-        if value is None or isinstance(value, str | tuple):
+        if value is None or isinstance(value, str | tuple | bool):
             return
         for sign, bound, fits in (
             (">=", self.least, operator.ge),
@@ -63,7 +64,8 @@ def option(
 ) -> Any:
     """Returns the field of a section, with its default and its range.
 
-    A range is of numbers, and `choices` of strings; null is in each. Where the
+    A range is of numbers, and `choices` of strings; null, true and false are
+    in each. Where the
     default has changed, `first_default` is the one of the first release.
     """
     found = _Range(least=least, above=above, below=below, choices=choices)
@@ -100,9 +102,14 @@ class Section:
             if _RANGE in field.metadata:
                 field.metadata[_RANGE].check(name, value)
 
-    def taken_by(self, function: Callable[..., Any]) -> dict[str, Any]:
-        """Returns the fields that a callable takes under the same names."""
-        taken = inspect.signature(function).parameters
+    def taken_by(
+        self, function: Callable[..., Any], *, but: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """Returns the fields that a callable takes under the same names.
+
+        All `but` those that only happen to be called alike.
+        """
+        taken = inspect.signature(function).parameters.keys() - set(but)
         names = (field.name for field in dataclasses.fields(self))
         return {name: getattr(self, name) for name in names if name in taken}
 

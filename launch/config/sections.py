@@ -39,6 +39,8 @@ _OF_ONE_LOSS = {
 }
 # Data that TensorFlow Datasets may be read for, by name.
 _FROM_TFDS = ("criteo", "language_model")
+# As in `tfdistill.StudentExporter`.
+_EMA_DECAY = 0.95
 CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
@@ -183,8 +185,9 @@ class Codistillation(fields.Section):
     # As in `tfdistill.TeacherSet`: ordinary distillation, besides the groups.
     saved_models: tuple[str, ...] = ()
     trust_saved_models: bool = False
-    # As in `tfdistill.TeacherSet`: the student's own running mean.
-    own_past: float | None = fields.option(None, least=0, below=1)
+    # As in `tfdistill.TeacherSet`: the student's own last version, or a
+    # running mean of its versions, is a teacher.
+    include_past: bool | float = fields.option(False, least=0, below=1)
     # Students that the only group trains in one process, on the same batches:
     # each learns from what the others predict in the same step (deep mutual
     # learning). 1: no such thing.
@@ -266,6 +269,11 @@ class Exchange(fields.Section):
     max_to_keep: int = fields.option(3, least=2)
     # As in `tfdistill.StudentExporter`.
     variables_dtype: str | None = fields.option(None, choices=("bfloat16",))
+    # As in `tfdistill.StudentExporter`: null has the groups take turns.
+    offset_steps: int | None = fields.option(None, least=0)
+    # As in `tfdistill.StudentExporter`: what versions hold.
+    weights: str = fields.option("model", choices=("model", "ema"))
+    ema_decay: float = fields.option(_EMA_DECAY, least=0, below=1)
     # From whom a group learns: all others, its predecessor in a ring, or a
     # list of groups for each group.
     topology: str | tuple[tuple[int, ...], ...] = fields.option(
@@ -293,6 +301,17 @@ class Exchange(fields.Section):
                     f"`exchange.max_staleness_{unit}` at which the ramp "
                     f"begins; received {ramp} without one."
                 )
+        if (self.offset_steps or 0) >= self.every_steps:
+            raise ValueError(
+                "`exchange.offset_steps` must be < `exchange.every_steps`; "
+                f"received {self.offset_steps} and {self.every_steps}. "
+                "Override both."
+            )
+        if self.weights == "model" and self.ema_decay != _EMA_DECAY:
+            raise ValueError(
+                '`exchange.ema_decay` is of exchange.weights="ema"; received '
+                f'{self.ema_decay} with "model". Override exchange.weights=ema.'
+            )
         if not isinstance(self.topology, str):
             _check_topology(self.topology, "exchange.topology", "learns from")
 

@@ -100,7 +100,8 @@ def make_model(
     # Saved models and bad batches; staleness, other graphs, polling.
     options = {
         **learn.taken_by(tfdistill.TeacherSet),
-        **config.exchange.taken_by(tfdistill.TeacherSet),
+        # Its `weights` are those of teachers, not of the student.
+        **config.exchange.taken_by(tfdistill.TeacherSet, but=["weights"]),
     }
     if learn.by == "served":
         # To the step, their labels are part of the data.
@@ -246,8 +247,8 @@ def peers_of(
 def learns(config: config.Config, cluster: tfdistill.Cluster) -> bool:
     """Whether a group has teachers: other groups, or fixed ones."""
     learn = config.codistillation
-    own = learn.saved_models or learn.labels_from or learn.own_past is not None
-    own = own or learn.num_students > 1
+    own = learn.saved_models or learn.labels_from or learn.num_students > 1
+    own = own or learn.include_past is not False
     fixed = learn.enabled and bool(own)
     return fixed or bool(peers_of(config, cluster))
 

@@ -298,8 +298,11 @@ def _callbacks(
     learn = config.codistillation
     # Labels from servers come with the data, and those of students in one
     # process with the step: there is nothing to load.
-    loads = learn.by != "served" or learn.saved_models or learn.own_past
-    loads = loads and learn.num_students == 1
+    loads = (
+        learn.by != "served"
+        or bool(learn.saved_models)
+        or learn.include_past is not False
+    ) and learn.num_students == 1
     if students.learns(config, cluster) and loads:
         every = config.exchange.refresh_every_steps
         callbacks.append(tfdistill.TeacherLoader(every_steps=every))

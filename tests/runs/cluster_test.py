@@ -100,10 +100,11 @@ def test_the_weight_is_in_force_after_burn_in_and_first_teacher(
 ):
     _, notes = finished
     found = notes[group, 0]
-    # The version seen after step i is the one that step i + 1 obeys.
+    # The version seen after step i is the one that step i + 1 obeys, unless
+    # it is of the burn-in.
     versions = [[-1], *found["versions"][:-1]]
     expected = [
-        float(step >= 10 and version[0] >= 0)
+        float(step >= 10 and version[0] >= 10)
         for step, version in enumerate(versions)
     ]
     assert found["weights_in_force"] == expected

@@ -213,7 +213,10 @@ def _assert_says_the_same(found: dict, written: dict) -> None:
     added = {
         "tfds": None,
         "canary_student_margin": 0.2,
-        "own_past": None,
+        "include_past": False,
+        "weights": "model",
+        "ema_decay": 0.95,
+        "offset_steps": None,
         "labels_from": None,
         "by": "versions",
         "addresses": [],

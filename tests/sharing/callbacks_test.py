@@ -168,6 +168,51 @@ def test_several_steps_an_execution(exchange):
     assert set(exchange.steps(0)) & set(range(last + 1)) == due | {last}
 
 
+@pytest.mark.parametrize(
+    ("group", "mixes", "arguments", "first"),
+    [
+        (0, False, {}, 4),
+        (1, False, {}, 1),
+        (2, False, {}, 2),
+        (2, True, {}, 4),
+        (2, False, {"offset_steps": 3}, 3),
+        (0, True, {"offset_steps": 1}, 1),
+        # None of the cluster's.
+        (5, False, {}, 1),
+    ],
+)
+def test_groups_take_turns_to_export(
+    group, mixes, arguments, first, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "4")
+    monkeypatch.setenv("TFDISTILL_EXCHANGE", str(tmp_path))
+    exchange = tfdistill.Exchange(tmp_path, max_to_keep=9, min_keep_secs=0)
+    exporter = tfdistill.StudentExporter(
+        exchange, every_steps=4, group=group, **arguments
+    )
+    mixer = keras.callbacks.Callback()
+    mixer.mixes_weights = mixes
+    model = cases.codistill(cases.linear())
+    cases.fit(
+        model,
+        *cases.data(11),
+        batch_size=1,
+        callbacks=[exporter, _Waiting(exporter), mixer],
+    )
+    # And the last step.
+    expected = {*range(first, 12, 4), 11}
+    assert exchange.steps(group) == sorted(expected)
+    assert exchange.latest(group).manifest.extras["every_steps"] == 4
+
+
+def test_an_offset_is_within_the_interval():
+    for wrong in (-1, 5, 2.0):
+        with pytest.raises(ValueError, match="`offset_steps` must be None or"):
+            tfdistill.StudentExporter(
+                tfdistill.Exchange(None), every_steps=5, offset_steps=wrong
+            )
+
+
 def test_while_one_export_is_written_later_ones_are_left_out(exchange):
     model = cases.codistill(cases.linear(0))
     exporter = _exporter(exchange)

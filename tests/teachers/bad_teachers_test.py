@@ -253,11 +253,12 @@ def test_a_teacher_worse_than_the_student_is_never_obeyed(
         cases.load(taught, step)
         assert _weight(taught) == [0]
     with caplog.at_level(logging.WARNING):
-        burn_in = tfdistill.schedules.BurnIn(steps=20)
-        taught.teachers.refresh(step=19, weight=burn_in)
+        # Teachers do not count at step 19, for whatever reason.
+        taught.teachers.count_by(lambda step: float(step != 19))
+        taught.teachers.refresh(step=19)
         assert "version 11, is worse" not in caplog.text
         for _ in range(3):
-            taught.teachers.refresh(step=20, weight=burn_in)
+            taught.teachers.refresh(step=20)
     (status,) = taught.teachers.status()
     assert (status["health"], status["share"]) == ("worse", 0)
     assert "worse than the student" in status["reason"]

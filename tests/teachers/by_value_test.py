@@ -20,7 +20,7 @@ from tfdistill.labels import forms
 _X, _Y = cases.data(32)
 
 
-def _data(label=None, *, form=None, batch_size=8, **expires):
+def _data(label=None, *, name="big", form=None, batch_size=8, **expires):
     """Batches that carry what a model says of them, as labels."""
     dataset = tf.data.Dataset.from_tensor_slices((_X, _Y))
     dataset = dataset.batch(batch_size, drop_remainder=True)
@@ -35,7 +35,7 @@ def _data(label=None, *, form=None, batch_size=8, **expires):
         return attached.attach(
             (x, y),
             {
-                "big": attached.label(
+                name: attached.label(
                     [kept],
                     version=tf.fill([rows], tf.constant(2, tf.int64)),
                     **{n: tf.fill([rows], v) for n, v in expires.items()},
@@ -58,6 +58,25 @@ def _trained(teachers, data, strategy=None):
         model = cases.codistill(cases.linear(), teachers)
     history = model.fit(data, epochs=2, verbose=0).history
     return history, model
+
+
+@pytest.mark.parametrize("taught_by", ["group_1", "big", "big, by steps"])
+def test_labels_of_a_burn_in_teach_nothing(taught_by):
+    """Of version 2, where steps are those of a group."""
+    name, _, steps = taught_by.partition(", ")
+    expires = {"expires_step": tf.constant(99, tf.int64)} if steps else {}
+    data = _data(cases.linear(5), name=name, **expires)
+    model = cases.codistill(
+        cases.linear(),
+        tfdistill.TeacherSet(labels=[name]),
+        distillation_weight=tfdistill.schedules.BurnIn(steps=4),
+    )
+    logs = model.fit(data, epochs=2, verbose=0).history
+    is_served = taught_by == "big"
+    assert logs["distillation_weight"] == [0, float(is_served)]
+    (status,) = model.teachers.status()
+    health, share = ("good", 1) if is_served else ("burn_in", 0)
+    assert (status["health"], status["share"]) == (health, share)
 
 
 def _same(found, expected, rtol=1e-6):

@@ -1,4 +1,4 @@
-"""The student's own running mean as its teacher."""
+"""The student's own past as its teacher."""
 
 import keras
 import numpy as np
@@ -9,6 +9,8 @@ from tests.cases import codistillation as cases
 
 _X, _Y = cases.data(32)
 _DECAY = 0.75
+# Nobody else reads what is exported, and nothing is written.
+_NOWHERE = tfdistill.Exchange(None)
 
 
 def _student():
@@ -21,19 +23,26 @@ def _student():
 
 
 class _Values(keras.callbacks.Callback):
-    """The student's values after each step."""
+    """The student's values after each step, and the staleness in it."""
 
     def __init__(self):
         super().__init__()
-        self.seen = []
+        self.seen, self.staleness = [], []
 
     def on_train_batch_end(self, batch, logs=None):
         self.seen.append([w.copy() for w in self.model.student.get_weights()])
+        self.staleness.append(float(logs["teacher_staleness"]))
 
 
-def _trained(*callbacks, student=None, epochs=2, every_steps=2):
+def _exporter(every_steps=2, **kwargs):
+    return tfdistill.StudentExporter(
+        _NOWHERE, every_steps=every_steps, **kwargs
+    )
+
+
+def _trained(*callbacks, student=None, epochs=2, past=_DECAY):
     model = cases.codistill(
-        student or cases.linear(), tfdistill.TeacherSet(own_past=_DECAY)
+        student or cases.linear(), tfdistill.TeacherSet(include_past=past)
     )
     model.fit(
         _X,
@@ -42,62 +51,110 @@ def _trained(*callbacks, student=None, epochs=2, every_steps=2):
         epochs=epochs,
         shuffle=False,
         verbose=0,
-        callbacks=[
-            *callbacks,
-            tfdistill.TeacherLoader(every_steps=every_steps),
-        ],
+        callbacks=callbacks,
     )
     return model
 
 
-def _mean(model):
-    return [v.numpy() for v in model.teachers.own_past.mean]
+def _held(model):
+    return [v.numpy() for v in model.teachers.own_past.held]
 
 
-def test_it_is_the_running_mean_of_the_students_values():
-    values, student = _Values(), cases.linear()
-    expected = [w.copy() for w in student.get_weights()]
-    model = _trained(values, student=student)
-    for seen in values.seen[1::2]:
+def _mean(versions):
+    """The running mean, which begins with the first."""
+    expected, *others = versions
+    for seen in others:
         expected = [
             _DECAY * old + (1 - _DECAY) * new
             for old, new in zip(expected, seen, strict=True)
         ]
-    for found, wanted in zip(_mean(model), expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    return expected
+
+
+def _assert_close(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_it_is_what_was_last_exported():
+    values = _Values()
+    model = _trained(values, _exporter(3), past=True)
+    assert len(values.seen) == 8
+    _assert_close(_held(model), values.seen[7])
+    # None before the first version; the last is that of the training's end.
+    staleness = [np.nan] * 3 + [0, 1, 2, 0, 1]
+    np.testing.assert_array_equal(values.staleness, staleness)
     (status,) = model.teachers.status()
-    assert (status["name"], status["health"]) == ("own_past", "good")
+    found = [status[key] for key in ("name", "step", "health", "swaps")]
+    assert found == ["own_past", 8, "good", 3]
+
+
+def test_it_teaches_what_that_version_predicts():
+    values = _Values()
+    model = _trained(values, _exporter(3), past=True)
+    kernel, bias = values.seen[7]
+    (answer,), weights = cases.outputs_of_teachers(model, _X)
+    np.testing.assert_allclose(answer, _X @ kernel + bias, rtol=1e-5)
+    assert weights.min() == 1
+
+
+def test_it_is_the_average_if_versions_are():
+    exporter = _exporter(10**9, weights="ema", ema_decay=0.5)
+    model = _trained(exporter, past=True)
+    mean = [v.numpy() for v in model.codistillation.mean.variables]
+    _assert_close(_held(model), mean)
+    assert not np.allclose(mean[0], model.student.get_weights()[0])
+
+
+def test_a_mean_of_versions_needs_no_loader_and_a_refresh_no_exporter():
+    values = _Values()
+    model = _trained(values, _exporter())
+    _assert_close(_held(model), _mean(values.seen[1::2]))
+    alone = _trained(tfdistill.TeacherLoader(every_steps=2))
+    _assert_close(_held(alone), _held(model))
+    # With both, it is the exporter that counts.
+    both = _trained(_exporter(), tfdistill.TeacherLoader(every_steps=1))
+    _assert_close(_held(both), _held(model))
 
 
 def test_two_replicas_have_one_mean(two_replicas):
-    expected = _trained(student=cases.deep())
+    expected = _trained(_exporter(), student=cases.deep())
     with two_replicas.scope():
-        model = _trained(student=cases.deep())
-    for found, wanted in zip(_mean(model), _mean(expected), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    for found, wanted in zip(
-        model.student.get_weights(),
-        expected.student.get_weights(),
-        strict=True,
-    ):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        model = _trained(_exporter(), student=cases.deep())
+    _assert_close(_held(model), _held(expected))
+    _assert_close(model.student.get_weights(), expected.student.get_weights())
 
 
 def test_statistics_of_replicas_are_averaged_first(two_replicas):
     with two_replicas.scope():
-        model = _trained(student=_student())
-    for variable in model.teachers.own_past.mean:
+        model = _trained(
+            tfdistill.TeacherLoader(every_steps=2), student=_student()
+        )
+    for variable in model.teachers.own_past.held:
         first, second = two_replicas.experimental_local_results(variable)
         np.testing.assert_array_equal(first, second)
 
 
-def test_a_resumed_training_has_the_same_mean(tmp_path):
-    whole = _trained(epochs=4, every_steps=3)
-    _trained(tfdistill.Backup(tmp_path, every_steps=8), every_steps=3)
-    backup = tfdistill.Backup(tmp_path, every_steps=8)
-    resumed = _trained(backup, epochs=4, every_steps=3)
-    assert backup.resumed_step == 8
-    for found, wanted in zip(_mean(resumed), _mean(whole), strict=True):
+def test_a_resumed_training_has_the_same_past(tmp_path):
+    def run(*callbacks, epochs):
+        return _trained(_exporter(3), *callbacks, epochs=epochs)
+
+    whole = run(epochs=4)
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.iterations == 11:
+                raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run(tfdistill.Backup(tmp_path, every_steps=10), Stop(), epochs=4)
+    backup = tfdistill.Backup(tmp_path, every_steps=10)
+    values = _Values()
+    resumed = run(backup, values, epochs=4)
+    assert backup.resumed_step == 10
+    # Step 10 is one after the version of step 9.
+    assert values.staleness[:3] == [1, 2, 0]
+    for found, wanted in zip(_held(resumed), _held(whole), strict=True):
         np.testing.assert_array_equal(found, wanted)
     for found, wanted in zip(
         resumed.get_weights(), whole.get_weights(), strict=True
@@ -105,17 +162,29 @@ def test_a_resumed_training_has_the_same_mean(tmp_path):
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_no_file_knows_of_it_and_nonsense_is_refused(tmp_path):
-    model = _trained()
+def test_one_that_is_dropped_begins_again(caplog):
+    model = _trained(_exporter(3), past=_DECAY)
+    model.teachers.own_past.drop("it says nonsense.")
+    (status,) = model.teachers.status()
+    assert (status["health"], status["reason"]) == (
+        "dropped",
+        "it says nonsense.",
+    )
+    model.teachers.note_export(9, {})
+    _assert_close(_held(model), model.student.get_weights())
+    (status,) = model.teachers.status()
+    assert (status["health"], status["step"]) == ("good", 9)
+
+
+def test_no_file_knows_of_it_and_nonsense_is_refused():
+    model = _trained(_exporter())
     assert len(model.weights) == len(model.student.weights)
     with pytest.warns(UserWarning, match="TeacherLoader"):
-        model = cases.codistill(
-            cases.linear(), tfdistill.TeacherSet(own_past=0.5)
-        )
-        model.fit(_X, _Y, verbose=0)
-    for wrong in (1, -0.1, True, "0.9"):
-        with pytest.raises(ValueError, match="own_past.*Such as 0.9"):
-            tfdistill.TeacherSet(own_past=wrong)
+        _trained(epochs=1)
+    for wrong in (1, -0.1, "0.9", None):
+        with pytest.raises(ValueError, match="include_past.*Such as 0.9"):
+            tfdistill.TeacherSet(include_past=wrong)
+    assert not len(tfdistill.TeacherSet(include_past=False))
 
 
 if __name__ == "__main__":

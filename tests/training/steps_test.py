@@ -148,6 +148,16 @@ def test_multiples_are_due_once(every, steps, expected):
     assert [step for step in steps if schedule.due(step)] == expected
 
 
+def test_an_offset_comes_first():
+    schedule = steps_lib.EverySteps(10, offset_steps=4)
+    schedule.start(0)
+    assert [s for s in range(1, 30) if schedule.due(s)] == [4, 14, 24]
+    for begin, due in ((3, 4), (4, 14), (20, 24)):
+        schedule.start(begin)
+        found = [s for s in range(begin, 25) if schedule.due(s)]
+        assert found[0] == due
+
+
 def test_the_step_to_start_from_is_not_due():
     schedule = steps_lib.EverySteps(5)
     schedule.start(10)

@@ -58,9 +58,13 @@ class ReplicaState:
             **self._trainable,
             **_numbered("optimizer", model.optimizer.variables),
         }
+        codistillation = getattr(model, "codistillation", None)
+        mean = getattr(codistillation, "mean", None)
+        if mean:
+            self._shared |= _numbered("mean", mean.variables)
         past = getattr(getattr(model, "teachers", None), "own_past", None)
         if past:
-            self._shared |= _numbered("own_past", past.mean)
+            self._shared |= _numbered("own_past", past.held)
         for index, (_, _, slots) in enumerate(model.trainer.table_slots):
             for name, slot in slots.items():
                 self._shared[f"table/{index}/{name}"] = slot

@@ -143,7 +143,8 @@ class SavedModelWriter:
     def snapshot(self, averages: Mapping[int, Any] | None = None) -> Snapshot:
         """Takes the student's current values, for the training thread.
 
-        `averages` has what is taken in place of variables, by their `id`.
+        `averages` has the values that are taken in place of variables', by
+        the `id` of these.
 
         Reading shares the variable's buffer; the next update of the variable
         writes to a new one. So this takes no time and no copy, and the
@@ -157,7 +158,9 @@ class SavedModelWriter:
         return [
             None
             if _is_on_servers(v)
-            else tf.convert_to_tensor(found.get(id(v), v).value)
+            else tf.convert_to_tensor(
+                found[id(v)] if id(v) in found else v.value
+            )
             for v in self.graph.variables
         ]
 

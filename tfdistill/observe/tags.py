@@ -20,6 +20,7 @@ _HEALTH_CODES = {
     "absent": 0,
     "dropped": 1,
     "too_stale": 2,
+    "burn_in": 2,
     "worse": 2,
     "fading": 3,
     "good": 4,
@@ -44,7 +45,7 @@ _CHARTS: dict[str, dict[str, Sequence[str]]] = {
     "Teachers": {
         "Staleness in steps": ["teachers/<teacher>/staleness_steps"],
         "Staleness in seconds": ["teachers/<teacher>/staleness_secs"],
-        "Health: 4 good, 3 fading, 2 too stale or worse, 1 dropped, 0 absent": [
+        "Health: 4 good, 3 fading, 2 no weight, 1 dropped, 0 absent": [
             "teachers/<teacher>/health"
         ],
         "Share": ["teachers/<teacher>/share"],

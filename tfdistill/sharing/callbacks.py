@@ -5,6 +5,7 @@ import pathlib
 import time
 import warnings
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -32,6 +33,9 @@ _LONGEST_PAUSE_SECS = 30.0
 # Of a group that has taken its first step, in its directory.
 _STARTED = "started"
 _LOOK_SECS = 0.01
+# What versions hold: the student's weights, or an average of them.
+_MODEL, _EMA = "model", "ema"
+_EMA_DECAY = 0.95
 _log = logging.getLogger(__name__)
 
 
@@ -84,7 +88,8 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
     The last one is always written, at the end of training. After a failure,
     exports pause for a second, then for twice as long each time, up to 30 s.
     With `use_ema` in the optimizer, versions hold the averages of the weights,
-    which `fit` leaves in the model at its end.
+    which `fit` leaves in the model at its end. With `weights="ema"` they hold a
+    running mean, and the student keeps its own weights.
 
     During training the chief holds the claim of its group: a second chief of
     the same group fails at the start of its training with a
@@ -103,29 +108,55 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         group: int | None = None,
         variables_dtype: str | None = None,
         schema: Mapping[str, Any] | None = None,
+        offset_steps: int | None = None,
+        weights: str = "model",
+        ema_decay: float = _EMA_DECAY,
         finish_timeout_secs: float = 600.0,
     ) -> None:
         """Writes nothing yet.
 
         Args:
             exchange: Where to publish.
-            every_steps: Steps between exports, >= 1.
+            every_steps: Steps between exports, >= 1. The last step of training
+                is exported, too.
             group: This group's index. Defaults to that of the cluster which
                 the model's strategy was made for; see `make_strategy`.
             variables_dtype: `"bfloat16"` halves the bytes that travel.
                 Defaults to the variables' own dtypes.
             schema: What labels, vocabularies and columns mean, hashed into
                 each version; see `gates.digests`. Default: nothing.
+            offset_steps: Steps by which exports come after the multiples of
+                `every_steps`, >= 0 and less than that. Default: the groups
+                take turns, `group * every_steps // num_groups`, unless another
+                callback of `fit` mixes the versions of one step.
+            weights: What versions hold: `"model"`, the student's weights at
+                the step of the export (default), or `"ema"`, their exponential
+                moving average over steps, a smoother teacher. It is taken of
+                trained weights only; batch statistics and integers are the
+                student's own. Memory holds the trained weights once more.
+            ema_decay: What the average keeps of itself at each update of the
+                weights, >= 0 and < 1: at the default 0.95, a version is about
+                the mean of the last 20 updates. It begins with the student's
+                initial weights.
             finish_timeout_secs: Longest wait for the last export at the end
                 of training. Default 600.
+
+        Raises:
+            ValueError: An argument is not as above.
         """
         super().__init__()
+        _check_weights(weights, ema_decay)
+        _check_offset(offset_steps, every_steps)
         publisher.check_exchange(exchange)
         self._exchange = exchange
         self._schedule = steps.EverySteps(every_steps)
         self._given_group = group
+        self._given_offset = offset_steps
+        # The callback that mixes weights, if there is one.
+        self._mixer: Any = None
         self._variables_dtype = variables_dtype
         self._schema = gates.digests(schema or {})
+        self._ema_decay = ema_decay if weights == _EMA else None
         self._finish_timeout_secs = finish_timeout_secs
         self._writer: saved_model.SavedModelWriter | None = None
         self._worker: background.OneJobThread | None = None
@@ -160,6 +191,29 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
             "bytes": self.num_bytes,
         }
 
+    def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Looks at all callbacks of `fit`, before they begin."""
+        mixes = (c for c in callbacks if getattr(c, "mixes_weights", False))
+        self._mixer = next(mixes, None)
+
+    def _offset(self, cluster: identity.Cluster) -> int:
+        if self._given_offset is not None:
+            return self._given_offset
+        if self._mixer is not None:
+            return 0  # It needs versions of all groups of the same step.
+        every = self._schedule.every_steps
+        # A group that was given may be none of the cluster.
+        return self._group * every // cluster.num_groups % every
+
+    def set_model(self, model: keras.Model) -> None:
+        """Has the steps of `fit`, which are traced next, keep the average."""
+        super().set_model(model)
+        if not hasattr(model, "codistillation"):
+            return  # `on_train_begin` says what is wrong.
+        if self._ema_decay is not None:
+            _check_averages(model)
+        model.codistillation.keep_mean(model, self._ema_decay)
+
     def on_train_begin(self, logs: Any = None) -> None:
         """Claims the group and starts the writing thread, on the chief."""
         super().on_train_begin(logs)
@@ -167,6 +221,9 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         cluster = strategy_lib.cluster_of(strategy)
         given = self._given_group
         self._group = cluster.group if given is None else given
+        self._schedule = steps.EverySteps(
+            self._schedule.every_steps, offset_steps=self._offset(cluster)
+        )
         self._schedule.start(self.step)
         self._looks_for_earlier = self.step == 0
         if replicas.is_chief(strategy):
@@ -198,6 +255,11 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         # A collective, so it comes before anything that workers differ in.
         model = self.codistilled
         model.codistillation.average_statistics(model.distribute_strategy)
+        values = (
+            model.codistillation.exported_values(model) if self.step else {}
+        )
+        if self.step:
+            model.teachers.note_export(self.step, values)
         if self._worker is None or not self._exchange.enabled:
             return
         if self.step == self._last_step:
@@ -209,13 +271,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
             self._writer = saved_model.SavedModelWriter(
                 model.graph, variables_dtype=self._variables_dtype
             )
-        # With `use_ema` a version is what `fit` will leave in the model.
-        averages = keras_internals.moving_averages(model.optimizer)
-        snapshot = self._writer.snapshot(
-            {id(variable): average for variable, average in averages}
-            if self.step
-            else {}
-        )
+        snapshot = self._writer.snapshot(values)
         step = self.step
         submitted = self._worker.submit(
             lambda: self._write(snapshot, step),
@@ -264,14 +320,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
                 inputs=student_graph.to_json(graph.input_spec, "inputs"),
                 outputs=student_graph.to_json(graph.output_spec, "outputs"),
                 variables=writer.variables,
-                extras={
-                    gates.INTERVAL_FIELD: self._schedule.every_steps,
-                    **(
-                        {gates.SCHEMA_FIELD: self._schema}
-                        if self._schema
-                        else {}
-                    ),
-                },
+                extras=self._extras(),
             )
             self._pause.succeeded()
             self.num_published += 1
@@ -291,6 +340,61 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
                 self._pause.failed()
             self.num_failed += 1
             _log.warning("Step %d was not exported%s: %s", step, goes_on, error)
+
+    def _extras(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            gates.INTERVAL_FIELD: self._schedule.every_steps
+        }
+        if self._schema:
+            found[gates.SCHEMA_FIELD] = self._schema
+        if self._ema_decay is not None:
+            found[gates.DECAY_FIELD] = self._ema_decay
+        return found
+
+
+def _check_weights(weights: Any, ema_decay: Any) -> None:
+    if weights not in (_MODEL, _EMA):
+        raise ValueError(
+            f'`weights` must be "{_MODEL}" or "{_EMA}"; received {weights!r}.'
+        )
+    is_number = isinstance(ema_decay, int | float)
+    if not is_number or isinstance(ema_decay, bool) or not 0 <= ema_decay < 1:
+        raise ValueError(
+            f"`ema_decay` must be >= 0 and < 1; received {ema_decay!r}."
+        )
+    if weights == _MODEL and ema_decay != _EMA_DECAY:
+        raise ValueError(
+            f'`ema_decay` is of weights="{_EMA}"; received {ema_decay!r} with '
+            f'weights="{_MODEL}". Leave it out, or pass weights="{_EMA}".'
+        )
+
+
+def _check_offset(offset_steps: Any, every_steps: int) -> None:
+    if offset_steps is None:
+        return
+    is_number = isinstance(offset_steps, int)
+    if not is_number or not 0 <= offset_steps < every_steps:
+        raise ValueError(
+            "`offset_steps` must be None or a whole number >= 0 and < "
+            f"`every_steps`, {every_steps}; received {offset_steps!r}."
+        )
+
+
+def _check_averages(model: Any) -> None:
+    """Checks that a model's weights can be averaged at each step."""
+    if replicas.on_servers(model.distribute_strategy):
+        raise ValueError(
+            'StudentExporter(weights="ema") does not work with parameter '
+            "servers, where no worker has all of the student's weights. "
+            'Leave `weights` at "model", or train without parameter servers.'
+        )
+    if keras_internals.keeps_averages(model.optimizer):
+        raise ValueError(
+            "Only one average of the weights can be exported; received "
+            'StudentExporter(weights="ema") and an optimizer with '
+            "use_ema=True, whose average versions hold already. Leave one of "
+            "them out."
+        )
 
 
 class TeacherLoader(fresh_copies.FreshCopies, steps.SteppedCallback):
@@ -342,13 +446,12 @@ class TeacherLoader(fresh_copies.FreshCopies, steps.SteppedCallback):
             return
         generation = teachers.generation
         with self.blocked.measured():
-            if teachers.own_past:
+            if teachers.past_moves_at_refreshes:
                 # The mean of the moving statistics that replicas keep apart.
                 self.model.codistillation.average_statistics(
                     self.model.distribute_strategy
                 )
-            weight = self.model.codistillation.weight
-            swapped = teachers.refresh(step=self.step, weight=weight)
+            swapped = teachers.refresh(step=self.step)
             self.num_refreshes += len(swapped)
             if teachers.generation != generation:
                 self.model.make_train_function(force=True)

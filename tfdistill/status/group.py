@@ -30,8 +30,8 @@ class TeacherStatus(NamedTuple):
         name: Such as `group_1`.
         group: Index of its group; None for a fixed SavedModel.
         step: The version in use; None without one.
-        health: `absent`, `good`, `fading`, `too_stale`, `worse` or `dropped`,
-            and empty if it is not known.
+        health: `absent`, `burn_in`, `good`, `fading`, `too_stale`, `worse` or
+            `dropped`, and empty if it is not known.
         reason: Why it is not obeyed, or not fully; may be empty.
         share: What it counts, from 0 to 1.
         age_steps: The student's step less the version's.

@@ -175,11 +175,17 @@ def moving_averages(optimizer: keras.Optimizer) -> list[tuple[Any, Any]]:
     no public way to them before.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if not getattr(inner, "use_ema", False) or not inner.built:
+    if not keeps_averages(optimizer) or not inner.built:
         return []
     averages = inner._model_variables_moving_average
     pairs = zip(inner._trainable_variables, averages, strict=True)
     return [(variable, average) for variable, average in pairs]
+
+
+def keeps_averages(optimizer: keras.Optimizer) -> bool:
+    """Whether an optimizer was made with `use_ema`."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return bool(getattr(inner, "use_ema", False))
 
 
 def make_scalars_readable() -> None:

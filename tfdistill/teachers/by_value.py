@@ -19,6 +19,7 @@ from tfdistill.exports import student_graph
 from tfdistill.labels import attached
 from tfdistill.labels import forms
 from tfdistill.labels import post
+from tfdistill.system import run_files
 from tfdistill.teachers import options as options_lib
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import staleness
@@ -64,6 +65,7 @@ class LabelTeacher(teacher.Teacher):
         super().__init__(name, graph, options)
         self._last = last
         self._asker = asker
+        self._is_group = run_files.group_of(name) is not None
 
     def use(self, arguments: tf.Tensor) -> None:
         """Has nothing to fetch."""
@@ -76,6 +78,10 @@ class LabelTeacher(teacher.Teacher):
             step=question.step,
             num_rows=tf.shape(question.outputs[0])[0],
         )
+        # Of servers of other models, versions are any numbers.
+        if self._is_group or "expires_step" in label:
+            newest = attached.newest_version(label)
+            count &= ~_is_burn_in(newest, question)
         return [
             _where(count, self._decoded(kept, like, loss))
             for kept, like, loss in zip(
@@ -100,6 +106,11 @@ class LabelTeacher(teacher.Teacher):
         if rows == 0:
             found["health"] = staleness.ABSENT
             found["reason"] = "no row has a label that counts"
+            step = found["step"]
+            if step >= 0 and self.weight is not None:
+                if staleness.in_burn_in(self.weight, step):
+                    found["health"] = staleness.BURN_IN
+                    found["reason"] = staleness.burn_in_reason(step)
         if asked:
             found |= {
                 "num_answers": asked["batches"] - asked["absent_batches"],
@@ -324,6 +335,20 @@ class PredictionTeacher(teacher.Teacher):
             "num_forged": sum(self._mailbox.num_forged.values()),
             "sent_bytes": peer.sent_bytes,
         }
+
+
+def _is_burn_in(
+    version: tf.Tensor, question: soft_targets.Question
+) -> tf.Tensor:
+    """Whether a version, NaN if unknown, was made in the burn-in, in graph.
+
+    The student's own is over by now, so none that is ahead of it was.
+    """
+    if question.weight is None:
+        return tf.constant(False)
+    is_before = version < tf.cast(question.step, version.dtype)
+    step = tf.cast(tf.where(is_before, version, 0.0), tf.int64)
+    return is_before & tf.equal(question.weight(step), 0.0)
 
 
 def _form_for(

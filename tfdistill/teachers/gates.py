@@ -33,6 +33,8 @@ from tfdistill.teachers import peer
 _log = logging.getLogger(__name__)
 # Of a manifest's `extras`.
 SCHEMA_FIELD, INTERVAL_FIELD = "schema", "every_steps"
+# Of versions that hold an average of the weights.
+DECAY_FIELD = "ema_decay"
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _BLOCK_BYTES = 1024 * 1024

@@ -28,7 +28,7 @@ class TeacherOptions:
     peers: tuple[int, ...] = ()
     saved_models: tuple[str, ...] = ()
     models: tuple[Any, ...] = ()
-    own_past: float | None = None
+    include_past: bool | float = False
     labels: tuple[str, ...] = ()
     cohort: int | None = None
     weights: Sequence[float] | None = None
@@ -131,14 +131,19 @@ class TeacherOptions:
     def is_run(self) -> list[bool]:
         """By teacher, whether its model runs in the student's own step."""
         held = [*self.saved_models, *self.models]
-        if self.own_past is not None:
-            held.append(self.own_past)
+        if self.includes_past:
+            held.append(self.include_past)
         return [
             *[self.by == VERSIONS] * len(self.peers),
             *[True] * len(held),
             *[False] * len(self.labels),
             *[False] * ((self.cohort or 1) - 1),
         ]
+
+    @property
+    def includes_past(self) -> bool:
+        """Whether the student's own past is a teacher."""
+        return self.include_past is not False
 
     @property
     def names_of_peers(self) -> dict[int, str]:
@@ -176,12 +181,12 @@ class TeacherOptions:
                 "servers of teachers instead, which a data set asks: "
                 "TeacherSet(labels=[...]). Or leave `by` out, for versions."
             )
-        if self.own_past is not None:
+        if self.includes_past:
             raise ValueError(
-                "`own_past` must not be used with parameter servers, where no "
-                "worker has all of the student's values; received "
-                f"own_past={self.own_past}. Leave it out, or train without "
-                "parameter servers."
+                "`include_past` must not be used with parameter servers, where "
+                "no worker has all of the student's values; received "
+                f"include_past={self.include_past}. Leave it out, or train "
+                "without parameter servers."
             )
         if self.saved_models or self.allow_other_graphs:
             raise ValueError(

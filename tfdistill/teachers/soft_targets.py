@@ -25,6 +25,7 @@ class Question:
         step: int64 scalar, the student's step.
         losses: What will compare each output; None for one that is not
             distilled.
+        weight: The distillation weight as a function of the step, if known.
     """
 
     inputs: Any
@@ -32,6 +33,7 @@ class Question:
     labels: Mapping[str, Any]
     step: tf.Tensor
     losses: Sequence[losses_lib.DistillationLoss | None] = ()
+    weight: Callable[[tf.Tensor], Any] | None = None
 
 
 # From a question to the flat list of outputs, with NaN in the rows for which
@@ -51,7 +53,7 @@ class SoftTargets:
         shares: float32 `[num_teachers]` in [0, 1]: what each teacher counts
             by its age and its standing; 0 if it is not asked.
         staleness: float32 scalar, mean steps since the versions in use; NaN
-            if no peer is in use.
+            if no teacher that has versions is in use.
     """
 
     outputs: list[list[tf.Tensor]]

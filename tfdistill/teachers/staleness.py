@@ -1,5 +1,8 @@
 """How stale a teacher may be, and what it counts: a share in [0, 1].
 
+A version that was made in its own burn-in counts nothing: see `in_burn_in`. All
+workers find that out for themselves.
+
 Three rules make a version count less. By its age in steps
 (`max_staleness_steps`), which the training step itself applies, exactly. By its
 age in seconds (`max_staleness_secs`). And by the silence of its group, if no
@@ -10,6 +13,7 @@ for it.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,8 +21,9 @@ import tensorflow as tf
 
 from tfdistill.teachers import options as options_lib
 
-ABSENT, GOOD, FADING, TOO_STALE, WORSE, DROPPED = (
+ABSENT, BURN_IN, GOOD, FADING, TOO_STALE, WORSE, DROPPED = (
     "absent",
+    "burn_in",
     "good",
     "fading",
     "too_stale",
@@ -101,6 +106,37 @@ def health_by_age(share: float) -> str:
     if share >= 1.0:
         return GOOD
     return FADING if share > 0.0 else TOO_STALE
+
+
+# Places before a version at which a schedule is asked whether it was over.
+_NUM_LOOKS_BACK = 8
+
+
+def in_burn_in(weight: Callable[[tf.Tensor], Any], step: int) -> bool:
+    """Whether a version of a step was made in the burn-in of a schedule.
+
+    That is, while the distillation weight is 0 there and, as far as a few
+    looks tell, before: a schedule that has fallen to 0 again is not in its
+    burn-in. A ramp that begins at step 0 has none.
+
+    Example:
+        >>> ramp = lambda step: max(0, min(int(step) - 10, 5)) / 5
+        >>> [in_burn_in(ramp, step) for step in (0, 10, 11, 20)]
+        [True, True, False, False]
+    """
+    before = (step * look // _NUM_LOOKS_BACK for look in range(_NUM_LOOKS_BACK))
+    return not any(
+        float(weight(tf.constant(at, tf.int64)))
+        for at in (max(step, 1), *before)
+    )
+
+
+def burn_in_reason(step: int) -> str:
+    """Says why a version of the burn-in has no weight."""
+    return (
+        f"its version {step} is from the burn-in, in which the distillation "
+        "weight is 0"
+    )
 
 
 class Silence:

@@ -51,6 +51,8 @@ class Teacher:
         next_is_worse: Whether the staged version is worse than the student.
         found, found_next_worse: What this task, if it is the chief, proposes.
         silence: How long the peer has published nothing.
+        weight: The student's distillation weight as a function of the step;
+            None if it is not known.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Teacher:
         self.verdict = self.found = staleness.Verdict()
         self.next_is_worse = self.found_next_worse = False
         self.silence = staleness.Silence()
+        self.weight: Callable[[tf.Tensor], Any] | None = None
         # The student's step at which it was last found to be no worse.
         self._good_at: int | None = None
         self._graph = graph
@@ -299,9 +302,21 @@ class Teacher:
             self._behind(version, beside), step
         )
 
-    def note_step(
-        self, step: int, *, weight: Callable[[tf.Tensor], Any] | None = None
-    ) -> None:
+    @property
+    def in_burn_in(self) -> bool:
+        """Whether the version in use was made in the burn-in."""
+        return (
+            self.step >= 0
+            and self.weight is not None
+            and staleness.in_burn_in(self.weight, self.step)
+        )
+
+    def settle(self) -> None:
+        """Takes the weight of a version of the burn-in; each worker alike."""
+        if self.in_use and self.in_burn_in:
+            self.verdict = staleness.Verdict(0.0, staleness.BURN_IN)
+
+    def note_step(self, step: int) -> None:
         """Notes the student's step; logs each change of health, once.
 
         Unless the student is better while teachers do not count yet.
@@ -311,15 +326,21 @@ class Teacher:
         if self.step >= 0:
             self._age_steps = step - self.step
         health = self.health
-        if health == staleness.WORSE and weight is not None:
-            if not float(weight(tf.constant(step, tf.int64))):
+        if health == staleness.WORSE and self.weight is not None:
+            if not float(self.weight(tf.constant(step, tf.int64))):
                 return
         now = health, health != staleness.GOOD and self.share == 0
         before, self._logged = self._logged, now
         if now == before:
             return
         if health == staleness.GOOD:
-            _log.info("The teacher %s has its full weight again.", self.name)
+            again = "" if before[0] == staleness.BURN_IN else " again"
+            _log.info("The teacher %s has its full weight%s.", self.name, again)
+            return
+        if health == staleness.BURN_IN:
+            _log.info(
+                "The teacher %s has no weight: %s.", self.name, self._reason
+            )
             return
         version = "" if self.step < 0 else f", version {self.step},"
         _log.warning(
@@ -352,6 +373,8 @@ class Teacher:
     @property
     def _reason(self) -> str:
         """Why the version in use does not count in full."""
+        if self.health == staleness.BURN_IN:
+            return staleness.burn_in_reason(self.step)
         if self.health == staleness.WORSE:
             return (
                 "on the canary batch, it is worse than the student by more "

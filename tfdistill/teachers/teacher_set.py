@@ -74,7 +74,7 @@ class TeacherSet:
         *,
         saved_models: Sequence[str | os.PathLike[str]] = (),
         models: Sequence[keras.Model | str | os.PathLike[str]] = (),
-        own_past: float | None = None,
+        include_past: bool | float = False,
         labels: Sequence["str | service.Teachers"] = (),
         cohort: int | None = None,
         weights: Sequence[float] | None = None,
@@ -103,11 +103,13 @@ class TeacherSet:
                 `.keras` files, as fixed teachers. The first `fit` copies their
                 values, which no later change of a model reaches; memory
                 holds both.
-            own_past: Makes the student's own past a teacher, a running mean of
-                its values. At each refresh, `TeacherLoader(every_steps=...)`,
-                the mean keeps this share of itself and takes the rest from
-                the student: 0.9 is about the last ten refreshes. >= 0 and
-                < 1. Default: no such teacher.
+            include_past: Makes the student's own past a teacher, which needs
+                no second group and no exchange. True: its last version, what
+                the `StudentExporter` among the callbacks would publish. A
+                number >= 0 and < 1: a running mean of its versions, which
+                keeps this share of itself at each export; 0.9 is about the
+                last ten. Without an exporter, each refresh of the
+                `TeacherLoader` takes a version. Default False.
             labels: Names of teachers whose predictions come with the data,
                 as `tfdistill.labels` attaches them. In place of a name, the
                 `labels.Teachers` that asks servers for them, whose answers
@@ -117,7 +119,7 @@ class TeacherSet:
                 in flat order. Each learns from what all the others predict in
                 the same step. Default: it is one student.
             weights: One weight >= 0 for each of `peers`, then for each of
-                `saved_models` and of `models`, for `own_past`, for each of
+                `saved_models` and of `models`, for one's own past, for each of
                 `labels`, and for each of the others of a `cohort`. Defaults
                 to equal weights.
             max_staleness_steps: A version that is more of the student's
@@ -162,7 +164,7 @@ class TeacherSet:
             peers=tuple(peers),
             saved_models=options.checked_paths(saved_models),
             models=in_memory.checked(models),
-            own_past=own_past_lib.checked(own_past),
+            include_past=own_past_lib.checked(include_past),
             labels=options.checked_names(labels, peers),
             cohort=cohort_lib.checked(cohort),
             weights=weights,
@@ -202,8 +204,11 @@ class TeacherSet:
         self.remote: on_servers.RemoteTeachers | None = None
         # What the last execution reported.
         self._last = steps.LastExecution()
-        # The student's own mean, once it is attached and asked for.
+        # The student's own past, once it is attached and asked for.
         self.own_past: own_past_lib.PastTeacher | None = None
+        self._weight: Callable[[tf.Tensor], Any] | None = None
+        # Whether the `fit` in progress has a StudentExporter.
+        self.has_exporter = False
         # Counts loaded graphs: the training step is traced again for each.
         self.generation = 0
 
@@ -226,9 +231,14 @@ class TeacherSet:
         return self.follows_peers and self._options.by == options.PREDICTIONS
 
     @property
-    def moves(self) -> bool:
-        """Whether teachers change while training: peers, or one's own past."""
-        return self.follows_peers or self._options.own_past is not None
+    def moves_at_refreshes(self) -> bool:
+        """Whether teachers change at the refreshes of a `TeacherLoader`."""
+        return self.follows_peers or self.past_moves_at_refreshes
+
+    @property
+    def past_moves_at_refreshes(self) -> bool:
+        """Whether refreshes move the student's own past: nobody exports it."""
+        return self._options.includes_past and not self.has_exporter
 
     # ---- before training ----
 
@@ -254,6 +264,16 @@ class TeacherSet:
         if self._models is None:
             self._models = [in_memory.loaded(m) for m in self._options.models]
         return self._models
+
+    def count_by(self, weight: Callable[[tf.Tensor], Any] | None) -> None:
+        """Takes the distillation weight as a function of the step.
+
+        Versions of its burn-in are not learned from. While it is 0, no teacher
+        is reported as worse than the student, which learns fast then.
+        """
+        self._weight = weight
+        for teacher in self._teachers:
+            teacher.weight = weight
 
     def attach(
         self,
@@ -321,6 +341,7 @@ class TeacherSet:
                 *self._labelled(graph),
                 *self._others(graph),
             ]
+        self.count_by(self._weight)
         self._agreement = agreement.Agreement(
             self._teachers,
             self.remote.sum if self.remote else self._collective(strategy),
@@ -386,7 +407,7 @@ class TeacherSet:
     def _past(
         self, graph: student_graph.StudentGraph
     ) -> Iterator[own_past_lib.PastTeacher]:
-        if self._options.own_past is not None:
+        if self._options.includes_past:
             self.own_past = own_past_lib.PastTeacher(graph, self._options)
             yield self.own_past
 
@@ -455,6 +476,7 @@ class TeacherSet:
             labels=labels or {},
             step=tf.cast(step, tf.int64),
             losses=losses or [None] * len(outputs),
+            weight=self._weight,
         )
         for swap in self._swaps:
             said = swap.labels(question, active=active)
@@ -524,12 +546,7 @@ class TeacherSet:
             self._poller.stop()
             self._poller = None
 
-    def refresh(
-        self,
-        *,
-        step: int | None = None,
-        weight: Callable[[tf.Tensor], Any] | None = None,
-    ) -> list[str]:
+    def refresh(self, *, step: int | None = None) -> list[str]:
         """Lets the group agree on versions and swaps in what all have.
 
         Every worker calls it at the same step. It neither reads files nor
@@ -538,9 +555,6 @@ class TeacherSet:
         Args:
             step: The student's global step, by which teachers that have
                 become too old are logged. Defaults to not looking.
-            weight: The distillation weight as a function of the step. While
-                it is 0, as in a burn-in, no teacher is reported as worse than
-                the student, which learns fast then. Default: all are.
 
         Returns:
             The names of the teachers that were swapped.
@@ -549,8 +563,8 @@ class TeacherSet:
             RuntimeError: The teachers belong to no student yet.
         """
         decide = self._attached("refresh")
-        if self.own_past:
-            self.own_past.follow_student()
+        if self.past_moves_at_refreshes:
+            self._take_own(step or 0, {})
         if self._student:
             self._student.take()
         for teacher in self._teachers:
@@ -565,8 +579,23 @@ class TeacherSet:
         self._swap(ready, step)
         if step is not None:
             for teacher in self._teachers:
-                teacher.note_step(step, weight=weight)
+                teacher.note_step(step)
         return [teacher.name for teacher in ready]
+
+    def note_export(self, step: int, averages: Mapping[int, Any]) -> None:
+        """Makes the student's present values a version of its own past.
+
+        Every worker calls it at the same step, whether or not the version is
+        written. `averages` are what it holds in place of weights, by the `id`
+        of these.
+        """
+        if self.own_past and self.own_past.step != step:
+            self._take_own(step, averages)
+            self._publish()
+
+    def _take_own(self, step: int, averages: Mapping[int, Any]) -> None:
+        if self.own_past:
+            self.own_past.take(step, averages)
 
     def _beside(self, teacher: teacher_lib.Teacher) -> gates.Beside | None:
         if self._student is None:
@@ -602,7 +631,8 @@ class TeacherSet:
         is left out.
         """
         for teacher in self._teachers:
-            if teacher.in_use and teacher.name in standings:
+            is_here = teacher.in_use or teacher is self.own_past
+            if is_here and teacher.name in standings:
                 teacher.restore_standing(standings[teacher.name])
         self._publish()
 
@@ -657,6 +687,8 @@ class TeacherSet:
     ) -> None:
         for teacher in teachers:
             self.generation += teacher.swap(step)
+        for teacher in self._teachers:
+            teacher.settle()
         if self.remote and teachers:
             self.remote.swapped()
         self._publish()
@@ -680,11 +712,12 @@ class TeacherSet:
 
         Returns:
             For each teacher its `name`, the `step` of the version in use (-1
-            for none), its `health` ("absent", "good", "fading", "too_stale",
-            "worse" or "dropped") with the `reason`, the `share` of its weight
-            that this leaves it, its `age_steps` and `age_secs` at the last
-            refresh (None without a version), how many versions were put in
-            place (`swaps`) and their `bytes`, the `last_bytes` of these, the
+            for none), its `health` ("absent", "burn_in", "good", "fading",
+            "too_stale", "worse" or "dropped") with the `reason`, the `share`
+            of its weight that this leaves it, its `age_steps` and `age_secs`
+            at the last refresh (None without a version), how many versions
+            were put in place (`swaps`) and their `bytes`, the `last_bytes` of
+            these, the
             `read_secs` of the last read (None without one), `num_dropped`,
             `num_quarantined`, and the newest `quarantined` versions with
             their reasons. Of peers that send predictions, `step` is that of

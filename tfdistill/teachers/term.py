@@ -5,8 +5,10 @@ about anyway, and on one replica's rows: it costs a comparison, and no
 collective.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +18,7 @@ import tensorflow as tf
 
 from tfdistill import losses as losses_lib
 from tfdistill.exports import student_graph
+from tfdistill.system import keras_internals
 from tfdistill.teachers import by_value
 from tfdistill.teachers import features as features_lib
 from tfdistill.teachers import on_servers
@@ -24,6 +27,7 @@ from tfdistill.teachers import teacher_set
 from tfdistill.training import global_batch
 from tfdistill.training import steps
 from tfdistill.training import trainer
+from tfdistill.training import weight_mean
 
 # The fraction of predictions for the same class; where an output has no
 # classes, the mean distance from the student's value.
@@ -287,6 +291,9 @@ class Codistillation:
         self._term: DistillationTerm | None = None
         self._graph: student_graph.StudentGraph | None = None
         self._statistics: trainer.BatchStatistics | None = None
+        self._mean_decay: float | None = None
+        # Of the student's weights, if somebody has asked for it.
+        self.mean: weight_mean.WeightMean | None = None
 
     def __bool__(self) -> bool:
         return bool(len(self.teachers))
@@ -306,6 +313,7 @@ class Codistillation:
     ) -> None:
         """Takes what `CodistillModel.compile` was given."""
         self.loss, self.weight = loss, weight
+        self.teachers.count_by(weight)
         if feature_loss is not self.feature_loss:
             # Compiled again with the same one, projections keep their values.
             self.feature_loss, self.features = feature_loss, None
@@ -343,11 +351,28 @@ class Codistillation:
             )
         return self._graph
 
+    def keep_mean(self, model: Any, decay: float | None) -> None:
+        """Has each step of the next `fit` move a mean of the weights, or none.
+
+        `decay` is what the mean keeps of itself; None for no mean.
+        """
+        if decay != self._mean_decay:
+            self._mean_decay = decay
+            # Traced again, with another mean.
+            model.train_function = None
+
     def attach(self, model: Any) -> on_servers.RemoteTeachers | None:
-        """Makes the teachers' variables, if there are teachers.
+        """Makes the variables of the teachers and of the mean, if any.
 
         Returns what each execution takes along under parameter servers.
         """
+        if self._mean_decay is None:
+            self.mean = None
+        elif self.mean is None or self.mean.decay != self._mean_decay:
+            with model.distribute_strategy.scope():
+                self.mean = weight_mean.WeightMean(
+                    self.student, decay=self._mean_decay
+                )
         if self:
             loss = self._term.first if self._term else None
             self.teachers.attach(
@@ -433,7 +458,36 @@ class Codistillation:
             },
         )
 
+    @contextlib.contextmanager
+    def averaged(self, optimizer: keras.Optimizer) -> Iterator[None]:
+        """Moves the mean of the weights after the update inside.
+
+        A step without an update does not count: one that only accumulates
+        gradients, or whose gradients are not finite in float16.
+        """
+        if self.mean is None:
+            yield
+            return
+        before = tf.identity(tf.convert_to_tensor(optimizer.iterations))
+        yield
+        now = tf.convert_to_tensor(optimizer.iterations)
+        self.mean.move(tf.not_equal(now, before))
+
     # ---- between steps ----
+
+    def exported_values(self, model: Any) -> Mapping[int, tf.Tensor]:
+        """Returns what a version holds in place of weights, by their `id`.
+
+        With `use_ema` these are the averages that `fit` will leave in the
+        model.
+        """
+        if self.mean is not None:
+            return self.mean.values(self.graph(model).variables)
+        averages = keras_internals.moving_averages(model.optimizer)
+        return {
+            id(variable): tf.convert_to_tensor(average.value)
+            for variable, average in averages
+        }
 
     def average_statistics(self, strategy: tf.distribute.Strategy) -> None:
         """Gives all replicas the mean of the student's batch statistics.

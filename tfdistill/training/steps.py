@@ -58,10 +58,13 @@ class StepCounter:
 
 
 class EverySteps:
-    """Says when a multiple of a number of steps has been passed."""
+    """Says when a multiple of a number of steps, and an offset, was passed."""
 
-    def __init__(self, every_steps: int) -> None:
-        """Checks that the interval is a whole number >= 1."""
+    def __init__(self, every_steps: int, *, offset_steps: int = 0) -> None:
+        """Checks that the interval is a whole number >= 1.
+
+        The first time is at `offset_steps`, or, if that is 0, at `every_steps`.
+        """
         is_index = hasattr(every_steps, "__index__")
         if not is_index or isinstance(every_steps, bool) or every_steps < 1:
             raise ValueError(
@@ -69,17 +72,21 @@ class EverySteps:
                 f"{every_steps!r}."
             )
         self.every_steps = int(every_steps)
-        self._last = 0
+        self._offset_steps = offset_steps
+        self._last = self._reached(0)
 
     def start(self, step: int) -> None:
         """Starts to count at a step, which is not itself due."""
-        self._last = step // self.every_steps
+        self._last = self._reached(step)
 
     def due(self, step: int) -> bool:
         """Whether a multiple was reached since the last time it was due."""
-        reached = step // self.every_steps
+        reached = self._reached(step)
         passed, self._last = reached > self._last, reached
         return passed
+
+    def _reached(self, step: int) -> int:
+        return (step - self._offset_steps) // self.every_steps
 
 
 class SteppedCallback(keras.callbacks.Callback):

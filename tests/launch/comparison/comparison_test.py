@@ -58,9 +58,15 @@ def test_methods_differ_from_independent_in_what_they_are_about():
     (past,) = _trial("ema_teacher").runs
     assert set(recipes.changed_fields(base.config, past.config)) == {
         "codistillation.enabled",
-        "codistillation.own_past",
+        "codistillation.include_past",
+        # Each version moves its mean.
+        "exchange.every_steps",
     }
-    assert past.num_groups == 1
+    (last,) = _trial("own_past").runs
+    assert set(recipes.changed_fields(recipes.digits(), last.config)) == {
+        "codistillation.include_past"
+    }
+    assert past.num_groups == last.num_groups == 1
     (big,) = _trial("large_group", num_groups=3, workers_per_group=2).runs
     assert big.config.data.global_batch_size == 3 * 64
     assert (big.num_groups, big.workers_per_group) == (1, 6)
@@ -73,6 +79,7 @@ def test_methods_differ_from_independent_in_what_they_are_about():
         "data.mode",
         # Nobody reads its exports.
         "exchange.every_steps",
+        "exchange.offset_steps",
     }
     (asked,) = _trial("served").runs
     assert recipes.changed_fields(shared.config, asked.config) == [

@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_refused():
     config = _config(_STUDENTS)
     with pytest.raises(ValueError, match="one process; received 2 with 3"):
         config.check_num_groups(3)
-    for other in ("codistillation.own_past=0.5", "checkpoints=best"):
+    for other in ("codistillation.include_past=0.5", "checkpoints=best"):
         with pytest.raises(ValueError, match=other.partition("=")[0]):
             _config(_STUDENTS, other)
     assert students.learns(config, tfdistill.Cluster())

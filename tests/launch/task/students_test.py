@@ -94,7 +94,7 @@ def test_options_reach_the_teachers(tmp_path):
                 "by",
                 "max_bad_batches",
                 "wait_secs",
-                "own_past",
+                "include_past",
                 "saved_models",
                 "trust_saved_models",
             },
@@ -115,7 +115,13 @@ def test_options_reach_the_teachers(tmp_path):
         (
             sections.Exchange,
             tfdistill.StudentExporter,
-            {"every_steps", "variables_dtype"},
+            {
+                "ema_decay",
+                "every_steps",
+                "offset_steps",
+                "variables_dtype",
+                "weights",
+            },
         ),
         (sections.Exchange, tfdistill.Exchange, {"max_to_keep"}),
         (
@@ -147,11 +153,26 @@ def test_fields_of_the_librarys_names_have_its_defaults(
     sections_by_type = {
         type(part): part for part in (config.codistillation, config.exchange)
     }
-    assert set(sections_by_type[section].taken_by(function)) == names
+    # Of teachers, what versions hold being of the exporter.
+    but = ["weights"] if function is tfdistill.TeacherSet else []
+    found = sections_by_type[section].taken_by(function, but=but)
+    assert set(found) == names
     arguments = inspect.signature(function).parameters
     fields = {field.name: field for field in dataclasses.fields(section)}
     for name in names - {"every_steps"}:
         assert fields[name].default == arguments[name].default, name
+
+
+def test_what_an_exporter_cannot_do_is_refused():
+    with pytest.raises(ValueError, match="Override exchange.weights=ema"):
+        _config("digits", "exchange.ema_decay=0.9")
+    with pytest.raises(ValueError, match="`exchange.offset_steps` must be <"):
+        _config("digits", "exchange.offset_steps=1000")
+    config = _config("digits", "exchange.ema_decay=0.9", "exchange.weights=ema")
+    cluster = tfdistill.Cluster()
+    exchange = tfdistill.Exchange(None)
+    exporter = students.make_exporter(config, cluster, exchange)
+    assert exporter._ema_decay == 0.9
 
 
 def test_the_canarys_margin_is_the_librarys():
