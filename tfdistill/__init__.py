@@ -16,6 +16,7 @@ if typing.TYPE_CHECKING:
     from tfdistill import labels as labels
     from tfdistill import losses as losses
     from tfdistill import metrics as metrics
+    from tfdistill import mixing as mixing
     from tfdistill import schedules as schedules
     from tfdistill.backup.callback import Backup as Backup
     from tfdistill.cluster.identity import Cluster as Cluster
@@ -28,6 +29,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.exchange.publisher import Exchange as Exchange
     from tfdistill.launcher.launch import LaunchError as LaunchError
     from tfdistill.launcher.launch import launch as launch
+    from tfdistill.mixing.mixer import WeightMixer as WeightMixer
     from tfdistill.model import CodistillModel as CodistillModel
     from tfdistill.multi_worker import (
         MultiWorkerTraining as MultiWorkerTraining,
@@ -46,7 +48,8 @@ if typing.TYPE_CHECKING:
     from tfdistill.training.guards import FiniteLoss as FiniteLoss
 
 _MODULES = (
-    *("data", "data_checks", "labels", "losses", "metrics", "schedules"),
+    *("data", "data_checks", "labels", "losses", "metrics", "mixing"),
+    "schedules",
 )
 _HOMES = {
     "Backup": "backup.callback",
@@ -69,6 +72,7 @@ _HOMES = {
     "Summaries": "observe.summaries",
     "TeacherLoader": "sharing.callbacks",
     "TeacherSet": "teachers.teacher_set",
+    "WeightMixer": "mixing.mixer",
     "callbacks": "sharing.callbacks",
     "launch": "launcher.launch",
     "make_strategy": "cluster.strategy",

@@ -120,11 +120,10 @@ def add_launched_callbacks(
     callbacks = arguments.get("callbacks")
     is_list = isinstance(callbacks, keras.callbacks.CallbackList)
     found = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks) or [])
-    exporters = [c for c in found if getattr(c, "exports_student", False)]
-    for exporter in exporters:
-        exporter.observe(found)
-    exports = teachers.has_exporter = bool(exporters)
+    exports = any(getattr(c, "exports_student", False) for c in found)
+    teachers.has_exporter = exports
     if is_list:
+        _let_observe(found)
         return
     follows = any(getattr(c, "follows_teachers", False) for c in found)
     if teachers.moves_at_refreshes and not follows:
@@ -150,12 +149,18 @@ def add_launched_callbacks(
         path = f"{directory}/{summaries.DIRECTORY}"
         found.append(summaries.Summaries(path))
     watch = teaching.TeachingWatch() if len(teachers) else None
+    _let_observe(found)
     for callback in found:
-        if isinstance(callback, summaries.Summaries):
-            callback.observe(found)
         if isinstance(callback, run_log.RunLog):
             callback.watch = watch
     arguments["callbacks"] = [watch, *found] if watch else found
+
+
+def _let_observe(callbacks: list[keras.callbacks.Callback]) -> None:
+    """Shows all callbacks to those that look for others."""
+    for callback in callbacks:
+        if hasattr(callback, "observe"):
+            callback.observe(callbacks)
 
 
 def _has(callbacks: list[keras.callbacks.Callback], kind: type) -> bool:

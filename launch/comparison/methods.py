@@ -390,6 +390,8 @@ def _mixed(
             exchange=dataclasses.replace(
                 config.exchange,
                 every_steps=mixing.every_steps,
+                # Of one step in all groups.
+                offset_steps=None,
                 refresh_every_steps=min(
                     mixing.every_steps, config.exchange.refresh_every_steps
                 ),

@@ -66,6 +66,14 @@ ROOMS: dict[str, set[str]] = {
         "teachers",
         "training",
     },
+    "mixing": {
+        "cluster",
+        "exchange",
+        "exports",
+        "system",
+        "teachers",
+        "training",
+    },
     "multi_worker": {
         "backup",
         "cluster",
@@ -105,8 +113,8 @@ ROOMS: dict[str, set[str]] = {
 }
 # What `models` and `launch` may use besides the names of `tfdistill.__all__`.
 _PUBLIC = {
-    *("data", "data_checks", "labels", "losses", "metrics", "optimizers"),
-    "schedules",
+    *("data", "data_checks", "labels", "losses", "metrics", "mixing"),
+    *("optimizers", "schedules"),
 }
 # `observe`: a launcher checks --profile_steps without TensorFlow, and a recipe
 # writes its TensorBoard files where `fit` would. `system`: what programs share.
@@ -193,7 +201,7 @@ def test_the_keeper_of_a_task_needs_the_standard_library_alone():
 
 
 def test_a_room_has_no_face():
-    """But `tfdistill.labels`, which users import as well."""
+    """But `labels` and `mixing`, which users import as well."""
     for face in (ROOT / "tfdistill").glob("*/__init__.py"):
         is_public = face.parent.name in _PUBLIC
         statements = ast.parse(face.read_text("utf-8")).body

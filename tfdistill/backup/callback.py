@@ -141,6 +141,11 @@ class Backup(fresh_copies.FreshCopies, steps.SteppedCallback):
         return self._replicas is not None
 
     @property
+    def directory(self) -> str:
+        """Where backups lie."""
+        return self._backups.root
+
+    @property
     def num_backups(self) -> int:
         """Number of backups that this process wrote."""
         return self._backups.num_written
@@ -172,7 +177,7 @@ class Backup(fresh_copies.FreshCopies, steps.SteppedCallback):
 
     def first_callback(self) -> keras.callbacks.Callback:
         """Returns what reads the backup before other callbacks begin."""
-        return _Restoring(self._begun)
+        return _Restoring(self._begun, self._callbacks)
 
     def opened(self, iterator: Any) -> None:
         """Sets Keras' iterator over the epochs of the data to where to begin.
@@ -323,12 +328,16 @@ class Backup(fresh_copies.FreshCopies, steps.SteppedCallback):
 class _Restoring(keras.callbacks.Callback):
     """Reads the backup before any other callback looks at the model."""
 
-    def __init__(self, backup: replicas.ReplicaBackup) -> None:
+    def __init__(
+        self,
+        backup: replicas.ReplicaBackup,
+        callbacks: Sequence[keras.callbacks.Callback],
+    ) -> None:
         super().__init__()
-        self._backup = backup
+        self._backup, self._callbacks = backup, callbacks
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._backup.restore(self.model)
+        self._backup.restore(self.model, self._callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         # Keras has just reset them.

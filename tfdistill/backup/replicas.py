@@ -43,8 +43,15 @@ class Snapshot:
 class ReplicaState:
     """The variables of a built and compiled model under any such strategy."""
 
-    def __init__(self, model: Any) -> None:
-        """Names the variables of a `CodistillModel` that `fit` has prepared."""
+    def __init__(
+        self,
+        model: Any,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+    ) -> None:
+        """Names the variables of a `CodistillModel` that `fit` has prepared.
+
+        And those that its callbacks keep, as `variables_for_backup`.
+        """
         self._strategy = model.distribute_strategy
         self._is_chief = replicas.is_chief(self._strategy)
         self._replicas = replicas.local_replicas(self._strategy)
@@ -65,6 +72,9 @@ class ReplicaState:
         past = getattr(getattr(model, "teachers", None), "own_past", None)
         if past:
             self._shared |= _numbered("own_past", past.held)
+        for callback in callbacks:
+            kept = getattr(callback, "variables_for_backup", ())
+            self._shared |= _numbered(type(callback).__name__, kept)
         for index, (_, _, slots) in enumerate(model.trainer.table_slots):
             for name, slot in slots.items():
                 self._shared[f"table/{index}/{name}"] = slot
@@ -294,6 +304,27 @@ def _known(
     ]
 
 
+def states_of(
+    callbacks: Sequence[keras.callbacks.Callback],
+) -> dict[str, Any]:
+    """Returns what callbacks of this package keep, by the class's name."""
+    return {
+        type(callback).__name__: callback.state_for_backup()
+        for callback in callbacks
+        if hasattr(callback, "state_for_backup")
+    }
+
+
+def set_states(
+    callbacks: Sequence[keras.callbacks.Callback], states: dict[str, Any]
+) -> None:
+    """Gives callbacks what `states_of` returned, if they are there again."""
+    for callback in callbacks:
+        name = type(callback).__name__
+        if hasattr(callback, "state_for_backup") and name in states:
+            callback.restore_state(states[name])
+
+
 class ReplicaBackup:
     """The backups of one `fit`; `num_skipped` while one was being written."""
 
@@ -325,9 +356,16 @@ class ReplicaBackup:
 
     # ---- before the first step ----
 
-    def restore(self, model: Any) -> None:
-        """Gives a model that `fit` has prepared the values of the backup."""
-        self._state = ReplicaState(model)
+    def restore(
+        self,
+        model: Any,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+    ) -> None:
+        """Gives a model that `fit` has prepared the values of the backup.
+
+        And `callbacks` those of the variables that they keep.
+        """
+        self._state = ReplicaState(model, callbacks)
         if replicas.is_chief(self._strategy):
             self._worker = background.OneJobThread(
                 "tfdistill-backup", job="backup"
@@ -371,7 +409,10 @@ class ReplicaBackup:
     def restore_callbacks(
         self, callbacks: Sequence[keras.callbacks.Callback]
     ) -> None:
-        """Gives Keras' callbacks what they had counted; `fit` has begun."""
+        """Gives callbacks what they had counted; `fit` has begun."""
+        if self._chosen:
+            # Backups of earlier versions of this package have none.
+            set_states(callbacks, self._chosen.host.get("states", {}))
         if self._chosen and not set_callbacks(
             callbacks, self._chosen.host["callbacks"]
         ):
@@ -428,6 +469,7 @@ class ReplicaBackup:
             "seed": keras_internals.global_seed(),
             "random": of_random(),
             "callbacks": of_callbacks(callbacks),
+            "states": states_of(callbacks),
             **_of_teachers(getattr(model, "teachers", None)),
             "replicas": int(self._strategy.num_replicas_in_sync),
         }

@@ -30,6 +30,8 @@ from tfdistill.training import steps
 # Exports that fail cost a snapshot each and may fill the disk's last bytes.
 _FIRST_PAUSE_SECS = 1.0
 _LONGEST_PAUSE_SECS = 30.0
+# Steps that have certainly ended when so many later ones were begun.
+_MOST_UNCOUNTED = 64
 # Of a group that has taken its first step, in its directory.
 _STARTED = "started"
 _LOOK_SECS = 0.01
@@ -152,8 +154,6 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._schedule = steps.EverySteps(every_steps)
         self._given_group = group
         self._given_offset = offset_steps
-        # The callback that mixes weights, if there is one.
-        self._mixer: Any = None
         self._variables_dtype = variables_dtype
         self._schema = gates.digests(schema or {})
         self._ema_decay = ema_decay if weights == _EMA else None
@@ -166,6 +166,12 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         )
         self._last_step = -1
         self._looks_for_earlier = False
+        # The `tfdistill.WeightMixer` beside it, if there is one.
+        self._mixer: Any = None
+        # Of the training, whoever began it: what was counted, and what the
+        # device may still be at.
+        self._num_examples = 0.0
+        self._uncounted: list[Any] = []
         # For logs: how often an export was published, skipped and failed.
         self.num_published = 0
         self.num_skipped = 0
@@ -191,8 +197,41 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
             "bytes": self.num_bytes,
         }
 
+    @property
+    def every_steps(self) -> int:
+        """Steps between exports."""
+        return self._schedule.every_steps
+
+    @property
+    def exports_averages(self) -> bool:
+        """Whether versions hold an average of the weights, not the weights."""
+        averages = keras_internals.keeps_averages(self.model.optimizer)
+        return averages or self._ema_decay is not None
+
+    @property
+    def group(self) -> int:
+        """The group whose versions these are, once training has begun."""
+        return self._group
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """Updates and examples that this group has trained on, in total."""
+        self._num_examples += sum(map(float, self._uncounted))
+        self._uncounted.clear()
+        every = getattr(
+            self.model.optimizer, "gradient_accumulation_steps", None
+        )
+        return {
+            "updates": self.step // (every or 1),
+            "examples": self._num_examples,
+        }
+
     def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Looks at all callbacks of `fit`, before they begin."""
+        """Finds the `tfdistill.WeightMixer`; `fit` calls it.
+
+        Args:
+            callbacks: All of the training.
+        """
         mixes = (c for c in callbacks if getattr(c, "mixes_weights", False))
         self._mixer = next(mixes, None)
 
@@ -200,7 +239,8 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         if self._given_offset is not None:
             return self._given_offset
         if self._mixer is not None:
-            return 0  # It needs versions of all groups of the same step.
+            # It mixes versions of all groups of the same step.
+            return 0
         every = self._schedule.every_steps
         # A group that was given may be none of the cluster.
         return self._group * every // cluster.num_groups % every
@@ -214,9 +254,21 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
             _check_averages(model)
         model.codistillation.keep_mean(model, self._ema_decay)
 
+    def state_for_backup(self) -> dict[str, Any]:
+        """Returns what a `tfdistill.Backup` keeps of it, as JSON."""
+        return {"examples": self.counts["examples"]}
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state_for_backup` returned."""
+        self._num_examples = state["examples"]
+        self._uncounted.clear()
+
     def on_train_begin(self, logs: Any = None) -> None:
         """Claims the group and starts the writing thread, on the chief."""
         super().on_train_begin(logs)
+        if self.step == 0:
+            self._num_examples = 0.0
+            self._uncounted.clear()
         strategy = self.codistilled.distribute_strategy
         cluster = strategy_lib.cluster_of(strategy)
         given = self._given_group
@@ -234,6 +286,12 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Takes a snapshot when one is due."""
         super().on_train_batch_end(batch, logs)
+        examples = self.model.trainer.last.examples
+        if examples is not None:
+            # Read later: its step may be running still.
+            self._uncounted.append(examples)
+            if len(self._uncounted) > _MOST_UNCOUNTED:
+                self._num_examples += float(self._uncounted.pop(0))
         if self._claim is not None:
             self._claim.check()
         if self._schedule.due(self.step):
@@ -251,20 +309,42 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
             self._claim.check()
             self._claim = None
 
+    def ensure_published(self, timeout_secs: float) -> None:
+        """Waits until this step's version is published, or has failed.
+
+        One that was skipped is taken now. Does nothing but on the chief.
+
+        Args:
+            timeout_secs: Longest wait.
+        """
+        deadline = time.monotonic() + timeout_secs
+        self._take(self._values(), wait_secs=timeout_secs)
+        if self._worker is not None:
+            self._worker.wait_idle(max(0.0, deadline - time.monotonic()))
+
     def _export(self, *, wait: bool) -> None:
         # A collective, so it comes before anything that workers differ in.
         model = self.codistilled
         model.codistillation.average_statistics(model.distribute_strategy)
-        values = (
-            model.codistillation.exported_values(model) if self.step else {}
-        )
+        values = self._values()
         if self.step:
             model.teachers.note_export(self.step, values)
+        self._take(values, wait_secs=self._finish_timeout_secs if wait else 0.0)
+
+    def _values(self) -> Mapping[int, tf.Tensor]:
+        """What versions hold in place of weights; at the start, nothing."""
+        model = self.codistilled
+        return model.codistillation.exported_values(model) if self.step else {}
+
+    def _take(
+        self, values: Mapping[int, tf.Tensor], *, wait_secs: float
+    ) -> None:
         if self._worker is None or not self._exchange.enabled:
             return
+        model = self.codistilled
         if self.step == self._last_step:
             return
-        if not wait and not self._pause.is_over:
+        if not wait_secs and not self._pause.is_over:
             self.num_skipped += 1
             return
         if self._writer is None:
@@ -272,23 +352,38 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
                 model.graph, variables_dtype=self._variables_dtype
             )
         snapshot = self._writer.snapshot(values)
-        step = self.step
+        step, extras = self.step, self._extras()
         submitted = self._worker.submit(
-            lambda: self._write(snapshot, step),
-            wait_secs=self._finish_timeout_secs if wait else 0.0,
+            lambda: self._write(snapshot, step, extras), wait_secs=wait_secs
         )
         if submitted:
             self._last_step = step
         else:
             self.num_skipped += 1
 
-    def _write(self, snapshot: saved_model.Snapshot, step: int) -> None:
+    def _extras(self) -> dict[str, Any]:
+        """What the manifest says of this step."""
+        found: dict[str, Any] = {
+            gates.INTERVAL_FIELD: self._schedule.every_steps,
+            **self.counts,
+        }
+        if self._schema:
+            found[gates.SCHEMA_FIELD] = self._schema
+        if self._ema_decay is not None:
+            found[gates.DECAY_FIELD] = self._ema_decay
+        if self._mixer is not None:
+            found |= self._mixer.manifest_extras
+        return found
+
+    def _write(
+        self, snapshot: saved_model.Snapshot, step: int, extras: dict[str, Any]
+    ) -> None:
         # Here, since the training must not wait for it.
         if self._looks_for_earlier:
             self._looks_for_earlier = False
             self._tell_of_an_earlier_run()
         with self.writes.measured():
-            self._publish(snapshot, step)
+            self._publish(snapshot, step, extras)
 
     def _tell_of_an_earlier_run(self) -> None:
         try:
@@ -306,7 +401,9 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
                 self._exchange.group_path(self._group),
             )
 
-    def _publish(self, snapshot: saved_model.Snapshot, step: int) -> None:
+    def _publish(
+        self, snapshot: saved_model.Snapshot, step: int, extras: dict[str, Any]
+    ) -> None:
         writer = self._writer
         if writer is None:
             raise RuntimeError("published before the writer was made.")
@@ -320,7 +417,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
                 inputs=student_graph.to_json(graph.input_spec, "inputs"),
                 outputs=student_graph.to_json(graph.output_spec, "outputs"),
                 variables=writer.variables,
-                extras=self._extras(),
+                extras=extras,
             )
             self._pause.succeeded()
             self.num_published += 1
@@ -340,16 +437,6 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
                 self._pause.failed()
             self.num_failed += 1
             _log.warning("Step %d was not exported%s: %s", step, goes_on, error)
-
-    def _extras(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            gates.INTERVAL_FIELD: self._schedule.every_steps
-        }
-        if self._schema:
-            found[gates.SCHEMA_FIELD] = self._schema
-        if self._ema_decay is not None:
-            found[gates.DECAY_FIELD] = self._ema_decay
-        return found
 
 
 def _check_weights(weights: Any, ema_decay: Any) -> None:

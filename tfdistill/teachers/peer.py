@@ -8,6 +8,7 @@ step. A version that any worker cannot use is rejected by all.
 
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -71,6 +72,8 @@ class PeerReader:
         """
         self.group = group
         self.current = -1
+        # No version of a higher step is proposed.
+        self.limit: float = math.inf
         self.rejected: dict[int, str] = {}
         self._exchange = exchange
         self._read = read
@@ -101,7 +104,8 @@ class PeerReader:
         """
         newest = self._exchange.latest(self.group)
         candidates = [newest.step] if newest else []
-        if newest and newest.step in self.rejected:
+        limit = self.limit
+        if newest and (newest.step in self.rejected or newest.step > limit):
             candidates = self._exchange.known_steps(self.group)
         again = {step for step in candidates if self._is_another(step)}
         with self._lock:
@@ -110,7 +114,7 @@ class PeerReader:
             usable = [
                 step
                 for step in candidates
-                if step > self.current
+                if self.current < step <= limit
                 and (step not in self.rejected or step in again)
             ]
             if newest and newest.step in usable:
@@ -196,6 +200,12 @@ class PeerReader:
         """The step of the version to announce next, or -1."""
         with self._lock:
             return self._proposal if self._announced < 0 else -1
+
+    @property
+    def newest(self) -> int:
+        """The newest version that could be announced, or -1."""
+        with self._lock:
+            return self._proposal
 
     @property
     def announced(self) -> int:

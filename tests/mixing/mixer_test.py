@@ -1,0 +1,385 @@
+"""Groups that mix their weights, in threads of this process."""
+
+import hashlib
+import logging
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tfdistill import mixing
+
+_X, _Y = cases.data(16)
+
+
+def _exchange(tmp_path, **kwargs):
+    return tfdistill.Exchange(tmp_path / "exchange", **kwargs)
+
+
+def _mixer(exchange, rule=None, *, every_steps=1, peers=(1,), **kwargs):
+    return tfdistill.WeightMixer(
+        exchange,
+        rule or mixing.ModelAveraging(),
+        every_steps=every_steps,
+        peers=list(peers),
+        poll_secs=0.005,
+        **kwargs,
+    )
+
+
+def _exporter(exchange, every_steps=1, group=0):
+    return tfdistill.StudentExporter(
+        exchange, every_steps=every_steps, group=group
+    )
+
+
+def _together(*runs):
+    """Runs each in a thread of its own; raises what the first raised."""
+    errors = []
+
+    def guarded(run):
+        try:
+            run()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=[run]) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for error in errors:
+        raise error
+
+
+def test_groups_that_mix_every_step_are_one_group(tmp_path):
+    # Two groups of batches of four, and one group of batches of eight.
+    models = [cases.codistill(cases.deep(0)) for _ in range(3)]
+    data = [(_X[0::2], _Y[0::2]), (_X[1::2], _Y[1::2]), (_X, _Y)]
+    mixers = []
+
+    def train(group):
+        exchange = _exchange(tmp_path)
+        mixer = _mixer(
+            exchange, peers=[1 - group], quorum="all", grace_secs=60.0
+        )
+        mixers.append(mixer)
+        exporter = _exporter(exchange, group=group)
+        cases.fit(
+            models[group],
+            *data[group],
+            batch_size=4,
+            epochs=3,
+            callbacks=[exporter, mixer],
+        )
+
+    _together(lambda: train(0), lambda: train(1))
+    cases.fit(models[2], *data[2], batch_size=8, epochs=3, callbacks=[])
+    before = cases.deep(0).get_weights()
+    for values in zip(before, *(m.get_weights() for m in models), strict=True):
+        begin, first, second, expected = values
+        assert np.abs(expected - begin).max() > 1e-3
+        np.testing.assert_allclose(first, expected, atol=1e-6)
+        np.testing.assert_allclose(second, expected, atol=1e-6)
+    assert [m.num_mixes for m in mixers] == [6, 6]
+    assert [m.num_skipped for m in mixers] == [0, 0]
+
+
+# ---- one group, and versions that others have published ----
+
+
+def _digest(model):
+    values = b"".join(value.tobytes() for value in model.get_weights())
+    return hashlib.sha256(values).hexdigest()
+
+
+def _publish(exchange, student, step, *, group=1, **extras):
+    extras = {"initial_weights": _digest(cases.deep(0)), **extras}
+    return cases.publish(
+        exchange, student, group=group, step=step, extras=extras
+    )
+
+
+class _Read(keras.callbacks.Callback):
+    """Gives the reading thread the time that it needs after each step."""
+
+    def __init__(self, mixer, groups=(1,)):
+        super().__init__()
+        self._mixer, self._groups = mixer, groups
+
+    def on_train_batch_end(self, batch, logs=None):
+        readers = [self._mixer._readers[group] for group in self._groups]
+        deadline = time.monotonic() + cases.WAIT_SECS
+        while any(r.announced >= 0 and not r.state for r in readers):
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+
+def _fit(model, exchange, mixer, *more, epochs=1, every_steps=1, **kwargs):
+    """Four steps an epoch."""
+    exporter = _exporter(exchange, every_steps=every_steps)
+    return cases.fit(
+        model,
+        _X,
+        _Y,
+        batch_size=4,
+        epochs=epochs,
+        callbacks=[exporter, mixer, *more],
+        **kwargs,
+    )
+
+
+def _still(student=None):
+    """A model whose own training changes nothing."""
+    return cases.codistill(
+        student or cases.deep(0), optimizer=keras.optimizers.SGD(0.0)
+    )
+
+
+def test_training_does_not_wait_and_no_version_is_mixed_twice(tmp_path):
+    exchange = _exchange(tmp_path)
+    other = cases.deep(1)
+    for group in (1, 2):
+        _publish(exchange, other, 10, group=group)
+    model = _still()
+    mixer = _mixer(exchange, mixing.ModelAveraging(0.5), peers=[1, 2])
+    _fit(model, exchange, mixer, _Read(mixer, (1, 2)), epochs=2)
+    # At the first step nothing was read, and afterwards nothing was new.
+    assert (mixer.num_mixes, mixer.num_skipped) == (1, 7)
+    assert (mixer.num_waits, mixer.staleness_steps) == (0, {1: -8, 2: -8})
+    own, theirs = cases.deep(0).get_weights(), other.get_weights()
+    for found, a, b in zip(model.get_weights(), own, theirs, strict=True):
+        np.testing.assert_allclose(found, a + (2 / 3 * (b - a)) / 2, rtol=1e-5)
+    version = exchange.open(1, 10)
+    assert mixer.num_bytes == 2 * version.num_bytes
+    assert mixer._made._mix.experimental_get_tracing_count() == 1
+
+
+def test_a_mix_without_its_quorum_is_left_out_and_logged_once(tmp_path, caplog):
+    exchange = _exchange(tmp_path)
+    _publish(exchange, cases.deep(1), 10)
+    model = _still()
+    mixer = _mixer(exchange, peers=[1, 2], quorum="all")
+    with caplog.at_level(logging.WARNING):
+        _fit(model, exchange, mixer, _Read(mixer))
+    assert (mixer.num_mixes, mixer.num_skipped) == (0, 4)
+    assert caplog.text.count("no mix, since too few") == 1
+    for found, begin in zip(
+        model.get_weights(), cases.deep(0).get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(found, begin)
+
+
+def test_a_peer_that_was_missing_is_not_waited_for_until_it_publishes(
+    tmp_path,
+):
+    exchange = _exchange(tmp_path)
+    model, now = _still(), [0.0]
+    waited = []
+
+    def clock():
+        now[0] += 1.0  # Each look at the clock takes a second.
+        return now[0]
+
+    mixer = _mixer(exchange, grace_secs=5.0, clock=clock)
+
+    class Peer(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 2:
+                _publish(exchange, cases.deep(1), 3)
+            now[0] = 0.0
+
+        def on_train_batch_end(self, batch, logs=None):
+            waited.append(now[0] >= 5.0)
+            if batch == 1:  # Found before the mix that may wait for it.
+                pass
+
+    class Seen(keras.callbacks.Callback):
+        """Before the mixer: lets the reading thread see the version."""
+
+        def on_train_batch_end(self, batch, logs=None):
+            deadline = time.monotonic() + cases.WAIT_SECS
+            while batch == 2 and mixer._readers[1].newest < 0:
+                mixer._readers[1].limit = 3
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+            if batch == 2:  # From here on, time does not run out.
+                mixer._clock = lambda: 0.0
+
+    exporter = _exporter(exchange)
+    cases.fit(
+        model,
+        _X,
+        _Y,
+        batch_size=4,
+        callbacks=[exporter, Seen(), mixer, Peer()],
+    )
+    assert waited[:2] == [True, False]
+    assert (mixer.num_mixes, mixer.num_skipped) == (1, 3)
+    np.testing.assert_array_equal(
+        model.get_weights()[0],
+        (cases.deep(0).get_weights()[0] + cases.deep(1).get_weights()[0]) / 2,
+    )
+
+
+def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
+    """With batch statistics, and a rule that has a state."""
+    found = []
+    for strategy in (tf.distribute.get_strategy(), two_replicas):
+        exchange = _exchange(tmp_path / str(len(found)), max_to_keep=9)
+        with strategy.scope():
+            inputs = keras.Input((4,))
+            hidden = keras.layers.Dense(5)(inputs)
+            hidden = keras.layers.BatchNormalization(synchronized=True)(hidden)
+            student = keras.Model(inputs, keras.layers.Dense(3)(hidden))
+            cases.randomize(student, 0)
+            model = cases.codistill(student)
+        mixer = _mixer(
+            exchange,
+            mixing.OuterOptimizer(
+                keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+            ),
+        )
+
+        class Peer(keras.callbacks.Callback):
+            """Publishes something else after each step."""
+
+            def __init__(self, mixer, exchange):
+                super().__init__()
+                self._mixer, self._exchange = mixer, exchange
+
+            def on_train_batch_begin(self, batch, logs=None):
+                student = self.model.student
+                cases.publish(
+                    self._exchange,
+                    student,
+                    step=batch + 1,
+                    values=[
+                        tf.convert_to_tensor(v.numpy() * 0.9 + batch / 10)
+                        for v in student.variables
+                    ],
+                    extras=self._mixer.manifest_extras,
+                )
+
+        _fit(model, exchange, mixer, Peer(mixer, exchange), _Read(mixer))
+        assert mixer.num_mixes >= 1
+        found.append((mixer.num_mixes, student.get_weights()))
+    assert found[0][0] == found[1][0]
+    for one, two in zip(found[0][1], found[1][1], strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
+
+
+# ---- what is refused ----
+
+
+def _callbacks(exchange, case):
+    exporter, mixer = _exporter(exchange), _mixer(exchange, every_steps=3)
+    return {
+        "none": [mixer],
+        "after": [mixer, exporter],
+        "other_steps": [_exporter(exchange, every_steps=2), mixer],
+    }[case]
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("none", "must have a tfdistill.StudentExporter before"),
+        ("after", "must have a tfdistill.StudentExporter before"),
+        ("other_steps", "a multiple of the StudentExporter's; received 3 and"),
+    ],
+)
+def test_callbacks_that_do_not_fit_are_refused(tmp_path, case, message):
+    callbacks = _callbacks(_exchange(tmp_path), case)
+    with pytest.raises(ValueError, match=message):
+        cases.fit(_still(), _X, _Y, callbacks=callbacks)
+
+
+def test_a_group_alone_has_nobody_to_mix_with(tmp_path):
+    exchange = _exchange(tmp_path)
+    mixer = tfdistill.WeightMixer(
+        exchange, mixing.ModelAveraging(), every_steps=1
+    )
+    with pytest.raises(ValueError, match="needs another group"):
+        _fit(_still(), exchange, mixer)
+
+
+def test_averaged_weights_are_not_mixed(tmp_path):
+    exchange = _exchange(tmp_path)
+    optimizer = keras.optimizers.SGD(0.1, use_ema=True)
+    model = cases.codistill(cases.deep(0), optimizer=optimizer)
+    with pytest.raises(ValueError, match="must not use `use_ema`"):
+        _fit(model, exchange, _mixer(exchange))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every_steps": 0}, "`every_steps` must be a whole number"),
+        ({"rule": "mean"}, "`rule` must be one of tfdistill.mixing"),
+        ({"quorum": 0}, "`quorum` must be how many"),
+        ({"quorum": "most"}, "`quorum` must be how many"),
+        ({"grace_secs": -1.0}, "`grace_secs` must be finite"),
+        ({"weigh_by": "steps"}, "`weigh_by` must be one of"),
+        ({"peers": ["a"]}, "`peers` must be one of"),
+    ],
+)
+def test_arguments_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        _mixer(tfdistill.Exchange(None), **options)
+
+
+def test_a_group_that_began_with_other_weights_ends_the_training(tmp_path):
+    exchange = _exchange(tmp_path)
+    _publish(exchange, cases.deep(1), 10, initial_weights="0" * 64)
+    mixer = _mixer(exchange)
+    with pytest.raises(
+        RuntimeError,
+        match=f"received {_digest(cases.deep(0))} in group 0 and {'0' * 64} "
+        "in group 1. Set seed_groups_alike",
+    ):
+        _fit(_still(), exchange, mixer, _Read(mixer))
+
+
+@pytest.mark.parametrize(
+    ("student", "extras", "message"),
+    [
+        (lambda: cases.deep(1, "relu"), {}, "its graph differs from this"),
+        (
+            lambda: cases.deep(1),
+            {"initial_weights": None},
+            "does not say which weights",
+        ),
+    ],
+)
+def test_versions_of_other_models_are_quarantined(
+    tmp_path, student, extras, message
+):
+    exchange = _exchange(tmp_path)
+    _publish(exchange, student(), 10, **extras)
+    mixer = _mixer(exchange)
+    _fit(_still(), exchange, mixer, _Read(mixer))
+    assert mixer.num_mixes == 0
+    assert message in mixer._readers[1].rejected[10]
+
+
+# ---- what versions say ----
+
+
+def test_versions_say_what_their_group_has_trained_on(tmp_path):
+    exchange = _exchange(tmp_path, max_to_keep=10)
+    mixer = _mixer(exchange, grace_secs=1e-9)
+    _fit(cases.codistill(cases.deep(0)), exchange, mixer)
+    for step in exchange.steps(0):
+        extras = exchange.open(0, step).manifest.extras
+        assert (extras["updates"], extras["examples"]) == (step, 4.0 * step)
+        assert extras["initial_weights"] == _digest(cases.deep(0))
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,606 @@
+"""WeightMixer: a group mixes its weights with those that its peers publish."""
+
+import logging
+import math
+import numbers
+import time
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill.cluster import replicas
+from tfdistill.cluster import strategy as strategy_lib
+from tfdistill.exchange import publisher
+from tfdistill.exchange import versions
+from tfdistill.exports import saved_model
+from tfdistill.mixing import journal
+from tfdistill.mixing import rounds
+from tfdistill.mixing import rules
+from tfdistill.mixing import topologies
+from tfdistill.mixing import weights
+from tfdistill.system import background
+from tfdistill.system import fresh_copies
+from tfdistill.teachers import agreement
+from tfdistill.teachers import gates
+from tfdistill.teachers import peer
+from tfdistill.training import steps
+
+_log = logging.getLogger(__name__)
+# Of a manifest's `extras`: the SHA-256 of the weights at step 0.
+INITIAL_FIELD = "initial_weights"
+GROUPS, UPDATES, EXAMPLES = "groups", "updates", "examples"
+_WEIGHINGS = (GROUPS, UPDATES, EXAMPLES)
+# Between two rounds of a mix that waits.
+_PAUSE_SECS = 0.005
+# The longest wait for a version that a mix is to be repeated with.
+_REPLAY_SECS = 60.0
+
+
+class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
+    """Mixes the weights with those of other groups every so many steps.
+
+    Groups publish versions as for codistillation, by a `StudentExporter` that
+    comes before it among the callbacks, and read each other's in the
+    background, with the same checks. All workers of a group mix the same
+    versions at the same step, and no version twice. Weights that are trained
+    change by the rule; `tfdistill.mixing` says what becomes of all others.
+    All groups must begin with equal weights.
+
+    By default training never waits: a mix takes what has been read, and is
+    skipped if that is less than the quorum. With `grace_secs` it waits for the
+    versions of its own step, so that the result no longer depends on the
+    groups' speeds. A peer that was missing then is not waited for again until
+    it publishes.
+
+    Attributes:
+        num_mixes, num_skipped, num_waits: Mixes that took place, that lacked
+            their quorum, and that had to wait.
+        num_bytes: Bytes of the versions that were mixed.
+        staleness_steps: Of the last mix: by how many steps the versions were
+            behind this group's own, by group.
+    """
+
+    # By which other callbacks find it.
+    mixes_weights = True
+
+    def __init__(
+        self,
+        exchange: publisher.Exchange,
+        rule: rules.Rule,
+        *,
+        every_steps: int,
+        peers: str | Sequence[int] | None = None,
+        quorum: int | str = 1,
+        grace_secs: float = 0.0,
+        weigh_by: str = GROUPS,
+        seed: int = 0,
+        schema: Mapping[str, Any] | None = None,
+        poll_secs: float = 0.1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            exchange: Where the groups publish.
+            rule: How weights change, such as
+                `tfdistill.mixing.ModelAveraging(0.5)`.
+            every_steps: Steps between mixes, >= 1; a multiple of the
+                exporter's.
+            peers: With whom: `"all"` (default), all other groups; `"ring"`,
+                the groups before and after this one; `"gossip"`, pairs that
+                are drawn anew for each mix; or a list of groups. Lists must
+                be mutual.
+            quorum: How many peers must have a version that was not mixed
+                before, >= 1, or `"all"` of those whose turn it is. With fewer
+                the mix is left out. Default 1.
+            grace_secs: The longest wait of a mix for the quorum, >= 0.
+                Default 0: training never waits.
+            weigh_by: What a version counts in the mean: `"groups"` (default),
+                all the same; `"updates"` or `"examples"`, as many as its
+                group has trained on since its version that was mixed before.
+            seed: Draws the pairs of `"gossip"`, the same in all groups.
+            schema: What peers' labels, vocabularies and columns must be; see
+                `gates.digests`. Default: nothing is compared.
+            poll_secs: Seconds between two looks at the exchange. Default 0.1.
+            clock: Seconds of a clock that never goes backwards.
+
+        Raises:
+            ValueError: An argument is not as above.
+        """
+        super().__init__()
+        publisher.check_exchange(exchange)
+        rules.check_rule(rule)
+        _check_wait(quorum, grace_secs)
+        if weigh_by not in _WEIGHINGS:
+            raise ValueError(
+                f"`weigh_by` must be one of {_WEIGHINGS}; received "
+                f"{weigh_by!r}."
+            )
+        topologies.check_peers(topologies.ALL if peers is None else peers)
+        self._exchange, self._rule = exchange, rule
+        self._schedule = steps.EverySteps(every_steps)
+        # When the next mix's versions are announced, if it will not wait.
+        self._ahead = _Offset(every_steps)
+        self._given_peers, self._seed = peers, seed
+        self._quorum, self._grace_secs = quorum, grace_secs
+        self._weigh_by = weigh_by
+        self._schema = gates.digests(schema or {})
+        self._poll_secs, self._clock = poll_secs, clock
+        self._exporter: Any = None
+        self._made: weights.MixedWeights | None = None
+        self._readers: dict[int, peer.PeerReader] = {}
+        self._poller: peer.Poller | None = None
+        self._journal = journal.Journal(None)
+        self.initial_weights: str | None = None
+        # By group, the weights that it began with, if they were others.
+        self._strangers: dict[int, str] = {}
+        # By group, the newest version in sight when it was missing.
+        self._missed: dict[int, int] = {}
+        # By group, the updates or examples of the version mixed last; and
+        # this group's own at its last mix.
+        self._counted: dict[int, float] = {}
+        # The mean of what has been read, by what it consists of.
+        self._reduced: tuple[Any, list[tf.Tensor]] | None = None
+        self._is_short = False
+        self.num_mixes = self.num_skipped = self.num_waits = 0
+        self.num_bytes = 0
+        self.staleness_steps: dict[int, int] = {}
+        # On the training thread: all of it, and the part that is a wait.
+        self.blocked = background.WorkTimes()
+        self.waits = background.WorkTimes()
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether `fit` is running with it."""
+        return self._poller is not None
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """What it did so far, for logs."""
+        return {
+            "mixes": self.num_mixes,
+            "skipped": self.num_skipped,
+            "waits": self.num_waits,
+            "bytes": self.num_bytes,
+            "versions": {
+                str(group): reader.current
+                for group, reader in self._readers.items()
+            },
+        }
+
+    @property
+    def manifest_extras(self) -> dict[str, Any]:
+        """What versions say to those who mix them."""
+        known = self.initial_weights
+        return {} if known is None else {INITIAL_FIELD: known}
+
+    # ---- before the first step ----
+
+    def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds the exporter; `CodistillModel.fit` calls it.
+
+        Args:
+            callbacks: All of the training.
+
+        Raises:
+            ValueError: There is none, or it comes later or does not publish
+                at the steps of the mixes.
+        """
+        before = list(callbacks[: list(callbacks).index(self)])
+        found = [c for c in before if getattr(c, "exports_student", False)]
+        if not found:
+            raise ValueError(
+                "`callbacks` must have a tfdistill.StudentExporter before the "
+                "WeightMixer: a mix needs what each group had before it; "
+                f"received {[type(c).__name__ for c in callbacks]}. Pass "
+                "[tfdistill.StudentExporter(exchange, every_steps=...), "
+                "tfdistill.WeightMixer(...)]."
+            )
+        self._exporter = found[-1]
+        every = self._schedule.every_steps
+        if every % self._exporter.every_steps:
+            raise ValueError(
+                "`every_steps` of the WeightMixer must be a multiple of the "
+                f"StudentExporter's; received {every} and "
+                f"{self._exporter.every_steps}. Give both the same."
+            )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts the reading thread."""
+        super().on_train_begin(logs)
+        model = self.codistilled
+        if self._exporter is None:
+            raise self.misplaced()
+        if self._exporter.exports_averages:
+            raise ValueError(
+                "The StudentExporter beside a tfdistill.WeightMixer must "
+                "publish the weights that are to be mixed; received one that "
+                "publishes their averages. Leave out use_ema of the optimizer "
+                'and weights="ema" of the exporter.'
+            )
+        self._schedule.start(self.step)
+        self._ahead.start(self.step)
+        strategy = model.distribute_strategy
+        cluster = strategy_lib.cluster_of(strategy)
+        self._is_chief = replicas.is_chief(strategy)
+        mixed = self._weights()
+        if self.step == 0:
+            mixed.start()
+            self._forget()
+        if self.initial_weights is None:
+            self.initial_weights = mixed.digest()
+        self._topology = topologies.Topology(
+            self._given_peers,
+            group=self._exporter.group,
+            num_groups=cluster.num_groups,
+            seed=self._seed,
+        )
+        self._follow(self._topology.everyone, model.graph)
+        num_workers = replicas.num_workers(strategy)
+        self._rounds = rounds.Rounds(
+            self._readers,
+            agreement.collective_sum(
+                strategy,
+                lambda: tf.zeros([1], tf.int64),
+                size=rounds.num_fields(len(self._readers)),
+            ),
+            num_workers=num_workers,
+            is_chief=self._is_chief,
+        )
+        self._journal = journal.Journal.beside(
+            model.trainer.backup, writes=self._is_chief
+        )
+        self._poller = peer.Poller(
+            list(self._readers.values()),
+            self._is_chief,
+            self._poll_secs,
+            also=self._reduce_ahead,
+        )
+        self._poller.start()
+
+    def _weights(self) -> weights.MixedWeights:
+        if self._made is None:
+            model = self.codistilled
+            self._made = weights.MixedWeights(
+                model.student,
+                model.graph,
+                model.distribute_strategy,
+                self._rule,
+            )
+        return self._made
+
+    def _forget(self) -> None:
+        """Begins a training anew."""
+        self.initial_weights = None
+        self._readers.clear()
+        self._missed.clear()
+        self._counted.clear()
+        self._strangers.clear()
+        self.num_mixes = self.num_skipped = self.num_waits = 0
+        self.num_bytes = 0
+
+    def _follow(self, groups: Sequence[int], graph: Any) -> None:
+        """Makes a reader for each peer, or has it go on."""
+        screen = gates.VersionScreen(graph, schema=self._schema)
+        expected = saved_model.SavedModelWriter(graph).variables
+
+        def check(version: versions.Version) -> None:
+            screen(version)
+            self._check_origin(version, graph.fingerprint)
+
+        def read(version: versions.Version) -> saved_model.Snapshot:
+            try:
+                return saved_model.read_variables(version.path, expected)
+            except ValueError as error:
+                raise peer.RejectedError(str(error)) from error
+
+        before = {g: reader.current for g, reader in self._readers.items()}
+        self._readers.clear()
+        for group in groups:
+            reader = peer.PeerReader(
+                self._exchange, group, read=read, screen=check, alone=False
+            )
+            reader.current = before.get(group, -1)
+            self._readers[group] = reader
+
+    def _check_origin(
+        self, version: versions.Version, fingerprint: str
+    ) -> None:
+        """Refuses versions whose weights have nothing to do with ours."""
+        if version.manifest.graph_fingerprint != fingerprint:
+            raise peer.RejectedError(
+                "its graph differs from this group's model, so that its "
+                "weights mean something else. Train the same model in each "
+                "group that mixes."
+            )
+        theirs = version.manifest.extras.get(INITIAL_FIELD)
+        if not isinstance(theirs, str):
+            raise peer.RejectedError(
+                "its manifest does not say which weights its group began "
+                "with. Give each group's `fit` a tfdistill.WeightMixer."
+            )
+        if theirs != self.initial_weights:
+            self._strangers[version.group] = theirs
+            raise peer.RejectedError("its group began with other weights.")
+
+    # ---- between steps ----
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Mixes when it is due."""
+        super().on_train_batch_end(batch, logs)
+        is_due = self._schedule.due(self.step)
+        is_ahead = self._ahead.due(self.step) and not self._grace_secs
+        if not is_due and not is_ahead:
+            return
+        with self.blocked.measured():
+            if is_due:
+                self._mix(self._peers_now())
+            if is_ahead:
+                self._look_ahead()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Stops the reading thread."""
+        if self._poller is not None:
+            self._poller.stop()
+            self._poller = None
+        self._reduced = None
+
+    def _peers_now(self, *, after: int = 0) -> tuple[int, ...]:
+        number = self.step // self._schedule.every_steps + after
+        return self._topology.peers(number)
+
+    def _look_ahead(self) -> None:
+        """Has all workers read what the next mix will take."""
+        news = self._round()
+        self._announce(news, self._peers_now(after=1), replace=False)
+
+    def _round(self, *, is_over: bool = False) -> rounds.News:
+        news = self._rounds.exchange_news(
+            is_over=is_over, strangers=self._strangers
+        )
+        if news.strangers:
+            theirs = {
+                g: self._strangers.get(g, "another") for g in news.strangers
+            }
+            raise RuntimeError(
+                "All groups that mix their weights must begin with equal ones; "
+                f"received {self.initial_weights} in group "
+                f"{self._exporter.group} and "
+                + ", ".join(f"{v} in group {g}" for g, v in theirs.items())
+                + ". Set seed_groups_alike in the configuration, or in a "
+                "script call keras.utils.set_random_seed with the same number "
+                "in all groups before the model is built; and use a new "
+                "exchange directory for a new run."
+            )
+        return news
+
+    def _announce(
+        self, news: rounds.News, groups: Collection[int], *, replace: bool
+    ) -> None:
+        self._rounds.announce(
+            {
+                group: news.newest[group]
+                for group in groups
+                if group not in news.failed
+                and (replace or self._readers[group].announced < 0)
+            }
+        )
+
+    def _mix(self, groups: tuple[int, ...]) -> None:
+        if not groups:
+            return  # Nobody is left over for it this time.
+        chosen = self._agreed(groups)
+        if self._is_chief:
+            self._journal.add(
+                self.step, {g: self._readers[g].announced for g in chosen}
+            )
+        if not chosen:
+            self.num_skipped += 1
+            if not self._is_short:
+                _log.warning(
+                    "Step %d: no mix, since too few of the groups %s have a "
+                    "version that was not mixed before. Training continues; "
+                    "this is logged once until there are enough.",
+                    self.step,
+                    list(groups),
+                )
+            self._is_short = True
+            return
+        self._is_short = False
+        staged = [self._readers[group].staged for group in chosen]
+        others, counts = self._mean(staged)
+        for group in chosen:
+            version = self._readers[group].take().version
+            self._counted[group] = self._count_of(version)
+            self.num_bytes += version.num_bytes
+        own = self._own_count()
+        share = sum(counts) / (sum(counts) + own[0])
+        self._counted[self._exporter.group] = own[1]
+        self._weights().mix(others, share=share, num=len(chosen) + 1)
+        self._reduced = None
+        self.num_mixes += 1
+        self.staleness_steps = {
+            group: self.step - self._readers[group].current for group in chosen
+        }
+
+    # ---- which versions ----
+
+    def _agreed(self, groups: tuple[int, ...]) -> list[int]:
+        """Returns the peers to mix with; every worker has read from them."""
+        wanted = self._journal.replay(self.step)
+        if wanted is not None:
+            return self._repeated(wanted)
+        need = len(groups) if self._quorum == "all" else int(self._quorum)
+        if not self._grace_secs:
+            ready = set(self._round().ready).intersection(groups)
+            return sorted(ready) if len(ready) >= need else []
+        for group in groups:
+            self._readers[group].limit = self.step
+        with self.waits.measured():
+            return self._awaited(groups, need)
+
+    def _awaited(self, groups: tuple[int, ...], need: int) -> list[int]:
+        """Waits for versions of this step, while there is hope and time."""
+        deadline = self._clock() + self._grace_secs
+        self._exporter.ensure_published(self._grace_secs)
+        num_rounds = 0
+        while True:
+            news = self._round(is_over=self._clock() >= deadline)
+            num_rounds += 1
+            ready = {g: news.ready[g] for g in groups if g in news.ready}
+            exact = [g for g, step in ready.items() if step == self.step]
+            for group in news.failed:
+                self._missed[group] = news.newest[group]
+            alive = {
+                group
+                for group in groups
+                if news.newest[group] > self._missed.get(group, -2)
+            }
+            if len(exact) >= need:
+                break
+            if news.is_over or len(alive.union(ready)) < need:
+                break
+            if alive <= set(exact):
+                break
+            self._announce(news, groups, replace=True)
+            time.sleep(_PAUSE_SECS)
+        self.num_waits += num_rounds > 1
+        if len(exact) >= need:
+            return sorted(exact)
+        for group in alive.difference(exact):
+            self._missed[group] = news.newest[group]
+        return sorted(ready) if len(ready) >= need else []
+
+    def _repeated(self, wanted: Mapping[int, int]) -> list[int]:
+        """Reads what was mixed at this step before the training was stopped."""
+        deadline = self._clock() + _REPLAY_SECS
+        wanted = {g: s for g, s in wanted.items() if g in self._readers}
+        self._rounds.announce(wanted)
+        while True:
+            news = self._round(is_over=self._clock() >= deadline)
+            for group in news.failed:
+                wanted.pop(group, None)
+            ready = [g for g in wanted if g in news.ready]
+            if news.is_over or len(ready) == len(wanted):
+                break
+            time.sleep(_PAUSE_SECS)
+        if len(ready) < len(self._journal.replay(self.step) or {}):
+            self._journal.warn(self.step)
+        return sorted(ready)
+
+    # ---- what they count, and their mean ----
+
+    def _count_of(self, version: versions.Version) -> float:
+        """Returns the updates or examples that a version says it has seen."""
+        found: Any = version.manifest.extras.get(self._weigh_by)
+        is_number = isinstance(found, int | float)
+        return max(float(found), 0.0) if is_number else 0.0
+
+    def _added(self, group: int, count: float) -> float:
+        if self._weigh_by == GROUPS:
+            return 1.0
+        # A group that resumed may be at fewer than before.
+        return max(count - self._counted.get(group, 0.0), 1.0)
+
+    def _own_count(self) -> tuple[float, float]:
+        """What this group's own weights count, and what it has seen."""
+        if self._weigh_by == GROUPS:
+            return 1.0, 0.0
+        count = self._exporter.counts[self._weigh_by]
+        return self._added(self._exporter.group, count), count
+
+    def _mean(
+        self, staged: Sequence[Any]
+    ) -> tuple[list[tf.Tensor], list[float]]:
+        counts = [
+            self._added(s.version.group, self._count_of(s.version))
+            for s in staged
+        ]
+        key = [(s.version.group, s.version.step) for s in staged], counts
+        known = self._reduced
+        if known is None or known[0] != key:
+            mean = self._weights().mean_of([s.values for s in staged], counts)
+            known = self._reduced = key, mean
+        return known[1], counts
+
+    def _reduce_ahead(self) -> None:
+        """Finds the mean of what has been read, on the reading thread."""
+        staged = [r.staged for r in self._readers.values() if r.staged]
+        try:
+            if staged:
+                self._mean(staged)
+        except Exception:  # A mix that needs the mean will find out.
+            _log.exception("The mean of %d versions failed.", len(staged))
+
+    # ---- for a backup ----
+
+    @property
+    def variables_for_backup(self) -> list[tf.Variable]:
+        """The rule's state, which a `tfdistill.Backup` keeps."""
+        return self._weights().state
+
+    def state_for_backup(self) -> dict[str, Any]:
+        """Returns what a `tfdistill.Backup` keeps of it, as JSON."""
+        return {
+            "initial_weights": self.initial_weights,
+            "versions": {
+                str(group): reader.current
+                for group, reader in self._readers.items()
+            },
+            "counted": {str(g): n for g, n in self._counted.items()},
+            "missed": {str(g): n for g, n in self._missed.items()},
+            "counts": [
+                self.num_mixes,
+                self.num_skipped,
+                self.num_waits,
+                self.num_bytes,
+            ],
+        }
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state_for_backup` returned, once training has begun."""
+        self.initial_weights = state["initial_weights"]
+        for group, step in state["versions"].items():
+            if int(group) in self._readers:
+                self._readers[int(group)].current = step
+        self._counted = {int(g): n for g, n in state["counted"].items()}
+        self._missed = {int(g): n for g, n in state["missed"].items()}
+        (
+            self.num_mixes,
+            self.num_skipped,
+            self.num_waits,
+            self.num_bytes,
+        ) = state["counts"]
+
+
+class _Offset:
+    """Says when the middle between two multiples was passed."""
+
+    def __init__(self, every_steps: int) -> None:
+        self._half = every_steps // 2
+        self._schedule = steps.EverySteps(every_steps)
+
+    def start(self, step: int) -> None:
+        self._schedule.start(step + self._half)
+
+    def due(self, step: int) -> bool:
+        return self._schedule.due(step + self._half)
+
+
+def _check_wait(quorum: Any, grace_secs: Any) -> None:
+    is_count = isinstance(quorum, numbers.Integral) and quorum is not True
+    if quorum != "all" and not (is_count and quorum >= 1):
+        raise ValueError(
+            "`quorum` must be how many peers a mix needs, >= 1, or 'all'; "
+            f"received {quorum!r}."
+        )
+    is_number = isinstance(grace_secs, numbers.Real)
+    if not is_number or not 0 <= grace_secs < math.inf:
+        raise ValueError(
+            f"`grace_secs` must be finite and >= 0; received {grace_secs!r}."
+        )

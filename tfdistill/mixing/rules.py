@@ -1,0 +1,336 @@
+"""How a group's weights change when it mixes them with those of its peers.
+
+A rule is a pure function of arrays or tensors, element by element. It sees
+the others only in the mean of all that take part, so that what it costs does
+not grow with their number. It is for weights that are trained; of the rest,
+
+* slots of the group's optimizer stay as they are: they are its own;
+* floats that are not trained, such as batch statistics, take `statistics`:
+  what a momentum would do to a variance has no meaning;
+* integers, counters and states of random generators stay as they are.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+Values = Sequence[Any]
+
+
+def _check_share(name: str, value: Any, *, most: float = 1.0) -> None:
+    """Checks a number > 0 and at most `most`."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= most:
+        raise ValueError(
+            f"`{name}` must be a number > 0 and <= {most:g}; received "
+            f"{value!r}."
+        )
+
+
+def _like(number: Any, value: Any) -> Any:
+    """Gives a tensor that counts the dtype of the weights it multiplies."""
+    return tf.cast(number, value.dtype) if tf.is_tensor(number) else number
+
+
+def _towards(own: Values, target: Values, share: float) -> list[Any]:
+    """Moves each a share of the way; where both are equal, not at all."""
+    return [o + share * (t - o) for o, t in zip(own, target, strict=True)]
+
+
+class Rule:
+    """How weights are mixed. The rules are frozen and hold no state."""
+
+    def start(self, weights: Values) -> list[Any]:
+        """Returns the rule's state before the first mix.
+
+        Args:
+            weights: Those that all groups begin with.
+
+        Returns:
+            A flat list of arrays or tensors. Default: none.
+        """
+        return []
+
+    def mixed(
+        self, own: Values, mean: Values, state: Values, *, num: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Returns the new weights and the new state.
+
+        Args:
+            own: This group's weights, arrays or tensors of floats.
+            mean: The mean of these and of the peers' that take part, which
+                may be weighted; of the same shapes and dtypes.
+            state: What `start` returned, or the last `mixed`.
+            num: How many groups take part, this one included.
+        """
+        raise NotImplementedError
+
+    def statistics(self, own: Values, mean: Values) -> list[Any]:
+        """Returns new values of floats that are not trained.
+
+        Arguments as in `mixed`. Default: the mean.
+        """
+        return list(mean)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelAveraging(Rule):
+    """Moves the weights towards the mean by a share of the way.
+
+        w <- (1 - alpha) w + alpha mean
+
+    Model averaging as in ShadowSync (Zheng et al. 2020, arXiv:2003.03477,
+    algorithm "MA"). Statistics that are not trained move by the same share.
+
+    Args:
+        alpha: The share, > 0 and <= 1. Default 1: the mean itself.
+
+    Example:
+        >>> ModelAveraging(0.5).mixed([4.0], [2.0], [], num=2)
+        ([3.0], [])
+    """
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Checks the share."""
+        _check_share("alpha", self.alpha)
+
+    def mixed(
+        self, own: Values, mean: Values, state: Values, *, num: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Moves towards the mean; see `Rule.mixed`."""
+        return _towards(own, mean, self.alpha), []
+
+    def statistics(self, own: Values, mean: Values) -> list[Any]:
+        """Moves them by the same share."""
+        return _towards(own, mean, self.alpha)
+
+
+@dataclasses.dataclass(frozen=True)
+class PullToMean(Rule):
+    """Keeps most of the weights and pulls them a little towards the mean.
+
+        w <- alpha w + (1 - alpha) mean
+
+    PopulAtion Parameter Averaging, PAPA (Jolicoeur-Martineau et al. 2023,
+    arXiv:2304.03094): groups stay different, and near enough to be averaged
+    at the end. Statistics that are not trained are pulled by the same share.
+
+    Args:
+        alpha: The share that is kept, >= 0 and < 1. Default 0.99, the
+            paper's, for a mix every ten steps.
+
+    Example:
+        >>> PullToMean(0.75).mixed([4.0], [2.0], [], num=2)
+        ([3.5], [])
+    """
+
+    alpha: float = 0.99
+
+    def __post_init__(self) -> None:
+        """Checks the share."""
+        is_number = isinstance(self.alpha, int | float)
+        if not is_number or not 0 <= self.alpha < 1:
+            raise ValueError(
+                "`alpha`, the share of a group's own weights that a mix keeps, "
+                f"must be >= 0 and < 1; received {self.alpha!r}."
+            )
+
+    def mixed(
+        self, own: Values, mean: Values, state: Values, *, num: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Pulls towards the mean; see `Rule.mixed`."""
+        return _towards(own, mean, 1 - self.alpha), []
+
+    def statistics(self, own: Values, mean: Values) -> list[Any]:
+        """Pulls them by the same share."""
+        return _towards(own, mean, 1 - self.alpha)
+
+
+@dataclasses.dataclass(frozen=True)
+class ElasticAveraging(Rule):
+    """Ties the weights to a slow centre, which follows all groups.
+
+        w <- w - alpha (w - c),   c <- c + alpha sum_j (w_j - c)
+
+    with the weights before the mix on both sides. Synchronous EASGD (Zhang,
+    Choromanska and LeCun 2015, arXiv:1412.6651), where one server holds `c`;
+    here each group holds its own, and they are equal as long as all groups
+    mix the same versions. Statistics that are not trained move towards the
+    mean by `alpha`.
+
+    Args:
+        alpha: The elastic force, > 0 and <= 1. Times the number of groups it
+            is the paper's beta, which should be < 1. Default 0.2.
+
+    Example:
+        >>> ElasticAveraging(0.25).mixed([4.0], [2.0], [0.0], num=2)
+        ([3.0], [1.0])
+    """
+
+    alpha: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Checks the force."""
+        _check_share("alpha", self.alpha)
+
+    def start(self, weights: Values) -> list[Any]:
+        """Returns the centre, which begins where all groups do."""
+        return list(weights)
+
+    def mixed(
+        self, own: Values, mean: Values, state: Values, *, num: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Moves weights and centre towards each other; see `Rule.mixed`."""
+        moved = [
+            c + self.alpha * _like(num, c) * (m - c)
+            for m, c in zip(mean, state, strict=True)
+        ]
+        return _towards(own, state, self.alpha), moved
+
+    def statistics(self, own: Values, mean: Values) -> list[Any]:
+        """Moves them by the same share; they have no centre."""
+        return _towards(own, mean, self.alpha)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockMomentum(Rule):
+    """Gives the mean of all groups a momentum from mix to mix.
+
+        v <- momentum v + eta (mean - g),   g <- g + v,   w <- g
+
+    Blockwise model-update filtering, BMUF, with classical block momentum
+    (Chen and Huo 2016, ICASSP): `g` is the global model, `v` the filtered
+    update of a block, which is the steps between two mixes. `g` begins with
+    the weights that all groups begin with, `v` with zeros. Statistics that are
+    not trained take the mean.
+
+    Args:
+        eta: The block learning rate, > 0 and <= 10. Default 1.
+        momentum: The block momentum, >= 0 and < 1. The paper takes
+            1 - 1 / (number of groups). Default 0.5, which is that of two.
+
+    Example:
+        >>> BlockMomentum(1.0, 0.5).mixed([4.0], [2.0], [0.0, 2.0], num=2)
+        ([3.0], [3.0, 3.0])
+    """
+
+    eta: float = 1.0
+    momentum: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Checks both numbers."""
+        _check_share("eta", self.eta, most=10.0)
+        is_number = isinstance(self.momentum, int | float)
+        if not is_number or not 0 <= self.momentum < 1:
+            raise ValueError(
+                f"`momentum` must be >= 0 and < 1; received {self.momentum!r}."
+            )
+
+    def start(self, weights: Values) -> list[Any]:
+        """Returns the global model and the velocity."""
+        return [*weights, *(weight * 0 for weight in weights)]
+
+    def mixed(
+        self, own: Values, mean: Values, state: Values, *, num: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Moves the global model, and takes it; see `Rule.mixed`."""
+        model, velocity = state[: len(own)], state[len(own) :]
+        velocity = [
+            self.momentum * v + self.eta * (m - g)
+            for v, m, g in zip(velocity, mean, model, strict=True)
+        ]
+        model = [g + v for g, v in zip(model, velocity, strict=True)]
+        return list(model), [*model, *velocity]
+
+
+@dataclasses.dataclass(frozen=True)
+class OuterOptimizer(Rule):
+    """Has an optimizer take the progress since the last mix for a gradient.
+
+        g = anchor - mean,   anchor <- optimizer(anchor, g),   w <- anchor
+
+    The anchor is what the last mix gave, and begins with the weights that all
+    groups begin with. `SGD(1.0)` is FedAvg (McMahan et al. 2017,
+    arXiv:1602.05629, algorithm 1), up to rounding; `SGD(0.7, momentum=0.9,
+    nesterov=True)` is DiLoCo (Douillard et al. 2023, arXiv:2311.08105,
+    algorithm 1), whose groups train with AdamW. A schedule of the learning
+    rate counts mixes. Statistics that are not trained take the mean.
+
+    Args:
+        optimizer: A `keras.optimizers.Optimizer`. The rule makes its own from
+            its configuration, and never changes the one it is given.
+
+    Example:
+        >>> rule = OuterOptimizer(keras.optimizers.SGD(0.5))
+        >>> begin = [tf.constant([4.0])]
+        >>> new, _ = rule.mixed(
+        ...     begin, [tf.constant([2.0])], rule.start(begin), num=2
+        ... )
+        >>> float(new[0][0])
+        3.0
+    """
+
+    optimizer: keras.optimizers.Optimizer
+    # By shapes and dtypes of the weights: variables that lend the optimizer a
+    # place to work in. TensorFlow's optimizers have no `stateless_apply`.
+    _places: dict[Any, Any] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        """Checks that it is an optimizer."""
+        if not isinstance(self.optimizer, keras.optimizers.Optimizer):
+            raise ValueError(
+                "`optimizer` must be a keras.optimizers.Optimizer; received "
+                f"{self.optimizer!r}. DiLoCo's is keras.optimizers.SGD(0.7, "
+                "momentum=0.9, nesterov=True)."
+            )
+
+    def start(self, weights: Values) -> list[Any]:
+        """Returns the anchor, and the optimizer's variables at their start."""
+        optimizer = self._place(weights)[0]
+        slots = [tf.convert_to_tensor(v.value) for v in optimizer.variables]
+        return [*weights, *slots]
+
+    def mixed(
+        self, own: Values, mean: Values, state: Values, *, num: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Moves the anchor, and takes it; see `Rule.mixed`."""
+        optimizer, anchor = self._place(own)
+        variables = [*anchor, *optimizer.variables]
+        for variable, value in zip(variables, state, strict=True):
+            variable.assign(value)
+        optimizer.apply(
+            [a - m for a, m in zip(state[: len(own)], mean, strict=True)],
+            anchor,
+        )
+        new = [tf.convert_to_tensor(variable.value) for variable in variables]
+        return new[: len(own)], new
+
+    def _place(self, weights: Values) -> tuple[Any, list[keras.Variable]]:
+        key = tuple((tuple(w.shape), str(w.dtype)) for w in weights)
+        if key not in self._places:
+            with tf.init_scope():
+                made = type(self.optimizer).from_config(
+                    self.optimizer.get_config()
+                )
+                anchor = [
+                    keras.Variable(tf.zeros(w.shape, w.dtype)) for w in weights
+                ]
+                made.build(anchor)
+            self._places[key] = made, anchor
+        return self._places[key]
+
+
+def check_rule(rule: Any) -> None:
+    """Checks that a rule is one of this room's, or made like them."""
+    if not isinstance(rule, Rule):
+        raise ValueError(
+            "`rule` must be one of tfdistill.mixing, such as "
+            f"tfdistill.mixing.ModelAveraging(0.5); received {rule!r}."
+        )

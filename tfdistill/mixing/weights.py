@@ -1,0 +1,138 @@
+"""A student's weights as a mix sees them: taken, mixed, put in place.
+
+Elementwise in one compiled function of the weights, of one mean of the
+peers' versions and of the rule's state. A variable takes over the buffer of
+the value it is assigned, so that assigning costs nothing.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill.exports import student_graph
+from tfdistill.mixing import rules
+
+
+class MixedWeights:
+    """The floats of one student, in the order of its graph's variables."""
+
+    def __init__(
+        self,
+        student: keras.Model,
+        graph: student_graph.StudentGraph,
+        strategy: tf.distribute.Strategy,
+        rule: rules.Rule,
+    ) -> None:
+        """Makes the rule's state, of the student's present weights."""
+        self._strategy, self._rule = strategy, rule
+        trained = {id(variable) for variable in student.trainable_variables}
+        floats = [
+            (index, variable)
+            for index, variable in enumerate(graph.variables)
+            if tf.as_dtype(variable.dtype).is_floating
+        ]
+        # Those that are trained come first.
+        self._floats = sorted(
+            floats, key=lambda pair: id(_parts(pair[1])[0]) not in trained
+        )
+        self._num_trained = sum(
+            id(_parts(v)[0]) in trained for _, v in self._floats
+        )
+        self.state = [
+            tf.Variable(value, trainable=False)
+            for value in rule.start(self._take()[: self._num_trained])
+        ]
+        self._mix = tf.function(self._mixed, autograph=False)
+
+    def start(self) -> None:
+        """Begins the rule's state again, at the present weights."""
+        values = self._rule.start(self._take()[: self._num_trained])
+        for variable, value in zip(self.state, values, strict=True):
+            variable.assign(value)
+
+    def digest(self) -> str:
+        """Returns the SHA-256 of the present weights, in hexadecimal."""
+        found = hashlib.sha256()
+        for value in self._take():
+            found.update(memoryview(value.numpy()).cast("B"))
+        return found.hexdigest()
+
+    def mean_of(
+        self, versions: Sequence[Sequence[Any]], counts: Sequence[float]
+    ) -> list[tf.Tensor]:
+        """Returns the weighted mean of versions, for `mix`; in any thread.
+
+        Equal weights stay what they are, whatever they count.
+        """
+        with tf.device("CPU:0"):
+            found = []
+            for index, variable in self._floats:
+                values = [
+                    tf.cast(version[index], variable.dtype)
+                    for version in versions
+                ]
+                first, *others = values
+                mean = first
+                for count, value in zip(counts[1:], others, strict=True):
+                    mean += count / sum(counts) * (value - first)
+                found.append(mean)
+            return found
+
+    def mix(self, others: Sequence[Any], *, share: float, num: int) -> None:
+        """Mixes the weights with a mean that counts `share` of the whole."""
+        new, state = self._mix(
+            self._take(),
+            list(others),
+            [tf.convert_to_tensor(variable) for variable in self.state],
+            tf.constant(share, tf.float64),
+            tf.constant(num, tf.float64),
+        )
+        for (_, variable), value in zip(self._floats, new, strict=True):
+            self._put(variable, value)
+        for variable, value in zip(self.state, state, strict=True):
+            variable.assign(value)
+
+    def _mixed(
+        self,
+        own: list[tf.Tensor],
+        others: list[tf.Tensor],
+        state: list[tf.Tensor],
+        share: tf.Tensor,
+        num: tf.Tensor,
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        mean = [
+            o + tf.cast(share, o.dtype) * (other - o)
+            for o, other in zip(own, others, strict=True)
+        ]
+        first = self._num_trained
+        new, state = self._rule.mixed(own[:first], mean[:first], state, num=num)
+        return [*new, *self._rule.statistics(own[first:], mean[first:])], state
+
+    def _take(self) -> list[tf.Tensor]:
+        return [
+            tf.concat([self._copies(p)[0] for p in parts], axis=0)
+            if len(parts := _parts(variable)) > 1
+            else tf.convert_to_tensor(self._copies(parts[0])[0])
+            for _, variable in self._floats
+        ]
+
+    def _put(self, variable: Any, value: tf.Tensor) -> None:
+        parts = _parts(variable)
+        values = [value]
+        if len(parts) > 1:
+            values = tf.split(value, [int(part.shape[0]) for part in parts])
+        for part, rows in zip(parts, values, strict=True):
+            for copy in self._copies(part):
+                copy.assign(rows)
+
+    def _copies(self, variable: Any) -> tuple[Any, ...]:
+        return self._strategy.experimental_local_results(variable.value)
+
+
+def _parts(variable: Any) -> list[Any]:
+    """Returns the Keras variables of one of a graph: a table has shards."""
+    layer = getattr(variable, "layer", None)
+    return [variable] if layer is None else list(layer.shards)
