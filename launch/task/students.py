@@ -205,12 +205,13 @@ def make_mixer(
     mixing = config.mixing
     if not mixing.enabled:
         return None
-    topology = mixing.topology
-    alike = isinstance(topology, str)
+    peers: Any = mixing.topology
+    if not isinstance(peers, str):
+        peers = peers[cluster.group]
     return tfdistill.WeightMixer(
         exchange,
         make_rule(mixing),
-        peers=topology if alike else topology[cluster.group],
+        peers=peers,
         seed=config.seed,
         schema=schema(config),
         poll_secs=config.exchange.poll_secs,
