@@ -233,7 +233,7 @@ class MergeBarrier(Schedule):
         """Takes the arguments described above; it is closed."""
         self.weight = get(weight)
         self.canary = canary
-        self.margin = _checked_weight("margin", margin)
+        self.margin = _checked_margin(margin)
         self.is_open = False
         self.losses: tuple[float, float, float] | None = None
 
@@ -295,6 +295,15 @@ def _checked_weight(name: str, value: float) -> float:
         raise ValueError(
             f"`{name}` must be a finite number >= 0; received {value!r}. "
             "0 switches distillation off."
+        )
+    return float(value)
+
+
+def _checked_margin(value: float) -> float:
+    if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
+        raise ValueError(
+            "`margin` must be a finite number of nats >= 0; received "
+            f"{value!r}."
         )
     return float(value)
 
