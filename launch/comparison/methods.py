@@ -152,13 +152,7 @@ class Setup:
             model=dataclasses.replace(
                 model, arguments=model.arguments_of(0), group_arguments=()
             ),
-            codistillation=dataclasses.replace(
-                config.codistillation,
-                enabled=False,
-                saved_models=(),
-                include_past=False,
-                labels_from=None,
-            ),
+            codistillation=_alone(config.codistillation),
             # Nobody reads its exports; the last one is always written.
             exchange=dataclasses.replace(
                 config.exchange,
@@ -190,6 +184,17 @@ class Setup:
         )
 
 
+def _alone(learn: Any) -> Any:
+    """Returns the section of a group that learns from nobody."""
+    return dataclasses.replace(
+        learn,
+        enabled=False,
+        saved_models=(),
+        include_past=False,
+        labels_from=None,
+    )
+
+
 # Seeds of further members: far from those of other trials.
 _SEEDS_PER_MEMBER = 1000
 # For the first step of the other groups.
@@ -217,7 +222,7 @@ def _large_group(setup: Setup, seed: int) -> runs.Trial:
         changed,
         optimizer=dataclasses.replace(changed.optimizer, learning_rate=rate),
     )
-    run = setup.group(changed, name="group", workers=parts)
+    run = setup.group(changed, name=runs.LARGE_GROUP, workers=parts)
     return runs.Trial(runs=(run,), students=(run,))
 
 
@@ -344,6 +349,82 @@ def _codistilled(
     return make
 
 
+# Of Douillard et al. 2023 (arXiv:2311.08105): the outer optimizer.
+_OUTER = {"learning_rate": 0.7, "momentum": 0.9, "nesterov": True}
+
+
+def _mixed(
+    rule: str,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    topology: str | None = None,
+    optimizer: Callable[[Any, int], Any] | None = None,
+) -> Callable[[Setup, int], runs.Trial]:
+    """Returns a method whose groups mix their weights, and wait for it.
+
+    `optimizer` makes the optimizer's section out of the recipe's and of the
+    steps between mixes.
+    """
+
+    def make(setup: Setup, seed: int) -> runs.Trial:
+        _check_several(setup)
+        given = setup.config.mixing
+        mixing = dataclasses.replace(
+            given,
+            rule=rule,
+            # A sweep or the recipe may have set them.
+            arguments=given.arguments or arguments or {},
+            topology=topology or given.topology,
+            quorum="all",
+            grace_secs=given.grace_secs or _WAIT_SECS,
+        )
+        config = setup.seeded(seed, parts=setup.num_groups)
+        if optimizer is not None:
+            changed = optimizer(config.optimizer, mixing.every_steps)
+            config = dataclasses.replace(config, optimizer=changed)
+        config = dataclasses.replace(
+            config,
+            mixing=mixing,
+            seed_groups_alike=True,
+            codistillation=_alone(config.codistillation),
+            exchange=dataclasses.replace(
+                config.exchange,
+                every_steps=mixing.every_steps,
+                # Of one step in all groups.
+                offset_steps=None,
+                refresh_every_steps=min(
+                    mixing.every_steps, config.exchange.refresh_every_steps
+                ),
+                topology="all",
+            ),
+            start_together_secs=_WAIT_SECS,
+        )
+        run = setup.run(config, name="groups", num_groups=setup.num_groups)
+        return runs.Trial(runs=(run,), students=(run,))
+
+    return make
+
+
+def _decoupled(options: Any, every_steps: int) -> Any:
+    """DiLoCo's inner optimizer is AdamW."""
+    if options.name != "adam":
+        return options
+    return dataclasses.replace(options, name="adamw")
+
+
+def _quasi_global(options: Any, every_steps: int) -> Any:
+    if options.name != "sgd":
+        raise ValueError(
+            "quasi_global replaces the momentum of SGD; received the optimizer "
+            f"{options.name}. Override optimizer.name=sgd and "
+            "optimizer.learning_rate, or leave the method out."
+        )
+    arguments = {**options.arguments, "every_steps": every_steps}
+    return dataclasses.replace(
+        options, name="quasi_global_momentum", arguments=arguments
+    )
+
+
 def _mutual_learning(setup: Setup, seed: int) -> runs.Trial:
     _check_several(setup)
     whole = setup.config
@@ -449,6 +530,18 @@ METHODS: Mapping[str, Method] = {
     "predictions": Method(
         _codistilled("coordinated", by="predictions"),
         "groups that send each other what they predict of the same batches",
+    ),
+    "averaging": Method(
+        _mixed("model_averaging"),
+        "groups that average their weights, each on its own part of the data",
+    ),
+    "diloco": Method(
+        _mixed("outer_optimizer", arguments=_OUTER, optimizer=_decoupled),
+        "groups whose progress moves common weights by Nesterov momentum",
+    ),
+    "quasi_global": Method(
+        _mixed("model_averaging", topology="ring", optimizer=_quasi_global),
+        "groups in a ring that average their weights, with momentum of that",
     ),
     "mutual_learning": Method(
         _mutual_learning,
