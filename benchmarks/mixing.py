@@ -169,9 +169,7 @@ def _blocked(options: programs.Options) -> dict[str, Any]:
         values = [
             tf.convert_to_tensor(v.value) for v in bench.model.graph.variables
         ]
-    num_bytes = sum(
-        v.dtype.size * v.shape.num_elements() for v in values
-    )
+    num_bytes = sum(v.dtype.size * v.shape.num_elements() for v in values)
     ratios = measure.ratio_of(bench.blocked_secs, bench.foreground_secs)
     return {
         **measure.judge(ratios["of_medians"], at_most=_BLOCKED_TARGET),

@@ -1,4 +1,6 @@
-"""One task of the soak: codistils digits at a steady pace, and resumes.
+"""One task of the soak: trains on digits at a steady pace, and resumes.
+
+Groups codistil, or mix their weights.
 
 The pace stands for groups on machines of their own: here all groups share one,
 and the restart of one would slow down the others for no reason of ours.
@@ -45,9 +47,14 @@ class Pace(keras.callbacks.Callback):
 def _train(options: programs.Options) -> None:
     cluster = tfdistill.Cluster.from_env()
     strategy = tfdistill.make_strategy(cluster)
-    keras.utils.set_random_seed(options.seed * 100 + cluster.group)
+    by_predictions, mixes = (
+        options.by == x for x in ("predictions", "weights")
+    )
+    # Groups that mix begin with equal weights.
+    keras.utils.set_random_seed(
+        options.seed * 100 + (0 if mixes else cluster.group)
+    )
     exchange = tfdistill.Exchange(cluster.exchange)
-    by_predictions = options.by == "predictions"
     # Of predictions, all groups read what the first one would.
     train, validation = digits.make_datasets(
         dataclasses.replace(cluster, group=0) if by_predictions else cluster,
@@ -58,7 +65,9 @@ def _train(options: programs.Options) -> None:
     with strategy.scope():
         model = tfdistill.CodistillModel(
             digits.build_model(),
-            teachers=tfdistill.TeacherSet(
+            teachers=None
+            if mixes
+            else tfdistill.TeacherSet(
                 exchange,
                 cluster.peers,
                 poll_secs=0.2,
@@ -88,7 +97,11 @@ def _train(options: programs.Options) -> None:
         callbacks=[
             tfdistill.Backup(directory / "backup", every_steps=every),
             tfdistill.StudentExporter(exchange, every_steps=50),
-            tfdistill.TeacherLoader(every_steps=5),
+            tfdistill.WeightMixer(
+                exchange, tfdistill.mixing.ModelAveraging(0.5), every_steps=50
+            )
+            if mixes
+            else tfdistill.TeacherLoader(every_steps=5),
             Pace(options.steps_per_second),
         ],
         verbose=0,
@@ -106,7 +119,7 @@ def _add_options(options: programs.Flags) -> None:
         "by",
         "how groups teach each other",
         "versions",
-        enum_values=["versions", "predictions"],
+        enum_values=["versions", "predictions", "weights"],
     )
     options.add("backup_every_steps", "between two backups", 50)
     options.add("seed", "of data and weights", 0)

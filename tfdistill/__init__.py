@@ -17,6 +17,7 @@ if typing.TYPE_CHECKING:
     from tfdistill import losses as losses
     from tfdistill import metrics as metrics
     from tfdistill import mixing as mixing
+    from tfdistill import optimizers as optimizers
     from tfdistill import schedules as schedules
     from tfdistill.backup.callback import Backup as Backup
     from tfdistill.cluster.identity import Cluster as Cluster
@@ -29,6 +30,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.exchange.publisher import Exchange as Exchange
     from tfdistill.launcher.launch import LaunchError as LaunchError
     from tfdistill.launcher.launch import launch as launch
+    from tfdistill.mixing.batch_scaler import BatchScaler as BatchScaler
     from tfdistill.mixing.mixer import WeightMixer as WeightMixer
     from tfdistill.model import CodistillModel as CodistillModel
     from tfdistill.multi_worker import (
@@ -49,10 +51,12 @@ if typing.TYPE_CHECKING:
 
 _MODULES = (
     *("data", "data_checks", "labels", "losses", "metrics", "mixing"),
+    "optimizers",
     "schedules",
 )
 _HOMES = {
     "Backup": "backup.callback",
+    "BatchScaler": "mixing.batch_scaler",
     "BestEffort": "observe.best_effort",
     "Canary": "teachers.gates",
     "Cluster": "cluster.identity",
@@ -93,6 +97,7 @@ registration.register(
         "LARS": "tfdistill.optimizers",
         "LinearRamp": "tfdistill.schedules",
         "LogitsMeanSquaredError": "tfdistill.losses",
+        "QuasiGlobalMomentum": "tfdistill.optimizers",
         "ReverseKL": "tfdistill.losses",
         "SampledOutput": "tfdistill.sampled_output",
         "SampledSoftTargetCrossEntropy": "tfdistill.losses",

@@ -1,4 +1,4 @@
-"""LARS, and weight decay of kernels only."""
+"""LARS, quasi-global momentum, and weight decay of kernels only."""
 
 import functools
 import typing
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdistill.system import keras_internals
 
-__all__ = ["LARS"]
+__all__ = ["LARS", "QuasiGlobalMomentum"]
 
 
 _Schedule = keras.optimizers.schedules.LearningRateSchedule
@@ -274,3 +274,209 @@ class LARS(KernelDecay, keras.optimizers.Optimizer):
             "nesterov": self.nesterov,
             "trust_coefficient": self.trust_coefficient,
         }
+
+
+# What Keras' optimizers do before and after `update_step`.
+_AROUND_UPDATES = (
+    "weight_decay",
+    "clipnorm",
+    "global_clipnorm",
+    "clipvalue",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
+
+
+@keras.saving.register_keras_serializable("tfdistill")
+class QuasiGlobalMomentum(keras.optimizers.Optimizer):
+    """Momentum of what a mix left of the steps (Lin et al. 2021).
+
+    Local momentum follows the gradients of one group's data. If groups mix
+    their weights (`tfdistill.WeightMixer`) and their data differ, it leads each
+    group away from the others. Here the buffer m follows the weights x
+    themselves, over a step and the mix after it, as in algorithm 1 (QG-DSGDm)
+    of arXiv:2102.04761. A step at the rate r with the gradient g is::
+
+        x' = x - r (momentum m + g)
+        x_next = x' if nothing was mixed, else the mix of x' with the peers'
+        m = buffer_decay m + (1 - buffer_decay) (x - x_next) / r
+
+    Whoever mixes only assigns to the variables between two steps: so the
+    optimizer keeps the x of its last step, and updates m at the start of the
+    next one. Nothing is sent but the weights. With mixes every k steps, pass
+    `every_steps=k`: m then stays as it is for k steps and follows their mean
+    step, (x - x after k steps and the mix) / (sum of the k rates), as the
+    authors' code has it at a constant rate.
+
+    The buffer and the kept weights are two variables of the size of the model.
+    `inner` does everything else: its learning rate, clipping, weight decay
+    and average of weights are kept. Weight decay is part of the difference, as
+    in the authors' code. Models with `ShardedEmbedding` or on parameter servers
+    refuse this optimizer: a table's rows move only if a batch has their ids,
+    and the weights of the last step would be a second table.
+
+    Args:
+        inner: A `keras.optimizers.SGD` without momentum, or one that
+            `with_kernel_decay(SGD, coupled=True)` made.
+        momentum: In [0, 1). Default 0.9, as in the authors' experiments.
+        buffer_decay: In [0, 1); how much of the buffer an update keeps.
+            Default None: `momentum`.
+        nesterov: Whether to look ahead, as QG-DSGDm-N does:
+            x' = x - r (g + momentum (momentum m + g)). Default False.
+        every_steps: Steps over which a difference is taken, >= 1. Default 1.
+            Give the mixer's number.
+        name: Name of the optimizer.
+
+    Raises:
+        ValueError: If a number is out of range, or `inner` is another optimizer
+            or has momentum of its own.
+
+    Example:
+        >>> sgd = keras.optimizers.SGD(0.1, clipnorm=1.0)
+        >>> optimizer = QuasiGlobalMomentum(sgd, nesterov=True)
+    """
+
+    def __init__(
+        self,
+        inner: keras.optimizers.SGD,
+        *,
+        momentum: float = 0.9,
+        buffer_decay: float | None = None,
+        nesterov: bool = False,
+        every_steps: int = 1,
+        name: str = "quasi_global_momentum",
+    ) -> None:
+        _check_inner(inner)
+        decay = momentum if buffer_decay is None else buffer_decay
+        for key, value in {
+            "momentum": momentum,
+            "buffer_decay": decay,
+        }.items():
+            if not 0 <= value < 1:
+                raise ValueError(
+                    f"`{key}` must be in [0, 1); received {value}."
+                )
+        if every_steps < 1:
+            raise ValueError(
+                f"`every_steps` must be >= 1; received {every_steps}."
+            )
+        config = inner.get_config()
+        rate = config["learning_rate"]
+        if isinstance(rate, dict):
+            rate = keras.saving.deserialize_keras_object(rate)
+        around = {key: config[key] for key in _AROUND_UPDATES}
+        if isinstance(inner, CoupledKernelDecay):
+            around["weight_decay"] = None  # Part of its `update_step`.
+        super().__init__(learning_rate=rate, name=name, **around)
+        keras_internals.share_steps(self, inner)
+        self.inner = inner
+        self.momentum = momentum
+        self.buffer_decay = decay
+        self.nesterov = nesterov
+        self.every_steps = every_steps
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Makes a buffer for each variable, and room for the last weights."""
+        if self.built:
+            return
+        super().build(variables)
+        self.inner.build(variables)
+        self._buffers = self.add_optimizer_variables(variables, "buffer")
+        self._lasts = self.add_optimizer_variables(variables, "last")
+        # Sums of the rates of the steps since; 0 before the first step.
+        self._rates = [
+            self.add_variable((), dtype="float32", name=f"rates_{number}")
+            for number in range(len(variables))
+        ]
+
+    def update_step(
+        self, gradient: Any, variable: Any, learning_rate: Any
+    ) -> None:
+        """Updates one variable on one replica."""
+        index = keras_internals.variable_index(self, variable)
+        dtype = variable.dtype
+        weights = tf.convert_to_tensor(variable)
+        rate = tf.cast(learning_rate, dtype)
+        momentum = tf.cast(self.momentum, dtype)
+        ahead = momentum * self._followed(index, weights, learning_rate)
+        self.inner.update_step(gradient, variable, learning_rate)
+        change = rate * ahead
+        if self.nesterov:
+            plain = weights - tf.convert_to_tensor(variable)
+            change = momentum * (change + plain)
+        self.assign_sub(variable, change)
+
+    def _followed(
+        self, index: int, weights: tf.Tensor, learning_rate: Any
+    ) -> tf.Tensor:
+        """Returns the buffer, moved by the steps that are now complete."""
+        buffer, last = self._buffers[index], self._lasts[index]
+        rates = self._rates[index]
+        decay = tf.cast(self.buffer_decay, weights.dtype)
+        before = tf.convert_to_tensor(buffer)
+        # No step yet, or only steps at rate 0: nothing that a rate scales.
+        step = tf.math.divide_no_nan(
+            tf.convert_to_tensor(last) - weights,
+            tf.cast(tf.convert_to_tensor(rates), weights.dtype),
+        )
+        moved = decay * before + (1 - decay) * step
+        rate = tf.cast(learning_rate, tf.float32)
+        if self.every_steps == 1:
+            self.assign(last, weights)
+            self.assign(rates, rate)
+        else:
+            steps = tf.convert_to_tensor(self.iterations)
+            is_due = tf.equal(steps % self.every_steps, 0)
+            moved = tf.where(is_due, moved, before)
+            self.assign(last, tf.where(is_due, weights, last))
+            self.assign(rates, tf.where(is_due, 0.0, rates) + rate)
+        self.assign(buffer, moved)
+        return moved
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what makes an equal optimizer; for `from_config`."""
+        inner = keras.saving.serialize_keras_object(self.inner)
+        # Callbacks may have changed it here.
+        rate = super().get_config()["learning_rate"]
+        inner["config"]["learning_rate"] = rate
+        return {
+            "inner": inner,
+            "momentum": self.momentum,
+            "buffer_decay": self.buffer_decay,
+            "nesterov": self.nesterov,
+            "every_steps": self.every_steps,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> Any:
+        """Returns the optimizer that `get_config` has described."""
+        inner = keras.saving.deserialize_keras_object(
+            config["inner"], custom_objects=custom_objects
+        )
+        return cls(**{**config, "inner": inner})
+
+
+def _check_inner(inner: Any) -> None:
+    is_sgd = isinstance(inner, keras.optimizers.SGD)
+    apart = isinstance(inner, KernelDecay) and not isinstance(
+        inner, CoupledKernelDecay
+    )
+    if not is_sgd or apart:
+        raise ValueError(
+            "`inner` must be a keras.optimizers.SGD, or one made by "
+            "with_kernel_decay(SGD, coupled=True); received "
+            f"{type(inner).__name__}. A step of another optimizer is no "
+            "gradient times the learning rate."
+        )
+    if inner.momentum:
+        raise ValueError(
+            "`inner` must have no momentum, which would follow this group's "
+            f"gradients; received momentum={inner.momentum}. Pass `momentum` "
+            "and `nesterov` to QuasiGlobalMomentum."
+        )

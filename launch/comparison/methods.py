@@ -161,7 +161,10 @@ class Setup:
             ),
             # Nobody reads its exports; the last one is always written.
             exchange=dataclasses.replace(
-                config.exchange, every_steps=config.num_steps, topology="all"
+                config.exchange,
+                every_steps=config.num_steps,
+                offset_steps=None,
+                topology="all",
             ),
         )
         return self.run(alone, name=name, num_groups=1, workers=workers)
@@ -261,7 +264,10 @@ def _offline_distillation(setup: Setup, seed: int) -> runs.Trial:
         config.codistillation, enabled=True, burn_in_steps=0, ramp_steps=0
     )
     alone = dataclasses.replace(
-        config.exchange, every_steps=config.num_steps, topology="all"
+        config.exchange,
+        every_steps=config.num_steps,
+        offset_steps=None,
+        topology="all",
     )
     config = dataclasses.replace(config, codistillation=learn, exchange=alone)
     student = setup.run(
@@ -288,9 +294,21 @@ def _ema_teacher(setup: Setup, seed: int) -> runs.Trial:
             config.exchange,
             # The mean moves at each version, as finely as others would look.
             every_steps=config.exchange.refresh_every_steps,
+            offset_steps=None,
             topology="all",
         ),
     )
+    run = setup.run(config, name="group", num_groups=1)
+    return runs.Trial(runs=(run,), students=(run,))
+
+
+def _own_past(setup: Setup, seed: int) -> runs.Trial:
+    config = setup.seeded(seed)
+    learn = dataclasses.replace(
+        config.codistillation, enabled=True, include_past=True
+    )
+    alone = dataclasses.replace(config.exchange, topology="all")
+    config = dataclasses.replace(config, codistillation=learn, exchange=alone)
     run = setup.run(config, name="group", num_groups=1)
     return runs.Trial(runs=(run,), students=(run,))
 
@@ -411,6 +429,10 @@ METHODS: Mapping[str, Method] = {
     "ema_teacher": Method(
         _ema_teacher,
         "independent, taught by a running mean of its own weights",
+    ),
+    "own_past": Method(
+        _own_past,
+        "independent, taught by its own last version",
     ),
     "codistill": Method(
         _codistilled("disjoint"),

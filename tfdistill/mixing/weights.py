@@ -6,7 +6,6 @@ the value it is assigned, so that assigning costs nothing.
 """
 
 import hashlib
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,11 +69,12 @@ class MixedWeights:
         return found.hexdigest()
 
     def mean_of(
-        self, versions: Sequence[Mapping[int, Any]], counts: Sequence[float]
+        self, versions: Sequence[Any], counts: Sequence[float]
     ) -> list[tf.Tensor]:
         """Returns the weighted mean of versions, for `mix`; in any thread.
 
-        A version has a value for each of `indices`. Equal weights stay what they are, whatever they count.
+        A version has, by its index, a value for each of `indices`. Equal weights stay what
+        they are, whatever they count.
         """
         with tf.device("CPU:0"):
             found = []

@@ -168,6 +168,14 @@ def num_batches(optimizer: keras.Optimizer) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)._iterations
 
 
+def share_steps(optimizer: keras.Optimizer, inner: keras.Optimizer) -> None:
+    """Has `inner` count the steps of an optimizer that calls its update.
+
+    Schedules of `inner` follow its own count, which only `apply` moves.
+    """
+    inner._iterations = optimizer._iterations
+
+
 def moving_averages(optimizer: keras.Optimizer) -> list[tuple[Any, Any]]:
     """Returns the trained variables, each with its average if it has one.
 

@@ -62,7 +62,11 @@ def test_methods_differ_from_independent_in_what_they_are_about():
         # Each version moves its mean.
         "exchange.every_steps",
     }
-    assert past.num_groups == 1
+    (last,) = _trial("own_past").runs
+    assert set(recipes.changed_fields(recipes.digits(), last.config)) == {
+        "codistillation.include_past"
+    }
+    assert past.num_groups == last.num_groups == 1
     (big,) = _trial("large_group", num_groups=3, workers_per_group=2).runs
     assert big.config.data.global_batch_size == 3 * 64
     assert (big.num_groups, big.workers_per_group) == (1, 6)

@@ -1,0 +1,279 @@
+"""Tests of batches that follow the speeds of groups."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tfdistill.mixing import batch_scaler
+
+EVERY = 5
+NO_EXCHANGE = tfdistill.Exchange(None)
+
+
+# ---- the rule, without any training ----
+
+
+def simulated(speeds, *, secs, noise=0.1, export=25, every=50, latency=0.5):
+    """Sizes of each group over time, and updates a second at their last."""
+    rng, groups = np.random.default_rng(0), range(len(speeds))
+    clock, steps, examples = ([0.0 for _ in groups] for _ in range(3))
+    sizes = [[64, 64] for _ in groups]
+    # Of each group, what it knows of all.
+    paces = [[batch_scaler.Pace() for _ in groups] for _ in groups]
+    mail = [[] for _ in groups]
+    while min(clock) < secs:
+        here = int(np.argmin(clock))
+        size = sizes[here][int(steps[here]) // every]
+        clock[here] += (0.002 + size / speeds[here]) * np.exp(
+            noise * rng.normal()
+        )
+        steps[here] += 1
+        examples[here] += size
+        now = clock[here]
+        while mail[here] and mail[here][0][0] <= now:
+            _, other, seen, then = mail[here].pop(0)
+            paces[here][other].note(examples=seen, secs=then, now=now)
+        if steps[here] % export == 0:
+            for other in groups:
+                news = (now + latency, here, examples[here], now)
+                mail[other].append(news)
+                mail[other].sort()
+        if steps[here] % every == 0:
+            size, known = sizes[here][-1], sizes[here][-2]
+            found = [paces[here][here], *paces[here][:here]]
+            found = [p.speed(now) for p in found + paces[here][here + 1 :]]
+            if size == known and None not in found:
+                size = batch_scaler.next_size(
+                    size, found, start=64, least=8, most=512
+                )
+            sizes[here].append(size)
+    return sizes, [
+        1 / (0.002 + each[-1] / speed)
+        for each, speed in zip(sizes, speeds, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("speeds", [(1e3, 2e3), (1e3, 4e3), (1e3, 2e3, 4e3)])
+def test_sizes_settle_where_all_groups_update_equally_often(speeds):
+    sizes, rates = simulated(speeds, secs=200)
+    assert max(rates) / min(rates) < 1.15
+    assert sum(each[-1] for each in sizes) == pytest.approx(
+        64 * len(speeds), rel=0.1
+    )
+    for each in sizes:
+        late = each[len(each) // 2 :]
+        assert max(late) / min(late) < 1.15
+
+
+def test_equal_groups_keep_their_sizes():
+    sizes, _ = simulated((1e3, 1e3, 1e3), secs=100)
+    assert {size for each in sizes for size in each} == {64}
+
+
+def test_a_peer_that_fell_silent_or_was_resumed_sets_no_pace():
+    pace = batch_scaler.Pace()
+    assert pace.speed(0.0) is None
+    for examples, secs in ((100, 1.0), (200, 2.0)):
+        pace.note(examples=examples, secs=secs, now=secs)
+    assert pace.speed(15.0) == 100.0
+    assert pace.speed(17.0) is None
+    for examples, secs in ((150, 1.5), (250, 2.5)):
+        pace.note(examples=examples, secs=secs, now=17.0 + secs)
+        assert pace.speed(20.0) == 100.0
+
+
+def test_bounds_and_units_hold():
+    def next_size(size, speed, **kwargs):
+        options = {"start": 64, "least": 48, "most": 80, **kwargs}
+        return batch_scaler.next_size(size, [1.0, speed], **options)
+
+    assert next_size(64, 9.0) == 48
+    assert next_size(64, 0.1) == 80
+    assert next_size(64, 9.0, least=1) == 43  # A third at a time.
+    assert next_size(64, 1.4, multiple_of=16) == 64
+    assert next_size(64, 1.8, multiple_of=16) == 48
+
+
+# ---- a training ----
+
+
+class Network(keras.Model):
+    """A linear model that counts how often it is traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, kernel_initializer="zeros")
+        self.num_calls = 0
+
+    def call(self, x):
+        self.num_calls += 1
+        return self.dense(x)
+
+
+def rows():
+    """The n-th row holds n."""
+
+    def row(number):
+        x = tf.cast([number], tf.float32)
+        return x, x / 100
+
+    return tf.data.Dataset.range(10_000).map(row).repeat()
+
+
+class Watch(keras.callbacks.Callback):
+    """Notes what each step saw."""
+
+    def __init__(self, scaler, stop_at=None):
+        super().__init__()
+        self.scaler, self.stop_at = scaler, stop_at
+        self.examples, self.sizes, self.rates = [], [], []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.sizes.append(self.scaler.batch_size)
+        rate = self.model.optimizer.learning_rate
+        self.rates.append(float(rate.numpy()))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.examples.append(int(self.model.trainer.last.examples))
+        if self.stop_at == batch + 1:
+            self.model.stop_training = True
+
+
+SIZES = [8] * 10 + [12] * 5 + [8] * 5 + [4] * 10
+
+
+@pytest.fixture
+def decisions(monkeypatch):
+    """Has groups take 12, then 8, then 4 examples."""
+    following = {8: iter([12, 4, 4, 4]), 12: iter([8])}
+    monkeypatch.setattr(
+        batch_scaler,
+        "next_size",
+        lambda size, *args, **kwargs: (
+            next(following[size], size) if size in following else size
+        ),
+    )
+
+
+def trained(strategy, *, backup=None, stop_at=None, **kwargs):
+    """Runs 30 steps; returns the model and its `Watch`."""
+    options = {"batch_size": 8, "every_steps": EVERY, **kwargs}
+    scaler = tfdistill.BatchScaler(NO_EXCHANGE, **options)
+    with strategy.scope():
+        network = Network()
+        model = tfdistill.CodistillModel(network)
+        model.compile(keras.optimizers.SGD(1e-5), "mse")
+
+    def batches(worker):
+        part = tfdistill.data.worker_shard(rows(), worker)
+        return scaler.batched(part, worker).prefetch(2)
+
+    data = strategy.distribute_datasets_from_function(batches)
+    watch = Watch(scaler, stop_at)
+    callbacks = [scaler, watch]
+    if backup:
+        callbacks.append(tfdistill.Backup(backup, every_steps=4))
+    model.fit(
+        data, steps_per_epoch=30, epochs=1, callbacks=callbacks, verbose=0
+    )
+    return model, watch
+
+
+def by_hand():
+    """Weights and examples after descent on these batches, rates in step."""
+    weight = bias = 0.0
+    first, rate, found = 0, 1e-5, []
+    for before, size in zip([8, *SIZES[:-1]], SIZES, strict=True):
+        rate *= size / before
+        x = np.arange(first, first + size, dtype="float64")
+        error = weight * x + bias - x / 100
+        weight -= rate * 2 * np.mean(error * x)
+        bias -= rate * 2 * np.mean(error)
+        first += size
+        found.append(rate)
+    return weight, bias, found
+
+
+def weights(model):
+    return [float(np.squeeze(weight)) for weight in model.student.get_weights()]
+
+
+@pytest.mark.parametrize("has_replicas", [False, True])
+def test_a_size_changes_at_its_step_and_no_example_is_lost(
+    decisions, has_replicas, two_replicas
+):
+    strategy = two_replicas if has_replicas else tf.distribute.get_strategy()
+    model, watch = trained(strategy)
+    assert watch.sizes == watch.examples == SIZES
+    weight, bias, rates = by_hand()
+    np.testing.assert_allclose(watch.rates, rates, rtol=1e-5)
+    np.testing.assert_allclose(weights(model), [weight, bias], rtol=1e-4)
+    # Nothing is traced again for another size.
+    assert model.student.num_calls <= 3
+
+
+def test_a_resumed_training_cuts_the_same_batches(decisions, tmp_path):
+    strategy = tf.distribute.get_strategy()
+    _, first = trained(strategy, backup=tmp_path, stop_at=17)
+    model, rest = trained(strategy, backup=tmp_path)
+    assert first.examples + rest.examples == SIZES
+    weight, bias, rates = by_hand()
+    np.testing.assert_allclose(first.rates + rest.rates, rates, rtol=1e-5)
+    np.testing.assert_allclose(weights(model), [weight, bias], rtol=1e-4)
+
+
+@pytest.mark.parametrize("rule, power", [("sqrt", 0.5), ("none", 0.0)])
+def test_the_rate_follows_by_the_rule(decisions, rule, power):
+    _, watch = trained(tf.distribute.get_strategy(), rate_rule=rule)
+    expected = 1e-5 * (np.array(SIZES) / 8) ** power
+    np.testing.assert_allclose(watch.rates, expected, rtol=1e-5)
+
+
+def test_reading_too_far_ahead_is_an_error():
+    scaler = tfdistill.BatchScaler(NO_EXCHANGE, batch_size=8, every_steps=5)
+    batches = iter(scaler.batched(rows()))
+    assert [len(next(batches)[0]) for _ in range(10)] == [8] * 10
+    with pytest.raises(tf.errors.InvalidArgumentError, match="less than"):
+        next(batches)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"batch_size": 0}, "ascending order; received 1, 0 and 0"),
+        ({"max_size": 4}, "ascending order; received 2, 8 and 4"),
+        ({"rate_rule": "log"}, "`rate_rule` must be one of"),
+        ({"every_steps": 0}, "`every_steps` must be a whole number >= 1"),
+        ({"poll_secs": 0.0}, "`poll_secs` must be > 0"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        tfdistill.BatchScaler(
+            NO_EXCHANGE, **{"batch_size": 8, "every_steps": 5, **options}
+        )
+
+
+def test_what_it_cannot_scale_is_refused(two_replicas):
+    scaler = tfdistill.BatchScaler(NO_EXCHANGE, batch_size=8, every_steps=5)
+    with pytest.raises(ValueError, match="must never end.*received 4"):
+        scaler.batched(rows().take(4))
+    with pytest.raises(ValueError, match="outside of `strategy.scope"):
+        with two_replicas.scope():
+            tfdistill.BatchScaler(NO_EXCHANGE, batch_size=8, every_steps=5)
+    model = tfdistill.CodistillModel(Network())
+    rate = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    model.compile(keras.optimizers.SGD(rate), "mse")
+    with pytest.raises(ValueError, match="received a schedule"):
+        model.fit(
+            scaler.batched(rows()),
+            steps_per_epoch=1,
+            callbacks=[scaler],
+            verbose=0,
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

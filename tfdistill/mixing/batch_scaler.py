@@ -1,0 +1,544 @@
+"""BatchScaler: batches as large as a group is fast; all update alike."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.cluster import replicas
+from tfdistill.cluster import strategy as strategy_lib
+from tfdistill.exchange import publisher
+from tfdistill.exchange import versions
+from tfdistill.system import fresh_copies
+from tfdistill.training import steps
+
+_log = logging.getLogger(__name__)
+_RATE_RULES: dict[str, float] = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
+# A size stays as it is unless it is off by this share, and by this part of the
+# unit it is rounded to: noise must not move it to and fro.
+_TOLERANCE = 0.05
+_TOLERANCE_UNITS = 0.75
+# The largest factor of one change, and its inverse.
+_MOST_CHANGE = 1.5
+# A peer's speed is a running mean, of which each version makes up a quarter.
+_WEIGHT_OF_LAST = 0.25
+# A peer that published nothing for so many of its intervals, and so many
+# seconds on top, sets no pace.
+_SILENT_INTERVALS = 4.0
+_GRACE_SECS = 10.0
+# Of a manifest's `extras`: seconds that the group has trained, without waits.
+BUSY_FIELD = "busy_secs"
+
+
+class Pace:
+    """How many examples a second a group trains on, while it does not wait."""
+
+    def __init__(self) -> None:
+        """Knows of nothing yet."""
+        self._last: tuple[float, float, float] | None = None
+        self._interval = 0.0
+        self._speed: float | None = None
+
+    def note(self, *, examples: float, secs: float, now: float) -> None:
+        """Takes the examples that a group had after so many seconds of work.
+
+        `now` is this task's clock, by which `speed` sees that news stay away.
+        """
+        before, self._last = self._last, (examples, secs, now)
+        if before is None:
+            return
+        had, worked = examples - before[0], secs - before[1]
+        if had <= 0 or worked <= 0:
+            return  # The group was resumed from an earlier step.
+        speed = had / worked
+        if self._speed is not None:
+            speed = self._speed + _WEIGHT_OF_LAST * (speed - self._speed)
+        self._speed, self._interval = speed, now - before[2]
+
+    def speed(self, now: float) -> float | None:
+        """Examples a second; None if unknown, or if the group fell silent."""
+        if self._speed is None or self._last is None:
+            return None
+        silence = now - self._last[2]
+        is_silent = silence > _SILENT_INTERVALS * self._interval + _GRACE_SECS
+        return None if is_silent else self._speed
+
+
+def next_size(
+    size: int,
+    speeds: Sequence[float],
+    *,
+    start: int,
+    least: int,
+    most: int,
+    multiple_of: int = 1,
+) -> int:
+    """Returns the batch size at which a group updates as often as its peers.
+
+    Of the `start` x (number of groups) examples that all groups together take
+    in a step, the group takes the part that is its speed's part of all speeds.
+    Where a step has costs of its own, speeds change with the sizes, and the
+    sizes meet after a few changes.
+
+    Args:
+        size: That of now.
+        speeds: Examples a second of this group, then of each peer.
+        start: The size that all groups began with.
+        least: The smallest size.
+        most: The largest size.
+        multiple_of: What a size must be a multiple of.
+
+    Example:
+        >>> next_size(64, [100.0, 200.0], start=64, least=8, most=512)
+        43
+        >>> next_size(64, [200.0, 100.0], start=64, least=8, most=512)
+        85
+        >>> next_size(43, [100.0, 205.0], start=64, least=8, most=512)
+        43
+    """
+    target = start * len(speeds) * speeds[0] / sum(speeds)
+    target = min(max(target, size / _MOST_CHANGE), size * _MOST_CHANGE)
+    target = min(max(target, least), most)
+    off = abs(target - size)
+    if off <= _TOLERANCE * size or off <= _TOLERANCE_UNITS * multiple_of:
+        return size
+    rounded = round(target / multiple_of) * multiple_of
+    return int(min(max(rounded, least), most))
+
+
+class _Plan:
+    """The size of each batch, by its number; what pipelines read.
+
+    Sizes are decided a block ahead of the training and never changed, so that
+    all workers, and a resumed training, cut the same batches.
+    """
+
+    def __init__(self, size: int, block: int) -> None:
+        self._first_size, self.block = size, block
+        with tf.device("CPU:0"):
+            shape = tf.TensorShape([None])
+            self._starts = tf.Variable([0], shape=shape, dtype=tf.int64)
+            self._sizes = tf.Variable([size], shape=shape, dtype=tf.int64)
+            self._horizon = tf.Variable(2 * block, dtype=tf.int64)
+        # The same for Python: batches from `starts[i]` on have `sizes[i]`.
+        self.starts, self.sizes = [0], [size]
+        self.horizon = 2 * block
+
+    def begin(self) -> None:
+        """Starts again, at the size of last."""
+        self._set([0], [self.sizes[-1]], 2 * self.block)
+
+    def decide(self, size: int) -> None:
+        """Gives the first block that is open its size."""
+        starts, sizes = self.starts, self.sizes
+        if size != sizes[-1]:
+            starts, sizes = [*starts, self.horizon], [*sizes, size]
+        self._set(starts, sizes, self.horizon + self.block)
+
+    def size(self, number: int) -> int:
+        """Returns the size of a batch."""
+        return self.sizes[
+            int(np.searchsorted(self.starts, number, side="right")) - 1
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """Returns all of it, as JSON has it."""
+        return {
+            "starts": self.starts,
+            "sizes": self.sizes,
+            "horizon": self.horizon,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state` returned."""
+        self._set(state["starts"], state["sizes"], state["horizon"])
+
+    def _set(self, starts: list[int], sizes: list[int], horizon: int) -> None:
+        self.starts, self.sizes, self.horizon = starts, sizes, horizon
+        # The horizon last: pipelines read nothing beyond it.
+        self._starts.assign(starts)
+        self._sizes.assign(sizes)
+        self._horizon.assign(horizon)
+
+    def size_of(self, number: tf.Tensor) -> tf.Tensor:
+        """Returns the size of a batch, in a pipeline."""
+        decided = tf.debugging.assert_less(
+            number,
+            self._horizon,
+            message=(
+                "Batches must be read less than `every_steps` of the "
+                f"BatchScaler ahead of the training, which is {self.block}. "
+                "Prefetch fewer batches, or pass a larger `every_steps`."
+            ),
+        )
+        with tf.control_dependencies([decided]):
+            starts, sizes = tf.identity(self._starts), tf.identity(self._sizes)
+        place = tf.searchsorted(starts, [number], side="right")[0]
+        return tf.gather(sizes, place - 1)
+
+
+class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
+    """Moves this group's batch size until all groups update equally often.
+
+    Each group looks at its peers' versions, whose manifests say how many
+    examples a group has had in how much time, without waits for others. It
+    takes larger batches if it is faster than the mean of all groups, smaller
+    ones if it is slower; the examples of all groups together stay about the
+    same. The aim is that of batch size scaling in
+    Adaptive SGD (Ma et al. 2021, arXiv:2110.07029), where one scheduler counts
+    all updates; here every group decides for itself. The learning rate follows
+    the batch size. A peer that has published nothing for a while is left out.
+
+    Every `every_steps` steps, the group's workers agree on the size of a block
+    of as many batches, which begins `every_steps` later: by then no pipeline
+    has read so far. All workers change at the same step, no example is lost,
+    and nothing is traced again. A `tfdistill.Backup` keeps the sizes, so that a
+    resumed training cuts the same batches.
+
+    Attributes:
+        num_changes: Changes of the size so far.
+
+    Example:
+        scaler = tfdistill.BatchScaler(exchange, batch_size=64, every_steps=100)
+        data = scaler.batched(examples.shuffle(10_000, seed=1).repeat())
+        model.fit(data, steps_per_epoch=1000, callbacks=[exporter, scaler])
+    """
+
+    def __init__(
+        self,
+        exchange: publisher.Exchange,
+        *,
+        batch_size: int,
+        every_steps: int,
+        min_size: int | None = None,
+        max_size: int | None = None,
+        rate_rule: str = "linear",
+        peers: Sequence[int] | None = None,
+        poll_secs: float = 0.1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            exchange: Where the groups publish, each with a `StudentExporter`.
+            batch_size: Examples of the first steps, of the whole group; >= 1.
+                The same in all groups.
+            every_steps: Steps between two decisions, and from one to its
+                effect; >= 1, and more than any pipeline reads ahead. Give it
+                several times the exporters' interval.
+            min_size: The smallest size. Default: a quarter of `batch_size`.
+            max_size: The largest size. Default: four times `batch_size`.
+            rate_rule: How the learning rate follows: `"linear"` (default), in
+                proportion; `"sqrt"`, to the root; or `"none"`.
+            peers: Groups to keep pace with. Default: all others of the run.
+            poll_secs: Seconds between two looks at the exchange. Default 0.1.
+            clock: Seconds of a clock that never goes backwards.
+
+        Raises:
+            ValueError: If an argument is not as above.
+        """
+        super().__init__()
+        publisher.check_exchange(exchange)
+        if tf.distribute.has_strategy():
+            raise ValueError(
+                "A tfdistill.BatchScaler must be made outside of "
+                "`strategy.scope()`: pipelines read its sizes; received a call "
+                f"in that of {type(tf.distribute.get_strategy()).__name__}."
+            )
+        self._schedule = steps.EverySteps(every_steps)
+        least = max(1, batch_size // 4) if min_size is None else min_size
+        most = 4 * batch_size if max_size is None else max_size
+        if not 1 <= least <= batch_size <= most:
+            raise ValueError(
+                "`min_size`, `batch_size` and `max_size` must be >= 1 and in "
+                f"ascending order; received {least}, {batch_size} and {most}."
+            )
+        if rate_rule not in _RATE_RULES:
+            raise ValueError(
+                f"`rate_rule` must be one of {tuple(_RATE_RULES)}; received "
+                f"{rate_rule!r}."
+            )
+        if not poll_secs > 0:
+            raise ValueError(f"`poll_secs` must be > 0; received {poll_secs}.")
+        self._exchange, self._given_peers = exchange, peers
+        self._least, self._most = least, most
+        self._power = _RATE_RULES[rate_rule]
+        self._poll_secs, self._clock = poll_secs, clock
+        self._first_size = batch_size
+        self._plan = _Plan(batch_size, self._schedule.every_steps)
+        self._multiple = 1
+        self._start = 0  # The step at which batch 0 was read.
+        self._examples = 0
+        self._own = Pace()
+        self._paces: dict[int, Pace] = {}
+        self._mixers: list[Any] = []
+        # When the first step had ended, and the time of work before it.
+        self._began: float | None = None
+        self._busy_before = 0.0
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.num_changes = 0
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether `fit` is running with it."""
+        return self._thread is not None
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of the group's next step."""
+        return self._plan.size(max(self.step - self._start, 0))
+
+    def batched(
+        self,
+        dataset: tf.data.Dataset,
+        worker: tf.distribute.InputContext | None = None,
+    ) -> tf.data.Dataset:
+        """Returns batches of the size that the group has at each step.
+
+        In place of `dataset.batch`, at the end of a pipeline. For several
+        replicas, pass `fit` a function of a `tf.distribute.InputContext` that
+        calls `tfdistill.data.worker_shard` and then this, each with it.
+
+        Args:
+            dataset: Examples, not batched, that never end.
+            worker: Whose examples these are. Default None: one process, and one
+                device, read all of them.
+
+        Returns:
+            The batches. More than `every_steps` of them must not be prefetched.
+
+        Raises:
+            ValueError: If the data end, or the replicas cannot share the sizes.
+        """
+        if tf.get_static_value(dataset.cardinality()) not in (
+            tf.data.INFINITE_CARDINALITY,
+            tf.data.UNKNOWN_CARDINALITY,
+            None,
+        ):
+            raise ValueError(
+                "`dataset` must never end, so that batches can be numbered; "
+                f"received {dataset.cardinality()} elements. Call repeat() "
+                "before, and pass steps_per_epoch to `fit`."
+            )
+        num_shares = worker.num_replicas_in_sync if worker else 1
+        # All of a worker's replicas read from the same pipeline, in turn.
+        num_local = num_shares // (worker.num_input_pipelines if worker else 1)
+        self._share(num_shares)
+
+        def size(number: tf.Tensor) -> tf.Tensor:
+            return self._plan.size_of(number // num_local) // num_shares
+
+        def cut(state: Any, element: Any) -> Any:
+            number, left = state
+            left = tf.cond(left > 0, lambda: left, lambda: size(number))
+            is_last = tf.cast(tf.equal(left, 1), tf.int64)
+            return (number + is_last, left - 1), (number, element)
+
+        zero = tf.zeros((), tf.int64)
+        windows = (
+            dataset.scan((zero, zero), cut)
+            .group_by_window(
+                key_func=lambda number, _: number,
+                reduce_func=lambda _, window: window.batch(self._most),
+                window_size_func=size,
+            )
+            .map(lambda _, batch: batch)
+        )
+        # TensorFlow would prefetch at the end, as many as it likes.
+        options = tf.data.Options()
+        options.experimental_optimization.inject_prefetch = False
+        return windows.with_options(options)
+
+    def _share(self, num_shares: int) -> None:
+        """Has all sizes be ones that so many replicas can share."""
+        self._multiple = num_shares
+        for name, size in (
+            ("batch_size", self._plan.sizes[0]),
+            ("min_size", self._least),
+            ("max_size", self._most),
+        ):
+            if size % num_shares:
+                raise ValueError(
+                    f"`{name}` must be a multiple of the number of replicas; "
+                    f"received {size} for {num_shares}."
+                )
+
+    # ---- Keras' hooks ----
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts to look at the peers, on the chief."""
+        super().on_train_begin(logs)
+        model = self.codistilled
+        strategy = model.distribute_strategy
+        if replicas.on_servers(strategy):
+            raise ValueError(
+                "A tfdistill.BatchScaler must not be used with parameter "
+                "servers, whose workers have no step in common; received "
+                f"{type(strategy).__name__}. Leave it out."
+            )
+        if self._schedule.every_steps % model.steps_per_execution:
+            raise ValueError(
+                "`every_steps` of the BatchScaler must be a multiple of "
+                "steps_per_execution; received "
+                f"{self._schedule.every_steps} and "
+                f"{model.steps_per_execution}."
+            )
+        rate = model.optimizer.learning_rate
+        if self._power and not isinstance(rate, keras.Variable):
+            raise ValueError(
+                "The learning rate must be a number that a BatchScaler can "
+                "change; received a schedule. Pass a number, or "
+                'rate_rule="none".'
+            )
+        cluster = strategy_lib.cluster_of(strategy)
+        peers = (
+            cluster.peers if self._given_peers is None else self._given_peers
+        )
+        self._start, self._examples = self.step, 0
+        self._began, self._busy_before = None, 0.0
+        self._own = Pace()
+        self._plan.begin()
+        self._paces = {group: Pace() for group in peers}
+        self._values = replicas.WorkerValues(strategy)
+        self._stopping.clear()
+        self._thread = threading.Thread(
+            target=self._watch if replicas.is_chief(strategy) else lambda: None,
+            name="tfdistill-batch-sizes",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Decides on the next block, and moves the learning rate with it."""
+        before = self.step - self._start
+        super().on_train_batch_end(batch, logs)
+        done = self.step - self._start
+        last = self._plan.size(max(before, 0))
+        for number in range(before, done):
+            self._examples += self._plan.size(number)
+        if self._began is None:
+            # The first step is traced.
+            waited = sum(mixer.waits.total_secs for mixer in self._mixers)
+            self._began = self._clock() - waited
+        if done % self._schedule.every_steps == 0 and done > before:
+            self._plan.decide(self._agreed(done))
+        self._follow(last, self._plan.size(done))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Ends the thread."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(timeout=30.0)
+            self._thread = None
+
+    def _agreed(self, done: int) -> int:
+        """The size of the block after the next; all workers get the chief's."""
+        newest, now = self._plan.sizes[-1], self._plan.size(done)
+        size = newest
+        # A change that is on its way shows what it does first.
+        if newest == now:
+            speeds = self._speeds()
+            if len(speeds) > 1:
+                size = next_size(
+                    now,
+                    speeds,
+                    start=self._first_size,
+                    least=self._least,
+                    most=self._most,
+                    multiple_of=self._multiple,
+                )
+        size = self._values.gathered(size)[0]
+        if size != newest:
+            self.num_changes += 1
+            _log.info("Batches of %d examples instead of %d.", size, newest)
+        return size
+
+    def _speeds(self) -> list[float]:
+        """This group's speed and those of its peers, as far as known."""
+        now = self._clock()
+        self._own.note(examples=self._examples, secs=self._busy_secs, now=now)
+        with self._lock:
+            found = [
+                pace.speed(now) for pace in (self._own, *self._paces.values())
+            ]
+        known = [speed for speed in found if speed is not None]
+        return known if found[0] is not None else []
+
+    @property
+    def _busy_secs(self) -> float:
+        """Seconds of training since the first step, without waits."""
+        if self._began is None:
+            return self._busy_before
+        waits = sum(mixer.waits.total_secs for mixer in self._mixers)
+        return self._busy_before + self._clock() - self._began - waits
+
+    @property
+    def manifest_extras(self) -> dict[str, Any]:
+        """What versions say to those who keep pace with them."""
+        return {BUSY_FIELD: self._busy_secs}
+
+    def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds who may wait between steps; `CodistillModel.fit` calls it.
+
+        Args:
+            callbacks: All of the training.
+        """
+        self._mixers = [
+            c for c in callbacks if getattr(c, "mixes_weights", False)
+        ]
+
+    def _follow(self, before: int, now: int) -> None:
+        if now == before or not self._power:
+            return
+        rate = self.model.optimizer.learning_rate
+        rate.assign(rate * (now / before) ** self._power)
+
+    def _watch(self) -> None:
+        """Notes the peers' versions as they arrive; errors are tried again."""
+        seen: dict[int, int] = {}
+        while not self._stopping.wait(self._poll_secs):
+            for group, pace in self._paces.items():
+                try:
+                    version = self._exchange.latest(group)
+                except OSError as error:
+                    _log.debug("Cannot look for group %d: %s", group, error)
+                    continue
+                if version and seen.get(group) != version.step:
+                    seen[group] = version.step
+                    self._note(pace, version)
+
+    def _note(self, pace: Pace, version: versions.Version) -> None:
+        extras, now = version.manifest.extras, self._clock()
+        # Of a group without a BatchScaler, the time between its versions.
+        examples, secs = extras.get("examples"), extras.get(BUSY_FIELD, now)
+        if not isinstance(examples, int | float) or examples < 0:
+            return
+        if isinstance(secs, int | float) and secs >= 0:
+            with self._lock:
+                pace.note(examples=examples, secs=secs, now=now)
+
+    # ---- kept by `tfdistill.Backup` ----
+
+    def state_for_backup(self) -> dict[str, Any]:
+        """Returns what a resumed training goes on with, as JSON has it."""
+        return {
+            **self._plan.state(),
+            "start": self._start,
+            "examples": self._examples,
+            BUSY_FIELD: self._busy_secs,
+        }
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state_for_backup` returned."""
+        self._plan.restore(state)
+        self._start, self._examples = state["start"], state["examples"]
+        self._busy_before = state[BUSY_FIELD]
