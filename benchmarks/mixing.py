@@ -4,6 +4,9 @@
 a peer, and measures for how long the training thread is held up. In the same
 run, and taking turns with it, the same is done in the foreground: the version
 is checked and read, averaged with the model's weights and assigned.
+
+`quasi_global` (mixing_quasi_global.py) is about optimizers in a ring with
+skewed data, `speeds` (mixing_speeds.py) about groups of two speeds.
 """
 
 import pathlib
@@ -17,6 +20,8 @@ import tensorflow as tf
 
 import tfdistill
 from benchmarks import measure
+from benchmarks import mixing_quasi_global
+from benchmarks import mixing_speeds
 from models import imagenet
 from tfdistill import mixing
 from tfdistill.exports import saved_model
@@ -25,6 +30,7 @@ from tfdistill.system import programs
 
 _BLOCKED_TARGET = 1 / 30
 _PEER = 1
+_PIXELS, _BATCH_SIZE = 64, 4
 _READ_LIMIT_SECS = 60.0
 
 
@@ -47,7 +53,7 @@ class _Blocked:
 
     def __init__(self, options: programs.Options, root: pathlib.Path) -> None:
         keras.utils.set_random_seed(0)
-        size = options.image_size
+        size = _PIXELS
         student = imagenet.build_model(
             depth=options.depth,
             width=options.width,
@@ -59,8 +65,8 @@ class _Blocked:
             keras.optimizers.SGD(1e-4, momentum=0.9),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
-        x = tf.random.uniform([options.batch_size, size, size, 3])
-        y = tf.zeros([options.batch_size], tf.int64)
+        x = tf.random.uniform([_BATCH_SIZE, size, size, 3])
+        y = tf.zeros([_BATCH_SIZE], tf.int64)
         self.data = tf.data.Dataset.from_tensors((x, y)).repeat()
         self.exchange = tfdistill.Exchange(
             root / "exchange", max_to_keep=2, min_keep_secs=0.0
@@ -149,7 +155,9 @@ class _Blocked:
             v for v in self.model.graph.variables if v.dtype == "float32"
         ]
         own = [tf.convert_to_tensor(v.value) for v in variables]
-        other = [v for v in self._values if v.dtype == tf.float32]
+        other = [
+            v for v in self._values if v is not None and v.dtype == tf.float32
+        ]
         new = self._averaged(own, other)
         for variable, value in zip(variables, new, strict=True):
             variable.assign(value)
@@ -166,7 +174,7 @@ def _blocked(options: programs.Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="tfdistill-bench-") as directory:
         bench = _Blocked(options, pathlib.Path(directory))
         bench.train()
-        values = [
+        values: list[Any] = [
             tf.convert_to_tensor(v.value) for v in bench.model.graph.variables
         ]
     num_bytes = sum(v.dtype.size * v.shape.num_elements() for v in values)
@@ -188,6 +196,8 @@ def _blocked(options: programs.Options) -> dict[str, Any]:
 
 _PARTS: dict[str, Callable[[programs.Options], dict[str, Any]]] = {
     "blocked": _blocked,
+    "quasi_global": mixing_quasi_global.quasi_global,
+    "speeds": mixing_speeds.speeds,
 }
 
 
@@ -212,11 +222,11 @@ def _add_options(options: programs.Flags) -> None:
     options.add(
         "parts", "what to measure", list(_PARTS), enum_values=list(_PARTS)
     )
-    options.add("depth", "layers of the network: 26, 50, 101 or 152", 50)
-    options.add("width", "its first width", 64)
-    options.add("image_size", "pixels a side", 64)
-    options.add("batch_size", "images a step", 4)
-    options.add("rounds", "turns of each side", 9, quick=3)
+    options.add("depth", "layers of the ResNet: 26, 50, 101 or 152", 50)
+    options.add("width", "of its first stage", 64)
+    options.add("rounds", "turns of a mix and the foreground", 9, quick=3)
+    mixing_quasi_global.add_options(options)
+    mixing_speeds.add_options(options)
 
 
 PROGRAM = measure.program("mixing", __doc__, define=_add_options, run=run)

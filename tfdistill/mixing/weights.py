@@ -73,8 +73,8 @@ class MixedWeights:
     ) -> list[tf.Tensor]:
         """Returns the weighted mean of versions, for `mix`; in any thread.
 
-        A version has, by its index, a value for each of `indices`. Equal weights stay what
-        they are, whatever they count.
+        A version has, by its index, a value for each of `indices`. Equal
+        weights stay what they are, whatever they count.
         """
         with tf.device("CPU:0"):
             found = []
