@@ -520,7 +520,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         extras, now = version.manifest.extras, self._clock()
         # Of a group without a BatchScaler, the time between its versions.
         examples, secs = extras.get("examples"), extras.get(BUSY_FIELD, now)
-        if all(isinstance(n, int | float) and n >= 0 for n in (examples, secs)):
+        if isinstance(examples, int | float) and isinstance(secs, int | float):
             with self._lock:
                 pace.note(examples=examples, secs=secs, now=now)
 

@@ -472,8 +472,10 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
 
         A version that does not say its examples is as old as can be.
         """
-        version = self._readers[group].staged.version
-        most = self._bounds["steps"]
+        staged = self._readers[group].staged
+        if staged is None:
+            return True
+        version, most = staged.version, self._bounds["steps"]
         if most is not None and self.step - version.step > most:
             return False
         most = self._bounds["examples"]
