@@ -321,10 +321,19 @@ def shakespeare() -> Config:
         optimizer=sections.Optimizer(
             learning_rate=0.02, schedule="cosine", arguments={"beta_2": 0.99}
         ),
-        codistillation=sections.Codistillation(burn_in_steps=50),
-        # A step takes milliseconds: teachers must be seen soon.
+        codistillation=sections.Codistillation(
+            # Versions of honest peers are up to .2 nats worse for a moment;
+            # the loss of one that knows nothing is 4.2.
+            canary_student_margin=0.5,
+            burn_in_steps=50,
+        ),
+        # At the steps 50, 150 and 250, in all groups. A step takes
+        # milliseconds: versions must be seen soon.
         exchange=sections.Exchange(
-            every_steps=100, refresh_every_steps=5, poll_secs=0.02
+            every_steps=100,
+            offset_steps=50,
+            refresh_every_steps=5,
+            poll_secs=0.02,
         ),
         num_steps=300,
         evaluate_every_steps=20,

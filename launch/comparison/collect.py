@@ -266,32 +266,25 @@ def _exchanged(
 ) -> dict[str, float]:
     """What groups that teach each other sent, and what else they might have.
 
-    The formulas are per group: an all-reduce moves about the size P of the
-    parameters at every step; exports every T steps to n - 1 peers move
-    (n - 1) P / T.
+    A group of all workers sends its gradients over the slow links that lie
+    between groups otherwise. The formulas are per group: an all-reduce moves
+    about the size P of the parameters at every step; exports every T steps to
+    n - 1 peers move (n - 1) P / T.
     """
     (run, *others) = trial.students
     if run.config.codistillation.num_students > 1:
         # In one process.
         return {"bytes_written": 0.0, "bytes_read": 0.0}
-    learns = run.config.codistillation.enabled and run.num_groups > 1
-    if others or not learns:
-        return {}
     results = list(map(outputs.read_results, groups))
+    if run.part == runs.LARGE_GROUP:
+        return {"slow_bytes_per_step": float(results[0]["parameter_bytes"])}
+    talks = run.config.codistillation.enabled or run.config.mixing.enabled
+    if others or not talks or run.num_groups < 2:
+        return {}
     steps, size = run.config.num_steps, results[0]["parameter_bytes"]
-    peers = sum(len(result["teachers"]) for result in results) / len(results)
-    by_versions = run.config.codistillation.by == "versions"
-    found = (
-        _versions(results, peers, run.config)
-        | {
-            "exchange_formula_bytes": peers
-            * size
-            * steps
-            / run.config.exchange.every_steps
-        }
-        if by_versions
-        else _answers(results)
-    )
+    found = _mixes(results)
+    if run.config.codistillation.enabled:
+        found |= _taught(results, size, run.config)
     sent, received = (
         _mean(
             sum(t.get(name, 0) for t in result["teachers"])
@@ -302,6 +295,7 @@ def _exchanged(
     if run.config.codistillation.by != "predictions":
         # Which are read by the peers, or by the group's own server.
         sent += _mean(result["exports"]["bytes"] for result in results)
+    received += _mean(_mixing(result)["bytes"] for result in results)
     if group_servers.are_needed(run.config, run.num_groups):
         servers = group_servers.usage(directory(run), run.num_groups)
         received += _mean(server["read_bytes"] for server in servers)
@@ -309,6 +303,7 @@ def _exchanged(
         **found,
         "bytes_written": sent,
         "bytes_read": received,
+        "slow_bytes_per_step": received / steps,
         "all_reduce_formula_bytes": float(size * steps),
     }
     stale = [
@@ -318,6 +313,36 @@ def _exchanged(
         if record.get("teacher_staleness") is not None
     ]
     return {**found, "teacher_staleness": _mean(stale)} if stale else found
+
+
+def _mixing(result: dict[str, Any]) -> dict[str, Any]:
+    return result.get("mixing", {"mixes": 0, "skipped": 0, "bytes": 0})
+
+
+def _mixes(results: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """How often groups mixed their weights; nothing if they never did."""
+    if "mixing" not in results[0]:
+        return {}
+    return {
+        "mixes": _mean(_mixing(result)["mixes"] for result in results),
+        "mixes_left_out": _mean(
+            _mixing(result)["skipped"] for result in results
+        ),
+    }
+
+
+def _taught(
+    results: Sequence[dict[str, Any]], size: int, config: config_lib.Config
+) -> dict[str, float]:
+    """What groups heard of their teachers."""
+    if config.codistillation.by != "versions":
+        return _answers(results)
+    peers = sum(len(result["teachers"]) for result in results) / len(results)
+    num_exports = config.num_steps / config.exchange.every_steps
+    return {
+        **_versions(results, peers, config),
+        "exchange_formula_bytes": peers * size * num_exports,
+    }
 
 
 def _versions(

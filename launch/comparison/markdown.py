@@ -39,6 +39,9 @@ _GROUPS = {
     "answered": ("batches answered", ".3f"),
     "bytes_written": ("bytes written", ",.0f"),
     "bytes_read": ("bytes read", ",.0f"),
+    "mixes": ("mixes of weights", ",.1f"),
+    "mixes_left_out": ("mixes left out", ",.1f"),
+    "slow_bytes_per_step": ("bytes a step between groups", ",.0f"),
     "exchange_formula_bytes": ("(n - 1) P / T, bytes", ",.0f"),
     "all_reduce_formula_bytes": ("all-reduce, P a step, bytes", ",.0f"),
 }

@@ -152,16 +152,13 @@ class Setup:
             model=dataclasses.replace(
                 model, arguments=model.arguments_of(0), group_arguments=()
             ),
-            codistillation=dataclasses.replace(
-                config.codistillation,
-                enabled=False,
-                saved_models=(),
-                include_past=False,
-                labels_from=None,
-            ),
+            codistillation=_alone(config.codistillation),
             # Nobody reads its exports; the last one is always written.
             exchange=dataclasses.replace(
-                config.exchange, every_steps=config.num_steps, topology="all"
+                config.exchange,
+                every_steps=config.num_steps,
+                offset_steps=None,
+                topology="all",
             ),
         )
         return self.run(alone, name=name, num_groups=1, workers=workers)
@@ -185,6 +182,17 @@ class Setup:
             ps_per_group=workers * self.ps_per_group,
             teachers=teachers,
         )
+
+
+def _alone(learn: Any) -> Any:
+    """Returns the section of a group that learns from nobody."""
+    return dataclasses.replace(
+        learn,
+        enabled=False,
+        saved_models=(),
+        include_past=False,
+        labels_from=None,
+    )
 
 
 # Seeds of further members: far from those of other trials.
@@ -214,7 +222,7 @@ def _large_group(setup: Setup, seed: int) -> runs.Trial:
         changed,
         optimizer=dataclasses.replace(changed.optimizer, learning_rate=rate),
     )
-    run = setup.group(changed, name="group", workers=parts)
+    run = setup.group(changed, name=runs.LARGE_GROUP, workers=parts)
     return runs.Trial(runs=(run,), students=(run,))
 
 
@@ -261,7 +269,10 @@ def _offline_distillation(setup: Setup, seed: int) -> runs.Trial:
         config.codistillation, enabled=True, burn_in_steps=0, ramp_steps=0
     )
     alone = dataclasses.replace(
-        config.exchange, every_steps=config.num_steps, topology="all"
+        config.exchange,
+        every_steps=config.num_steps,
+        offset_steps=None,
+        topology="all",
     )
     config = dataclasses.replace(config, codistillation=learn, exchange=alone)
     student = setup.run(
@@ -288,9 +299,21 @@ def _ema_teacher(setup: Setup, seed: int) -> runs.Trial:
             config.exchange,
             # The mean moves at each version, as finely as others would look.
             every_steps=config.exchange.refresh_every_steps,
+            offset_steps=None,
             topology="all",
         ),
     )
+    run = setup.run(config, name="group", num_groups=1)
+    return runs.Trial(runs=(run,), students=(run,))
+
+
+def _own_past(setup: Setup, seed: int) -> runs.Trial:
+    config = setup.seeded(seed)
+    learn = dataclasses.replace(
+        config.codistillation, enabled=True, include_past=True
+    )
+    alone = dataclasses.replace(config.exchange, topology="all")
+    config = dataclasses.replace(config, codistillation=learn, exchange=alone)
     run = setup.run(config, name="group", num_groups=1)
     return runs.Trial(runs=(run,), students=(run,))
 
@@ -324,6 +347,82 @@ def _codistilled(
         return runs.Trial(runs=(run,), students=(run,))
 
     return make
+
+
+# Of Douillard et al. 2023 (arXiv:2311.08105): the outer optimizer.
+_OUTER = {"learning_rate": 0.7, "momentum": 0.9, "nesterov": True}
+
+
+def _mixed(
+    rule: str,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    topology: str | None = None,
+    optimizer: Callable[[Any, int], Any] | None = None,
+) -> Callable[[Setup, int], runs.Trial]:
+    """Returns a method whose groups mix their weights, and wait for it.
+
+    `optimizer` makes the optimizer's section out of the recipe's and of the
+    steps between mixes.
+    """
+
+    def make(setup: Setup, seed: int) -> runs.Trial:
+        _check_several(setup)
+        given = setup.config.mixing
+        mixing = dataclasses.replace(
+            given,
+            rule=rule,
+            # A sweep or the recipe may have set them.
+            arguments=given.arguments or arguments or {},
+            topology=topology or given.topology,
+            quorum="all",
+            grace_secs=given.grace_secs or _WAIT_SECS,
+        )
+        config = setup.seeded(seed, parts=setup.num_groups)
+        if optimizer is not None:
+            changed = optimizer(config.optimizer, mixing.every_steps)
+            config = dataclasses.replace(config, optimizer=changed)
+        config = dataclasses.replace(
+            config,
+            mixing=mixing,
+            seed_groups_alike=True,
+            codistillation=_alone(config.codistillation),
+            exchange=dataclasses.replace(
+                config.exchange,
+                every_steps=mixing.every_steps,
+                # Of one step in all groups.
+                offset_steps=None,
+                refresh_every_steps=min(
+                    mixing.every_steps, config.exchange.refresh_every_steps
+                ),
+                topology="all",
+            ),
+            start_together_secs=_WAIT_SECS,
+        )
+        run = setup.run(config, name="groups", num_groups=setup.num_groups)
+        return runs.Trial(runs=(run,), students=(run,))
+
+    return make
+
+
+def _decoupled(options: Any, every_steps: int) -> Any:
+    """DiLoCo's inner optimizer is AdamW."""
+    if options.name != "adam":
+        return options
+    return dataclasses.replace(options, name="adamw")
+
+
+def _quasi_global(options: Any, every_steps: int) -> Any:
+    if options.name != "sgd":
+        raise ValueError(
+            "quasi_global replaces the momentum of SGD; received the optimizer "
+            f"{options.name}. Override optimizer.name=sgd and "
+            "optimizer.learning_rate, or leave the method out."
+        )
+    arguments = {**options.arguments, "every_steps": every_steps}
+    return dataclasses.replace(
+        options, name="quasi_global_momentum", arguments=arguments
+    )
 
 
 def _mutual_learning(setup: Setup, seed: int) -> runs.Trial:
@@ -412,6 +511,10 @@ METHODS: Mapping[str, Method] = {
         _ema_teacher,
         "independent, taught by a running mean of its own weights",
     ),
+    "own_past": Method(
+        _own_past,
+        "independent, taught by its own last version",
+    ),
     "codistill": Method(
         _codistilled("disjoint"),
         "groups that teach each other, each on its own part of the data",
@@ -427,6 +530,18 @@ METHODS: Mapping[str, Method] = {
     "predictions": Method(
         _codistilled("coordinated", by="predictions"),
         "groups that send each other what they predict of the same batches",
+    ),
+    "averaging": Method(
+        _mixed("model_averaging"),
+        "groups that average their weights, each on its own part of the data",
+    ),
+    "diloco": Method(
+        _mixed("outer_optimizer", arguments=_OUTER, optimizer=_decoupled),
+        "groups whose progress moves common weights by Nesterov momentum",
+    ),
+    "quasi_global": Method(
+        _mixed("model_averaging", topology="ring", optimizer=_quasi_global),
+        "groups in a ring that average their weights, with momentum of that",
     ),
     "mutual_learning": Method(
         _mutual_learning,

@@ -219,6 +219,8 @@ def _exchanges(found: Mapping[str, Any]) -> list[str]:
     notes = []
     for name, method in found.items():
         figures = method["figures"]
+        if "mixes" in figures:
+            notes += _mixes(name, figures)
         if "groups_without_teacher" not in figures:
             continue
         answered = figures.get("answered", {"mean": 1.0})["mean"]
@@ -250,6 +252,19 @@ def _exchanges(found: Mapping[str, Any]) -> list[str]:
                 "teacher, and trained without one."
             )
     return notes
+
+
+def _mixes(name: str, figures: Mapping[str, Any]) -> list[str]:
+    done, left_out = (
+        figures[key]["mean"] for key in ("mixes", "mixes_left_out")
+    )
+    if done >= _FEW_VERSIONS * (done + left_out):
+        return []
+    return [
+        f"{name}: a group left out {left_out:.1f} of {done + left_out:.0f} "
+        "mixes, because too few of its peers had a version in time. A larger "
+        "mixing.grace_secs waits for them."
+    ]
 
 
 def _too_early(methods: Mapping[str, Trials], loss: float | None) -> list[str]:

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from tfdistill.launcher import local_run
 
 
+# The part of a group that has all workers: its gradients take the slow links
+# that groups of their own leave alone.
+LARGE_GROUP = "large_group"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
     """One training of some groups.

@@ -46,6 +46,9 @@ class Config(fields.Section):
     smoothing: sections.Smoothing = dataclasses.field(
         default_factory=sections.Smoothing
     )
+    mixing: sections.Mixing = dataclasses.field(default_factory=sections.Mixing)
+    # Whether all groups begin with the same weights, as those that mix must.
+    seed_groups_alike: bool = False
     # How long a group waits, after its first step, for the first step of the
     # others: for experiments that are short against a start.
     start_together_secs: float = fields.option(0.0, least=0)
@@ -78,6 +81,8 @@ class Config(fields.Section):
             )
         if self.codistillation.num_students > 1:
             self._check_cohort()
+        if self.mixing.enabled:
+            self._check_mixing()
         first, *others = self.model.group_arguments or ({},)
         differ = any(arguments != first for arguments in others)
         learn = self.codistillation.enabled
@@ -88,6 +93,22 @@ class Config(fields.Section):
                 "Override exchange.allow_other_graphs=true if you trust them."
             )
 
+    def _check_mixing(self) -> None:
+        """Refuses what groups that mix their weights cannot have."""
+        if not self.seed_groups_alike:
+            raise ValueError(
+                "Groups that mix their weights must begin with equal ones; "
+                f"received mixing.rule={self.mixing.rule} and "
+                "seed_groups_alike=false. Override seed_groups_alike=true."
+            )
+        mixes, exports = self.mixing.every_steps, self.exchange.every_steps
+        if mixes % exports:
+            raise ValueError(
+                "`mixing.every_steps` must be a multiple of "
+                f"`exchange.every_steps`; received {mixes} and {exports}. "
+                "Override both."
+            )
+
     def _check_cohort(self) -> None:
         """Refuses what several students in one process cannot have."""
         learn = self.codistillation
@@ -96,6 +117,7 @@ class Config(fields.Section):
             "codistillation.saved_models": learn.saved_models,
             "codistillation.include_past": learn.include_past is not False,
             "codistillation.labels_from": learn.labels_from,
+            "mixing.rule": self.mixing.enabled,
             "checkpoints": self.checkpoints != "none",
         }
         idle = [name for name, is_given in given.items() if is_given]
@@ -158,6 +180,7 @@ class Config(fields.Section):
             num_groups = num_students
         for name, entries in (
             ("exchange.topology", topology),
+            ("mixing.topology", self.mixing.topology),
             ("model.group_arguments", self.model.group_arguments or None),
             ("codistillation.addresses", self.codistillation.addresses or None),
         ):

@@ -315,23 +315,78 @@ class Exchange(fields.Section):
                 f'{self.ema_decay} with "model". Override exchange.weights=ema.'
             )
         if not isinstance(self.topology, str):
-            _check_topology(self.topology)
+            _check_topology(self.topology, "exchange.topology", "learns from")
 
 
-def _check_topology(topology: Sequence[Sequence[int]]) -> None:
+def _check_topology(
+    topology: Sequence[Sequence[int]], name: str, does: str
+) -> None:
     for group, peers in enumerate(topology):
         in_range = all(
             0 <= peer < len(topology) and peer != group for peer in peers
         )
         if not in_range or len(set(peers)) != len(peers):
             raise ValueError(
-                "`exchange.topology` must list for each group the others that "
-                f"it learns from, each once; received {list(peers)} for group "
-                f"{group} of {len(topology)}."
+                f"`{name}` must list for each group the others that it "
+                f"{does}, each once; received {list(peers)} for group {group} "
+                f"of {len(topology)}."
             )
 
 
-# Those of Keras, and `tfdistill.LARS`.
+# Of `tfdistill.mixing`, by their names in lower case.
+MIXING_RULES = (
+    "none",
+    "block_momentum",
+    "elastic_averaging",
+    "model_averaging",
+    "outer_optimizer",
+    "pull_to_mean",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mixing(fields.Section):
+    """How groups mix their weights, whether or not they teach each other."""
+
+    PREFIX: ClassVar[str] = "mixing."
+    # "none": not at all.
+    rule: str = fields.option("none", choices=MIXING_RULES)
+    # Of the rule, such as `alpha`; of "outer_optimizer", of its SGD.
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # As in `tfdistill.WeightMixer`.
+    every_steps: int = fields.option(50, least=1)
+    # With whom: all other groups, those before and after it in a ring, pairs
+    # that are drawn for each mix, or a list of groups for each group.
+    topology: str | tuple[tuple[int, ...], ...] = fields.option(
+        "all", choices=("all", "ring", "gossip")
+    )
+    # As in `tfdistill.WeightMixer`.
+    quorum: int | str = fields.option(1, least=1, choices=("all",))
+    grace_secs: float = fields.option(0.0, least=0)
+    weigh_by: str = fields.option(
+        "groups", choices=("groups", "updates", "examples")
+    )
+
+    @property
+    def enabled(self) -> bool:
+        """Whether groups mix their weights."""
+        return self.rule != "none"
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        super().__post_init__()
+        if self.arguments and not self.enabled:
+            raise ValueError(
+                "`mixing.arguments` are of a rule; received "
+                f"{dict(self.arguments)} with mixing.rule=none. Override "
+                "mixing.rule, or leave them out."
+            )
+        if not isinstance(self.topology, str):
+            _check_topology(self.topology, "mixing.topology", "mixes with")
+
+
+# Those of Keras, `tfdistill.LARS`, and SGD with
+# `tfdistill.optimizers.QuasiGlobalMomentum`.
 OPTIMIZERS = (
     "adadelta",
     "adafactor",
@@ -344,6 +399,7 @@ OPTIMIZERS = (
     "lars",
     "lion",
     "nadam",
+    "quasi_global_momentum",
     "rmsprop",
     "sgd",
 )
@@ -369,10 +425,11 @@ class Optimizer(fields.Section):
     # `learning_rate`. A decay begins after them.
     warmup_steps: int = fields.option(0, least=0)
     warmup_from: float = fields.option(0.0, least=0)
-    # Of kernels, not of biases and normalization parameters. "sgd" and "lars"
-    # add weight_decay x kernel to the gradient; all others shrink kernels by
-    # learning rate x weight_decay, apart from the gradient (and from the trust
-    # ratio of "lamb"). Null: none (Keras' 0.004 for "adamw").
+    # Of kernels, not of biases and normalization parameters. "sgd", "lars" and
+    # "quasi_global_momentum" add weight_decay x kernel to the gradient; all
+    # others shrink kernels by learning rate x weight_decay, apart from the
+    # gradient (and from the trust ratio of "lamb"). Null: none (Keras' 0.004
+    # for "adamw").
     weight_decay: float | None = fields.option(None, least=0)
     # For each of `boundaries`, what `weight_decay` is multiplied by from there
     # on. Empty: it is constant.

@@ -9,22 +9,25 @@ import tfdistill
 from launch.config import sections
 from tfdistill import optimizers
 
+# SGD whose momentum follows what mixes leave of the steps.
+_QUASI_GLOBAL = "quasi_global_momentum"
 # Those whose papers add the decay to the gradient.
-_COUPLED = ("sgd", "lars")
+_COUPLED = ("sgd", "lars", _QUASI_GLOBAL)
 
 
 def make(
     options: sections.Optimizer, *, num_steps: int
 ) -> keras.optimizers.Optimizer:
     """Returns a new optimizer."""
+    is_wrapped = options.name == _QUASI_GLOBAL
     settings = {
-        **options.arguments,
+        **({} if is_wrapped else options.arguments),
         "learning_rate": _learning_rate(options, num_steps),
         "clipnorm": options.clipnorm,
         "global_clipnorm": options.global_clipnorm,
         "clipvalue": options.clipvalue,
     }
-    kind = kind_of(options.name)
+    kind = kind_of("sgd" if is_wrapped else options.name)
     if options.decay is not None:
         settings["weight_decay"] = _weight_decay(options)
         if not issubclass(kind, optimizers.KernelDecay):
@@ -32,7 +35,10 @@ def make(
                 kind, coupled=options.name in _COUPLED
             )
     try:
-        return kind(**settings)
+        made = kind(**settings)
+        if is_wrapped:
+            made = optimizers.QuasiGlobalMomentum(made, **options.arguments)
+        return made
     except (TypeError, ValueError) as cause:
         raise ValueError(
             f"`optimizer.arguments` do not fit {options.name}: {cause}"

@@ -156,6 +156,11 @@ def build_student(config: config.Config, group: int) -> keras.Model:
         raise OptionsError(f"`model.arguments` do not fit: {cause}") from cause
 
 
+def initial_seed(config: config.Config, group: int) -> int:
+    """Returns the seed of a group's initial weights."""
+    return seed_of(config.seed, 0 if config.seed_groups_alike else group)
+
+
 def seed_of(seed: int, group: int) -> int:
     """Returns a group's own seed; no two runs and groups share one."""
     return int(np.random.SeedSequence([seed, group]).generate_state(1)[0])
@@ -186,6 +191,46 @@ def make_exporter(
         schema=schema(config),
         **config.exchange.taken_by(tfdistill.StudentExporter),
     )
+
+
+def make_mixer(
+    config: config.Config,
+    cluster: tfdistill.Cluster,
+    exchange: tfdistill.Exchange,
+) -> tfdistill.WeightMixer | None:
+    """Returns the callback that mixes weights, if the recipe asks for it.
+
+    Raises OptionsError if the rule does not take its arguments.
+    """
+    mixing = config.mixing
+    if not mixing.enabled:
+        return None
+    peers: Any = mixing.topology
+    if not isinstance(peers, str):
+        peers = peers[cluster.group]
+    return tfdistill.WeightMixer(
+        exchange,
+        make_rule(mixing),
+        peers=peers,
+        seed=config.seed,
+        schema=schema(config),
+        poll_secs=config.exchange.poll_secs,
+        **mixing.taken_by(tfdistill.WeightMixer, but=["rule"]),
+    )
+
+
+def make_rule(mixing: sections.Mixing) -> tfdistill.mixing.Rule:
+    """Returns the rule by which weights are mixed."""
+    name = "".join(part.title() for part in mixing.rule.split("_"))
+    kind = getattr(tfdistill.mixing, name)
+    try:
+        if mixing.rule == "outer_optimizer":
+            return kind(keras.optimizers.SGD(**mixing.arguments))
+        return kind(**mixing.arguments)
+    except (TypeError, ValueError) as cause:
+        raise OptionsError(
+            f"`mixing.arguments` do not fit {mixing.rule}: {cause}"
+        ) from cause
 
 
 def peers_of(

@@ -76,7 +76,7 @@ def run(
     if cluster.is_chief and cluster.group == 0:
         outputs.write_config(config, str(cluster.workdir))
     keras.config.set_dtype_policy(config.dtype_policy)
-    keras.utils.set_random_seed(students.seed_of(config.seed, cluster.group))
+    keras.utils.set_random_seed(students.initial_seed(config, cluster.group))
     train, validation = make(config, cluster)
     train = _labelled(train, config, cluster)
     train, validation = map(data.without_autotune, (train, validation))
@@ -197,6 +197,7 @@ def _fit(
     together = tfdistill.StartTogether(
         cluster, limit_secs=config.start_together_secs
     )
+    mixer = students.make_mixer(config, cluster, exchange)
     backup = _backup(config, cluster)
     model.fit(
         train,
@@ -205,7 +206,9 @@ def _fit(
         epochs=config.num_steps // config.evaluate_every_steps,
         callbacks=[
             *([together] if config.start_together_secs else []),
-            *[pace, exporter, backup, *callbacks],
+            *[pace, exporter],
+            *([mixer] if mixer else []),
+            *[backup, *callbacks],
         ],
         verbose=2 if verbose else 0,
     )
@@ -215,6 +218,7 @@ def _fit(
         "process_seconds": pace.process_seconds,
         "waited_seconds": together.waited_secs,
         "exports": exporter.totals,
+        **({"mixing": mixer.totals} if mixer else {}),
         "resumed_step": backup.resumed_step,
     }
 

@@ -35,6 +35,24 @@ def test_json_gives_back_an_equal_configuration_and_text(name):
     assert recipes.describe(name)
 
 
+def test_groups_that_mix_begin_alike_and_export_for_it():
+    mixed = ("mixing.rule=model_averaging", "seed_groups_alike=true")
+    config = _changed(*mixed, "mixing.quorum=all", "mixing.topology=[[1], [0]]")
+    assert config_lib.Config.from_json(config.to_json()) == config
+    assert config.mixing.topology == ((1,), (0,))
+    with pytest.raises(ValueError, match="`mixing.topology` must have one"):
+        config.check_num_groups(3)
+    assert "Override seed_groups_alike=true" in _refusal(mixed[0])
+    assert "multiple of `exchange.every_steps`" in _refusal(
+        *mixed, "mixing.every_steps=30"
+    )
+    assert "with mixing.rule=none" in _refusal("mixing.arguments.alpha=0.5")
+    assert "others that it mixes with" in _refusal("mixing.topology=[[0]]")
+    assert "received mixing.rule with" in _refusal(
+        *mixed, "codistillation.num_students=2"
+    )
+
+
 def test_json_keeps_what_overrides_have_changed():
     config = _changed(
         "exchange.topology=[[1, 2], [0], []]",

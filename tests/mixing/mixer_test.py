@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import shutil
 import threading
 import time
 
@@ -274,8 +275,6 @@ def test_a_peer_that_was_missing_is_not_waited_for_until_it_publishes(
 
         def on_train_batch_end(self, batch, logs=None):
             waited.append(now[0] >= 5.0)
-            if batch == 1:  # Found before the mix that may wait for it.
-                pass
 
     class Seen(keras.callbacks.Callback):
         """Before the mixer: lets the reading thread see the version."""
@@ -352,6 +351,79 @@ def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
         np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
 
 
+# ---- a training that was stopped ----
+
+
+class _OneVersionAStep(keras.callbacks.Callback):
+    """Publishes a version before each step, and waits until it is seen."""
+
+    def __init__(self, mixer, exchange):
+        super().__init__()
+        self._mixer, self._exchange = mixer, exchange
+
+    def on_train_batch_begin(self, batch, logs=None):
+        step = int(self.model.optimizer.iterations) + 1
+        if step not in self._exchange.steps(1):
+            _publish(self._exchange, cases.deep(step), step)
+        deadline = time.monotonic() + cases.WAIT_SECS
+        while self._mixer._readers[1].newest < step:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+
+def _resumable(tmp_path, notes, *, stop_at=None):
+    """Trains eight steps, or fewer, and notes the weights after each."""
+    exchange = _exchange(tmp_path, max_to_keep=20)
+    rule = mixing.OuterOptimizer(keras.optimizers.Adam(0.1))
+    mixer = _mixer(exchange, rule)
+    backup = tfdistill.Backup(tmp_path / "backup", every_steps=4)
+
+    class Notes(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            step = int(self.model.optimizer.iterations)
+            notes[step] = self.model.get_weights()
+            self.model.stop_training = step == stop_at
+
+    seed = 0 if stop_at else 9  # Whatever a resumed training begins with.
+    _fit(
+        cases.codistill(cases.deep(seed), optimizer="adam"),
+        exchange,
+        mixer,
+        Notes(),
+        _OneVersionAStep(mixer, exchange),
+        _Read(mixer),
+        backup,
+        epochs=2,
+    )
+    return mixer
+
+
+def test_a_resumed_training_repeats_its_mixes(tmp_path, caplog):
+    before, after, without = {}, {}, {}
+    stopped = _resumable(tmp_path, before, stop_at=7)
+    assert stopped.num_mixes == 6
+    shutil.copytree(tmp_path, tmp_path / "again")
+    # As if it had been killed before its end.
+    for directory in (tmp_path, tmp_path / "again"):
+        shutil.rmtree(directory / "backup" / "group_0" / "7")
+    resumed = _resumable(tmp_path, after)
+    assert list(after) == [5, 6, 7, 8]
+    for step in (5, 6, 7):
+        for one, other in zip(before[step], after[step], strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert resumed.num_mixes == 7
+    assert resumed.initial_weights == stopped.initial_weights
+    extras = _exchange(tmp_path).open(0, 8).manifest.extras
+    assert extras["examples"] == 32
+    # A version that is gone is told of once.
+    shutil.rmtree(tmp_path / "again" / "exchange" / "group_1" / "5")
+    shutil.rmtree(tmp_path / "again" / "exchange" / "group_1" / "6")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        _resumable(tmp_path / "again", without)
+    assert caplog.text.count("cannot be repeated as it was before") == 1
+
+
 # ---- what is refused ----
 
 
@@ -391,7 +463,7 @@ def test_averaged_weights_are_not_mixed(tmp_path):
     exchange = _exchange(tmp_path)
     optimizer = keras.optimizers.SGD(0.1, use_ema=True)
     model = cases.codistill(cases.deep(0), optimizer=optimizer)
-    with pytest.raises(ValueError, match="must not use `use_ema`"):
+    with pytest.raises(ValueError, match="publishes their averages"):
         _fit(model, exchange, _mixer(exchange))
 
 

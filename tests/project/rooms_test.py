@@ -70,6 +70,7 @@ ROOMS: dict[str, set[str]] = {
         "cluster",
         "exchange",
         "exports",
+        "schedules",
         "system",
         "teachers",
         "training",

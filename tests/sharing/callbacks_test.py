@@ -191,7 +191,7 @@ def test_groups_take_turns_to_export(
         exchange, every_steps=4, group=group, **arguments
     )
     mixer = keras.callbacks.Callback()
-    mixer.mixes_weights = mixes
+    mixer.mixes_weights, mixer.manifest_extras = mixes, {}
     model = cases.codistill(cases.linear())
     cases.fit(
         model,

@@ -520,7 +520,9 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         extras, now = version.manifest.extras, self._clock()
         # Of a group without a BatchScaler, the time between its versions.
         examples, secs = extras.get("examples"), extras.get(BUSY_FIELD, now)
-        if isinstance(examples, int | float) and isinstance(secs, int | float):
+        if not isinstance(examples, int | float) or examples < 0:
+            return
+        if isinstance(secs, int | float) and secs >= 0:
             with self._lock:
                 pace.note(examples=examples, secs=secs, now=now)
 

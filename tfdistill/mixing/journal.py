@@ -9,6 +9,7 @@ import json
 import logging
 import pathlib
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 _log = logging.getLogger(__name__)
@@ -32,9 +33,11 @@ class Journal:
         """
         self._path = path
         self._replay: dict[int, dict[int, int]] = {}
+        # By step, the losses that a `MergeBarrier` was opened for.
+        self._ends: dict[int, Sequence[float] | None] = {}
         self._has_warned = False
         if chief is not None and resumed_step is not None:
-            self._replay = _read(chief, after=resumed_step)
+            self._replay, self._ends = _read(chief, after=resumed_step)
 
     @classmethod
     def beside(cls, backup: Any, *, worker: int) -> "Journal":
@@ -68,36 +71,56 @@ class Journal:
             )
         self._has_warned = True
 
+    def ended_at(self, step: int) -> bool:
+        """Whether the group ceased to mix at a step that is to be repeated."""
+        return step in self._ends
+
+    def losses_at(self, step: int) -> Sequence[float] | None:
+        """Returns the losses for which it ceased to, if they are known."""
+        return self._ends.get(step)
+
+    def end(self, step: int, losses: Sequence[float] | None) -> None:
+        """Notes that the group mixes no more from this step on, and why."""
+        self._write({"step": step, "versions": {}, "ends": {"losses": losses}})
+
     def add(self, step: int, versions: Mapping[int, int]) -> None:
         """Notes a mix, or with no versions one that was left out."""
+        mixed = {str(g): s for g, s in versions.items()}
+        self._write({"step": step, "versions": mixed})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
         if self._path is None:
             return
-        line = {
-            "step": step,
-            "versions": {str(g): s for g, s in versions.items()},
-        }
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            _log.warning("Could not note the mix of step %d: %s", step, error)
+            _log.warning(
+                "Could not note the mix of step %d: %s", line["step"], error
+            )
 
 
-def _read(path: pathlib.Path, *, after: int) -> dict[int, dict[int, int]]:
+def _read(
+    path: pathlib.Path, *, after: int
+) -> tuple[dict[int, dict[int, int]], dict[int, Sequence[float] | None]]:
     found: dict[int, dict[int, int]] = {}
+    ends: dict[int, Sequence[float] | None] = {}
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return found
+        return found, ends
     for line in lines:
         try:
             entry = json.loads(line)
             versions = {int(g): int(s) for g, s in entry["versions"].items()}
-            step = int(entry["step"])
+            step, end = int(entry["step"]), entry.get("ends")
         except (AttributeError, KeyError, TypeError, ValueError):
             continue  # A crash has cut it short.
         if step > after:
             # The last word counts: it may have been repeated before.
             found[step] = versions
-    return found
+            ends.pop(step, None)
+            if end is not None:
+                ends[step] = end["losses"]
+    return found, ends

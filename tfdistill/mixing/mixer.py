@@ -13,11 +13,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill import schedules
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.exports import saved_model
+from tfdistill.mixing import barrier
 from tfdistill.mixing import journal
 from tfdistill.mixing import rounds
 from tfdistill.mixing import rules
@@ -81,6 +83,7 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         max_staleness_steps: int | None = None,
         max_staleness_examples: float | None = None,
         seed: int = 0,
+        until: schedules.MergeBarrier | None = None,
         schema: Mapping[str, Any] | None = None,
         poll_secs: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
@@ -111,6 +114,8 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
                 trained on beyond those of the version's group: for groups of
                 different batch sizes or speeds. Default: no bound.
             seed: Draws the pairs of `"gossip"`, the same in all groups.
+            until: What ends the mixing; the distillation weight that `compile`
+                was given is the same object. Default: it goes on to the end.
             schema: What peers' labels, vocabularies and columns must be; see
                 `gates.digests`. Default: nothing is compared.
             poll_secs: Seconds between two looks at the exchange. Default 0.1.
@@ -127,6 +132,11 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             raise ValueError(
                 f"`weigh_by` must be one of {_WEIGHINGS}; received "
                 f"{weigh_by!r}."
+            )
+        if until is not None and not isinstance(until, schedules.MergeBarrier):
+            raise ValueError(
+                "`until` must be a tfdistill.schedules.MergeBarrier or None; "
+                f"received {until!r}."
             )
         self._bounds = {
             "steps": max_staleness_steps,
@@ -146,6 +156,10 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._given_peers, self._seed = peers, seed
         self._quorum, self._grace_secs = quorum, grace_secs
         self._weigh_by = weigh_by
+        self._until = until
+        self._watch: barrier.BarrierWatch | None = None
+        # Whether the chief has found that mixing is to end.
+        self._is_to_end = False
         self._schema = gates.digests(schema or {})
         self._poll_secs, self._clock = poll_secs, clock
         self._exporter: Any = None
@@ -194,7 +208,15 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
     def manifest_extras(self) -> dict[str, Any]:
         """What versions say to those who mix them."""
         known = self.initial_weights
-        return {} if known is None else {INITIAL_FIELD: known}
+        found: dict[str, Any] = {} if known is None else {INITIAL_FIELD: known}
+        if self._is_over:
+            found[barrier.OPEN_FIELD] = True
+        return found
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the groups mix no more."""
+        return self._until is not None and self._until.is_open
 
     # ---- before the first step ----
 
@@ -251,6 +273,9 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             self._forget()
         if self.initial_weights is None:
             self.initial_weights = mixed.digest()
+        self._is_to_end = False
+        if self._until is not None:
+            self._watch = barrier.BarrierWatch.of(self._until, model)
         self._topology = topologies.Topology(
             self._given_peers,
             group=self._exporter.group,
@@ -277,7 +302,7 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             list(self._readers.values()),
             self._is_chief,
             self._poll_secs,
-            also=self._reduce_ahead,
+            also=self._in_background,
         )
         self._poller.start()
 
@@ -295,6 +320,9 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
     def _forget(self) -> None:
         """Begins a training anew."""
         self.initial_weights = None
+        if self._is_over and self._until is not None:
+            self._until.close()
+            self.model.make_train_function(force=True)
         self._readers.clear()
         self._missed.clear()
         self._counted.clear()
@@ -353,7 +381,7 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         super().on_train_batch_end(batch, logs)
         is_due = self._schedule.due(self.step)
         is_ahead = self._ahead.due(self.step) and not self._grace_secs
-        if not is_due and not is_ahead:
+        if self._is_over or not (is_due or is_ahead):
             return
         with self.blocked.measured():
             if is_due:
@@ -383,8 +411,11 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
 
     def _round(self, *, is_over: bool = False) -> rounds.News:
         news = self._rounds.exchange_news(
-            is_over=is_over, strangers=self._strangers
+            is_over=is_over,
+            ends=self._watch is not None and self._watch.losses is not None,
+            strangers=self._strangers,
         )
+        self._is_to_end |= news.ends
         if news.strangers:
             theirs = {
                 g: self._strangers.get(g, "another") for g in news.strangers
@@ -417,6 +448,13 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         if not groups:
             return  # Nobody is left over for it this time.
         chosen = self._agreed(groups)
+        if self._until is not None and self._ends(chosen):
+            losses = self._journal.losses_at(self.step)
+            if self._watch and self._watch.losses:
+                losses = self._watch.losses
+            self._journal.end(self.step, losses)
+            self._open(losses)
+            return
         self._journal.add(
             self.step, {g: self._readers[g].announced for g in chosen}
         )
@@ -449,6 +487,45 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             group: self.step - self._readers[group].current for group in chosen
         }
 
+    # ---- until when ----
+
+    def _ends(self, chosen: Sequence[int]) -> bool:
+        """Whether this mix is not to take place, nor any later one.
+
+        All workers find the same. If it does take place, the chief has its
+        versions compared for the next one.
+        """
+        staged = [self._readers[group].staged for group in chosen]
+        found = [s for s in staged if s is not None]
+        if self._journal.replay(self.step) is not None:
+            ends = self._journal.ended_at(self.step)
+        else:
+            ends = self._is_to_end or any(
+                s.version.manifest.extras.get(barrier.OPEN_FIELD) is True
+                for s in found
+            )
+        if not ends and found and self._watch and self._is_chief:
+            self._watch.take([s.values for s in found])
+        return ends
+
+    def _open(self, losses: Sequence[float] | None) -> None:
+        if self._until is None:
+            return
+        self._until.open(losses)
+        # The distillation weight was a constant in it.
+        self.model.make_train_function(force=True)
+        if not self._is_chief:
+            return
+        reason = "as in another group"
+        if losses is not None:
+            reason = (
+                "since on the canary batch the mean of the versions has the "
+                "loss {:.4f}, this group's own {:.4f} and its peers' {:.4f}"
+            ).format(*losses)
+        _log.warning(
+            "Step %d: from now on weights are not mixed, %s.", self.step, reason
+        )
+
     # ---- which versions ----
 
     def _agreed(self, groups: tuple[int, ...]) -> list[int]:
@@ -474,7 +551,7 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         """
         staged = self._readers[group].staged
         if staged is None:
-            return True
+            return False
         version, most = staged.version, self._bounds["steps"]
         if most is not None and self.step - version.step > most:
             return False
@@ -569,6 +646,11 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             known = self._reduced = key, mean
         return known[1], counts
 
+    def _in_background(self) -> None:
+        self._reduce_ahead()
+        if self._watch:
+            self._watch.examine()
+
     def _reduce_ahead(self) -> None:
         """Finds the mean of what has been read, on the reading thread."""
         staged = [r.staged for r in self._readers.values() if r.staged]
@@ -593,6 +675,7 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
                 str(group): reader.current
                 for group, reader in self._readers.items()
             },
+            "barrier": {"is_open": self._is_over, "losses": self._losses},
             "counted": {str(g): n for g, n in self._counted.items()},
             "missed": {str(g): n for g, n in self._missed.items()},
             "counts": [
@@ -603,9 +686,15 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             ],
         }
 
+    @property
+    def _losses(self) -> Sequence[float] | None:
+        return self._until.losses if self._until else None
+
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Takes what `state_for_backup` returned, once training has begun."""
         self.initial_weights = state["initial_weights"]
+        if state["barrier"]["is_open"]:
+            self._open(state["barrier"]["losses"])
         for group, step in state["versions"].items():
             if int(group) in self._readers:
                 self._readers[int(group)].current = step

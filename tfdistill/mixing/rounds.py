@@ -15,13 +15,14 @@ from tfdistill.teachers import peer
 
 # Of each peer: the newest version in sight of the chief; whether this worker
 # has read the one that was announced, or failed to; whether it began with
-# other weights. Besides, whether the chief waits no longer.
+# other weights. Besides, whether the chief waits no longer, and whether it
+# wants mixing to end.
 _FIELDS = 4
 
 
 def num_fields(num_peers: int) -> int:
     """Returns the length of the vector that a round sums."""
-    return _FIELDS * num_peers + 1
+    return _FIELDS * num_peers + 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,7 @@ class News:
         failed: Groups whose announced version was rejected in this round.
         strangers: Groups that began with other weights.
         is_over: Whether the time to wait is over.
+        ends: Whether the group mixes no more.
     """
 
     newest: Mapping[int, int]
@@ -41,6 +43,7 @@ class News:
     failed: Collection[int]
     strangers: Collection[int]
     is_over: bool
+    ends: bool
 
 
 class Rounds:
@@ -61,11 +64,15 @@ class Rounds:
         self._is_chief = is_chief
 
     def exchange_news(
-        self, *, is_over: bool = False, strangers: Collection[int] = ()
+        self,
+        *,
+        is_over: bool = False,
+        ends: bool = False,
+        strangers: Collection[int] = (),
     ) -> News:
         """Tells the others what this worker knows; rejects what failed.
 
-        `is_over` counts on the chief, and `strangers` on every worker.
+        `is_over` and `ends` count on the chief, `strangers` on every worker.
         """
         news = np.zeros([_FIELDS, len(self._readers)], np.int64)
         for index, (group, reader) in enumerate(self._readers.items()):
@@ -74,9 +81,9 @@ class Rounds:
             news[1, index] = state == peer.READY
             news[2, index] = state == peer.FAILED
             news[3, index] = group in strangers
-        over = int(is_over and self._is_chief)
-        summed, _ = self._sum(np.append(news.reshape(-1), over))
-        newest, ready, failed, strange = summed[:-1].reshape(_FIELDS, -1)
+        flags = np.array([is_over, ends], np.int64) * self._is_chief
+        summed, _ = self._sum(np.append(news.reshape(-1), flags))
+        newest, ready, failed, strange = summed[:-2].reshape(_FIELDS, -1)
         groups = enumerate(self._readers.items())
         found: dict[str, dict[int, int]] = {"newest": {}, "ready": {}}
         for index, (group, reader) in groups:
@@ -90,7 +97,8 @@ class Rounds:
             **found,
             failed=[names[i] for i in np.flatnonzero(failed)],
             strangers=[names[i] for i in np.flatnonzero(strange)],
-            is_over=bool(summed[-1]),
+            is_over=bool(summed[-2]),
+            ends=bool(summed[-1]),
         )
 
     def announce(self, versions: Mapping[int, int]) -> None:

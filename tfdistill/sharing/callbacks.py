@@ -239,6 +239,13 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._with_extras = [
             c for c in callbacks if hasattr(c, "manifest_extras")
         ]
+        others = [c for c in callbacks if isinstance(c, StudentExporter)]
+        if any(c._ema_decay != self._ema_decay for c in others):
+            raise ValueError(
+                "All StudentExporters of a `fit` must export the same weights; "
+                f"received {[c._ema_decay for c in others]} as their decays. "
+                "Give them the same `weights` and `ema_decay`."
+            )
 
     def _offset(self, cluster: identity.Cluster) -> int:
         if self._given_offset is not None:

@@ -21,6 +21,7 @@ from tfdistill.exports import student_graph
 from tfdistill.system import keras_internals
 from tfdistill.teachers import by_value
 from tfdistill.teachers import features as features_lib
+from tfdistill.teachers import gates
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher_set
@@ -384,6 +385,14 @@ class Codistillation:
                 last=model.trainer.last,
             )
         return self.teachers.remote
+
+    def settle(self, canary: gates.Canary) -> None:
+        """Has a canary take outputs as the distillation loss does."""
+        loss = self._term.first if self._term else None
+        canary.settle(
+            loss.from_logits if loss else None,
+            has_classes=isinstance(loss, _OF_CLASSES),
+        )
 
     # ---- one step ----
 

@@ -30,7 +30,11 @@ def _setup(**changes):
 
 
 def _trial(name, seed=0, **changes):
-    return methods.METHODS[name].make(_setup(**changes), seed)
+    # It replaces the momentum of SGD, and nothing else.
+    sgd = ["optimizer.name=sgd"] if name == "quasi_global" else []
+    config = recipes.override(recipes.digits(), sgd)
+    setup = methods.Setup(config=config, **changes)
+    return methods.METHODS[name].make(setup, seed)
 
 
 # --- plans -------------------------------------------------------------------
@@ -62,7 +66,11 @@ def test_methods_differ_from_independent_in_what_they_are_about():
         # Each version moves its mean.
         "exchange.every_steps",
     }
-    assert past.num_groups == 1
+    (last,) = _trial("own_past").runs
+    assert set(recipes.changed_fields(recipes.digits(), last.config)) == {
+        "codistillation.include_past"
+    }
+    assert past.num_groups == last.num_groups == 1
     (big,) = _trial("large_group", num_groups=3, workers_per_group=2).runs
     assert big.config.data.global_batch_size == 3 * 64
     assert (big.num_groups, big.workers_per_group) == (1, 6)
@@ -94,6 +102,30 @@ def test_methods_differ_from_independent_in_what_they_are_about():
         "start_together_secs"
     ]
     assert own.num_groups == shared.num_groups == 2
+
+
+def test_groups_that_mix_weights_do_so_at_the_steps_of_their_exports():
+    changed = {}
+    for name in ("averaging", "diloco", "quasi_global"):
+        (run,) = _trial(name, num_groups=3).runs
+        config, mixing = run.config, run.config.mixing
+        assert run.num_groups == 3 and config.seed_groups_alike
+        assert not config.codistillation.enabled
+        assert config.exchange.every_steps == mixing.every_steps == 50
+        # Fast groups wait: the result does not depend on the machine.
+        assert mixing.quorum == "all" and mixing.grace_secs > 60
+        changed[name] = mixing.rule, mixing.topology, config.optimizer.name
+    assert changed == {
+        "averaging": ("model_averaging", "all", "adam"),
+        "diloco": ("outer_optimizer", "all", "adamw"),
+        "quasi_global": ("model_averaging", "ring", "quasi_global_momentum"),
+    }
+    assert config.optimizer.arguments == {"every_steps": 50}
+    (swept,) = methods.parse_sweep("averaging:mixing.every_steps=10")
+    (run,) = swept.trial(_setup(), 0).runs
+    assert run.config.exchange.every_steps == 10
+    with pytest.raises(ValueError, match="momentum of SGD; received .* adam"):
+        methods.METHODS["quasi_global"].make(_setup(), 0)
 
 
 def test_large_group_takes_a_scaled_learning_rate():
@@ -874,6 +906,8 @@ def test_notes_tell_what_would_mislead():
         versions_read=2.0,
         versions_due=8.0,
         groups_without_teacher=1.0,
+        mixes=5.0,
+        mixes_left_out=3.0,
     )
     other = dataclasses.replace(
         _finished(),
@@ -891,6 +925,7 @@ def test_notes_tell_what_would_mislead():
     assert "other validation examples than independent" in notes
     assert "read 2.0 versions of its teachers, but" in notes
     assert "1 group(s) of all trials never had a teacher" in notes
+    assert "left out 3.0 of 8 mixes" in notes
     assert "by the first evaluation" not in notes
     assert "Interrupted once" in notes and "trial 0 of codistill" in notes
     notes = " ".join(_made(done, setup={"budget": "per_group"})["notes"])
@@ -950,6 +985,38 @@ def test_what_goes_over_the_network_and_what_servers_cost_is_counted(tmp_path):
     together = found["mutual_learning"]
     assert (together["bytes_written"], together["bytes_read"]) == (0, 0)
     assert together["total_steps"] == 2 * 1000
+
+
+def test_what_slow_links_carry_stands_beside_quality(tmp_path):
+    rng, runner = np.random.default_rng(0), runs.Runner(tmp_path)
+    mixed = {"mixes": 19, "skipped": 1, "waits": 2, "bytes": 19_000}
+    found = {}
+    for name in ("averaging", "large_group", "independent", "codistill"):
+        trial = _trial(name)
+        (run,) = trial.runs
+        directory = runner.directory(run)
+        _write(directory, run, rng=rng, shift=0.0)
+        for path in directory.glob("group_*/results.json"):
+            result = json.loads(path.read_text())
+            if name == "averaging":
+                result |= {"mixing": mixed, "teachers": []}
+            path.write_text(json.dumps(result))
+        found[name] = collect.collect(
+            trial, seed=0, workdir=tmp_path, directory=runner.directory
+        ).figures
+    each = {n: f.get("slow_bytes_per_step") for n, f in found.items()}
+    # A thousand steps; parameters of a thousand bytes.
+    assert each == {
+        "averaging": 19.0,
+        "large_group": 1000.0,
+        "independent": None,
+        "codistill": 2.4,
+    }
+    averaging = found["averaging"]
+    assert (averaging["mixes"], averaging["mixes_left_out"]) == (19, 1)
+    assert (
+        "versions_read" not in averaging and "mixes" not in found["codistill"]
+    )
 
 
 def test_a_run_that_resumed_from_a_backup_has_each_step_once(tmp_path):

@@ -109,7 +109,9 @@ def test_a_rate_in_a_graph_is_the_rate_outside():
         assert float(in_graph()) == float(optimizer.learning_rate)
 
 
-@pytest.mark.parametrize("name", sections.OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", sorted({*sections.OPTIMIZERS} - {"quasi_global_momentum"})
+)
 @pytest.mark.parametrize("decay", ["null", "0.25"])
 def test_every_optimizer_is_made(name, decay):
     optimizer = _optimizer(
@@ -130,6 +132,25 @@ def test_every_optimizer_is_made(name, decay):
     assert coupled == (name == "sgd")
     default = keras.optimizers.AdamW().weight_decay
     assert optimizer.weight_decay == (0.25 if decay == "0.25" else default)
+
+
+def test_quasi_global_momentum_takes_its_place_in_sgd():
+    optimizer = _optimizer(
+        "optimizer.name=quasi_global_momentum",
+        "optimizer.weight_decay=0.25",
+        "optimizer.clipnorm=2",
+        'optimizer.arguments={"momentum": 0.8, "every_steps": 5}',
+    )
+    assert isinstance(optimizer, optimizers_lib.QuasiGlobalMomentum)
+    assert (optimizer.momentum, optimizer.every_steps) == (0.8, 5)
+    assert isinstance(optimizer.inner, optimizers_lib.CoupledKernelDecay)
+    assert optimizer.inner.weight_decay == 0.25
+    assert float(optimizer.learning_rate) == 1.0
+    with pytest.raises(ValueError, match="`optimizer.arguments` do not fit"):
+        _optimizer(
+            "optimizer.name=quasi_global_momentum",
+            "optimizer.arguments.size=1",
+        )
 
 
 def test_the_weight_decay_falls_with_the_rate():

@@ -58,6 +58,47 @@ def test_labels_of_clicks_and_of_tokens():
     batch.check(lambda x: [tf.zeros([2, 5, 7])], tf.TensorSpec([None, 5, 7]))
 
 
+@pytest.mark.parametrize("name", sections.MIXING_RULES[1:])
+def test_every_rule_of_a_recipe_is_one_of_the_library(name):
+    arguments = {
+        "block_momentum": ["mixing.arguments.momentum=0.3"],
+        "outer_optimizer": ["mixing.arguments.learning_rate=0.7"],
+    }.get(name, ["mixing.arguments.alpha=0.3"])
+    config = _config(
+        "digits", f"mixing.rule={name}", "seed_groups_alike=true", *arguments
+    )
+    rule = students.make_rule(config.mixing)
+    assert type(rule).__name__.lower() == name.replace("_", "")
+    if name == "outer_optimizer":
+        assert float(rule.optimizer.learning_rate) == pytest.approx(0.7)
+    else:
+        assert 0.3 in dataclasses.astuple(rule)
+    wrong = recipes.override(config, ["mixing.arguments.size=1"])
+    with pytest.raises(students.OptionsError, match="`mixing.arguments` do"):
+        students.make_rule(wrong.mixing)
+
+
+def test_a_recipe_s_mixer_has_its_options(tmp_path):
+    config = _config(
+        "digits",
+        "mixing.rule=model_averaging",
+        "seed_groups_alike=true",
+        "mixing.quorum=all",
+        "mixing.grace_secs=7",
+        "mixing.weigh_by=examples",
+        "mixing.topology=[[1], [0], []]",
+    )
+    exchange = tfdistill.Exchange(tmp_path)
+    cluster = tfdistill.Cluster(group=1, num_groups=3)
+    mixer = students.make_mixer(config, cluster, exchange)
+    assert mixer._given_peers == (0,) and mixer._weigh_by == "examples"
+    assert (mixer._quorum, mixer._grace_secs) == ("all", 7.0)
+    seeds = {students.initial_seed(config, group) for group in range(3)}
+    assert len(seeds) == 1
+    assert students.make_mixer(_config(), cluster, exchange) is None
+    assert students.initial_seed(_config(), 1) not in seeds
+
+
 def test_options_reach_the_teachers(tmp_path):
     config = _config(
         "digits",
