@@ -155,6 +155,10 @@ def decisions(monkeypatch):
             next(following[size], size) if size in following else size
         ),
     )
+    # As if there was a peer.
+    monkeypatch.setattr(
+        tfdistill.BatchScaler, "_speeds", lambda self: [1.0, 1.0]
+    )
 
 
 def trained(strategy, *, backup=None, stop_at=None, **kwargs):
