@@ -129,6 +129,13 @@ OPTIONS = {
         served_batch_size=512 served_steps=24 outage_secs=120.0
         quick=False
     """,
+    "benchmarks.mixing": """
+        parts=[blocked,quasi_global,speeds] depth=50 width=64 rounds=9
+        num_groups=4 alpha=0.1 image_size=8 num_train=20000 num_test=4000
+        batch_size=32 num_steps=1500 rates=[0.003,0.01,0.03,0.1] sweep_seeds=1
+        num_seeds=6 target_loss=0.35 limit_secs=60.0 speed_seeds=3
+        quick=False
+    """,
     "benchmarks.multiworker": """
         models=[mlp,cnn]{cnn|mlp|tiny} batches=[static,dynamic]
         steps_per_execution=[1,10] batch_size=128 steps=80 rounds=7
