@@ -136,6 +136,11 @@ OPTIONS = {
         num_seeds=6 target_loss=0.35 limit_secs=60.0 speed_seeds=3
         quick=False
     """,
+    "benchmarks.mixing_speeds_task": """
+        scales=False waits=False fast_secs=0.00025 slow_secs=0.0005
+        every_steps=40 look_every_steps=10 learning_rate=0.02
+        limit_secs=60.0 seed=0
+    """,
     "benchmarks.multiworker": """
         models=[mlp,cnn]{cnn|mlp|tiny} batches=[static,dynamic]
         steps_per_execution=[1,10] batch_size=128 steps=80 rounds=7
@@ -176,11 +181,11 @@ OPTIONS = {
         minutes=30.0 every_secs=30.0 calm_secs=60.0 num_groups=3
         workers_per_group=2 steps_per_second=5.0 trials=2 seed=0
         quick=False
-        by=versions{predictions|versions}
+        by=versions{predictions|versions|weights}
     """,
     "benchmarks.soak_task": """
         num_steps=! steps_per_second=0.0 backup_every_steps=50 seed=0
-        by=versions{predictions|versions}
+        by=versions{predictions|versions|weights}
     """,
     "benchmarks.step_cost": """
         models=[resnet50,mlp]{mlp|resnet50|tiny} batch_size=16
