@@ -359,11 +359,13 @@ def _mixed(
     arguments: Mapping[str, Any] | None = None,
     topology: str | None = None,
     optimizer: Callable[[Any, int], Any] | None = None,
+    then_teach: bool = False,
 ) -> Callable[[Setup, int], runs.Trial]:
     """Returns a method whose groups mix their weights, and wait for it.
 
     `optimizer` makes the optimizer's section out of the recipe's and of the
-    steps between mixes.
+    steps between mixes. Groups may teach each other once their mean is worse
+    than they are.
     """
 
     def make(setup: Setup, seed: int) -> runs.Trial:
@@ -377,8 +379,14 @@ def _mixed(
             topology=topology or given.topology,
             quorum="all",
             grace_secs=given.grace_secs or _WAIT_SECS,
+            barrier_margin=(given.barrier_margin or 0.0)
+            if then_teach
+            else None,
         )
         config = setup.seeded(seed, parts=setup.num_groups)
+        learn = dataclasses.replace(
+            config.codistillation, enabled=True, by="versions"
+        )
         if optimizer is not None:
             changed = optimizer(config.optimizer, mixing.every_steps)
             config = dataclasses.replace(config, optimizer=changed)
@@ -386,7 +394,7 @@ def _mixed(
             config,
             mixing=mixing,
             seed_groups_alike=True,
-            codistillation=_alone(config.codistillation),
+            codistillation=learn if then_teach else _alone(learn),
             exchange=dataclasses.replace(
                 config.exchange,
                 every_steps=mixing.every_steps,
@@ -538,6 +546,11 @@ METHODS: Mapping[str, Method] = {
     "diloco": Method(
         _mixed("outer_optimizer", arguments=_OUTER, optimizer=_decoupled),
         "groups whose progress moves common weights by Nesterov momentum",
+    ),
+    "averaging_then_codistill": Method(
+        _mixed("model_averaging", then_teach=True),
+        "groups that average their weights while that helps, and then teach "
+        "each other",
     ),
     "quasi_global": Method(
         _mixed("model_averaging", topology="ring", optimizer=_quasi_global),

@@ -121,6 +121,9 @@ def test_groups_that_mix_weights_do_so_at_the_steps_of_their_exports():
         "quasi_global": ("model_averaging", "ring", "quasi_global_momentum"),
     }
     assert config.optimizer.arguments == {"every_steps": 50}
+    (both,) = _trial("averaging_then_codistill").runs
+    assert both.config.codistillation.enabled
+    assert both.config.mixing.barrier_margin == 0.0
     (swept,) = methods.parse_sweep("averaging:mixing.every_steps=10")
     (run,) = swept.trial(_setup(), 0).runs
     assert run.config.exchange.every_steps == 10
