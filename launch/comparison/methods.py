@@ -18,6 +18,7 @@ from typing import Any
 from launch import recipes
 from launch.comparison import runs
 from launch.config import config as config_lib
+from launch.config import sections
 
 BUDGETS = ("per_group", "total")
 # Fewer trials than this show nothing: intervals are given, no conclusions. The
@@ -135,6 +136,9 @@ class Setup:
         changes["data"] = dataclasses.replace(data, seed=whole.data.seed + seed)
         learn = dataclasses.replace(whole.codistillation, num_students=1)
         changes.setdefault("codistillation", learn)
+        # Only the methods that are about it mix weights.
+        changes.setdefault("mixing", sections.Mixing())
+        changes.setdefault("seed_groups_alike", False)
         return dataclasses.replace(whole, seed=whole.seed + seed, **changes)
 
     def group(
@@ -370,16 +374,19 @@ def _mixed(
 
     def make(setup: Setup, seed: int) -> runs.Trial:
         _check_several(setup)
-        given = setup.config.mixing
+        mixing = setup.config.mixing
+        if mixing.rule != rule:  # Otherwise the recipe has its numbers.
+            mixing = dataclasses.replace(
+                mixing,
+                rule=rule,
+                arguments=arguments or {},
+                quorum="all",
+                grace_secs=_WAIT_SECS,
+            )
         mixing = dataclasses.replace(
-            given,
-            rule=rule,
-            # A sweep or the recipe may have set them.
-            arguments=given.arguments or arguments or {},
-            topology=topology or given.topology,
-            quorum="all",
-            grace_secs=given.grace_secs or _WAIT_SECS,
-            barrier_margin=(given.barrier_margin or 0.0)
+            mixing,
+            topology=topology or mixing.topology,
+            barrier_margin=(mixing.barrier_margin or 0.0)
             if then_teach
             else None,
         )
