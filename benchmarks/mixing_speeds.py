@@ -65,7 +65,7 @@ def _train(
 
 
 def _compare(options: programs.Options, *, waits: bool) -> dict[str, Any]:
-    runs: dict[str, list[dict[str, Any]]] = {"fixed": [], "scaled": []}
+    runs: dict[str, list[Any]] = {"fixed": [], "scaled": []}
     for seed in range(options.speed_seeds):
         for name in runs if seed % 2 else [*runs][::-1]:
             found = _train(options, seed, scales=name == "scaled", waits=waits)
@@ -76,8 +76,8 @@ def _compare(options: programs.Options, *, waits: bool) -> dict[str, Any]:
         for scaled, fixed in zip(runs["scaled"], runs["fixed"], strict=True)
         if scaled["secs"] and fixed["secs"]
     ]
-    found = round(statistics.median(ratios), 3) if ratios else None
-    return {"ratio": found, "ratios": [round(r, 3) for r in ratios], **runs}
+    median = round(statistics.median(ratios), 3) if ratios else None
+    return {"ratio": median, "ratios": [round(r, 3) for r in ratios], **runs}
 
 
 def speeds(options: programs.Options) -> dict[str, Any]:

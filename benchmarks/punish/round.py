@@ -199,6 +199,8 @@ class Round:
         finally:
             self._stopping.set()
             observer.join()
+        for group, resumes in enumerate(self._resumes):
+            self._watch.check_mixes(group, [step for _, step in resumes])
         for name, pid in self._view.left_behind(_LEFT_BEHIND_SECS).items():
             self._watch.tell(f"{name} was replaced, yet process {pid} lives")
         return self._report(calm, start, end)
@@ -397,6 +399,7 @@ class Round:
             "recovery_secs": _median(recovered, "recovery_secs"),
             "redone_steps": _median(recovered, "redone_steps"),
             "versions_verified": self._watch.num_versions,
+            "mixes_checked": self._watch.num_mixes,
             "log_lines_checked": self._watch.num_records,
             "violations": self._watch.violations,
         }

@@ -1,14 +1,18 @@
 """Watches, all along a round, what must hold whatever the fault.
 
 Versions are whole and never go backwards, one publisher at a time; teachers
-are versions that were whole; answers of peers are of steps that were made;
-losses are finite; steps never jump ahead; tasks that were replaced are gone.
+are versions that were whole; answers of peers are of steps that were made; no
+version is mixed twice, or by one worker of a group only; losses are finite;
+steps never jump ahead; tasks that were replaced are gone.
 """
 
 import contextlib
 import dataclasses
+import json
 import math
+import pathlib
 import time
+from collections.abc import Collection
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +39,7 @@ class Watch:
         violations: One line for each thing that should not have been.
         num_versions: Versions that were read and verified.
         num_records: Lines of the groups' logs that were checked.
+        num_mixes: Mixes of versions that were checked.
     """
 
     def __init__(self, view: run_view.RunView) -> None:
@@ -62,6 +67,7 @@ class Watch:
         self.violations: list[str] = []
         self.num_versions = 0
         self.num_records = 0
+        self.num_mixes = 0
 
     def damaged(self, group: int, step: int) -> None:
         """Takes in that a version's files were damaged just now."""
@@ -220,3 +226,46 @@ class Watch:
                         "damaged"
                     )
         self._to_check.clear()
+
+    def check_mixes(self, group: int, resumed: Collection[int]) -> None:
+        """Checks what the workers of a group have mixed, at the end.
+
+        Args:
+            group: Its index.
+            resumed: Steps from which it was resumed: there a worker may have
+                been killed between its mix and its note of it.
+        """
+        paths = self._view.group_dir(group).glob("backup/mixes*.jsonl")
+        notes = {path.name: _mixes(path) for path in sorted(paths)}
+        if not notes:
+            return
+        chief = next(iter(notes.values()))
+        self.num_mixes += sum(map(bool, chief.values()))
+        used: set[tuple[str, int]] = set()
+        for step, versions_mixed in sorted(chief.items()):
+            for use in versions_mixed.items():
+                if use in used:
+                    self.tell(
+                        f"group {group} mixed version {use[1]} of group "
+                        f"{use[0]} again at step {step}"
+                    )
+                used.add(use)
+        # The last ones may be about to be noted.
+        last = min(max(steps, default=-1) for steps in notes.values())
+        known = {step for steps in notes.values() for step in steps}
+        for step in sorted(s for s in known - {*resumed} if s <= last):
+            found = [steps.get(step) for steps in notes.values()]
+            if any(versions_mixed != found[0] for versions_mixed in found):
+                self.tell(
+                    f"the workers of group {group} mixed {found} at step {step}"
+                )
+
+
+def _mixes(path: pathlib.Path) -> dict[int, dict[str, int]]:
+    """Versions by group and step; of steps that were repeated, the last."""
+    found = {}
+    for line in path.read_text("utf-8").splitlines():
+        with contextlib.suppress(ValueError):  # A crash has cut it short.
+            entry = json.loads(line)
+            found[int(entry["step"])] = dict(entry["versions"])
+    return found

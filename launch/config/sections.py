@@ -284,15 +284,17 @@ class Exchange(fields.Section):
         "auto", least=0, choices=("auto",), first_default=None
     )
     max_staleness_secs: float | None = fields.option(None, least=0)
+    max_staleness_examples: float | None = fields.option(None, least=0)
     staleness_ramp_steps: int = fields.option(0, least=0)
     staleness_ramp_secs: float = fields.option(0.0, least=0)
+    staleness_ramp_examples: float = fields.option(0.0, least=0)
     allow_other_graphs: bool = False
     allow_other_schemas: bool = False
 
     def __post_init__(self) -> None:
         """Validates the fields."""
         super().__post_init__()
-        for unit in ("steps", "secs"):
+        for unit in ("steps", "secs", "examples"):
             ramp = getattr(self, f"staleness_ramp_{unit}")
             most = getattr(self, f"max_staleness_{unit}")
             if ramp and most in (None, "auto"):

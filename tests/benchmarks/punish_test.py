@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -477,6 +478,40 @@ def test_a_log_that_is_rewritten_is_not_read_twice(run):
     _log(view, 0, {"step": 5, "event": "start"})
     assert [r for _, r in watch.look_at_logs()][0]["event"] == "start"
     assert not watch.violations
+
+
+def _note_mixes(view, name, *mixes):
+    path = view.group_dir(0) / "backup" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"step": s, "versions": v}) for s, v in mixes]
+    path.write_text("\n".join([*lines, '{"step": 99, "ver']))
+
+
+@pytest.mark.parametrize(
+    "chief, worker, told",
+    [
+        # The mix of step 20 was repeated; that of 30 is not noted by all yet.
+        ([(10, 5), (20, 8), (20, 8), (30, 9)], [(10, 5), (20, 8)], None),
+        ([(10, 5), (20, 5)], [(10, 5), (20, 5)], "version 5 of group 1 again"),
+        ([(10, 5), (20, 8)], [(10, 5), (20, 7)], "mixed .* at step 20"),
+        ([(10, 5), (20, 8)], [(20, 8)], "mixed .*None.* at step 10"),
+        ([(40, 5), (50, 8)], [(50, 8)], None),
+    ],
+)
+def test_mixes_by_one_worker_only_and_twice_are_told(run, chief, worker, told):
+    view, _ = run
+    watch = _watched(view)
+    for name, mixes in (
+        ("mixes.jsonl", chief),
+        ("mixes_worker_1.jsonl", worker),
+    ):
+        _note_mixes(view, name, *((step, {"1": v}) for step, v in mixes))
+    watch.check_mixes(0, [40])
+    assert watch.num_mixes == len({step for step, _ in chief})
+    if told is None:
+        assert not watch.violations
+    else:
+        assert re.search(told, watch.violations[0])
 
 
 def test_a_broken_version_that_nobody_damaged_is_told(run):

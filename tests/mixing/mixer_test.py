@@ -161,6 +161,84 @@ def test_training_does_not_wait_and_no_version_is_mixed_twice(tmp_path):
     assert mixer._made._mix.experimental_get_tracing_count() == 1
 
 
+class _News(keras.callbacks.Callback):
+    """Publishes once a mix was made or left out, and has the mixer see it."""
+
+    def __init__(self, mixer, publish, groups=(1,)):
+        super().__init__()
+        self._mixer, self._publish, self._groups = mixer, publish, groups
+        self._is_done = False
+        self.mixed_at = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        mixer = self._mixer
+        if not self._is_done and (mixer.num_mixes or mixer.num_skipped > 2):
+            self._publish()
+            self._is_done = True
+            self._await(lambda: mixer._readers[1].newest == 20)
+        elif not batch:
+            readers = [mixer._readers[group] for group in self._groups]
+            self._await(lambda: all(r.newest >= 0 for r in readers))
+
+    def _await(self, condition):
+        deadline = time.monotonic() + cases.WAIT_SECS
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._mixer.num_mixes > len(self.mixed_at):
+            self.mixed_at.append(batch + 1)
+
+
+@pytest.mark.parametrize("weigh_by, unit", [("updates", 1), ("examples", 4)])
+def test_versions_count_by_what_was_done_since_the_last_mix(
+    tmp_path, weigh_by, unit
+):
+    exchange = _exchange(tmp_path)
+    students = [cases.deep(1), cases.deep(2), cases.deep(3)]
+    for group, count in ((1, 6), (2, 12)):
+        _publish(
+            exchange, students[group - 1], 10, group=group, **{weigh_by: count}
+        )
+    model = _still()
+    mixer = _mixer(exchange, peers=[1, 2], weigh_by=weigh_by)
+    news = _News(
+        mixer,
+        lambda: _publish(exchange, students[2], 20, **{weigh_by: 16}),
+        groups=(1, 2),
+    )
+    _fit(model, exchange, mixer, _Read(mixer, (1, 2)), news, epochs=1)
+    first, second = news.mixed_at
+    weights = [m.get_weights() for m in (cases.deep(0), *students)]
+    for found, own, a, b, c in zip(model.get_weights(), *weights, strict=True):
+        done = unit * first
+        own = (done * own + 6 * a + 12 * b) / (done + 18)
+        done = unit * (second - first)
+        own = (done * own + 10 * c) / (done + 10)
+        np.testing.assert_allclose(found, own, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [{"max_staleness_steps": 0}, {"max_staleness_examples": 4}],
+)
+def test_a_version_that_is_too_old_makes_room_for_a_newer_one(tmp_path, bounds):
+    exchange = _exchange(tmp_path)
+    _publish(exchange, cases.deep(1), 1, examples=0)
+    model = _still()
+    mixer = _mixer(exchange, **bounds)
+    news = _News(
+        mixer, lambda: _publish(exchange, cases.deep(2), 20, examples=99)
+    )
+    _fit(model, exchange, mixer, _Read(mixer), news, epochs=2)
+    assert (mixer.num_mixes, mixer._readers[1].current) == (1, 20)
+    own, other = (cases.deep(n).get_weights()[0] for n in (0, 2))
+    np.testing.assert_allclose(
+        model.get_weights()[0], (own + other) / 2, rtol=1e-6
+    )
+
+
 def test_a_mix_without_its_quorum_is_left_out_and_logged_once(tmp_path, caplog):
     exchange = _exchange(tmp_path)
     _publish(exchange, cases.deep(1), 10)
@@ -398,6 +476,8 @@ def test_averaged_weights_are_not_mixed(tmp_path):
         ({"quorum": "most"}, "`quorum` must be how many"),
         ({"grace_secs": -1.0}, "`grace_secs` must be finite"),
         ({"weigh_by": "steps"}, "`weigh_by` must be one of"),
+        ({"max_staleness_steps": -1}, "`max_staleness_steps` must be >= 0"),
+        ({"max_staleness_examples": -1}, "`max_staleness_examples` must be"),
         ({"peers": ["a"]}, "`peers` must be one of"),
     ],
 )

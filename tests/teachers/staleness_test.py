@@ -50,6 +50,43 @@ def test_shares_by_seconds(most, ramp, secs, expected):
     assert staleness.share_by_secs(given, secs) == expected
 
 
+def test_a_version_fades_by_examples(tmp_path):
+    exchange = tfdistill.Exchange(tmp_path)
+    model = _following(
+        exchange,
+        schedules.Constant(1.0),
+        max_staleness_examples=100,
+        staleness_ramp_examples=100,
+    )
+    for step, extras, expected in (
+        (10, {"examples": 1000}, [(1, "good"), (0.5, "fading")]),
+        # It does not say how many: as old as can be.
+        (20, {}, [(0, "too_stale"), (0, "too_stale")]),
+    ):
+        cases.publish(exchange, cases.linear(1), step=step, extras=extras)
+        cases.load(model, step)
+        for examples, (share, health) in zip(
+            (1100, 1150), expected, strict=True
+        ):
+            model.teachers.refresh(step=step, examples=examples)
+            (status,) = model.teachers.status()
+            assert (status["share"], status["health"]) == (share, health)
+
+
+def test_a_bound_in_examples_needs_whoever_counts_them(tmp_path):
+    exchange = tfdistill.Exchange(tmp_path)
+    teachers = cases.teacher_set(exchange, max_staleness_examples=8)
+    model = cases.codistill(cases.linear(0), teachers)
+    loader = tfdistill.TeacherLoader(every_steps=1)
+    with pytest.raises(ValueError, match="needs a tfdistill.StudentExporter"):
+        cases.fit(model, *cases.data(), callbacks=[loader])
+    exporter = tfdistill.StudentExporter(exchange, every_steps=1, group=0)
+    cases.publish(exchange, cases.linear(1), step=1, extras={"examples": 4})
+    cases.fit(model, *cases.data(), callbacks=[exporter, loader], epochs=2)
+    (status,) = model.teachers.status()
+    assert status["health"] in ("absent", "too_stale")
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0, 0.1, 1 / 3])
 def test_a_verdict_travels_to_the_bit(share):
     verdict = staleness.Verdict(share, staleness.WORSE)

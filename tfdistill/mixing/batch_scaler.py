@@ -304,9 +304,9 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
     ) -> tf.data.Dataset:
         """Returns batches of the size that the group has at each step.
 
-        In place of `dataset.batch`, at the end of a pipeline. Several workers
-        call it in a function for `strategy.distribute_datasets_from_function`,
-        after `tfdistill.data.worker_shard`, each with what the function got.
+        In place of `dataset.batch`, at the end of a pipeline. For several
+        replicas, pass `fit` a function of a `tf.distribute.InputContext` that
+        calls `tfdistill.data.worker_shard` and then this, each with it.
 
         Args:
             dataset: Examples, not batched, that never end.
@@ -520,7 +520,9 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         extras, now = version.manifest.extras, self._clock()
         # Of a group without a BatchScaler, the time between its versions.
         examples, secs = extras.get("examples"), extras.get(BUSY_FIELD, now)
-        if all(isinstance(n, int | float) and n >= 0 for n in (examples, secs)):
+        if not isinstance(examples, int | float) or examples < 0:
+            return
+        if isinstance(secs, int | float) and secs >= 0:
             with self._lock:
                 pace.note(examples=examples, secs=secs, now=now)
 

@@ -1,7 +1,8 @@
 """Which versions were mixed at which step, beside the backups of a group.
 
-A training that resumes repeats the mixes between its backup and where it was
-stopped, with the same versions, as long as the exchange still has them.
+Each worker notes its own mixes. By those of the chief, a training that resumes
+repeats the mixes between its backup and where it was stopped, with the same
+versions, as long as the exchange still has them.
 """
 
 import json
@@ -13,35 +14,46 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 _NAME = "mixes.jsonl"
+_NAME_OF_WORKER = "mixes_worker_{}.jsonl"
 
 
 class Journal:
     """Lines of JSON; without a path it neither keeps nor repeats anything."""
 
     def __init__(
-        self, path: pathlib.Path | None, *, resumed_step: int | None = None
+        self,
+        path: pathlib.Path | None,
+        *,
+        chief: pathlib.Path | None = None,
+        resumed_step: int | None = None,
     ) -> None:
-        """Reads what is to be repeated after `resumed_step`."""
+        """Reads what is to be repeated after `resumed_step`, of the chief's.
+
+        `path` is where this worker notes its mixes.
+        """
         self._path = path
         self._replay: dict[int, dict[int, int]] = {}
         # By step, the losses that a `MergeBarrier` was opened for.
         self._ends: dict[int, Sequence[float] | None] = {}
         self._has_warned = False
-        if path is not None and resumed_step is not None:
-            self._replay, self._ends = _read(path, after=resumed_step)
+        if chief is not None and resumed_step is not None:
+            self._replay, self._ends = _read(chief, after=resumed_step)
 
     @classmethod
-    def beside(cls, backup: Any, *, writes: bool) -> "Journal":
-        """Makes the journal of a training with this `Backup`, or None.
+    def beside(cls, backup: Any, *, worker: int) -> "Journal":
+        """Makes a worker's journal of a training with this `Backup`, or None.
 
-        One that starts at step 0 begins a new one, if this task `writes`.
+        One that starts at step 0 begins a new one.
         """
         if backup is None:
             return cls(None)
-        path = pathlib.Path(backup.directory, _NAME)
-        if backup.resumed_step is None and writes:
-            path.unlink(missing_ok=True)
-        return cls(path, resumed_step=backup.resumed_step)
+        chief = pathlib.Path(backup.directory, _NAME)
+        own = chief
+        if worker:
+            own = chief.with_name(_NAME_OF_WORKER.format(worker))
+        if backup.resumed_step is None:
+            own.unlink(missing_ok=True)
+        return cls(own, chief=chief, resumed_step=backup.resumed_step)
 
     def replay(self, step: int) -> Mapping[int, int] | None:
         """Returns what was mixed at a step; None if that is not known."""

@@ -80,6 +80,8 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         quorum: int | str = 1,
         grace_secs: float = 0.0,
         weigh_by: str = GROUPS,
+        max_staleness_steps: int | None = None,
+        max_staleness_examples: float | None = None,
         seed: int = 0,
         until: schedules.MergeBarrier | None = None,
         schema: Mapping[str, Any] | None = None,
@@ -106,6 +108,11 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             weigh_by: What a version counts in the mean: `"groups"` (default),
                 all the same; `"updates"` or `"examples"`, as many as its
                 group has trained on since its version that was mixed before.
+            max_staleness_steps: Versions that are more of this group's steps
+                old are not mixed. Default: no bound.
+            max_staleness_examples: Likewise, in examples that this group has
+                trained on beyond those of the version's group: for groups of
+                different batch sizes or speeds. Default: no bound.
             seed: Draws the pairs of `"gossip"`, the same in all groups.
             until: What ends the mixing; the distillation weight that `compile`
                 was given is the same object. Default: it goes on to the end.
@@ -131,6 +138,16 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
                 "`until` must be a tfdistill.schedules.MergeBarrier or None; "
                 f"received {until!r}."
             )
+        self._bounds = {
+            "steps": max_staleness_steps,
+            "examples": max_staleness_examples,
+        }
+        for unit, most in self._bounds.items():
+            if most is not None and not 0 <= most < math.inf:
+                raise ValueError(
+                    f"`max_staleness_{unit}` must be >= 0 or None; received "
+                    f"{most}."
+                )
         topologies.check_peers(topologies.ALL if peers is None else peers)
         self._exchange, self._rule = exchange, rule
         self._schedule = steps.EverySteps(every_steps)
@@ -278,7 +295,8 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             is_chief=self._is_chief,
         )
         self._journal = journal.Journal.beside(
-            model.trainer.backup, writes=self._is_chief
+            model.trainer.backup,
+            worker=0 if self._is_chief else cluster.task_index,
         )
         self._poller = peer.Poller(
             list(self._readers.values()),
@@ -385,7 +403,11 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
     def _look_ahead(self) -> None:
         """Has all workers read what the next mix will take."""
         news = self._round()
-        self._announce(news, self._peers_now(after=1), replace=False)
+        peers = self._peers_now(after=1)
+        self._announce(news, peers, replace=False)
+        # What has become too old makes room for a newer one.
+        old = {g for g in news.ready if not self._is_recent(g)}
+        self._announce(news, old.intersection(peers), replace=True)
 
     def _round(self, *, is_over: bool = False) -> rounds.News:
         news = self._rounds.exchange_news(
@@ -430,14 +452,12 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             losses = self._journal.losses_at(self.step)
             if self._watch and self._watch.losses:
                 losses = self._watch.losses
-            if self._is_chief:
-                self._journal.end(self.step, losses)
+            self._journal.end(self.step, losses)
             self._open(losses)
             return
-        if self._is_chief:
-            self._journal.add(
-                self.step, {g: self._readers[g].announced for g in chosen}
-            )
+        self._journal.add(
+            self.step, {g: self._readers[g].announced for g in chosen}
+        )
         if not chosen:
             self.num_skipped += 1
             if not self._is_short:
@@ -515,12 +535,32 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             return self._repeated(wanted)
         need = len(groups) if self._quorum == "all" else int(self._quorum)
         if not self._grace_secs:
-            ready = set(self._round().ready).intersection(groups)
-            return sorted(ready) if len(ready) >= need else []
-        for group in groups:
-            self._readers[group].limit = self.step
-        with self.waits.measured():
-            return self._awaited(groups, need)
+            ready = sorted(set(self._round().ready).intersection(groups))
+        else:
+            for group in groups:
+                self._readers[group].limit = self.step
+            with self.waits.measured():
+                ready = self._awaited(groups, need)
+        recent = [group for group in ready if self._is_recent(group)]
+        return recent if len(recent) >= need else []
+
+    def _is_recent(self, group: int) -> bool:
+        """Whether what all workers have read of a group is within the bounds.
+
+        A version that does not say its examples is as old as can be.
+        """
+        staged = self._readers[group].staged
+        if staged is None:
+            return False
+        version, most = staged.version, self._bounds["steps"]
+        if most is not None and self.step - version.step > most:
+            return False
+        most = self._bounds["examples"]
+        if most is None:
+            return True
+        had = version.manifest.extras.get(EXAMPLES)
+        had = float(had) if isinstance(had, int | float) else 0.0
+        return self._exporter.counts[EXAMPLES] - had <= most
 
     def _awaited(self, groups: tuple[int, ...], need: int) -> list[int]:
         """Waits for versions of this step, while there is hope and time."""

@@ -166,8 +166,10 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         )
         self._last_step = -1
         self._looks_for_earlier = False
-        # The `tfdistill.WeightMixer` beside it, if there is one.
+        # The `tfdistill.WeightMixer` beside it, if there is one, and all that
+        # have something to say in manifests.
         self._mixer: Any = None
+        self._with_extras: list[Any] = []
         # Of the training, whoever began it: what was counted, and what the
         # device may still be at.
         self._num_examples = 0.0
@@ -234,6 +236,9 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         """
         mixes = (c for c in callbacks if getattr(c, "mixes_weights", False))
         self._mixer = next(mixes, None)
+        self._with_extras = [
+            c for c in callbacks if hasattr(c, "manifest_extras")
+        ]
         others = [c for c in callbacks if isinstance(c, StudentExporter)]
         if any(c._ema_decay != self._ema_decay for c in others):
             raise ValueError(
@@ -378,8 +383,8 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
             found[gates.SCHEMA_FIELD] = self._schema
         if self._ema_decay is not None:
             found[gates.DECAY_FIELD] = self._ema_decay
-        if self._mixer is not None:
-            found |= self._mixer.manifest_extras
+        for callback in self._with_extras:
+            found |= callback.manifest_extras
         return found
 
     def _write(
@@ -501,6 +506,8 @@ class TeacherLoader(fresh_copies.FreshCopies, steps.SteppedCallback):
 
     # By which `CodistillModel` sees that its teachers will be followed.
     follows_teachers = True
+    # What counts the examples, if it is among the callbacks.
+    _exporter: Any = None
 
     def __init__(self, *, every_steps: int) -> None:
         """Reads nothing yet.
@@ -529,7 +536,22 @@ class TeacherLoader(fresh_copies.FreshCopies, steps.SteppedCallback):
                 "CodistillModel, or leave the loader out.",
                 stacklevel=2,
             )
+        if teachers.counts_examples and self._exporter is None:
+            raise ValueError(
+                "`max_staleness_examples` needs a tfdistill.StudentExporter "
+                "among the callbacks, which counts the student's examples; "
+                "received none. Add one, or bound staleness in steps."
+            )
         teachers.start()
+
+    def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds the exporter; `CodistillModel.fit` calls it.
+
+        Args:
+            callbacks: All of the training.
+        """
+        found = (c for c in callbacks if getattr(c, "exports_student", False))
+        self._exporter = next(found, None)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Swaps in what all workers have read, when a refresh is due."""
@@ -545,7 +567,10 @@ class TeacherLoader(fresh_copies.FreshCopies, steps.SteppedCallback):
                 self.model.codistillation.average_statistics(
                     self.model.distribute_strategy
                 )
-            swapped = teachers.refresh(step=self.step)
+            examples = None
+            if teachers.counts_examples:
+                examples = self._exporter.counts["examples"]
+            swapped = teachers.refresh(step=self.step, examples=examples)
             self.num_refreshes += len(swapped)
             if teachers.generation != generation:
                 self.model.make_train_function(force=True)

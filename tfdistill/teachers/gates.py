@@ -33,6 +33,7 @@ from tfdistill.teachers import peer
 _log = logging.getLogger(__name__)
 # Of a manifest's `extras`.
 SCHEMA_FIELD, INTERVAL_FIELD = "schema", "every_steps"
+EXAMPLES_FIELD = "examples"
 # Of versions that hold an average of the weights.
 DECAY_FIELD = "ema_decay"
 

@@ -34,8 +34,10 @@ class TeacherOptions:
     weights: Sequence[float] | None = None
     max_staleness_steps: int | str | None = AUTO
     max_staleness_secs: float | None = None
+    max_staleness_examples: float | None = None
     staleness_ramp_steps: int = 0
     staleness_ramp_secs: float = 0.0
+    staleness_ramp_examples: float = 0.0
     max_bad_batches: int = 3
     allow_other_graphs: bool = False
     trust_saved_models: bool = False
@@ -64,6 +66,11 @@ class TeacherOptions:
             )
         _check_bound("steps", self.most_steps, self.staleness_ramp_steps)
         _check_bound("secs", self.max_staleness_secs, self.staleness_ramp_secs)
+        _check_bound(
+            "examples",
+            self.max_staleness_examples,
+            self.staleness_ramp_examples,
+        )
         if self.max_bad_batches < 1:
             raise ValueError(
                 "`max_bad_batches` must be >= 1; received "
@@ -109,6 +116,7 @@ class TeacherOptions:
             for name, value in {
                 "max_staleness_steps": self.most_steps,
                 "max_staleness_secs": self.max_staleness_secs,
+                "max_staleness_examples": self.max_staleness_examples,
                 "allow_other_graphs": self.allow_other_graphs or None,
                 "schema": self.schema or None,
                 "canary": None if any(self.is_run) else self.canary,
@@ -164,6 +172,8 @@ class TeacherOptions:
             "staleness_ramp_steps": self.staleness_ramp_steps or None,
             "max_staleness_secs": self.max_staleness_secs,
             "staleness_ramp_secs": self.staleness_ramp_secs or None,
+            "max_staleness_examples": self.max_staleness_examples,
+            "staleness_ramp_examples": self.staleness_ramp_examples or None,
         }
         return ", ".join(
             f"{name}={value}"

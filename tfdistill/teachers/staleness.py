@@ -3,10 +3,11 @@
 A version that was made in its own burn-in counts nothing: see `in_burn_in`. All
 workers find that out for themselves.
 
-Three rules make a version count less. By its age in steps
+Four rules make a version count less. By its age in steps
 (`max_staleness_steps`), which the training step itself applies, exactly. By its
-age in seconds (`max_staleness_secs`). And by the silence of its group, if no
-bound in steps was given: see `Silence`. The chief decides on the last two at
+age in seconds (`max_staleness_secs`) and in examples
+(`max_staleness_examples`). And by the silence of its group, if no bound in
+steps was given: see `Silence`. The chief decides on all but the first at
 each refresh, and on whether a teacher is worse than the student on the canary
 batch. All workers take its verdict together with the versions, so no step pays
 for it.
@@ -90,6 +91,20 @@ def share_by_secs(
     age = np.float64(age_secs)
     ramp = options.staleness_ramp_secs
     return float(_share(age, options.max_staleness_secs, ramp))
+
+
+def share_by_examples(
+    options: options_lib.TeacherOptions, age_examples: float
+) -> float:
+    """Returns the same for a version of a group that had fewer examples.
+
+    Example:
+        >>> options = options_lib.TeacherOptions(max_staleness_examples=640)
+        >>> share_by_examples(options, 640), share_by_examples(options, 641)
+        (1.0, 0.0)
+    """
+    age, most = np.float64(age_examples), options.max_staleness_examples
+    return float(_share(age, most, options.staleness_ramp_examples))
 
 
 def _share(age: Any, most: float | None, ramp: float) -> tf.Tensor:

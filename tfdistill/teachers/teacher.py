@@ -91,6 +91,8 @@ class Teacher:
         self._first_seen: dict[int, float] = {}
         # Of the version in use, at the last refresh that had a step.
         self._age_steps: int | None = None
+        # What its group had trained on by then; None if it does not say.
+        self._examples: float | None = None
         self._drop_reason = ""
         # For logs.
         self._reads = background.WorkTimes()
@@ -274,15 +276,28 @@ class Teacher:
             if step >= 0:
                 self._first_seen.setdefault(step, self._clock())
 
-    def judge(self, step: int | None, beside: gates.Beside | None) -> None:
+    def judge(
+        self,
+        step: int | None,
+        beside: gates.Beside | None,
+        *,
+        examples: float | None = None,
+    ) -> None:
         """Finds what the version in use, and the one staged, are worth.
 
-        On the chief. `step` is the student's, and `beside` is with what the
-        teacher's canary answer is compared; None if unknown.
+        On the chief. `step` is the student's, `examples` what it has trained
+        on, and `beside` is with what the teacher's canary answer is compared;
+        None if unknown.
         """
         verdicts = [staleness.Verdict()]
         if self.step >= 0:
             share = staleness.share_by_secs(self._options, self.age_secs or 0.0)
+            health = staleness.health_by_age(share)
+            verdicts.append(staleness.Verdict(share, health))
+        if self.step >= 0 and examples is not None:
+            # One that does not say how many it had is as old as can be.
+            age = examples - (self._examples or 0.0)
+            share = staleness.share_by_examples(self._options, age)
             health = staleness.health_by_age(share)
             verdicts.append(staleness.Verdict(share, health))
         if step is not None and self.step >= 0 and self._fades:
@@ -478,8 +493,10 @@ class Teacher:
             for version in list(known):
                 if version < self.step:
                     del known[version]
-        found = staged.version.manifest.extras.get(gates.INTERVAL_FIELD)
-        self.silence.arrived(step, found)
+        extras = staged.version.manifest.extras
+        self.silence.arrived(step, extras.get(gates.INTERVAL_FIELD))
+        had = extras.get(gates.EXAMPLES_FIELD)
+        self._examples = had if isinstance(had, int | float) else None
         # All workers take it for new until the chief has judged it.
         self.verdict = staleness.Verdict()
         if self.next_is_worse:

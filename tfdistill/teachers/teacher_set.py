@@ -80,8 +80,10 @@ class TeacherSet:
         weights: Sequence[float] | None = None,
         max_staleness_steps: int | str | None = options.AUTO,
         max_staleness_secs: float | None = None,
+        max_staleness_examples: float | None = None,
         staleness_ramp_steps: int = 0,
         staleness_ramp_secs: float = 0.0,
+        staleness_ramp_examples: float = 0.0,
         max_bad_batches: int = 3,
         allow_other_graphs: bool = False,
         trust_saved_models: bool = False,
@@ -129,9 +131,14 @@ class TeacherSet:
                 ten more. Its next version gets full weight.
             max_staleness_secs: Likewise, in seconds since this group first
                 saw the version. Default: no bound.
+            max_staleness_examples: Likewise, in examples that the student has
+                trained on beyond those of the version's group. For groups of
+                different batch sizes or speeds. A `StudentExporter` must be
+                among the callbacks, which counts them. Default: no bound.
             staleness_ramp_steps: Steps after `max_staleness_steps` over which
                 the weight falls to 0. Default 0: at once.
             staleness_ramp_secs: Likewise, after `max_staleness_secs`.
+            staleness_ramp_examples: Likewise, after `max_staleness_examples`.
             max_bad_batches: Batches in a row with NaN or infinite outputs
                 after which a version is quarantined. Default 3.
             allow_other_graphs: Whether to run peers' graphs that differ from
@@ -170,8 +177,10 @@ class TeacherSet:
             weights=weights,
             max_staleness_steps=max_staleness_steps,
             max_staleness_secs=max_staleness_secs,
+            max_staleness_examples=max_staleness_examples,
             staleness_ramp_steps=staleness_ramp_steps,
             staleness_ramp_secs=staleness_ramp_secs,
+            staleness_ramp_examples=staleness_ramp_examples,
             max_bad_batches=max_bad_batches,
             allow_other_graphs=allow_other_graphs,
             trust_saved_models=trust_saved_models,
@@ -546,7 +555,14 @@ class TeacherSet:
             self._poller.stop()
             self._poller = None
 
-    def refresh(self, *, step: int | None = None) -> list[str]:
+    @property
+    def counts_examples(self) -> bool:
+        """Whether the age of versions is bounded in examples."""
+        return self._options.max_staleness_examples is not None
+
+    def refresh(
+        self, *, step: int | None = None, examples: float | None = None
+    ) -> list[str]:
         """Lets the group agree on versions and swaps in what all have.
 
         Every worker calls it at the same step. It neither reads files nor
@@ -555,6 +571,8 @@ class TeacherSet:
         Args:
             step: The student's global step, by which teachers that have
                 become too old are logged. Defaults to not looking.
+            examples: How many the student has trained on, for
+                `max_staleness_examples`. Defaults to not looking.
 
         Returns:
             The names of the teachers that were swapped.
@@ -570,7 +588,8 @@ class TeacherSet:
         for teacher in self._teachers:
             teacher.note_news()
             if self._is_chief:
-                teacher.judge(step, self._beside(teacher))
+                beside = self._beside(teacher)
+                teacher.judge(step, beside, examples=examples)
         ready = decide.exchange_news(
             "its outputs were NaN or infinite in "
             f"{self._options.max_bad_batches} batches in a row."
