@@ -160,7 +160,7 @@ def test_training_does_not_wait_and_no_version_is_mixed_twice(tmp_path):
         np.testing.assert_allclose(found, a + (2 / 3 * (b - a)) / 2, rtol=1e-5)
     version = exchange.open(1, 10)
     assert mixer.num_bytes == 2 * version.num_bytes
-    assert mixer._made._mix.experimental_get_tracing_count() == 1
+    assert mixer._made._move.experimental_get_tracing_count() == 1
 
 
 class _News(keras.callbacks.Callback):

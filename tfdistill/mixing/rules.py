@@ -49,6 +49,14 @@ def _towards(own: Values, target: Values, share: float) -> list[Any]:
 class Rule:
     """How weights are mixed. The rules are frozen and hold no state."""
 
+    @property
+    def way(self) -> float | None:
+        """The share of the way to the mean that all floats move.
+
+        None if the rule does anything else.
+        """
+        return None
+
     def start(self, weights: Values) -> list[Any]:
         """Returns the rule's state before the first mix.
 
@@ -72,14 +80,16 @@ class Rule:
             state: What `start` returned, or the last `mixed`.
             num: How many groups take part, this one included.
         """
-        raise NotImplementedError
+        if self.way is None:
+            raise NotImplementedError
+        return _towards(own, mean, self.way), []
 
     def statistics(self, own: Values, mean: Values) -> list[Any]:
         """Returns new values of floats that are not trained.
 
-        Arguments as in `mixed`. Default: the mean.
+        Arguments as in `mixed`. Default: the mean, or the share of the way.
         """
-        return list(mean)
+        return list(mean) if self.way is None else _towards(own, mean, self.way)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,15 +115,10 @@ class ModelAveraging(Rule):
         """Checks the share."""
         _check_share("alpha", self.alpha)
 
-    def mixed(
-        self, own: Values, mean: Values, state: Values, *, num: Any
-    ) -> tuple[list[Any], list[Any]]:
-        """Moves towards the mean; see `Rule.mixed`."""
-        return _towards(own, mean, self.alpha), []
-
-    def statistics(self, own: Values, mean: Values) -> list[Any]:
-        """Moves them by the same share."""
-        return _towards(own, mean, self.alpha)
+    @property
+    def way(self) -> float:
+        """The share."""
+        return self.alpha
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,15 +152,10 @@ class PullToMean(Rule):
                 f"must be >= 0 and < 1; received {self.alpha!r}."
             )
 
-    def mixed(
-        self, own: Values, mean: Values, state: Values, *, num: Any
-    ) -> tuple[list[Any], list[Any]]:
-        """Pulls towards the mean; see `Rule.mixed`."""
-        return _towards(own, mean, 1 - self.alpha), []
-
-    def statistics(self, own: Values, mean: Values) -> list[Any]:
-        """Pulls them by the same share."""
-        return _towards(own, mean, 1 - self.alpha)
+    @property
+    def way(self) -> float:
+        """The share that is not kept."""
+        return 1 - self.alpha
 
 
 @dataclasses.dataclass(frozen=True)

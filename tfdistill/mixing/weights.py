@@ -48,7 +48,22 @@ class MixedWeights:
             tf.Variable(value, trainable=False)
             for value in rule.start(self._take()[: self._num_trained])
         ]
-        self._mix = tf.function(self._mixed, autograph=False)
+        values = [tf.TensorSpec(v.shape, v.dtype) for _, v in self._floats]
+        number = tf.TensorSpec([], tf.float64)
+        # Traced here: the first mix shall not wait for it.
+        if rule.way is None:
+            state = [tf.TensorSpec(v.shape, v.dtype) for v in self.state]
+            self._mix = tf.function(
+                self._mixed,
+                autograph=False,
+                input_signature=[values, values, state, number, number],
+            )
+            self._mix.get_concrete_function()
+        else:
+            self._move = tf.function(
+                self._moved, autograph=False, input_signature=[values, number]
+            )
+            self._move.get_concrete_function()
 
     @property
     def indices(self) -> list[int]:
@@ -92,6 +107,11 @@ class MixedWeights:
 
     def mix(self, others: Sequence[Any], *, share: float, num: int) -> None:
         """Mixes the weights with a mean that counts `share` of the whole."""
+        if self._rule.way is not None:
+            self._move(
+                list(others), tf.constant(self._rule.way * share, tf.float64)
+            )
+            return
         own = self._take()
         new, state = self._mix(
             own,
@@ -110,6 +130,27 @@ class MixedWeights:
                 self._put(variable, value)
         for variable, value in zip(self.state, state, strict=True):
             variable.assign(value)
+
+    def _moved(self, others: list[tf.Tensor], way: tf.Tensor) -> None:
+        """Moves all floats in place, in two passes over the memory."""
+        for (_, variable), other in zip(self._floats, others, strict=True):
+            parts = _parts(variable)
+            rows = [other]
+            if len(parts) > 1:
+                rows = tf.split(other, [int(part.shape[0]) for part in parts])
+            for part, target in zip(parts, rows, strict=True):
+                for copy in self._copies(part):
+                    if self._on_servers:
+                        share = tf.cast(way, copy.dtype)
+                        # A difference: workers may update it meanwhile.
+                        copy.assign_add(share * (target - copy))
+                        continue
+                    with tf.device(copy.device):
+                        tf.raw_ops.ResourceApplyGradientDescent(
+                            var=copy.handle,
+                            alpha=tf.cast(way, copy.dtype),
+                            delta=tf.convert_to_tensor(copy) - target,
+                        )
 
     def _mixed(
         self,
