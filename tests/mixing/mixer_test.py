@@ -306,6 +306,24 @@ def test_a_peer_that_was_missing_is_not_waited_for_until_it_publishes(
     )
 
 
+class _OneVersionAStep(keras.callbacks.Callback):
+    """Publishes a version before each step, and waits until it is seen."""
+
+    def __init__(self, mixer, exchange, publish):
+        super().__init__()
+        self._mixer, self._exchange = mixer, exchange
+        self._publish = publish
+
+    def on_train_batch_begin(self, batch, logs=None):
+        step = int(self.model.optimizer.iterations) + 1
+        if step not in self._exchange.steps(1):
+            self._publish(step)
+        deadline = time.monotonic() + cases.WAIT_SECS
+        while self._mixer._readers[1].newest < step:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+
 def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
     """With batch statistics, and a rule that has a state."""
     found = []
@@ -325,31 +343,23 @@ def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
             ),
         )
 
-        class Peer(keras.callbacks.Callback):
-            """Publishes something else after each step."""
+        def publish(step, student=student, exchange=exchange, mixer=mixer):
+            cases.publish(
+                exchange,
+                student,
+                step=step,
+                values=[
+                    tf.convert_to_tensor(v.numpy() * 0.9 + step / 10)
+                    for v in student.variables
+                ],
+                extras=mixer.manifest_extras,
+            )
 
-            def __init__(self, mixer, exchange):
-                super().__init__()
-                self._mixer, self._exchange = mixer, exchange
-
-            def on_train_batch_begin(self, batch, logs=None):
-                student = self.model.student
-                cases.publish(
-                    self._exchange,
-                    student,
-                    step=batch + 1,
-                    values=[
-                        tf.convert_to_tensor(v.numpy() * 0.9 + batch / 10)
-                        for v in student.variables
-                    ],
-                    extras=self._mixer.manifest_extras,
-                )
-
-        _fit(model, exchange, mixer, Peer(mixer, exchange), _Read(mixer))
-        assert mixer.num_mixes >= 1
-        found.append((mixer.num_mixes, student.get_weights()))
-    assert found[0][0] == found[1][0]
-    for one, two in zip(found[0][1], found[1][1], strict=True):
+        versions = _OneVersionAStep(mixer, exchange, publish)
+        _fit(model, exchange, mixer, versions, _Read(mixer))
+        assert mixer.num_mixes == 3
+        found.append(student.get_weights())
+    for one, two in zip(*found, strict=True):
         np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
 
 
@@ -393,23 +403,6 @@ def _values(student):
 # ---- a training that was stopped ----
 
 
-class _OneVersionAStep(keras.callbacks.Callback):
-    """Publishes a version before each step, and waits until it is seen."""
-
-    def __init__(self, mixer, exchange):
-        super().__init__()
-        self._mixer, self._exchange = mixer, exchange
-
-    def on_train_batch_begin(self, batch, logs=None):
-        step = int(self.model.optimizer.iterations) + 1
-        if step not in self._exchange.steps(1):
-            _publish(self._exchange, cases.deep(step), step)
-        deadline = time.monotonic() + cases.WAIT_SECS
-        while self._mixer._readers[1].newest < step:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-
-
 def _resumable(tmp_path, notes, *, stop_at=None, publishes=True):
     """Trains eight steps, or fewer, and notes the weights after each."""
     exchange = _exchange(tmp_path, max_to_keep=20)
@@ -423,13 +416,16 @@ def _resumable(tmp_path, notes, *, stop_at=None, publishes=True):
             notes[step] = self.model.get_weights()
             self.model.stop_training = step == stop_at
 
+    versions = _OneVersionAStep(
+        mixer, exchange, lambda n: _publish(exchange, cases.deep(n), n)
+    )
     seed = 0 if stop_at else 9  # Whatever a resumed training begins with.
     _fit(
         cases.codistill(cases.deep(seed), optimizer="adam"),
         exchange,
         mixer,
         Notes(),
-        *([_OneVersionAStep(mixer, exchange)] if publishes else []),
+        *([versions] if publishes else []),
         _Read(mixer),
         backup,
         epochs=2,
