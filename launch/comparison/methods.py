@@ -18,6 +18,7 @@ from typing import Any
 from launch import recipes
 from launch.comparison import runs
 from launch.config import config as config_lib
+from launch.config import sections
 
 BUDGETS = ("per_group", "total")
 # Fewer trials than this show nothing: intervals are given, no conclusions. The
@@ -135,6 +136,9 @@ class Setup:
         changes["data"] = dataclasses.replace(data, seed=whole.data.seed + seed)
         learn = dataclasses.replace(whole.codistillation, num_students=1)
         changes.setdefault("codistillation", learn)
+        # Only the methods that are about it mix weights.
+        changes.setdefault("mixing", sections.Mixing())
+        changes.setdefault("seed_groups_alike", False)
         return dataclasses.replace(whole, seed=whole.seed + seed, **changes)
 
     def group(
@@ -359,26 +363,37 @@ def _mixed(
     arguments: Mapping[str, Any] | None = None,
     topology: str | None = None,
     optimizer: Callable[[Any, int], Any] | None = None,
+    then_teach: bool = False,
 ) -> Callable[[Setup, int], runs.Trial]:
     """Returns a method whose groups mix their weights, and wait for it.
 
     `optimizer` makes the optimizer's section out of the recipe's and of the
-    steps between mixes.
+    steps between mixes. Groups may teach each other once their mean is worse
+    than they are.
     """
 
     def make(setup: Setup, seed: int) -> runs.Trial:
         _check_several(setup)
-        given = setup.config.mixing
+        mixing = setup.config.mixing
+        if mixing.rule != rule:  # Otherwise the recipe has its numbers.
+            mixing = dataclasses.replace(
+                mixing,
+                rule=rule,
+                arguments=arguments or {},
+                quorum="all",
+                grace_secs=_WAIT_SECS,
+            )
         mixing = dataclasses.replace(
-            given,
-            rule=rule,
-            # A sweep or the recipe may have set them.
-            arguments=given.arguments or arguments or {},
-            topology=topology or given.topology,
-            quorum="all",
-            grace_secs=given.grace_secs or _WAIT_SECS,
+            mixing,
+            topology=topology or mixing.topology,
+            barrier_margin=(mixing.barrier_margin or 0.0)
+            if then_teach
+            else None,
         )
         config = setup.seeded(seed, parts=setup.num_groups)
+        learn = dataclasses.replace(
+            config.codistillation, enabled=True, by="versions"
+        )
         if optimizer is not None:
             changed = optimizer(config.optimizer, mixing.every_steps)
             config = dataclasses.replace(config, optimizer=changed)
@@ -386,7 +401,7 @@ def _mixed(
             config,
             mixing=mixing,
             seed_groups_alike=True,
-            codistillation=_alone(config.codistillation),
+            codistillation=learn if then_teach else _alone(learn),
             exchange=dataclasses.replace(
                 config.exchange,
                 every_steps=mixing.every_steps,
@@ -538,6 +553,11 @@ METHODS: Mapping[str, Method] = {
     "diloco": Method(
         _mixed("outer_optimizer", arguments=_OUTER, optimizer=_decoupled),
         "groups whose progress moves common weights by Nesterov momentum",
+    ),
+    "averaging_then_codistill": Method(
+        _mixed("model_averaging", then_teach=True),
+        "groups that average their weights while that helps, and then teach "
+        "each other",
     ),
     "quasi_global": Method(
         _mixed("model_averaging", topology="ring", optimizer=_quasi_global),

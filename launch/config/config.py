@@ -101,6 +101,16 @@ class Config(fields.Section):
                 f"received mixing.rule={self.mixing.rule} and "
                 "seed_groups_alike=false. Override seed_groups_alike=true."
             )
+        learn = self.codistillation
+        taught = learn.enabled and learn.canary_examples
+        if self.mixing.barrier_margin is not None and not taught:
+            raise ValueError(
+                "`mixing.barrier_margin` is of groups that teach each other "
+                "later, and compares their losses on the canary batch; "
+                f"received codistillation.enabled={learn.enabled} and "
+                f"canary_examples={learn.canary_examples}. Override them, or "
+                "leave it out."
+            )
         mixes, exports = self.mixing.every_steps, self.exchange.every_steps
         if mixes % exports:
             raise ValueError(

@@ -366,6 +366,10 @@ class Mixing(fields.Section):
     weigh_by: str = fields.option(
         "groups", choices=("groups", "updates", "examples")
     )
+    # Groups mix only as long as the mean of their versions is no worse than
+    # they are, by this margin (nats), and teach each other after that: as in
+    # `tfdistill.schedules.MergeBarrier`. Null: they mix to the end.
+    barrier_margin: float | None = fields.option(None, least=0)
 
     @property
     def enabled(self) -> bool:
@@ -380,6 +384,12 @@ class Mixing(fields.Section):
                 "`mixing.arguments` are of a rule; received "
                 f"{dict(self.arguments)} with mixing.rule=none. Override "
                 "mixing.rule, or leave them out."
+            )
+        if self.barrier_margin is not None and not self.enabled:
+            raise ValueError(
+                "`mixing.barrier_margin` ends the mixing; received "
+                f"{self.barrier_margin} with mixing.rule=none. Override "
+                "mixing.rule, or leave it out."
             )
         if not isinstance(self.topology, str):
             _check_topology(self.topology, "mixing.topology", "mixes with")

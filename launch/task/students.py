@@ -85,11 +85,13 @@ def make_model(
     *,
     label_counts: np.ndarray | None = None,
     canary: tfdistill.Canary | None = None,
+    barrier: tfdistill.schedules.MergeBarrier | None = None,
 ) -> tfdistill.CodistillModel:
     """Returns the compiled model; call it in the strategy's scope.
 
     `label_counts` says how often each label comes, if the configuration
-    smooths labels by that. Raises OptionsError if arguments do not fit.
+    smooths labels by that; `barrier` replaces the schedule of the weight, if
+    groups mix their weights first. Raises OptionsError if arguments do not fit.
     """
     learn = config.codistillation
     student = _build(config, cluster.group)
@@ -130,7 +132,7 @@ def make_model(
         student.by_student(task_loss) if is_cohort else task_loss(student),
         metrics=student.by_student(metrics) if is_cohort else metrics(student),
         distillation_loss=make_loss(learn),
-        distillation_weight=make_weight(learn),
+        distillation_weight=barrier or make_weight(learn),
         steps_per_execution=config.steps_per_execution,
     )
     return model
@@ -197,8 +199,12 @@ def make_mixer(
     config: config.Config,
     cluster: tfdistill.Cluster,
     exchange: tfdistill.Exchange,
+    *,
+    barrier: tfdistill.schedules.MergeBarrier | None = None,
 ) -> tfdistill.WeightMixer | None:
     """Returns the callback that mixes weights, if the recipe asks for it.
+
+    It does so until the `barrier` opens.
 
     Raises OptionsError if the rule does not take its arguments.
     """
@@ -215,7 +221,20 @@ def make_mixer(
         seed=config.seed,
         schema=schema(config),
         poll_secs=config.exchange.poll_secs,
+        until=barrier,
         **mixing.taken_by(tfdistill.WeightMixer, but=["rule"]),
+    )
+
+
+def make_barrier(
+    config: config.Config, canary: tfdistill.Canary | None
+) -> tfdistill.schedules.MergeBarrier | None:
+    """Returns what ends the mixing of weights, if the recipe asks for it."""
+    margin = config.mixing.barrier_margin
+    if margin is None:
+        return None
+    return tfdistill.schedules.MergeBarrier(
+        make_weight(config.codistillation), canary=canary, margin=margin
     )
 
 

@@ -87,9 +87,16 @@ def run(
     if config.smoothing.kind == "unigram":
         counts = objectives.label_counts(train)
     canary = _canary(config, cluster, validation)
+    barrier = students.make_barrier(config, canary)
+    mixer = students.make_mixer(config, cluster, exchange, barrier=barrier)
     with strategy.scope():
         model = students.make_model(
-            config, cluster, exchange, label_counts=counts, canary=canary
+            config,
+            cluster,
+            exchange,
+            label_counts=counts,
+            canary=canary,
+            barrier=barrier,
         )
     peers = served.ServedPeers(config, cluster, model.student)
     train = peers.label(train)
@@ -98,7 +105,15 @@ def run(
     if isinstance(model.student, cohort.Cohort):
         train, held_out = map(model.student.for_each, (train, held_out))
     measured = _fit(
-        model, train, held_out, config, cluster, exchange, callbacks, verbose
+        model,
+        train,
+        held_out,
+        config,
+        cluster,
+        exchange,
+        mixer,
+        callbacks,
+        verbose,
     )
     teachers = peers.described(model.teachers.status())
     peers.close()
@@ -188,6 +203,7 @@ def _fit(
     config: config.Config,
     cluster: tfdistill.Cluster,
     exchange: tfdistill.Exchange,
+    mixer: tfdistill.WeightMixer | None,
     callbacks: Sequence[keras.callbacks.Callback],
     verbose: bool,
 ) -> dict[str, Any]:
@@ -197,7 +213,6 @@ def _fit(
     together = tfdistill.StartTogether(
         cluster, limit_secs=config.start_together_secs
     )
-    mixer = students.make_mixer(config, cluster, exchange)
     backup = _backup(config, cluster)
     model.fit(
         train,

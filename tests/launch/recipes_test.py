@@ -47,6 +47,11 @@ def test_groups_that_mix_begin_alike_and_export_for_it():
         *mixed, "mixing.every_steps=30"
     )
     assert "with mixing.rule=none" in _refusal("mixing.arguments.alpha=0.5")
+    margin = "mixing.barrier_margin=0"
+    assert "with mixing.rule=none" in _refusal(margin)
+    assert "canary_examples=0. Override them" in _refusal(
+        *mixed, margin, "codistillation.canary_examples=0"
+    )
     assert "others that it mixes with" in _refusal("mixing.topology=[[0]]")
     assert "received mixing.rule with" in _refusal(
         *mixed, "codistillation.num_students=2"

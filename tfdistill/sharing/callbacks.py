@@ -238,6 +238,9 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
 
         Args:
             callbacks: All of the training.
+
+        Raises:
+            ValueError: Another exporter among them exports other weights.
         """
         mixes = (c for c in callbacks if getattr(c, "mixes_weights", False))
         self._mixer = next(mixes, None)

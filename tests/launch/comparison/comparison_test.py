@@ -121,9 +121,26 @@ def test_groups_that_mix_weights_do_so_at_the_steps_of_their_exports():
         "quasi_global": ("model_averaging", "ring", "quasi_global_momentum"),
     }
     assert config.optimizer.arguments == {"every_steps": 50}
+    (both,) = _trial("averaging_then_codistill").runs
+    assert both.config.codistillation.enabled
+    assert both.config.mixing.barrier_margin == 0.0
     (swept,) = methods.parse_sweep("averaging:mixing.every_steps=10")
     (run,) = swept.trial(_setup(), 0).runs
     assert run.config.exchange.every_steps == 10
+    # Of a recipe with this rule the numbers are kept, for this method only.
+    given = recipes.override(
+        recipes.digits(),
+        [
+            "mixing.rule=outer_optimizer",
+            "mixing.arguments.learning_rate=0.3",
+            "seed_groups_alike=true",
+        ],
+    )
+    setup = methods.Setup(config=given)
+    (run,) = methods.METHODS["diloco"].make(setup, 0).runs
+    assert run.config.mixing == given.mixing
+    (run,) = methods.METHODS["codistill"].make(setup, 0).runs
+    assert not run.config.mixing.enabled and not run.config.seed_groups_alike
     with pytest.raises(ValueError, match="momentum of SGD; received .* adam"):
         methods.METHODS["quasi_global"].make(_setup(), 0)
 
