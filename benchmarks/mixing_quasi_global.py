@@ -262,23 +262,3 @@ def add_options(options: programs.Flags) -> None:
     )
     options.add("sweep_seeds", "trainings for each rate", 1)
     options.add("num_seeds", "trainings that are compared", 6, quick=1)
-
-
-def _run(options: programs.Options, record: dict[str, Any]) -> None:
-    part = quasi_global(options)
-    record.update(
-        benchmark="mixing_quasi_global",
-        config=vars(options),
-        met=part["met"],
-        parts={"quasi_global": part},
-        machine=measure.machine(),
-    )
-
-
-PROGRAM = measure.program(
-    "mixing_quasi_global", __doc__, define=add_options, run=_run
-)
-main = PROGRAM.main
-
-if __name__ == "__main__":
-    PROGRAM.start()

@@ -98,23 +98,3 @@ def add_options(options: programs.Flags) -> None:
     options.add("target_loss", "on the test images", 0.35)
     options.add("limit_secs", "of each training", 60.0, quick=20.0)
     options.add("speed_seeds", "trainings of each kind", 3, quick=1)
-
-
-def _run(options: programs.Options, record: dict[str, Any]) -> None:
-    part = speeds(options)
-    record.update(
-        benchmark="mixing_speeds",
-        config=vars(options),
-        met=part["met"],
-        parts={"speeds": part},
-        machine=measure.machine(),
-    )
-
-
-PROGRAM = measure.program(
-    "mixing_speeds", __doc__, define=add_options, run=_run
-)
-main = PROGRAM.main
-
-if __name__ == "__main__":
-    PROGRAM.start()

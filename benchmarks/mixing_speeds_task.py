@@ -30,6 +30,7 @@ class _Pace(steps.SteppedCallback):
     ) -> None:
         super().__init__()
         self._path, self._every = path, options.look_every_steps
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._secs = options.slow_secs if group else options.fast_secs
         self._end = time.monotonic() + options.limit_secs
         self._test = digits.load()[1]

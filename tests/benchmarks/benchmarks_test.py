@@ -14,6 +14,7 @@ from benchmarks import backup
 from benchmarks import click_training
 from benchmarks import labels
 from benchmarks import measure
+from benchmarks import mixing
 from benchmarks import multiworker
 from benchmarks import parameter_server
 from benchmarks import parameter_server_task
@@ -98,6 +99,25 @@ def test_teacher_refresh_measures_both_sides(capsys) -> None:
     assert refresh["load_and_retrace_teacher_secs"]["count"] == 2
     assert refresh["retraces"] == 0
     assert export["bytes"] > record["bound"]["variable_bytes"] > 0
+
+
+def test_mixing_measures_the_pause_and_the_foreground(capsys) -> None:
+    record = _record(
+        capsys,
+        mixing.main,
+        "--parts=blocked",
+        "--depth=26",
+        "--width=8",
+        "--rounds=2",
+    )
+    found = record["parts"]["blocked"]
+    _check_judgement(found)
+    assert found["target"] == pytest.approx(1 / 30, abs=1e-5)
+    for side in ("blocked_secs", "foreground_secs"):
+        assert found[side]["count"] >= 2
+        assert found[side]["min"] > 0
+    assert found["foreground_read_secs"]["max"] > 0
+    assert found["bound"]["moved_bytes"] == 3 * found["bound"]["variable_bytes"]
 
 
 def test_backup_measures_both_sides(capsys) -> None:

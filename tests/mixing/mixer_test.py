@@ -13,7 +13,9 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tests.cases import servers
 from tfdistill import mixing
+from tfdistill.embedding import layer
 
 _X, _Y = cases.data(16)
 
@@ -351,6 +353,43 @@ def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
         np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
 
 
+def test_parameter_servers_mix_dense_weights_and_no_table(
+    tmp_path, monkeypatch, caplog
+):
+    exchange = _exchange(tmp_path)
+    servers.pretend(monkeypatch)
+    model = servers.model(optimizer=keras.optimizers.SGD(0.0))
+    student = model.student
+    mixer = _mixer(exchange, mixing.ModelAveraging(0.5))
+    begin = [value.numpy() for value in student.variables]
+
+    class Peer(_Read):
+        def on_train_batch_begin(self, batch, logs=None):
+            if exchange.steps(1):
+                return
+            cases.publish(
+                exchange,
+                student,
+                spec=model.trainer.input_spec,
+                values=[v + 1 for v in _values(student)],
+                extras=mixer.manifest_extras,
+            )
+
+    exporter = _exporter(exchange)
+    callbacks = [exporter, Peer(mixer), mixer, Peer(mixer)]
+    with caplog.at_level(logging.WARNING):
+        model.fit(servers.batches(), verbose=0, callbacks=callbacks, epochs=2)
+    assert mixer.num_mixes == 1
+    assert caplog.text.count("tables on parameter servers are") == 1
+    for variable, old in zip(student.variables, begin, strict=True):
+        added = 0 if "table" in variable.path else 0.25
+        np.testing.assert_allclose(variable.numpy(), old + added, atol=1e-6)
+
+
+def _values(student):
+    return [tf.convert_to_tensor(v.value) for v in layer.variables_of(student)]
+
+
 # ---- a training that was stopped ----
 
 
@@ -371,7 +410,7 @@ class _OneVersionAStep(keras.callbacks.Callback):
             time.sleep(0.002)
 
 
-def _resumable(tmp_path, notes, *, stop_at=None):
+def _resumable(tmp_path, notes, *, stop_at=None, publishes=True):
     """Trains eight steps, or fewer, and notes the weights after each."""
     exchange = _exchange(tmp_path, max_to_keep=20)
     rule = mixing.OuterOptimizer(keras.optimizers.Adam(0.1))
@@ -390,7 +429,7 @@ def _resumable(tmp_path, notes, *, stop_at=None):
         exchange,
         mixer,
         Notes(),
-        _OneVersionAStep(mixer, exchange),
+        *([_OneVersionAStep(mixer, exchange)] if publishes else []),
         _Read(mixer),
         backup,
         epochs=2,
@@ -420,7 +459,7 @@ def test_a_resumed_training_repeats_its_mixes(tmp_path, caplog):
     shutil.rmtree(tmp_path / "again" / "exchange" / "group_1" / "6")
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        _resumable(tmp_path / "again", without)
+        _resumable(tmp_path / "again", without, publishes=False)
     assert caplog.text.count("cannot be repeated as it was before") == 1
 
 
@@ -433,6 +472,10 @@ def _callbacks(exchange, case):
         "none": [mixer],
         "after": [mixer, exporter],
         "other_steps": [_exporter(exchange, every_steps=2), mixer],
+        "offset": [
+            tfdistill.StudentExporter(exchange, every_steps=3, offset_steps=1),
+            mixer,
+        ],
     }[case]
 
 
@@ -442,6 +485,7 @@ def _callbacks(exchange, case):
         ("none", "must have a tfdistill.StudentExporter before"),
         ("after", "must have a tfdistill.StudentExporter before"),
         ("other_steps", "a multiple of the StudentExporter's; received 3 and"),
+        ("offset", "`offset_steps` of the StudentExporter must be left out"),
     ],
 )
 def test_callbacks_that_do_not_fit_are_refused(tmp_path, case, message):

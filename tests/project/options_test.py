@@ -129,6 +129,18 @@ OPTIONS = {
         served_batch_size=512 served_steps=24 outage_secs=120.0
         quick=False
     """,
+    "benchmarks.mixing": """
+        parts=[blocked,quasi_global,speeds] depth=50 width=64 rounds=9
+        num_groups=4 alpha=0.1 image_size=8 num_train=20000 num_test=4000
+        batch_size=32 num_steps=1500 rates=[0.003,0.01,0.03,0.1] sweep_seeds=1
+        num_seeds=6 target_loss=0.35 limit_secs=60.0 speed_seeds=3
+        quick=False
+    """,
+    "benchmarks.mixing_speeds_task": """
+        scales=False waits=False fast_secs=0.00025 slow_secs=0.0005
+        every_steps=40 look_every_steps=10 learning_rate=0.02
+        limit_secs=60.0 seed=0
+    """,
     "benchmarks.multiworker": """
         models=[mlp,cnn]{cnn|mlp|tiny} batches=[static,dynamic]
         steps_per_execution=[1,10] batch_size=128 steps=80 rounds=7
@@ -169,11 +181,11 @@ OPTIONS = {
         minutes=30.0 every_secs=30.0 calm_secs=60.0 num_groups=3
         workers_per_group=2 steps_per_second=5.0 trials=2 seed=0
         quick=False
-        by=versions{predictions|versions}
+        by=versions{predictions|versions|weights}
     """,
     "benchmarks.soak_task": """
         num_steps=! steps_per_second=0.0 backup_every_steps=50 seed=0
-        by=versions{predictions|versions}
+        by=versions{predictions|versions|weights}
     """,
     "benchmarks.step_cost": """
         models=[resnet50,mlp]{mlp|resnet50|tiny} batch_size=16

@@ -52,12 +52,14 @@ def test_shares_by_seconds(most, ramp, secs, expected):
 
 def test_a_version_fades_by_examples(tmp_path):
     exchange = tfdistill.Exchange(tmp_path)
-    model = _following(
-        exchange,
-        schedules.Constant(1.0),
-        max_staleness_examples=100,
-        staleness_ramp_examples=100,
+    teachers = cases.teacher_set(
+        exchange, max_staleness_examples=100, staleness_ramp_examples=100
     )
+    model = cases.codistill(cases.linear(0), teachers)
+    exporter = tfdistill.StudentExporter(
+        tfdistill.Exchange(None), every_steps=1
+    )
+    cases.prepare(model, *cases.data(), callbacks=[exporter, cases.never()])
     for step, extras, expected in (
         (10, {"examples": 1000}, [(1, "good"), (0.5, "fading")]),
         # It does not say how many: as old as can be.

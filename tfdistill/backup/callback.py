@@ -1,6 +1,7 @@
 """The backup callback, where `fit` resumes, and a last backup on SIGTERM."""
 
 import contextlib
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -48,10 +49,11 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
     strategy = model.distribute_strategy
     with contextlib.ExitStack() as stack:
         stack.callback(backup.end)
+        others = [c for c in callbacks if c is not backup]
+        backup.keep_states_of(others)
         if not replicas_lib.on_servers(strategy):
             inputs.check(arguments)
-            others = [c for c in callbacks if c is not backup]
-            point = backup.begin(model, others)
+            point = backup.begin(model)
             if point is not None:
                 arguments["initial_epoch"] = point.epoch
             callbacks = [backup.first_callback(), *others, backup]
@@ -126,6 +128,8 @@ class Backup(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._finish_timeout_secs = finish_timeout_secs
         self._replicas: replicas.ReplicaBackup | None = None
         self._callbacks: Sequence[keras.callbacks.Callback] = ()
+        # What these had, in a backup under parameter servers.
+        self._states: dict[str, Any] = {}
         self._data: keras_internals.EpochData | None = None
         self._epoch = self._num_done = 0
         self._is_due = False
@@ -155,16 +159,16 @@ class Backup(fresh_copies.FreshCopies, steps.SteppedCallback):
         """Number of backups that could not be written."""
         return self._backups.num_failed
 
+    def keep_states_of(
+        self, callbacks: Sequence[keras.callbacks.Callback]
+    ) -> None:
+        """Takes the others of `fit`, some of which have a state to keep."""
+        self._callbacks, self._states = callbacks, {}
+
     # ---- where replicas hold all variables ----
 
-    def begin(
-        self, model: Any, callbacks: Sequence[keras.callbacks.Callback]
-    ) -> steps.TrainingPoint | None:
-        """Finds where to resume; every worker of the group calls it.
-
-        `callbacks` are the others of `fit`.
-        """
-        self._callbacks = callbacks
+    def begin(self, model: Any) -> steps.TrainingPoint | None:
+        """Finds where to resume; every worker of the group calls it."""
         self._replicas = replicas.ReplicaBackup(
             self._backups,
             model.distribute_strategy,
@@ -251,7 +255,9 @@ class Backup(fresh_copies.FreshCopies, steps.SteppedCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts to count the steps."""
         super().on_train_begin(logs)
-        if not self._on_servers:
+        if self._on_servers:
+            replicas.set_states(self._callbacks, self._states)
+        else:
             self._begun.restore_callbacks(self._callbacks)
         self.wants_quiet = self._is_due = False
         self._backups.not_finite = None
@@ -316,13 +322,17 @@ class Backup(fresh_copies.FreshCopies, steps.SteppedCallback):
             return None
         store.check_same(version, state)
         state.assign(state.read(version.path))
+        self._states = store.states_in(version)
         _log.warning("Resuming from step %d of %s.", version.step, version.path)
         return store.point_of(version)
 
     def on_quiet(self, point: steps.TrainingPoint, state: store.State) -> None:
         """Writes a backup; a failure is only logged."""
         self.wants_quiet = False
-        self._backups.save(state, state.snapshot(), point)
+        states = json.dumps(replicas.states_of(self._callbacks))
+        self._backups.save(
+            state, state.snapshot(), point, files={store.STATES: states}
+        )
 
 
 class _Restoring(keras.callbacks.Callback):

@@ -222,8 +222,8 @@ def check_same(version: publisher.Version, state: State) -> None:
     )
 
 
-# What is no variable, as JSON.
-HOST = "host.json"
+# What is no variable, as JSON; and under parameter servers what callbacks keep.
+HOST, STATES = "host.json", "states.json"
 _NONE = -1
 
 
@@ -295,6 +295,14 @@ class BackupChoice:
                 f"The workers of the replicas {replicas} could not read the "
                 f"backup in {self._store.root}; their logs say why."
             )
+
+
+def states_in(version: publisher.Version) -> dict[str, Any]:
+    """Returns what callbacks kept in a backup of a parameter-server group."""
+    if STATES not in version.manifest.files:
+        return {}  # Of an earlier version of this package.
+    with tf.io.gfile.GFile(f"{version.path}/{STATES}") as file:
+        return dict(json.loads(file.read()))
 
 
 def _read(version: publisher.Version) -> Chosen:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdistill import schedules
@@ -205,6 +206,11 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         }
 
     @property
+    def has_mean(self) -> bool:
+        """Whether versions have been read, and reduced to their mean."""
+        return self._reduced is not None
+
+    @property
     def manifest_extras(self) -> dict[str, Any]:
         """What versions say to those who mix them."""
         known = self.initial_weights
@@ -248,6 +254,12 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
                 f"StudentExporter's; received {every} and "
                 f"{self._exporter.every_steps}. Give both the same."
             )
+        if self._exporter.offset_steps:
+            raise ValueError(
+                "`offset_steps` of the StudentExporter must be left out beside "
+                f"a WeightMixer; received {self._exporter.offset_steps}. "
+                "Groups mix versions of the same step."
+            )
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts the reading thread."""
@@ -268,6 +280,11 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         cluster = strategy_lib.cluster_of(strategy)
         self._is_chief = replicas.is_chief(strategy)
         mixed = self._weights()
+        if replicas.on_servers(strategy):
+            _log.warning(
+                "Dense weights are mixed; tables on parameter servers are "
+                "not, and stay this group's own."
+            )
         if self.step == 0:
             mixed.start()
             self._forget()
@@ -286,7 +303,9 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         num_workers = replicas.num_workers(strategy)
         self._rounds = rounds.Rounds(
             self._readers,
-            agreement.collective_sum(
+            _of_coordinator
+            if replicas.on_servers(strategy)
+            else agreement.collective_sum(
                 strategy,
                 lambda: tf.zeros([1], tf.int64),
                 size=rounds.num_fields(len(self._readers)),
@@ -334,14 +353,23 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         """Makes a reader for each peer, or has it go on."""
         screen = gates.VersionScreen(graph, schema=self._schema)
         expected = saved_model.SavedModelWriter(graph).variables
+        indices = self._weights().indices
+        keys = [list(expected)[index] for index in indices]
+        on_servers = replicas.on_servers(self.model.distribute_strategy)
 
         def check(version: versions.Version) -> None:
             screen(version)
             self._check_origin(version, graph.fingerprint)
 
-        def read(version: versions.Version) -> saved_model.Snapshot:
+        def read(version: versions.Version) -> Any:
             try:
-                return saved_model.read_variables(version.path, expected)
+                if not on_servers:
+                    return saved_model.read_variables(version.path, expected)
+                # A table may not fit into this process.
+                values = saved_model.read_variables(
+                    version.path, expected, only=keys
+                )
+                return dict(zip(indices, values, strict=True))
             except ValueError as error:
                 raise peer.RejectedError(str(error)) from error
 
@@ -706,6 +734,11 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             self.num_waits,
             self.num_bytes,
         ) = state["counts"]
+
+
+def _of_coordinator(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sums over a group of parameter servers: its coordinator decides."""
+    return values, values[:0]
 
 
 class _Offset:

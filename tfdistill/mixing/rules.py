@@ -8,6 +8,12 @@ not grow with their number. It is for weights that are trained; of the rest,
 * floats that are not trained, such as batch statistics, take `statistics`:
   what a momentum would do to a variance has no meaning;
 * integers, counters and states of random generators stay as they are.
+
+Papers are cited without the numbers of their equations: their full texts were
+out of reach. The formulas were compared with programs: `PullToMean` with that
+of PAPA's authors (`ema_alpha`), `BlockMomentum` with CNTK's BlockMomentumSGD
+(the same if momentum is 1 - 1 / (number of groups)), `ElasticAveraging`, with a
+centre in each group, with torch-distlearn's AllReduceEA.
 """
 
 import dataclasses
@@ -82,8 +88,8 @@ class ModelAveraging(Rule):
 
         w <- (1 - alpha) w + alpha mean
 
-    Model averaging as in ShadowSync (Zheng et al. 2020, arXiv:2003.03477,
-    algorithm "MA"). Statistics that are not trained move by the same share.
+    Model averaging as in ShadowSync (Zheng et al. 2020, arXiv:2003.03477).
+    Statistics that are not trained move by the same share.
 
     Args:
         alpha: The share, > 0 and <= 1. Default 1: the mean itself.
@@ -118,11 +124,12 @@ class PullToMean(Rule):
 
     PopulAtion Parameter Averaging, PAPA (Jolicoeur-Martineau et al. 2023,
     arXiv:2304.03094): groups stay different, and near enough to be averaged
-    at the end. Statistics that are not trained are pulled by the same share.
+    at the end. For mixes every k steps its authors take 0.999 to the power of
+    k. Statistics that are not trained are pulled by the same share.
 
     Args:
-        alpha: The share that is kept, >= 0 and < 1. Default 0.99, the
-            paper's, for a mix every ten steps.
+        alpha: The share that is kept, >= 0 and < 1. Default 0.99, its
+            authors' for a mix every ten steps.
 
     Example:
         >>> PullToMean(0.75).mixed([4.0], [2.0], [], num=2)
@@ -256,9 +263,9 @@ class OuterOptimizer(Rule):
 
     The anchor is what the last mix gave, and begins with the weights that all
     groups begin with. `SGD(1.0)` is FedAvg (McMahan et al. 2017,
-    arXiv:1602.05629, algorithm 1), up to rounding; `SGD(0.7, momentum=0.9,
-    nesterov=True)` is DiLoCo (Douillard et al. 2023, arXiv:2311.08105,
-    algorithm 1), whose groups train with AdamW. A schedule of the learning
+    arXiv:1602.05629), up to rounding; `SGD(0.7, momentum=0.9, nesterov=True)`
+    is DiLoCo (Douillard et al. 2023, arXiv:2311.08105), whose groups train
+    with AdamW. A schedule of the learning
     rate counts mixes. Statistics that are not trained take the mean.
 
     Args:

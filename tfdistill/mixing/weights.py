@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill.cluster import replicas
 from tfdistill.exports import student_graph
 from tfdistill.mixing import rules
 
@@ -28,11 +29,13 @@ class MixedWeights:
     ) -> None:
         """Makes the rule's state, of the student's present weights."""
         self._strategy, self._rule = strategy, rule
+        self._on_servers = replicas.on_servers(strategy)
         trained = {id(variable) for variable in student.trainable_variables}
         floats = [
             (index, variable)
             for index, variable in enumerate(graph.variables)
             if tf.as_dtype(variable.dtype).is_floating
+            and not (self._on_servers and _is_table(variable))
         ]
         # Those that are trained come first.
         self._floats = sorted(
@@ -46,6 +49,11 @@ class MixedWeights:
             for value in rule.start(self._take()[: self._num_trained])
         ]
         self._mix = tf.function(self._mixed, autograph=False)
+
+    @property
+    def indices(self) -> list[int]:
+        """Which of the graph's variables are mixed, ascending."""
+        return sorted(index for index, _ in self._floats)
 
     def start(self) -> None:
         """Begins the rule's state again, at the present weights."""
@@ -61,11 +69,12 @@ class MixedWeights:
         return found.hexdigest()
 
     def mean_of(
-        self, versions: Sequence[Sequence[Any]], counts: Sequence[float]
+        self, versions: Sequence[Any], counts: Sequence[float]
     ) -> list[tf.Tensor]:
         """Returns the weighted mean of versions, for `mix`; in any thread.
 
-        Equal weights stay what they are, whatever they count.
+        A version has, by its index, a value for each of `indices`. Equal
+        weights stay what they are, whatever they count.
         """
         with tf.device("CPU:0"):
             found = []
@@ -83,15 +92,22 @@ class MixedWeights:
 
     def mix(self, others: Sequence[Any], *, share: float, num: int) -> None:
         """Mixes the weights with a mean that counts `share` of the whole."""
+        own = self._take()
         new, state = self._mix(
-            self._take(),
+            own,
             list(others),
             [tf.convert_to_tensor(variable) for variable in self.state],
             tf.constant(share, tf.float64),
             tf.constant(num, tf.float64),
         )
-        for (_, variable), value in zip(self._floats, new, strict=True):
-            self._put(variable, value)
+        for (_, variable), old, value in zip(
+            self._floats, own, new, strict=True
+        ):
+            if self._on_servers:
+                # Adds the difference: workers may have updated it meanwhile.
+                variable.value.assign_add(value - old)
+            else:
+                self._put(variable, value)
         for variable, value in zip(self.state, state, strict=True):
             variable.assign(value)
 
@@ -132,7 +148,10 @@ class MixedWeights:
         return self._strategy.experimental_local_results(variable.value)
 
 
+def _is_table(variable: Any) -> bool:
+    return hasattr(variable, "layer")
+
+
 def _parts(variable: Any) -> list[Any]:
     """Returns the Keras variables of one of a graph: a table has shards."""
-    layer = getattr(variable, "layer", None)
-    return [variable] if layer is None else list(layer.shards)
+    return list(variable.layer.shards) if _is_table(variable) else [variable]

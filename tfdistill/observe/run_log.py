@@ -7,6 +7,7 @@ import math
 import pathlib
 import time
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -23,11 +24,12 @@ class RunLog(steps.SteppedCallback):
     """Appends the run's progress to `metrics.jsonl`, one JSON object a line.
 
     `fit` adds one by itself if `TFDISTILL_WORKDIR` is set; the launcher's live
-    status reads it. Each line holds the step, the epoch,
-    the time (Unix seconds), the logs (null for NaN), `examples_per_second`
-    since the line before, and `total_steps` if it is known. In a training
-    that `tfdistill.Backup` resumes, lines of steps that are done again go. If
-    no step had a teacher, the last line says why, as `untaught`.
+    status reads it. Each line holds the step, the epoch, the time (Unix
+    seconds), the logs (null for NaN), `examples_per_second` since the line
+    before, and `total_steps` if it is known; with a `tfdistill.WeightMixer`
+    its totals, as `mixing`. In a training that `tfdistill.Backup` resumes,
+    lines of steps that are done again go. If no step had a teacher, the last
+    line says why, as `untaught`.
     """
 
     chief_only = True
@@ -56,6 +58,16 @@ class RunLog(steps.SteppedCallback):
         self._failed = False
         # Set by `CodistillModel.fit` if the model has teachers.
         self.watch: teaching.TeachingWatch | None = None
+        self._mixer: Any = None
+
+    def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds the `tfdistill.WeightMixer`; `CodistillModel.fit` calls it.
+
+        Args:
+            callbacks: All of the training.
+        """
+        mixes = (c for c in callbacks if getattr(c, "mixes_weights", False))
+        self._mixer = next(mixes, None)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Makes the directory and notes the start."""
@@ -115,6 +127,7 @@ class RunLog(steps.SteppedCallback):
             "time": now,
             "total_steps": self._total_steps(),
             "teachers": teachers.status() if teachers else [],
+            **({"mixing": self._mixer.totals} if self._mixer else {}),
             **{key: _plain(value) for key, value in (logs or {}).items()},
         }
         if now > then and self._num_examples > examples:

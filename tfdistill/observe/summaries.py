@@ -218,6 +218,7 @@ class Summaries(steps.SteppedCallback):
         self._configuration = configuration
         self._exporter: Any = None
         self._loader: Any = None
+        self._mixer: Any = None
         self._file: summary_file.SummaryFile | None = None
         self._means = IntervalMeans(_LOSSES)
         self._news = TeacherNews()
@@ -229,7 +230,7 @@ class Summaries(steps.SteppedCallback):
         )
 
     def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds the callbacks that know of exports and refreshes.
+        """Finds the callbacks that know of exports, refreshes and mixes.
 
         `CodistillModel.fit` calls it.
 
@@ -241,6 +242,8 @@ class Summaries(steps.SteppedCallback):
                 self._exporter = callback
             if getattr(callback, "follows_teachers", False):
                 self._loader = callback
+            if getattr(callback, "mixes_weights", False):
+                self._mixer = callback
 
     def misplaced(self) -> ValueError:
         """Returns the error, with what other models can have instead."""
@@ -279,7 +282,11 @@ class Summaries(steps.SteppedCallback):
         self._is_fresh, self._num_done = True, 0
         self._compared.clear()
         self._pace.begin(
-            [c for c in (self._exporter, self._loader) if c is not None]
+            [
+                callback
+                for callback in (self._exporter, self._loader, self._mixer)
+                if callback is not None
+            ]
         )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -365,6 +372,7 @@ class Summaries(steps.SteppedCallback):
                 **tags.of_teachers(status, self.step),
                 **self._agreement(status),
                 **tags.of_exchange(self._exporter, self._loader),
+                **tags.of_mixing(self._mixer),
                 **self._pace.take(),
                 "host/rss_bytes": processes.resident_bytes(),
             }

@@ -72,6 +72,14 @@ _CHARTS: dict[str, dict[str, Sequence[str]]] = {
             "exchange/num_skipped",
         ],
     },
+    "Mixing": {
+        "Mixes that took place, were left out, or had to wait": [
+            "mixing/num_mixes",
+            "mixing/num_skipped",
+            "mixing/num_waits",
+        ],
+        "Steps by which mixed versions were behind": ["mixing/staleness_steps"],
+    },
     "Host": {
         "Examples per second": ["host/examples_per_second"],
         "Resident memory in bytes": ["host/rss_bytes"],
@@ -157,6 +165,23 @@ def of_exchange(exporter: Any, loader: Any) -> Scalars:
     if loader is not None:
         found["exchange/refresh_blocked_secs"] = loader.blocked.last_secs
     return found
+
+
+def of_mixing(mixer: Any) -> Scalars:
+    """Returns the scalars of a `tfdistill.WeightMixer`; none without one."""
+    if mixer is None:
+        return {}
+    return {
+        "mixing/num_mixes": mixer.num_mixes,
+        "mixing/num_skipped": mixer.num_skipped,
+        "mixing/num_waits": mixer.num_waits,
+        "mixing/read_bytes": mixer.num_bytes,
+        "mixing/staleness_steps": max(
+            mixer.staleness_steps.values(), default=None
+        ),
+        "mixing/blocked_secs": mixer.blocked.last_secs,
+        "mixing/wait_secs": mixer.waits.last_secs,
+    }
 
 
 def pattern(tag: str) -> str:

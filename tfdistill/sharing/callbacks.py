@@ -205,6 +205,11 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         return self._schedule.every_steps
 
     @property
+    def offset_steps(self) -> int | None:
+        """Steps by which exports come later; None unless it was given."""
+        return self._given_offset
+
+    @property
     def exports_averages(self) -> bool:
         """Whether versions hold an average of the weights, not the weights."""
         averages = keras_internals.keeps_averages(self.model.optimizer)
@@ -233,6 +238,9 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
 
         Args:
             callbacks: All of the training.
+
+        Raises:
+            ValueError: Another exporter among them exports other weights.
         """
         mixes = (c for c in callbacks if getattr(c, "mixes_weights", False))
         self._mixer = next(mixes, None)

@@ -71,6 +71,8 @@ class Teacher:
         self.next_is_worse = self.found_next_worse = False
         self.silence = staleness.Silence()
         self.weight: Callable[[tf.Tensor], Any] | None = None
+        # The last version that was found to be beyond the burn-in.
+        self._settled: Any = None
         # The student's step at which it was last found to be no worse.
         self._good_at: int | None = None
         self._graph = graph
@@ -317,19 +319,15 @@ class Teacher:
             self._behind(version, beside), step
         )
 
-    @property
-    def in_burn_in(self) -> bool:
-        """Whether the version in use was made in the burn-in."""
-        return (
-            self.step >= 0
-            and self.weight is not None
-            and staleness.in_burn_in(self.weight, self.step)
-        )
-
     def settle(self) -> None:
         """Takes the weight of a version of the burn-in; each worker alike."""
-        if self.in_use and self.in_burn_in:
+        version = self.step, self.weight
+        if self.step < 0 or self.weight is None or version == self._settled:
+            return
+        if staleness.in_burn_in(self.weight, self.step):
             self.verdict = staleness.Verdict(0.0, staleness.BURN_IN)
+        else:
+            self._settled = version
 
     def note_step(self, step: int) -> None:
         """Notes the student's step; logs each change of health, once.
