@@ -351,9 +351,7 @@ def shakespeare_decayed() -> Config:
     return dataclasses.replace(
         config,
         recipe="shakespeare_decayed",
-        optimizer=dataclasses.replace(
-            config.optimizer, learning_rate=0.04, weight_decay=0.3
-        ),
+        optimizer=dataclasses.replace(config.optimizer, weight_decay=0.3),
         codistillation=dataclasses.replace(
             config.codistillation, weight_decay=0.1
         ),
