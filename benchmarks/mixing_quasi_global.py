@@ -253,11 +253,11 @@ def add_options(options: programs.Flags) -> None:
     options.add("num_train", "training images", 20_000, quick=2_000)
     options.add("num_test", "test images", 4_000, quick=400)
     options.add("batch_size", "images of a group's step", 32)
-    options.add("num_steps", "of each training", 1_500, quick=40)
+    options.add("num_steps", "of each training", 4_000, quick=40)
     options.add(
         "rates",
         "learning rates tried",
-        ["0.003", "0.01", "0.03", "0.1"],
+        ["0.005", "0.01", "0.02", "0.04"],
         quick=["0.01"],
     )
     options.add("sweep_seeds", "trainings for each rate", 1)

@@ -349,15 +349,29 @@ def _versions(
     results: Sequence[dict[str, Any]], peers: float, config: config_lib.Config
 ) -> dict[str, float]:
     """How many versions were written and read, and should have been."""
-    # The version of the last step has no reader in this run.
     read = [sum(t["swaps"] for t in r["teachers"]) for r in results]
-    due = peers * ((config.num_steps - 1) // config.exchange.every_steps)
+    due = peers * _mean(
+        _num_exports(config, group=group, num_groups=len(results))
+        for group in range(len(results))
+    )
     return {
         "versions_written": _mean(r["exports"]["published"] for r in results),
         "versions_read": _mean(read),
         "versions_due": float(due),
         "groups_without_teacher": _num_deaf(results, read),
     }
+
+
+def _num_exports(
+    config: config_lib.Config, *, group: int, num_groups: int
+) -> int:
+    """Exports before the last step, whose version has no reader in its run."""
+    every, first = config.exchange.every_steps, config.exchange.offset_steps
+    if first is None:
+        # Groups take turns, unless they mix versions of the same step.
+        turns = not config.mixing.enabled
+        first = group * every // num_groups if turns else 0
+    return (config.num_steps - 1 - first) // every + (first > 0)
 
 
 def _answers(results: Sequence[dict[str, Any]]) -> dict[str, float]:
