@@ -1,5 +1,6 @@
 """What TensorBoard shows of a codistilled training, and what it costs."""
 
+import hashlib
 import json
 import re
 import time
@@ -123,6 +124,24 @@ class _Published(keras.callbacks.Callback):
             time.sleep(0.01)
 
 
+def _mixing(exchange):
+    """A mixer, with a peer that has published for each step already."""
+    begin = b"".join(v.tobytes() for v in cases.linear(0).get_weights())
+    extras = {"initial_weights": hashlib.sha256(begin).hexdigest()}
+    for step in range(1, 5):
+        cases.publish(exchange, cases.linear(1), step=step, extras=extras)
+    mixer = tfdistill.WeightMixer(
+        exchange,
+        tfdistill.mixing.ModelAveraging(),
+        every_steps=1,
+        peers=[1],
+        grace_secs=60.0,
+        poll_secs=0.005,
+    )
+    exporter = tfdistill.StudentExporter(exchange, every_steps=1, group=0)
+    return exporter, mixer
+
+
 def test_every_documented_tag_is_written_and_no_other(tmp_path, exchange):
     model = _taught(exchange)
     exporter = tfdistill.StudentExporter(exchange, every_steps=1, group=0)
@@ -140,6 +159,12 @@ def test_every_documented_tag_is_written_and_no_other(tmp_path, exchange):
     model = cases.codistill(cases.linear(0), silent_peer)
     _fit(model, tmp_path / "sent", tfdistill.TeacherLoader(every_steps=1))
     found |= summary_cases.tags(tmp_path / "sent")
+    _fit(
+        cases.codistill(cases.linear(0)),
+        tmp_path / "mixed",
+        *_mixing(tfdistill.Exchange(tmp_path / "exchange_mixed")),
+    )
+    found |= summary_cases.tags(tmp_path / "mixed")
     patterns = {
         tag: re.compile(tags.pattern(tag)) for tag in summary_cases.documented()
     }
@@ -291,7 +316,7 @@ def test_the_configuration_is_told_as_text_and_hyperparameters(tmp_path):
     assert found["optimizer.class"] == "Adam"
     assert found["group"] == 0.0
     titles = [category.title for category in summary_cases.layout(tmp_path)]
-    assert titles == ["Does it pay?", "Teachers", "Exchange", "Host"]
+    assert titles == ["Does it pay?", "Teachers", "Exchange", "Mixing", "Host"]
 
 
 def test_a_cluster_built_by_hand_reports_as_what_it_says(

@@ -50,7 +50,8 @@ class MixedWeights:
         ]
         values = [tf.TensorSpec(v.shape, v.dtype) for _, v in self._floats]
         number = tf.TensorSpec([], tf.float64)
-        # Traced here: the first mix shall not wait for it.
+        nothing = tf.constant(0.0, tf.float64)
+        # Run here, with no effect: the first mix shall not wait for the trace.
         if rule.way is None:
             state = [tf.TensorSpec(v.shape, v.dtype) for v in self.state]
             self._mix = tf.function(
@@ -58,12 +59,13 @@ class MixedWeights:
                 autograph=False,
                 input_signature=[values, values, state, number, number],
             )
-            self._mix.get_concrete_function()
+            own, had = self._take(), self._state_values()
+            self._mix(own, own, had, nothing, nothing + 1)
         else:
             self._move = tf.function(
                 self._moved, autograph=False, input_signature=[values, number]
             )
-            self._move.get_concrete_function()
+            self._move(self._take(), nothing)
 
     @property
     def indices(self) -> list[int]:
@@ -116,7 +118,7 @@ class MixedWeights:
         new, state = self._mix(
             own,
             list(others),
-            [tf.convert_to_tensor(variable) for variable in self.state],
+            self._state_values(),
             tf.constant(share, tf.float64),
             tf.constant(num, tf.float64),
         )
@@ -167,6 +169,9 @@ class MixedWeights:
         first = self._num_trained
         new, state = self._rule.mixed(own[:first], mean[:first], state, num=num)
         return [*new, *self._rule.statistics(own[first:], mean[first:])], state
+
+    def _state_values(self) -> list[tf.Tensor]:
+        return [tf.convert_to_tensor(variable) for variable in self.state]
 
     def _take(self) -> list[tf.Tensor]:
         return [

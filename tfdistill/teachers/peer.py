@@ -251,7 +251,8 @@ class PeerReader:
                     f"group {self.group}: no version is ready to be taken."
                 )
             self.current = staged.version.step
-            self._proposal = -1
+            if self._proposal <= self.current:
+                self._proposal = -1
             self._announce(-1)
             self._seen = {
                 step: run
