@@ -146,9 +146,11 @@ def test_options_reach_the_teachers(tmp_path):
             {
                 "allow_other_graphs",
                 "allow_other_schemas",
+                "max_staleness_examples",
                 "max_staleness_secs",
                 "max_staleness_steps",
                 "poll_secs",
+                "staleness_ramp_examples",
                 "staleness_ramp_secs",
                 "staleness_ramp_steps",
             },
