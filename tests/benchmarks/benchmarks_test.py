@@ -108,13 +108,14 @@ def test_mixing_measures_the_pause_and_the_foreground(capsys) -> None:
         "--parts=blocked",
         "--depth=26",
         "--width=8",
-        "--rounds=2",
+        "--rounds=3",
     )
     found = record["parts"]["blocked"]
     _check_judgement(found)
     assert found["target"] == pytest.approx(1 / 30, abs=1e-5)
     for side in ("blocked_secs", "foreground_secs"):
-        assert found[side]["count"] >= 2
+        # A mix whose version has not been read yet is left out.
+        assert found[side]["count"] >= 1
         assert found[side]["min"] > 0
     assert found["foreground_read_secs"]["max"] > 0
     assert found["bound"]["moved_bytes"] == 3 * found["bound"]["variable_bytes"]
