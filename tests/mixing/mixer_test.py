@@ -93,6 +93,45 @@ def test_groups_that_mix_every_step_are_one_group(tmp_path):
     assert [m.num_skipped for m in mixers] == [0, 0]
 
 
+def test_groups_mix_and_teach_each_other_at_once(tmp_path):
+    # Different data, so that what a version predicts differs from the student.
+    data = [(_X[0::2], _Y[0::2]), (_X[1::2], _Y[1::2])]
+    models = []
+    for group in range(2):
+        teachers = cases.teacher_set(_exchange(tmp_path), [1 - group])
+        models.append(cases.codistill(cases.deep(0), teachers))
+    losses, mixers = {}, {}
+
+    def train(group):
+        exchange = _exchange(tmp_path)
+        mixers[group] = _mixer(
+            exchange,
+            mixing.PullToMean(0.5),
+            peers=[1 - group],
+            quorum="all",
+            grace_secs=60.0,
+        )
+        found = cases.fit(
+            models[group],
+            *data[group],
+            batch_size=4,
+            epochs=8,
+            callbacks=[
+                _exporter(exchange, group=group),
+                mixers[group],
+                tfdistill.TeacherLoader(every_steps=1),
+            ],
+        )
+        losses[group] = found["distillation_loss"]
+
+    _together(lambda: train(0), lambda: train(1))
+    for group, model in enumerate(models):
+        (status,) = model.teachers.status()
+        assert status["step"] > 0 and status["num_quarantined"] == 0
+        assert losses[group][-1] > 0
+    assert [mixers[group].num_mixes for group in range(2)] == [16, 16]
+
+
 # ---- one group, and versions that others have published ----
 
 
