@@ -74,10 +74,15 @@ def _small_disk(directory):
 def _filled(launcher, workdir):
     """Takes all the room that there is, for a while."""
     filler = workdir / "filler"
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while file.write(b"x" * 4096):
-            pass
-    yield
+
+    def fill():
+        with contextlib.suppress(OSError):
+            with filler.open("ab", buffering=0) as file:
+                while file.write(b"x" * 4096):
+                    pass
+
+    fill()
+    yield fill
     filler.unlink()
 
 
@@ -87,7 +92,7 @@ def _limited(launcher, workdir):
     limit = resource.RLIMIT_FSIZE
     before = resource.prlimit(launcher.pid, limit)
     resource.prlimit(launcher.pid, limit, (16, before[1]))
-    yield
+    yield lambda: None
     resource.prlimit(launcher.pid, limit, before)
 
 
@@ -119,13 +124,15 @@ def test_a_full_disk_stops_neither_the_launcher_nor_its_restarts(
         _launched(workdir, *options, END=str(end)) as launcher,
     ):
         tasks.until((workdir / "launch.json").exists)
-        with full(launcher, workdir):
+        with full(launcher, workdir) as fill_again:
             before = set()
             for _ in range(3):
                 tasks.until(lambda: _tasks(launcher, 0) - before)
                 (pid,) = _tasks(launcher, 0)
                 before.add(pid)
                 if len(before) < 3:
+                    # A file that the launcher replaced has left its room.
+                    fill_again()
                     os.kill(pid, signal.SIGKILL)
         end.touch()
         out, _ = launcher.communicate(timeout=tasks.LIMIT_SECS)

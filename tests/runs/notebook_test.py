@@ -73,11 +73,10 @@ def test_the_notebook_runs_and_shows_what_it_promises(executed, tmp_path):
     assert len(text.splitlines()) < 40  # However often it was updated.
     (plot,) = _outputs(executed, "validation loss")
     assert plot.data["image/png"]
-    (printed,) = _outputs(executed, "saved_model.load")
-    print(printed.text)
-    found = [
-        float(word.strip("%")) for word in printed.text.split() if "%" in word
-    ]
+    # On a busy machine, lines come one by one.
+    printed = "".join(o.text for o in _outputs(executed, "saved_model.load"))
+    print(printed)
+    found = [float(word.strip("%")) for word in printed.split() if "%" in word]
     right, also_right, different = found
     assert min(right, also_right) > 80 and different < 20
     assert os.path.exists(tmp_path / "train_digits.py")
