@@ -1,9 +1,9 @@
 """What mixing weights costs the training thread, and what it changes.
 
 `blocked` lets one real `fit` of a ResNet-50 average its weights with those of
-a peer, and measures for how long the training thread is held up. In the same
-run, and taking turns with it, the same is done in the foreground: the version
-is checked and read, averaged with the model's weights and assigned.
+its peers, and measures for how long the training thread is held up. In the same
+run, and taking turns with it, the same is done in the foreground: versions are
+checked and read, averaged with the model's weights and assigned.
 
 `quasi_global` (mixing_quasi_global.py) is about optimizers in a ring with
 skewed data, `speeds` (mixing_speeds.py) about groups of two speeds.
@@ -29,20 +29,19 @@ from tfdistill.exports import student_graph
 from tfdistill.system import programs
 
 _BLOCKED_TARGET = 1 / 30
-_PEER = 1
 _PIXELS, _BATCH_SIZE = 64, 4
 _READ_LIMIT_SECS = 60.0
 
 
 class _Turns(keras.callbacks.Callback):
-    """Between two steps, has the peer publish and the foreground mix."""
+    """Between two steps, has the peers publish and the foreground mix."""
 
     def __init__(self, bench: "_Blocked") -> None:
         super().__init__()
         self._bench = bench
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Publishes a version and waits until it was read."""
+        """Publishes versions and waits until they were read."""
         self._bench.note_mix()
         self._bench.publish(batch + 2)
         self._bench.wait_until_read()
@@ -53,6 +52,7 @@ class _Blocked:
 
     def __init__(self, options: programs.Options, root: pathlib.Path) -> None:
         keras.utils.set_random_seed(0)
+        self._peers = range(1, options.num_peers + 1)
         size = _PIXELS
         student = imagenet.build_model(
             depth=options.depth,
@@ -75,7 +75,8 @@ class _Blocked:
             self.exchange,
             mixing.ModelAveraging(0.5),
             every_steps=1,
-            peers=[_PEER],
+            peers=[*self._peers],
+            quorum="all",
             poll_secs=0.01,
         )
         self._rounds = options.rounds
@@ -101,30 +102,32 @@ class _Blocked:
         )
 
     def publish(self, step: int) -> None:
-        """Publishes the student as the peer's version."""
+        """Publishes the student as a version of each peer."""
         graph = self.model.graph
         if self._writer is None:
             self._writer = saved_model.SavedModelWriter(graph)
         writer = self._writer
         snapshot = writer.snapshot()
-        self.exchange.publish(
-            lambda directory: writer.write(directory, snapshot),
-            group=_PEER,
-            step=step,
-            graph_fingerprint=graph.fingerprint,
-            variables=writer.variables,
-            inputs=student_graph.to_json(graph.input_spec, "inputs"),
-            outputs=student_graph.to_json(graph.output_spec, "outputs"),
-            extras=self.mixer.manifest_extras,
-        )
+        for peer in self._peers:
+            self.exchange.publish(
+                lambda directory: writer.write(directory, snapshot),
+                group=peer,
+                step=step,
+                graph_fingerprint=graph.fingerprint,
+                variables=writer.variables,
+                inputs=student_graph.to_json(graph.input_spec, "inputs"),
+                outputs=student_graph.to_json(graph.output_spec, "outputs"),
+                extras=self.mixer.manifest_extras,
+            )
 
     def wait_until_read(self) -> None:
         """Waits for the reading thread, as the steps of a training would."""
         deadline = time.monotonic() + _READ_LIMIT_SECS
-        reader = self.mixer._readers[_PEER]
-        while reader.announced >= 0 and not self.mixer.has_mean:
+        readers = [self.mixer._readers[peer] for peer in self._peers]
+        while readers[0].announced >= 0 and not self.mixer.has_mean:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"Not read: {reader.rejected}.")
+                found = [reader.rejected for reader in readers]
+                raise RuntimeError(f"Not read: {found}.")
             time.sleep(0.01)
 
     def note_mix(self) -> None:
@@ -141,32 +144,35 @@ class _Blocked:
 
     def _in_front(self) -> None:
         """Reads, averages and assigns; the weights stay what they are."""
-        version = self.exchange.latest(_PEER)
-        if version is None:
-            raise RuntimeError("No version was published.")
-        self.read_secs.append(measure.timed(lambda: self._read(version)))
+        others: list[Any] = []
+        secs = measure.timed(
+            lambda: others.extend(map(self._read, self._peers))
+        )
+        self.read_secs.append(secs)
         if self._averaged is None:
             self._averaged = tf.function(
-                lambda own, other: [
-                    (a + b) / 2 for a, b in zip(own, other, strict=True)
+                lambda *versions: [
+                    sum(values) / len(values)
+                    for values in zip(*versions, strict=True)
                 ]
             )
         variables = [
             v for v in self.model.graph.variables if v.dtype == "float32"
         ]
         own = [tf.convert_to_tensor(v.value) for v in variables]
-        other = [
-            v for v in self._values if v is not None and v.dtype == tf.float32
-        ]
-        new = self._averaged(own, other)
+        new = self._averaged(own, *others)
         for variable, value in zip(variables, new, strict=True):
             variable.assign(value)
 
-    def _read(self, version: Any) -> None:
+    def _read(self, peer: int) -> list[Any]:
+        version = self.exchange.latest(peer)
+        if version is None:
+            raise RuntimeError("No version was published.")
         self.exchange.verify(version)
-        self._values = saved_model.read_variables(
+        values = saved_model.read_variables(
             version.path, saved_model.in_order(version.manifest.variables)
         )
+        return [v for v in values if v is not None and v.dtype == tf.float32]
 
 
 def _blocked(options: programs.Options) -> dict[str, Any]:
@@ -224,6 +230,7 @@ def _add_options(options: programs.Flags) -> None:
     )
     options.add("depth", "layers of the ResNet: 26, 50, 101 or 152", 50)
     options.add("width", "of its first stage", 64)
+    options.add("num_peers", "whose versions are averaged", 1, lower_bound=1)
     options.add("rounds", "turns of a mix and the foreground", 9, quick=3)
     mixing_quasi_global.add_options(options)
     mixing_speeds.add_options(options)
