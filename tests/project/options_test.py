@@ -130,7 +130,8 @@ OPTIONS = {
         quick=False
     """,
     "benchmarks.mixing": """
-        parts=[blocked,quasi_global,speeds] depth=50 width=64 rounds=9
+        parts=[blocked,quasi_global,speeds] depth=50 width=64 num_peers=1
+        rounds=9
         num_groups=4 alpha=0.1 image_size=8 num_train=20000 num_test=4000
         batch_size=32 num_steps=4000 rates=[0.005,0.01,0.02,0.04] sweep_seeds=1
         num_seeds=6 target_loss=0.35 limit_secs=60.0 speed_seeds=3
