@@ -382,14 +382,7 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
         options: The options of the command line.
         record: What will be printed.
     """
-    parts = {name: _PARTS[name](options) for name in options.parts}
-    record.update(
-        benchmark="labels",
-        config=vars(options),
-        met=all(part["met"] for part in parts.values()),
-        parts=parts,
-        machine=measure.machine(),
-    )
+    measure.fill_parts(record, "labels", _PARTS, options)
 
 
 def _add_options(options: programs.Flags) -> None:

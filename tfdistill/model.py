@@ -120,12 +120,12 @@ def add_launched_callbacks(
     callbacks = arguments.get("callbacks")
     is_list = isinstance(callbacks, keras.callbacks.CallbackList)
     found = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks) or [])
-    exports = any(getattr(c, "exports_student", False) for c in found)
+    exports = bool(steps.marked(found, "exports_student"))
     teachers.has_exporter = exports
     if is_list:
         _let_observe(found)
         return
-    follows = any(getattr(c, "follows_teachers", False) for c in found)
+    follows = bool(steps.marked(found, "follows_teachers"))
     if teachers.moves_at_refreshes and not follows:
         warnings.warn(
             "The model has teachers in other groups, or in its own past, and "

@@ -17,6 +17,7 @@ from tfdistill import schedules
 from tfdistill.cluster import replicas
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
+from tfdistill.mixing import weights
 from tfdistill.teachers import gates
 
 _log = logging.getLogger(__name__)
@@ -120,12 +121,9 @@ def _mean(versions: Sequence[Sequence[Any]]) -> list[Any]:
     """Returns the mean of floats; what is no float is that of the first."""
     found = []
     for first, *others in zip(*versions, strict=True):
-        first = tf.convert_to_tensor(first)
-        mean = first
-        if first.dtype.is_floating:
-            # Equal values stay what they are.
-            for other in others:
-                other = tf.cast(tf.convert_to_tensor(other), first.dtype)
-                mean += (other - first) / len(versions)
+        mean = tf.convert_to_tensor(first)
+        if mean.dtype.is_floating:
+            values = [mean, *(tf.cast(other, mean.dtype) for other in others)]
+            mean = weights.weighted_mean(values, [1.0] * len(values))
         found.append(mean)
     return found

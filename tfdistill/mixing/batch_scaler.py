@@ -492,9 +492,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         Args:
             callbacks: All of the training.
         """
-        self._mixers = [
-            c for c in callbacks if getattr(c, "mixes_weights", False)
-        ]
+        self._mixers = steps.marked(callbacks, "mixes_weights")
 
     def _follow(self, before: int, now: int) -> None:
         if now == before or not self._power:

@@ -237,7 +237,7 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
                 at the steps of the mixes.
         """
         before = list(callbacks[: list(callbacks).index(self)])
-        found = [c for c in before if getattr(c, "exports_student", False)]
+        found = steps.marked(before, "exports_student")
         if not found:
             raise ValueError(
                 "`callbacks` must have a tfdistill.StudentExporter before the "

@@ -100,11 +100,7 @@ class MixedWeights:
                     tf.cast(version[index], variable.dtype)
                     for version in versions
                 ]
-                first, *others = values
-                mean = first
-                for count, value in zip(counts[1:], others, strict=True):
-                    mean += count / sum(counts) * (value - first)
-                found.append(mean)
+                found.append(weighted_mean(values, counts))
             return found
 
     def mix(self, others: Sequence[Any], *, share: float, num: int) -> None:
@@ -136,11 +132,7 @@ class MixedWeights:
     def _moved(self, others: list[tf.Tensor], way: tf.Tensor) -> None:
         """Moves all floats in place, in two passes over the memory."""
         for (_, variable), other in zip(self._floats, others, strict=True):
-            parts = _parts(variable)
-            rows = [other]
-            if len(parts) > 1:
-                rows = tf.split(other, [int(part.shape[0]) for part in parts])
-            for part, target in zip(parts, rows, strict=True):
+            for part, target in _by_part(variable, other):
                 for copy in self._copies(part):
                     if self._on_servers:
                         share = tf.cast(way, copy.dtype)
@@ -182,16 +174,23 @@ class MixedWeights:
         ]
 
     def _put(self, variable: Any, value: tf.Tensor) -> None:
-        parts = _parts(variable)
-        values = [value]
-        if len(parts) > 1:
-            values = tf.split(value, [int(part.shape[0]) for part in parts])
-        for part, rows in zip(parts, values, strict=True):
+        for part, rows in _by_part(variable, value):
             for copy in self._copies(part):
                 copy.assign(rows)
 
     def _copies(self, variable: Any) -> tuple[Any, ...]:
         return self._strategy.experimental_local_results(variable.value)
+
+
+def weighted_mean(
+    values: Sequence[tf.Tensor], counts: Sequence[float]
+) -> tf.Tensor:
+    """Returns the mean of tensors; equal ones stay what they are."""
+    first, *others = values
+    mean = first
+    for count, value in zip(counts[1:], others, strict=True):
+        mean += count / sum(counts) * (value - first)
+    return mean
 
 
 def _is_table(variable: Any) -> bool:
@@ -201,3 +200,12 @@ def _is_table(variable: Any) -> bool:
 def _parts(variable: Any) -> list[Any]:
     """Returns the Keras variables of one of a graph: a table has shards."""
     return list(variable.layer.shards) if _is_table(variable) else [variable]
+
+
+def _by_part(variable: Any, value: tf.Tensor) -> list[tuple[Any, tf.Tensor]]:
+    """Returns the Keras variables of one of a graph, each with its rows."""
+    parts = _parts(variable)
+    if len(parts) == 1:
+        return [(parts[0], value)]
+    rows = tf.split(value, [int(part.shape[0]) for part in parts])
+    return list(zip(parts, rows, strict=True))

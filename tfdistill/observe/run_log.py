@@ -66,8 +66,7 @@ class RunLog(steps.SteppedCallback):
         Args:
             callbacks: All of the training.
         """
-        mixes = (c for c in callbacks if getattr(c, "mixes_weights", False))
-        self._mixer = next(mixes, None)
+        self._mixer = next(iter(steps.marked(callbacks, "mixes_weights")), None)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Makes the directory and notes the start."""

@@ -242,8 +242,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         Raises:
             ValueError: Another exporter among them exports other weights.
         """
-        mixes = (c for c in callbacks if getattr(c, "mixes_weights", False))
-        self._mixer = next(mixes, None)
+        self._mixer = next(iter(steps.marked(callbacks, "mixes_weights")), None)
         self._with_extras = [
             c for c in callbacks if hasattr(c, "manifest_extras")
         ]
@@ -558,8 +557,8 @@ class TeacherLoader(fresh_copies.FreshCopies, steps.SteppedCallback):
         Args:
             callbacks: All of the training.
         """
-        found = (c for c in callbacks if getattr(c, "exports_student", False))
-        self._exporter = next(found, None)
+        found = steps.marked(callbacks, "exports_student")
+        self._exporter = next(iter(found), None)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Swaps in what all workers have read, when a refresh is due."""

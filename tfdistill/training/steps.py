@@ -5,6 +5,7 @@ replica, by any loop, and from the workers of parameter servers.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,6 +88,14 @@ class EverySteps:
 
     def _reached(self, step: int) -> int:
         return (step - self._offset_steps) // self.every_steps
+
+
+def marked(callbacks: Iterable[Any], mark: str) -> list[Any]:
+    """Returns the callbacks that have a mark, such as `exports_student`.
+
+    By it they find each other without importing each other's class.
+    """
+    return [c for c in callbacks if getattr(c, mark, False)]
 
 
 class SteppedCallback(keras.callbacks.Callback):
