@@ -134,7 +134,7 @@ class Watch(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         self.sizes.append(self.scaler.batch_size)
         rate = self.model.optimizer.learning_rate
-        self.rates.append(float(rate.numpy()))
+        self.rates.append(float(keras.ops.convert_to_numpy(rate)))
 
     def on_train_batch_end(self, batch, logs=None):
         self.examples.append(int(self.model.trainer.last.examples))
@@ -163,14 +163,15 @@ def decisions(monkeypatch):
     )
 
 
-def trained(strategy, *, backup=None, stop_at=None, **kwargs):
+def trained(strategy, *, backup=None, stop_at=None, schedule=None, **kwargs):
     """Runs 30 steps; returns the model and its `Watch`."""
     options = {"batch_size": 8, "every_steps": EVERY, **kwargs}
     scaler = tfdistill.BatchScaler(NO_EXCHANGE, **options)
+    rate = scaler.scaled(schedule) if schedule else 1e-5
     with strategy.scope():
         network = Network()
         model = tfdistill.CodistillModel(network)
-        model.compile(keras.optimizers.SGD(1e-5), "mse")
+        model.compile(keras.optimizers.SGD(rate), "mse")
 
     def batches(worker):
         part = tfdistill.data.worker_shard(rows(), worker)
@@ -186,12 +187,12 @@ def trained(strategy, *, backup=None, stop_at=None, **kwargs):
     return model, watch
 
 
-def by_hand():
-    """Weights and examples after descent on these batches, rates in step."""
+def by_hand(schedule=lambda step: 1e-5):
+    """Weights and rates after descent on these batches, rates in step."""
     weight = bias = 0.0
-    first, rate, found = 0, 1e-5, []
-    for before, size in zip([8, *SIZES[:-1]], SIZES, strict=True):
-        rate *= size / before
+    first, found = 0, []
+    for step, size in enumerate(SIZES):
+        rate = float(schedule(step)) * size / 8
         x = np.arange(first, first + size, dtype="float64")
         error = weight * x + bias - x / 100
         weight -= rate * 2 * np.mean(error * x)
@@ -227,6 +228,23 @@ def test_a_resumed_training_cuts_the_same_batches(decisions, tmp_path):
     weight, bias, rates = by_hand()
     np.testing.assert_allclose(first.rates + rest.rates, rates, rtol=1e-5)
     np.testing.assert_allclose(weights(model), [weight, bias], rtol=1e-4)
+
+
+@pytest.mark.parametrize("has_replicas", [False, True])
+def test_a_schedule_follows_too_and_so_does_a_resumed_one(
+    decisions, has_replicas, two_replicas, tmp_path
+):
+    schedule = keras.optimizers.schedules.CosineDecay(1e-5, 40)
+    strategy = two_replicas if has_replicas else tf.distribute.get_strategy()
+    _, first = trained(strategy, backup=tmp_path, stop_at=17, schedule=schedule)
+    model, rest = trained(strategy, backup=tmp_path, schedule=schedule)
+    weight, bias, rates = by_hand(schedule)
+    np.testing.assert_allclose(first.rates + rest.rates, rates, rtol=1e-5)
+    np.testing.assert_allclose(weights(model), [weight, bias], rtol=1e-4)
+    # A copy that was loaded has the rates of the first size.
+    config = keras.optimizers.serialize(model.optimizer)
+    copy = keras.optimizers.deserialize(config)
+    assert float(copy.learning_rate) == pytest.approx(1e-5)
 
 
 @pytest.mark.parametrize("rule, power", [("sqrt", 0.5), ("none", 0.0)])

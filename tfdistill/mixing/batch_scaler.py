@@ -184,6 +184,33 @@ class _Plan:
         return tf.gather(sizes, place - 1)
 
 
+@keras.saving.register_keras_serializable(package="tfdistill")
+class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule times a factor; see `BatchScaler.scaled`."""
+
+    def __init__(
+        self,
+        schedule: keras.optimizers.schedules.LearningRateSchedule,
+        factor: tf.Variable | None = None,
+    ) -> None:
+        """Takes both; a saved one has lost its factor."""
+        self._schedule, self._factor = schedule, factor
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the rate of a step."""
+        rate = self._schedule(step)
+        return rate if self._factor is None else rate * self._factor
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the schedule's own configuration."""
+        return {"schedule": keras.saving.serialize_keras_object(self._schedule)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "ScaledRate":
+        """Makes it from what `get_config` returned."""
+        return cls(keras.saving.deserialize_keras_object(config["schedule"]))
+
+
 class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
     """Moves this group's batch size until all groups update equally often.
 
@@ -273,6 +300,8 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._poll_secs, self._clock = poll_secs, clock
         self._first_size = batch_size
         self._plan = _Plan(batch_size, self._schedule.every_steps)
+        # Of the rates of a schedule, if there is one.
+        self._factor: tf.Variable | None = None
         self._multiple = 1
         self._start = 0  # The step at which batch 0 was read.
         self._examples = 0
@@ -358,6 +387,26 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         options.experimental_optimization.inject_prefetch = False
         return windows.with_options(options)
 
+    def scaled(
+        self, schedule: keras.optimizers.schedules.LearningRateSchedule
+    ) -> keras.optimizers.schedules.LearningRateSchedule:
+        """Returns a schedule that follows the batch size, by `rate_rule`.
+
+        Call it outside of `strategy.scope()`. A learning rate that is a number
+        needs none of this.
+
+        Args:
+            schedule: Rates for the size that the training begins with.
+
+        Example:
+            rate = keras.optimizers.schedules.CosineDecay(0.1, 10_000)
+            model.compile(keras.optimizers.SGD(scaler.scaled(rate)), "mse")
+        """
+        if self._factor is None:
+            with tf.device("CPU:0"):
+                self._factor = tf.Variable(1.0, trainable=False)
+        return ScaledRate(schedule, self._factor)
+
     def _share(self, num_shares: int) -> None:
         """Has all sizes be ones that so many replicas can share."""
         self._multiple = num_shares
@@ -393,11 +442,12 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
                 f"{model.steps_per_execution}."
             )
         rate = model.optimizer.learning_rate
-        if self._power and not isinstance(rate, keras.Variable):
+        self._is_number = isinstance(rate, keras.Variable)
+        if self._power and not self._is_number and self._factor is None:
             raise ValueError(
-                "The learning rate must be a number that a BatchScaler can "
-                "change; received a schedule. Pass a number, or "
-                'rate_rule="none".'
+                "The learning rate must be one that a BatchScaler can change; "
+                "received a schedule. Pass the optimizer scaler.scaled("
+                'schedule), or the scaler rate_rule="none".'
             )
         cluster = strategy_lib.cluster_of(strategy)
         peers = (
@@ -407,6 +457,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._began, self._busy_before = None, 0.0
         self._own = Pace()
         self._plan.begin()
+        self._set_factor(self._plan.size(0))
         self._paces = {group: Pace() for group in peers}
         self._values = replicas.WorkerValues(strategy)
         self._stopping.clear()
@@ -495,10 +546,17 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._mixers = steps.marked(callbacks, "mixes_weights")
 
     def _follow(self, before: int, now: int) -> None:
-        if now == before or not self._power:
+        """Moves the learning rate from one size to another."""
+        if now == before:
             return
-        rate = self.model.optimizer.learning_rate
-        rate.assign(rate * (now / before) ** self._power)
+        self._set_factor(now)
+        if self._is_number and self._power:
+            rate = self.model.optimizer.learning_rate
+            rate.assign(rate * (now / before) ** self._power)
+
+    def _set_factor(self, size: int) -> None:
+        if self._factor is not None:
+            self._factor.assign((size / self._first_size) ** self._power)
 
     def _watch(self) -> None:
         """Notes the peers' versions as they arrive; errors are tried again."""
@@ -540,3 +598,4 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._plan.restore(state)
         self._start, self._examples = state["start"], state["examples"]
         self._busy_before = state[BUSY_FIELD]
+        self._set_factor(self.batch_size)

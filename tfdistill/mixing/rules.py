@@ -9,11 +9,12 @@ not grow with their number. It is for weights that are trained; of the rest,
   what a momentum would do to a variance has no meaning;
 * integers, counters and states of random generators stay as they are.
 
-Papers are cited without the numbers of their equations: their full texts were
-out of reach. The formulas were compared with programs: `PullToMean` with that
-of PAPA's authors (`ema_alpha`), `BlockMomentum` with CNTK's BlockMomentumSGD
-(the same if momentum is 1 - 1 / (number of groups)), `ElasticAveraging`, with a
-centre in each group, with torch-distlearn's AllReduceEA.
+The papers' full texts were out of reach, so that only the numbers of well known
+equations and algorithms are cited. The formulas were compared with programs:
+`PullToMean` with that of PAPA's authors (`ema_alpha`), `BlockMomentum` with
+CNTK's BlockMomentumSGD (the same if momentum is 1 - 1 / (number of groups)),
+`ElasticAveraging` with torch-distlearn's AllReduceEA, which has a centre in
+each group too, and with H2O's, which names equation 6 of the paper.
 """
 
 import dataclasses
@@ -165,7 +166,8 @@ class ElasticAveraging(Rule):
         w <- w - alpha (w - c),   c <- c + alpha sum_j (w_j - c)
 
     with the weights before the mix on both sides. Synchronous EASGD (Zhang,
-    Choromanska and LeCun 2015, arXiv:1412.6651), where one server holds `c`;
+    Choromanska and LeCun 2015, arXiv:1412.6651, equations 5 and 6 with
+    beta = p alpha, between the gradient steps), where one server holds `c`;
     here each group holds its own, and they are equal as long as all groups
     mix the same versions. Statistics that are not trained move towards the
     mean by `alpha`.
