@@ -16,6 +16,7 @@ from tests.cases import codistillation as cases
 from tests.cases import servers
 from tfdistill import mixing
 from tfdistill.embedding import layer
+from tfdistill.exports import saved_model
 
 _X, _Y = cases.data(16)
 
@@ -162,6 +163,12 @@ class _Read(keras.callbacks.Callback):
             time.sleep(0.002)
 
 
+def _published(exchange, model):
+    """The weights of a group's newest version."""
+    expected = saved_model.SavedModelWriter(model.graph).variables
+    return saved_model.read_variables(exchange.latest(0).path, expected)
+
+
 def _fit(model, exchange, mixer, *more, epochs=1, every_steps=1, **kwargs):
     """Four steps an epoch."""
     exporter = _exporter(exchange, every_steps=every_steps)
@@ -205,9 +212,10 @@ def test_training_does_not_wait_and_no_version_is_mixed_twice(tmp_path):
 class _News(keras.callbacks.Callback):
     """Publishes once a mix was made or left out, and has the mixer see it."""
 
-    def __init__(self, mixer, publish, groups=(1,)):
+    def __init__(self, mixer, publish, groups=(1,), news_of=1):
         super().__init__()
         self._mixer, self._publish, self._groups = mixer, publish, groups
+        self._news_of = news_of
         self._is_done = False
         self.mixed_at = []
 
@@ -216,7 +224,7 @@ class _News(keras.callbacks.Callback):
         if not self._is_done and (mixer.num_mixes or mixer.num_skipped > 2):
             self._publish()
             self._is_done = True
-            self._await(lambda: mixer._readers[1].newest == 20)
+            self._await(lambda: mixer._readers[self._news_of].newest == 20)
         elif not batch:
             readers = [mixer._readers[group] for group in self._groups]
             self._await(lambda: all(r.newest >= 0 for r in readers))
@@ -257,6 +265,27 @@ def test_versions_count_by_what_was_done_since_the_last_mix(
         own = (done * own + 6 * a + 12 * b) / (done + 18)
         done = unit * (second - first)
         own = (done * own + 10 * c) / (done + 10)
+        np.testing.assert_allclose(found, own, rtol=1e-5, atol=1e-6)
+
+
+def test_a_group_counts_what_it_did_since_it_mixed_with_the_same_peer(tmp_path):
+    # As with pairs that are drawn anew: first the one, then the other.
+    exchange = _exchange(tmp_path)
+    students = [cases.deep(1), cases.deep(2)]
+    _publish(exchange, students[0], 10, updates=6)
+    model = _still()
+    mixer = _mixer(exchange, peers=[1, 2], weigh_by="updates")
+    news = _News(
+        mixer,
+        lambda: _publish(exchange, students[1], 20, group=2, updates=9),
+        news_of=2,
+    )
+    _fit(model, exchange, mixer, _Read(mixer, (1, 2)), news, epochs=1)
+    first, second = news.mixed_at
+    weights = [m.get_weights() for m in (cases.deep(0), *students)]
+    for found, own, a, b in zip(model.get_weights(), *weights, strict=True):
+        own = (first * own + 6 * a) / (first + 6)
+        own = (second * own + 9 * b) / (second + 9)
         np.testing.assert_allclose(found, own, rtol=1e-5, atol=1e-6)
 
 
@@ -437,6 +466,63 @@ def test_parameter_servers_mix_dense_weights_and_no_table(
 
 def _values(student):
     return [tf.convert_to_tensor(v.value) for v in layer.variables_of(student)]
+
+
+class Empty(keras.layers.Layer):
+    """Has a weight without elements."""
+
+    def build(self, input_shape):
+        self.add_weight(shape=(0, 3), trainable=False)
+
+    def call(self, x):
+        return x
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_weights_of_any_float_and_size_are_mixed(tmp_path, dtype):
+    inputs = keras.Input((4,), dtype=dtype)
+    hidden = Empty(dtype=dtype)(keras.layers.Dense(5, dtype=dtype)(inputs))
+    student = keras.Model(inputs, keras.layers.Dense(3, dtype=dtype)(hidden))
+    cases.randomize(student, 0)
+    begin = student.get_weights()
+    model, exchange = _still(student), _exchange(tmp_path)
+    mixer = _mixer(exchange, mixing.ElasticAveraging(0.5))
+
+    def publish(step):
+        cases.publish(
+            exchange,
+            student,
+            step=step,
+            spec=model.trainer.input_spec,
+            values=[v.value + tf.cast(1, v.dtype) for v in student.variables],
+            extras=mixer.manifest_extras,
+        )
+
+    versions = _OneVersionAStep(mixer, exchange, publish)
+    _fit(model, exchange, mixer, versions, _Read(mixer))
+    assert mixer.num_mixes == 3
+    for found, value in zip(student.get_weights(), begin, strict=True):
+        assert found.dtype == value.dtype
+        assert not found.size or np.abs(found - value).max() > 0.1
+
+
+def test_callbacks_serve_one_model_after_another(tmp_path):
+    exchange = _exchange(tmp_path)
+    mixer = _mixer(exchange, mixing.ModelAveraging(0.5))
+    callbacks = [_exporter(exchange), mixer, _Read(mixer)]
+    for seed in (0, 2):
+        model, other = _still(cases.deep(seed)), cases.deep(1)
+        shutil.rmtree(tmp_path / "exchange", ignore_errors=True)
+        _publish(exchange, other, 10, initial_weights=_digest(model))
+        cases.fit(model, _X, _Y, batch_size=4, epochs=2, callbacks=callbacks)
+        assert mixer.num_mixes == 1
+        for found, a, b in zip(
+            _published(exchange, model),
+            cases.deep(seed).get_weights(),
+            other.get_weights(),
+            strict=True,
+        ):
+            np.testing.assert_allclose(found, a + (b - a) / 4, rtol=1e-5)
 
 
 # ---- a training that was stopped ----

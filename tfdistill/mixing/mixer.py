@@ -173,9 +173,9 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._strangers: dict[int, str] = {}
         # By group, the newest version in sight when it was missing.
         self._missed: dict[int, int] = {}
-        # By group, the updates or examples of the version mixed last; and
-        # this group's own at its last mix.
-        self._counted: dict[int, float] = {}
+        # By group, the updates or examples of its version that was mixed last,
+        # and this group's own then.
+        self._counted: dict[int, tuple[float, float]] = {}
         # The mean of what has been read, by what it consists of.
         self._reduced: tuple[Any, list[tf.Tensor]] | None = None
         self._is_short = False
@@ -260,6 +260,12 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
                 f"a WeightMixer; received {self._exporter.offset_steps}. "
                 "Groups mix versions of the same step."
             )
+
+    def set_model(self, model: keras.Model) -> None:
+        """Begins anew with another model, or one that trains other weights."""
+        super().set_model(model)
+        if self._made and not self._made.is_of(self.codistilled.student):
+            self._made = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts the reading thread."""
@@ -501,13 +507,12 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._is_short = False
         staged = [self._readers[group].staged for group in chosen]
         others, counts = self._mean(staged)
+        own = self._own_count(chosen)
         for group in chosen:
             version = self._readers[group].take().version
-            self._counted[group] = self._count_of(version)
+            self._counted[group] = self._count_of(version), self._seen
             self.num_bytes += version.num_bytes
-        own = self._own_count()
-        share = sum(counts) / (sum(counts) + own[0])
-        self._counted[self._exporter.group] = own[1]
+        share = sum(counts) / (sum(counts) + own)
         self._weights().mix(others, share=share, num=len(chosen) + 1)
         self._reduced = None
         self.num_mixes += 1
@@ -641,30 +646,38 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
 
     # ---- what they count, and their mean ----
 
+    @property
+    def _seen(self) -> float:
+        """What this group has trained on, in the unit of `weigh_by`."""
+        if self._weigh_by == GROUPS:
+            return 0.0
+        return self._exporter.counts[self._weigh_by]
+
     def _count_of(self, version: versions.Version) -> float:
         """Returns the updates or examples that a version says it has seen."""
         found: Any = version.manifest.extras.get(self._weigh_by)
         is_number = isinstance(found, int | float)
         return max(float(found), 0.0) if is_number else 0.0
 
-    def _added(self, group: int, count: float) -> float:
+    def _own_count(self, groups: Sequence[int]) -> float:
+        """What own weights count, since a mix with any of these groups."""
+        before = max(self._counted.get(g, (0.0, 0.0))[1] for g in groups)
+        return self._added(self._seen, before)
+
+    def _added(self, count: float, before: float) -> float:
         if self._weigh_by == GROUPS:
             return 1.0
         # A group that resumed may be at fewer than before.
-        return max(count - self._counted.get(group, 0.0), 1.0)
-
-    def _own_count(self) -> tuple[float, float]:
-        """What this group's own weights count, and what it has seen."""
-        if self._weigh_by == GROUPS:
-            return 1.0, 0.0
-        count = self._exporter.counts[self._weigh_by]
-        return self._added(self._exporter.group, count), count
+        return max(count - before, 1.0)
 
     def _mean(
         self, staged: Sequence[Any]
     ) -> tuple[list[tf.Tensor], list[float]]:
         counts = [
-            self._added(s.version.group, self._count_of(s.version))
+            self._added(
+                self._count_of(s.version),
+                self._counted.get(s.version.group, (0.0, 0.0))[0],
+            )
             for s in staged
         ]
         key = [(s.version.group, s.version.step) for s in staged], counts
@@ -726,7 +739,9 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         for group, step in state["versions"].items():
             if int(group) in self._readers:
                 self._readers[int(group)].current = step
-        self._counted = {int(g): n for g, n in state["counted"].items()}
+        self._counted = {
+            int(g): (a, b) for g, (a, b) in state["counted"].items()
+        }
         self._missed = {int(g): n for g, n in state["missed"].items()}
         (
             self.num_mixes,

@@ -30,7 +30,7 @@ class MixedWeights:
         """Makes the rule's state, of the student's present weights."""
         self._strategy, self._rule = strategy, rule
         self._on_servers = replicas.on_servers(strategy)
-        trained = {id(variable) for variable in student.trainable_variables}
+        self._trained = [id(v) for v in student.trainable_variables]
         floats = [
             (index, variable)
             for index, variable in enumerate(graph.variables)
@@ -39,11 +39,9 @@ class MixedWeights:
         ]
         # Those that are trained come first.
         self._floats = sorted(
-            floats, key=lambda pair: id(_parts(pair[1])[0]) not in trained
+            floats, key=lambda pair: not self._is_trained(pair[1])
         )
-        self._num_trained = sum(
-            id(_parts(v)[0]) in trained for _, v in self._floats
-        )
+        self._num_trained = sum(self._is_trained(v) for _, v in self._floats)
         self.state = [
             tf.Variable(value, trainable=False)
             for value in rule.start(self._take()[: self._num_trained])
@@ -67,6 +65,13 @@ class MixedWeights:
             )
             self._move(self._take(), nothing)
 
+    def _is_trained(self, variable: Any) -> bool:
+        return id(_parts(variable)[0]) in self._trained
+
+    def is_of(self, student: keras.Model) -> bool:
+        """Whether these are the weights of a student, as it trains now."""
+        return self._trained == [id(v) for v in student.trainable_variables]
+
     @property
     def indices(self) -> list[int]:
         """Which of the graph's variables are mixed, ascending."""
@@ -82,7 +87,8 @@ class MixedWeights:
         """Returns the SHA-256 of the present weights, in hexadecimal."""
         found = hashlib.sha256()
         for value in self._take():
-            found.update(memoryview(value.numpy()).cast("B"))
+            # No buffer holds bfloat16, or nothing at all.
+            found.update(value.numpy().tobytes())
         return found.hexdigest()
 
     def mean_of(

@@ -286,6 +286,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         """Claims the group and starts the writing thread, on the chief."""
         super().on_train_begin(logs)
         if self.step == 0:
+            self._last_step = -1
             self._num_examples = 0.0
             self._uncounted.clear()
         strategy = self.codistilled.distribute_strategy
@@ -366,7 +367,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         if not wait_secs and not self._pause.is_over:
             self.num_skipped += 1
             return
-        if self._writer is None:
+        if self._writer is None or self._writer.graph is not model.graph:
             self._writer = saved_model.SavedModelWriter(
                 model.graph, variables_dtype=self._variables_dtype
             )
