@@ -214,6 +214,19 @@ def test_each_variable_is_written_once(tmp_path):
     assert _variables_bytes(tmp_path / "half") - overhead == size // 2
 
 
+class _Private(keras.layers.Dense):
+    """Keras calls its variables `__private/...`."""
+
+
+def test_a_layer_of_a_private_class_is_written(tmp_path):
+    inputs = keras.Input((cases.NUM_FEATURES,))
+    writer = _writer(keras.Model(inputs, _Private(3)(inputs)))
+    path = _write(writer, tmp_path / "1")
+    found = saved_model.read_variables(str(path), writer.variables)
+    for value, variable in zip(found, writer.graph.variables, strict=True):
+        np.testing.assert_array_equal(value, variable.value)
+
+
 def test_integers_are_not_narrowed():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5)])
     writer = _writer(model, variables_dtype="bfloat16")

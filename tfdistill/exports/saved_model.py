@@ -44,7 +44,7 @@ class ServedStudent(tf.Module):
             self.model_variables = [
                 _stand_in(variable, dtype)
                 if value is None
-                else tf.Variable(value, trainable=False, name=variable.path)
+                else tf.Variable(value, trainable=False, name=_name(variable))
                 for value, variable, dtype in zip(
                     values, graph.variables, dtypes, strict=True
                 )
@@ -87,8 +87,14 @@ def _stand_in(table: layer.LogicalTable, dtype: tf.DType) -> tf.Variable:
         tf.zeros([1, dim], dtype),
         shape=tf.TensorShape([None, dim]),
         trainable=False,
-        name=table.path,
+        name=_name(table),
     )
+
+
+def _name(variable: Any) -> str:
+    """A variable's path; TensorFlow takes none that begins with an underscore."""
+    path = str(variable.path)
+    return f"v{path}" if path.startswith("_") else path
 
 
 _KEY = "model_variables/{}/.ATTRIBUTES/VARIABLE_VALUE"
