@@ -247,6 +247,39 @@ def test_a_schedule_follows_too_and_so_does_a_resumed_one(
     assert float(copy.learning_rate) == pytest.approx(1e-5)
 
 
+def test_a_change_on_its_way_is_not_one_of_the_next_fit(decisions):
+    scaler = tfdistill.BatchScaler(NO_EXCHANGE, batch_size=8, every_steps=EVERY)
+    for num_fits in (2, 1):
+        # The second time with another model, which begins at the first size.
+        model = tfdistill.CodistillModel(Network())
+        model.compile(keras.optimizers.SGD(1e-5), "mse")
+        for _ in range(num_fits):
+            watch = Watch(scaler)
+            model.fit(
+                scaler.batched(rows()),
+                steps_per_epoch=EVERY + 2,
+                callbacks=[scaler, watch],
+                verbose=0,
+            )
+            assert watch.sizes == watch.examples == [8] * (EVERY + 2)
+            np.testing.assert_allclose(watch.rates, 1e-5, rtol=1e-5)
+
+
+def test_epochs_need_not_be_whole_executions(decisions):
+    scaler = tfdistill.BatchScaler(NO_EXCHANGE, batch_size=8, every_steps=6)
+    model = tfdistill.CodistillModel(Network())
+    model.compile(keras.optimizers.SGD(1e-5), "mse", steps_per_execution=3)
+    watch = Watch(scaler)
+    model.fit(
+        scaler.batched(rows()),
+        steps_per_epoch=10,
+        epochs=3,
+        callbacks=[scaler, watch],
+        verbose=0,
+    )
+    assert {8, 12} <= set(watch.sizes)
+
+
 @pytest.mark.parametrize("rule, power", [("sqrt", 0.5), ("none", 0.0)])
 def test_the_rate_follows_by_the_rule(decisions, rule, power):
     _, watch = trained(tf.distribute.get_strategy(), rate_rule=rule)

@@ -121,7 +121,7 @@ class _Plan:
     """
 
     def __init__(self, size: int, block: int) -> None:
-        self._first_size, self.block = size, block
+        self.block = block
         with tf.device("CPU:0"):
             shape = tf.TensorShape([None])
             self._starts = tf.Variable([0], shape=shape, dtype=tf.int64)
@@ -131,9 +131,13 @@ class _Plan:
         self.starts, self.sizes = [0], [size]
         self.horizon = 2 * block
 
-    def begin(self) -> None:
-        """Starts again, at the size of last."""
-        self._set([0], [self.sizes[-1]], 2 * self.block)
+    def begin(self, size: int) -> None:
+        """Starts again."""
+        self._set([0], [size], 2 * self.block)
+
+    def is_short(self, done: int) -> bool:
+        """Whether the block after the next is to be decided by now."""
+        return self.horizon < (done // self.block + 2) * self.block
 
     def decide(self, size: int) -> None:
         """Gives the first block that is open its size."""
@@ -304,6 +308,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._factor: tf.Variable | None = None
         self._multiple = 1
         self._start = 0  # The step at which batch 0 was read.
+        self._done = 0  # Steps since, at the last look.
         self._examples = 0
         self._own = Pace()
         self._paces: dict[int, Pace] = {}
@@ -453,10 +458,12 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         peers = (
             cluster.peers if self._given_peers is None else self._given_peers
         )
-        self._start, self._examples = self.step, 0
+        # A change that is on its way from an earlier `fit` has not moved the
+        # learning rate yet.
+        self._plan.begin(self.batch_size if self.step else self._first_size)
+        self._start, self._done, self._examples = self.step, 0, 0
         self._began, self._busy_before = None, 0.0
         self._own = Pace()
-        self._plan.begin()
         self._set_factor(self._plan.size(0))
         self._paces = {group: Pace() for group in peers}
         self._values = replicas.WorkerValues(strategy)
@@ -470,17 +477,18 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Decides on the next block, and moves the learning rate with it."""
-        before = self.step - self._start
         super().on_train_batch_end(batch, logs)
-        done = self.step - self._start
-        last = self._plan.size(max(before, 0))
+        before, done = self._done, self.step - self._start
+        self._done = done
+        last = self._plan.size(before)
         for number in range(before, done):
             self._examples += self._plan.size(number)
         if self._began is None:
             # The first step is traced.
             waited = sum(mixer.waits.total_secs for mixer in self._mixers)
             self._began = self._clock() - waited
-        if done % self._schedule.every_steps == 0 and done > before:
+        # The last execution of an epoch may have passed the step in question.
+        while self._plan.is_short(done):
             self._plan.decide(self._agreed(done))
         self._follow(last, self._plan.size(done))
 
@@ -597,5 +605,6 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         """Takes what `state_for_backup` returned."""
         self._plan.restore(state)
         self._start, self._examples = state["start"], state["examples"]
+        self._done = self.step - self._start
         self._busy_before = state[BUSY_FIELD]
         self._set_factor(self.batch_size)
