@@ -108,7 +108,7 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
                 Default 0: training never waits.
             weigh_by: What a version counts in the mean: `"groups"` (default),
                 all the same; `"updates"` or `"examples"`, as many as its
-                group has trained on since its version that was mixed before.
+                group has trained on since this group and that one last mixed.
             max_staleness_steps: Versions that are more of this group's steps
                 old are not mixed. Default: no bound.
             max_staleness_examples: Likewise, in examples that this group has
@@ -153,7 +153,8 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._exchange, self._rule = exchange, rule
         self._schedule = steps.EverySteps(every_steps)
         # When the next mix's versions are announced, if it will not wait.
-        self._ahead = _Offset(every_steps)
+        every = self._schedule.every_steps
+        self._ahead = steps.EverySteps(every, offset_steps=every - every // 2)
         self._given_peers, self._seed = peers, seed
         self._quorum, self._grace_secs = quorum, grace_secs
         self._weigh_by = weigh_by
@@ -178,7 +179,8 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._counted: dict[int, tuple[float, float]] = {}
         # The mean of what has been read, by what it consists of.
         self._reduced: tuple[Any, list[tf.Tensor]] | None = None
-        self._is_short = False
+        # Mixes left out in a row, and how many there are when the log says so.
+        self._num_short, self._next_told = 0, 1
         self.num_mixes = self.num_skipped = self.num_waits = 0
         self.num_bytes = 0
         self.staleness_steps: dict[int, int] = {}
@@ -352,6 +354,7 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._missed.clear()
         self._counted.clear()
         self._strangers.clear()
+        self._num_short, self._next_told = 0, 1
         self.num_mixes = self.num_skipped = self.num_waits = 0
         self.num_bytes = 0
 
@@ -494,17 +497,21 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         )
         if not chosen:
             self.num_skipped += 1
-            if not self._is_short:
+            self._num_short += 1
+            if self._num_short == self._next_told:
+                self._next_told *= 10
                 _log.warning(
-                    "Step %d: no mix, since too few of the groups %s have a "
-                    "version that was not mixed before. Training continues; "
-                    "this is logged once until there are enough.",
+                    "Step %d: no mix, the %d. in a row, since too few of the "
+                    "groups %s have a version that was not mixed before. "
+                    "Training continues; this is logged again when %d in a row "
+                    "are left out.",
                     self.step,
+                    self._num_short,
                     list(groups),
+                    self._next_told,
                 )
-            self._is_short = True
             return
-        self._is_short = False
+        self._num_short = 0
         staged = [self._readers[group].staged for group in chosen]
         others, counts = self._mean(staged)
         own = self._own_count(chosen)
@@ -754,20 +761,6 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
 def _of_coordinator(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sums over a group of parameter servers: its coordinator decides."""
     return values, values[:0]
-
-
-class _Offset:
-    """Says when the middle between two multiples was passed."""
-
-    def __init__(self, every_steps: int) -> None:
-        self._half = every_steps // 2
-        self._schedule = steps.EverySteps(every_steps)
-
-    def start(self, step: int) -> None:
-        self._schedule.start(step + self._half)
-
-    def due(self, step: int) -> bool:
-        return self._schedule.due(step + self._half)
 
 
 def _check_wait(quorum: Any, grace_secs: Any) -> None:
