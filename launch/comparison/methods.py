@@ -353,8 +353,11 @@ def _codistilled(
     return make
 
 
-# Of Douillard et al. 2023 (arXiv:2311.08105): the outer optimizer.
-_OUTER = {"learning_rate": 0.7, "momentum": 0.9, "nesterov": True}
+# The outer optimizer of Douillard et al. 2023 (arXiv:2311.08105), but for its
+# momentum of .9, which needs hundreds of mixes: recipes have 10 to 50. Final
+# losses with .9, .6 and .3 were .448, .095 and .075 on digits (20 mixes), and
+# 4.104 and 4.167 with .6 and .3 on language_model_small (30 mixes).
+_OUTER = {"learning_rate": 0.7, "momentum": 0.6, "nesterov": True}
 
 
 def _mixed(
