@@ -17,6 +17,7 @@ from tests.cases import servers
 from tfdistill import mixing
 from tfdistill.embedding import layer
 from tfdistill.exports import saved_model
+from tfdistill.mixing import topologies
 
 _X, _Y = cases.data(16)
 
@@ -309,6 +310,50 @@ def test_a_version_that_is_too_old_makes_room_for_a_newer_one(tmp_path, bounds):
     np.testing.assert_allclose(
         model.get_weights()[0], (own + other) / 2, rtol=1e-6
     )
+
+
+def test_what_was_read_too_late_for_a_pair_is_not_kept_for_its_next_mix(
+    tmp_path, monkeypatch
+):
+    exchange, late = _exchange(tmp_path), threading.Event()
+    for group in (1, 2):
+        _publish(exchange, cases.deep(group), 10, group=group)
+    verify = exchange.verify
+    monkeypatch.setattr(
+        exchange,
+        "verify",
+        lambda v: (v.group == 1 or late.wait(cases.WAIT_SECS), verify(v)),
+    )
+    monkeypatch.setattr(
+        topologies.Topology, "peers", lambda self, number: (1 + number % 2,)
+    )
+    mixer = _mixer(exchange, peers=[1, 2])
+
+    class Late(_News):
+        step = 0
+
+        def on_train_batch_begin(self, batch, logs=None):
+            if not self.step:
+                self._await(lambda: mixer._readers[2].newest == 10)
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.step += 1
+            reader = mixer._readers[2]
+            # Announced after the second step, for the mix of the third.
+            assert self.step != 2 or (reader.announced, late.is_set()) == (
+                10,
+                False,
+            )
+            if self.step == 3:
+                _publish(exchange, cases.deep(3), 20, group=2)
+                late.set()
+                self._await(lambda: reader.staged and reader.newest == 20)
+            if self.step > 3:
+                self._await(lambda: reader.announced < 0 or reader.staged)
+
+    _fit(_still(), exchange, mixer, Late(mixer, lambda: None), epochs=2)
+    mixed = [exchange.open(1, 10), exchange.open(2, 20)]
+    assert mixer.num_bytes == sum(version.num_bytes for version in mixed)
 
 
 def test_a_mix_without_its_quorum_is_left_out_and_logged_once(tmp_path, caplog):

@@ -92,7 +92,7 @@ def _stand_in(table: layer.LogicalTable, dtype: tf.DType) -> tf.Variable:
 
 
 def _name(variable: Any) -> str:
-    """A variable's path; TensorFlow takes none that begins with an underscore."""
+    """A path as a name; TensorFlow takes none that begins with a "_"."""
     path = str(variable.path)
     return f"v{path}" if path.startswith("_") else path
 

@@ -442,8 +442,10 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         news = self._round()
         peers = self._peers_now(after=1)
         self._announce(news, peers, replace=False)
-        # What has become too old makes room for a newer one.
+        # What has become too old makes room for a newer one; so does what was
+        # read too late for an earlier pair.
         old = {g for g in news.ready if not self._is_recent(g)}
+        old.update(set(peers).difference(self._peers_now()))
         self._announce(news, old.intersection(peers), replace=True)
 
     def _round(self, *, is_over: bool = False) -> rounds.News:
