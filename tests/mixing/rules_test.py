@@ -169,6 +169,16 @@ def test_equal_weights_stay_what_they_are_to_the_bit():
         assert len(state) == len(rule.start(values))
 
 
+@pytest.mark.parametrize("name", _CASES)
+def test_a_rule_starts_as_it_did_whatever_it_mixed_before(name):
+    rule = _CASES[name][0]()
+    values = [tf.random.stateless_normal([5], [1, 2])]
+    first = [np.array(value) for value in rule.start(values)]
+    rule.mixed(values, [values[0] + 1], rule.start(values), num=2)
+    for one, other in zip(first, rule.start(values), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -302,15 +302,13 @@ class OuterOptimizer(Rule):
 
     def start(self, weights: Values) -> list[Any]:
         """Returns the anchor, and the optimizer's variables at their start."""
-        optimizer = self._place(weights)[0]
-        slots = [tf.convert_to_tensor(v.value) for v in optimizer.variables]
-        return [*weights, *slots]
+        return [*weights, *self._place(weights)[2]]
 
     def mixed(
         self, own: Values, mean: Values, state: Values, *, num: Any
     ) -> tuple[list[Any], list[Any]]:
         """Moves the anchor, and takes it; see `Rule.mixed`."""
-        optimizer, anchor = self._place(own)
+        optimizer, anchor, _ = self._place(own)
         variables = [*anchor, *optimizer.variables]
         for variable, value in zip(variables, state, strict=True):
             variable.assign(value)
@@ -321,7 +319,10 @@ class OuterOptimizer(Rule):
         new = [tf.convert_to_tensor(variable.value) for variable in variables]
         return new[: len(own)], new
 
-    def _place(self, weights: Values) -> tuple[Any, list[keras.Variable]]:
+    def _place(
+        self, weights: Values
+    ) -> tuple[Any, list[keras.Variable], list[tf.Tensor]]:
+        """Returns an optimizer, its weights, and what its variables were."""
         key = tuple((tuple(w.shape), str(w.dtype)) for w in weights)
         if key not in self._places:
             with tf.init_scope():
@@ -332,7 +333,8 @@ class OuterOptimizer(Rule):
                     keras.Variable(tf.zeros(w.shape, w.dtype)) for w in weights
                 ]
                 made.build(anchor)
-            self._places[key] = made, anchor
+                slots = [tf.convert_to_tensor(v.value) for v in made.variables]
+            self._places[key] = made, anchor, slots
         return self._places[key]
 
 
