@@ -55,10 +55,10 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
     All groups must begin with equal weights.
 
     By default training never waits: a mix takes what has been read, and is
-    skipped if that is less than the quorum. With `grace_secs` it waits for the
-    versions of its own step, so that the result no longer depends on the
-    groups' speeds. A peer that was missing then is not waited for again until
-    it publishes.
+    skipped if that is less than the quorum. With `grace_secs` it waits until a
+    quorum has versions of its own step; with the quorum `"all"` the result no
+    longer depends on the groups' speeds. A peer that was missing then is not
+    waited for again until it publishes.
 
     Attributes:
         num_mixes, num_skipped, num_waits: Mixes that took place, that lacked
