@@ -5,6 +5,7 @@ repeats the mixes between its backup and where it was stopped, with the same
 versions, as long as the exchange still has them.
 """
 
+import dataclasses
 import json
 import logging
 import pathlib
@@ -15,6 +16,22 @@ from typing import Any
 _log = logging.getLogger(__name__)
 _NAME = "mixes.jsonl"
 _NAME_OF_WORKER = "mixes_worker_{}.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What became of a mix.
+
+    Attributes:
+        versions: By group, the step of the version that was mixed; empty if
+            the mix was left out.
+        ends: Whether the group mixes no more from here on.
+        losses: For which a `MergeBarrier` was opened then, if they are known.
+    """
+
+    versions: Mapping[int, int]
+    ends: bool = False
+    losses: Sequence[float] | None = None
 
 
 class Journal:
@@ -32,12 +49,10 @@ class Journal:
         `path` is where this worker notes its mixes.
         """
         self._path = path
-        self._replay: dict[int, dict[int, int]] = {}
-        # By step, the losses that a `MergeBarrier` was opened for.
-        self._ends: dict[int, Sequence[float] | None] = {}
+        self._replay: Mapping[int, Entry] = {}
         self._has_warned = False
         if chief is not None and resumed_step is not None:
-            self._replay, self._ends = _read(chief, after=resumed_step)
+            self._replay = _read(chief, after=resumed_step)
 
     @classmethod
     def beside(cls, backup: Any, *, worker: int) -> "Journal":
@@ -55,8 +70,8 @@ class Journal:
             own.unlink(missing_ok=True)
         return cls(own, chief=chief, resumed_step=backup.resumed_step)
 
-    def replay(self, step: int) -> Mapping[int, int] | None:
-        """Returns what was mixed at a step; None if that is not known."""
+    def replay(self, step: int) -> Entry | None:
+        """Returns what is to be repeated at a step; None if that is unknown."""
         return self._replay.get(step)
 
     def warn(self, step: int) -> None:
@@ -71,56 +86,34 @@ class Journal:
             )
         self._has_warned = True
 
-    def ended_at(self, step: int) -> bool:
-        """Whether the group ceased to mix at a step that is to be repeated."""
-        return step in self._ends
-
-    def losses_at(self, step: int) -> Sequence[float] | None:
-        """Returns the losses for which it ceased to, if they are known."""
-        return self._ends.get(step)
-
-    def end(self, step: int, losses: Sequence[float] | None) -> None:
-        """Notes that the group mixes no more from this step on, and why."""
-        self._write({"step": step, "versions": {}, "ends": {"losses": losses}})
-
-    def add(self, step: int, versions: Mapping[int, int]) -> None:
-        """Notes a mix, or with no versions one that was left out."""
-        mixed = {str(g): s for g, s in versions.items()}
-        self._write({"step": step, "versions": mixed})
-
-    def _write(self, line: Mapping[str, Any]) -> None:
+    def add(self, step: int, entry: Entry) -> None:
+        """Notes what became of a mix."""
         if self._path is None:
             return
+        line = json.dumps({"step": step, **dataclasses.asdict(entry)})
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(line + "\n")
         except OSError as error:
-            _log.warning(
-                "Could not note the mix of step %d: %s", line["step"], error
-            )
+            _log.warning("Could not note the mix of step %d: %s", step, error)
 
 
-def _read(
-    path: pathlib.Path, *, after: int
-) -> tuple[dict[int, dict[int, int]], dict[int, Sequence[float] | None]]:
-    found: dict[int, dict[int, int]] = {}
-    ends: dict[int, Sequence[float] | None] = {}
+def _read(path: pathlib.Path, *, after: int) -> dict[int, Entry]:
+    """Returns the entries after a step; the last word on each counts."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return found, ends
+        return {}
+    found: dict[int, Entry] = {}
     for line in lines:
         try:
-            entry = json.loads(line)
-            versions = {int(g): int(s) for g, s in entry["versions"].items()}
-            step, end = int(entry["step"]), entry.get("ends")
+            fields = json.loads(line)
+            step = int(fields.pop("step"))
+            versions = fields.pop("versions").items()
+            entry = Entry({int(g): int(s) for g, s in versions}, **fields)
         except (AttributeError, KeyError, TypeError, ValueError):
             continue  # A crash has cut it short.
         if step > after:
-            # The last word counts: it may have been repeated before.
-            found[step] = versions
-            ends.pop(step, None)
-            if end is not None:
-                ends[step] = end["losses"]
-    return found, ends
+            found[step] = entry
+    return found

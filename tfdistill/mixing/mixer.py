@@ -488,15 +488,17 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             return  # Nobody is left over for it this time.
         chosen = self._agreed(groups)
         if self._until is not None and self._ends(chosen):
-            losses = self._journal.losses_at(self.step)
+            before = self._journal.replay(self.step)
+            losses = before.losses if before else None
             if self._watch and self._watch.losses:
                 losses = self._watch.losses
-            self._journal.end(self.step, losses)
+            self._journal.add(
+                self.step, journal.Entry({}, ends=True, losses=losses)
+            )
             self._open(losses)
             return
-        self._journal.add(
-            self.step, {g: self._readers[g].announced for g in chosen}
-        )
+        mixed = {g: self._readers[g].announced for g in chosen}
+        self._journal.add(self.step, journal.Entry(mixed))
         if not chosen:
             self.num_skipped += 1
             self._num_short += 1
@@ -539,8 +541,9 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         """
         staged = [self._readers[group].staged for group in chosen]
         found = [s for s in staged if s is not None]
-        if self._journal.replay(self.step) is not None:
-            ends = self._journal.ended_at(self.step)
+        before = self._journal.replay(self.step)
+        if before is not None:
+            ends = before.ends
         else:
             ends = self._is_to_end or any(
                 s.version.manifest.extras.get(barrier.OPEN_FIELD) is True
@@ -572,9 +575,9 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
 
     def _agreed(self, groups: tuple[int, ...]) -> list[int]:
         """Returns the peers to mix with; every worker has read from them."""
-        wanted = self._journal.replay(self.step)
-        if wanted is not None:
-            return self._repeated(wanted)
+        before = self._journal.replay(self.step)
+        if before is not None:
+            return self._repeated(before.versions)
         need = len(groups) if self._quorum == "all" else int(self._quorum)
         if not self._grace_secs:
             ready = sorted(set(self._round().ready).intersection(groups))
@@ -636,10 +639,10 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             self._missed[group] = news.newest[group]
         return sorted(ready) if len(ready) >= need else []
 
-    def _repeated(self, wanted: Mapping[int, int]) -> list[int]:
+    def _repeated(self, mixed: Mapping[int, int]) -> list[int]:
         """Reads what was mixed at this step before the training was stopped."""
         deadline = self._clock() + _REPLAY_SECS
-        wanted = {g: s for g, s in wanted.items() if g in self._readers}
+        wanted = {g: s for g, s in mixed.items() if g in self._readers}
         self._rounds.announce(wanted)
         while True:
             news = self._round(is_over=self._clock() >= deadline)
@@ -649,7 +652,7 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             if news.is_over or len(ready) == len(wanted):
                 break
             time.sleep(_PAUSE_SECS)
-        if len(ready) < len(self._journal.replay(self.step) or {}):
+        if len(ready) < len(mixed):
             self._journal.warn(self.step)
         return sorted(ready)
 
