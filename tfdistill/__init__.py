@@ -101,6 +101,7 @@ registration.register(
         "ReverseKL": "tfdistill.losses",
         "SampledOutput": "tfdistill.sampled_output",
         "SampledSoftTargetCrossEntropy": "tfdistill.losses",
+        "ScaledRate": "tfdistill.mixing.batch_scaler",
         "ShardedEmbedding": "tfdistill.embedding.layer",
         "SoftTargetCrossEntropy": "tfdistill.losses",
         "TopKSoftTargetCrossEntropy": "tfdistill.losses",

@@ -163,6 +163,7 @@ def test_every_documented_tag_is_written_and_no_other(tmp_path, exchange):
         cases.codistill(cases.linear(0)),
         tmp_path / "mixed",
         *_mixing(tfdistill.Exchange(tmp_path / "exchange_mixed")),
+        steps_per_epoch=4,
     )
     found |= summary_cases.tags(tmp_path / "mixed")
     patterns = {
