@@ -110,10 +110,18 @@ def test_a_run_holds_out_against_one_fault_of_each_kind(launched, by):
 
 
 def _sleeper(**env):
-    return subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"],
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import time; print(flush=True); time.sleep(600)",
+        ],
         env={**os.environ, **env},
+        stdout=subprocess.PIPE,
     )
+    # Popen returns before the kernel shows the new program's environment.
+    child.stdout.readline()
+    return child
 
 
 @pytest.fixture
@@ -138,6 +146,7 @@ def run(tmp_path):
     for child in children:
         child.kill()
         child.wait()
+        child.stdout.close()
 
 
 def _injection(fault="kill", group=0, draw=0.0):
