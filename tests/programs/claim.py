@@ -19,7 +19,10 @@ from tfdistill.system import processes
 
 
 def _tell(event, **fields):
-    print(json.dumps({"event": event, "pid": os.getpid(), **fields}))
+    line = json.dumps({"event": event, "pid": os.getpid(), **fields})
+    # At once: the thread that renews the claim tells as well, and `print`
+    # writes the end of a line by itself.
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
