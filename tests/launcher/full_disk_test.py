@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 
 import psutil
 import pytest
@@ -72,8 +73,11 @@ def _small_disk(directory):
 
 @contextlib.contextmanager
 def _filled(launcher, workdir):
-    """Takes all the room that there is, for a while."""
-    filler = workdir / "filler"
+    """Takes all the room that there is, for a while.
+
+    Also the room that files leave which the launcher replaces or removes.
+    """
+    filler, is_over = workdir / "filler", threading.Event()
 
     def fill():
         with contextlib.suppress(OSError):
@@ -81,9 +85,19 @@ def _filled(launcher, workdir):
                 while file.write(b"x" * 4096):
                     pass
 
+    def go_on():
+        while not is_over.wait(0.0005):
+            fill()
+
     fill()
-    yield fill
-    filler.unlink()
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        filler.unlink()
 
 
 @contextlib.contextmanager
@@ -92,7 +106,7 @@ def _limited(launcher, workdir):
     limit = resource.RLIMIT_FSIZE
     before = resource.prlimit(launcher.pid, limit)
     resource.prlimit(launcher.pid, limit, (16, before[1]))
-    yield lambda: None
+    yield
     resource.prlimit(launcher.pid, limit, before)
 
 
@@ -124,15 +138,13 @@ def test_a_full_disk_stops_neither_the_launcher_nor_its_restarts(
         _launched(workdir, *options, END=str(end)) as launcher,
     ):
         tasks.until((workdir / "launch.json").exists)
-        with full(launcher, workdir) as fill_again:
+        with full(launcher, workdir):
             before = set()
             for _ in range(3):
                 tasks.until(lambda: _tasks(launcher, 0) - before)
                 (pid,) = _tasks(launcher, 0)
                 before.add(pid)
                 if len(before) < 3:
-                    # A file that the launcher replaced has left its room.
-                    fill_again()
                     os.kill(pid, signal.SIGKILL)
         end.touch()
         out, _ = launcher.communicate(timeout=tasks.LIMIT_SECS)
