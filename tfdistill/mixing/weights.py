@@ -30,7 +30,7 @@ class MixedWeights:
         """Makes the rule's state, of the student's present weights."""
         self._strategy, self._rule = strategy, rule
         self._on_servers = replicas.on_servers(strategy)
-        self._trained = [id(v) for v in student.trainable_variables]
+        self._trained = {id(v) for v in student.trainable_variables}
         floats = [
             (index, variable)
             for index, variable in enumerate(graph.variables)
@@ -70,7 +70,7 @@ class MixedWeights:
 
     def is_of(self, student: keras.Model) -> bool:
         """Whether these are the weights of a student, as it trains now."""
-        return self._trained == [id(v) for v in student.trainable_variables]
+        return self._trained == {id(v) for v in student.trainable_variables}
 
     @property
     def indices(self) -> list[int]:
