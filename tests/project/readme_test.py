@@ -15,6 +15,16 @@ pytestmark = [
     pytest.mark.usefixtures("no_process_left"),
 ]
 _SECTION = "## In your own script"
+# Some hundred of its steps take a second, and an export may take several where
+# other work delays it: in groups, the script trains until a teacher taught it.
+_UNTIL_TAUGHT = """
+
+class UntilTaught(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = epoch > 8 and logs["distillation_weight"] > 0
+
+
+with strategy.scope():"""
 
 
 def _run(directory, command):
@@ -58,13 +68,16 @@ def test_it_runs_when_it_is_pasted_alone_and_in_groups(tmp_path):
     ]:
         assert old in command
         command = command.replace(old, new)
-    # Where other work delays one group's start, the other has no teacher.
+    text = script.text
     callbacks = "tfdistill.callbacks(exchange, every_steps=50)"
-    assert callbacks in script.text
-    together = f"[tfdistill.StartTogether(cluster), *{callbacks}]"
-    (tmp_path / script.file_name).write_text(
-        script.text.replace(callbacks, together)
-    )
+    for old, new in [
+        (callbacks, f"[UntilTaught(), *{callbacks}]"),
+        ("\nwith strategy.scope():", _UNTIL_TAUGHT),
+        ("epochs=20", "epochs=10_000"),
+    ]:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (tmp_path / script.file_name).write_text(text)
     assert "group 1 done" in _run(tmp_path, command)
     for group in (run / "group_0", run / "group_1"):
         lines = (group / "metrics.jsonl").read_text().splitlines()

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.usefixtures("no_process_left"),
 ]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-NUM_STEPS = 150
+NUM_STEPS = 300
 
 
 def test_two_groups_on_parameter_servers_learn_from_each_other(
@@ -41,6 +41,10 @@ def test_two_groups_on_parameter_servers_learn_from_each_other(
             "--override=start_together_secs=60",
             "--override=codistillation.canary_examples=0",
             "--override=exchange.every_steps=20",
+            # Any version is one to learn from: where other work delays
+            # exports, only early ones come before the end.
+            "--override=codistillation.burn_in_steps=5",
+            "--override=codistillation.ramp_steps=0",
         ],
         cwd=ROOT,
         capture_output=True,
