@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
-from tfdistill.mixing import batch_scaler
+from tfdistill.mixing import pace as pace_lib
 
 EVERY = 5
 NO_EXCHANGE = tfdistill.Exchange(None)
@@ -21,7 +21,7 @@ def simulated(speeds, *, secs, noise=0.1, export=25, every=50, latency=0.5):
     clock, steps, examples = ([0.0 for _ in groups] for _ in range(3))
     sizes = [[64, 64] for _ in groups]
     # Of each group, what it knows of all.
-    paces = [[batch_scaler.Pace() for _ in groups] for _ in groups]
+    paces = [[pace_lib.Pace() for _ in groups] for _ in groups]
     mail = [[] for _ in groups]
     while min(clock) < secs:
         here = int(np.argmin(clock))
@@ -45,7 +45,7 @@ def simulated(speeds, *, secs, noise=0.1, export=25, every=50, latency=0.5):
             found = [paces[here][here], *paces[here][:here]]
             found = [p.speed(now) for p in found + paces[here][here + 1 :]]
             if size == known and None not in found:
-                size = batch_scaler.next_size(
+                size = pace_lib.next_size(
                     size, found, start=64, least=8, most=512
                 )
             sizes[here].append(size)
@@ -73,7 +73,7 @@ def test_equal_groups_keep_their_sizes():
 
 
 def test_a_peer_that_fell_silent_or_was_resumed_sets_no_pace():
-    pace = batch_scaler.Pace()
+    pace = pace_lib.Pace()
     assert pace.speed(0.0) is None
     for examples, secs in ((100, 1.0), (200, 2.0)):
         pace.note(examples=examples, secs=secs, now=secs)
@@ -87,7 +87,7 @@ def test_a_peer_that_fell_silent_or_was_resumed_sets_no_pace():
 def test_bounds_and_units_hold():
     def next_size(size, speed, **kwargs):
         options = {"start": 64, "least": 48, "most": 80, **kwargs}
-        return batch_scaler.next_size(size, [1.0, speed], **options)
+        return pace_lib.next_size(size, [1.0, speed], **options)
 
     assert next_size(64, 9.0) == 48
     assert next_size(64, 0.1) == 80
@@ -151,7 +151,7 @@ def decisions(monkeypatch):
     """Has groups take 12, then 8, then 4 examples."""
     following = {8: iter([12, 4, 4, 4]), 12: iter([8])}
     monkeypatch.setattr(
-        batch_scaler,
+        pace_lib,
         "next_size",
         lambda size, *args, **kwargs: (
             next(following[size], size) if size in following else size

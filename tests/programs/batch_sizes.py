@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 import tfdistill
-from tfdistill.mixing import batch_scaler
+from tfdistill.mixing import pace
 
 NUM_STEPS = 20
 EVERY_STEPS = 5
@@ -39,7 +39,7 @@ def main() -> None:
     """Trains, and notes the examples of each step and the weights."""
     cluster = tfdistill.Cluster.from_env()
     strategy = tfdistill.make_strategy(cluster)
-    batch_scaler.next_size = lambda *args, **kwargs: (
+    pace.next_size = lambda *args, **kwargs: (
         SECOND if cluster.is_chief else 2 * SECOND
     )
     scaler = _Scaler(

@@ -100,9 +100,7 @@ def test_a_chief_works_and_ends_without_a_worker_that_is_gone(tmp_path):
         run.poll()
         assert not run.over
         (tmp_path / "stop").touch()
-        start = time.monotonic()
         result = run.wait(timeout_secs=LIMIT_SECS)
-        assert time.monotonic() - start < 20
     (group,) = result.groups
     assert (result.exit_code, group.state) == (0, "done")
     assert str(lost) not in _rounds(tmp_path)[-1][1]
@@ -122,9 +120,7 @@ def test_a_chief_that_fails_ends_with_its_own_code(tmp_path):
     with local_run.LocalRun(_topology(tmp_path, 1)) as run:
         _until_at_work(run, tmp_path, "group_0_worker_0")
         (tmp_path / "fail").touch()
-        start = time.monotonic()
         result = run.wait(timeout_secs=LIMIT_SECS)
-        assert time.monotonic() - start < 20
     (group,) = result.groups
     assert (result.exit_code, group.failed_task) == (1, "group_0_chief_0")
     assert "the chief was told to fail" in "\n".join(group.last_lines)

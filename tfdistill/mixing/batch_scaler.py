@@ -1,7 +1,6 @@
 """BatchScaler: batches as large as a group is fast; all update alike."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -16,101 +15,15 @@ from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
+from tfdistill.mixing import pace
 from tfdistill.system import fresh_copies
+from tfdistill.teachers import peer
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
 _RATE_RULES: dict[str, float] = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
-# A size stays as it is unless it is off by this share, and by this part of the
-# unit it is rounded to: noise must not move it to and fro.
-_TOLERANCE = 0.05
-_TOLERANCE_UNITS = 0.75
-# The largest factor of one change, and its inverse.
-_MOST_CHANGE = 1.5
-# A peer's speed is a running mean, of which each version makes up a quarter.
-_WEIGHT_OF_LAST = 0.25
-# A peer that published nothing for so many of its intervals, and so many
-# seconds on top, sets no pace.
-_SILENT_INTERVALS = 4.0
-_GRACE_SECS = 10.0
 # Of a manifest's `extras`: seconds that the group has trained, without waits.
 BUSY_FIELD = "busy_secs"
-
-
-class Pace:
-    """How many examples a second a group trains on, while it does not wait."""
-
-    def __init__(self) -> None:
-        """Knows of nothing yet."""
-        self._last: tuple[float, float, float] | None = None
-        self._interval = 0.0
-        self._speed: float | None = None
-
-    def note(self, *, examples: float, secs: float, now: float) -> None:
-        """Takes the examples that a group had after so many seconds of work.
-
-        `now` is this task's clock, by which `speed` sees that news stay away.
-        """
-        before, self._last = self._last, (examples, secs, now)
-        if before is None:
-            return
-        had, worked = examples - before[0], secs - before[1]
-        if had <= 0 or worked <= 0:
-            return  # The group was resumed from an earlier step.
-        speed = had / worked
-        if self._speed is not None:
-            speed = self._speed + _WEIGHT_OF_LAST * (speed - self._speed)
-        self._speed, self._interval = speed, now - before[2]
-
-    def speed(self, now: float) -> float | None:
-        """Examples a second; None if unknown, or if the group fell silent."""
-        if self._speed is None or self._last is None:
-            return None
-        silence = now - self._last[2]
-        is_silent = silence > _SILENT_INTERVALS * self._interval + _GRACE_SECS
-        return None if is_silent else self._speed
-
-
-def next_size(
-    size: int,
-    speeds: Sequence[float],
-    *,
-    start: int,
-    least: int,
-    most: int,
-    multiple_of: int = 1,
-) -> int:
-    """Returns the batch size at which a group updates as often as its peers.
-
-    Of the `start` x (number of groups) examples that all groups together take
-    in a step, the group takes the part that is its speed's part of all speeds.
-    Where a step has costs of its own, speeds change with the sizes, and the
-    sizes meet after a few changes.
-
-    Args:
-        size: That of now.
-        speeds: Examples a second of this group, then of each peer.
-        start: The size that all groups began with.
-        least: The smallest size.
-        most: The largest size.
-        multiple_of: What a size must be a multiple of.
-
-    Example:
-        >>> next_size(64, [100.0, 200.0], start=64, least=8, most=512)
-        43
-        >>> next_size(64, [200.0, 100.0], start=64, least=8, most=512)
-        85
-        >>> next_size(43, [100.0, 205.0], start=64, least=8, most=512)
-        43
-    """
-    target = start * len(speeds) * speeds[0] / sum(speeds)
-    target = min(max(target, size / _MOST_CHANGE), size * _MOST_CHANGE)
-    target = min(max(target, least), most)
-    off = abs(target - size)
-    if off <= _TOLERANCE * size or off <= _TOLERANCE_UNITS * multiple_of:
-        return size
-    rounded = round(target / multiple_of) * multiple_of
-    return int(min(max(rounded, least), most))
 
 
 class _Plan:
@@ -310,21 +223,21 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._start = 0  # The step at which batch 0 was read.
         self._done = 0  # Steps since, at the last look.
         self._examples = 0
-        self._own = Pace()
-        self._paces: dict[int, Pace] = {}
+        self._own = pace.Pace()
+        self._paces: dict[int, pace.Pace] = {}
+        # By group, the step of the version that was looked at last.
+        self._seen: dict[int, int] = {}
         self._mixers: list[Any] = []
         # When the first step had ended, and the time of work before it.
         self._began: float | None = None
         self._busy_before = 0.0
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._poller: peer.Poller | None = None
         self.num_changes = 0
 
     @property
     def is_in_use(self) -> bool:
         """Whether `fit` is running with it."""
-        return self._thread is not None
+        return self._poller is not None
 
     @property
     def batch_size(self) -> int:
@@ -463,17 +376,17 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._plan.begin(self.batch_size if self.step else self._first_size)
         self._start, self._done, self._examples = self.step, 0, 0
         self._began, self._busy_before = None, 0.0
-        self._own = Pace()
+        self._own = pace.Pace()
         self._set_factor(self._plan.size(0))
-        self._paces = {group: Pace() for group in peers}
+        # Only the chief's sizes count.
+        watched = peers if replicas.is_chief(strategy) else ()
+        self._paces = {group: pace.Pace() for group in watched}
+        self._seen.clear()
         self._values = replicas.WorkerValues(strategy)
-        self._stopping.clear()
-        self._thread = threading.Thread(
-            target=self._watch if replicas.is_chief(strategy) else lambda: None,
-            name="tfdistill-batch-sizes",
-            daemon=True,
+        self._poller = peer.Poller(
+            [], proposes=False, poll_secs=self._poll_secs, also=self._look
         )
-        self._thread.start()
+        self._poller.start()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Decides on the next block, and moves the learning rate with it."""
@@ -494,10 +407,9 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Ends the thread."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(timeout=30.0)
-            self._thread = None
+        if self._poller is not None:
+            self._poller.stop()
+            self._poller = None
 
     def _agreed(self, done: int) -> int:
         """The size of the block after the next; all workers get the chief's."""
@@ -507,7 +419,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         if newest == now:
             speeds = self._speeds()
             if len(speeds) > 1:
-                size = next_size(
+                size = pace.next_size(
                     now,
                     speeds,
                     start=self._first_size,
@@ -525,10 +437,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         """This group's speed and those of its peers, as far as known."""
         now = self._clock()
         self._own.note(examples=self._examples, secs=self._busy_secs, now=now)
-        with self._lock:
-            found = [
-                pace.speed(now) for pace in (self._own, *self._paces.values())
-            ]
+        found = [each.speed(now) for each in (self._own, *self._paces.values())]
         known = [speed for speed in found if speed is not None]
         return known if found[0] is not None else []
 
@@ -566,29 +475,26 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         if self._factor is not None:
             self._factor.assign((size / self._first_size) ** self._power)
 
-    def _watch(self) -> None:
+    def _look(self) -> None:
         """Notes the peers' versions as they arrive; errors are tried again."""
-        seen: dict[int, int] = {}
-        while not self._stopping.wait(self._poll_secs):
-            for group, pace in self._paces.items():
-                try:
-                    version = self._exchange.latest(group)
-                except OSError as error:
-                    _log.debug("Cannot look for group %d: %s", group, error)
-                    continue
-                if version and seen.get(group) != version.step:
-                    seen[group] = version.step
-                    self._note(pace, version)
+        for group, theirs in self._paces.items():
+            try:
+                version = self._exchange.latest(group)
+            except OSError as error:
+                _log.debug("Cannot look for group %d: %s", group, error)
+                continue
+            if version and self._seen.get(group) != version.step:
+                self._seen[group] = version.step
+                self._note(theirs, version)
 
-    def _note(self, pace: Pace, version: versions.Version) -> None:
+    def _note(self, theirs: pace.Pace, version: versions.Version) -> None:
         extras, now = version.manifest.extras, self._clock()
         # Of a group without a BatchScaler, the time between its versions.
         examples, secs = extras.get("examples"), extras.get(BUSY_FIELD, now)
         if not isinstance(examples, int | float) or examples < 0:
             return
         if isinstance(secs, int | float) and secs >= 0:
-            with self._lock:
-                pace.note(examples=examples, secs=secs, now=now)
+            theirs.note(examples=examples, secs=secs, now=now)
 
     # ---- kept by `tfdistill.Backup` ----
 

@@ -91,8 +91,9 @@ def test_a_recipe_s_mixer_has_its_options(tmp_path):
     exchange = tfdistill.Exchange(tmp_path)
     cluster = tfdistill.Cluster(group=1, num_groups=3)
     mixer = students.make_mixer(config, cluster, exchange)
-    assert mixer._given_peers == (0,) and mixer._weigh_by == "examples"
-    assert (mixer._quorum, mixer._grace_secs) == ("all", 7.0)
+    assert mixer._given_peers == (0,) and mixer._shares.weigh_by == "examples"
+    selection = mixer._selection
+    assert (selection.quorum, selection.grace_secs) == ("all", 7.0)
     seeds = {students.initial_seed(config, group) for group in range(3)}
     assert len(seeds) == 1
     assert students.make_mixer(_config(), cluster, exchange) is None

@@ -1,0 +1,110 @@
+"""What is read of the peers, and of which: those that began as this group."""
+
+from collections.abc import Collection
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from tfdistill.exchange import publisher
+from tfdistill.exchange import versions
+from tfdistill.exports import saved_model
+from tfdistill.exports import student_graph
+from tfdistill.mixing import weights
+from tfdistill.teachers import gates
+from tfdistill.teachers import peer
+
+# Of a manifest's `extras`: the SHA-256 of the weights at step 0.
+INITIAL_FIELD = "initial_weights"
+
+
+class Origin:
+    """The weights that a group began with, and peers that began with others.
+
+    Attributes:
+        weights: The SHA-256 of this group's weights at step 0, if known.
+        strangers: By group, that of those which began with others.
+    """
+
+    def __init__(self) -> None:
+        """Knows of nothing yet."""
+        self.weights: str | None = None
+        self.strangers: dict[int, str] = {}
+
+    def forget(self) -> None:
+        """Begins a training anew."""
+        self.weights = None
+        self.strangers.clear()
+
+    def check(self, version: versions.Version) -> None:
+        """Raises `peer.RejectedError` for versions of another origin."""
+        theirs = version.manifest.extras.get(INITIAL_FIELD)
+        if not isinstance(theirs, str):
+            raise peer.RejectedError(
+                "its manifest does not say which weights its group began "
+                "with. Give each group's `fit` a tfdistill.WeightMixer."
+            )
+        if theirs != self.weights:
+            self.strangers[version.group] = theirs
+            raise peer.RejectedError("its group began with other weights.")
+
+    def refuse(self, groups: Collection[int]) -> None:
+        """Ends training if any worker found that these groups are strangers."""
+        if not groups:
+            return
+        theirs = [
+            f"{self.strangers.get(group, 'another')} in group {group}"
+            for group in groups
+        ]
+        raise RuntimeError(
+            "All groups that mix their weights must begin with equal ones; "
+            f"received {self.weights} in this group and {', '.join(theirs)}. "
+            "Set seed_groups_alike in the configuration, or in a script call "
+            "keras.utils.set_random_seed with the same number in all groups "
+            "before the model is built; and use a new exchange directory for a "
+            "new run."
+        )
+
+
+def of_peers(
+    exchange: publisher.Exchange,
+    groups: Sequence[int],
+    graph: student_graph.StudentGraph,
+    mixed: weights.MixedWeights,
+    origin: Origin,
+    *,
+    schema: Mapping[str, Any],
+    on_servers: bool,
+) -> dict[int, peer.PeerReader]:
+    """Returns readers of the weights that are mixed, by group."""
+    screen = gates.VersionScreen(graph, schema=schema)
+    expected = saved_model.SavedModelWriter(graph).variables
+    keys = [list(expected)[index] for index in mixed.indices]
+
+    def check(version: versions.Version) -> None:
+        screen(version)
+        if version.manifest.graph_fingerprint != graph.fingerprint:
+            raise peer.RejectedError(
+                "its graph differs from this group's model, so that its "
+                "weights mean something else. Train the same model in each "
+                "group that mixes."
+            )
+        origin.check(version)
+
+    def read(version: versions.Version) -> Any:
+        try:
+            if not on_servers:
+                return saved_model.read_variables(version.path, expected)
+            # A table may not fit into this process.
+            values = saved_model.read_variables(
+                version.path, expected, only=keys
+            )
+            return dict(zip(mixed.indices, values, strict=True))
+        except ValueError as error:
+            raise peer.RejectedError(str(error)) from error
+
+    return {
+        group: peer.PeerReader(
+            exchange, group, read=read, screen=check, alone=False
+        )
+        for group in groups
+    }
