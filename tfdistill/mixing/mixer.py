@@ -307,6 +307,7 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             num_groups=cluster.num_groups,
             seed=self._seed,
         )
+        self._topology.check_quorum(self._quorum)
         self._follow(self._topology.everyone, model.graph)
         num_workers = replicas.num_workers(strategy)
         self._rounds = rounds.Rounds(
