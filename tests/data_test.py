@@ -329,6 +329,13 @@ def test_dirichlet_parts_depend_on_the_seed_and_even_out_with_alpha():
     np.testing.assert_allclose(counts, np.bincount(LABELS[:300]) / 2, atol=1.5)
 
 
+def test_labels_that_come_once_are_dealt_out_too():
+    labels = np.arange(100)
+    parts = skewed(labelled(labels), 4, alpha=0.1, seed=0)
+    assert sorted(np.concatenate(parts)[:, 1]) == list(labels)
+    assert min(map(len, parts)) > 5
+
+
 def test_a_label_may_be_anywhere_in_an_element():
     rows = {"image": np.arange(40), "kind": np.arange(40) % 4}
     dataset = tf.data.Dataset.from_tensor_slices(rows)
@@ -359,7 +366,11 @@ def test_a_label_may_be_anywhere_in_an_element():
         (lambda d: d.map(lambda x, y: x), {}, "and pass `label`"),
         (lambda d: d.repeat(), {}, "data that never end; received None"),
         (lambda d: d.map(lambda x, y: (x, y - 3)), {}, "must be >= 0"),
-        (lambda d: d.take(4), {"alpha": 0.01}, "Use fewer groups"),
+        (
+            lambda d: d.take(4).map(lambda x, y: (x, 0 * y)),
+            {"alpha": 0.01},
+            "4 elements of 1 labels.*Use fewer groups",
+        ),
         (lambda d: d.take(3), {}, "at least one element per group"),
         (lambda d: d.filter(lambda x, y: False), {}, "received 0 elements"),
     ],

@@ -452,6 +452,27 @@ def test_quasi_global_momentum_does_what_its_inner_optimizer_would():
             np.testing.assert_allclose(one[1], other[1], rtol=1e-6)
 
 
+class Moved(keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that is moved from outside, as a `BatchScaler` moves its own."""
+
+    rate = 0.5
+
+    def __call__(self, step):
+        return self.rate
+
+    def get_config(self):
+        return {}
+
+
+def test_quasi_global_momentum_follows_the_schedule_that_it_was_given():
+    schedule = Moved()
+    optimizer = tfdistill.optimizers.QuasiGlobalMomentum(SGD(schedule))
+    schedule.rate = 0.25
+    kernel = keras.Variable(np.ones([2]), name="kernel")
+    optimizer.apply([tf.ones([2])], [kernel])
+    np.testing.assert_allclose(kernel.numpy(), 0.75)
+
+
 def test_files_keep_buffers_last_weights_and_a_changed_rate(tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
     sgd = decayed(SGD, coupled=True, learning_rate=0.5, weight_decay=falling())

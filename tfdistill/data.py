@@ -154,9 +154,10 @@ def dirichlet_shard(
     shares = _dirichlet_shares(
         counts, cluster.num_groups, alpha=alpha, seed=seed
     )
-    # A label is dealt out in whole elements.
-    whole = np.floor(counts[:, np.newaxis] * shares).sum(axis=0)
-    if num_classes is None and not whole.min() >= 1:
+    # A label is dealt out in whole elements, the first to its largest share.
+    whole = np.floor(counts[:, np.newaxis] * shares)
+    whole[counts > 0, shares[counts > 0].argmax(axis=1)] += 1
+    if num_classes is None and not whole.sum(axis=0).min() >= 1:
         raise data_checks.DataError(
             "Each group must get at least one element; received "
             f"{counts.sum():.0f} elements of {len(counts)} labels for "

@@ -364,9 +364,8 @@ class QuasiGlobalMomentum(keras.optimizers.Optimizer):
                 f"`every_steps` must be >= 1; received {every_steps}."
             )
         config = inner.get_config()
-        rate = config["learning_rate"]
-        if isinstance(rate, dict):
-            rate = keras.saving.deserialize_keras_object(rate)
+        # Itself: in a copy, nothing would move the factor of a `ScaledRate`.
+        rate = keras_internals.schedule_of(inner) or config["learning_rate"]
         around = {key: config[key] for key in _AROUND_UPDATES}
         if isinstance(inner, CoupledKernelDecay):
             around["weight_decay"] = None  # Part of its `update_step`.

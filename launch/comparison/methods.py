@@ -408,8 +408,10 @@ def _mixed(
             exchange=dataclasses.replace(
                 config.exchange,
                 every_steps=mixing.every_steps,
-                # Of one step in all groups.
+                # Of one step in all groups, and no averages.
                 offset_steps=None,
+                weights="model",
+                ema_decay=sections.Exchange.ema_decay,
                 refresh_every_steps=min(
                     mixing.every_steps, config.exchange.refresh_every_steps
                 ),

@@ -111,6 +111,14 @@ class Config(fields.Section):
                 f"canary_examples={learn.canary_examples}. Override them, or "
                 "leave it out."
             )
+        offset, holds = self.exchange.offset_steps, self.exchange.weights
+        if offset or holds != "model":
+            raise ValueError(
+                "Groups that mix their weights publish the weights themselves, "
+                "of the same steps; received exchange.offset_steps="
+                f"{offset} and exchange.weights={holds}. Leave both at their "
+                "defaults."
+            )
         mixes, exports = self.mixing.every_steps, self.exchange.every_steps
         if mixes % exports:
             raise ValueError(

@@ -393,6 +393,15 @@ class Mixing(fields.Section):
             )
         if not isinstance(self.topology, str):
             _check_topology(self.topology, "mixing.topology", "mixes with")
+            for group, peers in enumerate(self.topology):
+                alone = [p for p in peers if group not in self.topology[p]]
+                if alone:
+                    raise ValueError(
+                        "`mixing.topology` must have each group mix with "
+                        "those that mix with it; received "
+                        f"{list(peers)} for group {group} and "
+                        f"{list(self.topology[alone[0]])} for group {alone[0]}."
+                    )
 
 
 # Those of Keras, `tfdistill.LARS`, and SGD with

@@ -53,6 +53,11 @@ def test_groups_that_mix_begin_alike_and_export_for_it():
         *mixed, margin, "codistillation.canary_examples=0"
     )
     assert "others that it mixes with" in _refusal("mixing.topology=[[0]]")
+    assert "received [1] for group 0 and [2] for group 1" in _refusal(
+        *mixed, "mixing.topology=[[1], [2], [0]]"
+    )
+    for field in ("offset_steps=3", "weights=ema"):
+        assert f"exchange.{field}" in _refusal(*mixed, f"exchange.{field}")
     assert "received mixing.rule with" in _refusal(
         *mixed, "codistillation.num_students=2"
     )

@@ -671,6 +671,12 @@ def test_a_group_alone_has_nobody_to_mix_with(tmp_path):
         _fit(_still(), exchange, mixer)
 
 
+def test_a_quorum_that_no_mix_can_have_is_refused(tmp_path):
+    exchange = _exchange(tmp_path)
+    with pytest.raises(ValueError, match="which is 1 for group 0.*received 2"):
+        _fit(_still(), exchange, _mixer(exchange, quorum=2))
+
+
 def test_averaged_weights_are_not_mixed(tmp_path):
     exchange = _exchange(tmp_path)
     optimizer = keras.optimizers.SGD(0.1, use_ema=True)

@@ -60,5 +60,14 @@ def test_peers_that_are_none_are_refused(peers, message):
         topologies.Topology(peers, group=0, num_groups=1)
 
 
+def test_a_mix_of_pairs_has_a_quorum_of_one():
+    for kind, most in (("gossip", 1), ("ring", 2), ("all", 4)):
+        topology = topologies.Topology(kind, group=0, num_groups=5)
+        for quorum in (most, "all"):
+            topology.check_quorum(quorum)
+        with pytest.raises(ValueError, match=f"which is {most} for group 0"):
+            topology.check_quorum(most + 1)
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

@@ -285,6 +285,7 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
             num_groups=cluster.num_groups,
             seed=self._seed,
         )
+        self._topology.check_quorum(self._selection.quorum)
         before = {g: reader.current for g, reader in self._readers.items()}
         self._readers = readers.of_peers(
             self._exchange,

@@ -79,6 +79,17 @@ class Topology:
             return ()
         return (int(order[partner]),)
 
+    def check_quorum(self, quorum: int | str) -> None:
+        """Refuses a quorum of more peers than a mix has."""
+        most = 1 if self._kind == GOSSIP else len(self.everyone)
+        if quorum != "all" and int(quorum) > most:
+            raise ValueError(
+                "`quorum` must be at most the number of peers of a mix, which "
+                f"is {most} for group {self._group} of {self._num_groups}; "
+                f"received {quorum}. All mixes would be left out. Pass 'all' "
+                "to mix with all of them only."
+            )
+
 
 def check_peers(peers: Any) -> str | tuple[int, ...]:
     """Returns a topology's name, or the groups of a list."""

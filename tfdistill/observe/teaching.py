@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistill import schedules
 from tfdistill.system import keras_internals
 
 _log = logging.getLogger(__name__)
@@ -57,7 +58,14 @@ class TeachingWatch(keras.callbacks.Callback):
         model: Any = self.model
         done = int(keras_internals.num_batches(model.optimizer).numpy())
         last = tf.constant(max(0, done - 1), tf.int64)
-        if not float(model.codistillation.weight(last)):
+        weight = model.codistillation.weight
+        if isinstance(weight, schedules.MergeBarrier) and not weight.is_open:
+            return (
+                f"the MergeBarrier was still closed at step {done}. This is no "
+                "fault if a tfdistill.WeightMixer with `until` has averaged "
+                "the weights so far; without one, nothing opens it."
+            )
+        if not float(weight(last)):
             return (
                 f"`distillation_weight` was still 0 at step {done}. "
                 "Shorten the burn-in, or train for longer."

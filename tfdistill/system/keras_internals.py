@@ -176,6 +176,15 @@ def share_steps(optimizer: keras.Optimizer, inner: keras.Optimizer) -> None:
     inner._iterations = optimizer._iterations
 
 
+def schedule_of(optimizer: keras.Optimizer) -> Any:
+    """Returns the schedule of an optimizer's rate, or None if it has none.
+
+    `learning_rate` is the rate of now, and `get_config` has a copy.
+    """
+    rate = optimizer._learning_rate
+    return rate if callable(rate) else None
+
+
 def moving_averages(optimizer: keras.Optimizer) -> list[tuple[Any, Any]]:
     """Returns the trained variables, each with its average if it has one.
 

@@ -141,6 +141,14 @@ def test_groups_that_mix_weights_do_so_at_the_steps_of_their_exports():
     assert run.config.mixing == given.mixing
     (run,) = methods.METHODS["codistill"].make(setup, 0).runs
     assert not run.config.mixing.enabled and not run.config.seed_groups_alike
+    # Codistilled groups may exchange averages, beside groups that cannot.
+    averages = ["exchange.weights=ema", "exchange.ema_decay=0.9"]
+    given = recipes.override(recipes.digits(), averages)
+    setup = methods.Setup(config=given)
+    (run,) = methods.METHODS["averaging"].make(setup, 0).runs
+    assert run.config.exchange.weights == "model"
+    (run,) = methods.METHODS["codistill"].make(setup, 0).runs
+    assert run.config.exchange.ema_decay == 0.9
     with pytest.raises(ValueError, match="momentum of SGD; received .* adam"):
         methods.METHODS["quasi_global"].make(_setup(), 0)
 
