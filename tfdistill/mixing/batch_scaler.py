@@ -398,8 +398,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
             self._examples += self._plan.size(number)
         if self._began is None:
             # The first step is traced.
-            waited = sum(mixer.waits.total_secs for mixer in self._mixers)
-            self._began = self._clock() - waited
+            self._began = self._clock() - self._waited_secs
         # The last execution of an epoch may have passed the step in question.
         while self._plan.is_short(done):
             self._plan.decide(self._agreed(done))
@@ -446,8 +445,12 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         """Seconds of training since the first step, without waits."""
         if self._began is None:
             return self._busy_before
-        waits = sum(mixer.waits.total_secs for mixer in self._mixers)
-        return self._busy_before + self._clock() - self._began - waits
+        worked = self._clock() - self._began - self._waited_secs
+        return self._busy_before + worked
+
+    @property
+    def _waited_secs(self) -> float:
+        return sum(mixer.waits.total_secs for mixer in self._mixers)
 
     @property
     def manifest_extras(self) -> dict[str, Any]:

@@ -412,8 +412,7 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._num_short = 0
         others, counts = self._mean([self._readers[g].staged for g in chosen])
         mixed = [self._readers[g].take().version for g in chosen]
-        own = self._shares.own(mixed, self._exporter)
-        self._shares.note(mixed, self._exporter)
+        own = self._shares.note(mixed, self._exporter)
         self.num_bytes += sum(version.num_bytes for version in mixed)
         share = sum(counts) / (sum(counts) + own)
         self._weights().mix(others, share=share, num=len(chosen) + 1)

@@ -215,7 +215,7 @@ class Selection:
         if before is not None:
             return self._repeated(step, before.versions)
         need = len(groups) if self.quorum == "all" else int(self.quorum)
-        if not self.grace_secs:
+        if self.looks_ahead:
             ready = sorted(
                 set(self._rounds.exchange_news().ready).intersection(groups)
             )

@@ -45,20 +45,17 @@ class Shares:
             for version in mixed
         ]
 
-    def own(self, mixed: Sequence[versions.Version], exporter: Any) -> float:
-        """Returns what own weights count in a mix with these versions.
+    def note(self, mixed: Sequence[versions.Version], exporter: Any) -> float:
+        """Remembers a mix with these versions; returns what own weights count.
 
         The `StudentExporter` knows what this group has trained on.
         """
-        before = [self._counted.get(v.group, (0.0, 0.0))[1] for v in mixed]
-        return self._added(self._seen(exporter), max(before))
-
-    def note(self, mixed: Sequence[versions.Version], exporter: Any) -> None:
-        """Remembers a mix that took place."""
         own = self._seen(exporter)
+        before = [self._counted.get(v.group, (0.0, 0.0))[1] for v in mixed]
         for version in mixed:
             theirs = count_of(version, self.weigh_by)
             self._counted[version.group] = theirs, own
+        return self._added(own, max(before))
 
     def _seen(self, exporter: Any) -> float:
         if self.weigh_by == GROUPS:
