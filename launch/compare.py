@@ -17,6 +17,7 @@ from absl import logging
 
 from launch import recipes
 from launch.comparison import methods
+from tfdistill.launcher import parent
 from tfdistill.system import programs
 
 _METHODS = "independent,codistill"
@@ -185,7 +186,8 @@ def _run(options: programs.Options) -> int:
     earlier = signal.signal(signal.SIGTERM, _interrupt)
     try:
         if not options.report_only:
-            failures = compared.run(options.jobs, say=_say)
+            with parent.keep():  # One for all trials.
+                failures = compared.run(options.jobs, say=_say)
         report = compared.report(options.target, failures, jobs=options.jobs)
     except KeyboardInterrupt:
         _say("interrupted; the same command resumes from here")

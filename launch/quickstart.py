@@ -23,6 +23,7 @@ from absl import logging
 from launch import local
 from launch import recipes
 from launch.task import outputs
+from tfdistill.launcher import parent
 from tfdistill.system import programs
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
@@ -192,7 +193,8 @@ def run(
     # TensorFlow's start-up messages would hide the results.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
-        return _compare(options, directory, launch)
+        with parent.keep():  # One for both runs.
+            return _compare(options, directory, launch)
     except KeyboardInterrupt:
         logging.warning("interrupted")
         return _EXIT_INTERRUPTED

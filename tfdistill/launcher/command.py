@@ -56,6 +56,21 @@ def add_options(options: programs.Flags) -> None:
         "has ended; default 10",
         kind=int,
     )
+    options.section("start")
+    options.add(
+        "start",
+        "fork: tasks that run a Python command are forks of one parent that "
+        "has imported --preload, where that can be; spawn: each task is a new "
+        "program",
+        "fork",
+        enum_values=("fork", "spawn"),
+    )
+    options.add(
+        "preload",
+        "<NAME,...>: modules that the parent imports; they must neither start "
+        "a thread nor run an operation of TensorFlow",
+        "tensorflow,keras,tfdistill",
+    )
     options.section("time limits")
     for name, default, text in _LIMITS:
         options.add(name, text, default)
@@ -131,6 +146,7 @@ def run(
 
     fields = dict(vars(options))
     plain = True if fields.pop("plain") else None
+    fields["preload"] = [name for name in fields["preload"].split(",") if name]
     display = tables.Display(plain=plain)
     try:
         topology = local_cluster.LocalCluster(**fields)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import IO
 
 from tfdistill.cluster import signs
 from tfdistill.launcher import files
@@ -36,6 +37,8 @@ from tfdistill.system import untrusted
 _WARNINGS_SECS = 1.0
 # Binds so many sockets to free ports; see local_cluster.reserve_ports.
 ReservePorts = Callable[[int], list[socket.socket]]
+# Starts a task with an environment, all of its output to a file.
+StartTask = Callable[[Mapping[str, str], IO[bytes]], task_process.TaskProcess]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,6 +90,7 @@ class Attempt:
         tasks: Sequence[local_cluster.Task],
         *,
         topology: local_cluster.LocalCluster,
+        start_task: StartTask,
         note: Callable[..., None],
     ) -> None:
         """Describes the attempt; `start` starts it.
@@ -94,6 +98,7 @@ class Attempt:
         `note` takes an event, its task and its details; see `run_events`.
         """
         self._note = note
+        self._start_task = start_task
         self._tasks = {task.name: task for task in tasks}
         self._topology = topology
         self._restarts = restarts.WorkerRestarts(
@@ -138,10 +143,8 @@ class Attempt:
         # A task that is started again adds to its log; that of an earlier run
         # has another name by now.
         with files.open_log(task.log_path) as log_file:
-            self.processes[name] = task_process.TaskProcess(
-                self._topology.command,
-                env=task.environ(os.environ),
-                log_file=log_file,
+            self.processes[name] = self._start_task(
+                task.environ(os.environ), log_file
             )
 
     @property
@@ -181,7 +184,7 @@ class Attempt:
         """Notes the start, readiness and end of a process, each once."""
         pid, code = process.pid, process.exit_code
         if pid is not None and self._is_new("start", pid):
-            self._note("start", task=name, pid=pid)
+            self._note("start", task=name, pid=pid, start=process.method)
         # A check of the file only as long as it is of interest.
         if pid is not None and ("ready", pid) not in self._noted:
             if self._tasks[name].ready_path.exists():
@@ -360,12 +363,14 @@ class SupervisedGroup:
         group: int,
         *,
         topology: local_cluster.LocalCluster,
+        start_task: StartTask,
         events: run_events.EventLog,
         reserve_ports: ReservePorts = local_cluster.reserve_ports,
     ) -> None:
         """Reserves the ports of the first attempt; `start` starts it."""
         self._group = group
         self._topology = topology
+        self._start_task = start_task
         self._events = events
         self._reserve_ports = reserve_ports
         self._holders: list[socket.socket] = []
@@ -394,7 +399,12 @@ class SupervisedGroup:
         note = functools.partial(
             self._events.add, group=self._group, attempt=self.num_starts
         )
-        return Attempt(tasks, topology=self._topology, note=note)
+        return Attempt(
+            tasks,
+            topology=self._topology,
+            start_task=self._start_task,
+            note=note,
+        )
 
     def start(self) -> None:
         """Starts a process for each task."""

@@ -69,52 +69,30 @@ def launch(
     command: Sequence[str],
     *,
     workdir: str | os.PathLike[str],
-    num_groups: int = 1,
-    workers_per_group: int = 1,
-    ps_per_group: int = 0,
-    exchange: str | None = None,
-    on_group_failure: str = "stop",
-    max_restarts: int = 0,
-    worker_restarts: int | None = None,
-    start_timeout_secs: float = 300.0,
-    grace_secs: float = 5.0,
-    frozen_secs: float = 3.0,
-    stuck_secs: float = 8.0,
     plain: bool = False,
     env: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> Launched:
     """Runs a command as groups of tasks on this machine, to their end.
 
-    The arguments are the options of `tfdistill-local`. While it runs, it shows
-    the table of groups: in a notebook as one output, updated in place. Ctrl-C,
-    or a notebook's "interrupt", stops all tasks. TensorFlow is not loaded.
+    While it runs, it shows the table of groups: in a notebook as one output,
+    updated in place. Ctrl-C, or a notebook's "interrupt", stops all tasks.
+    TensorFlow is not loaded.
 
     Args:
         command: A program and its arguments, started once for each task.
         workdir: Directory of the run, for logs and results.
-        num_groups: Number of groups. Default 1.
-        workers_per_group: Workers in each group. Default 1.
-        ps_per_group: Parameter servers in each group. Default 0.
-        exchange: Directory or URL that the groups share. Default: `exchange`
-            in the workdir.
-        on_group_failure: `"stop"` (default) or `"continue"`: what the other
-            groups do when one has failed for good.
-        max_restarts: How often a failed group is restarted. Default 0.
-        worker_restarts: How often each worker is restarted under parameter
-            servers. Default: 10.
-        start_timeout_secs: Longest wait for the tasks to start. Default 300.
-        grace_secs: Time between SIGTERM and SIGKILL. Default 5.
-        frozen_secs: A task stopped by a signal for so long is killed. Default
-            3; 0 for never.
-        stuck_secs: A group without a step for so long is killed. Default 8; 0
-            for never.
         plain: Print lines, not a table. Default False.
         env: Variables to set for each task. Default none.
+        **options: The options of `tfdistill-local`, by the same names and with
+            the same defaults, such as `num_groups=2`, `workers_per_group=2`
+            and `max_restarts=3`; `preload` is a list.
 
     Returns:
         The run, if all groups are done.
 
     Raises:
+        TypeError: There is no such option.
         ValueError: An argument is out of range, the command is no program, or
             the workdir is in use.
         LaunchError: A group has failed; a `RuntimeError`.
@@ -130,18 +108,8 @@ def launch(
     topology = local_cluster.LocalCluster(
         command=command,
         workdir=os.fspath(workdir),
-        num_groups=num_groups,
-        workers_per_group=workers_per_group,
-        ps_per_group=ps_per_group,
-        exchange=exchange,
-        on_group_failure=on_group_failure,
-        max_restarts=max_restarts,
-        worker_restarts=worker_restarts,
-        start_timeout_secs=start_timeout_secs,
-        grace_secs=grace_secs,
-        frozen_secs=frozen_secs,
-        stuck_secs=stuck_secs,
         env=dict(env or {}),
+        **options,
     )
     cli.check_size(topology.num_groups * topology.num_tasks)
     display = _display(plain)

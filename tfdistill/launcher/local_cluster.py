@@ -22,6 +22,7 @@ from typing import Any
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
 from tfdistill.exchange import signing
+from tfdistill.launcher import parent
 from tfdistill.launcher import trackers
 from tfdistill.system import run_files
 
@@ -165,6 +166,11 @@ class LocalCluster(Topology):
         stuck_secs: A group whose steps stop coming is given up after so many
             seconds, or later if its steps are slow: see
             `watches.ProgressLimit`. Default 8; 0 for never.
+        start: `"fork"` (default): tasks that run a Python command are forks of
+            one parent, where that can be; `"spawn"`: new programs.
+        preload: Modules that the parent imports. They must neither start a
+            thread nor run an operation of TensorFlow. Default: tensorflow,
+            keras and tfdistill.
     """
 
     command: Sequence[str]
@@ -176,6 +182,8 @@ class LocalCluster(Topology):
     max_restarts: int = 0
     frozen_secs: float = 3.0
     stuck_secs: float = 8.0
+    start: str = parent.FORK
+    preload: Sequence[str] = parent.PRELOAD
 
     def __post_init__(self) -> None:
         """Validates the fields and makes local paths absolute."""
@@ -200,6 +208,12 @@ class LocalCluster(Topology):
                 f"`on_group_failure` must be one of {_FAILURE_RULES}; received "
                 f"{self.on_group_failure!r}."
             )
+        if self.start not in parent.METHODS:
+            raise ValueError(
+                f"`start` must be one of {parent.METHODS}; received "
+                f"{self.start!r}."
+            )
+        object.__setattr__(self, "preload", tuple(self.preload))
         taken = sorted((IDENTITY_VARIABLES | signing.VARIABLES) & set(self.env))
         if taken:
             raise ValueError(

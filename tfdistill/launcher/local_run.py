@@ -16,11 +16,15 @@ import time
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import IO
 
 from tfdistill.exchange import reader
 from tfdistill.launcher import files
 from tfdistill.launcher import group as supervised_group
 from tfdistill.launcher import local_cluster
+from tfdistill.launcher import parent
+from tfdistill.launcher import task_process
 from tfdistill.status import group as group_status
 from tfdistill.status import run_events
 from tfdistill.status import tables
@@ -110,6 +114,8 @@ class LocalRun:
         self._topology = topology
         self._display = display
         self._reserve_ports = reserve_ports
+        self._parents: parent.Parents | None = None
+        self._until_closed = contextlib.ExitStack()
         self._groups: list[supervised_group.SupervisedGroup] = []
         self._events: run_events.EventLog | None = None
         self._signals: list[int] = []
@@ -169,14 +175,34 @@ class LocalRun:
                 supervised_group.SupervisedGroup(
                     group,
                     topology=topology,
+                    start_task=self._start_task,
                     events=self._events,
                     reserve_ports=self._reserve_ports,
                 )
             )
         self._started = time.time()
+        why_not = parent.why_not(
+            topology.start, topology.command, {**os.environ, **topology.env}
+        )
+        if why_not:
+            self._say(f"each task imports for itself: {why_not}")
+        else:
+            self._parents = self._until_closed.enter_context(parent.keep())
         for running in self._groups:
             running.start()
         self._say(f"logs: {topology.logs_dir}")
+
+    def _start_task(
+        self, env: Mapping[str, str], log_file: IO[bytes]
+    ) -> task_process.TaskProcess:
+        topology, chosen = self._topology, None
+        if self._parents is not None:
+            chosen = self._parents.of(
+                topology.command, env, preload=topology.preload
+            )
+        return task_process.TaskProcess(
+            topology.command, env=env, log_file=log_file, parent=chosen
+        )
 
     @property
     def pids(self) -> dict[str, int]:
@@ -199,10 +225,11 @@ class LocalRun:
             process
             for group in self._groups
             for process in group.processes.values()
-            if not process.closed
+            if not process.closed and process.fileno() >= 0
         ]
         select.select(waiting, [], [], timeout_secs)
         self._obey_signals()
+        self._tell_of_parents()
         for group in self._groups:
             for message in group.advance():
                 self._say(message)
@@ -212,6 +239,13 @@ class LocalRun:
             self._warn_of(self._events.error)
         if self._display is not None:
             self._display.show(self._status())
+
+    def _tell_of_parents(self) -> None:
+        if self._parents is None or self._events is None:
+            return
+        for text, details in self._parents.news():
+            self._say(text)
+            self._events.add("parent", **details)
 
     def _status(self) -> group_status.RunStatus:
         statuses = [group.status for group in self._groups]
@@ -330,6 +364,7 @@ class LocalRun:
             if not group.over:
                 group.kill()
             group.close()
+        self._until_closed.close()
         if self._events is not None:
             self._events.add("end", exit_code=self.result().exit_code)
             self._events.close()

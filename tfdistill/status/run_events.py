@@ -13,7 +13,10 @@ Each line has
 
 and what belongs to the event:
 
-    start       a task runs                                       pid
+    start       a task runs                                       pid, start
+                `start` is "fork" or "spawn", see `--start`
+    parent      the parent of the tasks has imported what it was to (`pid`,
+                `ready_secs`), or can start no more of them (`pid`, `failure`)
     ready       a task is connected to its group
     exit        a task has ended                                  exit_code
     stopped_by_signal, continued   a task was stopped, or resumed
