@@ -17,7 +17,7 @@ _FIRST_DELAY_SECS = 0.5
 _WORKER_FIRST_DELAY_SECS = 1.0
 _LONGEST_DELAY_SECS = 10.0
 # What has run for so long could start: the next delay is the first.
-_HEALTHY_SECS = 60.0
+HEALTHY_SECS = 10.0
 # Another port is soon found; more conflicts than these are no accident.
 _PORT_TRIES = 3
 # Wrong options and wrong data, and a command that cannot be run.
@@ -58,7 +58,7 @@ class Restarts:
         """Plans the next restart; its delay, or None if none is left."""
         if self.made >= self.limit:
             return None
-        if self._clock() - self._started >= _HEALTHY_SECS:
+        if self._clock() - self._started >= HEALTHY_SECS:
             self._pause.succeeded()
         self.made += 1
         self.planned = True
