@@ -22,6 +22,8 @@ from benchmarks import recovery_task
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
+from tfdistill.launcher import parent
+from tfdistill.launcher import restarts
 from tfdistill.status import run_events
 from tfdistill.system import programs
 
@@ -57,9 +59,12 @@ class BrokenRun:
         return [(int(n), float(t)) for n, t in map(str.split, lines)]
 
     def await_steps(self) -> None:
-        """Lets group 0 train for a while."""
+        """Lets group 0 train for long enough to be restarted without delay."""
         wanted = len(self.steps(0)) + _STEPS_BETWEEN
-        self._until(lambda: len(self.steps(0)) >= wanted)
+        healthy = time.monotonic() + restarts.HEALTHY_SECS
+        self._until(
+            lambda: len(self.steps(0)) >= wanted and time.monotonic() > healthy
+        )
 
     def breaks(self, kind: str, task: str) -> dict[str, float]:
         """Breaks a task of group 0, and waits until the group is past it.
@@ -91,7 +96,17 @@ class BrokenRun:
             "detection": detected - begin,
             "recovery": past - begin,
             "steps_redone": float(failing - after[0][0]),
+            **self._parts(detected),
         }
+
+    def _parts(self, since: float) -> dict[str, float]:
+        """The seconds of group 0's last start by part."""
+        found: dict[str, float] = {}
+        for event in run_events.read(files.events_path(self._topology)):
+            is_later = event["monotonic"] > since and event["group"] == 0
+            if is_later and event["event"] == "first_step":
+                found = event["secs"]
+        return {f"part_{name}": secs for name, secs in found.items()}
 
     def _told(self, kind: str, since: float) -> float | None:
         path = files.events_path(self._topology)
@@ -176,11 +191,24 @@ def _summary(kind: str, values: Sequence[dict[str, float]]) -> dict[str, Any]:
         "restart_secs": measure.summary(
             [r - d for r, d in zip(recovery, detection, strict=True)]
         ),
+        "parts_secs": {
+            name.removeprefix("part_"): statistics.median(
+                value[name] for value in values if name in value
+            )
+            for name in {n for value in values for n in value}
+            if name.startswith("part_")
+        },
     }
 
 
 def _add_options(options: programs.Flags) -> None:
     options.add("rounds", "faults of each kind", 3, quick=1)
+    options.add(
+        "start",
+        "how the launcher starts tasks",
+        parent.FORK,
+        enum_values=list(parent.METHODS),
+    )
     options.add(
         "kinds",
         "what happens to a task",
@@ -201,12 +229,17 @@ def _run(options: programs.Options) -> int:
             rounds,
             num_groups=2,
             workers_per_group=2,
+            start=options.start,
         )
         victims = dict.fromkeys(options.kinds, "group_0_ps_0")
         if "stuck" in victims:  # A server makes no steps.
             victims["stuck"] = "group_0_chief_0"
         report["parameter_servers"] = measure_strategy(
-            victims, rounds, workers_per_group=2, ps_per_group=1
+            victims,
+            rounds,
+            workers_per_group=2,
+            ps_per_group=1,
+            start=options.start,
         )
     return 0
 

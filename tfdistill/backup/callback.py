@@ -15,6 +15,7 @@ from tfdistill.backup import replicas
 from tfdistill.backup import store
 from tfdistill.cluster import ending
 from tfdistill.cluster import replicas as replicas_lib
+from tfdistill.cluster import signs
 from tfdistill.system import fresh_copies
 from tfdistill.system import keras_internals
 from tfdistill.training import own_steps
@@ -347,6 +348,7 @@ class _Restoring(keras.callbacks.Callback):
         self._backup, self._callbacks = backup, callbacks
 
     def on_train_begin(self, logs: Any = None) -> None:
+        signs.own_start().begin(signs.RESTORE)
         self._backup.restore(self.model, self._callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

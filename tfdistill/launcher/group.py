@@ -190,8 +190,25 @@ class Attempt:
             if self._tasks[name].ready_path.exists():
                 self._noted.add(("ready", pid))
                 self._note("ready", task=name)
+        if name == next(iter(self._tasks)):
+            self._note_start(name, pid)
         if code is not None and self._is_new("exit", pid):
             self._note("exit", task=name, exit_code=code)
+
+    def _note_start(self, name: str, pid: int | None) -> None:
+        """Notes how far the first task's start is, until its first step."""
+        if pid is None or ("first_step", pid) in self._noted:
+            return
+        found = signs.read_parts(self._tasks[name].ready_path)
+        if found is None:
+            return
+        part, secs = found
+        self.status.starting = part or ""
+        if part is None:
+            self._noted.add(("first_step", pid))
+            self._note("first_step", task=name, secs=secs)
+        elif self._is_new(f"starting {part}", pid):
+            self._note("starting", task=name, part=part)
 
     def _is_new(self, event: str, pid: int | None) -> bool:
         new = (event, pid) not in self._noted

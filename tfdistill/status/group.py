@@ -157,6 +157,8 @@ class GroupStatus:
         num_worker_restarts: How often workers of it were started again, since
             it was last started itself.
         last_error: Why it, or a task of it, last failed; empty if none did.
+        starting: Which part of its start its first task is at, such as
+            `tracing`; empty before `make_strategy` and after its first step.
         silent_secs: Of a group in the state `silent`: since when.
         warnings: Of its tasks and of its launcher, each once.
     """
@@ -168,6 +170,7 @@ class GroupStatus:
     num_restarts: int = 0
     num_worker_restarts: int = 0
     last_error: str = ""
+    starting: str = ""
     silent_secs: float | None = None
     warnings: Sequence[str] = ()
     _pace: _Pace = dataclasses.field(

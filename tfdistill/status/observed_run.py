@@ -198,6 +198,7 @@ class ObservedRun:
             status.num_restarts = history.num_restarts
             status.num_worker_restarts = history.num_worker_restarts
             status.last_error = history.last_error
+            status.starting = history.starting
             # A line of the previous attempt says nothing about this one.
             trains = (status.number("time") or 0.0) > history.since
             status.state = history.state or "starting"

@@ -18,6 +18,9 @@ and what belongs to the event:
     parent      the parent of the tasks has imported what it was to (`pid`,
                 `ready_secs`), or can start no more of them (`pid`, `failure`)
     ready       a task is connected to its group
+    starting    a group's first task has begun a part of its start: one of
+                `signs.IMPORTS` and what follows there            part
+    first_step  it has made its first step: seconds by part       secs
     exit        a task has ended                                  exit_code
     stopped_by_signal, continued   a task was stopped, or resumed
     frozen      a task was stopped for too long, and is killed    silent_secs
@@ -157,6 +160,7 @@ class GroupHistory:
     attempt: int = 0
     num_restarts: int = 0
     num_worker_restarts: int = 0
+    starting: str = ""
     last_error: str = ""
     last_error_time: float = 0.0
     warnings: list[str] = dataclasses.field(default_factory=list)
@@ -200,6 +204,9 @@ class RunHistory:
         if name == "start" and (attempt > found.attempt or before in ENDED):
             found.attempt, found.since = attempt, time
             found.state, found.num_worker_restarts = "starting", 0
+            found.starting = ""
+        elif name in ("starting", "first_step"):
+            found.starting = untrusted.one_line(event.get("part") or "")
         elif name == "ready" and found.state == "starting":
             found.state = "running"
         elif name in ENDED:

@@ -40,7 +40,8 @@ def _number(key: str, form: str) -> Callable[[_Status], str]:
 
 def _state(status: _Status) -> str:
     if status.silent_secs is None:
-        return status.state
+        is_on = status.state in ("starting", "running") and status.starting
+        return f"{status.state}: {status.starting}" if is_on else status.state
     return f"{status.state} for {status.silent_secs:.0f} s"
 
 

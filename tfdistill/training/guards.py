@@ -411,6 +411,7 @@ class _Before(_Reporting):
     """The first of all callbacks: a step is done, and theirs is the turn."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        signs.own_start().end()
         signs.own().say(signs.CALLBACKS)
 
     on_test_batch_end = on_predict_batch_end = on_train_batch_end
@@ -423,6 +424,7 @@ class _After(_Reporting):
     """The last of all callbacks: the next step is on its way."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        signs.own_start().begin(signs.FIRST_BATCH)
         signs.own().say(signs.FIRST_STEP)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
