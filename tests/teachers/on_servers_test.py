@@ -14,7 +14,6 @@ from tests.cases import servers as cases
 from tfdistill.embedding import layer
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
-from tfdistill.system import crash_note
 from tfdistill.teachers import agreement
 from tfdistill.teachers import gates
 from tfdistill.teachers import in_memory
@@ -55,7 +54,6 @@ class _Group:
             1,
             alone=True,
             screen=gates.VersionScreen(graph),
-            note=crash_note.CrashNote(None),
         )
         self.agreement = agreement.Agreement(
             self.remote.teachers, self.remote.sum, num_workers=1, is_chief=True

@@ -17,7 +17,6 @@ from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.system import background
-from tfdistill.system import crash_note
 from tfdistill.teachers import gates
 from tfdistill.teachers import in_memory
 from tfdistill.teachers import options as options_lib
@@ -101,7 +100,6 @@ class Teacher:
         self._last_num_bytes: int | None = None
         self._num_swaps = self._num_bytes = self._num_dropped = 0
         self._logged = staleness.GOOD, False
-        self._note = crash_note.CrashNote(None)
 
     def ask(self, question: soft_targets.Question) -> list[tf.Tensor]:
         """Answers about a batch, while a step is traced; NaN: no answer."""
@@ -118,16 +116,13 @@ class Teacher:
         *,
         alone: bool,
         screen: gates.VersionScreen,
-        note: crash_note.CrashNote | None = None,
     ) -> None:
         """Takes a peer as the teacher.
 
         `alone` is whether this task decides for itself, without workers
-        beside it; `screen` looks at manifests; `note` says which versions
-        ended this task's process while it read them.
+        beside it; `screen` looks at manifests.
         """
         self._exchange = exchange
-        self._note = note or self._note
         self.function, self._variables = self._own_graph()
         if self._options.canary is not None:
             # Traced here: the reading thread must not run the student's code.
@@ -457,10 +452,9 @@ class Teacher:
                 if staged.fingerprint == self._graph.fingerprint:
                     self._next = self._own_graph()
                 else:
-                    with self._note.during(_name(staged.version)):
-                        function = other_graphs.load_version(
-                            self._exchange, staged.version, self._graph
-                        )
+                    function = other_graphs.load_version(
+                        self._exchange, staged.version, self._graph
+                    )
                     self._next = (function, function.variables)
             _check_values(self._next[1], staged.values)
             self._try(staged.version.step, self._next[0])
@@ -525,16 +519,10 @@ class Teacher:
 
     def _read(self, version: versions.Version) -> saved_model.Snapshot:
         """Reads the values of a version that passed the screen."""
-        name = _name(version)
-        if name in self._note.crashed:
-            raise peer.RejectedError(
-                "this task's process crashed when it read the version before; "
-                "it is not read again."
-            )
         try:
             expected = self._expected_variables(version)
             # A read that was given up may be under way still.
-            with self._reading, self._reads.measured(), self._note.during(name):
+            with self._reading, self._reads.measured():
                 values = self._read_values(version, expected)
             if self._is_own(version):
                 self._try(
@@ -579,8 +567,3 @@ def _check_values(variables: Sequence[Any], values: Sequence[Any]) -> None:
             f"its graph must have variables of the shapes {theirs}, as its "
             f"manifest says; found {ours}."
         )
-
-
-def _name(version: versions.Version) -> str:
-    run = version.manifest.incarnation
-    return f"{version.group}/{version.step}/{run}"

@@ -14,7 +14,6 @@ import functools
 import logging
 import math
 import os
-import pathlib
 import typing
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -26,7 +25,6 @@ import keras
 import tensorflow as tf
 
 from tfdistill import losses as losses_lib
-from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import publisher
@@ -34,7 +32,6 @@ from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.labels import attached
 from tfdistill.labels import forms
-from tfdistill.system import crash_note
 from tfdistill.teachers import agreement
 from tfdistill.teachers import by_value
 from tfdistill.teachers import cohort as cohort_lib
@@ -377,17 +374,13 @@ class TeacherSet:
             schema=self._options.schema,
             only_warn=self._options.allow_other_schemas,
         )
-        cluster = strategy_lib.cluster_of(tf.distribute.get_strategy())
-        note = crash_note.CrashNote(_note_path(cluster))
         for group, name in self._options.names_of_peers.items():
             teacher = (
                 self.remote.make_teacher(name, graph)
                 if self.remote
                 else teacher_lib.Teacher(name, graph, self._options)
             )
-            teacher.follow(
-                self._exchange, group, alone=alone, screen=screen, note=note
-            )
+            teacher.follow(self._exchange, group, alone=alone, screen=screen)
             yield teacher
 
     def _fixed(
@@ -747,11 +740,3 @@ class TeacherSet:
             had a label of an age that counts, are those of the last step.
         """
         return [teacher.status for teacher in self._teachers]
-
-
-def _note_path(cluster: identity.Cluster) -> pathlib.Path | None:
-    """Where this task says which version it reads; None without a disk."""
-    if cluster.group_dir is None or "://" in cluster.group_dir:
-        return None
-    name = f".reading-{cluster.task_name.replace(':', '-')}"
-    return pathlib.Path(cluster.group_dir, name)
