@@ -4,6 +4,7 @@ import pytest
 
 from tfdistill.cluster import signs
 from tfdistill.launcher import watches
+from tfdistill.system import processes
 
 
 @pytest.fixture
@@ -34,10 +35,35 @@ def test_all_phases_fit_into_the_line(reporter, ready_path):
         if name[0].isupper() and isinstance(value, str)
     ]
     phases.remove(signs.VARIABLE)
-    assert len(phases) == 10
+    assert len(phases) == 17  # With the parts of a start.
     for phase in phases:
         reporter.say(phase)
         assert signs.read_progress(ready_path).phase == phase
+
+
+def test_the_parts_of_a_start_add_up(ready_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(processes, "boot_secs", lambda: now[0])
+    monkeypatch.setattr(processes, "own_start_secs", lambda: 100.0)
+    start = signs.Start({signs.VARIABLE: str(ready_path)})
+    assert signs.read_parts(ready_path) is None
+    for secs, part in (
+        (101.0, signs.STRATEGY),
+        (103.0, signs.FIRST_BATCH),
+        (104.0, signs.TRACING),
+        (107.0, signs.FIRST_BATCH),
+    ):
+        now[0] = secs
+        start.begin(part)
+        assert signs.read_parts(ready_path)[0] == part
+    now[0] = 107.5
+    start.end()
+    now[0] = 999.0
+    start.end()  # A later step.
+    assert signs.read_parts(ready_path) == (
+        None,
+        {"imports": 1.0, "strategy": 2.0, "first step": 1.5, "tracing": 3.0},
+    )
 
 
 def test_an_inner_call_returns_to_the_phase_of_the_outer(reporter, ready_path):
