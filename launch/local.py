@@ -14,36 +14,19 @@ from launch import group_servers
 from launch import recipe_options
 from launch.task import outputs
 from tfdistill.launcher import command
-from tfdistill.observe import profile_steps
 from tfdistill.system import programs
 
 
 def _add_options(options: programs.Flags) -> None:
     command.add_options(options)
     recipe_options.add(options)
-    options.add(
-        "profile_steps",
-        "<FIRST:LAST>: trace these steps of the recipe for TensorBoard's "
-        "profiler",
-    )
 
 
 def command_of(options: programs.Options) -> list[str]:
     """Returns the command of a task, once it is known that it can start."""
-    found = recipe_options.command(
+    return recipe_options.command(
         options, python=sys.executable, workdir=options.workdir
     )
-    traced = options.profile_steps
-    if not traced:
-        return found
-    if options.recipe is None:
-        raise ValueError(
-            "--profile_steps traces a recipe; with a command set "
-            f"{profile_steps.VARIABLE}={traced} or pass it to "
-            "tfdistill.Summaries"
-        )
-    profile_steps.parse(traced)
-    return [*found, f"--profile_steps={traced}"]
 
 
 def run(
@@ -67,7 +50,7 @@ def run(
         servers = functools.partial(group_servers.GroupServers, say=say)
         launch = functools.partial(launch, beside=servers)
     # What is left describes the groups.
-    del options.recipe, options.override, options.profile_steps
+    del options.recipe, options.override
     result = launch(options)
     if is_recipe and result.exit_code:
         written = outputs.write_results_so_far(options.workdir, result.groups)

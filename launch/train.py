@@ -21,7 +21,6 @@ from launch import recipes
 from launch.config import config
 from launch.task import outputs
 from tfdistill.cluster import signs
-from tfdistill.observe import profile_steps
 from tfdistill.system import programs
 
 EXIT_FAILURE, EXIT_OPTIONS, EXIT_DATA = 1, 2, 65
@@ -46,11 +45,6 @@ def _add_options(options: programs.Flags) -> None:
     add("workdir", "<DIR>: directory of the run; default TFDISTILL_WORKDIR")
     recipes.add_override(
         options, "the recipe, such as optimizer.learning_rate=0.1"
-    )
-    add(
-        "profile_steps",
-        "<FIRST:LAST>: trace these steps, on each chief, for TensorBoard's "
-        "profiler",
     )
     add("verbose", "show Keras' progress", False)
     add("print_config", "print the complete configuration and exit", False)
@@ -87,7 +81,6 @@ def _train(
             config,
             cluster,
             verbose=options.verbose,
-            profile_steps=options.profile_steps,
         )
     except Exception as error:
         return exit_code_of(error)
@@ -143,7 +136,6 @@ def _run(options: programs.Options) -> int:
             return 0
         cluster = _cluster(options.workdir)
         config.check_num_groups(cluster.num_groups)
-        profile_steps.asked(options.profile_steps)
         if not cluster.uses_parameter_servers:
             config.data.check_num_workers(cluster.num_workers)
         outputs.check_new(config, cluster)

@@ -62,7 +62,6 @@ def run(
     cluster: tfdistill.Cluster,
     *,
     verbose: bool = False,
-    profile_steps: str | None = None,
     strategy: tf.distribute.Strategy | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> dict[str, Any]:
@@ -100,7 +99,7 @@ def run(
         )
     peers = served.ServedPeers(config, cluster, model.student)
     train = peers.label(train)
-    callbacks = [*_callbacks(config, cluster, profile_steps), *callbacks]
+    callbacks = [*_callbacks(config, cluster), *callbacks]
     held_out = validation
     if isinstance(model.student, cohort.Cohort):
         train, held_out = map(model.student.for_each, (train, held_out))
@@ -298,7 +297,6 @@ def _backup(
 def _callbacks(
     config: config.Config,
     cluster: tfdistill.Cluster,
-    profile_steps: str | None,
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks; `fit` runs those that write on the chief only."""
     directory = outputs.group_dir(str(cluster.workdir), cluster.group)
@@ -306,7 +304,6 @@ def _callbacks(
         tfdistill.RunLog(str(directory)),
         tfdistill.Summaries(
             directory / summaries.DIRECTORY,
-            profile_steps=profile_steps,
             configuration=dataclasses.asdict(config),
         ),
     ]

@@ -120,18 +120,6 @@ def test_a_workdir_holds_one_run_of_one_configuration(tmp_path, capsys):
     assert "config.json in seed. Choose another workdir" in message
 
 
-@pytest.mark.parametrize("given", ["9", "5:4"])
-def test_steps_to_trace_are_checked_before_anything_is_done(
-    tmp_path, capsys, given, monkeypatch
-):
-    argv = _options(tmp_path / "run")
-    expected = f"FIRST <= LAST, such as 100:110; received '{given}'"
-    assert expected in _refused(capsys, [*argv, f"--profile_steps={given}"])
-    monkeypatch.setenv("TFDISTILL_PROFILE_STEPS", given)
-    assert expected in _refused(capsys, argv)
-    assert not (tmp_path / "run").exists()
-
-
 def test_groups_learn_from_each_other_and_the_last_one_merges(
     tmp_path, monkeypatch
 ):

@@ -386,7 +386,10 @@ def test_killed_launcher_leaves_no_process(tmp_path, launcher):
 
 
 def test_command_line_runs_a_command(tmp_path, capsys):
-    arguments = ["--num_groups=2", f"--workdir={tmp_path}", "--plain", "--"]
+    arguments = [
+        *("--num_groups=2", "--start=spawn", f"--workdir={tmp_path}"),
+        *("--plain", "--"),
+    ]
     code = "print(GROUP, sys.argv[1:])"
     command = [*tasks.command(code), "--num_groups=9", "--", "x"]
     assert cli.main([*arguments, *command]) == 0
@@ -450,11 +453,6 @@ def test_wrong_options(tmp_path, monkeypatch, capsys, main, arguments, message):
         ("--workdir=W --recipe=digts", "Did you mean 'digits'"),
         ("--workdir=W --recipe=digits --override=num_stps=1", "num_stps"),
         ("--workdir=W --recipe=digits --workers_per_group=999", "999"),
-        ("--workdir=W --recipe=digits --profile_steps=5:4", "FIRST:LAST"),
-        (
-            "--workdir=W --profile_steps=1:2 -- true",
-            "set TFDISTILL_PROFILE_STEPS=1:2",
-        ),
     ],
 )
 def test_wrong_recipe_options(capsys, arguments, message):
@@ -467,7 +465,6 @@ def test_wrong_recipe_options(capsys, arguments, message):
 def test_recipe_runs_the_training_program(tmp_path):
     arguments = [f"--workdir={tmp_path}", "--recipe=digits"]
     given = ["--override=data.path=a=b", "--override=seed=7"]
-    given += ["--profile_steps=100:110"]
     options = local.PROGRAM.parse([*arguments, *given])
     assert local.command_of(options) == [
         *(sys.executable, "-m", "launch.train"),

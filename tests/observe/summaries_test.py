@@ -335,12 +335,10 @@ def test_a_cluster_built_by_hand_reports_as_what_it_says(
 
 def test_a_launched_run_gets_one_by_itself(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
-    monkeypatch.setenv("TFDISTILL_PROFILE_STEPS", "2:3")
     model = cases.codistill(cases.linear(0))
     cases.fit(model, _X, _Y, batch_size=4, callbacks=[])
     run = tmp_path / "group_0" / "tensorboard"
     assert summary_cases.scalars(run, "codistillation/loss")[-1][0] == 16
-    assert list(run.glob("plugins/profile/*/*.xplane.pb"))
 
 
 def test_another_model_is_refused(tmp_path):
@@ -350,21 +348,6 @@ def test_another_model_is_refused(tmp_path):
         summaries = tfdistill.Summaries(tmp_path)
         with pytest.raises(ValueError, match="Wrap .* use keras.callbacks.Te"):
             other.fit(_X, _Y, verbose=0, callbacks=[summaries])
-
-
-@pytest.mark.parametrize("given", ["100", "5:4", "0:3", "a:b", "1:2:3", "-1:4"])
-def test_steps_to_trace_are_checked(tmp_path, given):
-    with pytest.raises(ValueError, match="FIRST:LAST") as caught:
-        tfdistill.Summaries(tmp_path, profile_steps=given)
-    assert repr(given) in str(caught.value)
-
-
-def test_steps_that_never_came_are_told(tmp_path, caplog):
-    summaries = tfdistill.Summaries(tmp_path, profile_steps="900:901")
-    model = cases.codistill(cases.linear(0))
-    cases.fit(model, _X, _Y, batch_size=4, callbacks=[summaries])
-    assert "900:901 were not traced" in caplog.text
-    assert not (tmp_path / "plugins").exists()
 
 
 def test_a_resumed_training_repeats_no_step(tmp_path):

@@ -139,7 +139,6 @@ _LIGHT_FILES = (
     "cluster.identity",
     "cluster.rendezvous",
     "cluster.signs",
-    "observe.profile_steps",
     "system.background",
     "system.processes",
     "system.programs",

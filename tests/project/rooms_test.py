@@ -117,8 +117,8 @@ _PUBLIC = {
     *("data", "data_checks", "labels", "losses", "metrics", "mixing"),
     *("optimizers", "schedules"),
 }
-# `observe`: a launcher checks --profile_steps without TensorFlow, and a recipe
-# writes its TensorBoard files where `fit` would. `system`: what programs share.
+# `observe`: a recipe writes its TensorBoard files where `fit` would. `system`:
+# what programs share.
 # `cluster`: the exit codes of a task. `exports`: `launch.promote` checks an
 # unsigned graph as teachers are checked. `serving`: the server of teachers.
 _OF_PROGRAMS = {
@@ -195,8 +195,9 @@ def test_no_two_files_import_each_other_in_a_circle():
     assert not left, "in a circle, or above one: " + ", ".join(sorted(left))
 
 
-def test_the_keeper_of_a_task_needs_the_standard_library_alone():
-    names = _imports(ROOT / "tfdistill" / "launcher" / "task_process.py")
+@pytest.mark.parametrize("name", ["keeper.py", "preloaded/sitecustomize.py"])
+def test_what_runs_beside_a_task_needs_the_standard_library_alone(name):
+    names = _imports(ROOT / "tfdistill" / "launcher" / name)
     heads = {name.partition(".")[0] for name in names}
     assert heads <= sys.stdlib_module_names
 

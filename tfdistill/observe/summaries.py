@@ -14,8 +14,6 @@ from tensorboard.plugins.text import summary_v2 as text_summary
 
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
-from tfdistill.observe import profile_steps as profile_steps_lib
-from tfdistill.observe import profiler
 from tfdistill.observe import run_description
 from tfdistill.observe import summary_file
 from tfdistill.observe import tags
@@ -182,7 +180,7 @@ class Summaries(steps.SteppedCallback):
     TensorBoard drops the points of the steps that are repeated.
 
     Example:
-        callbacks = [tfdistill.Summaries("logs", profile_steps="100:110")]
+        callbacks = [tfdistill.Summaries("logs", every_steps=100)]
     """
 
     chief_only = True
@@ -192,7 +190,6 @@ class Summaries(steps.SteppedCallback):
         directory: str | os.PathLike[str],
         *,
         every_steps: int = 50,
-        profile_steps: str | None = None,
         configuration: Mapping[str, Any] | None = None,
     ) -> None:
         """Writes nothing yet.
@@ -200,9 +197,6 @@ class Summaries(steps.SteppedCallback):
         Args:
             directory: Of the TensorBoard run; a path or a URL.
             every_steps: Steps between points, >= 1. Default 50.
-            profile_steps: `"FIRST:LAST"`: steps to trace for TensorBoard's
-                profiler, on this task. Defaults to the environment's
-                (`TFDISTILL_PROFILE_STEPS`), else none.
             configuration: What the run consists of, in types of JSON, for its
                 text and hyperparameters. Defaults to the compiled model's own.
 
@@ -212,9 +206,6 @@ class Summaries(steps.SteppedCallback):
         super().__init__()
         self._directory = os.fspath(directory)
         self._schedule = steps.EverySteps(every_steps)
-        self._profile = profiler.StepTracer(
-            directory, profile_steps_lib.asked(profile_steps)
-        )
         self._configuration = configuration
         self._exporter: Any = None
         self._loader: Any = None
@@ -296,20 +287,16 @@ class Summaries(steps.SteppedCallback):
         self._is_fresh, self._num_done = True, 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Starts a trace that is due."""
+        """Notes the first step of an interval."""
         super().on_train_batch_begin(batch, logs)
         if self._is_fresh:
             self._is_fresh = False
             self._means.begin(batch)
-        self._profile.begin_step(
-            self.step, num_steps=self.model.steps_per_execution
-        )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes a point when one is due."""
         before = self.step
         super().on_train_batch_end(batch, logs)
-        self._profile.end_step(self.step)
         self._num_done = batch + 1
         last = self.model.trainer.last
         self._pace.add(self.step - before, float(last.examples))
@@ -351,7 +338,6 @@ class Summaries(steps.SteppedCallback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Writes the last point and closes the file."""
-        self._profile.end()
         self._counter.read(self.model)
         if self._pace.num_steps:
             self._point(logs or {})
