@@ -44,6 +44,7 @@ def _add_options(options: programs.Flags) -> None:
     _add_resources(options)
     _add_limits(options)
     _add_nodes(options)
+    launcher.add_start(options)
 
 
 def _add_script(options: programs.Flags) -> None:

@@ -56,21 +56,7 @@ def add_options(options: programs.Flags) -> None:
         "has ended; default 10",
         kind=int,
     )
-    options.section("start")
-    options.add(
-        "start",
-        "fork: tasks that run a Python command are forks of one parent that "
-        "has imported --preload, where that can be; spawn: each task is a new "
-        "program",
-        "fork",
-        enum_values=("fork", "spawn"),
-    )
-    options.add(
-        "preload",
-        "<NAME,...>: modules that the parent imports; they must neither start "
-        "a thread nor run an operation of TensorFlow",
-        "tensorflow,keras,tfdistill",
-    )
+    add_start(options)
     options.section("time limits")
     for name, default, text in _LIMITS:
         options.add(name, text, default)
@@ -123,6 +109,25 @@ def add_topology(options: programs.Flags) -> None:
     options.add(
         "exchange",
         "<URL>: directory or URL the groups share; default DIR/exchange",
+    )
+
+
+def add_start(options: programs.Flags) -> None:
+    """Adds the options that say how tasks are started."""
+    options.section("start")
+    options.add(
+        "start",
+        "fork: tasks that run a Python command are forks of one parent that "
+        "has imported --preload, where that can be; spawn: each task is a new "
+        "program",
+        "fork",
+        enum_values=("fork", "spawn"),
+    )
+    options.add(
+        "preload",
+        "<NAME,...>: modules that the parent imports; they must neither start "
+        "a thread nor run an operation of TensorFlow",
+        "tensorflow,keras,tfdistill",
     )
 
 

@@ -20,6 +20,7 @@ import os
 import pathlib
 import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -237,24 +238,16 @@ class Parent:
 
         Nothing comes of it if the parent fails, which closes that end.
         """
-        mask = os.umask(0o077)
-        os.umask(mask)
-        request = {
-            "command": program.command,
-            "cores": sorted(os.sched_getaffinity(0)),
-            "environ": dict(env),
-            "limits": [(n, resource.getrlimit(n)) for n in sorted(_LIMITS)],
-            "num_arguments": program.num_arguments,
-            "umask": mask,
-        }
-        with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
-            json.dump(request, file)
-            file.seek(0)
-            fds = [file.fileno(), keeper_fd, log_fd]
-            try:
-                socket.send_fds(self._socket, [b"fork"], fds)
-            except OSError as error:
-                self._fail(f"it does not listen ({error.strerror})")
+        try:
+            ask(
+                self._socket,
+                program,
+                env=env,
+                log_fd=log_fd,
+                keeper_fd=keeper_fd,
+            )
+        except OSError as error:
+            self._fail(f"it does not listen ({error.strerror})")
 
     def gave_no_answer(self) -> None:
         """Ends one that has not started a task in time."""
@@ -275,6 +268,36 @@ class Parent:
         self._fail(self.failure or "it is no longer needed")
         self._socket.close()
         self._output.close()
+
+
+def ask(
+    control: socket.socket,
+    program: PythonCommand,
+    *,
+    env: Mapping[str, str],
+    log_fd: int,
+    keeper_fd: int,
+) -> None:
+    """Asks, as `Parent.fork` does, by the launcher's end of a parent's socket.
+
+    The task gets from this process what a program that it starts would get.
+    """
+    mask = os.umask(0o077)
+    os.umask(mask)
+    request = {
+        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        "command": program.command,
+        "cores": sorted(os.sched_getaffinity(0)),
+        "environ": dict(env),
+        "limits": [(n, resource.getrlimit(n)) for n in sorted(_LIMITS)],
+        "num_arguments": program.num_arguments,
+        "umask": mask,
+    }
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+        json.dump(request, file)
+        file.seek(0)
+        fds = [file.fileno(), keeper_fd, log_fd]
+        socket.send_fds(control, [b"fork"], fds)
 
 
 def shared(env: Mapping[str, str]) -> dict[str, str]:

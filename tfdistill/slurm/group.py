@@ -144,6 +144,8 @@ class SlurmGroup:
             *self._topology.arguments(),
             f"--gpus_per_worker={gpus}",
             f"--ports={options.ports}",
+            f"--start={options.start}",
+            f"--preload={options.preload}",
             f"--nodes={','.join(self._nodes)}",
             f"--failure_file={failure_file}",
             "--",

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from tfdistill.launcher import local_cluster
+from tfdistill.launcher import parent
 from tfdistill.slurm import group
 from tfdistill.slurm import place
 
@@ -32,6 +33,8 @@ _OF_GROUP = (
     "max_requeues",
     "stop_secs",
     "python",
+    "start",
+    "preload",
 )
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _MEMORY = re.compile(r"([1-9][0-9]*)([MGT])")
@@ -67,6 +70,8 @@ class Script:
     max_restarts: int = 3
     max_requeues: int = 100
     stop_secs: int = 120
+    start: str = parent.FORK
+    preload: str = ",".join(parent.PRELOAD)
 
     def __post_init__(self) -> None:
         """Validates the fields."""

@@ -275,6 +275,7 @@ class _Parent:
         for number, limits in request["limits"]:
             resource.setrlimit(number, tuple(limits))
         os.sched_setaffinity(0, request["cores"])
+        signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
         os.environ.clear()
         os.environ.update(environ)
         sys.orig_argv[:] = command
