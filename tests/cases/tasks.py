@@ -65,7 +65,7 @@ def command(code):
 
 
 def topology(tmp_path, code, **fields):
-    fields = {"grace_secs": 3.0} | fields
+    fields = {"grace_secs": 3.0, "start": "spawn"} | fields
     return local_cluster.LocalCluster(
         command=command(code), workdir=str(tmp_path / "run"), **fields
     )

@@ -40,7 +40,8 @@ def _launched(
     **env,
 ):
     command = [sys.executable, "-m", "tfdistill.launcher.command", *options]
-    command += [f"--workdir={workdir}", "--plain", "--", *tasks.command(code)]
+    command += [f"--workdir={workdir}", "--preload=json", "--plain", "--"]
+    command += tasks.command(code)
     process = subprocess.Popen(
         command,
         cwd=_ROOT,
@@ -113,7 +114,7 @@ def _limited(launcher, workdir):
 def _tasks(launcher, group):
     """The process ids of a group; launch.json may be out of date."""
     found = set()
-    for keeper in psutil.Process(launcher.pid).children():
+    for keeper in psutil.Process(launcher.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if keeper.environ().get("TFDISTILL_GROUP") == str(group):
                 found |= {task.pid for task in keeper.children()}

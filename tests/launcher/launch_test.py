@@ -1,5 +1,6 @@
 """Tests of `tfdistill.launch`, with tasks that are no trainers."""
 
+import dataclasses
 import inspect
 import os
 import signal
@@ -12,6 +13,7 @@ import pytest
 import tfdistill
 from tests.cases import tasks
 from tfdistill.launcher import command
+from tfdistill.launcher import local_cluster
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -20,11 +22,14 @@ pytestmark = [
 ]
 
 
+_FIELDS = dataclasses.fields(local_cluster.LocalCluster)
+
+
 def _launch(tmp_path, code, **fields):
     return tfdistill.launch(
         [sys.executable, "-c", tasks.PRELUDE + code],
         workdir=tmp_path / "run",
-        **fields,
+        **{"start": "spawn"} | fields,
     )
 
 
@@ -95,12 +100,16 @@ def test_wrong_arguments_are_refused_before_anything_starts(tmp_path):
 def test_its_arguments_are_the_options_of_the_command():
     defined = command.PROGRAM.defined()
     options = {n for names in defined.sections.values() for n in names}
-    parameters = dict(inspect.signature(tfdistill.launch).parameters)
-    del parameters["command"], parameters["env"]
-    assert parameters.keys() == options
-    for name, parameter in parameters.items():
-        if name not in defined.required:
-            assert defined.values[name].default == parameter.default, name
+    named = inspect.signature(tfdistill.launch).parameters.values()
+    defaults = {field.name: field.default for field in _FIELDS} | {
+        one.name: one.default for one in named if one.kind != one.VAR_KEYWORD
+    }
+    assert defaults.keys() - {"command", "env"} == options
+    for name in options - set(defined.required):
+        default = defined.values[name].default
+        if name == "preload":
+            default = tuple(default.split(","))
+        assert default == defaults[name], name
 
 
 def test_tensorflow_is_not_loaded():

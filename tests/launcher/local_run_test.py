@@ -501,7 +501,7 @@ time.sleep(2)
         (status,) = (group.status for group in run._groups)
     out = capsys.readouterr().out
     assert "the [last] words" in out
-    assert "group 0: running, step 7/9, loss 0.5000, newest 5" in out
+    assert "group 0: running: model, step 7/9, loss 0.5000, newest 5" in out
     assert "group 0: done, step 7/9" in out and "restarts 1" in out
     assert "distillation" not in out
     assert status.last_error == "group_0_worker_0 ended with exit code 1"

@@ -50,11 +50,11 @@ def test_the_delay_is_short_again_after_a_healthy_while(clock):
     for _ in range(3):
         _plan(restarts)
         restarts.note_start()
-    clock.now = 59.0
+    clock.now = restarts_lib.HEALTHY_SECS - 1
     assert _plan(restarts)[0] == 4.0
     clock.now = 100.0
     restarts.note_start()
-    clock.now = 160.0
+    clock.now = 100.0 + restarts_lib.HEALTHY_SECS
     assert _plan(restarts)[0] == 0.5
     # Those made count all the same.
     assert restarts.made == 5
@@ -111,15 +111,16 @@ def test_a_worker_is_due_after_a_delay_that_doubles_up_to_a_bound(clock):
 
 def test_the_delay_is_short_again_after_a_worker_has_worked(clock):
     restarts = _worker_restarts(20, clock)
-    for now in (0.0, 59.0, 110.0):
+    healthy = restarts_lib.HEALTHY_SECS
+    for now in (0.0, healthy - 1, 2 * healthy - 2):
         clock.now = now
         restarts.note_end("a")
         restarts.note_start("a")
-    clock.now = 169.0
+    clock.now = 3 * healthy - 3
     assert restarts.note_end("a") == 8.0
-    clock.now = 180.0
+    clock.now = 100.0
     restarts.note_start("a")
-    clock.now = 240.0
+    clock.now = 100.0 + healthy
     assert restarts.note_end("a") == 1.0
     assert restarts.made["a"] == 4
 

@@ -24,11 +24,12 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import IO
 from typing import Any
 
 from tfdistill.system import processes
@@ -135,8 +136,9 @@ class Parent:
         is_ready: Whether it has imported what it was to import.
         failure: Why it can start no task any more, in words; empty if it can.
         preload: What it is to import.
-        missing: What of it could not be imported, with the error.
+        missing: What of it does not exist.
         ready_secs: Seconds that its imports took; None before their end.
+        last_sign: `time.monotonic()` when it last started a task.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class Parent:
         self.missing: tuple[str, ...] = ()
         self.preload = tuple(preload)
         self.ready_secs: float | None = None
-        self._started = time.monotonic()
+        self.last_sign = self._started = time.monotonic()
         self._socket, theirs = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET
         )
@@ -178,8 +180,10 @@ class Parent:
         # An interpreter that does not load the hook ends right here, and the
         # command is never run.
         refuse = "raise SystemExit('sitecustomize.py was not loaded')"
-        self._output = tempfile.TemporaryFile(mode="a+b")
-        with theirs:
+        self._output = _file_in_memory()
+        with contextlib.ExitStack() as at_failure, theirs:
+            at_failure.enter_context(self._socket)
+            at_failure.enter_context(self._output)
             self._process = subprocess.Popen(
                 [*program.options, "-c", refuse],
                 stdin=subprocess.DEVNULL,
@@ -189,6 +193,7 @@ class Parent:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+            at_failure.pop_all()
         self.pid = self._process.pid
 
     def fileno(self) -> int:
@@ -211,11 +216,12 @@ class Parent:
             self._fail(f"it ended with {code}: {self._last_line()}")
             return
         hello = json.loads(data)
-        self.missing = tuple(hello["failed"])
+        self.missing = tuple(hello["missing"])
         self.ready_secs = time.monotonic() - self._started
-        self.is_ready = True
         if hello["unfit"]:
             self._fail(hello["unfit"])
+        else:
+            self.is_ready = True
 
     def _look(self) -> None:
         """Gives up one that will not answer."""
@@ -233,10 +239,11 @@ class Parent:
         env: Mapping[str, str],
         log_fd: int,
         keeper_fd: int,
-    ) -> None:
+    ) -> bool:
         """Asks for a task; a keeper with that end of a socket pair reports it.
 
-        Nothing comes of it if the parent fails, which closes that end.
+        Nothing comes of it if the parent fails, which closes that end. Returns
+        False if as many tasks as can be are asked for already.
         """
         try:
             ask(
@@ -246,12 +253,17 @@ class Parent:
                 log_fd=log_fd,
                 keeper_fd=keeper_fd,
             )
+        except BlockingIOError:
+            return False
         except OSError as error:
             self._fail(f"it does not listen ({error.strerror})")
+        return True
 
-    def gave_no_answer(self) -> None:
-        """Ends one that has not started a task in time."""
-        self._fail(f"it has not answered within {ANSWER_SECS:g} s")
+    def look_whether_it_answers(self, asked: float) -> None:
+        """Ends one that has started no task for long, this one neither."""
+        self.read()
+        if time.monotonic() - max(asked, self.last_sign) > ANSWER_SECS:
+            self._fail(f"it has not answered within {ANSWER_SECS:g} s")
 
     def _fail(self, why: str) -> None:
         self.failure = why
@@ -293,11 +305,16 @@ def ask(
         "num_arguments": program.num_arguments,
         "umask": mask,
     }
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
-        json.dump(request, file)
+    with _file_in_memory() as file:
+        file.write(json.dumps(request).encode())
         file.seek(0)
         fds = [file.fileno(), keeper_fd, log_fd]
         socket.send_fds(control, [b"fork"], fds)
+
+
+def _file_in_memory() -> IO[bytes]:
+    """Returns a file that a full disk does not concern."""
+    return open(os.memfd_create("tfdistill"), mode="w+b")
 
 
 def shared(env: Mapping[str, str]) -> dict[str, str]:
@@ -316,6 +333,7 @@ class Parents:
         """Starts nothing yet."""
         self._parents: dict[object, Parent] = {}
         self._failures: dict[object, int] = {}
+        self._unreported: list[tuple[str, dict[str, Any]]] = []
         self._told: set[tuple[int, str]] = set()
 
     def of(
@@ -330,20 +348,32 @@ class Parents:
         if program is None:
             return None
         of_all = frozenset(shared(env).items())
-        key = (program.program, os.getcwd(), of_all, tuple(preload))
-        found = self._parents.pop(key, None)
+        try:
+            directory = os.getcwd()
+        except FileNotFoundError:  # It was removed.
+            return None
+        key = (program.program, directory, of_all, tuple(preload))
+        found = self._parents.get(key)
         if found is not None:
             found.read()
         if found is not None and found.failure:
+            self._unreported = self.news()
             self._failures.setdefault(key, 0)
             self._failures[key] += not found.is_ready
             found.close()
             found = None
+        self._parents.pop(key, None)
         if self._failures.get(key, 0) >= _MOST_FAILURES:
             return None
         while len(self._parents) >= _MOST_PARENTS:
             self._parents.pop(next(iter(self._parents))).close()
-        found = found or Parent(program, env=env, preload=preload)
+        try:
+            found = found or Parent(program, env=env, preload=preload)
+        except OSError as error:
+            self._failures[key] = _MOST_FAILURES
+            text = f"warning: no process can be made to fork tasks: {error}"
+            self._unreported.append((text, {"failure": str(error)}))
+            return None
         self._parents[key] = found  # The last one used is the last to go.
         return found
 
@@ -352,18 +382,21 @@ class Parents:
 
         In words, and as the details of an event; see `run_events`.
         """
-        found: list[tuple[str, dict[str, Any]]] = []
+        found, self._unreported = self._unreported, []
         for parent in self._parents.values():
             parent.read()
             pid = parent.pid
             if parent.is_ready and (pid, "ready") not in self._told:
                 self._told.add((pid, "ready"))
+                gone = parent.missing
+                names = [name for name in parent.preload if name not in gone]
                 text = (
                     f"tasks are forks of process {pid}, which has imported "
-                    f"{', '.join(parent.preload)} in {parent.ready_secs:.1f} s"
+                    f"{', '.join(names) or 'nothing'} in "
+                    f"{parent.ready_secs:.1f} s"
                 )
-                if parent.missing:
-                    text += f"; not: {'; '.join(parent.missing)}"
+                if gone:
+                    text += f"; there is no {', no '.join(gone)}"
                 details = {"pid": pid, "ready_secs": parent.ready_secs}
                 found.append((text, details))
             if parent.failure and (pid, "failed") not in self._told:
@@ -382,8 +415,16 @@ class Parents:
         self._parents.clear()
 
 
-# Those of the outermost `keep` in progress.
-_kept: list[Parents] = []
+class _Kept(threading.local):
+    """The parents of the outermost `keep` in progress.
+
+    Of this thread: the kernel ends a parent with the thread that started it.
+    """
+
+    parents: Parents | None = None
+
+
+_kept = _Kept()
 
 
 @contextlib.contextmanager
@@ -392,11 +433,12 @@ def keep() -> Iterator[Parents]:
 
     A run does so for its restarts; around several runs it serves them all.
     """
-    if _kept:
-        yield _kept[0]
+    if _kept.parents is not None:
+        yield _kept.parents
         return
-    _kept.append(Parents())
+    _kept.parents = parents = Parents()
     try:
-        yield _kept[0]
+        yield parents
     finally:
-        _kept.pop().close()
+        _kept.parents = None
+        parents.close()

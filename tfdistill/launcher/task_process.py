@@ -99,14 +99,17 @@ class TaskProcess:
         elif parent.is_ready:
             ours, theirs = socket.socketpair()
             with theirs:
-                parent.fork(
+                is_asked = parent.fork(
                     program,
                     env=self._env,
                     log_fd=self._log_fd,
                     keeper_fd=theirs.fileno(),
                 )
-            self._asked = time.monotonic()
-            self._connect(ours)
+            if is_asked:
+                self._asked = time.monotonic()
+                self._connect(ours)
+            else:
+                ours.close()
 
     def _connect(self, ours: socket.socket) -> None:
         if self._socket is not None:
@@ -139,7 +142,10 @@ class TaskProcess:
         for line in lines:
             name, value, stamp = line.split()
             if name == b"pid":
-                self.pid, self._parent = int(value), None
+                self.pid = int(value)
+                if self._parent is not None:
+                    self._parent.last_sign = time.monotonic()
+                    self._parent = None
             elif name == b"stopped":
                 self.is_stopped = value == b"1"
             else:
@@ -150,9 +156,7 @@ class TaskProcess:
     def _look_at_parent(self) -> None:
         # Its end, or being ended, closes the socket, and so is noticed.
         if self._parent is not None:
-            self._parent.read()
-            if time.monotonic() - self._asked > parents.ANSWER_SECS:
-                self._parent.gave_no_answer()
+            self._parent.look_whether_it_answers(self._asked)
 
     def request_stop(self) -> None:
         """Sends SIGTERM to the task's process group."""

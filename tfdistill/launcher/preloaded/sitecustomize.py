@@ -14,6 +14,13 @@ Needs the standard library only, in any environment that has the modules; see
 launcher/parent.py for the other end.
 """
 
+import sys
+
+# What Python itself has loaded by now, it has loaded for every command.
+_LOADED = frozenset(sys.modules)
+
+# ruff: noqa: E402
+import _thread
 import contextlib
 import ctypes
 import gc
@@ -27,7 +34,7 @@ import re
 import resource
 import signal
 import socket
-import sys
+import tempfile
 import threading
 import traceback
 import warnings
@@ -40,8 +47,9 @@ _VARIABLE = "TFDISTILL_PARENT"
 # Read when TensorFlow, Keras, NumPy and what they load are imported; all but
 # the variables that name a task.
 _READ_BY_IMPORTS = re.compile(
-    r"(?!TF_CONFIG$)(TF|KERAS|XLA|JAX|OMP|KMP|GOMP|MKL|OPENBLAS|NPY|CUDA|HDF5"
-    r"|NVIDIA|GRPC|PROTOCOL_BUFFERS|ABSL)_\w+|MPL\w+|HOME"
+    r"(?!TF_CONFIG$)(TF|KERAS|XLA|JAX|OMP|KMP|GOMP|MKL|OPENBLAS|NPY|NUMPY|CUDA"
+    r"|HDF5|NVIDIA|TPU|GRPC|PROTOCOL_BUFFERS|ABSL|SCIPY|SKLEARN|JOBLIB|LOKY"
+    r"|NUMEXPR|NUMBA|PANDAS|PILLOW|FSSPEC)_\w+|(MPL|MATPLOTLIB)\w+|HOME"
 )
 _ASSIGNED = re.compile(
     r"""os\.environ(?:\[|\.setdefault\()["'](\w+)["'](?:\]\s*=|,)\s*["']([^"'\\]*)["']"""
@@ -54,77 +62,135 @@ _DEVICE_THREAD = "tf_"
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 
 
+class _Part:
+    """What one import of the parent's has brought.
+
+    Attributes:
+        modules: Those that it has loaded, by name.
+        needed: Earlier parts of which it has used a module.
+        set: Variables that it has set.
+        printed: What it has written.
+    """
+
+    def __init__(self, earlier: "list[_Part]", packages: set[str]) -> None:
+        """Begins the import; `packages` are those that it may be about."""
+        self._earlier, self._packages = earlier, packages
+        self._loaded = set(sys.modules)
+        self._environ = dict(os.environ)
+        self._filters = list(warnings.filters)
+        self._printed = len(_written())
+
+    def end(self) -> None:
+        """Takes in what there is now that was not there before."""
+        self.modules = {
+            name: module
+            for name, module in sys.modules.items()
+            if name not in self._loaded
+            and name.partition(".")[0] in self._packages
+        }
+        used = {
+            id(value)
+            for module in self.modules.values()
+            for value in list(getattr(module, "__dict__", {}).values())
+            if type(value) is ModuleType
+        }
+        self.needed: list[_Part] = []
+        for part in self._earlier:
+            if any(id(module) in used for module in part.modules.values()):
+                self.needed += [*part.needed, part]
+        self.set = {
+            name: value
+            for name, value in os.environ.items()
+            if self._environ.get(name) != value
+        }
+        found = list(warnings.filters)
+        old = [n for n, one in enumerate(found) if one in self._filters] or [0]
+        self._first, self._last = found[: old[0]], found[old[-1] + 1 :]
+        self.printed = _written()[self._printed :]
+
+    def repeat_effects(self) -> None:
+        """Does what the import has done besides loading modules."""
+        os.write(2, self.printed)
+        os.environ.update(self.set)
+        _filter_warnings([*self._first, *warnings.filters, *self._last])
+
+
 class _Imported(importlib.abc.Loader):
     """Finds what the parent has imported, once a task imports it."""
 
     def __init__(
-        self,
-        packages: list[str],
-        *,
-        read: dict[str, str],
-        set_: dict[str, str],
-        filters: list[Any],
-        printed: bytes,
+        self, parts: list[_Part], *, read: dict[str, str], filters: list[Any]
     ) -> None:
-        """Hides packages, which are in the order of their imports.
+        """Hides parts, which are in the order of their imports.
 
-        `read` are the variables as the imports have read them, `set_` those
-        that they have set, `filters` those of warnings before them, and
-        `printed` is what they have written.
+        `read` are the variables as the imports have read them, `filters` those
+        of warnings before them.
         """
-        self._packages = packages
+        self._set = {name for part in parts for name in part.set}
         self._read = read
-        self._set = set_
-        self._printed = printed
         self._cwd = os.getcwd()
-        self._log_bytes = os.fstat(1).st_size
+        self._log = os.fstat(1)
         self._argv, self._environ = list(sys.orig_argv), dict(os.environ)
-        self._modules = {
-            name: module
-            for name, module in sys.modules.items()
-            if name.partition(".")[0] in packages
-        }
-        self._specs = {n: self._modules[n].__spec__ for n in packages}
-        for name in self._modules:
-            del sys.modules[name]
-        # Each filter stands before those that were there already.
-        added = len(warnings.filters) - len(filters)
-        self._filters = warnings.filters[: max(0, added)]
+        # What is hidden still; what a hidden module is to its package; and the
+        # specs that Python writes its own over.
+        self._parts = {name: part for part in parts for name in part.modules}
+        self._attributes: list[tuple[_Part, Any, str, ModuleType]] = []
+        self._specs: dict[str, Any] = {}
+        for name, part in self._parts.items():
+            self._hide(name, part)
         _filter_warnings(filters)
         sys.meta_path.insert(0, self)
+
+    def _hide(self, name: str, part: _Part) -> None:
+        module = part.modules[name]
+        self._specs[name] = getattr(module, "__spec__", None)
+        sys.modules.pop(name, None)
+        package, _, child = name.rpartition(".")
+        other = self._parts.get(package, part)
+        if other is not part:
+            owner = other.modules[package]
+            if vars(owner).get(child) is module:
+                delattr(owner, child)
+                self._attributes.append((part, owner, child, module))
 
     def find_spec(
         self, name: str, path: Any = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Finds one of the modules, for Python's import."""
-        if name not in self._packages:
+        if name not in self._parts:
             return None
         if _read_by_imports(os.environ, but=self._set) != self._read:
             self._start_over()
-        return importlib.machinery.ModuleSpec(name, self)
+        spec = importlib.machinery.ModuleSpec(name, self)
+        if real := self._specs[name]:
+            spec.origin, spec.has_location = real.origin, real.has_location
+            spec.submodule_search_locations = real.submodule_search_locations
+        return spec
 
     def create_module(self, spec: Any) -> ModuleType:
         """Returns the module that was found."""
-        if self._printed:
-            os.write(2, self._printed)
-            self._printed = b""
-        os.environ.update(self._set)
-        _filter_warnings([*self._filters, *warnings.filters])
-        self._filters = []
-        return self._modules[spec.name]
+        return self._parts[spec.name].modules[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
-        """Shows the package, and those that may have been needed for it."""
+        """Shows all that was imported with it, and what that needs."""
         spec: Any = module.__spec__
-        number = self._packages.index(spec.name) + 1
         # Python has just written its own over it.
         module.__spec__ = self._specs[spec.name]
-        shown, self._packages = self._packages[:number], self._packages[number:]
-        for name, found in self._modules.items():
-            if name.partition(".")[0] in shown:
-                sys.modules.setdefault(name, found)
-        if not self._packages:
+        part = self._parts[spec.name]
+        for shown in (*part.needed, part):
+            if any(self._parts.get(name) is shown for name in shown.modules):
+                shown.repeat_effects()
+                self._show(shown)
+        if not self._parts:
             sys.meta_path.remove(self)
+
+    def _show(self, part: _Part) -> None:
+        for name, module in part.modules.items():
+            sys.modules.setdefault(name, module)
+            del self._parts[name]
+        for owned, owner, child, module in self._attributes:
+            if owned is part:
+                setattr(owner, child, module)
 
     def _start_over(self) -> None:
         """Runs the command again, in this process, without the parent's help.
@@ -133,7 +199,9 @@ class _Imported(importlib.abc.Loader):
         back, as it will be written again.
         """
         with contextlib.suppress(OSError):
-            os.ftruncate(1, self._log_bytes)
+            if os.path.samestat(os.fstat(1), self._log):
+                os.ftruncate(1, self._log.st_size)
+                os.lseek(1, self._log.st_size, os.SEEK_SET)
         with contextlib.suppress(OSError):
             os.chdir(self._cwd)
         os.execve(sys.executable, self._argv, self._environ)
@@ -160,57 +228,86 @@ class _Parent:
         self._plan = plan
         self._control = socket.socket(fileno=plan["fd"])
         self._control.set_inheritable(False)
-        self._packages: list[str] = []
+        self._parts: list[_Part] = []
         self._filters: list[Any] = []
         self._read: dict[str, str] = {}
-        self._set: dict[str, str] = {}
-        self._printed = b""
+        # What was changed, and printed, before the command's own start.
+        self._site: dict[str, str | None] = {}
+        self._greeting = b""
         keeper = pathlib.Path(_HERE).with_name("keeper.py")
         spec = importlib.util.spec_from_file_location("keeper", keeper)
         if spec is None or spec.loader is None:
             raise ImportError(f"{keeper} is missing")
         self._keeper = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(self._keeper)
+        self._own = {n.partition(".")[0] for n in sys.modules.keys() - _LOADED}
+
+    def note_site(self) -> None:
+        """Notes what .pth files and the user's sitecustomize.py have done."""
+        given = _given()
+        for name in given.keys() | os.environ.keys():
+            if name not in ("PYTHONPATH", _VARIABLE):
+                if os.environ.get(name) != given.get(name):
+                    self._site[name] = os.environ.get(name)
+        self._greeting = _written()
 
     def import_all(self) -> None:
         """Imports what the plan names, and tells the launcher how it went."""
         if self._plan["dies_with"]:
             self._keeper.die_with(self._plan["dies_with"])
         # As the command's own imports will find them.
-        sys.path.insert(0, self._plan["path"])
+        path = [] if sys.flags.safe_path else [self._plan["path"]]
+        sys.path[:0] = path
         os.environ.update(self._assigned())
         before = dict(os.environ)
         self._filters = list(warnings.filters)
+        collects = gc.isenabled()
         gc.disable()  # It would look through a million objects, for nothing.
-        failed = []
-        for name in self._plan["preload"]:
-            try:
-                module = importlib.import_module(name)
-                # A package may load what is behind its names on first use.
-                if "__getattr__" in vars(module):
-                    for public in module.__all__:
-                        getattr(module, public)
-            except Exception as error:
-                failed.append(f"{name}: {error!r}")
-                continue
-            head = name.partition(".")[0]
-            if head not in self._packages:
-                self._packages.append(head)
-        sys.path.remove(self._plan["path"])
-        self._set = {
-            name: value
-            for name, value in os.environ.items()
-            if before.get(name) != value
-        }
-        self._read = _read_by_imports(before, but=self._set)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._printed = os.pread(1, os.fstat(1).st_size, 0)
-        gc.enable()
+        missing: list[str] = []
+        unfit = self._shadowed() if path else ""
+        if not unfit:
+            missing, unfit = self._import(self._plan["preload"])
+        if path:
+            sys.path.remove(*path)
+        names = {name for part in self._parts for name in part.set}
+        self._read = _read_by_imports(before, but=names)
+        if collects:
+            gc.enable()
         gc.collect()
         gc.freeze()  # Pages of what is never collected stay shared.
-        hello = {"failed": failed, "unfit": _unfit()}
+        hello = {"missing": missing, "unfit": unfit or _unfit()}
         self._control.send(json.dumps(hello).encode())
+
+    def _import(self, names: list[str]) -> tuple[list[str], str]:
+        """Returns what there is none of, and why this process is unfit."""
+        heads = {name.partition(".")[0] for name in names}
+        missing: list[str] = []
+        # What packages load on the first use of a name comes after all else.
+        for act in (importlib.import_module, _load_rest):
+            for name in [one for one in names if one not in missing]:
+                part = _Part(self._parts, heads)
+                try:
+                    act(name)
+                except Exception as error:
+                    absent = getattr(error, "name", None) or "."
+                    if not f"{name}.".startswith(f"{absent}."):
+                        # What it has left half done a task would find so.
+                        return [], f"{name} cannot be imported: {error!r}"
+                    missing.append(name)
+                    continue
+                part.end()
+                self._parts = [*self._parts, part]
+        return missing, ""
+
+    def _shadowed(self) -> str:
+        """Returns why the command's own imports would find others.
+
+        This file has imported modules of Python's library, before files of the
+        same names beside the script could stand in for them.
+        """
+        beside = {name.partition(".")[0] for name in _files(self._plan["path"])}
+        found = sorted((self._own & beside) - set(sys.builtin_module_names))
+        return f"the command has its own {', '.join(found)}" if found else ""
 
     def _assigned(self) -> dict[str, str]:
         """Variables that the script sets before it imports, if that is plain.
@@ -278,29 +375,59 @@ class _Parent:
         signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
         os.environ.clear()
         os.environ.update(environ)
+        for name, value in self._site.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
         sys.orig_argv[:] = command
         sys.argv[1:] = command[len(command) - request["num_arguments"] :]
         _title(command, environ)
+        tempfile.tempdir = None  # It was found by the parent's variables.
         if numpy_random := sys.modules.get("numpy.random"):
             numpy_random.seed()
         if processes := sys.modules.get("multiprocessing.process"):
             processes.current_process().authkey = os.urandom(32)
         with contextlib.suppress(AttributeError):
             threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
-        _Imported(
-            self._packages,
-            read=self._read,
-            set_=self._set,
-            filters=self._filters,
-            printed=self._printed,
-        )
+        os.write(2, self._greeting)
+        _Imported(self._parts, read=self._read, filters=self._filters)
+
+
+def _load_rest(name: str) -> None:
+    """Loads what a module loads on the first use of a name."""
+    module = sys.modules[name]
+    if "__getattr__" in vars(module):
+        for public in getattr(module, "__all__", ()):
+            getattr(module, public)
+
+
+def _given() -> dict[str, str]:
+    """Returns the environment that this process was started with."""
+    text = pathlib.Path("/proc/self/environ").read_bytes()
+    pairs = [part.partition(b"=") for part in text.split(b"\0") if part]
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def _written() -> bytes:
+    """Returns all that this process has written so far."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return os.pread(1, os.fstat(1).st_size, 0)
+
+
+def _files(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
 
 
 def _unfit() -> str:
     """Returns why no task can be forked from this process; empty if it can."""
-    if threading.active_count() > 1:
+    if _thread._count():
         names = ", ".join(t.name for t in threading.enumerate()[1:])
-        return f"a preloaded module has started a thread ({names})"
+        return f"a preloaded module has started a thread ({names or '?'})"
     for path in pathlib.Path("/proc/self/task").glob("*/comm"):
         if path.read_text().startswith(_DEVICE_THREAD):
             return "a preloaded module has run an operation of TensorFlow"
@@ -353,16 +480,19 @@ def _run(plan: dict[str, Any]) -> None:
         # It is certain now that this file is loaded, so that the command
         # itself can be started without being run.
         plan["checked"] = True
-        os.environ[_VARIABLE] = json.dumps(plan)
+        environ = {**_given(), _VARIABLE: json.dumps(plan)}
         os.set_inheritable(plan["fd"], True)
-        os.execvp(plan["command"][0], plan["command"])
-    if plan["pythonpath"] is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = plan["pythonpath"]
+        with contextlib.suppress(OSError):  # What .pth files have printed.
+            os.ftruncate(1, os.lseek(1, 0, os.SEEK_SET))
+        os.execvpe(plan["command"][0], plan["command"], environ)
     try:
+        if plan["pythonpath"] is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = plan["pythonpath"]
         own = _Parent(plan)
         absent = _import_others()
+        own.note_site()
         own.import_all()
         own.serve()
     except BaseException:
