@@ -1,0 +1,130 @@
+"""Commands that are started as forks of a parent, or as new programs."""
+
+import os
+import select
+
+from tests.cases import tasks
+from tfdistill.launcher import parent as parent_lib
+from tfdistill.launcher import task_process
+
+# Prints what a program can find out of its start.
+DUMP = """
+import atexit, ctypes, faulthandler, json, os, resource, signal, sys, tempfile
+import threading, warnings
+def text(name):
+    with open(f"/proc/self/{name}", errors="surrogateescape") as file:
+        return file.read()
+def option(number):
+    value = ctypes.c_int()
+    ctypes.CDLL(None).prctl(number, ctypes.byref(value))
+    return value.value
+frame, depth = sys._getframe(), 0
+while frame := frame.f_back:
+    depth += 1
+status = dict(line.split(":", 1) for line in text("status").splitlines())
+main = sys.modules["__main__"]
+found = {
+    "argv": [sys.argv, sys.orig_argv, sys.executable, text("cmdline")],
+    "main": [str(getattr(main, name, None)) for name in (
+        "__name__", "__file__", "__package__", "__doc__", "__cached__")],
+    "spec": getattr(main.__spec__, "name", None),
+    "names": sorted(vars(main).keys() - {"__warningregistry__"}),
+    "path": sys.path, "flags": [sys.flags, sys.warnoptions, sys._xoptions],
+    "environ": [list(os.environ.items()), text("environ"), os.getcwd()],
+    "descriptors": [
+        (n, os.readlink(f"/proc/self/fd/{n}"), os.get_inheritable(int(n)))
+        for n in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{n}")
+    ],
+    "streams": [(str(stream), stream.line_buffering, stream.isatty())
+                for stream in (sys.stdin, sys.stdout, sys.stderr)],
+    "signals": [str(signal.getsignal(n)) for n in signal.Signals],
+    "masks": [status[n] for n in ("SigBlk", "SigIgn", "SigPnd", "Umask")],
+    "limits": [resource.getrlimit(getattr(resource, n))
+               for n in dir(resource) if n.startswith("RLIMIT_")],
+    "session": os.getsid(0) == os.getpgrp() == os.getpid(),
+    "depth": depth, "filters": [str(one) for one in warnings.filters],
+    "faulthandler": faulthandler.is_enabled(),
+    "threads": [len(os.listdir("/proc/self/task")),
+                threading.main_thread().native_id == os.getpid()],
+    "cores": [os.nice(0), sorted(os.sched_getaffinity(0))],
+    "name": text("comm"), "dies with": option(2), "reaps": option(37),
+    "hidden": ["shown" in sys.modules, atexit._ncallbacks(), tempfile.tempdir],
+}
+json.dump(found, open("found.json", "w"))
+atexit.register(print, "printed at exit")
+print("out"); print("error", file=sys.stderr)
+"""
+
+
+class Start:
+    """Starts commands in a directory of their own, as forks or programs."""
+
+    def __init__(self, directory, *, preload):
+        self.directory, self.preload = directory, preload
+        self.parents = parent_lib.Parents()
+        self.started = []
+
+    def __call__(
+        self, *command, method="fork", preload=None, ready=False, **env
+    ):
+        env = {k: v for k, v in (os.environ | env).items() if v is not None}
+        chosen = None
+        if method == "fork":
+            preload = preload or self.preload
+            chosen = self.parents.of(command, env, preload=preload)
+        if ready:
+            tasks.until(lambda: chosen.read() or chosen.is_ready)
+        log = self.directory / f"{len(self.started)}.log"
+        with log.open("ab") as file:
+            process = task_process.TaskProcess(
+                command, env=env, log_file=file, parent=chosen
+            )
+        process.log, process.chosen = log, chosen
+        self.started.append(process)
+        return process
+
+    def both(self, *command, **options):
+        """Returns what became of it as a fork, and as a program."""
+        found = []
+        for method in parent_lib.METHODS:
+            process = self(*command, method=method, **options)
+            code = finish(process)
+            assert process.method == method, self.news()
+            found.append((code, process.log.read_text()))
+        return found
+
+    def write(self, name, text):
+        path = self.directory / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return name
+
+    def news(self):
+        return [text for text, _ in self.parents.news()]
+
+    def close(self):
+        parents = {p.chosen for p in self.started} - {None}
+        for process in self.started:
+            process.hang_up()
+        for process in self.started:
+            process.kill()
+        self.parents.close()
+        assert not any(tasks.alive(one.pid) for one in parents)
+
+
+def finish(process):
+    def closed():
+        if process.fileno() >= 0:
+            select.select([process], [], [], 0.05)
+        process.read()
+        return process.closed
+
+    tasks.until(closed)
+    return process.exit_code
+
+
+def running(process):
+    """Waits until the task runs; returns its pid."""
+    tasks.until(lambda: process.read() or process.pid)
+    return process.pid
