@@ -378,14 +378,16 @@ def test_the_parent_holds_nothing_of_its_tasks(start):
     assert held(start(*code("import shown"))) == before
 
 
-def test_many_tasks_at_once_do_not_look_like_a_hang(start, monkeypatch):
-    monkeypatch.setattr(parent_lib, "ANSWER_SECS", 1.0)
-    text = "import time\nend = time.time() + 4\nwhile time.time() < end: pass"
-    start(*code(text), ready=True)
-    for _ in range(40):
-        start(*code(text))
-    tasks.until(lambda: all(p.read() or p.pid for p in start.started))
-    assert {process.method for process in start.started} == {"fork"}
+def test_only_a_parent_that_starts_no_task_at_all_is_given_up(start):
+    """Of many that are asked for at once, the last has to wait for long."""
+    process = start(*WAIT, ready=True)
+    chosen, long_ago = process.chosen, time.monotonic() - 1000
+    starts.running(process)
+    chosen.look_whether_it_answers(long_ago)
+    assert not chosen.failure
+    chosen.last_sign = long_ago
+    chosen.look_whether_it_answers(long_ago)
+    assert "has not answered" in chosen.failure
 
 
 # One script, hence one parent, for all that needs TensorFlow.
