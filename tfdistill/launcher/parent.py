@@ -122,8 +122,9 @@ def why_not(
     if PythonCommand.parse(command) is None:
         return "the command is no plain call of Python"
     hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    gpus = glob.glob("/dev/nvidia[0-9]*") + glob.glob("/dev/kfd")
-    if gpus and not hidden:
+    # NVIDIA's, AMD's, and those of a Windows machine.
+    gpus = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
+    if any(map(glob.glob, gpus)) and not hidden:
         return "a GPU is visible, and who has opened one cannot be forked"
     return None
 
