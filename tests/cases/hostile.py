@@ -133,63 +133,6 @@ def bodies(path: str) -> dict[str, Callable[[tf.Tensor], Any]]:
     }
 
 
-def endless(name: str) -> Callable[[tf.Tensor], Any]:
-    """A loop that need not end, by what is wrong with it."""
-    one, limit = tf.constant(1), tf.constant(10)
-
-    def loop(condition: Any, body: Any, *start: Any) -> Any:
-        return lambda x: tf.while_loop(
-            condition, body, [s() if callable(s) else s for s in start]
-        )[0]
-
-    return {
-        "no counter": loop(lambda i: i > -one, lambda i: [i + 1], 0),
-        "stands still": loop(lambda i: i < limit, lambda i: [i + 0], 0),
-        "counts down": loop(lambda i: i < 10, lambda i: [i - 1], 0),
-        "starts far below": loop(lambda i: i < 10, lambda i: [i + 1], -(2**31)),
-        "a far limit": loop(lambda i: i < 2**30, lambda i: [i + 1], 0),
-        "a moving limit": loop(
-            lambda i, n: i < n, lambda i, n: [i + 1, n + 1], 0, 5
-        ),
-        "either": loop(
-            lambda i: tf.logical_or(i < 10, i > -1), lambda i: [i + 1], 0
-        ),
-        "a limit from the input": lambda x: tf.while_loop(
-            lambda i, n: i < n,
-            lambda i, n: [i + 1, n],
-            [0, tf.cast(tf.reduce_max(x), tf.int32)],
-        )[0],
-        "a product of sizes": lambda x: tf.while_loop(
-            lambda i, n: i < n,
-            lambda i, n: [i + 1, n],
-            [0, tf.size(x) * 1_000_000],
-        )[0],
-        "within another": lambda x: tf.while_loop(
-            lambda i: i < 10,
-            lambda i: [
-                i
-                + 1
-                + 0 * tf.while_loop(lambda j: j < 10, lambda j: [j + 1], [0])[0]
-            ],
-            [0],
-        )[0],
-    }[name]
-
-
-ENDLESS = (
-    "no counter",
-    "stands still",
-    "counts down",
-    "starts far below",
-    "a far limit",
-    "a moving limit",
-    "either",
-    "a limit from the input",
-    "a product of sizes",
-    "within another",
-)
-
-
 def with_resource(directory: pathlib.Path, body: Callable[[Any], Any]) -> None:
     """A SavedModel with a table that `body` initialises from its handle."""
     module = _Module(lambda inputs: None)

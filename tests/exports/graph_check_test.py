@@ -1,4 +1,4 @@
-"""What may be in a SavedModel from elsewhere: its files, graph and loops."""
+"""What may be in a SavedModel from elsewhere: its files and its graph."""
 
 import functools
 import os
@@ -228,11 +228,6 @@ def _first(model, op):
     raise ValueError(op)
 
 
-def _recurse(model):
-    function, node = _first(model, "StatefulPartitionedCall")
-    node.attr["f"].func.name = function.signature.name
-
-
 def _call_outside(model):
     _, node = _first(model, "StatefulPartitionedCall")
     node.attr["f"].func.name = "__some_function_of_the_process"
@@ -309,7 +304,6 @@ def _top(model):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_recurse, "must not call themselves"),
         (_call_outside, "its own file only; found .'__some"),
         (_hide_call, "its own file only; found .'__some"),
         (_duplicate, "must be no other function's"),
@@ -366,77 +360,6 @@ def test_a_huge_file_is_refused_unread(monkeypatch):
     monkeypatch.setattr(graph_check, "MAX_GRAPH_BYTES", 10)
     with pytest.raises(graph_check.GraphError, match="at most 10 bytes"):
         graph_check.check(b"x" * 11)
-
-
-# ---- loops ----
-
-
-@pytest.mark.parametrize("name", hostile_cases.ENDLESS)
-def test_a_loop_that_need_not_end_is_refused(tmp_path, name):
-    hostile_cases.save(tmp_path, hostile_cases.endless(name))
-    with pytest.raises(graph_check.GraphError, match="its loops? "):
-        _check(tmp_path)
-
-
-def _up_to_a_size(x):
-    return tf.while_loop(
-        lambda i, n: i < n, lambda i, n: [i + 1, n], [0, tf.shape(x)[0]]
-    )[0]
-
-
-def _up_to_the_larger_size(x):
-    n = tf.maximum(tf.shape(x)[0], tf.reduce_max(tf.shape(x)))
-    return tf.while_loop(lambda i: i < n, lambda i: [i + 1], [0])[0]
-
-
-def _up_to_an_argument(x):
-    @tf.function(autograph=False)
-    def run(n):
-        return tf.while_loop(lambda i: i < n, lambda i: [i + 1], [0])[0]
-
-    return run(tf.shape(x)[0]) + run(tf.constant(5))
-
-
-def _at_most(x):
-    return tf.while_loop(
-        lambda y: tf.reduce_sum(y) > 0.1,
-        lambda y: [y / 2],
-        [x[:, :1]],
-        maximum_iterations=50,
-    )[0]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [_up_to_a_size, _up_to_the_larger_size, _up_to_an_argument, _at_most],
-)
-def test_a_loop_that_ends_passes(tmp_path, body):
-    hostile_cases.save(tmp_path, body)
-    _check(tmp_path)
-
-
-def test_an_argument_is_followed_to_each_caller(tmp_path):
-    @tf.function(autograph=False)
-    def run(n):
-        return tf.while_loop(lambda i: i < n, lambda i: [i + 1], [0])[0]
-
-    far = tf.constant(graph_check.MAX_STEPS + 1)
-    hostile_cases.save(tmp_path, lambda x: run(tf.shape(x)[0]) + run(far))
-    with pytest.raises(graph_check.GraphError, match="its loop"):
-        _check(tmp_path)
-
-
-def test_a_maze_of_sizes_is_found_out_of_quickly(tmp_path):
-    """Without a memory, each level would double the work."""
-
-    def body(x):
-        n = tf.shape(x)[0]
-        for _ in range(60):
-            n = tf.maximum(n, n)
-        return tf.while_loop(lambda i: i < n, lambda i: [i + 1], [0])[0]
-
-    hostile_cases.save(tmp_path, body)
-    _check(tmp_path)
 
 
 # ---- files ----

@@ -315,16 +315,11 @@ def test_hostile_exports_are_quarantined_and_training_goes_on(
 ):
     peers = _Peers(tmp_path, monkeypatch)
     reached = tmp_path / "reached"
-    # One of each kind; graph_check_test has them all.
-    corpus = {
-        "found WriteFile": hostile_cases.bodies(str(reached))["WriteFile"],
-        "so that it is sure to end": hostile_cases.endless("no counter"),
-    }
-    for number, (reason, body) in enumerate(corpus.items()):
-        directory = tmp_path / f"hostile_{number}"
-        hostile_cases.save(directory, body)
-        peers.publish(hostile_cases.copy_from(directory))
-        assert reason in peers.refused()
+    # graph_check_test has all that is refused.
+    body = hostile_cases.bodies(str(reached))["WriteFile"]
+    hostile_cases.save(tmp_path / "hostile", body)
+    peers.publish(hostile_cases.copy_from(tmp_path / "hostile"))
+    assert "found WriteFile" in peers.refused()
     directory = tmp_path / "initialiser"
     hostile_cases.with_resource(
         directory, lambda handle: tf.io.write_file(str(reached), "x")

@@ -7,7 +7,7 @@ MatchingFiles, readers, summaries), printing (PrintV2 writes to any file),
 Python (PyFunc, EagerPyFunc), debugging (DebugIdentityV2 opens sockets), data
 sets, queues, barriers, collectives, remote calls, custom calls of compilers,
 variables by name (VarHandleOp reaches those of other models in the process),
-and loops made of Enter and NextIteration, whose length cannot be judged.
+and the loops of TensorFlow 1, made of Enter and NextIteration.
 """
 
 # Tensors in, tensors out; no state, no names of files, no other process.
@@ -78,7 +78,6 @@ _LISTS = """
 # Their functions are in the same file and are looked at like all others.
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 BRANCHES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
-# Only with a length that is known before they run; see graph_check.py.
 LOOPS = frozenset({"StatelessWhile", "While"})
 # Fails with a message; nothing else.
 _OTHERS = "Assert NoOp"
