@@ -142,12 +142,12 @@ def _check_same(version: versions.Version, target: pathlib.Path) -> None:
 
 def _check_graph(copy: pathlib.Path) -> None:
     """Checks what nobody has signed before any of it runs."""
-    from tfdistill.exports import bundle_index
+    from tfdistill.exports import checkpoints
     from tfdistill.exports import graph_check
 
     try:
         graph_check.check_directory(str(copy))
-    except (graph_check.GraphError, bundle_index.BundleError) as error:
+    except (graph_check.GraphError, checkpoints.CheckpointError) as error:
         raise RefusedError(
             f"The version has no signature, and {error} If you trust it as "
             "you would trust a program, pass --trust_graph."

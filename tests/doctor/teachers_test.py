@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
-from tests.cases import bundles
 from tests.cases import codistillation as cases
 from tests.cases import hostile as hostile_cases
 from tfdistill.doctor import check
@@ -123,14 +122,14 @@ def test_a_graph_that_writes_files_is_not_run(exchange, tmp_path):
     assert not victim.exists()
 
 
-def test_a_checkpoint_whose_sizes_are_lies_is_not_read(exchange, tmp_path):
+def test_a_damaged_checkpoint_is_not_read(exchange, tmp_path):
     _own(exchange)
     version = reader_lib.VersionReader(exchange.root).latest(0)
     forged = tmp_path / "forged"
     shutil.copytree(version.path, forged)
     (forged / "manifest.json").unlink()
     index = forged / "variables" / "variables.index"
-    index.write_bytes(bundles.with_shape(index.read_bytes(), 2**40, 2**40))
+    index.write_bytes(index.read_bytes()[:-10])
     exchange.publish(
         hostile_cases.copy_from(forged),
         group=1,

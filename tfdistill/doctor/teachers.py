@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdistill.doctor import check
 from tfdistill.exchange import reader
 from tfdistill.exchange import versions
-from tfdistill.exports import bundle_index
+from tfdistill.exports import checkpoints
 from tfdistill.exports import graph_check
 from tfdistill.exports import other_graphs
 from tfdistill.exports import student_graph
@@ -127,7 +127,7 @@ def _judge(
     same = version.manifest.graph_fingerprint == fingerprint != ""
     try:
         graph_check.check_directory(directory)
-    except bundle_index.BundleError as error:
+    except checkpoints.CheckpointError as error:
         raise _BadTeacherError(
             f"version {version.step} must not be read: {error}", _GOOD_VERSION
         ) from error

@@ -22,7 +22,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
-from tfdistill.exports import bundle_index
+from tfdistill.exports import checkpoints
 from tfdistill.exports import graph_ops
 from tfdistill.exports import student_graph
 
@@ -380,7 +380,7 @@ def _num_bytes(variable: Any) -> int:
 def check_directory(directory: str) -> None:
     """Checks a SavedModel before it is loaded: files, graph and variables.
 
-    GraphError, or BundleError for the variables.
+    GraphError, or CheckpointError for the variables.
     """
     if "://" not in directory:
         # Only what is below it must not be linked.
@@ -396,7 +396,7 @@ def check_directory(directory: str) -> None:
         )
     )
     if _INDEX in files:
-        bundle_index.check(file_system, f"{root}/variables/variables")
+        checkpoints.contents(root)
 
 
 def _listed(

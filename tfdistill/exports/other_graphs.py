@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
-from tfdistill.exports import bundle_index
+from tfdistill.exports import checkpoints
 from tfdistill.exports import graph_check
 from tfdistill.exports import student_graph
 
@@ -35,7 +35,12 @@ class FrozenFunction:
         inputs and outputs, or ValueError. Without a student, outputs come as
         `in_flat_order` has them.
         """
-        self._loaded = tf.saved_model.load(directory)
+        try:
+            self._loaded = tf.saved_model.load(directory)
+        except tf.errors.OpError as error:
+            raise ValueError(
+                f"The SavedModel {directory} must be whole; it is not: {error}"
+            ) from error
         signature = self._loaded.signatures.get("serving_default")
         if signature is None:
             raise ValueError(
@@ -174,7 +179,7 @@ def check_named(directory: str, *, trust: bool, remedy: str) -> None:
             f"received {directory!r}. To convert a .keras file, call "
             "keras.models.load_model(FILE).export(DIR)."
         ) from error
-    except (graph_check.GraphError, bundle_index.BundleError) as error:
+    except (graph_check.GraphError, checkpoints.CheckpointError) as error:
         if not trust:
             if isinstance(error, graph_check.TrainingModeError):
                 raise ValueError(

@@ -6,6 +6,7 @@ and writes one copy of each variable beside them. What it writes is a whole
 SavedModel for `tf.saved_model.load` and TensorFlow Serving.
 """
 
+import math
 import os
 import pathlib
 import tempfile
@@ -18,8 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfdistill.embedding import layer
-from tfdistill.exchange import filesystem
-from tfdistill.exports import bundle_index
+from tfdistill.exports import checkpoints
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
 from tfdistill.system import keras_internals
@@ -316,40 +316,53 @@ def read_variables(
     """Reads a version's variables, in the order of the student's.
 
     `variables` are the shape and dtype expected by checkpoint key; floats of
-    another width are accepted, and other variables are not. TensorFlow does
-    not open the files: no version can end this process. `only` some keys are
-    read if it says so, and all are checked. ValueError if a variable is
+    another width are accepted, and other variables are not. `only` some keys
+    are read if it says so, and all are checked. ValueError if a variable is
     missing, is of another shape or kind, or is not finite.
     """
-    file_system, root = filesystem.for_root(directory)
-    prefix = f"{root}/variables/variables"
-    index = bundle_index.load(file_system, prefix)
+    keys = [key for key in variables if only is None or key in only]
+    with checkpoints.local_copy(
+        directory, max_bytes=_max_bytes(variables)
+    ) as readable:
+        found = checkpoints.contents(readable)
+        _check_contents(found, variables)
+        values = checkpoints.read(readable, {k: found[k][1] for k in keys})
+    for key, value in zip(keys, values, strict=True):
+        # The files may have changed meanwhile.
+        if value.shape != found[key][0]:
+            raise ValueError(f"variable {key} is another than it was.")
+    check_finite(values, keys)
+    return values
+
+
+def _check_contents(
+    found: Mapping[str, tuple[tf.TensorShape, tf.DType]],
+    variables: Mapping[str, Mapping[str, Any]],
+) -> None:
     for key, expected in variables.items():
-        found = index.tensors.get(key)
-        if found is None:
+        if key not in found:
             raise ValueError(f"variable {key} is missing.")
+        shape, dtype = found[key]
         kind = tf.as_dtype(expected["dtype"]).is_floating
-        if list(found.shape) != list(expected["shape"]) or (
-            found.dtype.is_floating != kind or found.dtype == tf.string
+        if shape.as_list() != list(expected["shape"]) or (
+            dtype.is_floating != kind or dtype == tf.string
         ):
             raise ValueError(
                 f"variable {key} must be {expected['dtype']} "
-                f"{list(expected['shape'])}; received {found.dtype.name} "
-                f"{list(found.shape)}."
+                f"{list(expected['shape'])}; received {dtype.name} "
+                f"{shape.as_list()}."
             )
-    if more := index.tensors.keys() - variables.keys() - {_OBJECT_GRAPH}:
+    if more := found.keys() - variables.keys() - {_OBJECT_GRAPH}:
         raise ValueError(
             f"its checkpoint must hold the {len(variables)} variables of the "
             f"student and no others; received {sorted(more)[:3]} besides."
         )
-    keys = [key for key in variables if only is None or key in only]
-    with tf.device("CPU:0"):
-        values: Snapshot = [
-            tf.constant(value)
-            for value in bundle_index.read(file_system, prefix, index, keys)
-        ]
-    check_finite(values, keys)
-    return values
+
+
+def _max_bytes(variables: Mapping[str, Mapping[str, Any]]) -> int:
+    """How large variables are at most, of whatever width, and their index."""
+    elements = sum(math.prod(entry["shape"]) for entry in variables.values())
+    return elements * tf.complex128.size + 2 * checkpoints.MAX_INDEX_BYTES
 
 
 def in_order(

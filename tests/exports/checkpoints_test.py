@@ -1,0 +1,155 @@
+"""Checkpoints from elsewhere: what is read of them, and what is refused."""
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.cases import codistillation
+from tfdistill.exchange import filesystem
+from tfdistill.exports import checkpoints
+from tfdistill.exports import graph_check
+from tfdistill.exports import saved_model
+from tfdistill.exports import student_graph
+
+_TENSORS = {
+    "a": np.arange(6, dtype="float32").reshape(2, 3),
+    "half": np.arange(5).astype(tf.bfloat16.as_numpy_dtype),
+    "flags": [True, False, True],
+    "none": np.zeros([0, 3], "int64"),
+    "scalar": 7,
+    "text": ["some", "", "ü" * 200],
+}
+_DATA = "variables.data-00000-of-00001"
+
+
+def test_all_kinds_of_tensors_are_read(tmp_path):
+    (tmp_path / "variables").mkdir()
+    tensors = {k: tf.convert_to_tensor(v) for k, v in _TENSORS.items()}
+    tf.raw_ops.SaveV2(
+        prefix=f"{tmp_path}/variables/variables",
+        tensor_names=list(tensors),
+        shape_and_slices=[""] * len(tensors),
+        tensors=list(tensors.values()),
+    )
+    found = checkpoints.contents(str(tmp_path))
+    assert found == {k: (t.shape, t.dtype) for k, t in tensors.items()}
+    dtypes = {key: dtype for key, (_, dtype) in found.items()}
+    values = checkpoints.read(str(tmp_path), dtypes)
+    for key, value in zip(dtypes, values, strict=True):
+        np.testing.assert_array_equal(value, tensors[key])
+    assert checkpoints.read(str(tmp_path), {}) == []
+
+
+# ---- versions ----
+
+
+@pytest.fixture
+def writer(tmp_path):
+    graph = student_graph.StudentGraph(
+        codistillation.linear(1), codistillation.input_spec()
+    )
+    writer = saved_model.SavedModelWriter(graph)
+    writer.write(str(tmp_path), writer.snapshot())
+    return writer
+
+
+def _cut(name, size):
+    def change(variables):
+        content = (variables / name).read_bytes()
+        (variables / name).write_bytes(content[:size])
+
+    return change
+
+
+def _flip(name, place):
+    def change(variables):
+        content = bytearray((variables / name).read_bytes())
+        content[place] ^= 1
+        (variables / name).write_bytes(content)
+
+    return change
+
+
+_DAMAGED = {
+    "an index cut short": _cut("variables.index", -1),
+    "half an index": _cut("variables.index", 30),
+    "an empty index": _cut("variables.index", 0),
+    "a changed index": _flip("variables.index", 20),
+    "data cut short": _cut(_DATA, 10),
+    "no data": _cut(_DATA, 0),
+    "changed data": _flip(_DATA, 0),
+    "absent data": lambda variables: (variables / _DATA).unlink(),
+}
+
+
+@pytest.mark.parametrize("name", _DAMAGED)
+def test_damaged_files_are_refused(tmp_path, writer, name):
+    _DAMAGED[name](tmp_path / "variables")
+    with pytest.raises(checkpoints.CheckpointError, match="must be whole"):
+        saved_model.read_variables(str(tmp_path), writer.variables)
+
+
+def test_an_index_as_large_as_none_is_not_opened(tmp_path, writer):
+    index = tmp_path / "variables" / "variables.index"
+    os.truncate(index, checkpoints.MAX_INDEX_BYTES + 1)
+    with pytest.raises(ValueError, match="an index that is a file of at most"):
+        graph_check.check_directory(str(tmp_path))
+
+
+def test_data_that_no_variables_need_are_not_opened(tmp_path, writer):
+    os.truncate(tmp_path / "variables" / _DATA, 2**40)
+    with pytest.raises(ValueError, match="it has 1099511"):
+        saved_model.read_variables(str(tmp_path), writer.variables)
+
+
+def test_a_storage_that_fails_is_no_fault_of_a_version(
+    tmp_path, writer, monkeypatch
+):
+    def fail(self, path):
+        raise OSError(5, "the storage fails", path)
+
+    _DAMAGED["data cut short"](tmp_path / "variables")
+    with monkeypatch.context() as patch:
+        patch.setattr(filesystem.LocalFileSystem, "blocks", fail)
+        with pytest.raises(OSError, match="the storage fails"):
+            saved_model.read_variables(str(tmp_path), writer.variables)
+    pathlib.Path(tmp_path, "variables", "variables.index").unlink()
+    with pytest.raises(FileNotFoundError):
+        saved_model.read_variables(str(tmp_path), writer.variables)
+
+
+def test_what_tensorflow_cannot_reach_is_copied(tmp_path, writer, monkeypatch):
+    paths = []
+    read = checkpoints.read
+    monkeypatch.setattr(filesystem, "in_object_store", lambda path: True)
+    monkeypatch.setattr(
+        checkpoints, "read", lambda *args: paths.append(args[0]) or read(*args)
+    )
+    values = saved_model.read_variables(str(tmp_path), writer.variables)
+    assert len(values) == len(writer.variables)
+    assert paths != [str(tmp_path)]
+    assert not os.path.exists(paths[0])
+
+
+def test_variables_that_no_student_has_are_refused(tmp_path, writer):
+    fewer = dict(list(writer.variables.items())[:1])
+    with pytest.raises(ValueError, match="1 variables of the student and no"):
+        saved_model.read_variables(str(tmp_path), fewer)
+
+
+def test_some_variables_are_read_and_all_are_checked(tmp_path, writer):
+    first, second = writer.variables
+    (value,) = saved_model.read_variables(
+        str(tmp_path), writer.variables, only=[second]
+    )
+    assert value.shape == writer.variables[second]["shape"]
+    others = {**writer.variables, first: {"shape": [9, 9], "dtype": "float32"}}
+    with pytest.raises(ValueError, match=r"float32 \[9, 9\]; received"):
+        saved_model.read_variables(str(tmp_path), others, only=[second])
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
