@@ -5,6 +5,7 @@ import gc
 import os
 import pathlib
 import random
+import re
 import signal
 import sys
 import uuid
@@ -131,6 +132,17 @@ def _forget_garbage() -> None:
     gc.freeze()
 
 
+def pytest_ignore_collect(
+    collection_path: pathlib.Path, config: pytest.Config
+) -> bool | None:
+    """Spares `-m multiprocess` the imports of files without such a test."""
+    if config.option.markexpr != "multiprocess":
+        return None
+    if collection_path.suffix != ".py":
+        return None
+    return "mark.multiprocess" not in collection_path.read_text("utf-8") or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts files with long limits first: no core waits for one at the end."""
     longest: dict[pathlib.Path, float] = {}
@@ -160,6 +172,18 @@ def two_replicas() -> Any:
 
     _make_logical_devices()
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _kept_parents() -> Iterator[None]:
+    """Lets the tasks of all tests be forks of the same few parents."""
+    from tfdistill.launcher import parent
+
+    # What names a test may differ, as what names a task may.
+    pattern = f"{parent._OF_A_TASK.pattern}|{_TOKEN_NAME}"
+    with pytest.MonkeyPatch.context() as patch, parent.keep():
+        patch.setattr(parent, "_OF_A_TASK", re.compile(pattern))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,8 +1,6 @@
 """Faulty data and contradictory options end in one clear error each."""
 
 import json
-import pathlib
-import sys
 import warnings
 
 import keras
@@ -15,6 +13,7 @@ from launch import train
 from launch.config import sections
 from launch.task import training
 from tests.cases import servers as parameter_server_cases
+from tests.programs import commands
 from tests.programs import data_errors as program
 from tfdistill import data
 from tfdistill import data_checks
@@ -344,9 +343,8 @@ def test_recipes_tell_of_too_small_a_batch_and_of_faulty_data(
 @pytest.mark.timeout_secs(400)
 @pytest.mark.usefixtures("no_process_left")
 def test_two_workers_end_alike_whatever_one_of_them_lacks(tmp_path):
-    command = (sys.executable, str(pathlib.Path(program.__file__)))
     topology = local_cluster.LocalCluster(
-        command=(*command, str(tmp_path)),
+        command=commands.of(program, tmp_path),
         workdir=str(tmp_path / "run"),
         workers_per_group=2,
     )

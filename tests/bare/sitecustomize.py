@@ -13,6 +13,7 @@ waits for more new objects before it looks.
 """
 
 import gc
+import pathlib
 import sys
 from typing import Any
 
@@ -21,6 +22,9 @@ _HIDDEN = {
     "keras": {"IPython", "matplotlib", "pandas", "scipy", "sklearn"},
     "tensorboard": {"boto3", "botocore", "fsspec"},
 }
+# A parent of tasks imports what they need later once for all of them.
+if b"TFDISTILL_PARENT=" in pathlib.Path("/proc/self/environ").read_bytes():
+    _HIDDEN["keras"] -= {"scipy", "sklearn"}
 _NAMES = frozenset().union(*_HIDDEN.values())
 
 

@@ -2,15 +2,13 @@
 
 import errno
 import json
-import os
 import socket
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
 
 from tests.cases import free_ports
+from tests.programs import commands
 from tfdistill.cluster import identity
 from tfdistill.cluster import server
 from tfdistill.cluster import signs
@@ -128,34 +126,26 @@ def test_a_worker_with_several_gpus_is_refused(monkeypatch):
 @pytest.mark.multiprocess
 @pytest.mark.timeout_secs(200)
 @pytest.mark.usefixtures("no_process_left")
-def test_a_server_without_a_coordinator_says_so_and_may_be_tried_again():
+def test_a_server_without_a_coordinator_says_so_and_may_be_tried_again(
+    tmp_path,
+):
     chief, worker, ps = free_ports.addresses(3)
     config = {
         "cluster": {"chief": [chief], "worker": [worker], "ps": [ps]},
         "task": {"type": "ps", "index": 0},
     }
-    result = subprocess.run(
-        [
-            sys.executable,
+    with commands.starting(tmp_path) as start:
+        process = start(
             "-c",
             "import tfdistill; tfdistill.make_strategy(); print('returned')",
-        ],
-        env={
-            **os.environ,
-            "TF_CONFIG": json.dumps(config),
-            "TFDISTILL_START_TIMEOUT_SECS": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert result.returncode == 75, result.stderr
-    assert (
-        f"ps:0 waited 1 s for chief:0 at {chief}, which refuses"
-        in result.stderr
-    )
-    assert "returned" not in result.stdout
+            TF_CONFIG=json.dumps(config),
+            TFDISTILL_START_TIMEOUT_SECS="1",
+        )
+        code = process.wait(150)
+    said = process.text()
+    assert code == 75, said
+    assert f"ps:0 waited 1 s for chief:0 at {chief}, which refuses" in said
+    assert "returned" not in said
 
 
 def test_a_chief_names_the_servers_that_do_not_come(monkeypatch, capsys):

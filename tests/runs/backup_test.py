@@ -1,13 +1,11 @@
 """Tasks that are killed without notice, and groups that go on after that."""
 
-import pathlib
-import sys
-
 import numpy as np
 import pytest
 
 from tests.cases import backup as backup_cases
 from tests.programs import backup as backup_program
+from tests.programs import commands
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 
@@ -16,12 +14,11 @@ pytestmark = [
     pytest.mark.timeout_secs(500),
     pytest.mark.usefixtures("no_process_left"),
 ]
-PROGRAM = pathlib.Path(backup_program.__file__)
 
 
 def _launch(what, directory, num_workers):
     topology = local_cluster.LocalCluster(
-        command=(sys.executable, str(PROGRAM), what, str(directory)),
+        command=commands.of(backup_program, what, directory),
         workdir=str(directory / f"run_{what}"),
         workers_per_group=num_workers,
     )

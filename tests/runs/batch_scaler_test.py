@@ -1,12 +1,12 @@
 """A group of two workers that changes its batch size, as real processes."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
 from tests.programs import batch_sizes as program
+from tests.programs import commands
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 
@@ -30,7 +30,7 @@ def _by_hand(sizes):
 @pytest.mark.usefixtures("no_process_left")
 def test_both_workers_change_the_size_at_the_same_step(tmp_path):
     topology = local_cluster.LocalCluster(
-        command=(sys.executable, program.__file__, str(tmp_path)),
+        command=commands.of(program, tmp_path),
         workdir=str(tmp_path / "run"),
         workers_per_group=2,
     )

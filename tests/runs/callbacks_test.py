@@ -2,8 +2,6 @@
 
 import json
 import math
-import pathlib
-import sys
 
 import keras
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 
 from tests.cases import training as training_cases
 from tests.programs import callback as callback_program
+from tests.programs import commands
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 
@@ -21,9 +20,8 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(300)]
 def workers(tmp_path_factory):
     """What each of two workers noted, and where their files are."""
     directory = tmp_path_factory.mktemp("callbacks")
-    program = pathlib.Path(callback_program.__file__)
     topology = local_cluster.LocalCluster(
-        command=(sys.executable, str(program), str(directory)),
+        command=commands.of(callback_program, directory),
         workdir=str(directory / "run"),
         workers_per_group=2,
     )

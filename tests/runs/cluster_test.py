@@ -18,6 +18,7 @@ import pytest
 
 import tfdistill
 from tests.programs import codistill as codistill_program
+from tests.programs import commands
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 
@@ -31,7 +32,7 @@ NUM_STEPS = 120
 
 def _topology(directory, num_steps, **fields):
     return local_cluster.LocalCluster(
-        command=(sys.executable, str(PROGRAM), str(num_steps), "0.05"),
+        command=commands.of(codistill_program, num_steps, 0.05),
         workdir=str(directory),
         num_groups=2,
         **fields,
@@ -228,7 +229,7 @@ def test_a_failing_worker_stops_its_group_and_is_blamed(tmp_path):
         "import time; time.sleep(100)\n"
     )
     topology = local_cluster.LocalCluster(
-        command=(sys.executable, "-c", code),
+        command=commands.of("-c", code),
         workdir=str(tmp_path),
         workers_per_group=2,
     )

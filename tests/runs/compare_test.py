@@ -1,6 +1,7 @@
 """Comparisons with real runs: stopped, gone on with, failed."""
 
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import time
 
 import numpy as np
 import pytest
+
+from launch import compare
 
 _LIMIT_SECS = 240.0
 _SHORT = (
@@ -18,9 +21,8 @@ _SHORT = (
 )
 
 
-def _command(workdir, *options):
-    program = [sys.executable, "-m", "launch.compare", "--recipe=digits"]
-    return [*program, f"--workdir={workdir}", *_SHORT, *options]
+def _options(workdir, *options):
+    return ["--recipe=digits", f"--workdir={workdir}", *_SHORT, *options]
 
 
 def _times(workdir):
@@ -40,9 +42,12 @@ def _await_first_result(workdir, process):
 
 @pytest.mark.multiprocess
 @pytest.mark.timeout_secs(480)
-def test_a_stopped_comparison_goes_on_where_it_was(tmp_path, no_process_left):
+def test_a_stopped_comparison_goes_on_where_it_was(
+    tmp_path, no_process_left, caplog
+):
     methods = "independent,offline_distillation,codistill"
-    command = _command(tmp_path / "c", f"--methods={methods}", "--trials=1")
+    options = _options(tmp_path / "c", f"--methods={methods}", "--trials=1")
+    command = [sys.executable, "-m", "launch.compare", *options]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -52,11 +57,9 @@ def test_a_stopped_comparison_goes_on_where_it_was(tmp_path, no_process_left):
     assert process.returncode == 130
     assert "the same command resumes from here" in said
     before = _times(tmp_path / "c")
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=_LIMIT_SECS
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"{len(before)} of 4 runs are done" in done.stderr
+    caplog.set_level(logging.INFO)
+    assert compare.main(options) == 0, caplog.text
+    assert f"{len(before)} of 4 runs are done" in caplog.text
     after = _times(tmp_path / "c")
     assert len(after) == 4 and before.items() <= after.items()
     report = json.loads((tmp_path / "c" / "report.json").read_text())
@@ -101,21 +104,19 @@ def _last(path):
 @pytest.mark.multiprocess
 @pytest.mark.timeout_secs(300)
 def test_a_run_that_fails_is_told_and_the_others_are_reported(
-    tmp_path, no_process_left
+    tmp_path, no_process_left, caplog
 ):
     rate = "independent:optimizer.learning_rate=1e30"
-    command = _command(
+    options = _options(
         tmp_path / "c",
         "--methods=independent",
         "--trials=1",
         f"--sweep={rate}",
         "--jobs=2",
     )
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=_LIMIT_SECS
-    )
-    assert done.returncode == 1
-    assert "has diverged" in done.stderr
+    caplog.set_level(logging.INFO)
+    assert compare.main(options) == 1
+    assert "has diverged" in caplog.text
     report = json.loads((tmp_path / "c" / "report.json").read_text())
     assert list(report["methods"]) == ["independent"]
     (reason,) = report["failures"].values()
@@ -126,15 +127,12 @@ def test_a_run_that_fails_is_told_and_the_others_are_reported(
 
 @pytest.mark.multiprocess
 @pytest.mark.timeout_secs(300)
-def test_groups_that_ask_servers_get_their_own(tmp_path, no_process_left):
-    done = subprocess.run(
-        _command(tmp_path, "--methods=served", "--trials=1"),
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_SECS,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "ended before the run" not in done.stderr
+def test_groups_that_ask_servers_get_their_own(
+    tmp_path, no_process_left, caplog
+):
+    options = _options(tmp_path, "--methods=served", "--trials=1")
+    assert compare.main(options) == 0, caplog.text
+    assert "ended before the run" not in caplog.text
     report = json.loads((tmp_path / "report.json").read_text())
     (trial,) = report["methods"]["served"]["trials"]
     assert trial["figures"]["bytes_written"] > 0

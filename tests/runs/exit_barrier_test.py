@@ -1,9 +1,8 @@
 """Workers of one group that end at different times."""
 
-import sys
-
 import pytest
 
+from tests.programs import commands
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 
@@ -26,7 +25,7 @@ print("done", cluster.task_index, flush=True)
 def test_a_worker_that_is_done_early_does_not_fail_the_others(tmp_path):
     # In group 0 the chief is done early, in group 1 the other worker.
     topology = local_cluster.LocalCluster(
-        command=(sys.executable, "-c", CODE),
+        command=commands.of("-c", CODE),
         workdir=str(tmp_path),
         num_groups=2,
         workers_per_group=2,
@@ -71,7 +70,7 @@ if cluster.is_chief:
 
 def test_a_prediction_by_the_chief_alone_is_refused_in_words(tmp_path):
     topology = local_cluster.LocalCluster(
-        command=(sys.executable, "-c", ALONE),
+        command=commands.of("-c", ALONE),
         workdir=str(tmp_path),
         num_groups=1,
         workers_per_group=2,

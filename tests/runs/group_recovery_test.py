@@ -3,11 +3,11 @@
 import json
 import os
 import signal
-import sys
 import time
 
 import pytest
 
+from tests.programs import commands
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
@@ -62,7 +62,7 @@ model.fit(
 
 def test_a_group_comes_back_after_a_kill_and_a_hang(tmp_path):
     topology = local_cluster.LocalCluster(
-        command=(sys.executable, "-c", CODE),
+        command=commands.of("-c", CODE),
         workdir=str(tmp_path),
         workers_per_group=2,
         max_restarts=2,

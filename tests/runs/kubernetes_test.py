@@ -1,17 +1,13 @@
 """The containers of Jobs as real processes, as the kubelet would run them."""
 
 import json
-import os
-import pathlib
 import secrets
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from tests.cases import kubernetes as manifest_cases
+from tests.programs import commands
 from tfdistill.launcher import local_cluster
 
 pytestmark = [
@@ -20,13 +16,11 @@ pytestmark = [
     pytest.mark.usefixtures("no_process_left"),
 ]
 LIMIT_SECS = 200.0
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def start(tmp_path):
     """Starts each pod of a Job; hosts become ports of this machine."""
-    started = []
 
     def act(job):
         tasks = list(manifest_cases.tasks(job))
@@ -42,26 +36,15 @@ def start(tmp_path):
             for address, place in zip(addresses, places, strict=True):
                 env["TF_CONFIG"] = env["TF_CONFIG"].replace(address, place)
             env["TFDISTILL_EXCHANGE_KEY_FILE"] = str(key)
-            log = tmp_path / f"{len(started)}.log"
-            with log.open("wb") as file:
-                process = subprocess.Popen(
-                    [sys.executable, *command[1:]],
-                    cwd=_ROOT,
-                    env={**os.environ, **env},
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                )
-            process.log = log
-            started.append(process)
-            processes.append(process)
+            python, option, *words = command
+            assert (python, option) == ("python", "-m")
+            processes.append(starter(*words, **env))
         for holder in holders:
             holder.close()
         return processes
 
-    yield act
-    for process in started:
-        process.kill()
-        process.wait(LIMIT_SECS)
+    with commands.starting(tmp_path) as starter:
+        yield act
 
 
 def test_a_group_trains_and_goes_on_after_the_loss_of_a_pod(
@@ -89,20 +72,20 @@ def test_a_group_trains_and_goes_on_after_the_loss_of_a_pod(
     end = time.monotonic() + LIMIT_SECS
     backup = workdir / "group_0" / "backup"
     while not list(backup.rglob("manifest.json")):
-        assert first.poll() is second.poll() is None, first.log.read_text()
+        assert first.poll() is second.poll() is None, first.text()
         assert time.monotonic() < end, "no backup in time"
         time.sleep(0.05)
-    os.kill(second.pid, signal.SIGKILL)
+    second.kill()
     # The other ends too, by what the Job's failure policy lets it retry.
     rules = job["spec"]["podFailurePolicy"]["rules"]
     code = first.wait(LIMIT_SECS)
-    assert code == 75, first.log.read_text()[-2000:]
+    assert code == 75, first.text()[-2000:]
     assert code not in rules[0]["onExitCodes"]["values"]
     # Both pods are replaced, at other addresses, by those of a JobSet: what
     # one form has begun another goes on with.
     again = start(job_of("jobset"))
     for process in again:
-        assert process.wait(LIMIT_SECS) == 0, process.log.read_text()[-2000:]
+        assert process.wait(LIMIT_SECS) == 0, process.text()[-2000:]
     result = json.loads((workdir / "results.json").read_text())
     assert result["groups"][0]["steps"] == 300
     lines = (workdir / "group_0" / "metrics.jsonl").read_text().splitlines()

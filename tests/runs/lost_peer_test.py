@@ -12,7 +12,8 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
-from tests.programs import lost_peer as lost_peer_program
+from tests.programs import commands
+from tests.programs import lost_peer as program
 from tfdistill.teachers import options
 from tfdistill.teachers import staleness
 
@@ -26,9 +27,10 @@ _STEP_SECS, _LIMIT_SECS = 0.03, 240.0
 class _Story(keras.callbacks.Callback):
     """Kills the peer, waits until it counts nothing, and starts it again."""
 
-    def __init__(self, directory: pathlib.Path) -> None:
+    def __init__(self, start: commands.Starter) -> None:
         super().__init__()
-        self._directory = str(directory)
+        self._start = start
+        self._directory = start.directory
         self._deadline = time.monotonic() + _LIMIT_SECS
         self._peer = self._started(0)
         self._chapter = 0
@@ -36,15 +38,8 @@ class _Story(keras.callbacks.Callback):
         self.steps: list = []
         self.chapters: list = []
 
-    def _started(self, step: int) -> subprocess.Popen:
-        program = lost_peer_program.__file__
-        return subprocess.Popen(
-            [sys.executable, program, self._directory, str(step)]
-        )
-
-    def stop(self) -> None:
-        self._peer.kill()
-        self._peer.wait(60)
+    def _started(self, step: int) -> commands.Process:
+        return self._start(program, self._directory, step)
 
     def on_train_batch_begin(self, batch, logs=None):
         self._version = self.model.teachers.versions()[1]
@@ -69,7 +64,8 @@ class _Story(keras.callbacks.Callback):
 
     def _turn(self, batch: int) -> None:
         if self._chapter == 1:
-            self.stop()
+            self._peer.kill()
+            self._peer.wait(60)
         elif self._chapter == 2:
             # Ahead of this group, which goes on while it starts.
             self._peer = self._started(batch + 10_000)
@@ -89,8 +85,8 @@ def test_a_lost_peer_fades_away_and_counts_again_when_it_is_back(tmp_path):
     )
     model = cases.codistill(cases.linear(0), teachers)
     data = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(16)
-    story = _Story(tmp_path)
-    try:
+    with commands.starting(tmp_path) as start:
+        story = _Story(start)
         tfdistill.Exchange(tmp_path).wait(1, timeout_secs=_LIMIT_SECS / 2)
         cases.fit(
             model,
@@ -99,8 +95,6 @@ def test_a_lost_peer_fades_away_and_counts_again_when_it_is_back(tmp_path):
             # The story first: it sees what was in force in the step.
             callbacks=[story, tfdistill.TeacherLoader(every_steps=1)],
         )
-    finally:
-        story.stop()
     assert len(story.chapters) == 3, teachers.status()
     for step, (version, weight) in enumerate(story.steps):
         share = float(staleness.share_by_steps(_BOUNDS, step - version))

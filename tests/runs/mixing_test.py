@@ -1,12 +1,12 @@
 """Groups of several workers that mix their weights, as real processes."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
 from tests.cases import codistillation as cases
+from tests.programs import commands
 from tests.programs import mixing as program
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(200)]
 @pytest.mark.usefixtures("no_process_left")
 def test_two_groups_of_two_workers_are_one_worker(tmp_path):
     topology = local_cluster.LocalCluster(
-        command=(sys.executable, program.__file__, str(tmp_path)),
+        command=commands.of(program, tmp_path),
         workdir=str(tmp_path / "run"),
         num_groups=2,
         workers_per_group=2,

@@ -11,6 +11,7 @@ import pytest
 import tfdistill
 from tests.cases import object_store
 from tests.programs import codistill as codistill_program
+from tests.programs import commands
 from tfdistill.exchange import versions
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
@@ -48,9 +49,8 @@ def test_groups_teach_each_other_through_a_store_that_fails_for_a_while(
     tmp_path, s3, no_process_left
 ):
     url = f"{s3.url}/run"
-    program = pathlib.Path(codistill_program.__file__)
     topology = local_cluster.LocalCluster(
-        command=(sys.executable, str(program), str(_MOST_STEPS), "0.05"),
+        command=commands.of(codistill_program, _MOST_STEPS, 0.05),
         workdir=str(tmp_path),
         exchange=url,
         num_groups=2,

@@ -1,12 +1,10 @@
 """Groups of several workers that learn from each other's predictions."""
 
-import pathlib
-import sys
-
 import numpy as np
 import pytest
 
 from tests.cases import mutual_learning
+from tests.programs import commands
 from tests.programs import predictions
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
@@ -16,14 +14,13 @@ pytestmark = [
     pytest.mark.timeout_secs(300),
     pytest.mark.usefixtures("no_process_left"),
 ]
-_PROGRAM = pathlib.Path(predictions.__file__)
 
 
 def test_two_groups_of_two_workers_learn_as_two_models_in_one_process(
     tmp_path,
 ):
     topology = local_cluster.LocalCluster(
-        command=(sys.executable, str(_PROGRAM)),
+        command=commands.of(predictions),
         workdir=str(tmp_path),
         num_groups=2,
         workers_per_group=2,

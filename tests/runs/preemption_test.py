@@ -1,17 +1,14 @@
 """SIGTERM to real tasks, in every phase of a training."""
 
 import json
-import os
-import pathlib
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 import tfdistill
 from tests.cases import free_ports
+from tests.programs import commands
 from tests.programs import preemption as program
 
 pytestmark = [
@@ -19,7 +16,6 @@ pytestmark = [
     pytest.mark.timeout_secs(600),
     pytest.mark.usefixtures("no_process_left"),
 ]
-PROGRAM = pathlib.Path(program.__file__)
 LIMIT_SECS = 240.0
 # By phase, how many tasks a group of workers has; one needs no TF_CONFIG.
 NUM_TASKS = {
@@ -45,29 +41,16 @@ def _configs(num_tasks):
 
 @pytest.fixture
 def start(tmp_path):
-    started = []
+    with commands.starting(tmp_path) as starter:
 
-    def act(phase, config="", index=0):
-        env = {**os.environ, "TFDISTILL_GROUP": "0"}
-        env |= {"TFDISTILL_NUM_GROUPS": "2"}
-        env["TFDISTILL_EXCHANGE"] = str(tmp_path / "exchange")
-        if config:
-            env["TF_CONFIG"] = config
-        log = tmp_path / f"{phase}_{index}.log"
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), phase, str(tmp_path)],
-                env=env,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-        started.append(process)
-        return process
+        def act(phase, config=""):
+            env = {"TFDISTILL_GROUP": "0", "TFDISTILL_NUM_GROUPS": "2"}
+            env["TFDISTILL_EXCHANGE"] = str(tmp_path / "exchange")
+            if config:
+                env["TF_CONFIG"] = config
+            return starter(program, phase, tmp_path, **env)
 
-    yield act
-    for process in started:
-        process.kill()
-        process.wait(LIMIT_SECS)
+        yield act
 
 
 def _until(condition, what):
@@ -75,10 +58,6 @@ def _until(condition, what):
     while not condition():
         assert time.monotonic() < end, what
         time.sleep(0.05)
-
-
-def _log(tmp_path, name):
-    return (tmp_path / f"{name}.log").read_text(errors="replace")
 
 
 def test_sigterm_ends_a_task_in_every_phase(tmp_path, start):
@@ -92,7 +71,7 @@ def test_sigterm_ends_a_task_in_every_phase(tmp_path, start):
         alone = phase == "start"
         for index in range(num_tasks):
             config = _configs(num_tasks)[index] if alone else configs[index]
-            tasks[f"{phase}_{index}"] = start(phase, config, index)
+            tasks[f"{phase}_{index}"] = start(phase, config)
     secs = {}
     # The one that waits in a collective before the one it waits for.
     for name, process in tasks.items():
@@ -100,9 +79,9 @@ def test_sigterm_ends_a_task_in_every_phase(tmp_path, start):
             lambda name=name, process=process: (
                 (tmp_path / name).exists() or process.poll() is not None
             ),
-            f"{name} was not reached: {_log(tmp_path, name)[-2000:]}",
+            f"{name} was not reached: {process.text()[-2000:]}",
         )
-        assert process.poll() is None, _log(tmp_path, name)
+        assert process.poll() is None, process.text()
     time.sleep(1.0)  # They are on their way into C.
     for name, process in tasks.items():
         if process.poll() is None or name != "collective_1":

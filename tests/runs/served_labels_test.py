@@ -1,14 +1,13 @@
 """Labels from a server reach a group of several processes."""
 
 import json
-import pathlib
-import sys
 
 import pytest
 
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import prediction_servers as server_cases
+from tests.programs import commands
 from tests.programs import served_labels as program
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
@@ -30,10 +29,7 @@ def test_a_group_of_processes_learns_from_a_server(
     cases.publish(exchange, cases.linear(5), step=10)
     with server_cases.serving(exchange) as server:
         cluster = local_cluster.LocalCluster(
-            command=(
-                *(sys.executable, str(pathlib.Path(program.__file__))),
-                *(str(tmp_path), server.address),
-            ),
+            command=commands.of(program, tmp_path, server.address),
             workdir=str(tmp_path / "run"),
             **topology,
         )

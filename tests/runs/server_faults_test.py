@@ -2,15 +2,14 @@
 
 import json
 import os
-import pathlib
 import signal
-import sys
 import time
 
 import numpy as np
 import pytest
 
 import tfdistill
+from tests.programs import commands
 from tests.programs import server_group_fault as program
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
@@ -19,13 +18,12 @@ pytestmark = [
     pytest.mark.multiprocess,
     pytest.mark.usefixtures("no_process_left"),
 ]
-PROGRAM = pathlib.Path(program.__file__)
 LIMIT_SECS = 120.0
 
 
 def _topology(directory, num_steps, **fields):
     return local_cluster.LocalCluster(
-        command=(sys.executable, str(PROGRAM), str(directory), str(num_steps)),
+        command=commands.of(program, directory, num_steps),
         workdir=str(directory / "run"),
         **fields,
     )

@@ -5,9 +5,7 @@ process; what two workers do is in `server_group_workers_test.py`.
 """
 
 import json
-import pathlib
 import shutil
-import sys
 
 import numpy as np
 import psutil
@@ -17,6 +15,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as codistillation_cases
 from tests.cases import servers
+from tests.programs import commands
 from tests.programs import server_group as server_group_program
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
@@ -25,7 +24,6 @@ pytestmark = [
     pytest.mark.multiprocess,
     pytest.mark.timeout_secs(400),
 ]
-PROGRAM = pathlib.Path(server_group_program.__file__)
 
 
 class Found:
@@ -60,7 +58,7 @@ def found(tmp_path_factory, published):
     directory = tmp_path_factory.mktemp("group")
     shutil.copytree(published, directory, dirs_exist_ok=True)
     topology = local_cluster.LocalCluster(
-        command=(sys.executable, str(PROGRAM), str(directory)),
+        command=commands.of(server_group_program, directory),
         workdir=str(directory / "run"),
         ps_per_group=2,
     )

@@ -1,9 +1,6 @@
 """The click recipe on real data: two groups, each with parameter servers."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
 import keras
 import keras_rs  # noqa: F401 - has Keras find the layers of a DLRM's file.
@@ -11,6 +8,7 @@ import numpy as np
 import pytest
 
 import tfdistill
+from launch import local
 from tests.cases import summaries as summary_cases
 
 pytestmark = [
@@ -19,7 +17,6 @@ pytestmark = [
     pytest.mark.timeout_secs(400),
     pytest.mark.usefixtures("no_process_left"),
 ]
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 NUM_STEPS = 300
 
 
@@ -27,9 +24,9 @@ def test_two_groups_on_parameter_servers_learn_from_each_other(
     data_dir, tmp_path
 ):
     (path,) = (data_dir / "criteo").glob("*.tsv")
-    done = subprocess.run(
+    code = local.main(
         [
-            *(sys.executable, "-m", "launch.local", f"--workdir={tmp_path}"),
+            f"--workdir={tmp_path}",
             *("--num_groups=2", "--workers_per_group=1", "--ps_per_group=1"),
             "--recipe=criteo_small",
             f"--override=data.path={path}",
@@ -45,14 +42,9 @@ def test_two_groups_on_parameter_servers_learn_from_each_other(
             # exports, only early ones come before the end.
             "--override=codistillation.burn_in_steps=5",
             "--override=codistillation.ramp_steps=0",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=360,
-        check=False,
+        ]
     )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    assert code == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert [group["steps"] for group in results["groups"]] == [NUM_STEPS] * 2
     for group in range(2):
@@ -71,20 +63,15 @@ def test_a_dlrm_learns_on_two_workers_and_a_server(data_dir, tmp_path):
         "num_steps": 60,
         "evaluate_every_steps": 60,
     }
-    done = subprocess.run(
+    code = local.main(
         [
-            *(sys.executable, "-m", "launch.local", f"--workdir={tmp_path}"),
+            f"--workdir={tmp_path}",
             *("--num_groups=1", "--workers_per_group=2", "--ps_per_group=1"),
             "--recipe=criteo_dlrm",
             *(f"--override={name}={to}" for name, to in changes.items()),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=360,
-        check=False,
+        ]
     )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    assert code == 0
     results = json.loads((tmp_path / "results.json").read_text())
     (group,) = results["groups"]
     assert group["steps"] == 60

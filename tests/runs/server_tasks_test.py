@@ -2,16 +2,14 @@
 
 import json
 import os
-import pathlib
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from tests.cases import free_ports
-from tests.programs import closure as closure_program
+from tests.programs import closure as program
+from tests.programs import commands
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 
@@ -20,7 +18,6 @@ pytestmark = [
     pytest.mark.timeout_secs(400),
     pytest.mark.usefixtures("no_process_left"),
 ]
-PROGRAM = pathlib.Path(closure_program.__file__)
 LIMIT_SECS = 150.0
 
 
@@ -46,7 +43,7 @@ def _has_worked(directory, pid):
 
 def _topology(directory, num_workers, **fields):
     return local_cluster.LocalCluster(
-        command=(sys.executable, str(PROGRAM), str(directory)),
+        command=commands.of(program, directory),
         workdir=str(directory),
         workers_per_group=num_workers,
         ps_per_group=1,
@@ -131,36 +128,24 @@ def start(tmp_path):
     """Starts a task by hand, as on a cluster without our launcher."""
     free = free_ports.addresses(3)
     spec = {"chief": [free[0]], "worker": [free[1]], "ps": [free[2]]}
-    started = []
+    with commands.starting(tmp_path) as starter:
 
-    def act(task_type, **env):
-        config = {"cluster": spec, "task": {"type": task_type, "index": 0}}
-        log = tmp_path / f"{len(started)}_{task_type}.log"
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(tmp_path)],
-                env={**os.environ, "TF_CONFIG": json.dumps(config), **env},
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-        process.log = log
-        started.append(process)
-        return process
+        def act(task_type, **env):
+            config = {"cluster": spec, "task": {"type": task_type, "index": 0}}
+            env["TF_CONFIG"] = json.dumps(config)
+            return starter(program, tmp_path, **env)
 
-    yield act
-    for process in started:
-        process.kill()
-        process.wait(LIMIT_SECS)
+        yield act
 
 
 def test_servers_bear_an_impostor_and_follow_their_chief(tmp_path, start):
     chief, worker, ps = map(start, ("chief", "worker", "ps"))
     _until(lambda: _has_worked(tmp_path, worker.pid))
     for server in (worker, ps):
-        _until(lambda log=server.log: "serves chief:0" in log.read_text())
+        _until(lambda server=server: "serves chief:0" in server.text())
     impostor = start("worker")
     assert impostor.wait(LIMIT_SECS) == 1
-    said = impostor.log.read_text()
+    said = impostor.text()
     assert "worker:0 cannot listen on 127.0.0.1:" in said
     assert "such as a second worker:0" in said
     num_rounds = len(_rounds(tmp_path))
@@ -170,19 +155,19 @@ def test_servers_bear_an_impostor_and_follow_their_chief(tmp_path, start):
     end = time.monotonic() + 10
     for server in (worker, ps):
         assert server.wait(end - time.monotonic()) == 0
-        assert ":0 ends: chief:0 at 127.0.0.1:" in server.log.read_text()
+        assert ":0 ends: chief:0 at 127.0.0.1:" in server.text()
 
 
 def test_servers_wait_for_another_start_of_their_chief(tmp_path, start):
     env = {"TFDISTILL_CHIEF_RETURN_SECS": "60"}
     chief, worker, ps = (start(t, **env) for t in ("chief", "worker", "ps"))
     for server in (worker, ps):
-        _until(lambda log=server.log: "serves chief:0" in log.read_text())
+        _until(lambda server=server: "serves chief:0" in server.text())
     _until(lambda: _has_worked(tmp_path, worker.pid))
     chief.kill()
     anew = "restarts and waits 60 s for chief:0 at 127.0.0.1:"
     for server in (worker, ps):
-        _until(lambda log=server.log: anew in log.read_text())
+        _until(lambda server=server: anew in server.text())
     num_rounds = len(_rounds(tmp_path))
     chief = start("chief", **env)
     # From 0 on: nothing of what the first chief had placed there is left.
@@ -190,7 +175,7 @@ def test_servers_wait_for_another_start_of_their_chief(tmp_path, start):
     assert _rounds(tmp_path)[num_rounds][0] == 8
     # They look once a second, and wait for a chief that they have not seen.
     for server in (worker, ps):
-        _until(lambda log=server.log: log.read_text().count("serves") == 2)
+        _until(lambda server=server: server.text().count("serves") == 2)
     (tmp_path / "stop").touch()
     # With nothing left to do their program ends by itself.
     for process in (chief, worker, ps):
@@ -204,7 +189,7 @@ def test_a_chief_that_does_not_return_is_done(start):
         TFDISTILL_CHIEF_WAS_THERE="1",
     )
     assert ps.wait(LIMIT_SECS) == 0
-    said = ps.log.read_text()
+    said = ps.text()
     assert "has not come back within 0.5 s, so that it must be done" in said
 
 

@@ -1,13 +1,12 @@
 """Two workers on two parameter servers: nothing is lost or counted twice."""
 
 import json
-import pathlib
-import sys
 
 import numpy as np
 import psutil
 import pytest
 
+from tests.programs import commands
 from tests.programs import server_group_workers as program
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
@@ -16,7 +15,6 @@ pytestmark = [
     pytest.mark.multiprocess,
     pytest.mark.timeout_secs(400),
 ]
-PROGRAM = pathlib.Path(program.__file__)
 MEAN_LABEL = (program.NUM_EXAMPLES - 1) / 2
 
 
@@ -25,7 +23,7 @@ def seen(tmp_path_factory):
     """Returns what was seen in a part of the program."""
     directory = tmp_path_factory.mktemp("group")
     topology = local_cluster.LocalCluster(
-        command=(sys.executable, str(PROGRAM), str(directory)),
+        command=commands.of(program, directory),
         workdir=str(directory / "run"),
         workers_per_group=2,
         ps_per_group=2,

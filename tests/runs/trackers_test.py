@@ -1,11 +1,11 @@
 """Experiment trackers on two real workers: one run for their group."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
+from tests.programs import commands
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 
@@ -23,9 +23,13 @@ def directory(tmp_path_factory):
     # In a new database two workers would be in each other's way.
     patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     patch.setenv("MLFLOW_TRACKING_URI", str(found / "mlflow"))
-    patch.chdir(found)  # Where MLflow puts its files.
     topology = local_cluster.LocalCluster(
-        command=(sys.executable, "-m", "tests.programs.trackers", str(found)),
+        command=commands.of(
+            # Where MLflow puts its files.
+            "tests.programs.trackers",
+            found,
+            cwd=found,
+        ),
         workdir=str(found / "run"),
         workers_per_group=2,
     )

@@ -1,13 +1,11 @@
 """The same trainings on real workers, against plain Keras in one process."""
 
-import pathlib
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.cases import training as training_cases
+from tests.programs import commands
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 
@@ -16,13 +14,12 @@ pytestmark = [
     pytest.mark.timeout_secs(600),
     pytest.mark.usefixtures("no_process_left"),
 ]
-PROGRAM = pathlib.Path(training_cases.__file__)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_two_workers_train_as_keras_in_one_process(devices, tmp_path):
     topology = local_cluster.LocalCluster(
-        command=(sys.executable, str(PROGRAM), str(tmp_path), str(devices)),
+        command=commands.of(training_cases, tmp_path, devices),
         workdir=str(tmp_path / "run"),
         workers_per_group=2,
         # Each case is traced anew, in a blink; beside a test that starts ten

@@ -2,8 +2,7 @@
 
 import json
 import signal
-import subprocess
-import sys
+import time
 import urllib.request
 
 import grpc
@@ -13,6 +12,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import prediction_servers as server_cases
+from tests.programs import commands
 from tfdistill.labels import attached
 from tfdistill.serving import command
 
@@ -30,6 +30,19 @@ def test_wrong_options_are_refused(tmp_path, capsys):
         assert text in capsys.readouterr().err
 
 
+def _records(log):
+    """The lines of JSON of a file that grows, as they come."""
+    text = ""
+    while True:
+        text += log.readline()
+        if text.endswith("\n"):
+            if text.startswith("{"):
+                yield json.loads(text)
+            text = ""
+        else:
+            time.sleep(0.01)
+
+
 @pytest.mark.multiprocess
 @pytest.mark.timeout_secs(200)
 def test_a_group_teaches_through_the_program(tmp_path, no_process_left):
@@ -37,18 +50,14 @@ def test_a_group_teaches_through_the_program(tmp_path, no_process_left):
     cases.publish(exchange, cases.linear(5), step=10)
     x, y = cases.data(16)
     key, certificate = server_cases.certificate(tmp_path)
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "launch.teach", "--group=1", "--port=0"),
+    with commands.starting(tmp_path) as start:
+        process = start(
+            *("launch.teach", "--group=1", "--port=0"),
             f"--exchange={tmp_path / 'exchange'}",
             *(f"--tls_key={key}", f"--tls_cert={certificate}"),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            lines = map(json.loads, process.stdout)
+        )
+        with process.log.open() as log:
+            lines = _records(log)
             first = next(line for line in lines if line["version"] == 10)
             url = f"http://127.0.0.1:{first['health_port']}/healthz"
             with urllib.request.urlopen(url, timeout=30) as answer:
@@ -83,8 +92,6 @@ def test_a_group_teaches_through_the_program(tmp_path, no_process_left):
             teachers.close()
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
-        finally:
-            process.kill()
 
 
 if __name__ == "__main__":

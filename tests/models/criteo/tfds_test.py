@@ -1,8 +1,6 @@
 """Tests of the click log by TensorFlow Datasets: the builder, and its rows."""
 
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,8 +14,7 @@ from launch.task import training
 from models.criteo import converted
 from models.criteo import tfds as tfds_lib
 from tests.cases import criteo as criteo_cases
-
-_ROOT = pathlib.Path(__file__).resolve().parents[3]
+from tests.programs import commands
 
 
 @pytest.fixture
@@ -186,14 +183,7 @@ def test_importing_the_builder_registers_it():
 
 @pytest.mark.multiprocess
 def test_the_pipelines_do_not_import_tensorflow_datasets(no_process_left):
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "False"
+    assert commands.run("-c", _PROGRAM).splitlines()[-1] == "False"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,169 @@
+"""Processes that a test starts without an import of TensorFlow for each.
+
+They are forks of a parent that conftest.py keeps, which `LocalRun` takes for
+its tasks, too. A test of how Python starts, or of a launcher as a program of
+its own, starts it itself.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from types import ModuleType
+
+from tfdistill.launcher import parent
+from tfdistill.launcher import task_process
+
+LIMIT_SECS = 240.0
+
+
+def of(
+    program: ModuleType | str,
+    *arguments: object,
+    cwd: pathlib.Path | None = None,
+) -> tuple[str, ...]:
+    """Returns the command that runs a program.
+
+    Args:
+        program: A module or its name, a script's path, or "-c" before code.
+        *arguments: Its arguments.
+        cwd: The directory to run it in.
+    """
+    if isinstance(program, ModuleType):
+        program = program.__name__
+    place = [] if cwd is None else [f"--in={cwd}"]
+    words = [*place, program, *arguments]
+    return (sys.executable, "-m", "tests.programs", *map(str, words))
+
+
+class Process:
+    """A process that was started by `of`, with the methods of a Popen.
+
+    Attributes:
+        args: Its command.
+        log: What it writes, to stdout and stderr.
+        returncode: None while it runs.
+    """
+
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        log: pathlib.Path,
+        *,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Returns when it runs; `env` is added to this process' own."""
+        self.args, self.log = command, log
+        self.returncode: int | None = None
+        env = {**os.environ, **(env or {})}
+        no_fork = parent.why_not(parent.FORK, command, env)
+        with parent.keep() as parents, log.open("wb") as file:
+            self._task = task_process.TaskProcess(
+                command,
+                env=env,
+                log_file=file,
+                parent=None if no_fork else parents.of(command, env),
+            )
+        self._until(lambda: self._task.pid is not None, LIMIT_SECS)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._task.pid is not None
+        return self._task.pid
+
+    def _until(self, holds: Callable[[], bool], timeout_secs: float) -> None:
+        end = time.monotonic() + timeout_secs
+        while not holds():
+            left = end - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired(self.args, timeout_secs)
+            sources = [self._task] if self._task.fileno() >= 0 else []
+            select.select(sources, [], [], min(left, 0.5))
+            self._task.read()
+
+    def poll(self) -> int | None:
+        """Returns its exit code, or None while it runs."""
+        self._task.read()
+        self.returncode = self._task.exit_code
+        return self.returncode
+
+    def wait(self, timeout_secs: float = LIMIT_SECS) -> int:
+        """Returns its exit code once nothing of it is left."""
+        self._until(lambda: self._task.closed, timeout_secs)
+        self.returncode = self._task.exit_code
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to the process itself."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kills the process itself, as `os.kill` would."""
+        self.send_signal(signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kills it and all that it has started; waits for the end."""
+        self._task.kill()
+
+    def text(self) -> str:
+        """What it has written so far."""
+        return self.log.read_text(errors="replace")
+
+
+@dataclasses.dataclass
+class Starter:
+    """Starts processes whose logs are in one directory."""
+
+    directory: pathlib.Path
+    processes: list[Process] = dataclasses.field(default_factory=list)
+
+    def __call__(
+        self, program: ModuleType | str, *arguments: object, **env: str
+    ) -> Process:
+        """Starts a program with variables added to its environment."""
+        log = self.directory / f"process_{len(self.processes)}.log"
+        started = Process(of(program, *arguments), log, env=env)
+        self.processes.append(started)
+        return started
+
+
+@contextlib.contextmanager
+def starting(directory: pathlib.Path) -> Iterator[Starter]:
+    """Gives what starts processes; none is left at the end."""
+    starter = Starter(directory)
+    try:
+        yield starter
+    finally:
+        for process in starter.processes:
+            process.end()
+
+
+def run(
+    program: ModuleType | str,
+    *arguments: object,
+    cwd: pathlib.Path | None = None,
+    timeout_secs: float = LIMIT_SECS,
+) -> str:
+    """Runs a program to its end, which must be a good one; returns its text."""
+    with tempfile.TemporaryDirectory() as directory:
+        log = pathlib.Path(directory, "log")
+        process = Process(of(program, *arguments, cwd=cwd), log)
+        try:
+            code = process.wait(timeout_secs)
+        finally:
+            process.end()
+        text = process.text()
+    assert code == 0, f"{process.args} ended with {code}:\n{text}"
+    return text
