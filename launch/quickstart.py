@@ -172,7 +172,13 @@ def _add_options(options: programs.Flags) -> None:
     )
     add("recipe", "<NAME>: a recipe", "digits")
     add("num_groups", "groups of workers", 2)
-    add("workers_per_group", "workers in each group", 2)
+    # The numbers are the same, and more tasks than cores only get in each
+    # other's way.
+    add(
+        "workers_per_group",
+        "workers in each group; default 2, or 1 on fewer than four cores",
+        2 if (os.cpu_count() or 1) >= 4 else 1,
+    )
     recipes.add_override(options, "the recipe for both runs, such as seed=1")
 
 

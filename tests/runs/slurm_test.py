@@ -32,7 +32,6 @@ def slurm(monkeypatch):
     with slurm_nodes.running() as found:
         for name in ("PATH", "SLURM_CONF"):
             monkeypatch.setenv(name, found.env[name])
-        monkeypatch.setenv("PYTHONPATH", str(ROOT))
         yield found
 
 
