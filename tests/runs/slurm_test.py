@@ -102,7 +102,7 @@ def test_groups_learn_from_each_other_and_come_back(slurm, tmp_path, capsys):
     overrides = (
         f"num_steps={NUM_STEPS}",
         f"evaluate_every_steps={NUM_STEPS // 2}",
-        "exchange.every_steps=20",
+        "exchange.every_steps=100",
         "exchange.refresh_every_steps=20",
         "backup_every_steps=20",
         f"start_together_secs={LIMIT_SECS}",
