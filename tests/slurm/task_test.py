@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import time
+import uuid
 
 import psutil
 import pytest
@@ -313,7 +314,8 @@ class Step:
     def __init__(self, workdir):
         self.workdir = workdir
         self.preload = "json"
-        self.failure_file = workdir / "failed"
+        # Its name is that of the step: one more run may be under way.
+        self.failure_file = workdir / f"{uuid.uuid4().hex}.failed"
         self.processes = {}
 
     def start(self, rank, cores=()):
