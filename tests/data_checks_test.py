@@ -362,7 +362,3 @@ def test_two_workers_end_alike_whatever_one_of_them_lacks(tmp_path):
     assert "must hold at least one example" in first["empty"]
     assert "received nan at" in first["faulty"]
     assert first["uneven shares, repeated"] == "8 steps"
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

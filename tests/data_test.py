@@ -397,7 +397,3 @@ def test_shuffled_data_get_a_warning_by_label_too():
         data.dirichlet_shard(
             labelled(LABELS).shuffle(9), cluster(0), alpha=1.0, seed=0
         )
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -211,7 +211,3 @@ def test_a_copy_is_one_of_the_model_inside(copied):
     found = copied(model)
     assert type(found) is tfdistill.DistributedModel
     assert found.model is not model.model
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -188,7 +188,3 @@ def test_what_it_refuses():
         kd.Distiller([_net(7, 3), _net(7, 4)], _net(5, 1), _logits())
     with pytest.raises(ValueError, match="Dimensions must be equal"):
         _distilled(_net(5, 1), _net(7, 3), _features())
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

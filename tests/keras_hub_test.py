@@ -131,7 +131,3 @@ def test_steps_of_their_own_are_refused_with_the_remedy():
     own = kind(student.backbone, num_classes=3, preprocessor=None)
     with pytest.raises(ValueError, match="its own predict_step, which would"):
         tfdistill.CodistillModel(own)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

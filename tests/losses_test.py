@@ -812,7 +812,3 @@ def test_every_public_name_is_a_registered_loss():
 def test_layers_are_named_in_pairs(pairs, kwargs, message):
     with pytest.raises(ValueError, match=message):
         losses.FeatureDistillation(pairs, **kwargs)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -149,7 +149,3 @@ def test_models_of_other_examples_or_classes_are_refused():
     for other in (probabilities(3, 4), probabilities(2, 3), binary(3)):
         with pytest.raises(ValueError, match="received shapes"):
             metrics.mean_absolute_churn(probabilities(3, 3), other)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

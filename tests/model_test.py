@@ -897,7 +897,3 @@ def test_one_of_the_outputs_of_a_list_is_distilled_by_name(exchange):
     cases.prepare(model, _X, targets)
     cases.load(model, 10)
     assert cases.fit(model, _X, targets)["distillation_loss"][-1] > 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

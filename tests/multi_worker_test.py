@@ -276,7 +276,3 @@ def test_functional_use_leaves_the_mixin_alone():
     assert keras.Model not in tfdistill.MultiWorkerTraining.__mro__
     student = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
     assert tfdistill.CodistillModel(student)(np.zeros((2, 5))).shape == (2, 1)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

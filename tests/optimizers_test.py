@@ -521,7 +521,3 @@ def test_wrong_inner_optimizers_are_refused(inner, options, message):
 def test_fused_updates_refuse_quasi_global_momentum():
     with pytest.raises(ValueError, match="received QuasiGlobalMomentum"):
         rules.rule_for(tfdistill.optimizers.QuasiGlobalMomentum(SGD()))
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -176,7 +176,3 @@ def test_any_file_names_pass_or_are_refused(names):
 def test_any_schema_of_a_peer_differs(theirs):
     ours = gates.digests({"labels": ["a"]})
     assert gates.schema_difference(ours, theirs)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

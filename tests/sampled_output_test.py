@@ -331,7 +331,3 @@ def test_chances_add_up_and_are_probabilities(proposal, num_sampled):
     assert found.sum() == pytest.approx(num_sampled)
     assert 0 < found.min() and found.max() <= 1
     assert (np.diff(found) <= 1e-12).all()
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

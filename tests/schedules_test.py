@@ -159,7 +159,3 @@ def test_steps_are_checked(steps):
 def test_ramps_need_a_length(cls):
     with pytest.raises(ValueError, match="`end_step` must be > `start_step`"):
         cls(start_step=5, end_step=5)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

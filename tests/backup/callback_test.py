@@ -428,7 +428,3 @@ def test_only_one_backup_is_taken_by_a_fit(tmp_path):
     backups = [tfdistill.Backup(tmp_path) for _ in range(2)]
     with pytest.raises(ValueError, match="must hold one tfdistill.Backup"):
         cases.train(CASES["endless"], callbacks=backups)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -127,7 +127,3 @@ def test_a_shuffled_pydataset_is_told_of(tmp_path, caplog):
     assert "PyDataset" not in caplog.text
     _fit(Batches(), tmp_path / "shuffled")
     assert "shuffles the batches of a PyDataset anew" in caplog.text
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -5,7 +5,6 @@ import random
 
 import keras
 import numpy as np
-import pytest
 
 from tfdistill.backup import replicas
 
@@ -45,7 +44,3 @@ def test_other_callbacks_are_left_alone():
     other = keras.callbacks.EarlyStopping()
     assert not replicas.set_callbacks([other], state)
     assert not replicas.set_callbacks([_plateau(), _plateau()], state)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

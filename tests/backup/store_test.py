@@ -239,7 +239,3 @@ def test_weights_that_are_not_finite_are_not_backed_up(tmp_path, caplog):
     assert (backup.num_failed, backup.num_backups) == (3, 2)
     assert "Step 9 was not backed up" in caplog.text
     assert "NaN" in caplog.text
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

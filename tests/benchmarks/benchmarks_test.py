@@ -460,7 +460,3 @@ def test_same_numbers_knows_its_cases(capsys):
         same_numbers.main(["--case=digit"])
     assert caught.value.code == 2
     assert "received 'digit'" in capsys.readouterr().err
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -78,7 +78,3 @@ def test_both_readers_of_the_text_see_the_same_rows(tmp_path):
         assert csv["categories"].shape == tsv["categories"].shape
     num_rows = sum(len(labels) for _, labels in sides.binary())
     assert num_rows == criteo_input._BINARY_PASSES * 90 // 40 * 40
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -643,7 +643,3 @@ def test_wrong_options_are_told(tmp_path, capsys, options, told):
         __main__.main([f"--workdir={tmp_path}", *options])
     assert end.value.code == 2
     assert told in capsys.readouterr().err
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

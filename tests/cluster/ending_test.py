@@ -226,7 +226,3 @@ def test_addresses_that_nobody_listens_at_are_named():
         with socket.create_server(("127.0.0.1", 0)) as closed:
             gone = f"127.0.0.1:{closed.getsockname()[1]}"
         assert ending.unreachable([there, gone]) == [gone]
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

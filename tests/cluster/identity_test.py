@@ -447,7 +447,3 @@ def test_any_config_is_a_cluster_or_a_value_error(text):
         assert "TF_CONFIG" in str(error)
     else:
         assert cluster.address is None or cluster.spec
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

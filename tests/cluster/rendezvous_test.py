@@ -154,7 +154,3 @@ def test_a_coordinator_waits_for_its_servers_and_names_the_missing(pool):
         port = int(servers["worker:0"].rpartition(":")[2])
         with socket.create_server(("127.0.0.1", port)):
             waiting.result(timeout=10)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

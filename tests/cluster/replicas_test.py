@@ -1,6 +1,5 @@
 """Numbers that all workers get to know."""
 
-import pytest
 import tensorflow as tf
 
 from tfdistill.cluster import replicas
@@ -17,7 +16,3 @@ def test_each_replica_has_a_place(two_replicas):
     assert values.gathered(2**40) == [2**40] * 2
     assert values.gathered(-1) == [-1] * 2
     assert replicas.local_replicas(two_replicas) == [0, 1]
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

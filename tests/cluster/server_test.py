@@ -164,7 +164,3 @@ def test_a_chief_names_the_servers_that_do_not_come(monkeypatch, capsys):
         f"chief:0 waited 1 s for worker:0 ({worker} refuses connections)."
         in capsys.readouterr().err
     )
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -206,7 +206,3 @@ def test_warning_at_half_the_limit_once(make_watch, announce):
     announce("w1", signs.announce_starting)
     watch.late(NAMES, now=101.0)
     assert watch.warning(now=106.0) is None
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -80,7 +80,3 @@ def test_a_late_call_says_where_it_belongs(monkeypatch):
         RuntimeError, match="must come before any other use of TensorFlow"
     ):
         tfdistill.make_strategy(cluster)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -61,7 +61,3 @@ def test_fit_warns_on_servers(monkeypatch):
     data = tf.data.Dataset.from_tensors((tf.ones([2, 3], tf.int32), tf.ones(2)))
     with pytest.warns(UserWarning, match="'words'.*tfdistill.ShardedEmbedding"):
         model.fit(data, verbose=0)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -599,7 +599,3 @@ def test_the_documentation_lists_every_check():
     assert {"address", "data", "exchange", "key", "teachers"} <= names
     listed = set(re.findall(r"^\| `([a-z]+)` \|", text, re.MULTILINE))
     assert names <= listed, names - listed
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -190,7 +190,3 @@ def test_other_runs_are_none_of_its_business(tmp_path):
     _group(tmp_path, 0, versions)
     _mailbox(tmp_path, 0)
     assert _examine(tmp_path) == ([], [])
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -173,7 +173,3 @@ def test_a_version_that_another_key_has_signed(tmp_path):
     found = _only(_examine(theirs, own=False, key=keys[1]), check.FAILED)
     assert "signature" in found.seen
     assert "TFDISTILL_EXCHANGE_KEY_FILE" in found.remedy
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -156,7 +156,3 @@ def test_without_keras_rs_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "keras_rs", None)
     with pytest.raises(ImportError, match=r"tfdistill\[recommenders\]"):
         tfdistill.FeatureEmbedding([None])
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

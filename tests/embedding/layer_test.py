@@ -519,7 +519,3 @@ def test_a_peer_s_table_teaches(tmp_path, replicas, two_replicas):
     logs = codistillation_cases.fit(model, x, y, batch_size=len(x))
     np.testing.assert_allclose(logs["distillation_loss"], [expected], rtol=1e-5)
     model.teachers.stop()
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

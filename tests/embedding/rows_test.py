@@ -96,7 +96,3 @@ def test_the_largest_hashed_table_does_not_overflow():
 def test_mistakes_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         rows.RowLayout(**arguments)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -248,7 +248,3 @@ def test_slots_lie_beside_their_variables(two_replicas):
 def test_what_is_not_supported_is_refused_by_name(optimizer, message):
     with pytest.raises(ValueError, match=message):
         rules.rule_for(optimizer())
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -257,7 +257,3 @@ def test_one_trace_serves_batches_of_every_content():
     num_traces = len(traces)
     model.fit(dataset.batch(8, drop_remainder=True), epochs=1, verbose=0)
     assert num_traces == len(traces) >= 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -760,7 +760,3 @@ def test_a_process_that_was_stopped_does_not_publish_any_more(tmp_path, start):
     _until(lambda: second.names().count("published") > count + 2)
     second.kill()
     _check_versions(tmp_path, first, second)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -356,7 +356,3 @@ def test_bad_roots_are_named(root, named):
         pytest.importorskip("tensorflow")
     with pytest.raises(ValueError, match=named):
         filesystem.for_root(root)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -19,7 +19,3 @@ def test_libfuzzer_finds_no_bytes_that_break_the_reader(tmp_path):
     )
     # That it went inside the reader, beyond what JSON itself refuses.
     assert found > 70
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -352,7 +352,3 @@ def test_flipped_bytes_give_a_manifest_or_a_manifest_error(data):
 def test_any_json_survives_as_inputs(value):
     original = make(inputs=value)
     assert attempt(original.to_json()) == original
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

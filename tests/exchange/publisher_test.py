@@ -867,7 +867,3 @@ def test_an_object_store_is_published_to_pruned_and_swept(
         publish(hub, 4)
         hub.verify(hub.latest(0))
     assert tree(tmp_path) == []
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

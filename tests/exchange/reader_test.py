@@ -476,7 +476,3 @@ def test_a_clock_that_is_a_year_off_changes_nothing(
         choices.append(chosen)
     assert choices[0] == choices[1]
     assert choices[0][-1] == (6, [5, 6])
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -353,7 +353,3 @@ def test_a_reader_without_a_key_says_so_once(tmp_path, caplog):
     for _ in range(3):
         reader.verify(reader.open(1, 7))
     assert caplog.text.count("this process has no key") == 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

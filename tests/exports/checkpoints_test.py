@@ -149,7 +149,3 @@ def test_some_variables_are_read_and_all_are_checked(tmp_path, writer):
     others = {**writer.variables, first: {"shape": [9, 9], "dtype": "float32"}}
     with pytest.raises(ValueError, match=r"float32 \[9, 9\]; received"):
         saved_model.read_variables(str(tmp_path), others, only=[second])
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -496,7 +496,3 @@ def test_a_changed_directory_is_refused(graph, tmp_path, change):
 def test_a_directory_that_is_not_there(tmp_path):
     with pytest.raises(OSError, match="absent"):
         graph_check.check_directory(str(tmp_path / "absent"))
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -406,7 +406,3 @@ def test_other_files_and_a_tebibyte_in_a_version_are_quarantined(
     with open(f"{version.path}/manifest.json", "w") as file:
         file.write(manifest.Manifest(**fields).to_json())
     assert "it must have at most" in peers.refused()
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

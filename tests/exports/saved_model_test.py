@@ -444,7 +444,3 @@ def test_a_table_on_servers_must_be_finite(tmp_path, on_servers):
     shard.assign(tf.fill(shard.shape, np.inf))
     with pytest.raises(ValueError, match="NaN or infinite"):
         _write(writer, tmp_path / "1")
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -133,7 +133,3 @@ def test_it_tells_when_it_has_read_what_is_not_finite(tmp_path, row):
     bundle.finish()
     shards = _shards(5, 4)
     assert not server_bundle.read_rows(f"{tmp_path}/some", "table", shards)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

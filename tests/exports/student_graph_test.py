@@ -289,7 +289,3 @@ def test_a_student_that_is_not_built_is_refused():
         student_graph.StudentGraph(
             keras.Sequential([keras.layers.Dense(3)]), cases.input_spec()
         )
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -224,7 +224,3 @@ def test_what_cannot_be_labelled_is_refused(tmp_path):
         labels.write(data, lengths, tmp_path)
     with pytest.raises(ValueError, match="local or mounted"):
         labels.write(_data(), teacher, "s3://bucket/labels")
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

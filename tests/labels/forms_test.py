@@ -100,7 +100,3 @@ def test_classes_of_another_number_and_no_probabilities_are_refused(kept):
     with pytest.raises(ValueError, match="must be probabilities"):
         form.check(logits)
     forms.Form().check(shares)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

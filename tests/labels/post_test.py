@@ -487,7 +487,3 @@ def test_a_message_that_is_too_large_is_named(two, monkeypatch, caplog):
 @pytest.fixture(autouse=True)
 def _warnings(caplog):
     caplog.set_level(logging.WARNING)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

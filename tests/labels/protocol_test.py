@@ -41,7 +41,3 @@ def test_a_tensor_that_claims_more_than_it_holds_is_refused():
     with pytest.raises(ValueError, match="must hold its values") as caught:
         protocol.read_answer(claims.SerializeToString(), spec)
     assert caught.value.kind == "malformed"
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -341,7 +341,3 @@ def test_classes_are_not_taken_from_probabilities_for_logits():
                 tf.errors.InvalidArgumentError, match="from_logits=False"
             ):
                 list(_dataset().map(teachers))
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -63,7 +63,3 @@ def test_shapes_that_promise_more_than_there_is_cost_nothing():
     head[wire._HEADER.size - 1] = 1
     with pytest.raises(wire.MessageError, match="what its shapes say"):
         wire.decode(bytes(head) + spec + bytes(32), KEY)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

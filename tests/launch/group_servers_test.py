@@ -94,7 +94,3 @@ def test_they_are_started_only_for_who_asks_them():
         assert len(given) == num_given
     given = 'codistillation.addresses=["a:1","b:1"]'
     assert not group_servers.are_needed(recipes.override(served, [given]), 2)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

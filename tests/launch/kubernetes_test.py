@@ -630,7 +630,3 @@ def test_options_must_go_together(capsys, options, said):
 )
 def test_taints_that_are_tolerated(text, found):
     assert run.toleration("toleration", text) == found
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -123,7 +123,3 @@ def test_a_teacher_that_is_none_is_named(tmp_path, caplog):
     np.savez(tmp_path / "a.npz", a=1)
     assert _label(tmp_path, tmp_path / "labels") == 1
     assert "saved_model.pb" in caplog.text
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

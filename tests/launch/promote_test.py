@@ -283,7 +283,3 @@ def test_help_and_mistakes_need_no_tensorflow(run):
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

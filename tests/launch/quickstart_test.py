@@ -321,7 +321,3 @@ def test_the_script_installs_first_and_passes_options_on(tmp_path):
     )
     assert found.returncode == 3
     assert len(log.read_text().splitlines()) == 2
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

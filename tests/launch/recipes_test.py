@@ -295,7 +295,3 @@ def test_recipes_need_neither_tensorflow_nor_keras():
         check=True,
     )
     assert found.stdout.strip() == "[]"
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -65,7 +65,3 @@ def test_a_script_is_submitted(tmp_path, capsys, caplog, monkeypatch):
     sbatch.write_text("#!/bin/sh\necho 'no partition' >&2\nexit 1\n")
     assert slurm.main(argv) == 1
     assert "exit code 1: no partition" in caplog.text
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -550,7 +550,3 @@ def test_the_configuration_can_be_printed(capsys):
     assert train.main(options) == 0
     printed = config_lib.Config.from_json(capsys.readouterr().out)
     assert printed == _config("seed=4")
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

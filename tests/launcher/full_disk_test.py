@@ -174,7 +174,3 @@ def test_a_launcher_may_print_to_a_full_disk(tmp_path):
     with open("/dev/full", "w") as full:
         with _launched(tmp_path / "run", code="pass", stdout=full) as launcher:
             assert launcher.wait(tasks.LIMIT_SECS) == 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -295,7 +295,3 @@ while True:
     assert group.restarts == {"group_0_worker_0": 1}
     (stuck,) = _events(topology, "stuck")
     assert stuck["task"] == "group_0_worker_0"
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -118,7 +118,3 @@ def test_tensorflow_is_not_loaded():
         "sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

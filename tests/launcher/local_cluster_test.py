@@ -222,7 +222,3 @@ def test_last_lines_are_as_a_terminal_would_have_shown_them(tmp_path):
     assert lines[-3:] == ["x", "2/2", "red\ufffd"]
     path.write_bytes(b"no newline")
     assert files.last_lines(path) == ["no newline"]
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

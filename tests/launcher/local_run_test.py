@@ -558,7 +558,3 @@ def test_the_warning_names_the_interfaces():
     # A run of single tasks opens no port.
     assert local_run.ports_warning(0, lambda: ["eth0"]) is None
     assert local_run.ports_warning(4, list) is None
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -448,7 +448,3 @@ def test_a_setting_of_tensorflow_made_first_thing_by_the_script(real):
     assert "oneDNN custom" in _run_real(real, "nothing")
     log = _run_real(real, "setting")
     assert "oneDNN custom" not in log and log.count("begins") == 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -138,7 +138,3 @@ def test_once_one_is_given_up_no_other_is_started_again(clock):
     assert restarts.note_end("c") is None
     assert restarts.none_left
     assert restarts.made == {"a": 1, "b": 0, "c": 0}
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

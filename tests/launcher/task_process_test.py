@@ -159,7 +159,3 @@ time.sleep(600)
         process.kill()
         process.wait(LIMIT_SECS)
     tasks.until(lambda: not any(tasks.alive(pid) for pid in pids))
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

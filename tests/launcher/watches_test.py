@@ -295,7 +295,3 @@ def test_a_chief_does_not_wait_for_a_lost_worker_for_ever(tmp_path):
     assert not group.go_on(59, **serving)
     found = group.go_on(12, **serving)
     assert {(f.event, f.task) for f in found} == {("stuck", None)}
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

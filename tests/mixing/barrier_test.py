@@ -303,7 +303,3 @@ def test_what_cannot_be_compared_is_refused():
         barrier = schedules.MergeBarrier(canary=canary)
         with pytest.raises(ValueError, match="must have labels"):
             barrier_lib.BarrierWatch.of(barrier, model)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -329,7 +329,3 @@ def test_what_it_cannot_scale_is_refused(two_replicas):
             callbacks=[scaler],
             verbose=0,
         )
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

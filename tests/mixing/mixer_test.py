@@ -749,7 +749,3 @@ def test_versions_say_what_their_group_has_trained_on(tmp_path):
         extras = exchange.open(0, step).manifest.extras
         assert (extras["updates"], extras["examples"]) == (step, 4.0 * step)
         assert extras["initial_weights"] == _digest(cases.deep(0))
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

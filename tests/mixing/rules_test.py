@@ -194,7 +194,3 @@ def test_a_rule_starts_as_it_did_whatever_it_mixed_before(name):
 def test_numbers_out_of_range_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

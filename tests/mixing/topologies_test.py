@@ -67,7 +67,3 @@ def test_a_mix_of_pairs_has_a_quorum_of_one():
             topology.check_quorum(quorum)
         with pytest.raises(ValueError, match=f"which is {most} for group 0"):
             topology.check_quorum(most + 1)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

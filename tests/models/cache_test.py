@@ -183,7 +183,3 @@ def test_what_a_killed_process_left_is_made_again(tmp_path):
     process = started("whole", tmp_path)
     assert process.communicate(timeout=60)[0]
     assert process.returncode == 0 and not left.exists()
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -322,7 +322,3 @@ def test_the_real_images(data_dir, tmp_path):
     assert np.bincount(y_train[:1000]).min() > 60
     mean = x_train[:5000].mean(axis=(0, 1, 2)) / 255
     np.testing.assert_allclose(mean, cifar10._MEAN, atol=0.01)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

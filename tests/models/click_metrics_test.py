@@ -94,7 +94,3 @@ def test_calibration_needs_a_click():
     with pytest.raises(ValueError, match="must hold a 1"):
         click_metrics.calibration([0, 0], [0.1, 0.2])
     assert click_metrics.calibration([1, 1], [0.1, 0.3]) == pytest.approx(0.2)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -354,7 +354,3 @@ def test_a_dlrm_multiplies_each_pair_of_vectors_once():
     assert model(inputs).shape == (3, 1)
     with pytest.raises(ValueError, match="`bottom_units`.*received 4, .*0"):
         criteo.build_dlrm(embedding_dim=4, bottom_units=(0,))
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

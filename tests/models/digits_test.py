@@ -122,7 +122,3 @@ def test_the_model_learns_the_digits():
     model.fit(train, steps_per_epoch=200, shuffle=False, verbose=0)
     results = model.evaluate(validation, verbose=0, return_dict=True)
     assert results["accuracy"] > 0.93
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -349,7 +349,3 @@ def test_the_recipe_counts_in_passes_over_the_images():
     assert learning.boundaries == (36 * 78, 76 * 78, 88 * 78)
     assert learning.weight_decay_factors == (0.1, 0.0, 0.0)
     assert learning.learning_rate == apart.learning_rate == 6.4
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -293,7 +293,3 @@ def test_training_on_reviews_lowers_the_loss(data_dir, tmp_path):
     unigram = -np.log(shares[labels]).mean()
     # Better than to know how often each sub-word comes.
     assert model.evaluate(validation, verbose=0) < unigram - 0.3
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -123,7 +123,3 @@ def test_the_text_by_default_is_tiny_shakespeare(data_dir, monkeypatch):
     assert len(known) == 65 and None not in known
     _, validation = shakespeare.make_datasets(cluster(), global_batch_size=4096)
     assert len(cases.joined(read(validation))[1]) == 8000
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

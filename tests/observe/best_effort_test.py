@@ -129,7 +129,3 @@ def test_what_is_no_fault_of_storage_is_raised(error):
         cases.fit(
             model, _X, _Y, batch_size=4, callbacks=[callback, cases.never()]
         )
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

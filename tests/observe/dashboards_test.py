@@ -134,7 +134,3 @@ def _check_hparams(page, board):
         cell.wait_for(state="attached")
     assert page.get_by_text("optimizer.learning_rate").count()
     assert page.get_by_text("validation/accuracy").count()
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

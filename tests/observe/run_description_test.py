@@ -67,7 +67,3 @@ def test_without_validation_the_training_counts(tags):
 def test_markdown_is_code():
     text = run_description.markdown({"a": "<script>"})
     assert all(line.startswith("    ") for line in text.splitlines())
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -214,7 +214,3 @@ def test_logs_of_other_types_are_written(tmp_path):
     cases.fit(model, _X, _Y, callbacks=[More(), _log(tmp_path)])
     line = _lines(tmp_path)[1]
     assert (line["lr"], line["note"]) == (0.5, "text")
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

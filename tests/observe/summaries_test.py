@@ -463,7 +463,3 @@ def test_work_that_fails_is_measured(clock):
     with times.measured():
         clock.now += 1.0
     assert (times.last_secs, times.total_secs) == (1.0, 4.0)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

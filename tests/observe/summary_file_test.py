@@ -2,7 +2,6 @@
 
 import threading
 
-import pytest
 import tensorflow as tf
 
 from tfdistill.observe import summary_file
@@ -64,7 +63,3 @@ def test_storage_that_hangs_is_waited_for_once(tmp_path, monkeypatch, caplog):
     assert waits == [0.0]  # Nothing is left for the thread's own end.
     assert file.num_lost == 1
     storage.go_on.set()
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

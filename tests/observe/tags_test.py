@@ -3,8 +3,6 @@
 import pathlib
 import re
 
-import pytest
-
 from tests.cases import summaries as cases
 from tfdistill.observe import tags as tags_lib
 
@@ -42,7 +40,3 @@ def test_teachers_have_names_fit_for_tags():
     }
     status = [{"name": name} for name in names]
     assert tags_lib.teacher_tags(status) == list(names.values())
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

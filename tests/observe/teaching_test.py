@@ -73,7 +73,3 @@ def test_a_teacher_of_the_first_steps_was_one(tmp_path, caplog):
 
     told, last = _train(tmp_path, caplog, distillation_weight=weight)
     assert not told and "untaught" not in last
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

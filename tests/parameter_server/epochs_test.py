@@ -404,7 +404,3 @@ def test_without_a_backup_it_starts_where_the_optimizer_stands(monkeypatch):
     assert case.epochs.start(3) == 3
     case.run(3)
     assert (case.calls[0][1], case.step) == (20, 24)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

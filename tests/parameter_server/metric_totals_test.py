@@ -162,7 +162,3 @@ def test_a_model_without_metrics_has_nothing_to_add():
     assert totals.size == 0
     totals.add(totals.added(totals.initial()).numpy())
     assert totals.results() == {}
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

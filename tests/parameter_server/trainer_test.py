@@ -220,7 +220,3 @@ def test_no_batch_at_all_gives_no_rows():
     empty = (np.zeros([0], np.int64), np.zeros([0, 5], np.float32))
     found = trainer._interleaved([empty, empty])
     assert (found.shape, found.dtype) == ((0, 5), np.float32)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -202,7 +202,3 @@ def test_specs_name_whole_tables_whatever_the_shards(tmp_path):
     assert shapes["table/0"] == [sum(cases.SIZES), cases.DIM]
     assert {"others/0", "optimizer/0", "trainable/0"} <= shapes.keys()
     assert sum(key.startswith("table/0/") for key in shapes) == 2
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -207,7 +207,3 @@ def test_it_counts_the_rows_of_an_element():
     x = {"a": tf.zeros([3, 2]), "b": tf.zeros([3])}
     for element in (x, (x,), (x, tf.zeros([3]), tf.zeros([3]))):
         assert worker_data.num_rows(element).numpy() == 3
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

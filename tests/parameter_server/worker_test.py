@@ -394,7 +394,3 @@ def test_it_names_the_worker_and_passes_the_riders_report_on(monkeypatch):
     assert [r.worker for r in results] == [0, 1]
     assert results[1].report.tolist() == [5, 6]
     assert rider.told == ["inside", "asked", "outside"]
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

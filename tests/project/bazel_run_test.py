@@ -165,7 +165,3 @@ def test_bazel_builds_everything_and_runs_ten_tests(bazel):
     code, output = bazel.run("test", "//tests/status:run_events_test")
     assert code != 0
     assert "No module named 'tfdistill.status'" in output, output
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

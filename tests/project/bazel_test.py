@@ -236,7 +236,3 @@ def test_writing_adds_changes_and_removes_build_files(tmp_path):
         '    "m_test": ["//models"],\n'
         "})\n"
     )
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

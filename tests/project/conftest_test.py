@@ -6,8 +6,6 @@ import subprocess
 import sys
 import textwrap
 
-import pytest
-
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -148,7 +146,3 @@ def test_dtype_policy_is_gone_in_the_next():
     import keras
 
     assert keras.config.dtype_policy().name == "float32"
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -143,7 +143,3 @@ def test_nothing_is_loaded_from_elsewhere(site, pages):
             r"@import[^;]+|url\((https?:[^)]+)\)", path.read_text()
         )
         assert not imported, f"{path}: {imported}"
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

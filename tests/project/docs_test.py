@@ -466,7 +466,3 @@ def test_the_page_runs(tmp_path, monkeypatch):
     np.save("expected_text.npy", text[3].predict(text[2], verbose=0))
     (tmp_path / "version").symlink_to(tmp_path / "texts" / "group_0")
     assert cases.run_python(_PLAIN, cwd=tmp_path).strip() == "same"
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -163,7 +163,3 @@ def test_its_models_are_saved_and_served(typed):
     served = typed / "served" / "digits" / "300"
     assert (served / "saved_model.pb").is_file()
     assert os.listdir(served.parent) == ["300"]
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -206,7 +206,3 @@ def test_relative_environment_is_relative_to_the_caller(machine):
     done = machine.install(VENV="here/env")
     assert done.returncode == 0, done.stderr
     assert (machine.folder / "here" / "env" / "pyvenv.cfg").exists()
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

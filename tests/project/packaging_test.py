@@ -329,7 +329,3 @@ def test_names_of_test_files_are_those_of_modules():
         if path.name.startswith("test_")
     ]
     assert not lost, f"pytest collects *_test.py only; rename {lost}"
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

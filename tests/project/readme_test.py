@@ -86,7 +86,3 @@ def test_it_runs_when_it_is_pasted_alone_and_in_groups(tmp_path):
         # Of `tfdistill.callbacks`, which alone may make it.
         assert [path.name for path in (group / "backup").iterdir()]
     assert any((run / "exchange" / "group_1").iterdir())
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -237,7 +237,3 @@ def test_programs_import_workloads_and_they_the_library(folder, forbidden):
     for path in (ROOT / folder).rglob("*.py"):
         heads = {name.partition(".")[0] for name in _imports(path)}
         assert not heads & forbidden, path
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

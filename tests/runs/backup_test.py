@@ -45,7 +45,3 @@ def test_a_killed_training_ends_as_if_it_had_never_been(num_workers, tmp_path):
         (counts,) = (v for v in found.values() if v.shape == seen.shape)
         seen += counts
     assert set(seen) == {backup_program.CASE.epochs}
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -43,7 +43,3 @@ def test_both_workers_change_the_size_at_the_same_step(tmp_path):
         notes = json.loads((tmp_path / f"notes_{worker}.json").read_text())
         assert notes["sizes"] == sizes
         np.testing.assert_allclose(notes["weights"], _by_hand(sizes), rtol=1e-4)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

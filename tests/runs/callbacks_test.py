@@ -116,7 +116,3 @@ def test_only_the_chief_shows_progress(workers):
     logs = directory / "run" / "logs"
     assert "Epoch 1/12" in (logs / "group_0_worker_0.log").read_text()
     assert "Epoch 1/12" not in (logs / "group_0_worker_1.log").read_text()
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -239,7 +239,3 @@ def test_a_failing_worker_stops_its_group_and_is_blamed(tmp_path):
     group = result.groups[0]
     assert "worker_1" in group.failed_task
     assert "worker one is ill" in "\n".join(group.last_lines)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

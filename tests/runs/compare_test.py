@@ -146,7 +146,3 @@ def test_groups_that_ask_servers_get_their_own(
     alone = sum(group["process_seconds"] for group in own)
     assert trial["figures"]["process_seconds"] > alone
     assert all(group["teachers"][0]["sent_bytes"] > 0 for group in own)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -124,7 +124,3 @@ def test_wrong_options(arguments, capsys):
     with pytest.raises(SystemExit) as raised:
         doctor.main(arguments)
     assert raised.value.code == 2
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -91,7 +91,3 @@ def test_a_prediction_by_the_chief_alone_is_refused_in_words(tmp_path):
     assert "`predict` must be called by all workers" in chief
     assert "while others ended their program" in chief
     assert "Collective" not in chief
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

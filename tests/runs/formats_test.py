@@ -296,7 +296,3 @@ def test_a_comparison_is_reported_again(tmp_path):
     ours, theirs = (x["methods"]["independent"] for x in (found, wanted))
     assert ours["trials"] == theirs["trials"]
     assert ours["figures"] == theirs["figures"]
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -105,7 +105,3 @@ def test_a_group_comes_back_after_a_kill_and_a_hang(tmp_path):
     failed = [e for e in events if e["event"] == "failed"]
     assert [e["exit_code"] for e in failed] == [137, 75]
     assert failed[0]["task"] == "group_0_worker_1"
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -661,7 +661,3 @@ def test_12_teachers_that_nobody_loads_are_told(exchange):
     model = cases.codistill(cases.linear(), cases.teacher_set(exchange))
     with pytest.warns(UserWarning, match=r"TeacherLoader\(every_steps=\.\.\."):
         cases.fit(model, _X, _Y, callbacks=[])
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

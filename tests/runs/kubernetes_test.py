@@ -92,7 +92,3 @@ def test_a_group_trains_and_goes_on_after_the_loss_of_a_pod(
     starts = [x for x in map(json.loads, lines) if x.get("event") == "start"]
     assert starts[-1]["step"] > 0
     assert (workdir / "group_0" / "student.keras").exists()
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

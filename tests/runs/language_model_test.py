@@ -97,7 +97,3 @@ def test_the_paper_recipe_builds_the_paper_model():
 def test_options_that_do_not_fit_are_refused(tmp_path, caplog, change, words):
     assert _run(tmp_path, change) in (train.EXIT_OPTIONS, train.EXIT_DATA)
     assert words in " ".join(caplog.text.split())
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -147,7 +147,3 @@ def test_random_kills_show_no_bad_version(tmp_path, no_process_left):
     assert found["versions"] > 20
     assert found["interrupted"] > 10
     assert found["reads"] > 20
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -46,7 +46,3 @@ def test_two_groups_of_two_workers_are_one_worker(tmp_path):
         assert notes["totals"]["skipped"] == 0
         assert list(notes["totals"]["versions"].values()) == [num_mixes]
     assert len(list(tmp_path.glob("notes_*.json"))) == 4
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

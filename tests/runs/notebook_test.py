@@ -85,7 +85,3 @@ def test_the_notebook_runs_and_shows_what_it_promises(executed, tmp_path):
 def test_the_notebook_is_stored_without_outputs():
     for cell in nbformat.read(PAGE, as_version=4).cells:
         assert not cell.get("outputs") and not cell.get("execution_count")
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -98,7 +98,3 @@ def test_writers_killed_at_random_show_no_bad_version(s3, no_process_left):
     found = json.loads(done.stdout)
     assert (found["kills"], found["bad"]) == (8, 0), found
     assert found["versions"] > 0 and found["reads"] > 0, found
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

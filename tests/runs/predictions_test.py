@@ -36,7 +36,3 @@ def test_two_groups_of_two_workers_learn_as_two_models_in_one_process(
                 np.testing.assert_allclose(
                     found[f"arr_{index}"], value, rtol=0, atol=1e-6
                 )
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

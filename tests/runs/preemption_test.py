@@ -97,7 +97,3 @@ def test_sigterm_ends_a_task_in_every_phase(tmp_path, start):
     # What could be saved was saved.
     (step,) = tfdistill.Exchange(tmp_path / "backup", key=None).steps(0)
     assert step >= 4
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

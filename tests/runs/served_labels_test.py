@@ -45,7 +45,3 @@ def test_a_group_of_processes_learns_from_a_server(
     assert load["requests"] >= program.NUM_STEPS and not load["failed"]
     if "ps_per_group" in topology:
         assert "pass a function" in found["refused"]
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -113,7 +113,3 @@ def test_a_group_resumes_after_the_loss_of_a_ps_and_of_its_chief(tmp_path):
     per_epoch = num_steps // 2 * program.BATCH_SIZE
     num_epochs = 2 if second < num_steps // 2 else 1
     assert end["history"]["count"] == [per_epoch] * num_epochs
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -168,7 +168,3 @@ def test_a_fresh_fit_goes_on_from_the_backup(found):
         np.testing.assert_allclose(
             ours[name], value, rtol=2e-4, atol=2e-5, err_msg=name
         )
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -109,7 +109,3 @@ def _check_group(workdir, group):
     )
     weights = [np.isfinite(w).all() for w in student.get_weights()]
     assert weights and all(weights)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

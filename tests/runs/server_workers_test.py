@@ -144,7 +144,3 @@ def test_a_loss_that_is_nan_ends_training(seen):
     assert found["epochs"] == [0]
     assert program.NUM_NAN_STEPS < found["iterations"]
     assert found["iterations"] < 10 * program.NUM_NAN_STEPS
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -265,7 +265,3 @@ def test_tasks_of_a_node_have_one_parent_and_are_told_once(
         slurm.wait(name, "COMPLETED", "FAILED", limit_secs=LIMIT_SECS)
         assert slurm.job(name)["JobState"] == "COMPLETED", _describe(workdir)
     assert not any(p.is_running() for found in parents for p in found)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -75,7 +75,3 @@ def test_a_callback_of_the_chief_looks_without_the_other_worker(notes):
 def test_arrays_are_shuffled_alike_without_a_seed(notes):
     for found in notes:
         np.testing.assert_allclose(*found["losses"], rtol=1e-5)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

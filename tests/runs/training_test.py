@@ -44,7 +44,3 @@ def test_two_workers_train_as_keras_in_one_process(devices, tmp_path):
                 if key.startswith(f"{name}/")
             }
             training_cases.assert_equal(actual, expected[name], case.tolerance)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

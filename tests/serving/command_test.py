@@ -92,7 +92,3 @@ def test_a_group_teaches_through_the_program(tmp_path, no_process_left):
             teachers.close()
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -203,7 +203,3 @@ def test_only_versions_of_the_key_are_served(tmp_path):
     cases.publish(theirs, cases.linear(6), step=20)
     with server_cases.serving(ours) as server:
         assert server.followed.version == 10
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

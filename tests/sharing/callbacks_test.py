@@ -655,7 +655,3 @@ def test_tensorboard_with_histograms_and_graph(taught, tmp_path):
     assert "epoch_distillation_loss" in tags
     assert "epoch_teacher_staleness" in tags
     assert any("kernel/histogram" in tag for tag in tags)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -279,7 +279,3 @@ def test_slurm_that_does_not_answer_is_worth_a_retry(fake, monkeypatch, caplog):
     monkeypatch.setenv("PATH", str(pathlib.Path(fake, "nowhere")))
     assert group.main([f"--workdir={fake}", "--", "true"]) == 75
     assert "scontrol must answer" in caplog.text
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

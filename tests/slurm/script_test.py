@@ -129,7 +129,3 @@ def test_whatever_stands_in_a_command_arrives_as_it_is(tmp_path):
 def test_wrong_fields_are_refused(tmp_path, fields, words):
     with pytest.raises(ValueError, match=words):
         _ = _script(tmp_path, **fields).text
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

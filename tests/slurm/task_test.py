@@ -464,7 +464,3 @@ def test_a_task_that_is_to_end_is_not_started(step):
         assert step.wait(rank) == 128 + signal.SIGTERM
         assert "pid" not in step.log(rank)
     assert json.loads(step.failure_file.read_text())["told"]
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

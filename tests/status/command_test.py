@@ -249,7 +249,3 @@ def test_a_real_run_that_failed_and_came_back(tmp_path, capsys):
     found = json.loads(_main(capsys, run_dir, "--json")[1])
     assert (found["over"], found["exit_code"]) == (True, 0)
     assert found["groups"][0]["restarts"] == 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

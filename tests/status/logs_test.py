@@ -79,7 +79,3 @@ def test_of_a_long_log_beginning_and_end_are_read(tmp_path):
     assert [text.split()[0] for text in found.found] == ["first", "last"]
     path.unlink()
     found.read()
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

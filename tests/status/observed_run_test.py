@@ -276,7 +276,3 @@ def test_a_storage_that_hangs_does_not_hold_up_the_rest(tmp_path):
     release.set()
     assert _states(seen) == ["running"]
     assert "has not answered" in " ".join(seen.problems)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

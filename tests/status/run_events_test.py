@@ -4,8 +4,6 @@ import errno
 import pathlib
 import time
 
-import pytest
-
 from tfdistill.status import run_events
 
 
@@ -50,7 +48,3 @@ def test_a_log_goes_on_where_it_was(tmp_path):
         assert run_events.read(path)[-1]["event"] == event
         log.close()
     assert [e["event"] for e in run_events.read(path)] == ["start", "done"]
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

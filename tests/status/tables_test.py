@@ -205,7 +205,3 @@ def test_a_peer_that_misses_many_batches_is_told_of_once(missed, told):
     assert (note in text) == told
     assert text.count("no predictions") == told
     assert text.count("messages of strangers: 2") == 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -116,7 +116,3 @@ def test_pauses_double_up_to_the_longest_and_a_success_ends_them():
 def test_bad_pauses_are_named(first, longest):
     with pytest.raises(ValueError, match="`first_secs`"):
         background.Backoff(first_secs=first, longest_secs=longest)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -130,7 +130,3 @@ def test_a_search_trains_each_trial_with_its_own_exchange(tmp_path):
         assert exchange.steps(0)[-1] == 4
     (best,) = search.get_best_hyperparameters()
     assert 0.001 <= best.get("rate") <= 0.1
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -134,7 +134,3 @@ def test_iterators_of_strategies_are_made_without_autotuning(two_replicas):
         for value in part
     ]
     assert sorted(found) == list(range(8))
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -2,8 +2,6 @@
 
 import socket
 
-import pytest
-
 from tfdistill.system import processes
 
 
@@ -48,7 +46,3 @@ def test_a_connection_that_meets_itself_counts_as_refused(monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", meet_itself)
     assert processes.ask("127.0.0.1:9") is processes.Answer.REFUSED
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

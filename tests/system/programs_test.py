@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 
-import pytest
 from absl import flags
 from absl.testing import parameterized
 
@@ -210,7 +209,3 @@ class ProcessTest(parameterized.TestCase):
             text=True,
             timeout=60,
         )
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -84,7 +84,3 @@ def test_importing_the_package_is_enough_in_either_order(saved, imports):
         np.fromstring(outputs, sep=" "), expected, rtol=1e-5
     )
     assert without_stub == without_class == ""
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -62,7 +62,3 @@ def test_a_mount_that_renames_nothing_gets_the_file_too(tmp_path, monkeypatch):
     run_files.write(str(tmp_path / "x"), [b"content"])
     assert (tmp_path / "x").read_bytes() == b"content"
     assert os.listdir(tmp_path) == ["x"]
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -71,7 +71,3 @@ def test_what_steers_a_terminal_goes(text, shown):
     found = untrusted.without_control(text)
     assert found == shown
     found.encode()  # Any stream in UTF-8 takes it.
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -455,7 +455,3 @@ def test_a_teacher_stays_as_it_is_while_the_student_trains(exchange):
     assert [tuple(v.shape) for v in model.trainable_variables] == shapes
     # Adam: the step, the rate and two slots a variable.
     assert len(model.optimizer.variables) == num_slots == 2 + 2 * len(shapes)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -428,7 +428,3 @@ def test_what_contradicts_predictions_is_refused_with_the_remedy(tmp_path):
     teachers = model.teachers._options
     with pytest.raises(ValueError, match="parameter servers.*labels="):
         teachers.check_remote()
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

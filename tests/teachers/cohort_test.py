@@ -73,7 +73,3 @@ def test_what_is_no_cohort_is_refused():
             tfdistill.TeacherSet(cohort=wrong)
     with pytest.raises(ValueError, match="3 students.*received 2 outputs"):
         _trained(2, cohort=3)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

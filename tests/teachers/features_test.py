@@ -197,7 +197,3 @@ def test_other_teachers_have_no_layers_to_name(teachers):
     loss = losses.FeatureDistillation([("hidden", "hidden")])
     with pytest.raises(ValueError, match=r"exactly one teacher.*models=\[mod"):
         cases.codistill(_network(5, 0), teachers(), feature_loss=loss)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

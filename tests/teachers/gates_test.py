@@ -409,7 +409,3 @@ def test_files_and_sizes_are_looked_at_first(exchange):
     version = exchange.publish(write, group=1, step=1)
     with pytest.raises(peer.RejectedError, match="saved_model.pbtxt"):
         gates.VersionScreen(graph)(version)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

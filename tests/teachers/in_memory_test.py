@@ -194,7 +194,3 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, in_file):
     teacher.save(tmp_path / "a.keras")
     with pytest.raises(ValueError, match="finite .* 'big' with NaN .*/bias. P"):
         _trained(models=[tmp_path / "a.keras" if in_file else teacher])
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

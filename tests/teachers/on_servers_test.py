@@ -502,7 +502,3 @@ def test_a_trace_inside_of_another_gives_the_outer_handle_back():
             return variable.value()
 
     assert outer().numpy() == 2
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

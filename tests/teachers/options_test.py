@@ -59,7 +59,3 @@ def test_the_options_are_the_arguments_of_a_teacher_set():
 def test_other_schemas_need_one_to_compare_with():
     with pytest.raises(ValueError, match="must come with a `schema`"):
         options.TeacherOptions(allow_other_schemas=True)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

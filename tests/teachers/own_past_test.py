@@ -185,7 +185,3 @@ def test_no_file_knows_of_it_and_nonsense_is_refused():
         with pytest.raises(ValueError, match="include_past.*Such as 0.9"):
             tfdistill.TeacherSet(include_past=wrong)
     assert not len(tfdistill.TeacherSet(include_past=False))
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -611,7 +611,3 @@ def test_after_any_trouble_a_good_version_arrives(num_workers):
                 reader.stage()
             group.refresh()
         assert [r.current for r in group.readers] == [100] * num_workers
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -220,7 +220,3 @@ def test_replicas_count_their_own(two_replicas):
 
     counts = two_replicas.experimental_local_results(run())
     assert [value.numpy().tolist() for value in counts] == [[1], [0]]
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -185,7 +185,3 @@ def test_the_own_past_begins_after_the_burn_in():
         assert model.teachers.own_past.step == -1
     model.teachers.note_export(20, {})
     assert model.teachers.own_past.step == 20
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

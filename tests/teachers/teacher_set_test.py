@@ -620,7 +620,3 @@ def test_nobody_to_follow_needs_no_thread():
     teachers.start()
     teachers.stop()
     assert teachers.status() == []
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -275,7 +275,3 @@ def test_the_newest_quarantined_versions_are_listed(clock):
     assert found["num_quarantined"] == 30
     assert list(found["quarantined"]) == list(range(20, 30))
     assert found["reason"] == "reason 29"
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

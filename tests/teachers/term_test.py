@@ -429,7 +429,3 @@ def test_a_regression_writes_its_own_tag(tmp_path):
     )
     expected = np.abs(teacher(x) - model.student(x)).mean()
     assert found == pytest.approx(expected, rel=1e-5)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

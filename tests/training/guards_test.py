@@ -185,7 +185,3 @@ def test_weights_that_are_not_finite_may_only_be_warned_of(model):
             x, Y, verbose=0, callbacks=[tfdistill.FiniteLoss(action="warn")]
         )
     assert len(said) == 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -370,7 +370,3 @@ def test_those_that_write_are_known_to_the_chief():
     for name in _CHECKS.keys() - quiet - refused:
         if found := getattr(keras.callbacks, name, None):
             assert issubclass(found, guards.WRITERS), name
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

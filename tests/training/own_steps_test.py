@@ -45,7 +45,3 @@ class _Derived(_Extends):
 )
 def test_a_step_is_for_one_device_unless_it_extends_ours(kind, name, expected):
     assert own_steps.is_for_one_device(kind, name) == expected
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

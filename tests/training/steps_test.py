@@ -174,7 +174,3 @@ def test_a_bad_interval_is_refused(every):
 
 def test_whole_numbers_of_other_types():
     assert steps_lib.EverySteps(np.int64(3)).every_steps == 3
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -191,7 +191,3 @@ def test_xla_is_keras_choice_for_one_device_alone(two_replicas, distributed):
         model = OnGpu(cases.linear())
         model.compile("sgd", "mse")
     assert model.jit_compile is not distributed
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

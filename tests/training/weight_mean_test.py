@@ -230,7 +230,3 @@ def test_nonsense_is_refused():
     on_servers = mock.patch.object(replicas, "on_servers", lambda _: True)
     with on_servers, pytest.raises(ValueError, match="parameter servers"):
         _exporter().set_model(cases.codistill(cases.linear()))
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -1083,7 +1083,3 @@ def test_a_run_is_named_by_what_it_trains():
     assert isinstance(run, runs.Run) and run.key.startswith("seed_0_")
     same = dataclasses.replace(run, part="member_7")
     assert same.key == run.key
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

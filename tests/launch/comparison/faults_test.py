@@ -152,7 +152,3 @@ def test_a_report_alone_adds_no_methods_and_no_trials(tmp_path, started):
     assert compare._variants(options) == []
     compare.main(["--recipe=digits", workdir, "--report_only"])
     assert json.loads((tmp_path / experiment.RECORD).read_text()) == before
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

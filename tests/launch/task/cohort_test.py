@@ -81,7 +81,3 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(ValueError, match=other.partition("=")[0]):
             _config(_STUDENTS, other)
     assert students.learns(config, tfdistill.Cluster())
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

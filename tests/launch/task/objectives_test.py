@@ -126,7 +126,3 @@ def test_labels_are_counted_up_to_a_limit():
     np.testing.assert_array_equal(counts, [2, 0, 3, 1])
     found = objectives.distribution(counts, 5)
     np.testing.assert_allclose(found, np.array([3, 1, 4, 2, 1]) / 11)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -308,7 +308,3 @@ def test_parameter_servers_refuse_what_they_cannot_do(change):
     spec = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
     with pytest.raises(students.OptionsError, match="for fused updates"):
         _made(f"optimizer.{change}", task_type="chief", spec=spec)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

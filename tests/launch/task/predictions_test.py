@@ -95,7 +95,3 @@ def test_prediction_differences_want_several_models():
             measure([[0.1, 0.2]])
         with pytest.raises(ValueError, match="same examples"):
             measure([[0.1, 0.2], [0.1]])
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -80,7 +80,3 @@ def test_addresses_must_fit(tmp_path):
     config = _config(_SERVED, 'codistillation.addresses=["a:1"]')
     with pytest.raises(ValueError, match="each of 2 groups; received 1"):
         config.check_num_groups(2)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

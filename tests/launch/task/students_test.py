@@ -283,7 +283,3 @@ def test_another_vocabulary_is_another_schema(tmp_path):
         )
         found.append(gates.digests(schema))
     assert found[0] == found[1] != found[2]
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

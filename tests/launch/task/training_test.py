@@ -59,7 +59,3 @@ def test_a_group_that_never_comes_is_not_waited_for_longer(tmp_path, caplog):
     alone.on_train_batch_end(0)
     assert "first step of group_1; training continues" in caplog.text
     assert alone.waited_secs > 0.05
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

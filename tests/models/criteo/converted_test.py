@@ -293,7 +293,3 @@ def test_the_real_log(data_dir, tmp_path):
     rows = records(binary, "train")[:, 14:]
     assert rows.min() == 0 and rows.max() < 10_000
     assert not (rows == criteo_rows.RARE_ROW).any()
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

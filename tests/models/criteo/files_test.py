@@ -283,7 +283,3 @@ def test_one_endless_line_is_refused(tmp_path, monkeypatch):
     path.write_bytes(criteo_cases.lines(5) + b"\t" * 5_000_000)
     with pytest.raises(ValueError, match="no line feed in .*Leave the file"):
         read(path)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -266,7 +266,3 @@ def test_the_real_log(data_dir):
         texts = [g[2][column] for g in good]
         pairs = set(zip(texts, prints[:, column].tolist(), strict=True))
         assert len(pairs) == len(set(texts))
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

@@ -184,7 +184,3 @@ def test_importing_the_builder_registers_it():
 @pytest.mark.multiprocess
 def test_the_pipelines_do_not_import_tensorflow_datasets(no_process_left):
     assert commands.run("-c", _PROGRAM).splitlines()[-1] == "False"
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

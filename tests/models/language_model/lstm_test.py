@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import pytest
 
 from models.language_model import lstm
 
@@ -95,7 +94,3 @@ def test_bfloat16_computes_near_the_same():
     found = keras.ops.cast(rough(sequences), "float32")
     assert rough.layers[-1].bias.dtype == "float32"
     np.testing.assert_allclose(found, model(sequences), atol=0.1)
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

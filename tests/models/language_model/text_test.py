@@ -237,7 +237,3 @@ def test_what_was_not_prepared_is_not_downloaded(tmp_path, monkeypatch):
     ):
         text_lib.sources("tfds:tiny_text/text")
     assert not list(tmp_path.iterdir())
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))

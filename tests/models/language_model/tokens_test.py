@@ -261,7 +261,3 @@ def test_progress_is_reported(source, tmp_path, capfd):
     error = capfd.readouterr().err
     number = tokens.num_tokens["train"]
     assert f"Text: 200 documents read, {number} train tokens" in error
-
-
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))
