@@ -306,21 +306,6 @@ def test_unwanted_mentions_are_recognised(what, text):
     assert not re.search(_UNWANTED[what], "a plain line, keras#20585, ~/root/x")
 
 
-def test_test_files_can_be_run_alone():
-    guard = (
-        'if __name__ == "__main__":\n'
-        "    raise SystemExit(pytest.main([__file__]))\n"
-    )
-    files = sorted((_ROOT / "tests").rglob("*_test.py"))
-    assert files
-    wrong = [
-        path.name
-        for path in files
-        if not path.read_text("utf-8").endswith(guard)
-    ]
-    assert not wrong, f"these must end with:\n{guard}\n{wrong}"
-
-
 def test_names_of_test_files_are_those_of_modules():
     """A test that nothing collects is worse than none."""
     lost = [
