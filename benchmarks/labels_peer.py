@@ -7,19 +7,21 @@ import queue
 from typing import Any
 
 from tfdistill.exchange import publisher
-from tfdistill.labels import post
-from tfdistill.labels import wire
+from tfdistill.predictions import mailbox
+from tfdistill.predictions import message as message_lib
 
 KEY = b"a key of benchmarks, not of a run"
 _LONGEST_WAIT_SECS = 600.0
 
 
-class Echo(post.Mailbox):
+class Echo(mailbox.Mailbox):
     """Says of each batch of group 0 what group 0 says."""
 
-    todo: queue.SimpleQueue[wire.Message]
+    todo: queue.SimpleQueue[message_lib.Message]
 
-    def _keep(self, peer: post.Peer, message: wire.Message, size: int) -> None:
+    def _keep(
+        self, peer: mailbox.Peer, message: message_lib.Message, size: int
+    ) -> None:
         super()._keep(peer, message, size)
         self.todo.put(message)
 
@@ -40,7 +42,7 @@ def run(root: str, group: int, **options: Any) -> None:
     """Answers as a group, in this process, until it is ended."""
     echo = Echo(
         publisher.Exchange(root, key=KEY),
-        post.Place(group=group, worker=0, replicas=(0,), host="127.0.0.1"),
+        mailbox.Place(group=group, worker=0, replicas=(0,), host="127.0.0.1"),
         peers=[0],
         wait_secs=0.0,
         **options,

@@ -19,8 +19,8 @@ import numpy as np
 import tfdistill
 from benchmarks.punish import run_view
 from tfdistill.exchange import signing
-from tfdistill.labels import post
-from tfdistill.labels import wire
+from tfdistill.predictions import mailbox
+from tfdistill.predictions import message as message_lib
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
@@ -71,13 +71,13 @@ class Target:
             "sender": (self.peer, self.peer_incarnation),
             "receiver": (self.group, self.incarnation),
         } | changes
-        return wire.ticket(
+        return message_lib.ticket(
             named["signer"], sender=named["sender"], receiver=named["receiver"]
         )
 
-    def message(self, step: int, **changes: Any) -> wire.Message:
+    def message(self, step: int, **changes: Any) -> message_lib.Message:
         """Returns the peer's message of a step, about nobody's batch."""
-        found = wire.Message(
+        found = message_lib.Message(
             self.peer,
             self.replica,
             step,
@@ -90,7 +90,7 @@ class Target:
 
     def encoded(self, step: int, **changes: Any) -> bytes:
         """Returns the same, signed with the run's key."""
-        return wire.encode(self.message(step, **changes), self.signer)
+        return message_lib.encode(self.message(step, **changes), self.signer)
 
 
 def find(view: run_view.RunView, group: int, draw: float) -> Target | None:
@@ -101,12 +101,12 @@ def find(view: run_view.RunView, group: int, draw: float) -> Target | None:
         return None
     index = int(draw * len(tasks))
     worker = int(tasks[index].rpartition("_")[2])
-    name = post._note_name(worker)
-    own = post._address_in(exchange.notes(group).read(name))
+    name = mailbox._note_name(worker)
+    own = mailbox._address_in(exchange.notes(group).read(name))
     if own is None or not own.learns_from:
         return None
     peer = own.learns_from[0]
-    other = post._address_in(exchange.notes(peer).read(name))
+    other = mailbox._address_in(exchange.notes(peer).read(name))
     lines = untrusted.Tail(
         view.group_dir(group) / run_files.METRICS, last_bytes=65536
     ).read()
@@ -139,7 +139,7 @@ def send(
     with socket.create_connection(target.address, _ANSWER_SECS) as connection:
         try:
             for data in itertools.chain(first, messages):
-                connection.sendall(post.frame(data))
+                connection.sendall(mailbox.frame(data))
             connection.settimeout(listen_secs)
             return bool(connection.recv(1))
         except TimeoutError:
@@ -167,7 +167,7 @@ def forged(target: Target) -> str:
     for step in steps:
         for damaged in (
             b"GET / HTTP/1.1\r\n\r\n",
-            wire.encode(target.message(step), _STRANGER),
+            message_lib.encode(target.message(step), _STRANGER),
             target.encoded(step)[:-40],
             target.encoded(step)[:-1] + b"\0",
         ):

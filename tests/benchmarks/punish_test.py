@@ -22,7 +22,7 @@ from benchmarks.punish import run_view
 from benchmarks.punish import watch as watch_lib
 from tests.cases import tasks
 from tfdistill.exchange import versions
-from tfdistill.labels import post
+from tfdistill.predictions import mailbox
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -383,9 +383,9 @@ class _Mailbox:
     def __init__(self, view):
         self.exchange = tfdistill.Exchange(view.exchange, key=view.key)
         self.own, self.peer = (
-            post.Mailbox(
+            mailbox.Mailbox(
                 self.exchange,
-                post.Place(
+                mailbox.Place(
                     group=group, worker=0, replicas=(0,), host="127.0.0.1"
                 ),
                 peers=[1 - group],

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
-from tfdistill.labels import post
+from tfdistill.predictions import mailbox
 from tfdistill.teachers import by_value
 
 NUM_STEPS, BATCH_SIZE, RATE = 20, 8, 0.1
@@ -103,9 +103,9 @@ def numpy_peers(
     """
     found: list[Any] = [None] * len(cluster.peers)
     boxes = [
-        post.Mailbox(
+        mailbox.Mailbox(
             tfdistill.Exchange(cluster.exchange),
-            post.Place(
+            mailbox.Place(
                 group=group,
                 worker=0,
                 replicas=tuple(range(num_replicas)),
@@ -137,7 +137,7 @@ def numpy_peers(
 
 
 def _train(
-    box: post.Mailbox,
+    box: mailbox.Mailbox,
     group: int,
     num_replicas: int,
     *,

@@ -27,6 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "sampled_output": {"embedding", "system"},
     "exports": {"embedding", "exchange", "system"},
     "labels": {"exchange", "exports", "losses", "system"},
+    "predictions": {"exchange", "system"},
     "training": {
         "cluster",
         "data",
@@ -43,6 +44,7 @@ ROOMS: dict[str, set[str]] = {
         "exports",
         "labels",
         "losses",
+        "predictions",
         "system",
         "training",
     },

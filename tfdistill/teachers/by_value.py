@@ -18,7 +18,7 @@ from tfdistill.exchange import publisher
 from tfdistill.exports import student_graph
 from tfdistill.labels import attached
 from tfdistill.labels import forms
-from tfdistill.labels import post
+from tfdistill.predictions import mailbox
 from tfdistill.system import run_files
 from tfdistill.teachers import options as options_lib
 from tfdistill.teachers import soft_targets
@@ -176,9 +176,9 @@ class Swap:
     ) -> None:
         """Opens nothing yet."""
         local = tuple(replicas.local_replicas(strategy))
-        self.mailbox = post.Mailbox(
+        self.mailbox = mailbox.Mailbox(
             exchange,
-            post.Place(
+            mailbox.Place(
                 group=cluster.group,
                 worker=local[0] // len(local),
                 replicas=local,
@@ -295,7 +295,7 @@ class PredictionTeacher(teacher.Teacher):
         options: options_lib.TeacherOptions,
         *,
         group: int,
-        mailbox: post.Mailbox,
+        mailbox: mailbox.Mailbox,
     ) -> None:
         """Takes a peer, with which a `Swap` swaps predictions."""
         super().__init__(name, graph, options)

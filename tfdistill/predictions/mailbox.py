@@ -31,7 +31,7 @@ from typing import TypeGuard
 import numpy as np
 
 from tfdistill.exchange import publisher
-from tfdistill.labels import wire
+from tfdistill.predictions import message as message_lib
 from tfdistill.system import background
 from tfdistill.system import fresh_copies
 from tfdistill.system import processes
@@ -123,7 +123,7 @@ class Peer:
         # What steps and the event loop share, under the mailbox's lock. By
         # replica: messages by step, and the newest step that has arrived.
         self.arrived = threading.Condition(lock)
-        self.boxes: dict[int, dict[int, wire.Message]] = {}
+        self.boxes: dict[int, dict[int, message_lib.Message]] = {}
         self.newest: dict[int, int] = {}
         self.num_silent = 0
         # Only the event loop changes what follows while it runs.
@@ -290,9 +290,9 @@ class Mailbox(fresh_copies.FreshCopies):
         batch: bytes,
         classes: Sequence[int],
         arrays: Sequence[np.ndarray],
-    ) -> wire.Message:
+    ) -> message_lib.Message:
         """Sends a replica's predictions; what they were, for `answers`."""
-        own = wire.Message(
+        own = message_lib.Message(
             self._place.group,
             replica,
             step,
@@ -301,7 +301,7 @@ class Mailbox(fresh_copies.FreshCopies):
             tuple(classes),
             tuple(arrays),
         )
-        data = wire.encode(own, self._exchange.signer)
+        data = message_lib.encode(own, self._exchange.signer)
         # The last batch may be smaller, here or there.
         self._most_own_bytes = max(self._most_own_bytes, len(data))
         if len(data) >= MAX_BYTES:
@@ -318,7 +318,9 @@ class Mailbox(fresh_copies.FreshCopies):
                 self._loop.call_soon_threadsafe(self._write, data)
         return own
 
-    def answers(self, own: wire.Message) -> list[tuple[np.ndarray, ...] | None]:
+    def answers(
+        self, own: message_lib.Message
+    ) -> list[tuple[np.ndarray, ...] | None]:
         """Waits for what peers say of the batch of one's own message.
 
         In the order of `learns_from`; None for a peer that does not answer.
@@ -330,7 +332,7 @@ class Mailbox(fresh_copies.FreshCopies):
         ]
 
     def _answer(
-        self, peer: Peer, own: wire.Message, end: float
+        self, peer: Peer, own: message_lib.Message, end: float
     ) -> tuple[np.ndarray, ...] | None:
         step = own.step
         with peer.arrived:
@@ -359,7 +361,7 @@ class Mailbox(fresh_copies.FreshCopies):
                         "Training goes on without them. It waits no more until "
                         "they come again; the status of the teachers counts.",
                     )
-            refusal = received and wire.refusal(received, own)
+            refusal = received and message_lib.refusal(received, own)
             if received is None or refusal:
                 peer.num_missed += 1
                 if refusal:
@@ -367,7 +369,7 @@ class Mailbox(fresh_copies.FreshCopies):
                 return None
             peer.num_answers += 1
             peer.last_answer = max(step, peer.last_answer)
-            if wire.has_faults(received):
+            if message_lib.has_faults(received):
                 # Its other rows are good: the step leaves out those that are
                 # not finite.
                 self._refuse(
@@ -379,7 +381,7 @@ class Mailbox(fresh_copies.FreshCopies):
                 )
             return received.arrays
 
-    def _is_worth_waiting(self, peer: Peer, own: wire.Message) -> bool:
+    def _is_worth_waiting(self, peer: Peer, own: message_lib.Message) -> bool:
         return (
             self._is_open
             and not peer.is_silent
@@ -430,7 +432,7 @@ class Mailbox(fresh_copies.FreshCopies):
             return str(error) or "it cannot be reached"
         try:
             _keep_alive(writer.transport)
-            ticket = wire.ticket(
+            ticket = message_lib.ticket(
                 self._exchange.signer,
                 sender=(self._place.group, self._incarnation),
                 receiver=(peer.group, address.incarnation),
@@ -451,7 +453,7 @@ class Mailbox(fresh_copies.FreshCopies):
 
     def admitted(self, ticket: str) -> Peer | None:
         """Returns the peer whose messages may follow this ticket."""
-        group, incarnation = wire.holder(
+        group, incarnation = message_lib.holder(
             self._exchange.signer,
             ticket,
             receiver=(self._place.group, self._incarnation),
@@ -496,8 +498,8 @@ class Mailbox(fresh_copies.FreshCopies):
     def take(self, peer: Peer, data: bytes) -> bool:
         """Takes a peer's message; whether more of it may follow."""
         try:
-            message = wire.decode(data, self._exchange.signer)
-        except wire.MessageError as error:
+            message = message_lib.decode(data, self._exchange.signer)
+        except message_lib.MessageError as error:
             self._refuse_unknown("forged", str(error))
             return False
         address = peer.address
@@ -523,7 +525,9 @@ class Mailbox(fresh_copies.FreshCopies):
                 )
         return True
 
-    def _keep(self, peer: Peer, message: wire.Message, num_bytes: int) -> None:
+    def _keep(
+        self, peer: Peer, message: message_lib.Message, num_bytes: int
+    ) -> None:
         box = peer.boxes.setdefault(message.replica, {})
         newest = peer.newest.get(message.replica, -1)
         if message.step < newest - MAX_KEPT:

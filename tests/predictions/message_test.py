@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tfdistill.exchange import signing
-from tfdistill.labels import wire
+from tfdistill.predictions import message as message_lib
 
 KEY = signing.Signer(b"0123456789abcdef")
-MESSAGE = wire.Message(
+MESSAGE = message_lib.Message(
     1,
     3,
     2**40,
@@ -26,7 +26,7 @@ MESSAGE = wire.Message(
 
 @pytest.mark.parametrize("signer", [KEY, None])
 def test_what_was_sent_arrives(signer):
-    found = wire.decode(wire.encode(MESSAGE, signer), signer)
+    found = message_lib.decode(message_lib.encode(MESSAGE, signer), signer)
     assert found[:-1] == MESSAGE[:-1]
     for array, sent in zip(found.arrays, MESSAGE.arrays, strict=True):
         assert array.dtype == sent.dtype
@@ -34,7 +34,7 @@ def test_what_was_sent_arrives(signer):
 
 
 def test_no_byte_can_change_and_none_be_missing():
-    data = wire.encode(MESSAGE, KEY)
+    data = message_lib.encode(MESSAGE, KEY)
     dice = random.Random(3)
     for _ in range(2000):
         place = dice.randrange(len(data))
@@ -43,23 +43,27 @@ def test_no_byte_can_change_and_none_be_missing():
         cut = data[:place]
         longer = data + data[:place] + b"x"
         for wrong in (bytes(changed), cut, longer):
-            with pytest.raises(wire.MessageError):
-                wire.decode(wrong, KEY)
+            with pytest.raises(message_lib.MessageError):
+                message_lib.decode(wrong, KEY)
 
 
 def test_another_key_is_refused_by_name():
-    data = wire.encode(MESSAGE, signing.Signer(b"another-key-of-a-run"))
-    with pytest.raises(wire.MessageError, match="signed with this run's key"):
-        wire.decode(data, KEY)
-    with pytest.raises(wire.MessageError, match="signed with this run's key"):
-        wire.decode(wire.encode(MESSAGE, None), KEY)
+    data = message_lib.encode(MESSAGE, signing.Signer(b"another-key-of-a-run"))
+    with pytest.raises(
+        message_lib.MessageError, match="signed with this run's key"
+    ):
+        message_lib.decode(data, KEY)
+    with pytest.raises(
+        message_lib.MessageError, match="signed with this run's key"
+    ):
+        message_lib.decode(message_lib.encode(MESSAGE, None), KEY)
 
 
 def test_shapes_that_promise_more_than_there_is_cost_nothing():
-    body = wire.encode(MESSAGE._replace(arrays=()), None)[:-32]
+    body = message_lib.encode(MESSAGE._replace(arrays=()), None)[:-32]
     spec = b"\x00\x02" + np.array([2**31, 2**31], "<u4").tobytes()
     # One array is announced; the classes come before it.
     head = bytearray(body)
-    head[wire._HEADER.size - 1] = 1
-    with pytest.raises(wire.MessageError, match="what its shapes say"):
-        wire.decode(bytes(head) + spec + bytes(32), KEY)
+    head[message_lib._HEADER.size - 1] = 1
+    with pytest.raises(message_lib.MessageError, match="what its shapes say"):
+        message_lib.decode(bytes(head) + spec + bytes(32), KEY)

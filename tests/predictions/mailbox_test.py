@@ -16,8 +16,8 @@ import pytest
 from tests.cases import tasks
 from tfdistill.exchange import publisher
 from tfdistill.exchange import signing
-from tfdistill.labels import post
-from tfdistill.labels import wire
+from tfdistill.predictions import mailbox
+from tfdistill.predictions import message as message_lib
 
 KEY = b"0123456789abcdef"
 BATCH = b"12345678"
@@ -31,9 +31,9 @@ class Worker:
         place = {"worker": 0, "replicas": (0,), "host": "127.0.0.1"}
         place |= {k: kwargs.pop(k) for k in list(kwargs) if k in place}
         self.group, self.peers = group, peers
-        self.box = post.Mailbox(
+        self.box = mailbox.Mailbox(
             publisher.Exchange(root, key=key),
-            post.Place(group=group, **place),
+            mailbox.Place(group=group, **place),
             peers=peers,
             **{"wait_secs": LONG_SECS, **kwargs},
         )
@@ -128,7 +128,7 @@ def arrived(worker, step, group=1):
 
 def put(worker, data, other, **changes):
     """Sends bytes in a connection of their own, until it is closed."""
-    ticket = wire.ticket(
+    ticket = message_lib.ticket(
         changes.get("signer", other.box._exchange.signer),
         sender=changes.get("sender", (other.group, other.box._incarnation)),
         receiver=(worker.group, worker.box._incarnation),
@@ -137,7 +137,7 @@ def put(worker, data, other, **changes):
         # It may be closed before all is sent.
         with contextlib.suppress(OSError):
             for part in (ticket.encode(), data):
-                connection.sendall(post.frame(part))
+                connection.sendall(mailbox.frame(part))
             connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(1) == b""
@@ -150,7 +150,7 @@ def connected(worker):
 
 def message(worker, step=0, **changes):
     """A message of a group, as it would send it."""
-    found = wire.Message(
+    found = message_lib.Message(
         worker.group,
         0,
         step,
@@ -163,7 +163,9 @@ def message(worker, step=0, **changes):
 
 
 def sent(worker, **changes):
-    return wire.encode(message(worker, **changes), worker.box._exchange.signer)
+    return message_lib.encode(
+        message(worker, **changes), worker.box._exchange.signer
+    )
 
 
 def without_waiting(worker, monkeypatch):
@@ -280,11 +282,11 @@ def test_classes_that_do_not_exist_are_refused(two):
         ("forged", lambda other, root: b"GET / HTTP/1.1"),
         (
             "forged",
-            lambda other, root: wire.encode(
+            lambda other, root: message_lib.encode(
                 message(other), publisher.Exchange(root, key=b"x" * 16).signer
             ),
         ),
-        ("size", lambda other, root: bytes(2 * post._SPARE_BYTES)),
+        ("size", lambda other, root: bytes(2 * mailbox._SPARE_BYTES)),
     ],
 )
 def test_a_message_of_a_stranger_is_refused(two, tmp_path, caplog, kind, make):
@@ -308,12 +310,12 @@ def test_a_connection_of_a_stranger_is_closed(two, monkeypatch):
         put(one, sent(other), other, **changes)
         assert one.box.num_forged[kind] == 1
     # What begins with more than a ticket is not read.
-    monkeypatch.setattr(post, "_MEET_SECS", 10 * LONG_SECS)
+    monkeypatch.setattr(mailbox, "_MEET_SECS", 10 * LONG_SECS)
     with connected(one) as connection:
-        connection.sendall(post._LENGTH.pack(post._MAX_TICKET_BYTES + 1))
+        connection.sendall(mailbox._LENGTH.pack(mailbox._MAX_TICKET_BYTES + 1))
         assert connection.recv(1) == b""
     # Who says nothing is not listened to for long.
-    monkeypatch.setattr(post, "_MEET_SECS", 0.05)
+    monkeypatch.setattr(mailbox, "_MEET_SECS", 0.05)
     with connected(one) as connection:
         assert connection.recv(1) == b""
     assert not one.box.peer(1).boxes
@@ -358,7 +360,7 @@ def test_a_dead_peer_is_waited_for_a_few_times(two, monkeypatch, caplog):
     waits = without_waiting(one, monkeypatch)
     for step in range(1, 20):
         assert one.swap(step) is None
-    assert waits == [LONG_SECS] * post.MAX_SILENT
+    assert waits == [LONG_SECS] * mailbox.MAX_SILENT
     assert one.box.peer(1).num_missed == 19
     assert "sends no predictions" in caplog.text
 
@@ -377,20 +379,20 @@ def test_a_peer_that_is_behind_is_waited_for_while_it_lives(two, monkeypatch):
 def test_a_peer_that_is_ahead_is_not_waited_for(two, monkeypatch):
     one, other = two
     waits = without_waiting(one, monkeypatch)
-    for step in range(5, 5 + 3 * post.MAX_KEPT):
+    for step in range(5, 5 + 3 * mailbox.MAX_KEPT):
         put(one, sent(other, step=step), other)
     assert one.swap(0) is None
     assert not waits
     # The newest steps are kept, and no more than these.
-    assert len(one.box.peer(1).boxes[0]) == post.MAX_KEPT
-    last = 5 + 3 * post.MAX_KEPT - 1
+    assert len(one.box.peer(1).boxes[0]) == mailbox.MAX_KEPT
+    last = 5 + 3 * mailbox.MAX_KEPT - 1
     assert one.swap(last) is not None
     assert not one.box.peer(1).boxes[0]
 
 
 def test_steps_that_a_peer_has_never_reached_do_not_silence_it(two, caplog):
     one, other = two
-    for step in range(10**6, 10**6 + post.MAX_KEPT):
+    for step in range(10**6, 10**6 + mailbox.MAX_KEPT):
         put(one, sent(other, step=step), other)
     arrived(one, 10**6)
     assert one.swap(0) is None
@@ -402,11 +404,11 @@ def test_steps_that_a_peer_has_never_reached_do_not_silence_it(two, caplog):
 
 def test_what_a_peer_does_not_take_is_bounded(opened):
     one = opened(0, (1,), wait_secs=0.0)
-    for step in range(3 * post.MAX_KEPT):
+    for step in range(3 * mailbox.MAX_KEPT):
         one.swap(step)
     peer = one.box.peer(1)
-    tasks.until(lambda: peer.num_unsent == 3 * post.MAX_KEPT)
-    assert len(peer.recent) == post.MAX_KEPT
+    tasks.until(lambda: peer.num_unsent == 3 * mailbox.MAX_KEPT)
+    assert len(peer.recent) == mailbox.MAX_KEPT
 
 
 def test_no_more_is_sent_while_much_is_on_its_way(two, monkeypatch):
@@ -477,7 +479,7 @@ def test_copies_are_closed_ones(tmp_path):
 
 def test_a_message_that_is_too_large_is_named(two, monkeypatch, caplog):
     one, _ = two
-    monkeypatch.setattr(post, "MAX_BYTES", 100)
+    monkeypatch.setattr(mailbox, "MAX_BYTES", 100)
     without_waiting(one, monkeypatch)
     assert one.swap(0) is None
     assert "top_k" in caplog.text

@@ -1,0 +1,1 @@
+"""Predictions of one batch, for those of peers: mailboxes and messages."""
