@@ -1,0 +1,599 @@
+"""One peer's versions: found, read, announced, taken, refused."""
+
+import itertools
+import logging
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tfdistill.exchange import versions
+from tfdistill.follow import agreement
+from tfdistill.follow import follower
+from tfdistill.follow import screen
+
+_WAIT_SECS = 30.0
+
+
+class _Manifest:
+    graph_fingerprint = "f"
+
+    def __init__(self, incarnation):
+        self.incarnation = incarnation
+
+
+class _Exchange:
+    """One peer's versions in memory, and what goes wrong with them."""
+
+    def __init__(self, *steps):
+        self.published = list(steps)
+        self.on_latest = lambda: None
+        self.errors = {}
+        self.runs = {}
+
+    def _version(self, step):
+        manifest = _Manifest(self.runs.get(step, "first"))
+        return versions.Version(1, step, f"memory/{step}", manifest)
+
+    def latest(self, group):
+        found = max(self.published, default=None)
+        self.on_latest()
+        return None if found is None else self._version(found)
+
+    def known_steps(self, group):
+        return sorted(self.published)
+
+    def open(self, group, step):
+        self._fail("open", step)
+        if step not in self.published:
+            raise versions.VersionNotFoundError(f"no version {step}")
+        return self._version(step)
+
+    def verify(self, version):
+        self._fail("verify", version.step)
+
+    def _fail(self, method, step):
+        error = self.errors.get((method, step))
+        if error is not None:
+            raise error
+
+
+def _reader(exchange, *, read=None, alone=True, **kwargs):
+    return follower.Follower(
+        exchange,
+        1,
+        read=read or (lambda version: version.step),
+        alone=alone,
+        **kwargs,
+    )
+
+
+def _round(reader):
+    reader.look()
+    reader.stage()
+
+
+# ---- one worker ----
+
+
+def test_the_newest_version_is_proposed_staged_and_taken():
+    reads = []
+    reader = _reader(
+        _Exchange(10, 30, 20), read=lambda v: reads.append(v.step) or v.step
+    )
+    assert (reader.current, reader.state) == (-1, follower.PENDING)
+    reader.look()
+    assert reader.announced == 30
+    assert reader.state == follower.PENDING
+    # It is read once.
+    for _ in range(3):
+        _round(reader)
+    assert reader.state == follower.READY and reads == [30]
+    staged = reader.take()
+    assert (staged.version.step, staged.values) == (30, 30)
+    assert (reader.current, reader.announced) == (30, -1)
+    assert reader.state == follower.PENDING
+
+
+def test_there_is_nothing_to_do_without_news():
+    exchange = _Exchange()
+    reader = _reader(exchange)
+    _round(reader)
+    assert (reader.announced, reader.newest) == (-1, -1)
+    exchange.published.append(10)
+    _round(reader)
+    reader.take()
+    _round(reader)
+    assert (reader.announced, reader.newest) == (-1, -1)
+
+
+def test_with_workers_beside_it_it_waits_for_the_announcement():
+    reader = _reader(_Exchange(10), alone=False)
+    _round(reader)
+    assert (reader.newest, reader.announced) == (10, -1)
+    assert reader.state == follower.PENDING
+    reader.announce(10)
+    _round(reader)
+    assert reader.state == follower.READY
+
+
+def test_nothing_staged_cannot_be_taken():
+    reader = _reader(_Exchange(10))
+    reader.look()
+    with pytest.raises(RuntimeError, match="no version is ready"):
+        reader.take()
+
+
+@pytest.mark.parametrize(
+    ("errors", "read", "reason"),
+    [
+        (
+            {("verify", 10): versions.CorruptVersionError("bad sum")},
+            None,
+            "bad sum",
+        ),
+        (
+            {("open", 10): versions.CorruptVersionError("bad manifest")},
+            None,
+            "bad manifest",
+        ),
+        (
+            {("open", 10): versions.VersionNotFoundError("pruned")},
+            None,
+            "it is gone: pruned",
+        ),
+        ({}, screen.Refused("9 classes"), "9 classes"),
+    ],
+)
+def test_a_bad_version_fails_for_good(errors, read, reason, caplog):
+    exchange = _Exchange(10)
+    exchange.errors = errors
+
+    def refuse(version):
+        raise read
+
+    reader = _reader(exchange, read=refuse if read else None)
+    _round(reader)
+    if errors:
+        # The storage may be about to show the rest of it.
+        assert reader.state == follower.PENDING
+        _round(reader)
+    assert reader.state == follower.FAILED
+    with caplog.at_level(logging.WARNING):
+        reader.reject(10)
+        reader.reject(10)
+    assert reader.rejected == {10: reason}
+    assert [r.getMessage().count(reason) for r in caplog.records] == [1]
+    _round(reader)
+    assert reader.announced == -1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        versions.CorruptVersionError("weights are missing"),
+        versions.VersionNotFoundError("not there yet"),
+    ],
+)
+def test_a_version_that_comes_into_sight_by_and_by_is_taken(error):
+    exchange = _Exchange(10)
+    exchange.errors = {("verify", 10): error}
+    reader = _reader(exchange)
+    _round(reader)
+    exchange.errors = {}
+    _round(reader)
+    assert reader.take().version.step == 10
+    assert reader.rejected == {}
+
+
+def test_doubts_are_counted_for_each_version():
+    exchange = _Exchange(10)
+    torn = versions.CorruptVersionError("torn")
+    exchange.errors = {("verify", 10): torn, ("verify", 11): torn}
+    reader = _reader(exchange)
+    _round(reader)
+    reader.reject(10, "for another reason")
+    exchange.published.append(11)
+    _round(reader)
+    assert reader.announced == 11
+    assert reader.state == follower.PENDING
+
+
+def test_a_rejected_step_counts_again_if_another_run_published_it():
+    exchange = _Exchange(10, 20)
+    exchange.errors = {("verify", 20): versions.CorruptVersionError("torn")}
+    reader = _reader(exchange)
+    for _ in range(2):
+        _round(reader)
+    reader.reject(20)
+    _round(reader)
+    assert reader.take().version.step == 10
+    # Mended by the same run, it stays what it was.
+    exchange.errors = {}
+    _round(reader)
+    assert reader.announced == -1
+    exchange.runs = {20: "second"}
+    _round(reader)
+    assert reader.rejected == {}
+    assert reader.take().version.step == 20
+    # It can be rejected again, and then only a third run helps.
+    reader.reject(20, "NaN")
+    _round(reader)
+    assert reader.announced == -1
+    assert reader.rejected == {20: "NaN"}
+
+
+def test_all_workers_forget_a_rejection_with_the_announcement():
+    exchange = _Exchange(20)
+    chief, worker = (_reader(exchange, alone=False) for _ in range(2))
+    chief.look()
+    for reader in (chief, worker):
+        reader.announce(20)
+        reader.stage()
+        reader.reject(20, "bad")
+    exchange.runs = {20: "second"}
+    chief.look()
+    assert chief.newest == 20
+    for reader in (chief, worker):
+        reader.announce(20)
+        reader.stage()
+        assert reader.take().version.step == 20
+        assert reader.rejected == {}
+
+
+def test_storage_that_is_away_costs_no_version(caplog):
+    """A peer that has finished publishes no other one."""
+    exchange, now = _Exchange(10), [0.0]
+    exchange.errors = {("verify", 10): OSError("stale handle")}
+    reader = _reader(exchange, max_attempts=3, clock=lambda: now[0])
+    for _ in range(3 * 10):
+        _round(reader)
+        assert reader.state == follower.PENDING
+    assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
+    # Pauses are bounded, and each has one try.
+    exchange.errors = {}
+    for _ in range(100):
+        now[0] += 1.0
+        _round(reader)
+        if reader.state == follower.READY:
+            break
+    assert now[0] == 1.0 and reader.take().version.step == 10
+    assert reader.rejected == {}
+
+
+def test_a_version_that_storage_never_reads_gives_way_to_a_newer_one():
+    exchange, now = _Exchange(10), [0.0]
+    exchange.errors = {("verify", 10): OSError("bad block")}
+    reader = _reader(exchange, max_attempts=3, clock=lambda: now[0])
+    for _ in range(200):
+        now[0] += 1.0
+        _round(reader)
+    assert reader.state == follower.PENDING
+    exchange.published.append(11)
+    now[0] += follower._LONGEST_PAUSE_SECS
+    _round(reader)
+    assert reader.state == follower.FAILED
+    reader.reject(10)
+    assert reader.rejected == {10: "OSError: bad block"}
+    _round(reader)
+    assert reader.take().version.step == 11
+
+
+def test_a_version_that_cannot_be_read_is_given_up():
+    exchange = _Exchange(10)
+    exchange.errors = {("verify", 10): RuntimeError("no such op")}
+    reader = _reader(exchange, max_attempts=3)
+    states = []
+    for _ in range(3):
+        _round(reader)
+        states.append(reader.state)
+    assert states == [follower.PENDING] * 2 + [follower.FAILED]
+    reader.reject(10)
+    assert reader.rejected == {10: "RuntimeError: no such op"}
+    # The next is tried as often.
+    exchange.published.append(11)
+    exchange.errors = {("verify", 11): RuntimeError("no such op")}
+    for _ in range(2):
+        _round(reader)
+        assert reader.state == follower.PENDING
+    exchange.errors = {}
+    _round(reader)
+    assert reader.state == follower.READY
+
+
+def test_behind_a_rejected_version_an_older_one_is_found():
+    exchange = _Exchange(10, 20)
+    reader = _reader(exchange)
+    reader.reject(20, "bad")
+    _round(reader)
+    assert reader.take().version.step == 10
+    # The one in use can be rejected too.
+    reader.reject(10, "its outputs were NaN")
+    _round(reader)
+    assert reader.announced == -1
+    assert reader.rejected == {20: "bad", 10: "its outputs were NaN"}
+    exchange.published.append(30)
+    _round(reader)
+    assert reader.take().version.step == 30
+
+
+def test_another_workers_refusal_is_told_as_such():
+    reader = _reader(_Exchange(10), alone=False)
+    reader.announce(10)
+    _round(reader)
+    assert reader.state == follower.READY
+    reader.reject(10)
+    assert "another worker" in reader.rejected[10]
+    assert reader.announced == -1
+
+
+def test_an_older_version_does_not_come_after_a_newer_one():
+    """The newest version is taken while an older listing is on its way."""
+    exchange = _Exchange(20)
+    reader = _reader(exchange, alone=False)
+    reader.announce(20)
+    reader.stage()
+    exchange.published = [10]
+    exchange.on_latest = lambda: reader.announced >= 0 and reader.take()
+    reader.look()
+    assert reader.current == 20
+    assert reader.newest == -1
+
+
+def test_a_version_rejected_while_it_is_looked_at_is_not_proposed():
+    exchange = _Exchange(20)
+    reader = _reader(exchange)
+    exchange.on_latest = lambda: reader.reject(20, "bad")
+    reader.look()
+    assert (reader.announced, reader.newest) == (-1, -1)
+
+
+def test_an_answer_for_a_withdrawn_announcement_is_dropped():
+    exchange = _Exchange(10, 11)
+
+    def read(version):
+        reader.announce(11)
+        return version.step
+
+    reader = _reader(exchange, read=read, alone=False)
+    reader.announce(10)
+    reader.stage()
+    assert (reader.announced, reader.staged) == (11, None)
+
+
+# ---- the background thread ----
+
+
+def _until(condition):
+    deadline = time.monotonic() + _WAIT_SECS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("proposes", [True, False])
+def test_only_the_chief_looks(proposes):
+    looks = []
+    exchange = _Exchange(10)
+    exchange.on_latest = lambda: looks.append(1)
+    reader = _reader(exchange, alone=False)
+    poller = follower.Following([reader], proposes=proposes)
+    poller.start()
+    reader.announce(10)
+    _until(lambda: reader.state == follower.READY)
+    poller.stop()
+    assert not poller.is_alive()
+    assert bool(looks) == proposes
+
+
+def test_the_same_reason_is_warned_of_once(caplog):
+    reader = follower.Follower(None, 3, read=None, alone=True)
+    with caplog.at_level(logging.WARNING):
+        for step in (10, 20, 30):
+            reader.reject(step, "its graph differs.")
+        reader.reject(40, "a file is damaged.")
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert "version 10 of group 3: its graph differs." in told[0]
+    assert "version 40: a file is damaged." in told[1]
+    assert sorted(reader.rejected) == [10, 20, 30, 40]
+
+
+def test_the_poller_outlives_errors_and_serves_all_peers(caplog):
+    broken, sound = _Exchange(10), _Exchange(10)
+
+    def fail():
+        raise PermissionError("out of reach")
+
+    broken.on_latest = fail
+    readers = [_reader(broken), _reader(sound)]
+    poller = follower.Following(readers, proposes=True)
+    with caplog.at_level(logging.ERROR):
+        poller.start()
+        _until(lambda: readers[1].state == follower.READY)
+        broken.on_latest = lambda: None
+        _until(lambda: readers[0].state == follower.READY)
+        poller.stop()
+    assert "out of reach" in caplog.text
+
+
+def test_stopping_does_not_wait_for_the_next_round():
+    asleep = threading.Event()
+    exchange = _Exchange()
+    exchange.on_latest = asleep.set
+    poller = follower.Following([_reader(exchange)], proposes=True)
+    poller.start()
+    assert asleep.wait(_WAIT_SECS)
+    poller.stop()
+    assert not poller.is_alive()
+
+
+# ---- several workers ----
+
+
+class _Pending(Exception):
+    """Raised in place of a collective, with this worker's part of it."""
+
+
+class _Collective:
+    """Records one worker's vector, then answers with the sum of all."""
+
+    def __init__(self):
+        self.answer = None
+
+    def __call__(self, values):
+        if self.answer is None:
+            raise _Pending(values.copy())
+        return self.answer, np.zeros([1])
+
+
+class _Group:
+    """Workers whose background threads run whenever `rng` says so."""
+
+    def __init__(self, rng, num_workers):
+        self.rng = rng
+        self.exchanges = [_Exchange() for _ in range(num_workers)]
+        self.readers, self.agreements, self.collectives = [], [], []
+        self.cannot_load = []
+        for index, exchange in enumerate(self.exchanges):
+            cannot_read = {s for s in range(40) if rng.random() < 0.05}
+            cannot_load = {s for s in range(40) if rng.random() < 0.1}
+
+            def read(version, cannot_read=cannot_read):
+                if version.step in cannot_read:
+                    raise screen.Refused("cannot read")
+                return version.step
+
+            # Each look at the clock is later than any pause of before.
+            clock = itertools.count(
+                0.0, 2 * follower._LONGEST_PAUSE_SECS
+            ).__next__
+            reader = _reader(exchange, read=read, alone=False, clock=clock)
+            self.readers.append(reader)
+            self.cannot_load.append(cannot_load)
+            self.collectives.append(_Collective())
+            self.agreements.append(
+                agreement.Agreement(
+                    [reader],
+                    self.collectives[-1],
+                    num_workers=num_workers,
+                    is_chief=index == 0,
+                )
+            )
+
+    def background(self):
+        """Some of what the workers' threads may do at any moment."""
+        for _ in range(self.rng.randrange(4)):
+            index = self.rng.randrange(len(self.readers))
+            if index == 0 and self.rng.random() < 0.7:
+                self.readers[0].look()
+            self.readers[index].stage()
+
+    def publish(self, step):
+        for exchange in self.exchanges:
+            exchange.published.append(step)
+            while len(exchange.published) > 3:
+                exchange.published.pop(0)
+            if self.rng.random() < 0.15:
+                error = self.rng.choice(
+                    [
+                        versions.CorruptVersionError("torn"),
+                        OSError("stale"),
+                    ]
+                )
+                exchange.errors["verify", step] = error
+            elif self.rng.random() < 0.3:
+                exchange.errors.clear()
+
+    def refresh(self):
+        news = self._together(
+            lambda index: self.agreements[index].exchange_news()
+        )
+        for reader, found in zip(self.readers, news, strict=True):
+            if reader.announced < 0 and found.newest[0] >= 0:
+                reader.announce(found.newest[0])
+        self.background()
+        # Every third version comes with a graph of its own.
+        if news[0].ready and self.readers[0].staged.version.step % 3 == 0:
+            news = self._together(self._confirm)
+        else:
+            news = [found.ready for found in news]
+        for reader, ready in zip(self.readers, news, strict=True):
+            if ready:
+                reader.take()
+            self.background()
+
+    def _confirm(self, index):
+        step = self.readers[index].staged.version.step
+        cannot = step in self.cannot_load[index]
+        return self.agreements[index].confirm({0: "no" if cannot else None})
+
+    def _together(self, decide):
+        vectors = []
+        for index, collective in enumerate(self.collectives):
+            collective.answer = None
+            with pytest.raises(_Pending) as pending:
+                decide(index)
+            vectors.append(pending.value.args[0])
+            self.background()
+        results = []
+        for index, collective in enumerate(self.collectives):
+            collective.answer = np.sum(vectors, axis=0)
+            results.append(decide(index))
+            self.background()
+        return results
+
+
+@pytest.fixture
+def no_warnings():
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("no_warnings")
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_workers_never_differ_and_never_go_back(num_workers):
+    swaps = rejections = 0
+    for seed in range(300):
+        group = _Group(random.Random(seed), num_workers)
+        before, step = -1, 0
+        for _ in range(20):
+            if group.rng.random() < 0.5:
+                step += group.rng.randint(1, 2)
+                group.publish(step)
+            group.background()
+            group.refresh()
+            current = {reader.current for reader in group.readers}
+            assert len(current) == 1, f"seed {seed}: {current}"
+            rejected = [set(r.rejected) for r in group.readers]
+            assert all(r == rejected[0] for r in rejected), f"seed {seed}"
+            assert current.pop() >= before, f"seed {seed}"
+            swaps += group.readers[0].current != before
+            before = group.readers[0].current
+        rejections += len(group.readers[0].rejected)
+    # Otherwise nothing was tried.
+    assert swaps > 500
+    assert rejections > 200
+
+
+@pytest.mark.usefixtures("no_warnings")
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_after_any_trouble_a_good_version_arrives(num_workers):
+    for seed in range(100):
+        group = _Group(random.Random(seed), num_workers)
+        for step in range(1, 12):
+            group.publish(step)
+            group.background()
+            group.refresh()
+        for exchange in group.exchanges:
+            exchange.errors.clear()
+            exchange.published.append(100)
+        for _ in range(20):
+            group.readers[0].look()
+            for reader in group.readers:
+                reader.stage()
+            group.refresh()
+        assert [r.current for r in group.readers] == [100] * num_workers

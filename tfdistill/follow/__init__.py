@@ -1,0 +1,1 @@
+"""Following a peer: versions are found, screened, read, agreed on, taken."""

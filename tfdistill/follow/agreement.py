@@ -1,0 +1,233 @@
+"""What the workers of a group agree on about versions, by one collective.
+
+The chief proposes, each worker says what it has read, and after the sum all
+know the same: so all announce, reject and take the same versions at the same
+step.
+"""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.cluster import replicas
+from tfdistill.follow import follower
+
+_log = logging.getLogger(__name__)
+# What a worker says of each follower: the newest version in sight of the chief,
+# whether its own is read, and whether it could not be.
+_FIELDS = 3
+# How long storage that fails is tried for a version that was asked for, and the
+# time between two tries.
+_READ_TIMEOUT_SECS, _RETRY_SECS = 60.0, 0.2
+
+# Sums the workers' int64 vectors, and the vectors that their replicas have;
+# every worker calls it at the same step.
+Sum = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+def num_fields(
+    num_followers: int, *, num_said: int = 0, num_as_chief: int = 0
+) -> int:
+    """Returns the length of the vector that an `Agreement` sums."""
+    return _FIELDS * num_followers + num_said + num_as_chief
+
+
+def of_coordinator(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sums over a group of parameter servers: its coordinator decides."""
+    return values, values[:0]
+
+
+def _nothing() -> tf.Tensor:
+    return tf.zeros([0], tf.int64)
+
+
+def collective_sum(
+    strategy: tf.distribute.Strategy,
+    *,
+    size: int,
+    of_replica: Callable[[], tf.Tensor] = _nothing,
+) -> Sum:
+    """Makes one small collective for workers' vectors of length `size`.
+
+    `of_replica` returns each replica's int64 vector, in graph.
+    """
+    num_local = strategy.num_replicas_in_sync // replicas.num_workers(strategy)
+
+    def in_replica(values: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        first = context.replica_id_in_sync_group % num_local == 0
+        both = tf.concat(
+            [
+                tf.where(first, values, tf.zeros_like(values)),
+                tf.cast(of_replica(), tf.int64),
+            ],
+            axis=0,
+        )
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, both)
+
+    @tf.function(input_signature=[tf.TensorSpec([size], tf.int64)])
+    def summed(values: tf.Tensor) -> tf.Tensor:
+        return strategy.run(in_replica, args=(values,))
+
+    def sum_over_group(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        result = summed(tf.constant(values, tf.int64))
+        local = strategy.experimental_local_results(result)[0].numpy()
+        return local[:size], local[size:]
+
+    return sum_over_group
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class News:
+    """What all workers know after a collective; followers by their index.
+
+    Attributes:
+        newest: For each follower, the newest version that could be used, -1
+            for none.
+        ready: Followers whose announced version every worker has read.
+        failed: Followers whose announced version some worker could not read,
+            and which all have rejected.
+        said: The sums of what the workers said.
+        as_chief: What the chief said.
+        of_replicas: The sums of what the replicas said.
+    """
+
+    newest: Sequence[int]
+    ready: Sequence[int]
+    failed: Sequence[int]
+    said: np.ndarray
+    as_chief: np.ndarray
+    of_replicas: np.ndarray
+
+
+class Agreement:
+    """Moves the followers of all workers alike; all call at the same step."""
+
+    def __init__(
+        self,
+        followers: Sequence[follower.Follower],
+        sum_over_group: Sum,
+        *,
+        num_workers: int,
+        is_chief: bool,
+        num_said: int = 0,
+        num_as_chief: int = 0,
+    ) -> None:
+        """Takes the followers, in the same order on all workers.
+
+        `sum_over_group` sums vectors of `num_fields`.
+        """
+        self._followers = followers
+        self._sum = sum_over_group
+        self._num_workers = num_workers
+        self._is_chief = is_chief
+        self._num_said, self._num_as_chief = num_said, num_as_chief
+
+    def exchange_news(
+        self,
+        *,
+        said: Sequence[int] | None = None,
+        as_chief: Sequence[int] | None = None,
+    ) -> News:
+        """Tells the others what this worker knows; rejects what failed.
+
+        `said` are numbers of this worker's own, of which all learn the sum;
+        of `as_chief` they learn the chief's. Both are 0 by default.
+        """
+        mine = self._no_news()
+        for index, each in enumerate(self._followers):
+            state = each.state
+            mine[0, index] = (each.newest + 1) * self._is_chief
+            mine[1, index] = state == follower.READY
+            mine[2, index] = state == follower.FAILED
+        chiefs = as_chief if as_chief and self._is_chief else None
+        summed, sums, of_chief, of_replicas = self._summed(mine, said, chiefs)
+        newest, ready, failed = summed
+        for index in map(int, np.flatnonzero(failed)):
+            self._reject(index)
+        return News(
+            newest=[int(step) - 1 for step in newest],
+            ready=[int(i) for i in np.flatnonzero(ready == self._num_workers)],
+            failed=[int(i) for i in np.flatnonzero(failed)],
+            said=sums,
+            as_chief=of_chief,
+            of_replicas=of_replicas,
+        )
+
+    def confirm(self, reasons: Mapping[int, str | None]) -> list[int]:
+        """Agrees which staged versions every worker can use; rejects others.
+
+        `reasons` say, by the index of the follower, why this worker cannot;
+        None if it can. All workers give the same followers.
+        """
+        mine = self._no_news()
+        for index, reason in reasons.items():
+            mine[2, index] = reason is not None
+        summed, *_ = self._summed(mine)
+        for index in map(int, np.flatnonzero(summed[2])):
+            self._reject(index, reasons.get(index))
+        return [index for index in reasons if not summed[2, index]]
+
+    def read(self, wanted: Mapping[int, int]) -> list[int]:
+        """Has every worker read the versions that the chief asks for.
+
+        By the index of the follower. It waits for the reads, so it is for the
+        time before training. Returns the followers whose version every worker
+        has read.
+        """
+        mine = self._no_news()
+        for index, step in wanted.items():
+            mine[0, index] = (step + 1) * self._is_chief
+        summed, *_ = self._summed(mine)
+        asked = {i: int(s) - 1 for i, s in enumerate(summed[0]) if s > 0}
+        for index, step in asked.items():
+            self._followers[index].announce(step)
+            _read_now(self._followers[index])
+        ready = self.exchange_news().ready
+        for index in set(asked).difference(ready):
+            _log.warning(
+                "Version %d of group %d, which was in use before, is left out: "
+                "not every worker could read it.",
+                asked[index],
+                self._followers[index].group,
+            )
+            self._followers[index].announce(-1)
+        return [index for index in asked if index in ready]
+
+    def _reject(self, index: int, reason: str | None = None) -> None:
+        each = self._followers[index]
+        each.reject(each.announced, reason)
+
+    def _no_news(self) -> np.ndarray:
+        return np.zeros([_FIELDS, len(self._followers)], np.int64)
+
+    def _summed(
+        self,
+        mine: np.ndarray,
+        said: Sequence[int] | None = None,
+        as_chief: Sequence[int] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        said = said or [0] * self._num_said
+        as_chief = as_chief or [0] * self._num_as_chief
+        vector = np.array([*mine.reshape(-1), *said, *as_chief], np.int64)
+        summed, of_replicas = self._sum(vector)
+        of_followers, sums, of_chief = np.split(
+            summed, [mine.size, mine.size + len(said)]
+        )
+        return of_followers.reshape(mine.shape), sums, of_chief, of_replicas
+
+
+def _read_now(each: follower.Follower) -> None:
+    """Reads what was announced, here and now."""
+    deadline = time.monotonic() + _READ_TIMEOUT_SECS
+    while True:
+        each.stage()
+        if each.state != follower.PENDING or time.monotonic() > deadline:
+            return
+        time.sleep(_RETRY_SECS)

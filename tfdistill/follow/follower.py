@@ -1,0 +1,340 @@
+"""One peer's versions: found, read in the background, agreed on, swapped in.
+
+A version goes through a group in this order: the chief *proposes* the newest
+one it sees; a collective *announces* it to all workers; each *stages* it (reads
+and checks it in the background); once all have it, all swap it in at the same
+step. A version that any worker cannot use is rejected by all.
+"""
+
+import dataclasses
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+from tfdistill.exchange import publisher
+from tfdistill.exchange import versions
+from tfdistill.follow import screen as screen_lib
+from tfdistill.system import background
+
+_log = logging.getLogger(__name__)
+
+PENDING, READY, FAILED = 0, 1, -1
+# Storage may show the files of a version one after the other, or lose sight of
+# one for a moment: what contradicts a version must be seen twice.
+_LOOKS_TO_BE_SURE = 2
+# Between two tries of a version while the storage is away.
+_LONGEST_PAUSE_SECS = 30.0
+# Between two looks at the exchange.
+_POLL_SECS = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """A version that was read and checked, ready to be swapped in."""
+
+    version: versions.Version
+    values: Any
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the version's graph."""
+        return self.version.manifest.graph_fingerprint
+
+
+class Follower:
+    """Follows one peer. The training thread and one other may share it."""
+
+    def __init__(
+        self,
+        exchange: publisher.Exchange,
+        group: int,
+        *,
+        read: Callable[[versions.Version], Any],
+        alone: bool,
+        screen: Callable[[versions.Version], None] = lambda version: None,
+        max_attempts: int = 5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Touches no storage.
+
+        `read` returns a version's values, and `screen` looks at its manifest
+        before any file of it is read; both raise ValueError, such as
+        `Refused`, for one that must not be used. `alone` is whether this task
+        decides for itself, without workers beside it. A version is given up
+        when reading it has failed `max_attempts` times. If it was the storage
+        that failed, a newer version must be in sight, too: until then it is
+        tried again, after longer and longer pauses.
+        """
+        self.group = group
+        self.current = -1
+        # No version of a higher step is proposed.
+        self.limit: float = math.inf
+        self.rejected: dict[int, str] = {}
+        self._exchange = exchange
+        self._read = read
+        self._screen = screen
+        self._alone = alone
+        self._max_attempts = max_attempts
+        self._lock = threading.Lock()
+        self._proposal = -1
+        self._announced = -1
+        self._staged: Staged | None = None
+        self._failure: str | None = None
+        self._attempts = self._doubts = 0
+        self._pause = background.Backoff(
+            first_secs=1.0, longest_secs=_LONGEST_PAUSE_SECS, clock=clock
+        )
+        # By step, which run of the publisher a version came from: the last
+        # one that was seen, and the one that was rejected.
+        self._seen: dict[int, str] = {}
+        self._rejected_runs: dict[int, str | None] = {}
+
+    # ---- background thread ----
+
+    def look(self) -> None:
+        """Looks for the newest version that is neither in use nor rejected.
+
+        A rejected step counts again once another run of the publisher has
+        published it again.
+        """
+        newest = self._exchange.latest(self.group)
+        candidates = [newest.step] if newest else []
+        limit = self.limit
+        if newest and (newest.step in self.rejected or newest.step > limit):
+            candidates = self._exchange.known_steps(self.group)
+        again = {step for step in candidates if self._is_another(step)}
+        with self._lock:
+            # Under the lock: a version may have been taken or rejected while
+            # the storage was asked.
+            usable = [
+                step
+                for step in candidates
+                if self.current < step <= limit
+                and (step not in self.rejected or step in again)
+            ]
+            if newest and newest.step in usable:
+                self._seen[newest.step] = newest.manifest.incarnation
+            self._proposal = max(usable, default=-1)
+            if self._alone and self._announced < 0:
+                self._announce(self._proposal)
+
+    def _is_another(self, step: int) -> bool:
+        rejected = self._rejected_runs.get(step)
+        if rejected is None or step <= self.current:
+            return False
+        try:
+            found = self._exchange.open(self.group, step)
+        except (
+            OSError,
+            versions.CorruptVersionError,
+            versions.VersionNotFoundError,
+        ):
+            return False
+        return found.manifest.incarnation != rejected
+
+    def stage(self) -> None:
+        """Reads the announced version, if there is one still to read."""
+        with self._lock:
+            step = self._announced
+            if step < 0 or self._staged or self._failure:
+                return
+            if not self._pause.is_over:
+                return
+        staged, failure = None, None
+        try:
+            version = self._exchange.open(self.group, step)
+            with self._lock:
+                self._seen[step] = version.manifest.incarnation
+            staged = self._examined(version)
+        except screen_lib.Refused as error:
+            failure = str(error)
+        except (
+            versions.CorruptVersionError,
+            versions.VersionNotFoundError,
+        ) as error:
+            self._doubts += 1
+            if self._doubts >= _LOOKS_TO_BE_SURE:
+                gone = isinstance(error, versions.VersionNotFoundError)
+                failure = f"it is gone: {error}" if gone else str(error)
+        except Exception as error:  # TensorFlow's readers raise many kinds.
+            self._attempts += 1
+            _log.info("Reading version %d failed: %s", step, error)
+            if self._attempts >= self._max_attempts:
+                if isinstance(error, OSError) and not self._has_newer(step):
+                    self._put_off(step, error)
+                else:
+                    failure = f"{type(error).__name__}: {error}"
+        with self._lock:
+            if self._announced == step:
+                self._staged, self._failure = staged, failure
+
+    def _examined(self, version: versions.Version) -> Staged:
+        """Screens, verifies and reads a version."""
+        try:
+            self._screen(version)
+            self._exchange.verify(version)
+            return Staged(version, self._read(version))
+        except ValueError as error:
+            raise screen_lib.Refused(str(error)) from error
+
+    def _has_newer(self, step: int) -> bool:
+        newest = self._exchange.latest(self.group)
+        return newest is not None and newest.step > step
+
+    def _put_off(self, step: int, error: OSError) -> None:
+        """Lets a version be tried again: its group may publish no other."""
+        if self._attempts == self._max_attempts:
+            _log.warning(
+                "The version %d of group %d cannot be read yet, and is tried "
+                "again: %s: %s. Training continues without it.",
+                step,
+                self.group,
+                type(error).__name__,
+                error,
+            )
+        self._pause.failed()
+
+    # ---- training thread ----
+
+    @property
+    def newest(self) -> int:
+        """The newest version that could be announced, or -1."""
+        with self._lock:
+            return self._proposal
+
+    @property
+    def announced(self) -> int:
+        """The step of the version being staged, or -1."""
+        return self._announced
+
+    @property
+    def state(self) -> int:
+        """Whether the announced version is READY, FAILED or PENDING here."""
+        with self._lock:
+            if self._announced < 0:
+                return PENDING
+            if self._failure is not None:
+                return FAILED
+            return READY if self._staged else PENDING
+
+    @property
+    def staged(self) -> Staged | None:
+        """What `take` would return, if there is anything."""
+        with self._lock:
+            return self._staged
+
+    def announce(self, step: int) -> None:
+        """Makes `step` the version that all workers stage; -1 for none."""
+        with self._lock:
+            self._announce(step)
+
+    def _announce(self, step: int) -> None:
+        self._announced = step
+        self._staged = self._failure = None
+        self._attempts = self._doubts = 0
+        self._pause.succeeded()
+        # The chief may announce a rejected step if it was published again.
+        self.rejected.pop(step, None)
+        self._rejected_runs.pop(step, None)
+
+    def take(self) -> Staged:
+        """Returns the staged version and makes it the current one."""
+        with self._lock:
+            staged = self._staged
+            if staged is None:
+                raise RuntimeError(
+                    f"group {self.group}: no version is ready to be taken."
+                )
+            self.current = staged.version.step
+            if self._proposal <= self.current:
+                self._proposal = -1
+            self._announce(-1)
+            self._seen = {
+                step: run
+                for step, run in self._seen.items()
+                if step >= self.current
+            }
+            return staged
+
+    def reject(self, step: int, reason: str | None = None) -> None:
+        """Quarantines a version: it is never proposed again.
+
+        Another version of the same step is, if another run of the publisher
+        published it. The log warns, but once only for the same reason, by
+        default what this worker found.
+        """
+        with self._lock:
+            reason = reason or self._failure or "another worker refused it"
+            if step not in self.rejected:
+                # Every later version may have the same fault.
+                known = reason in self.rejected.values()
+                _log.log(
+                    logging.INFO if known else logging.WARNING,
+                    "Quarantined version %d of group %d: %s "
+                    "Training continues without this version.",
+                    step,
+                    self.group,
+                    reason,
+                )
+            self.rejected.setdefault(step, reason)
+            self._rejected_runs.setdefault(step, self._seen.get(step))
+            if self._proposal == step:
+                self._proposal = -1
+            if self._announced == step:
+                self._announce(-1)
+
+
+class Following(threading.Thread):
+    """Looks and reads for all followers, in turn, until it is stopped."""
+
+    def __init__(
+        self,
+        followers: Sequence[Follower],
+        *,
+        proposes: bool,
+        also: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Starts nothing yet; `proposes` if this task looks for versions.
+
+        `also` is called in each round.
+        """
+        super().__init__(name="tfdistill-following", daemon=True)
+        self._followers = followers
+        self._proposes = proposes
+        self._also = also
+        self._out_of_reach: set[int] = set()
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Looks and reads; errors are logged and tried again."""
+        while not self._stopping.is_set():
+            for follower in self._followers:
+                try:
+                    if self._proposes:
+                        follower.look()
+                    follower.stage()
+                except OSError as error:
+                    self._log_outage(follower.group, error)
+                except Exception:
+                    _log.exception(
+                        "Looking for group %d failed", follower.group
+                    )
+                else:
+                    self._out_of_reach.discard(follower.group)
+            self._also()
+            self._stopping.wait(_POLL_SECS)
+
+    def _log_outage(self, group: int, error: OSError) -> None:
+        """Tells of an outage once: it may last for many rounds."""
+        level = logging.DEBUG if group in self._out_of_reach else logging.ERROR
+        self._out_of_reach.add(group)
+        _log.log(level, "Cannot look for group %d yet: %s", group, error)
+
+    def stop(self) -> None:
+        """Ends the thread; waits 30 s at most for a read in progress."""
+        self._stopping.set()
+        self.join(timeout=30.0)

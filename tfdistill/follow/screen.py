@@ -1,0 +1,197 @@
+"""What the manifest of a version must say before any of its files is read.
+
+Two models may have the same shapes and yet other classes, words or columns.
+Their predictions then fit together by shape only, and nothing fails.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+from typing import Protocol
+
+import tensorflow as tf
+
+from tfdistill.exchange import versions
+from tfdistill.exports import graph_check
+from tfdistill.exports import student_graph
+
+# Of a manifest's `extras`.
+SCHEMA_FIELD = "schema"
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_BLOCK_BYTES = 1024 * 1024
+
+
+class Refused(ValueError):  # noqa: N818
+    """A version must not be used; the message says why."""
+
+
+class Specs(Protocol):
+    """The inputs and outputs that versions must have, as `StudentGraph` has."""
+
+    input_spec: Any
+    output_spec: Any
+
+
+class Screen:
+    """Checks the files, the size, the specs and the schema of versions."""
+
+    def __init__(
+        self,
+        specs: Specs,
+        *,
+        schema: Mapping[str, str] | None = None,
+        also: Callable[[versions.Version], None] = lambda version: None,
+    ) -> None:
+        """Reads nothing yet.
+
+        `schema` is what `digests` made of ours. `also` checks further, and
+        raises `Refused`.
+        """
+        self._specs = specs
+        self._schema = schema or {}
+        self._also = also
+
+    def __call__(self, version: versions.Version) -> None:
+        """Checks one version; raises `Refused` if it must not be read."""
+        found, ours = version.manifest, self._specs
+        try:
+            graph_check.check_names(found.files)
+            if isinstance(ours, student_graph.StudentGraph):
+                graph_check.check_size(
+                    version.num_bytes,
+                    ours,
+                    own_graph=found.graph_fingerprint == ours.fingerprint,
+                )
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        check_spec("inputs", ours.input_spec, found.inputs)
+        check_spec("outputs", ours.output_spec, found.outputs)
+        theirs = found.extras.get(SCHEMA_FIELD)
+        if difference := schema_difference(self._schema, theirs):
+            raise Refused(
+                f"{difference} Give the StudentExporter and the teachers of "
+                "every group the same `schema`."
+            )
+        self._also(version)
+
+
+def refuse_other_graphs(
+    graph: student_graph.StudentGraph, remedy: str
+) -> Callable[[versions.Version], None]:
+    """Returns a check that versions are of the student's own graph."""
+
+    def check(version: versions.Version) -> None:
+        if version.manifest.graph_fingerprint != graph.fingerprint:
+            raise Refused(f"its graph differs from the student's. {remedy}")
+
+    return check
+
+
+def check_spec(what: str, spec: Any, theirs: Any) -> None:
+    """Checks a version's inputs or outputs, `what`, against a student's spec.
+
+    `theirs` is what the manifest says. Names, shapes and kinds of numbers must
+    be the same, or `Refused`.
+    """
+    ours = student_graph.to_json(spec, what)
+
+    def kinds(described: Any) -> Any:
+        return {
+            name: (leaf["shape"], _kind(leaf["dtype"]))
+            for name, leaf in described.items()
+        }
+
+    try:
+        same = kinds(ours) == kinds(theirs)
+    except (AttributeError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise Refused(
+            f"its {what} must be those of the student, {ours}; received "
+            f"{theirs}."
+        )
+
+
+def _kind(name: str) -> str:
+    """What a dtype must have in common: numbers of other widths are cast."""
+    dtype = tf.as_dtype(name)
+    if dtype.is_floating:
+        return "float"
+    return "integer" if dtype.is_integer else dtype.name
+
+
+def digests(schema: Mapping[str, Any]) -> dict[str, str]:
+    """Hashes each part of a schema.
+
+    Args:
+        schema: What must be the same in every group, by names of your own,
+            such as `{"labels": ["cat", "dog"], "vocabulary":
+            pathlib.Path("words.txt"), "features": {"age": "years"}}`. A path
+            stands for its file's bytes, anything else for itself as JSON:
+            text, numbers, lists and dicts.
+
+    Returns:
+        SHA-256 in hexadecimal by name.
+
+    Raises:
+        ValueError: A name or a part cannot be hashed.
+        OSError: A file cannot be read.
+
+    Example:
+        >>> digests({"labels": ["a", "b"]}) == digests({"labels": ("a", "b")})
+        True
+        >>> digests({"labels": ["a", "b"]}) == digests({"labels": ["b", "a"]})
+        False
+    """
+    found = {}
+    for name, part in schema.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(
+                "The names in a `schema` must be 1 to 64 letters, digits, "
+                f"'_', '.' or '-'; received {name!r}."
+            )
+        digest = hashlib.sha256()
+        if isinstance(part, os.PathLike):
+            with open(part, "rb") as file:
+                while block := file.read(_BLOCK_BYTES):
+                    digest.update(block)
+        else:
+            digest.update(_text(name, part).encode())
+        found[name] = digest.hexdigest()
+    return found
+
+
+def _text(name: str, part: Any) -> str:
+    try:
+        return json.dumps(part, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"The part {name!r} of a `schema` must be a pathlib.Path, or "
+            f"something that JSON can hold; received {type(part).__name__}: "
+            f"{error}."
+        ) from error
+
+
+def schema_difference(ours: Mapping[str, str], theirs: Any) -> str | None:
+    """Says, in one sentence, how a peer's schema differs from ours.
+
+    `ours` is what `digests` returned, `theirs` what the peer's manifest says.
+    Nothing differs from an empty schema.
+    """
+    if not ours:
+        return None
+    if not isinstance(theirs, Mapping):
+        return "its manifest has no schema."
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in theirs:
+            return f"its schema has no part {name!r}, which ours has."
+        if name not in ours:
+            return f"its schema has a part {name!r}, which ours does not have."
+        if theirs[name] != ours[name]:
+            return f"its {name!r} must be the same as ours, but differs."
+    return None
