@@ -16,7 +16,6 @@ from tfdistill.system import run_files
 # Batches that are asked about at once, and answers that may wait for the step:
 # enough to hide an answer's way behind a step, and few enough to stay fresh.
 _NUM_AT_ONCE = 2
-_LONGEST_PAUSE_SECS = 1.0
 
 
 class ServedPeers:
@@ -42,8 +41,6 @@ class ServedPeers:
                 name=run_files.group_name(peer),
                 outputs={"outputs": student.output_shape[1:]},
                 max_age_steps=most if isinstance(most, int) else None,
-                # It has no version until its group's first export.
-                longest_pause_secs=_LONGEST_PAUSE_SECS,
                 seed=config.data.seed,
             )
             for peer in (peers if is_served else ())

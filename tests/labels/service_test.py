@@ -10,6 +10,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import prediction_servers as server_cases
+from tfdistill import labels
 from tfdistill.exports import other_graphs
 from tfdistill.labels import attached
 
@@ -34,10 +35,10 @@ def _teachers(*addresses, timeout_secs=20.0, **options):
 
 def _asked(teachers, count=4):
     """Labels of some batches, one after the other."""
-    return _labels(teachers(*batch) for batch in _dataset().take(count))
+    return _labels_in(teachers(*batch) for batch in _dataset().take(count))
 
 
-def _labels(dataset):
+def _labels_in(dataset):
     return [attached.detach(element)[1]["served"] for element in dataset]
 
 
@@ -65,7 +66,7 @@ def test_a_label_is_the_prediction_in_the_step_to_the_bit(exchange):
         with _teachers(server.address, max_age_steps=7) as teachers:
             labelled = _dataset().map(teachers, num_parallel_calls=2)
             for label, (x, _) in zip(
-                _labels(labelled), _dataset(), strict=True
+                _labels_in(labelled), _dataset(), strict=True
             ):
                 np.testing.assert_array_equal(
                     label["outputs"][0]["whole"], in_step(x)
@@ -97,9 +98,9 @@ def test_inputs_and_outputs_by_name_and_in_their_order(exchange):
     cases.publish(exchange, model, spec=spec)
     x = {"a": np.ones([4, 3]), "b": np.ones([4, 2], np.int32)}
     with server_cases.serving(exchange) as server:
-        with _teachers(server.address, top_k=2) as teachers:
+        with _teachers(server.address, form=labels.Form(top_k=2)) as teachers:
             dataset = tf.data.Dataset.from_tensor_slices(x).batch(4)
-            (label,) = _labels(dataset.map(teachers))
+            (label,) = _labels_in(dataset.map(teachers))
     floats = {name: value.astype("float32") for name, value in x.items()}
     for kept, output in zip(label["outputs"], model(floats), strict=True):
         best = tf.argsort(output, direction="DESCENDING")[:, :2]
@@ -117,7 +118,7 @@ def test_inputs_may_be_strings(exchange):
     with server_cases.serving(exchange) as server:
         with _teachers(server.address) as teachers:
             dataset = tf.data.Dataset.from_tensor_slices(x).batch(3)
-            (label,) = _labels(dataset.map(teachers))
+            (label,) = _labels_in(dataset.map(teachers))
     assert set(label["version"].numpy()) == {10}
     np.testing.assert_allclose(label["outputs"][0]["whole"], model(x))
 
@@ -128,10 +129,13 @@ def test_a_label_may_be_a_sample_of_the_teachers_classes():
 
     def drawn(address):
         with _teachers(
-            address, outputs=_OUTPUTS, num_samples=20, seed=3
+            address,
+            outputs=_OUTPUTS,
+            form=labels.Form(num_samples=20),
+            seed=3,
         ) as teachers:
-            labels = _asked(teachers, 2)
-        return [label["outputs"][0]["drawn"].numpy() for label in labels]
+            found = _asked(teachers, 2)
+        return [label["outputs"][0]["drawn"].numpy() for label in found]
 
     with server_cases.scripted(lambda _: good) as address:
         first, second = drawn(address)
@@ -157,12 +161,12 @@ def test_servers_die_and_return_while_training_goes_on(exchange):
         assert _fit(dataset, learned)[0]["distillation_weight"] == [1.0]
         first.close()
         # Each answer that is missing is asked for at the other one.
-        for label in _labels(dataset.repeat(3)):
+        for label in _labels_in(dataset.repeat(3)):
             assert (label["version"].numpy() == 10).all()
         assert not teachers.status()["servers"][0]["usable"]
         second.close()
-        labels = _labels(dataset.repeat(3))
-        assert {v for x in labels for v in x["version"].numpy()} == {-1}
+        found = _labels_in(dataset.repeat(3))
+        assert {v for x in found for v in x["version"].numpy()} == {-1}
         assert teachers.status()["absent_rows"] == 3 * len(_X)
         alone = tfdistill.TeacherSet(labels=[teachers])
         assert _fit(dataset, alone)[0]["distillation_weight"] == [0.0]
@@ -183,7 +187,7 @@ def test_servers_die_and_return_while_training_goes_on(exchange):
         server_cases.wait_until(
             lambda: teachers.status()["servers"][1]["usable"]
         )
-        assert (_labels(dataset)[0]["version"].numpy() == 10).all()
+        assert (_labels_in(dataset)[0]["version"].numpy() == 10).all()
         assert set(teachers.status()["refused"]) <= {"unreachable", "refused"}
 
 
@@ -192,8 +196,7 @@ def test_labels_beyond_their_age_count_as_absent(exchange):
     with server_cases.serving(exchange) as server:
         for options, weights in (
             ({"max_age_steps": 0}, [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]),
-            ({"max_age_secs": 0.0}, [0.0] * 8),
-            ({"max_age_secs": 1e6}, [1.0] * 8),
+            ({}, [1.0] * 8),
         ):
             seen = []
             watch = keras.callbacks.LambdaCallback(
@@ -269,8 +272,8 @@ def test_a_version_that_goes_backwards_is_refused():
         server_cases.scripted(answer) as address,
         _teachers(address, outputs=_OUTPUTS) as teachers,
     ):
-        labels = _asked(teachers, 3)
-        assert [x["version"].numpy()[0] for x in labels] == [20, 21, -1]
+        found = _asked(teachers, 3)
+        assert [x["version"].numpy()[0] for x in found] == [20, 21, -1]
         assert teachers.status()["refused"] == {"backwards": 1}
 
 
@@ -282,9 +285,9 @@ def test_silent_servers_are_left_alone():
             half_open, nonsense, outputs=_OUTPUTS, timeout_secs=0.5
         ) as teachers,
     ):
-        labels = _asked(teachers)
+        found = _asked(teachers)
         status = teachers.status()
-    assert all((x["version"].numpy() == -1).all() for x in labels)
+    assert all((x["version"].numpy() == -1).all() for x in found)
     # Only the first batch asked them, so that the others did not wait.
     assert sum(status["refused"].values()) == 2
     assert status["refused"]["slow"] >= 1
@@ -316,8 +319,6 @@ def test_what_cannot_work_is_refused_in_words():
         tfdistill.labels.Teachers(["host"])
     with pytest.raises(ValueError, match="`timeout_secs` must be > 0"):
         tfdistill.labels.Teachers(["a:1"], timeout_secs=0)
-    with pytest.raises(ValueError, match="`longest_pause_secs` must be >= 0.1"):
-        tfdistill.labels.Teachers(["a:1"], longest_pause_secs=0)
     with pytest.raises(ValueError, match="`max_age_steps` must be a whole"):
         tfdistill.labels.Teachers(["a:1"], max_age_steps=-1)
     with server_cases.raw() as half_open:
@@ -336,7 +337,9 @@ def test_classes_are_not_taken_from_probabilities_for_logits():
     with server_cases.scripted(
         lambda _: server_cases.response(outputs=np.full([8, 3], 1 / 3, "f4"))
     ) as address:
-        with _teachers(address, outputs=_OUTPUTS, top_k=2) as teachers:
+        with _teachers(
+            address, outputs=_OUTPUTS, form=labels.Form(top_k=2)
+        ) as teachers:
             with pytest.raises(
                 tf.errors.InvalidArgumentError, match="from_logits=False"
             ):

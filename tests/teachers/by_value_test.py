@@ -2,7 +2,6 @@
 
 import copy
 import json
-import time
 
 import keras
 import numpy as np
@@ -121,11 +120,6 @@ def test_rows_that_have_expired_count_as_absent():
     )
     model.fit(data, epochs=2, verbose=0, callbacks=[Watch()])
     assert weights == [1.0] * (last + 1) + [0.0] * (8 - last - 1)
-    alone, _ = _trained(tfdistill.TeacherSet(), _data())
-    late = _data(teacher, expires_secs=np.float64(time.time() - 1))
-    found, _ = _trained(tfdistill.TeacherSet(labels=["big"]), late)
-    assert found["distillation_weight"] == [0, 0]
-    np.testing.assert_allclose(found["task_loss"], alone["loss"], rtol=1e-6)
     # Nothing is dropped, and good rows teach again.
     (status,) = model.teachers.status()
     assert (status["health"], status["share"]) == ("absent", 0.0)
@@ -162,24 +156,6 @@ def test_partial_labels_are_seen_as_such(tmp_path):
     assert json.loads(last)["teachers"][0] == status
     found = dict(summary_cases.scalars(tmp_path, "teachers/big/taught_rows"))
     assert found == {2: 0.5, 4: 0.5}
-
-
-def test_only_labels_that_expire_at_a_time_of_day_go_without_xla(caplog):
-    teacher, weights = cases.linear(5), []
-    for expires, is_compiled in (
-        ({"expires_step": np.int64(1)}, True),
-        ({"expires_secs": np.float64(time.time() - 1)}, False),
-    ):
-        model = cases.codistill(
-            cases.linear(),
-            tfdistill.TeacherSet(labels=["big"]),
-            jit_compile=True,
-        )
-        history = model.fit(_data(teacher, **expires), verbose=0).history
-        weights += history["distillation_weight"]
-        assert model.jit_compile == is_compiled
-        assert ("without XLA" in caplog.text) != is_compiled
-    assert weights == [0.0, 0.0]
 
 
 def test_evaluate_and_predict_take_the_same_data():

@@ -25,11 +25,7 @@ class Labelled(NamedTuple):
 
 
 def label(
-    outputs: Any,
-    *,
-    version: Any,
-    expires_step: Any = None,
-    expires_secs: Any = None,
+    outputs: Any, *, version: Any, expires_step: Any = None
 ) -> dict[str, Any]:
     """Returns one teacher's labels of a batch.
 
@@ -41,14 +37,10 @@ def label(
             has 0.
         expires_step: int64 `[batch]`, the last of the student's steps at which
             a row counts. Default: it counts at all steps.
-        expires_secs: float64 `[batch]`, when it ceases to count, in seconds
-            since 1970 by this machine's clock. Default: never.
     """
     found = {"outputs": tuple(outputs), "version": version}
     if expires_step is not None:
         found["expires_step"] = expires_step
-    if expires_secs is not None:
-        found["expires_secs"] = expires_secs
     return found
 
 
@@ -80,13 +72,6 @@ def that_count(
     count = label["version"] >= 0
     if "expires_step" in label:
         count &= step <= label["expires_step"]
-    if "expires_secs" in label:
-        # A step begins before its batch is there. The copy is of the branch
-        # of a `tf.cond` that this may be in, which waits for no tensor of
-        # another graph.
-        expires = tf.identity(label["expires_secs"])
-        with tf.control_dependencies([expires]):
-            count &= tf.timestamp() <= expires
     return tf.broadcast_to(count, [num_rows])
 
 
@@ -94,11 +79,6 @@ def newest_version(label: Mapping[str, Any]) -> tf.Tensor:
     """Returns the newest version that answered, float64; NaN if none did."""
     newest = tf.reduce_max(label["version"])
     return tf.where(newest > 0, tf.cast(newest, tf.float64), float("nan"))
-
-
-def needs_clock(labels: Mapping[str, Any]) -> bool:
-    """Whether labels, or their specs, cease to count at a time of day."""
-    return any("expires_secs" in label for label in labels.values())
 
 
 def _is_element(element: Any) -> bool:

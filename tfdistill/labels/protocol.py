@@ -17,8 +17,6 @@ import tensorflow as tf
 SERVICE = "tensorflow.serving.PredictionService"
 SIGNATURE = "serving_default"
 _METADATA = "signature_def"
-# The number of `tensor_content` in a TensorProto.
-_CONTENT = 4
 # Of one message, either way: what is larger is refused before it is read.
 MAX_BYTES = 512 * 1024 * 1024
 # Options of gRPC. Without the last one, two servers may share a port.
@@ -76,39 +74,21 @@ def messages() -> types.SimpleNamespace:
 
 
 def question(model: str, inputs: Mapping[str, np.ndarray]) -> bytes:
-    """Returns a PredictRequest to a model about a batch.
-
-    Written by hand: protobuf would copy a batch four times.
-    """
+    """Returns a PredictRequest to a model about a batch."""
     request = messages().PredictRequest()
     request.model_spec.name = model
     request.model_spec.signature_name = SIGNATURE
-    parts = [request.SerializeToString()]
     for name, values in inputs.items():
-        # An entry of the map `inputs`: its key, and its value.
-        key = _field(1, name.encode())
-        parts += _field(2, *key, *_field(2, *_tensor(values)))
-    return b"".join(parts)
-
-
-def _tensor(values: np.ndarray) -> list[Any]:
-    """Returns the parts of a TensorProto."""
-    dtype = tf.as_dtype(values.dtype)
-    if dtype == tf.string:
-        return [tf.make_tensor_proto(values).SerializeToString()]
-    empty = tf.make_tensor_proto(values[:0])
-    empty.tensor_shape.dim[0].size = len(values)
-    content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    return [empty.SerializeToString(), *_field(_CONTENT, content)]
-
-
-def _field(number: int, *parts: Any) -> list[Any]:
-    """Returns a message's field of bytes, whose content is these parts."""
-    left, size = sum(map(len, parts)), []
-    while left > 127:
-        size.append(left % 128 + 128)
-        left //= 128
-    return [bytes([8 * number + 2, *size, left]), *parts]
+        proto = request.inputs[name]
+        dtype = tf.as_dtype(values.dtype)
+        if dtype == tf.string:
+            proto.CopyFrom(tf.make_tensor_proto(values))
+            continue
+        # In half the time of `make_tensor_proto` and a copy of it.
+        proto.dtype = dtype.as_datatype_enum
+        proto.tensor_shape.CopyFrom(tf.TensorShape(values.shape).as_proto())
+        proto.tensor_content = values.tobytes()
+    return bytes(request.SerializeToString())
 
 
 def metadata_question(model: str) -> bytes:

@@ -4,6 +4,7 @@ Any server of TensorFlow Serving's PredictionService will do: its own, pointed
 at a group's directory of an exchange, or `tfdistill-teach`.
 """
 
+import collections
 import itertools
 import logging
 import math
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+import grpc
 import numpy as np
 import tensorflow as tf
 
@@ -22,11 +24,31 @@ from tfdistill.exports import student_graph
 from tfdistill.labels import attached
 from tfdistill.labels import forms
 from tfdistill.labels import protocol
-from tfdistill.labels import servers as servers_lib
+from tfdistill.system import background
 from tfdistill.system import untrusted
 
-_log = logging.getLogger(__name__)
+UNREACHABLE, SLOW, REFUSED, BACKWARDS = (
+    *("unreachable", "slow", "refused", "backwards"),
+)
+_KINDS = {
+    grpc.StatusCode.UNAVAILABLE: UNREACHABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED: SLOW,
+    grpc.StatusCode.INTERNAL: protocol.MALFORMED,
+}
+_OPTIONS = [
+    *protocol.CLIENT_OPTIONS,
+    # How often a lost connection is tried again; gRPC itself would wait for up
+    # to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # How long it may take to connect.
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+# How long a server that fails is left alone. The longest is also how late its
+# group's first export is noticed.
+_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.1, 1.0
 _POLL_SECS = 0.2
+_log = logging.getLogger(__name__)
 
 
 class Teachers:
@@ -36,8 +58,8 @@ class Teachers:
     them in turn, and another one if that fails. The training never waits
     longer than `timeout_secs` for a batch, and never fails for want of
     servers: rows without an answer have version -1 and teach nothing. A server
-    that fails is left alone for 0.1 s, and longer each time; if all are,
-    batches pass at once.
+    that fails is left alone for 0.1 s, and longer each time, up to 1 s; if all
+    are, batches pass at once.
 
     `num_parallel_calls` of `dataset.map` is how many batches are asked about
     at once, and `prefetch` how many answers wait for the training, which
@@ -64,16 +86,11 @@ class Teachers:
         *,
         name: str = "served",
         model: str = "default",
-        top_k: int | None = None,
-        num_samples: int | None = None,
-        dtype: str = "float32",
-        from_logits: bool = True,
+        form: forms.Form | None = None,
         timeout_secs: float = 0.5,
         max_age_steps: int | None = None,
-        max_age_secs: float | None = None,
         outputs: Mapping[str, Sequence[int | None]] | None = None,
         wait_secs: float = 60.0,
-        longest_pause_secs: float = 30.0,
         seed: int = 0,
         credentials: Any = None,
     ) -> None:
@@ -83,25 +100,17 @@ class Teachers:
             addresses: `host:port` of each server, at least one.
             name: Of the teacher, as `TeacherSet(labels=[name])` has it.
             model: The model's name at the servers.
-            top_k: Keep only so many of the likeliest classes; see
-                `forms.Form`. Default: all.
-            num_samples: Keep so many classes drawn by their probability.
-            dtype: What is kept is float32, or float16 for half the memory.
-            from_logits: Whether outputs are logits, not probabilities.
+            form: What is kept of each output. Default: all, as float32.
             timeout_secs: Longest time for one batch, tries at other servers
                 included, > 0. Default 0.5.
             max_age_steps: A label does not count once the student's step is so
                 many beyond the version that answered. Default: no bound.
-            max_age_secs: Nor so many seconds after the answer. Default: no
-                bound.
             outputs: Each output's shape without the batch, by name, in the
                 order of the student's; float32. Servers then need not be
                 there yet. Default: servers are asked.
             wait_secs: Longest wait for the first server that says what its
                 model takes and returns. Default 60.
-            longest_pause_secs: A server that fails again and again is left
-                alone for at most so long, >= 0.1. Default 30.
-            seed: Decides which classes are drawn. Default 0.
+            seed: Decides what is drawn if the form has `num_samples`.
             credentials: `grpc.ChannelCredentials` for TLS. Default: none.
 
         Raises:
@@ -109,61 +118,27 @@ class Teachers:
             ValueError: An argument is not as above.
             RuntimeError: No server has answered in `wait_secs`.
         """
-        _check(addresses, timeout_secs, max_age_steps, max_age_secs)
-        if not 0.1 <= longest_pause_secs < math.inf:
-            raise ValueError(
-                "`longest_pause_secs` must be >= 0.1 and finite; received "
-                f"{longest_pause_secs!r}."
-            )
+        _check(addresses, timeout_secs, max_age_steps)
         self.name = name
-        self._model = model
-        self._form = forms.Form(
-            top_k=top_k,
-            num_samples=num_samples,
-            dtype=dtype,
-            from_logits=from_logits,
-        )
-        self._timeout_secs = timeout_secs
-        self._max_age_steps = max_age_steps
-        self._max_age_secs = max_age_secs
+        self._model, self._form = model, form or forms.Form()
+        self._timeout_secs, self._max_age_steps = timeout_secs, max_age_steps
+        self._seed, self._turn = seed, itertools.count()
         self._servers = [
-            servers_lib.Server(
+            Server(
                 address,
                 model,
                 credentials=credentials,
                 probe_secs=timeout_secs,
-                longest_pause_secs=longest_pause_secs,
             )
             for address in addresses
         ]
         self._finalizer = weakref.finalize(self, _close, self._servers)
-        self._turn = itertools.count()
-        self._draws = itertools.count()
-        self._seed = seed
         self._lock = threading.Lock()
-        self._refused: dict[str, int] = {}
-        self._num_batches = self._num_absent_batches = 0
-        self._num_rows = self._num_absent_rows = 0
+        # Batches and rows, and those without an answer; bad answers by kind.
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._refused: collections.Counter[str] = collections.Counter()
         self._is_checked = False
-        self._inputs: protocol.Specs | None = None
-        if outputs is None:
-            signature = self._wait(wait_secs)
-            self._inputs = signature.inputs
-            self._outputs = {
-                name: signature.outputs[name]
-                for name in other_graphs.in_flat_order(signature.outputs)
-            }
-        else:
-            self._outputs = {
-                name: tf.TensorSpec([None, *shape], tf.float32)
-                for name, shape in outputs.items()
-            }
-        for output, spec in self._outputs.items():
-            if not spec.shape.rank or not spec.dtype.is_floating:
-                raise ValueError(
-                    "A teacher's outputs must be floats [batch, ...]; the "
-                    f"model's {output!r} is {spec.dtype.name} {spec.shape}."
-                )
+        self._inputs, self._outputs = self._described(outputs, wait_secs)
 
     def __call__(self, *element: Any) -> Any:
         """Adds labels to an element, for `dataset.map`.
@@ -176,41 +151,34 @@ class Teachers:
         """
         whole = element[0] if len(element) == 1 else element
         bare, _ = attached.detach(whole)
-        x = bare[0] if isinstance(bare, tuple) else bare
-        flat = self._named(x)
+        flat = self._named(bare[0] if isinstance(bare, tuple) else bare)
         names = list(flat)
 
         def ask(*arrays: np.ndarray) -> list[np.ndarray]:
             return self._labels(dict(zip(names, arrays, strict=True)))
 
         # Stateless for TensorFlow, or iterators could not be saved.
-        version, answered, seed, *outputs = tf.numpy_function(
+        version, seed, *outputs = tf.numpy_function(
             ask,
             list(flat.values()),
-            [
-                tf.int64,
-                tf.float64,
-                tf.int32,
-                *[tf.float32] * len(self._outputs),
-            ],
+            [tf.int64, tf.int32, *[tf.float32] * len(self._outputs)],
             stateful=False,
         )
         batch = next(iter(flat.values())).shape[0]
-        for tensor in (version, answered):
-            tensor.set_shape([batch])
+        version.set_shape([batch])
         seed.set_shape([2])
         for tensor, spec in zip(outputs, self._outputs.values(), strict=True):
             tensor.set_shape([batch, *spec.shape[1:]])
-        expires: dict[str, Any] = {}
-        if self._max_age_steps is not None:
-            expires["expires_step"] = version + self._max_age_steps
-        if self._max_age_secs is not None:
-            expires["expires_secs"] = answered + self._max_age_secs
         kept = [
             self._form.encode(output, seed=seed + [0, number])
             for number, output in enumerate(outputs)
         ]
-        label = attached.label(kept, version=version, **expires)
+        most = self._max_age_steps
+        label = attached.label(
+            kept,
+            version=version,
+            expires_step=None if most is None else version + most,
+        )
         return attached.attach(whole, {self.name: label})
 
     def status(self) -> dict[str, Any]:
@@ -224,26 +192,13 @@ class Teachers:
             of questions and the `received_bytes` of answers, and its last
             `problem`.
         """
+        names = ("batches", "absent_batches", "rows", "absent_rows")
         with self._lock:
             return {
                 "name": self.name,
-                "batches": self._num_batches,
-                "absent_batches": self._num_absent_batches,
-                "rows": self._num_rows,
-                "absent_rows": self._num_absent_rows,
+                **{name: self._counts[name] for name in names},
                 "refused": dict(self._refused),
-                "servers": [
-                    {
-                        "address": server.address,
-                        "usable": server.is_usable,
-                        "version": server.version,
-                        "answers": server.num_answers,
-                        "sent_bytes": server.sent_bytes,
-                        "received_bytes": server.received_bytes,
-                        "problem": untrusted.one_line(server.problem),
-                    }
-                    for server in self._servers
-                ],
+                "servers": [server.status() for server in self._servers],
             }
 
     def __deepcopy__(self, memo: Any) -> "Teachers":
@@ -254,6 +209,28 @@ class Teachers:
         """Ends all connections; batches then pass without labels."""
         self._finalizer()
         self._servers = []
+
+    def _described(
+        self, outputs: Mapping[str, Sequence[int | None]] | None, secs: float
+    ) -> tuple[protocol.Specs | None, protocol.Specs]:
+        """Returns the model's inputs, None if unknown, and its outputs."""
+        inputs = None
+        if outputs is None:
+            signature = self._wait(secs)
+            inputs, found = signature.inputs, signature.outputs
+            specs = {n: found[n] for n in other_graphs.in_flat_order(found)}
+        else:
+            specs = {
+                name: tf.TensorSpec([None, *shape], tf.float32)
+                for name, shape in outputs.items()
+            }
+        for name, spec in specs.items():
+            if not spec.shape.rank or not spec.dtype.is_floating:
+                raise ValueError(
+                    "A teacher's outputs must be floats [batch, ...]; the "
+                    f"model's {name!r} is {spec.dtype.name} {spec.shape}."
+                )
+        return inputs, specs
 
     def _wait(self, wait_secs: float) -> protocol.Signature:
         """Returns what the first server that answers says of its model."""
@@ -298,9 +275,9 @@ class Teachers:
     # ---- in the threads of the input pipeline ----
 
     def _labels(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Asks about a batch: version, time and seed, then the outputs."""
+        """Asks about a batch: version and seed, then the outputs."""
         first = next(iter(inputs.values()))
-        rows = len(first)
+        rows, turn = len(first), next(self._turn)
         # A size that the signature leaves open, as of a sequence, is ours.
         expected = {
             name: (
@@ -309,37 +286,31 @@ class Teachers:
             )
             for name, spec in self._outputs.items()
         }
-        found = self._asked(inputs, expected)
+        found = self._asked(inputs, expected, turn)
         if found and not self._is_checked:
             for output in found[1]:
                 self._form.check(output)
             self._is_checked = True
         with self._lock:
-            self._num_batches += 1
-            self._num_rows += rows
-            if found is None:
-                self._num_absent_batches += 1
-                self._num_absent_rows += rows
+            for what in ("", "absent_") if found is None else ("",):
+                self._counts.update({f"{what}batches": 1, f"{what}rows": rows})
         version, outputs = found or (
             -1,
             [np.zeros(shape, np.float32) for shape, _ in expected.values()],
         )
         return [
             np.full([rows], version, np.int64),
-            np.full([rows], time.time(), np.float64),
-            np.array([self._seed, next(self._draws) % 2**30], np.int32),
+            np.array([self._seed, turn % 2**30], np.int32),
             *outputs,
         ]
 
     def _asked(
-        self, inputs: Mapping[str, np.ndarray], expected: Any
+        self, inputs: Mapping[str, np.ndarray], expected: Any, turn: int
     ) -> tuple[int, list[np.ndarray]] | None:
         """Asks one server after the other; None if none has answered."""
-        start = next(self._turn)
-        order = [
-            self._servers[(start + n) % len(self._servers)]
-            for n in range(len(self._servers))
-        ]
+        servers = self._servers
+        start = turn % max(len(servers), 1)
+        order = [*servers[start:], *servers[:start]]
         left = [server for server in order if server.is_usable]
         if not left:
             return None
@@ -355,17 +326,13 @@ class Teachers:
                 return server.ask(question, expected, timeout_secs=share)
             except protocol.BadAnswerError as error:
                 self._refuse(server, error.kind, str(error))
-            except ValueError as error:
-                # gRPC's, once the channel is closed.
-                self._refuse(server, servers_lib.REFUSED, str(error))
         return None
 
-    def _refuse(
-        self, server: servers_lib.Server, kind: str, reason: str
-    ) -> None:
+    def _refuse(self, server: "Server", kind: str, reason: str) -> None:
         with self._lock:
-            count = self._refused[kind] = self._refused.get(kind, 0) + 1
-        if count == 1:
+            self._refused[kind] += 1
+            is_first = self._refused[kind] == 1
+        if is_first:
             _log.warning(
                 "Refused an answer of the teacher %s at %s (%s): %s It is "
                 "left alone for a while; training goes on. Others like it are "
@@ -377,11 +344,151 @@ class Teachers:
             )
 
 
+class Server:
+    """Asks one server; leaves it alone for a while when that fails.
+
+    Any thread may use it. While it is left alone, a thread of its own looks
+    whether it is back.
+
+    Attributes:
+        address: Its `host:port`.
+        is_usable: Whether it is not being left alone.
+        problem: Why the last bad answer was refused, or "".
+    """
+
+    def __init__(
+        self,
+        address: str,
+        model: str,
+        *,
+        credentials: Any = None,
+        probe_secs: float = 1.0,
+    ) -> None:
+        """Connects when it is asked first; `credentials` are gRPC's for TLS."""
+        self.address, self.problem = address, ""
+        self.is_usable = True
+        self._version = -1
+        self._num_answers = self._sent_bytes = self._received_bytes = 0
+        self._probe = protocol.metadata_question(model)
+        self._probe_secs = probe_secs
+        self._pause = background.Backoff(
+            first_secs=_FIRST_PAUSE_SECS, longest_secs=_LONGEST_PAUSE_SECS
+        )
+        self._lock = threading.Lock()
+        self._failed_at = 0.0
+        self._closing = threading.Event()
+        self._channel = (
+            grpc.secure_channel(address, credentials, _OPTIONS)
+            if credentials
+            else grpc.insecure_channel(address, _OPTIONS)
+        )
+        # Bytes, so that what cannot be parsed is ours to refuse.
+        self._predict, self._metadata = (
+            self._channel.unary_unary(f"/{protocol.SERVICE}/{method}")
+            for method in ("Predict", "GetModelMetadata")
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Returns what `Teachers.status` says of it."""
+        with self._lock:
+            return {
+                "address": self.address,
+                "usable": self.is_usable,
+                "version": self._version,
+                "answers": self._num_answers,
+                "sent_bytes": self._sent_bytes,
+                "received_bytes": self._received_bytes,
+                "problem": untrusted.one_line(self.problem),
+            }
+
+    def signature(self, *, timeout_secs: float) -> protocol.Signature:
+        """Asks what the model takes and returns; BadAnswerError if it fails."""
+        content = _called(self._metadata, self._probe, timeout_secs)
+        return protocol.read_signature(content)
+
+    def ask(
+        self, question: bytes, expected: Any, *, timeout_secs: float
+    ) -> tuple[int, list[Any]]:
+        """Returns the version and its outputs; see `protocol.read_answer`.
+
+        BadAnswerError if there is no answer in time, or a bad one.
+        """
+        asked_at, newest = time.monotonic(), self._version
+        with self._lock:
+            self._sent_bytes += len(question)
+        try:
+            content = _called(self._predict, question, timeout_secs)
+            with self._lock:
+                self._received_bytes += len(content)
+            version, outputs = protocol.read_answer(content, expected)
+            # Answers may overtake each other: it had given that one before
+            # it was asked this.
+            if version < newest:
+                raise protocol.BadAnswerError(
+                    BACKWARDS,
+                    f"its version must not go backwards; received {version} "
+                    f"after {newest}.",
+                )
+        except protocol.BadAnswerError as error:
+            self._leave_alone(str(error), asked_at)
+            raise
+        with self._lock:
+            self._version = max(self._version, version)
+            self._num_answers += 1
+            self._pause.succeeded()
+        return version, outputs
+
+    def close(self) -> None:
+        """Ends the connection, and the look whether it is back."""
+        self._closing.set()
+        self._channel.close()
+
+    def _leave_alone(self, reason: str, asked_at: float) -> None:
+        with self._lock:
+            self.problem = reason
+            # Of questions that were asked at once, one failure counts.
+            if not self.is_usable or asked_at < self._failed_at:
+                return
+            if self._closing.is_set():
+                return
+            self.is_usable, self._failed_at = False, time.monotonic()
+            secs = self._pause.failed()
+        threading.Thread(
+            target=self._bring_back,
+            args=(secs,),
+            name=f"tfdistill-labels-{self.address}",
+            daemon=True,
+        ).start()
+
+    def _bring_back(self, secs: float) -> None:
+        while not self._closing.wait(secs):
+            try:
+                self.signature(timeout_secs=self._probe_secs)
+            except protocol.BadAnswerError as error:
+                # Any other answer is one: the server is there.
+                if error.kind in (UNREACHABLE, SLOW):
+                    with self._lock:
+                        secs = self._pause.failed()
+                    continue
+            with self._lock:
+                self._failed_at = time.monotonic()
+                self.is_usable = True
+            return
+
+
+def _called(method: Any, question: bytes, timeout_secs: float) -> bytes:
+    try:
+        return bytes(method(question, timeout=timeout_secs))
+    except grpc.RpcError as error:
+        kind = _KINDS.get(error.code(), REFUSED)
+        reason = f"{error.code().name}: {error.details()}"
+        raise protocol.BadAnswerError(kind, reason) from error
+    except ValueError as error:  # gRPC's, once the channel is closed.
+        raise protocol.BadAnswerError(REFUSED, str(error)) from error
+
+
 def _check(
-    addresses: Sequence[str],
-    timeout_secs: float,
-    max_age_steps: int | None,
-    max_age_secs: float | None,
+    addresses: Sequence[str], timeout_secs: float, max_age_steps: int | None
 ) -> None:
     is_list = not isinstance(addresses, str) and len(addresses) > 0
     if (
@@ -403,10 +510,6 @@ def _check(
             "`max_age_steps` must be a whole number >= 0, or None; received "
             f"{max_age_steps!r}."
         )
-    if max_age_secs is not None and not max_age_secs >= 0:
-        raise ValueError(
-            f"`max_age_secs` must be >= 0, or None; received {max_age_secs!r}."
-        )
 
 
 def _sizes(shape: Any, like: Sequence[int]) -> list[int]:
@@ -417,6 +520,6 @@ def _sizes(shape: Any, like: Sequence[int]) -> list[int]:
     ]
 
 
-def _close(servers: Sequence[servers_lib.Server]) -> None:
+def _close(servers: Sequence[Server]) -> None:
     for server in servers:
         server.close()

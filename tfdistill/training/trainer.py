@@ -11,7 +11,6 @@ before an export, an evaluation and a file.
 """
 
 import contextlib
-import logging
 import os
 import typing
 import warnings
@@ -33,7 +32,6 @@ from tfdistill.training import global_batch
 from tfdistill.training import steps
 
 Logs = steps.Logs
-_log = logging.getLogger(__name__)
 
 
 class Trainer(typing.Protocol):
@@ -152,9 +150,7 @@ class ReplicaTrainer:
         signs.own_start().begin(signs.BUILD)
         if self._has_replicas:
             check_scope(self._model)
-        element_spec, labels = attached.detach(element_spec)
-        if attached.needs_clock(labels) and self._model.jit_compile:
-            self._leave_xla()
+        element_spec, _ = attached.detach(element_spec)
         self.input_spec = keras_internals.build_from_spec(
             self._model,
             element_spec,
@@ -163,16 +159,6 @@ class ReplicaTrainer:
         )
         if self.backup is not None and iterator is not None:
             self.backup.opened(iterator)
-
-    def _leave_xla(self) -> None:
-        _log.warning(
-            "This training goes on without XLA, which has no clock: its labels "
-            "count for some seconds only. `max_age_steps` bounds their age "
-            "with XLA, too; or pass jit_compile=False to `compile`."
-        )
-        self._model.jit_compile = False
-        # What an earlier training has made, with XLA.
-        self._model.train_function = None
 
     def train_function(
         self, step: Callable[[Any], Logs], keras_own: Any
