@@ -17,7 +17,6 @@ from launch.config import config
 from tfdistill.doctor import check
 from tfdistill.doctor import command
 from tfdistill.doctor import examination
-from tfdistill.doctor import predictions
 from tfdistill.system import programs
 
 _SLOW_DATA = (
@@ -42,19 +41,11 @@ class RecipeChecks:
     def __call__(self, cluster: tfdistill.Cluster) -> Iterable[check.Check]:
         """Returns the checks."""
         yield check.Check(
-            name=examination.DATA,
-            limit_secs=self._limit_secs,
-            make=lambda: self._data(cluster),
-            remedy=_SLOW_DATA,
+            examination.DATA,
+            lambda: self._data(cluster),
+            self._limit_secs,
+            _SLOW_DATA,
         )
-        if self._config.codistillation.by == "predictions":
-            yield check.Check(
-                name=predictions.NAME,
-                limit_secs=self._limit_secs,
-                make=lambda: [predictions.before(cluster)],
-                remedy="Raise --limit_secs if this machine is only slow.",
-            )
-            return
         yield examination.teachers_check(
             cluster,
             self._limit_secs,
@@ -70,7 +61,6 @@ class RecipeChecks:
         from launch.task import students
         from launch.task import training
         from tfdistill import data_checks
-        from tfdistill.doctor import embeddings
 
         name, config = examination.DATA, self._config
         keras.config.set_dtype_policy(config.dtype_policy)
@@ -94,9 +84,6 @@ class RecipeChecks:
             if result.status == check.FAILED:
                 return
         self._student, self._spec = student, datasets[0].element_spec[0]
-        yield from embeddings.examine(
-            student, on_servers=cluster.uses_parameter_servers
-        )
 
     def _described(self) -> Any:
         """Returns the student, as teachers must agree with it."""

@@ -74,7 +74,7 @@ def test_a_missing_worker_is_named_and_the_exit_code_says_retry(capsys):
 def test_a_late_call_says_where_it_belongs(monkeypatch):
     tf.ones([])
     # Alone, but past the meeting: what is late is TensorFlow.
-    monkeypatch.setattr(rendezvous, "meet", lambda **_: None)
+    monkeypatch.setattr(rendezvous, "meet", lambda *_, **__: None)
     cluster = identity.Cluster(spec={"worker": free_ports.addresses(2)})
     with pytest.raises(
         RuntimeError, match="must come before any other use of TensorFlow"

@@ -114,12 +114,9 @@ ROOMS: dict[str, set[str]] = {
     "launcher": {"cluster", "exchange", "status", "system"},
     "slurm": {"cluster", "launcher", "status", "system"},
     "doctor": {
-        "_version",
         "cluster",
-        "embedding",
         "exchange",
         "exports",
-        "status",
         "system",
         "teachers",
     },

@@ -364,6 +364,15 @@ class Cluster:
         return self.spec[self.task_type][self.task_index]
 
     @property
+    def addresses(self) -> dict[str, str]:
+        """The `host:port` of each task of this group by name, chief first."""
+        return {
+            f"{job}:{index}": address
+            for job in TASK_TYPES
+            for index, address in enumerate(self.spec.get(job, ()))
+        }
+
+    @property
     def peers(self) -> tuple[int, ...]:
         """Indices of all other groups, ascending."""
         return tuple(g for g in range(self.num_groups) if g != self.group)

@@ -1,10 +1,10 @@
-"""All workers of a group meet before TensorFlow starts, or say who is missing.
+"""All tasks of a group meet before TensorFlow starts, or say who is missing.
 
 TensorFlow waits for missing workers without a limit and holds Python's lock
 meanwhile, so nothing in the process can end that wait; and a task that joins
 under a wrong name takes the whole group down. So the workers first meet on the
 chief's address, with plain sockets and a time limit, and then leave the
-address to TensorFlow.
+address to TensorFlow. The doctor has them meet on each task's address.
 """
 
 import contextlib
@@ -12,8 +12,9 @@ import socket
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
-from collections.abc import Sequence
+from typing import Any
 
+from tfdistill.cluster import identity
 from tfdistill.system import processes
 from tfdistill.system import untrusted
 
@@ -26,44 +27,43 @@ class MissingWorkersError(RuntimeError):
 
 
 class RefusedError(RuntimeError):
-    """The chief refused this task; the message says why."""
+    """The task that others meet at refused this one; the message says why."""
 
 
 def meet(
+    cluster: identity.Cluster,
     *,
-    name: str,
-    identity: str,
-    names: Sequence[str],
-    chief_address: str,
     limit_secs: float,
+    host: str | None = None,
+    together: bool = True,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Returns once all tasks of the group have met.
+    """Returns once all tasks of the group have come to the address of `host`.
 
-    `identity` is the same text in every task of the group and in no other
-    group's; `names` has the chief first. `limit_secs` of 0 means no limit.
+    `host` is the name of a task, by default the chief. Unless `together`, the
+    others need not wait for each other. `limit_secs` of 0 means no limit.
     """
+    host = host or next(iter(cluster.addresses))
     deadline = clock() + (limit_secs or float("inf"))
-    if name == names[0]:
-        port = int(chief_address.rpartition(":")[2])
-        _gather(port, identity, names, deadline, limit_secs, clock)
+    if host == cluster.task_name:
+        _gather(cluster, deadline, limit_secs, together, clock)
     else:
-        _report(chief_address, identity, name, deadline, limit_secs, clock)
+        _report(cluster, host, deadline, limit_secs, clock)
 
 
 def await_servers(
-    servers: Mapping[str, str],
+    cluster: identity.Cluster,
     *,
-    name: str,
     limit_secs: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Returns once all servers of a group take connections.
+    """Returns, on the coordinator, once all its servers take connections.
 
-    A coordinator does not meet its servers: one that was restarted comes
-    back in the middle of training, when no task waits for it. `servers` has
-    the `host:port` of each by name; `limit_secs` of 0 means no limit.
+    They do not meet: one that was restarted comes back in the middle of
+    training, when no task waits for it. `limit_secs` of 0 means no limit.
     """
+    name = cluster.task_name
+    servers = {k: v for k, v in cluster.addresses.items() if k != name}
     deadline = clock() + (limit_secs or float("inf"))
     while missing := {
         server: answer
@@ -82,70 +82,81 @@ def await_servers(
 
 
 def _gather(
-    port: int,
-    identity: str,
-    names: Sequence[str],
+    cluster: identity.Cluster,
     deadline: float,
     limit_secs: float,
+    together: bool,
     clock: Callable[[], float],
 ) -> None:
-    """Waits, as the chief, for all others, then lets them go at once."""
+    """Waits for all others at this task's address, then lets them go."""
+    host = cluster.task_name
+    missing = set(cluster.addresses) - {host}
     arrived: dict[str, socket.socket] = {}
-    with _listen(port) as server, contextlib.ExitStack() as connections:
+    port = int(cluster.addresses[host].rpartition(":")[2])
+    with (
+        socket.create_server(("", port), backlog=128) as server,
+        contextlib.ExitStack() as connections,
+    ):
         server.settimeout(_RETRY_SECS)
-        while len(arrived) < len(names) - 1:
+        while missing:
             if clock() > deadline:
-                missing = [n for n in names[1:] if n not in arrived]
                 raise MissingWorkersError(
-                    f"{names[0]} waited {limit_secs:.0f} s for "
-                    f"{', '.join(missing)}, which did not come."
+                    f"{host} waited {limit_secs:.0f} s for "
+                    f"{', '.join(sorted(missing))}, which did not come."
                 )
             try:
                 connection, _ = server.accept()
             except TimeoutError:
                 continue
             connections.enter_context(connection)
-            task, refusal = _judge(connection, identity, names, arrived)
+            task, refusal = _judge(connection, cluster, arrived)
             if refusal:
-                untrusted.send(
-                    connection, {"refused": refusal}, limit_secs=_REPLY_SECS
-                )
+                _send(connection, {"refused": refusal})
                 connection.close()
             elif task:
                 arrived[task] = connection
+                missing.discard(task)
+                if not together:
+                    _send(connection, {"go": True})
             # One that has died meanwhile will come again, or is missing.
             for name in [n for n, c in arrived.items() if _gone(c)]:
                 del arrived[name]
+                if together:
+                    missing.add(name)
         # One that is gone will come again, or be missed.
-        for connection in arrived.values():
-            untrusted.send(connection, {"go": True}, limit_secs=_REPLY_SECS)
+        for connection in arrived.values() if together else ():
+            _send(connection, {"go": True})
 
 
-def _listen(port: int) -> socket.socket:
-    return socket.create_server(
-        ("", port), family=socket.AF_INET, backlog=128, reuse_port=False
-    )
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    untrusted.send(connection, message, limit_secs=_REPLY_SECS)
 
 
 def _judge(
     connection: socket.socket,
-    identity: str,
-    names: Sequence[str],
-    arrived: dict[str, socket.socket],
+    cluster: identity.Cluster,
+    arrived: Mapping[str, socket.socket],
 ) -> tuple[str, str]:
     """Returns which task it is and why it is refused; both may be empty."""
     message = untrusted.receive(connection, limit_secs=_REPLY_SECS)
     if message is None or "task" not in message:
         connection.close()  # Not one of ours: a probe, or a scanner.
         return "", ""
-    task = str(message["task"])
-    if message.get("identity") != identity:
+    task, host = str(message["task"]), cluster.task_name
+    if message.get("cluster") != _text(cluster):
         return task, "it belongs to another cluster: compare the TF_CONFIGs."
-    if task not in names[1:]:
-        return task, f"the cluster has no {task} besides {names[0]}."
+    if message.get("host") != host:
+        return task, f"this is {host}: the two addresses may be swapped."
+    if task not in cluster.addresses or task == host:
+        return task, f"the cluster has no {task} besides {host}."
     if task in arrived and not _gone(arrived[task]):
         return task, f"there is another {task} already."
     return task, ""
+
+
+def _text(cluster: identity.Cluster) -> str:
+    """Returns what only the tasks of one group have in common."""
+    return f"group {cluster.group} of {cluster.num_groups}: {cluster.addresses}"
 
 
 def _gone(connection: socket.socket) -> bool:
@@ -160,26 +171,23 @@ def _gone(connection: socket.socket) -> bool:
 
 
 def _report(
-    address: str,
-    identity: str,
-    name: str,
+    cluster: identity.Cluster,
+    host: str,
     deadline: float,
     limit_secs: float,
     clock: Callable[[], float],
 ) -> None:
-    """Tells the chief that this task is there, and waits for its word."""
-    host, _, port = address.rpartition(":")
+    """Tells the host that this task is there, and waits for its word."""
+    name, address = cluster.task_name, cluster.addresses[host]
+    name_of_host, _, port = address.rpartition(":")
+    message = {"cluster": _text(cluster), "host": host, "task": name}
     seen = "no task answers there"
     while clock() <= deadline:
         try:
             with socket.create_connection(
-                (host.strip("[]"), int(port)), timeout=_REPLY_SECS
+                (name_of_host.strip("[]"), int(port)), timeout=_REPLY_SECS
             ) as connection:
-                untrusted.send(
-                    connection,
-                    {"identity": identity, "task": name},
-                    limit_secs=_REPLY_SECS,
-                )
+                _send(connection, message)
                 remaining = min(deadline - clock(), 1e6)
                 answer = untrusted.receive(
                     connection, limit_secs=max(remaining, 0.1)
@@ -192,9 +200,9 @@ def _report(
             return
         if answer and "refused" in answer:
             raise RefusedError(
-                f"The chief at {address} refused {name}: {answer['refused']}"
+                f"{host} at {address} refused {name}: {answer['refused']}"
             )
         time.sleep(_RETRY_SECS)
     raise MissingWorkersError(
-        f"{name} waited {limit_secs:.0f} s for the chief at {address}: {seen}."
+        f"{name} waited {limit_secs:.0f} s for {host} at {address}: {seen}."
     )

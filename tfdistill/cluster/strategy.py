@@ -113,21 +113,7 @@ def _one_task() -> tf.distribute.Strategy:
 
 def _meet(cluster: identity.Cluster, limit_secs: float) -> None:
     """Waits for all workers, or ends this one with the code for a retry."""
-    names = [
-        f"{job}:{index}"
-        for job in ("chief", "worker")
-        for index in range(len(cluster.spec.get(job, ())))
-    ]
-    jobs = sorted((job, list(hosts)) for job, hosts in cluster.spec.items())
-    _or_end(
-        lambda: rendezvous.meet(
-            name=cluster.task_name,
-            identity=f"group {cluster.group} of {cluster.num_groups}: {jobs}",
-            names=names,
-            chief_address=cluster.spec[names[0].partition(":")[0]][0],
-            limit_secs=limit_secs,
-        )
-    )
+    _or_end(lambda: rendezvous.meet(cluster, limit_secs=limit_secs))
 
 
 def _or_end(wait: Callable[[], None]) -> None:
@@ -159,16 +145,7 @@ def _parameter_servers(
     """Makes, on the chief, the strategy that has the other tasks work."""
     # Without it calls to a task that has died wait for its return.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
-    servers = {
-        f"{job}:{index}": address
-        for job in ("ps", "worker")
-        for index, address in enumerate(cluster.spec[job])
-    }
-    _or_end(
-        lambda: rendezvous.await_servers(
-            servers, name=cluster.task_name, limit_secs=limit_secs
-        )
-    )
+    _or_end(lambda: rendezvous.await_servers(cluster, limit_secs=limit_secs))
     # TensorFlow waits without a limit for one that has died since, and holds
     # Python's lock, which this timer does not need.
     if limit_secs:

@@ -1,14 +1,12 @@
 """The command `tfdistill-doctor`."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
-from typing import NoReturn
-from typing import TextIO
 
 import rich.console
 import rich.text
@@ -29,55 +27,32 @@ _WIDTH = max(map(len, _STYLES))
 _INDENT = " " * (_WIDTH + 2)
 
 
-class Report:
-    """Prints each result as it comes."""
-
-    def __init__(self, stream: TextIO, *, plain: bool = False) -> None:
-        """Does without colours even on a terminal if `plain`."""
-        self._console = rich.console.Console(
-            file=stream, no_color=plain or None, soft_wrap=True
-        )
-
-    def add(self, result: check.Result) -> None:
-        """Prints one result: its status, what was seen, and the remedy."""
-        line = rich.text.Text()
-        line.append(f"{result.status:<{_WIDTH}}", _STYLES[result.status])
-        line.append(f"  {result.name}: ")
-        line.append(untrusted.one_line(result.seen, max_chars=2000))
-        if result.remedy:
-            line.append(f"\n{_INDENT}remedy: ", "bold")
-            line.append(untrusted.one_line(result.remedy, max_chars=2000))
-        self._console.print(line, soft_wrap=True)
-
-    def end(self, results: Sequence[check.Result]) -> None:
-        """Prints how many there were of each status."""
-        self._console.print(summary(results), soft_wrap=True, highlight=False)
+def show(console: rich.console.Console, result: check.Result) -> None:
+    """Prints one result: its status, what was seen, and the remedy."""
+    line = rich.text.Text()
+    line.append(f"{result.status:<{_WIDTH}}", _STYLES[result.status])
+    line.append(f"  {result.name}: ")
+    line.append(untrusted.one_line(result.seen, max_chars=2000))
+    if result.remedy:
+        line.append(f"\n{_INDENT}remedy: ", "bold")
+        line.append(untrusted.one_line(result.remedy, max_chars=2000))
+    console.print(line, soft_wrap=True)
 
 
-def summary(results: Sequence[check.Result]) -> str:
-    """Returns how many results there are of each status."""
-    counts = [
-        f"{sum(r.status == status for r in results)} {status}"
-        for status in _STYLES
-    ]
-    return ", ".join(counts)
+def _count(results: Sequence[check.Result], status: str) -> int:
+    return sum(result.status == status for result in results)
 
 
 def document(results: Sequence[check.Result]) -> dict[str, Any]:
     """Returns all results as one JSON document."""
     return {
         "format": FORMAT,
-        "failed": sum(r.status == check.FAILED for r in results),
-        "warnings": sum(r.status == check.WARNING for r in results),
+        "failed": _count(results, check.FAILED),
+        "warnings": _count(results, check.WARNING),
         "results": [
-            {
-                "name": r.name,
-                "status": r.status,
-                "seen": r.seen,
-                "remedy": r.remedy or None,
-                "secs": round(r.secs, 3),
-            }
-            for r in results
+            dataclasses.asdict(result)
+            | {"remedy": result.remedy or None, "secs": round(result.secs, 3)}
+            for result in results
         ],
     }
 
@@ -98,11 +73,6 @@ def add_options(options: programs.Flags) -> None:
     add = options.add
     add("json", "print one JSON document", False)
     add("plain", "no colours, even on a terminal", False)
-    add(
-        "workdir",
-        "<DIR>: a run whose groups learn from each other's predictions, alive "
-        "or over: why they miss some",
-    )
     add("no_reach", "do not look for the other tasks of the group", False)
     add(
         "no_tensorflow",
@@ -123,58 +93,36 @@ def examine(
     """Examines this task as the options say; `more` makes further checks."""
     # What TensorFlow says of itself at its start is no finding.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    code, ended = run(
-        examination.Options(
-            limit_secs=options.limit_secs,
-            wait_secs=options.wait_secs,
-            reach=not options.no_reach,
-            tensorflow=not options.no_tensorflow,
-            workdir=options.workdir or "",
-        ),
-        as_json=options.json,
-        plain=options.plain,
-        more=more,
+    asked = examination.Options(
+        limit_secs=options.limit_secs,
+        wait_secs=options.wait_secs,
+        reach=not options.no_reach,
+        tensorflow=not options.no_tensorflow,
     )
-    return leave(code, ended, exit_now=os._exit)
-
-
-def run(
-    options: examination.Options,
-    *,
-    as_json: bool,
-    plain: bool,
-    more: examination.More | None = None,
-) -> tuple[int, bool]:
-    """Examines this task and prints what was found.
-
-    Returns the exit code, and whether all checks have ended.
-    """
-    results: list[check.Result] = []
-    ended = True
-    report = Report(sys.stdout, plain=plain)
+    console = rich.console.Console(
+        file=sys.stdout, no_color=options.plain or None, soft_wrap=True
+    )
+    results, all_ended = [], True
     # What data and libraries print must not break the document.
-    aside = contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout)
-    with aside:
-        for result, has_ended in examination.examine(options, more=more):
+    aside = sys.stderr if options.json else sys.stdout
+    with contextlib.redirect_stdout(aside):
+        for result, ended in examination.examine(asked, more=more):
             results.append(result)
-            ended = ended and has_ended
-            if not as_json:
-                report.add(result)
-    if as_json:
+            all_ended = all_ended and ended
+            if not options.json:
+                show(console, result)
+    if options.json:
         print(json.dumps(document(results), indent=2), flush=True)
     else:
-        report.end(results)
-    bad = any(result.status == check.FAILED for result in results)
-    return (EXIT_FAILED if bad else 0), ended
-
-
-def leave(
-    code: int, ended: bool, *, exit_now: Callable[[int], NoReturn]
-) -> int:
-    """Returns the exit code; ends the process if a check hangs."""
-    if not ended:
+        console.print(
+            ", ".join(f"{_count(results, name)} {name}" for name in _STYLES),
+            highlight=False,
+        )
+    code = EXIT_FAILED if _count(results, check.FAILED) else 0
+    if not all_ended:
+        # The thread of a check that hangs would keep the process.
         sys.stdout.flush()
-        exit_now(code)
+        os._exit(code)
     return code
 
 

@@ -1,29 +1,16 @@
-"""Do TF_CONFIG and the TFDISTILL_ variables describe a task that can run?
+"""Do TF_CONFIG and the TFDISTILL_ variables describe a task that can run?"""
 
-The ranges stand in pyproject.toml, and in the metadata of the installed
-package; they are read from there, so that no second list can differ.
-"""
-
-import importlib.metadata
 import os
-import pathlib
-import platform
-import tomllib
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
-from typing import Any
 
-from packaging import requirements
-from packaging import specifiers
-
-from tfdistill import _version
 from tfdistill.cluster import identity
 from tfdistill.doctor import check
 from tfdistill.exchange import signing
 
 ENVIRONMENT = "environment"
 KEY = "key"
+TENSORFLOW = "tensorflow"
 
 
 def cluster_of(
@@ -119,112 +106,6 @@ def key(
         yield check.ok(KEY, "a key is set: versions are signed and checked")
 
 
-_PROJECT = pathlib.Path(__file__).parents[2] / "pyproject.toml"
-
-
-def ranges(
-    project: pathlib.Path = _PROJECT,
-    *,
-    metadata: Callable[[str], Any] = importlib.metadata.metadata,
-) -> Mapping[str, str]:
-    """Returns the range of each requirement by name, Python's as `python`.
-
-    The pyproject.toml of a checkout goes before the metadata of what is
-    installed.
-    """
-    try:
-        found = tomllib.loads(project.read_text("utf-8"))["project"]
-        if found["name"] != "tfdistill":
-            raise KeyError("another project's")
-        python, wanted = found["requires-python"], found["dependencies"]
-    except (OSError, KeyError, tomllib.TOMLDecodeError):
-        try:
-            installed = metadata("tfdistill")
-        except importlib.metadata.PackageNotFoundError:
-            return {}
-        python = installed["Requires-Python"] or ""
-        wanted = installed.get_all("Requires-Dist") or []
-    result = {"python": str(specifiers.SpecifierSet(python))}
-    for requirement in map(requirements.Requirement, wanted):
-        if requirement.marker is None or requirement.marker.evaluate():
-            result[requirement.name.lower()] = str(requirement.specifier)
-    return result
-
-
-def fits(version: str, wanted: str) -> bool:
-    """Whether a version, which may be one before a release, is in a range.
-
-    Example:
-        >>> fits("3.13.2", ">=3.11,<3.14"), fits("3.14.0rc1", ">=3.11,<3.14")
-        (True, False)
-    """
-    return specifiers.SpecifierSet(wanted).contains(version, prereleases=True)
-
-
-VERSIONS = "versions"
-TENSORFLOW = "tensorflow"
-
-
-def _installed(name: str) -> str | None:
-    if name == "python":
-        return platform.python_version().rstrip("+")  # Built from a checkout.
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def of_packages(
-    wanted: Mapping[str, str] | None = None,
-    *,
-    installed: Callable[[str], str | None] = _installed,
-) -> Iterator[check.Result]:
-    """Compares what is installed with what is supported."""
-    wanted = ranges() if wanted is None else wanted
-    if not wanted:
-        yield check.warning(
-            VERSIONS,
-            "tfdistill is not installed as a package, and no pyproject.toml "
-            "lists the supported versions",
-            "Install it: pip install tfdistill, or pip install -e . in its "
-            "checkout.",
-        )
-        return
-    good = [f"tfdistill {_version.__version__}"]
-    for name, limits in sorted(wanted.items()):
-        found = installed(name)
-        if found is not None and fits(found, limits):
-            good.append(f"{name} {found}")
-            continue
-        what = "is not installed" if found is None else f"is {found}"
-        how = (
-            "Run it with a Python in this range."
-            if name == "python"
-            else f"pip install '{name}{limits}'"
-        )
-        yield check.failed(
-            VERSIONS, f"{name} {what}, and must be {limits or 'installed'}", how
-        )
-    yield check.ok(VERSIONS, ", ".join(good))
-
-
-def of_backend(
-    environ: Mapping[str, str] | None = None,
-) -> Iterator[check.Result]:
-    """Checks that Keras is to run on TensorFlow."""
-    environ = os.environ if environ is None else environ
-    backend = environ.get("KERAS_BACKEND", "")
-    if backend not in ("", "tensorflow"):
-        yield check.failed(
-            VERSIONS,
-            f"KERAS_BACKEND is {backend!r}, and tfdistill needs Keras on "
-            "TensorFlow",
-            "unset KERAS_BACKEND, or export KERAS_BACKEND=tensorflow",
-        )
-    else:
-        yield check.ok(VERSIONS, "Keras is to run on TensorFlow")
-
-
 def of_tensorflow() -> Iterator[check.Result]:
     """Imports TensorFlow and Keras, and looks at the devices."""
     import tensorflow as tf
@@ -238,21 +119,17 @@ def of_tensorflow() -> Iterator[check.Result]:
             TENSORFLOW, str(error), "Install the versions named above."
         )
         return
-    gpus = [gpu.name for gpu in tf.config.list_physical_devices("GPU")]
-    cores = os.cpu_count()
-    yield check.ok(
-        TENSORFLOW,
-        f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and {cores} cores",
+    gpus = tf.config.list_physical_devices("GPU")
+    seen = (
+        f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and "
+        f"{os.cpu_count()} cores"
     )
-    if not gpus and _has_nvidia():
-        yield check.warning(
-            TENSORFLOW,
-            "this machine has an NVIDIA device, and TensorFlow does not see it",
-            "pip install 'tensorflow[and-cuda]', and look at "
-            "CUDA_VISIBLE_DEVICES and nvidia-smi; or ignore it to train on "
-            "the CPU.",
-        )
-
-
-def _has_nvidia() -> bool:
-    return os.path.exists("/dev/nvidia0")
+    if gpus or not os.path.exists("/dev/nvidia0"):
+        yield check.ok(TENSORFLOW, seen)
+        return
+    yield check.warning(
+        TENSORFLOW,
+        f"{seen}, and this machine has an NVIDIA device",
+        "pip install 'tensorflow[and-cuda]', and look at CUDA_VISIBLE_DEVICES "
+        "and nvidia-smi; or ignore it to train on the CPU.",
+    )

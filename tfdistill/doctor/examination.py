@@ -4,7 +4,6 @@ Those that need no TensorFlow come first.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -12,10 +11,8 @@ from collections.abc import Iterator
 from tfdistill.cluster import identity
 from tfdistill.doctor import check
 from tfdistill.doctor import environment
-from tfdistill.doctor import network
-from tfdistill.doctor import predictions
+from tfdistill.doctor import reach
 from tfdistill.doctor import storage
-from tfdistill.exchange import signing
 
 DATA = "data"
 TEACHERS = "teachers"
@@ -23,23 +20,16 @@ _SLOW_STORAGE = (
     "The storage does not answer: look at the mount (mount, nfsstat, dmesg) "
     "and at the network; raise --limit_secs if it is only slow."
 )
-_SLOW_NETWORK = "Look at the network and at the name service."
-_SLOW = "Raise --limit_secs if this machine is only slow."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to examine, how long each check and the wait for others may take.
-
-    `workdir` is of a run whose groups learn from each other's predictions: all
-    of its groups are examined. Without it, this task's own group, if it runs.
-    """
+    """What to examine, how long each check and the wait for others may take."""
 
     limit_secs: float = 60.0
     wait_secs: float = 60.0
     reach: bool = True
     tensorflow: bool = True
-    workdir: str = ""
 
 
 # Makes the checks of what the library does not know, such as recipes.
@@ -60,67 +50,43 @@ def examine(
 
 
 def _checks(options: Options, more: More | None) -> Iterator[check.Check]:
-    new = functools.partial(
-        check.Check, limit_secs=options.limit_secs, remedy=_SLOW
-    )
-    yield new(name=environment.VERSIONS, make=environment.of_packages)
-    yield new(name=environment.VERSIONS, make=environment.of_backend)
+    limit_secs = options.limit_secs
     cluster, result = environment.cluster_of()
-    yield new(name=environment.ENVIRONMENT, make=lambda: [result])
-    num_groups = cluster.num_groups if cluster else 2
-    yield new(
-        name=environment.KEY,
-        make=lambda: environment.key(num_groups=num_groups),
-    )
+    yield check.Check(environment.ENVIRONMENT, lambda: [result], limit_secs)
     if cluster is None:
-        yield new(name=environment.ENVIRONMENT, make=_nothing_to_examine)
         return
-    yield new(
-        name=environment.ENVIRONMENT, make=lambda: environment.peers(cluster)
+    yield check.Check(
+        environment.ENVIRONMENT, lambda: environment.peers(cluster), limit_secs
     )
-    yield new(
-        name=network.REACH,
-        make=lambda: network.examine(
-            cluster,
-            _signer(),
-            reach=options.reach,
-            wait_secs=options.wait_secs,
+    yield check.Check(
+        environment.KEY,
+        lambda: environment.key(num_groups=cluster.num_groups),
+        limit_secs,
+    )
+    yield check.Check(
+        reach.REACH,
+        lambda: reach.examine(
+            cluster, reach=options.reach, wait_secs=options.wait_secs
         ),
         # An address that does not answer takes its time, too.
-        limit_secs=options.wait_secs + 30.0,
-        remedy=_SLOW_NETWORK,
+        options.wait_secs + 30.0,
+        "Look at the network and at the name service.",
     )
-    on_storage = functools.partial(new, remedy=_SLOW_STORAGE)
-    for name, make in storage.checks(cluster):
-        yield on_storage(name=name, make=make)
-    workdir = options.workdir or cluster.workdir
-    if workdir is not None:
-        groups = None if options.workdir else (cluster.group,)
-        yield on_storage(
-            name=predictions.NAME,
-            make=lambda: predictions.examine(workdir, groups=groups),
-        )
+    yield check.Check(
+        storage.EXCHANGE,
+        lambda: storage.examine(cluster),
+        limit_secs,
+        _SLOW_STORAGE,
+    )
     if not options.tensorflow:
         return
-    yield new(name=environment.TENSORFLOW, make=environment.of_tensorflow)
-    if more is not None:
+    yield check.Check(
+        environment.TENSORFLOW, environment.of_tensorflow, limit_secs
+    )
+    if more is None:
+        yield teachers_check(cluster, limit_secs)
+    else:
         yield from more(cluster)
-        return
-    unknown = check.skipped(DATA, "without --recipe nothing is known of it")
-    yield new(name=DATA, make=lambda: [unknown])
-    yield teachers_check(cluster, options.limit_secs)
-
-
-def _nothing_to_examine() -> Iterator[check.Result]:
-    for name in (network.ADDRESS, network.REACH, storage.EXCHANGE, TEACHERS):
-        yield check.skipped(name, "the environment must be right first")
-
-
-def _signer() -> signing.Signer | None:
-    try:
-        return signing.signer_for("environment")
-    except ValueError:
-        return None  # The check of the key has reported it.
 
 
 def teachers_check(
@@ -150,6 +116,4 @@ def teachers_check(
             reader, peers() if peers else cluster.peers, found
         )
 
-    return check.Check(
-        name=TEACHERS, limit_secs=limit_secs, make=make, remedy=_SLOW_STORAGE
-    )
+    return check.Check(TEACHERS, make, limit_secs, _SLOW_STORAGE)
