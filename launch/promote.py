@@ -2,78 +2,99 @@
 
 python -m launch.promote RUN --group=0 --to=DIR
 
-Copies it to DIR/<number>/, checks every byte and its answers, and writes a
-model card. The server sees the version once it is complete.
+The server watches DIR for subdirectories whose names are numbers, and loads
+the largest. A version is therefore copied and checked under a name that is no
+number, and gets its number by one rename, together with a model card.
 """
 
-import functools
+import dataclasses
+import datetime
+import json
 import os
 import pathlib
+import shutil
+import tempfile
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from absl import logging
 
-from launch.serving import card
-from launch.serving import handover
+from tfdistill.exchange import filesystem
+from tfdistill.exchange import manifest
+from tfdistill.exchange import reader
+from tfdistill.exchange import signing
 from tfdistill.exchange import versions
 from tfdistill.status import directory
 from tfdistill.system import programs
+from tfdistill.system import run_files
+from tfdistill.system import untrusted
 
 EXIT_REFUSED = 1
+CARD = "README.md"
+_CONFIG, _RESULTS = "config.json", "results.json"
+_MAX_BYTES = 16 * 1024 * 1024
+_NOT_THERE = (versions.CorruptVersionError, versions.VersionNotFoundError)
 _NOTES = """\
 DIR is the model_base_path of tensorflow_model_server. Nothing is copied if the
 number is taken, unless by the same version. docs/guide_serving.md describes
-the checks, the model card and signatures.
+the checks and the model card.
 Exit codes: 0 done, 1 the version was refused or could not be copied, 2 wrong
 options.
 """
+
+
+class RefusedError(RuntimeError):
+    """A version that must not be served, and why."""
 
 
 def _add_options(options: programs.Flags) -> None:
     add = options.add
     add("to", "<DIR>: directory of the served model", required=True)
     add("group", "group whose student is served", 0)
-    for name, text in (
-        ("step", "step of the version; default the newest"),
-        ("version_number", "number for the server; default the step"),
-    ):
-        add(name, text, kind=int)
-    for name, text in (
-        (
-            "exchange",
-            "<DIR>: exchange of the run, or its URL; default the one "
-            "in RUN, or that of its launch",
-        ),
-        (
-            "examples",
-            "<FILE>: .npz of inputs by name, to compare the answers; "
-            "default made-up ones",
-        ),
-        ("notes", "<FILE>: Markdown for the model card, such as intended use"),
-        ("sign_key", "<FILE>: private key (PEM) for OpenSSF model-signing"),
-    ):
-        add(name, text)
+    add("step", "step of the version; default the newest", kind=int)
+    add("version_number", "for the server; default the step", kind=int)
+    add(
+        "exchange",
+        "<DIR>: exchange of the run, or its URL; default the one in RUN, or "
+        "that of its launch",
+    )
+    add("notes", "<FILE>: Markdown for the model card, such as intended use")
     add(
         "trust_graph", "load a graph that is neither signed nor harmless", False
     )
 
 
-def _exchange(run: pathlib.Path, given: str | None) -> str:
+def _open_exchange(
+    run: pathlib.Path, given: str | None
+) -> reader.VersionReader:
+    """Returns a reader with the run's key, if it has one.
+
+    That is the environment's, or what `launch.local` left in the run.
+    """
     own = run / "exchange"
-    if given or own.exists():
-        return given or str(own)
-    record = directory.read_record(run / directory.RECORD)
-    return (record and record.exchange) or str(own)
+    if not given and not own.exists():
+        record = directory.read_record(run / directory.RECORD)
+        given = record.exchange if record else None
+    key: signing.KeyOption = "environment"
+    path = run / run_files.KEY
+    if not signing.has_key(os.environ) and path.exists():
+        key = path.read_bytes().strip()
+    return reader.VersionReader(given or str(own), key=key)
 
 
-def _examples(path: str | None) -> Mapping[str, Any] | None:
-    if path is None:
-        return None
-    import numpy as np
-
-    with np.load(path, allow_pickle=False) as found:
-        return dict(found)
+def _choose(
+    exchange: reader.VersionReader, group: int, step: int | None
+) -> versions.Version:
+    if step is not None:
+        return exchange.open(group, step)
+    newest = exchange.latest(group)
+    if newest is None:
+        raise versions.VersionNotFoundError(
+            f"There is no version in {exchange.group_path(group)} that this "
+            "process can read. Check the run, --group and --exchange."
+        )
+    return newest
 
 
 def _target(
@@ -99,41 +120,165 @@ def _target(
     return target
 
 
+def promote(
+    exchange: reader.VersionReader,
+    version: versions.Version,
+    target: pathlib.Path,
+    *,
+    card: str,
+    trust_graph: bool = False,
+) -> bool:
+    """Copies a version to `target`, which appears with all that is in it.
+
+    Returns False if it was there already.
+
+    Raises:
+        RefusedError: If it must not be served, or another is in its place.
+        CorruptVersionError: If a file differs from the manifest.
+        OSError: If the storage or the disk fails.
+    """
+    is_signed = signing.is_signed(version.manifest)
+    if is_signed and not exchange.has_key:
+        raise RefusedError(
+            f"{version.path} is signed, and this process has no key to check "
+            f"it with. Set {signing.FILE_VARIABLE} to the file of the run's "
+            "key."
+        )
+    if target.exists():
+        _check_same(version, target)
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = tempfile.mkdtemp(prefix=".promoting-", dir=target.parent)
+    try:
+        copy = pathlib.Path(aside, target.name)
+        copy.mkdir()
+        exchange.fetch(version, str(copy))
+        if not is_signed and not trust_graph:
+            _check_graph(copy)
+        # The exchange's own file, so that the copy can be checked again.
+        text = version.manifest.to_json().encode()
+        (copy / manifest.FILE_NAME).write_bytes(text)
+        (copy / CARD).write_text(card, "utf-8")
+        storage = filesystem.LocalFileSystem()
+        for path in [*copy.rglob("*"), copy]:
+            storage.sync(str(path))
+        copy.rename(target)
+        storage.sync(str(target.parent))
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return True
+
+
+def _check_same(version: versions.Version, target: pathlib.Path) -> None:
+    there = dataclasses.replace(version, path=str(target))
+    try:
+        versions.check_content(filesystem.LocalFileSystem(), there)
+    except (versions.CorruptVersionError, OSError) as error:
+        raise RefusedError(
+            f"{target} must be absent, or the same version as "
+            f"{version.path}: {error} A server may have loaded it. Choose "
+            "another --version_number, or remove it."
+        ) from error
+
+
+def _check_graph(copy: pathlib.Path) -> None:
+    """Checks what nobody has signed before any of it runs."""
+    from tfdistill.exports import graph_check
+
+    try:
+        graph_check.check_directory(str(copy))
+    except ValueError as error:
+        raise RefusedError(
+            f"The version has no signature, and {error} If you trust it as "
+            "you would trust a program, pass --trust_graph."
+        ) from error
+
+
+def card_text(
+    run: pathlib.Path, version: versions.Version, *, name: str, notes: str
+) -> str:
+    """Returns the model card: what the version and its run say, as they do."""
+    found = version.manifest
+    created = datetime.datetime.fromtimestamp(found.created, datetime.UTC)
+    signed = "the run's key has signed its manifest"
+    if not signing.is_signed(found):
+        signed = "the run signs nothing: anybody who could write to its "
+        signed += "exchange may have made it"
+    group = run / run_files.group_name(version.group)
+    sections = {
+        "Inputs": found.inputs,
+        "Outputs": found.outputs,
+        "Libraries": found.libraries,
+        "Last record up to this step": _last(
+            group / run_files.METRICS, version.step
+        ),
+        "Results of the training": _json_object(group / _RESULTS),
+        "Configuration": _json_object(run / _CONFIG),
+    }
+    return "\n".join(
+        [
+            f"# {untrusted.one_line(name)}\n",
+            f"A student of group {version.group} after {version.step} steps, "
+            f"published at {created:%Y-%m-%d %H:%M} UTC and trained with "
+            f"tfdistill. Its {len(found.files)} files agree with the SHA-256 "
+            f"checksums of `manifest.json`, and {signed}.\n",
+            *([f"{notes.strip()}\n"] if notes else []),
+            *(
+                f"## {title}\n\n{_block(said)}"
+                for title, said in sections.items()
+                if said
+            ),
+        ]
+    )
+
+
+def _last(path: pathlib.Path, step: int) -> Mapping[str, Any]:
+    """Returns the last record of a log up to a step."""
+    records = untrusted.Tail(path, last_bytes=_MAX_BYTES).read()
+    steps = [untrusted.whole(record.get("step")) for record in records]
+    upto = [
+        record
+        for record, at in zip(records, steps, strict=True)
+        if at is not None and at <= step
+    ]
+    return upto[-1] if upto else {}
+
+
+def _json_object(path: pathlib.Path) -> Mapping[str, Any]:
+    try:
+        return untrusted.json_object(path.read_bytes()) or {}
+    except OSError:
+        return {}
+
+
+def _block(said: Any) -> str:
+    # Indented: no text in it can end the block.
+    return textwrap.indent(f"{json.dumps(said, indent=1)}\n", " " * 4)
+
+
 def _run(options: programs.Options) -> int:
     run = pathlib.Path(options.run)
     try:
-        exchange = handover.open_exchange(run, _exchange(run, options.exchange))
-        version = handover.choose(exchange, options.group, options.step)
+        exchange = _open_exchange(run, options.exchange)
+        version = _choose(exchange, options.group, options.step)
         target = _target(options, version)
-        record = card.read(run, options.group)
-        examples = _examples(options.examples)
         notes = ""
         if options.notes is not None:
             notes = pathlib.Path(options.notes).read_text("utf-8")
-        sign = options.sign_key and handover.signer(options.sign_key)
     except (ValueError, OSError, versions.VersionNotFoundError) as error:
         raise programs.UsageError(str(error)) from error
     except versions.CorruptVersionError as error:
         logging.error("%s", error)
         return EXIT_REFUSED
     try:
-        is_new = handover.promote(
+        is_new = promote(
             exchange,
             version,
             target,
+            card=card_text(run, version, name=target.parent.name, notes=notes),
             trust_graph=options.trust_graph,
-            examples=examples,
-            card=functools.partial(
-                card.text, target.parent.name, version, record, notes=notes
-            ),
-            sign=sign or None,
         )
-    except (
-        handover.RefusedError,
-        versions.CorruptVersionError,
-        versions.VersionNotFoundError,
-        OSError,
-    ) as error:
+    except (RefusedError, OSError, *_NOT_THERE) as error:
         logging.error("%s", error)
         return EXIT_REFUSED
     print(f"{target}" + ("" if is_new else " (already there)"))
