@@ -6,11 +6,15 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
-from tests.cases import golden_files
+from tests.cases import codistillation as cases
 
 service_lib = tf.data.experimental.service
 _SIZE, _BATCH, _BACKUP_STEP = 20, 4, 7
-X, Y = golden_files.features()[:_SIZE], golden_files.labels()[:_SIZE]
+X, Y = cases.data(_SIZE)
+
+
+class Stopped(Exception):
+    """Ends a training as a fault would."""
 
 
 @pytest.fixture
@@ -58,20 +62,20 @@ def _fit(data, directory, *, stops=False, **more):
     If it stops, it does so after a backup in the second epoch.
     """
     keras.utils.set_random_seed(5)
-    model = golden_files.compiled(
-        golden_files.small_student(), keras.optimizers.Adam(0.05)
+    model = cases.codistill(
+        cases.linear(), optimizer=keras.optimizers.Adam(0.05)
     )
     # One only: the next would be left out while this one is written.
     backup = tfdistill.Backup(directory, every_steps=_BACKUP_STEP)
 
     def stop(batch, logs):
         if stops and int(model.optimizer.iterations.numpy()) > _BACKUP_STEP:
-            raise golden_files.Stopped
+            raise Stopped
 
     watch = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
     try:
         model.fit(data, epochs=2, verbose=0, callbacks=[backup, watch], **more)
-    except golden_files.Stopped:
+    except Stopped:
         pass
     return model.student.get_weights(), backup.resumed_step
 
