@@ -174,7 +174,6 @@ class Runner:
         self._launch = launch
         self._active: list[_Active] = []
         self._seconds: list[float] = []
-        self._warned: set[str] = set()
         self._num_done = 0
         self._refused = False
 
@@ -292,7 +291,6 @@ class Runner:
             result = active.process.result()
             active.stack.close()
             self._active.remove(active)
-            self._tell_warnings(active.run, result)
             if result.exit_code == 0 and self.is_done(active.run):
                 self._seconds.append(time.monotonic() - active.start)
                 self._num_done += 1
@@ -315,14 +313,6 @@ class Runner:
                 for group in result.groups:
                     for line in group.last_lines if group.failed_task else ():
                         self._say(f"  {line}")
-
-    def _tell_warnings(self, run: Run, result: "local_run.RunResult") -> None:
-        """Shows what tasks warned of, each warning once in a comparison."""
-        for group in result.groups:
-            for text in group.warnings:
-                if text not in self._warned:
-                    self._warned.add(text)
-                    self._say(f"{run.key}, warning: {text}")
 
 
 def _describe(run: Run) -> str:

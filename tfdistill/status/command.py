@@ -64,10 +64,9 @@ def _show(run: group.RunStatus, *, workdir: str, as_json: bool) -> None:
         print(json.dumps(tables.document(workdir, run), indent=2))
         return
     console = rich.console.Console()
-    if console.is_terminal:
-        console.print(tables.view(run, width=console.width))
-    else:
-        print("\n".join(tables.lines(run)))
+    if not console.is_terminal:
+        console.width = 1000  # Whoever reads a pipe wants whole lines.
+    console.print(tables.view(run, console))
 
 
 def _watch(

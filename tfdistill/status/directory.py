@@ -10,16 +10,12 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from tfdistill.status import run_events
 from tfdistill.system import processes
 from tfdistill.system import run_files
-from tfdistill.system import untrusted
 
 RECORD = "launch.json"
-_MAX_RECORD_BYTES = 16 * 1024 * 1024
-_MAX_GROUPS = 10_000
 _LOG = re.compile(r"(group_[0-9]+)_[a-z]+_[0-9]+\.log")
 _EVENTS = re.compile(r"events_(group_[0-9]+)\.jsonl")
 
@@ -90,12 +86,11 @@ def _names(directory: pathlib.Path) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LaunchRecord:
-    """A launch; missing and malformed values of the file are left out.
+    """A launch, as launch.json has it.
 
     Attributes:
         num_groups: Groups that were launched; 0 if not known.
         exchange: Directory or URL of the exchange, or None.
-        host: Name of the launcher's machine; may be empty.
         machine: See `processes.machine`; may be empty.
         processes: Id and start of each task's process, by the task's name.
         launcher: Id and start of the launcher's process, or None.
@@ -103,38 +98,22 @@ class LaunchRecord:
 
     num_groups: int = 0
     exchange: str | None = None
-    host: str = ""
     machine: str = ""
     processes: Mapping[str, tuple[int, int]] = dataclasses.field(
         default_factory=dict
     )
     launcher: tuple[int, int] | None = None
 
-    @property
-    def is_of_this_machine(self) -> bool:
-        """Whether its process ids mean something here."""
-        return bool(self.machine) and self.machine == processes.machine()
-
-    @property
-    def launcher_has_ended(self) -> bool | None:
-        """Whether the launcher is gone; None if unknown."""
-        if not self.is_of_this_machine or self.launcher is None:
-            return None
-        pid, started = self.launcher
-        return processes.has_ended(pid, started=started)
-
-    def num_alive(self, group: int) -> int | None:
-        """Returns how many tasks of a group live; None if unknown."""
-        found = [
-            process
-            for name, process in self.processes.items()
-            if name.startswith(f"{run_files.group_name(group)}_")
-        ]
-        if not self.is_of_this_machine or not found:
-            return None
-        return sum(
-            not processes.has_ended(pid, started=started)
-            for pid, started in found
+    def is_lost(self, group: int) -> bool:
+        """Whether its launcher and a group's tasks are known to be gone."""
+        # Process ids mean something on that machine and since that boot only.
+        if self.machine != processes.machine() or self.launcher is None:
+            return False
+        name = f"{run_files.group_name(group)}_"
+        tasks = [p for n, p in self.processes.items() if n.startswith(name)]
+        return bool(tasks) and all(
+            processes.has_ended(pid, started=started)
+            for pid, started in (self.launcher, *tasks)
         )
 
 
@@ -144,48 +123,22 @@ def read_record(path: pathlib.Path) -> LaunchRecord | None:
     OSError if it cannot be read; ValueError if it holds no JSON object.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_RECORD_BYTES)
+        found = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        found = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    if not isinstance(found, dict):
-        raise ValueError("it must hold a JSON object")
-    topology = _mapping(found.get("topology"))
-    starts = _mapping(found.get("task_starts"))
-    launcher = _mapping(found.get("launcher"))
-    num_groups = _count(topology.get("num_groups")) or 0
+    topology = found.get("topology", {})
+    starts = found.get("task_starts", {})
+    launcher = found.get("launcher")
     return LaunchRecord(
-        num_groups=min(num_groups, _MAX_GROUPS),
-        exchange=_text(topology.get("exchange")) or None,
-        host=_text(found.get("host")),
-        machine=_text(found.get("machine")),
+        num_groups=topology.get("num_groups", 0),
+        exchange=topology.get("exchange"),
+        machine=found.get("machine", ""),
         processes={
-            str(name): (number, started)
-            for name, pid in _mapping(found.get("pids")).items()
-            if (number := _count(pid)) and (started := _count(starts.get(name)))
+            name: (pid, starts[name])
+            for name, pid in found.get("pids", {}).items()
+            if starts.get(name)
         },
-        launcher=_process(launcher.get("pid"), launcher.get("started")),
+        launcher=(launcher["pid"], launcher["started"])
+        if launcher and launcher["started"]
+        else None,
     )
-
-
-def _process(pid: Any, started: Any) -> tuple[int, int] | None:
-    found = (_count(pid), _count(started))
-    return (found[0], found[1]) if found[0] and found[1] else None
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _count(value: Any) -> int | None:
-    # Process ids of 0 and below stand for groups of processes.
-    found = untrusted.whole(value)
-    return found if found is not None and found > 0 else None

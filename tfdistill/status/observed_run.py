@@ -1,7 +1,7 @@
 """A run as its files show it, when something else has started it.
 
-The files may be half written, come from a machine that has died, or hold
-anything at all: what cannot be read is reported, and never raised.
+The files may be half written or come from a machine that has died: what cannot
+be read is reported, and never raised.
 """
 
 import os
@@ -53,6 +53,13 @@ class ObservedRun:
         silent; one that starts has five minutes at least. The exchange is by
         default the one that the launcher was given, or `exchange` in `workdir`.
         """
+        try:
+            os.listdir(workdir)
+        except OSError as error:
+            raise NoRunError(
+                f"The directory of a run must be one that can be read; "
+                f"received {os.fspath(workdir)!r}: {error.strerror}."
+            ) from error
         self._workdir = pathlib.Path(workdir)
         self._directory = directory.RunDirectory(workdir)
         self._silent_secs = silent_secs
@@ -61,7 +68,6 @@ class ObservedRun:
         self._record = self._read_record()
         self._tails: dict[pathlib.Path, untrusted.Tail] = {}
         self._statuses: dict[int, group_status.GroupStatus] = {}
-        self._warnings: dict[int, logs.LogWarnings] = {}
         self._events = run_events.RunHistory()
         self._follow_events()
         if not self._groups(()) and self._record is None:
@@ -81,13 +87,6 @@ class ObservedRun:
         )
 
     def _read_record(self) -> directory.LaunchRecord | None:
-        try:
-            os.listdir(self._workdir)
-        except OSError as error:
-            raise NoRunError(
-                f"The directory of a run must be one that can be read; "
-                f"received {str(self._workdir)!r}: {error.strerror}."
-            ) from error
         path = self._workdir / directory.RECORD
         try:
             found = directory.read_record(path)
@@ -111,7 +110,6 @@ class ObservedRun:
                 group, group_status.GroupStatus(group)
             )
             self._follow_metrics(status)
-            status.warnings = self._warnings_of(group)
             status.newest = newest.get(group)
             last_lines[group] = self._last_sign(status)
             self._judge(status, now, last_lines[group])
@@ -162,20 +160,11 @@ class ObservedRun:
             status.record.pop("event", None)
         status.update(records)
 
-    def _warnings_of(self, group: int) -> list[str]:
-        """Returns those of a group's launcher and those in its logs."""
-        followed = self._warnings.setdefault(
-            group, logs.LogWarnings(lambda: self._directory.logs(group))
-        )
-        followed.read()
-        history = self._events.groups.get(group)
-        return [*(history.warnings if history else ()), *followed.found]
-
     def _last_sign(self, status: group_status.GroupStatus) -> float:
         """Returns when a group last wrote anything; 0 if it never did."""
         event = self._events.groups.get(status.group)
         return max(
-            status.number("time") or 0.0,
+            status.record.get("time", 0.0),
             self._directory.last_written(status.group),
             event.last if event else 0.0,
         )
@@ -186,7 +175,7 @@ class ObservedRun:
         """Decides on the state of a group."""
         status.silent_secs = None
         history = self._events.groups.get(status.group)
-        trains = status.number("step") is not None
+        trains = bool(status.record)
         if history is None:
             status.state = "running" if trains else "starting"
             ended = status.record.get("event") == "end"
@@ -199,8 +188,9 @@ class ObservedRun:
             status.num_worker_restarts = history.num_worker_restarts
             status.last_error = history.last_error
             status.starting = history.starting
+            status.warnings = history.warnings
             # A line of the previous attempt says nothing about this one.
-            trains = (status.number("time") or 0.0) > history.since
+            trains = status.record.get("time", 0.0) > history.since
             status.state = history.state or "starting"
             if status.state == "starting" and trains:
                 status.state = "running"
@@ -210,7 +200,7 @@ class ObservedRun:
         if self._events.exit_code is not None:
             status.state = "stopped"
             return
-        if self._is_lost(status.group):
+        if self._record is not None and self._record.is_lost(status.group):
             status.state = "lost"
             status.last_error = (
                 "its launcher and its tasks are gone, and nothing says why: "
@@ -225,15 +215,6 @@ class ObservedRun:
             status.state, status.silent_secs = "silent", silent_secs
         self._add_log_error(status)
 
-    def _is_lost(self, group: int) -> bool:
-        """Whether its launcher and all its tasks are known to be gone."""
-        record = self._record
-        return (
-            record is not None
-            and record.launcher_has_ended is True
-            and record.num_alive(group) == 0
-        )
-
     def _add_log_error(self, status: group_status.GroupStatus) -> None:
         found = logs.last_error(self._directory.logs(status.group))
         if found is None or status.state == "done":
@@ -244,7 +225,7 @@ class ObservedRun:
             status.last_error += f"; {found.log} ends with: {found.text}"
 
     def _note(self, path: pathlib.Path, error: Exception) -> None:
-        why = getattr(error, "strerror", None) or error
+        why = error.strerror if isinstance(error, OSError) else error
         self._problems[str(path)] = untrusted.one_line(
             f"{path} cannot be read: {why}"
         )

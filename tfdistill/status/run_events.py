@@ -142,8 +142,6 @@ def describe(code: int) -> str:
 
 
 ENDED = ("done", "failed", "stopped")
-# Warnings that are kept of one group.
-_MOST = 20
 
 
 @dataclasses.dataclass
@@ -162,7 +160,6 @@ class GroupHistory:
     num_worker_restarts: int = 0
     starting: str = ""
     last_error: str = ""
-    last_error_time: float = 0.0
     warnings: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -179,64 +176,54 @@ class RunHistory:
         self.exit_code: int | None = None
 
     def take(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Takes in newer lines, the newest last; leaves out other objects."""
+        """Takes in newer lines, the newest last."""
         for event in events:
-            name = event.get("event")
-            group = untrusted.whole(event.get("group"))
-            if name == "end":
-                self.exit_code = untrusted.whole(event.get("exit_code"))
-            if (
-                isinstance(name, str)
-                and group is not None
-                and 0 <= group < 10**6
-            ):
-                self._take(
-                    self.groups.setdefault(group, GroupHistory()), name, event
-                )
+            if event["event"] == "end":
+                self.exit_code = event["exit_code"]
+            group = event["group"]
+            if group is not None:
+                found = self.groups.setdefault(group, GroupHistory())
+                self._take(found, event["event"], event)
 
     def _take(
         self, found: GroupHistory, name: str, event: Mapping[str, Any]
     ) -> None:
-        before = found.state
-        time = untrusted.number(event.get("time")) or 0.0
-        attempt = untrusted.whole(event.get("attempt")) or 0
+        before, time = found.state, event["time"]
         found.last = max(found.last, time)
-        if name == "start" and (attempt > found.attempt or before in ENDED):
-            found.attempt, found.since = attempt, time
+        if name == "start" and (
+            event["attempt"] > found.attempt or before in ENDED
+        ):
+            found.attempt, found.since = event["attempt"], time
             found.state, found.num_worker_restarts = "starting", 0
             found.starting = ""
-        elif name in ("starting", "first_step"):
-            found.starting = untrusted.one_line(event.get("part") or "")
+        elif name == "starting":
+            found.starting = event["part"]
+        elif name == "first_step":
+            found.starting = ""
         elif name == "ready" and found.state == "starting":
             found.state = "running"
         elif name in ENDED:
             found.state = name
         elif name == "restart":
-            found.state = "restarting"
-            restart = untrusted.whole(event.get("restart"))
-            found.num_restarts = restart or found.num_restarts
+            found.state, found.num_restarts = "restarting", event["restart"]
         elif name == "worker_restart":
             found.num_worker_restarts += 1
-        elif name == "warning":
-            text = untrusted.one_line(event.get("text") or name)
-            if text not in found.warnings and len(found.warnings) < _MOST:
-                found.warnings.append(text)
+        elif name == "warning" and event["text"] not in found.warnings:
+            found.warnings.append(event["text"])
         error = _error(name, event)
         # What ends after the group has failed, or was told to, is no error.
         if error and (name != "exit" or before in ("starting", "running")):
-            found.last_error, found.last_error_time = error, time
+            found.last_error = error
 
 
 def _error(name: str, event: Mapping[str, Any]) -> str:
     """Returns what went wrong in one event; empty if nothing did."""
-    task = untrusted.one_line(event.get("task") or "", max_chars=80)
+    task = event.get("task") or "it"
     if name in ("failed", "late"):
-        return untrusted.one_line(event.get("reason") or name)
+        return event["reason"]
     if name in ("frozen", "stuck"):
-        secs = untrusted.number(event.get("silent_secs")) or 0.0
         what = "was stopped" if name == "frozen" else "made no progress"
-        return f"{task or 'it'} {what} for {secs:.0f} s"
-    code = untrusted.whole(event.get("exit_code"))
-    if name == "exit" and code:
-        return f"{task} {describe(code)}"
+        return f"{task} {what} for {event['silent_secs']:.0f} s"
+    if name == "exit" and event["exit_code"]:
+        return f"{task} {describe(event['exit_code'])}"
     return ""

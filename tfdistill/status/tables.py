@@ -1,58 +1,58 @@
-"""The status of a run for people (tables, lines) and for scripts (JSON).
+"""What is shown of a run: tables for people, lines for logs, and JSON.
 
-Keys stay as they are within one `format`; docs/operations.md lists them. What
-is not known is null.
+Unknown values are `-`, and null in JSON.
 """
 
 import contextlib
+import importlib.util
 import re
 import sys
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import TextIO
 
 import rich.box
-import rich.cells
 import rich.console
 import rich.live
 import rich.table
 import rich.text
 
 from tfdistill.status import group
+from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
 FORMAT = 1
 _UNKNOWN = "-"
+# Of a teacher, the newest refused versions that are shown with the reason.
+_MOST_REFUSED = 3
+# A peer's missed batches are worth a note from this share of so many on.
+_MANY_MISSED, _MIN_BATCHES = 0.1, 100
 _Status = group.GroupStatus
-_Teacher = group.TeacherStatus
 
 
-def _text(value: float | None, form: str) -> str:
+def _text(value: float | None, form: str = "{}") -> str:
     return _UNKNOWN if value is None else form.format(value)
 
 
 def _number(key: str, form: str) -> Callable[[_Status], str]:
-    return lambda status: _text(status.number(key), form)
+    return lambda status: _text(status.record.get(key), form)
 
 
 def _state(status: _Status) -> str:
-    if status.silent_secs is None:
-        is_on = status.state in ("starting", "running") and status.starting
-        return f"{status.state}: {status.starting}" if is_on else status.state
-    return f"{status.state} for {status.silent_secs:.0f} s"
+    if status.silent_secs is not None:
+        return f"{status.state} for {status.silent_secs:.0f} s"
+    if status.state in ("starting", "running") and status.starting:
+        return f"{status.state}: {status.starting}"
+    return status.state
 
 
 def _step(status: _Status) -> str:
-    step = _text(status.number("step"), "{:.0f}")
-    total = status.number("total_steps")
-    return step if total is None else f"{step}/{total:.0f}"
-
-
-def _secs_left(status: _Status) -> float | None:
-    return status.secs_left if status.state == "running" else None
+    total = status.record.get("total_steps")
+    step = _text(status.record.get("step"))
+    return step if total is None else f"{step}/{total}"
 
 
 def duration(secs: float | None) -> str:
@@ -62,7 +62,7 @@ def duration(secs: float | None) -> str:
         >>> duration(59.6), duration(3661)
         ('1:00', '1:01:01')
     """
-    if secs is None or not secs <= 999 * 3600:
+    if secs is None or secs > 999 * 3600:
         return _UNKNOWN
     minutes, seconds = divmod(round(secs), 60)
     hours, minutes = divmod(minutes, 60)
@@ -86,28 +86,26 @@ _CELLS: dict[str, Callable[[_Status], str]] = {
         s.num_restarts + s.num_worker_restarts or _UNKNOWN
     ),
     "examples/s": _number("examples_per_second", "{:,.0f}"),
-    "time left": lambda status: duration(_secs_left(status)),
+    "time left": lambda status: duration(status.secs_left),
 }
-_TEACHER_CELLS: dict[str, Callable[[_Teacher], str]] = {
-    "teacher": lambda teacher: teacher.name,
-    "version": lambda teacher: _text(teacher.step, "{}"),
-    "health": lambda teacher: teacher.health.replace("_", " ") or _UNKNOWN,
-    "share": lambda teacher: _text(teacher.share, "{:.2f}"),
-    "steps old": lambda teacher: _text(teacher.age_steps, "{}"),
-    "secs old": lambda teacher: _text(teacher.age_secs, "{:.0f}"),
+_TEACHER_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "teacher": lambda teacher: teacher["name"],
+    "version": lambda teacher: _text(_version(teacher)),
+    "health": lambda teacher: teacher["health"].replace("_", " "),
+    "share": lambda teacher: _text(teacher["share"], "{:.2f}"),
+    "steps old": lambda teacher: _text(teacher["age_steps"]),
+    "secs old": lambda teacher: _text(teacher["age_secs"], "{:.0f}"),
 }
 # What a narrow terminal leaves out, the least wanted first.
 _DISPENSABLE = (
-    "examples/s",
-    "distill loss",
-    "weight",
-    "restarts",
-    "time left",
-    "quarantined",
-    "newest",
-    "staleness",
+    *("examples/s", "distill loss", "weight", "restarts"),
+    *("time left", "quarantined", "newest", "staleness"),
 )
-_LEFT = ("group", "state")
+_LEFT = ("group", "state", *_TEACHER_CELLS)
+
+
+def _version(teacher: Mapping[str, Any]) -> int | None:
+    return teacher["step"] if teacher["step"] >= 0 else None
 
 
 def group_line(status: _Status) -> str:
@@ -120,161 +118,96 @@ def group_line(status: _Status) -> str:
     return ", ".join([f"group {status.group}: {_state(status)}", *known])
 
 
-def lines(run: group.RunStatus) -> list[str]:
-    """Returns all that is known of a run in plain lines."""
-    teachers = [
-        f"group {status.group}, "
-        + ", ".join(
-            f"{name} {cell(teacher)}" for name, cell in _TEACHER_CELLS.items()
-        )
-        for status in run.groups
-        for teacher in status.teachers
-    ]
-    groups = map(group_line, run.groups)
-    notes = [*_warnings(run), *_notes(run)]
-    return [*groups, *teachers, *notes, *_details(run)]
-
-
 def view(
-    run: group.RunStatus, *, width: int, whole: bool = True
+    run: group.RunStatus, console: rich.console.Console, *, whole: bool = True
 ) -> rich.console.RenderableType:
-    """Returns the same as tables and notes for a terminal.
+    """Returns all that is known of a run, for people.
 
-    The table of groups leaves out as many columns as it takes to fit `width`.
-    Notes are wrapped. Unless `whole`, they are cut to one line each, and
-    warnings are left out.
+    The table of groups leaves out as many columns as it takes to fit the
+    console. Unless `whole`, notes are cut to one line each.
     """
-
-    def text(line: str) -> rich.text.Text:
-        if whole:
-            return rich.text.Text(line)
-        return rich.text.Text(line, no_wrap=True, overflow="ellipsis")
-
-    rows = [
-        [str(status.group), *(c(teacher) for c in _TEACHER_CELLS.values())]
+    cells = dict(_CELLS)
+    groups = _table(cells, [((), status) for status in run.groups])
+    wide = console.options.update(max_width=1000)
+    for name in _DISPENSABLE:
+        if console.measure(groups, options=wide).maximum <= console.width:
+            break
+        del cells[name]
+        groups = _table(cells, [((), status) for status in run.groups])
+    learns = [
+        ((str(status.group),), teacher)
         for status in run.groups
         for teacher in status.teachers
     ]
-    teachers = [_table(["group", *_TEACHER_CELLS], rows)] if rows else []
-    # First what needs attention: a live view loses its end on a low terminal.
+    teachers = _table(_TEACHER_CELLS, learns, "group") if learns else ""
     return rich.console.Group(
-        _groups(run.groups, width),
-        *map(text, _warnings(run) if whole else ()),
-        *map(text, _notes(run)),
-        *teachers,
-        *map(text, _details(run)),
+        groups,
+        *(
+            rich.text.Text(
+                note,
+                no_wrap=not whole,
+                overflow="fold" if whole else "ellipsis",
+            )
+            for note in _notes(run)
+        ),
+        teachers,
     )
-
-
-def _groups(statuses: Sequence[_Status], width: int) -> rich.table.Table:
-    columns = {
-        name: [cell(status) for status in statuses]
-        for name, cell in _CELLS.items()
-    }
-    for name in _DISPENSABLE:
-        if _width(columns) <= width:
-            break
-        del columns[name]
-    return _table(columns, zip(*columns.values(), strict=True))
-
-
-def _width(columns: dict[str, list[str]]) -> int:
-    widths = [
-        max(rich.cells.cell_len(text) for text in (name, *cells))
-        for name, cells in columns.items()
-    ]
-    return sum(widths) + len(widths) + 1
 
 
 def _table(
-    names: Iterable[str], rows: Iterable[Sequence[str]]
+    cells: Mapping[str, Callable[[Any], str]],
+    rows: Sequence[tuple[tuple[str, ...], Any]],
+    *first: str,
 ) -> rich.table.Table:
+    """A row is the texts of the columns `first`, and what the cells show."""
     result = rich.table.Table(
         box=rich.box.SIMPLE_HEAD, padding=0, collapse_padding=True
     )
-    for name in names:
-        is_text = name in (*_LEFT, *_TEACHER_CELLS)
+    for name in (*first, *cells):
         result.add_column(
-            name, justify="left" if is_text else "right", no_wrap=True
+            name, justify="left" if name in _LEFT else "right", no_wrap=True
         )
-    for row in rows:
+    for texts, shown in rows:
+        texts = (*texts, *(cell(shown) for cell in cells.values()))
         # Not markup: a state or a name is text of others.
-        result.add_row(*map(rich.text.Text, row))
+        result.add_row(*(rich.text.Text(untrusted.one_line(t)) for t in texts))
     return result
 
 
-def _warnings(run: group.RunStatus) -> Iterator[str]:
-    for status in run.groups:
-        for text in status.warnings:
-            yield f"group {status.group}, warning: {untrusted.one_line(text)}"
-
-
 def _notes(run: group.RunStatus, *, errors: bool = True) -> Iterator[str]:
-    """Yields what a table has no room for: refused versions and errors."""
+    """Yields what a table has no room for."""
     for status in run.groups:
-        who = f"group {status.group}"
+        notes = [f"warning: {text}" for text in status.warnings]
         for teacher in status.teachers:
-            yield from _refused(who, teacher)
-            yield from _missed(who, teacher)
+            notes += _of_teacher(teacher)
         if status.newest is not None and status.newest.broken:
             steps = ", ".join(map(str, status.newest.broken))
-            yield f"{who} has published what cannot be read: {steps}"
+            notes.append(f"has published what cannot be read: {steps}")
         if errors and status.last_error:
-            error = untrusted.one_line(status.last_error)
-            yield f"{who}, last error: {error}"
+            notes.append(f"last error: {status.last_error}")
+        for note in notes:
+            yield f"group {status.group}, {untrusted.one_line(note)}"
     for problem in run.problems:
         yield f"problem: {problem}"
 
 
-def _refused(who: str, teacher: _Teacher) -> Iterator[str]:
-    if teacher.num_quarantined:
-        reason, which = teacher.reason, ""
-        if teacher.quarantined:
-            step = max(teacher.quarantined)
-            which, reason = f", last {step}", teacher.quarantined[step]
-        yield (
-            f"{who} has quarantined {teacher.num_quarantined} of "
-            f"{teacher.name}{which}: {reason}"
-        )
-    elif teacher.health in ("dropped", "fading", "too_stale", "worse"):
-        health = teacher.health.replace("_", " ")
-        yield f"{who}: {teacher.name} is {health}: {teacher.reason}"
+def _of_teacher(teacher: Mapping[str, Any]) -> Iterator[str]:
+    name, health = teacher["name"], teacher["health"].replace("_", " ")
+    refused = _by_step(teacher["quarantined"])[-_MOST_REFUSED:]
+    for step, reason in reversed(refused):
+        yield f"{name}, version {step} quarantined: {reason}"
+    if not refused and teacher["reason"]:
+        yield f"{name} is {health}: {teacher['reason']}"
+    missed = teacher.get("num_missed", 0)
+    asked = missed + teacher.get("num_answers", 0)
+    if asked >= _MIN_BATCHES and missed > _MANY_MISSED * asked:
+        yield f"{name}: no predictions for {missed} of {asked} batches"
+    if forged := teacher.get("num_forged"):
+        yield f"refused messages of strangers: {forged}"
 
 
-def _missed(who: str, teacher: _Teacher) -> Iterator[str]:
-    """Yields that a peer often sends no predictions, or that others do."""
-    if teacher.misses_many:
-        yield (
-            f"{who}, {teacher.name}: no predictions for {teacher.num_missed} "
-            f"of {teacher.num_asked} batches"
-        )
-    if teacher.num_forged:
-        yield f"{who}, refused messages of strangers: {teacher.num_forged}"
-
-
-def _details(run: group.RunStatus) -> Iterator[str]:
-    """Yields why older versions were refused, and how old the newest is."""
-    for status in run.groups:
-        for teacher in status.teachers:
-            for step, reason in sorted(teacher.quarantined.items())[:-1]:
-                yield (
-                    f"group {status.group}, {teacher.name}, version {step} "
-                    f"quarantined: {reason}"
-                )
-    for status in run.groups:
-        if status.newest is not None:
-            yield (
-                f"group {status.group}, newest version: step "
-                f"{status.newest.step}, {_size(status.newest.num_bytes)}, "
-                f"{duration(run.age_secs(status.newest))} old"
-            )
-
-
-def _size(num_bytes: int) -> str:
-    if num_bytes < 1000:
-        return f"{num_bytes} bytes"
-    power = min(4, (len(str(num_bytes)) - 1) // 3)
-    return f"{num_bytes / 1000**power:.1f} {'kMGT'[power - 1]}B"
+def _by_step(quarantined: Mapping[str, str]) -> list[tuple[int, str]]:
+    return sorted((int(step), why) for step, why in quarantined.items())
 
 
 def document(workdir: str, run: group.RunStatus) -> dict[str, Any]:
@@ -291,30 +224,30 @@ def document(workdir: str, run: group.RunStatus) -> dict[str, Any]:
     }
 
 
+_OF_RECORD = (
+    *("step", "total_steps", "loss", "task_loss", "distillation_loss"),
+    *("distillation_weight", "examples_per_second"),
+)
+_OF_TEACHER = (
+    *("name", "health", "reason", "share", "age_steps", "age_secs"),
+    *("num_quarantined", "num_answers", "num_missed", "num_forged"),
+)
+
+
 def _group_document(status: _Status, run: group.RunStatus) -> dict[str, Any]:
-    last = run.last_lines.get(status.group, 0.0)
-    numbers = (
-        "loss",
-        "task_loss",
-        "distillation_loss",
-        "distillation_weight",
-        "examples_per_second",
-    )
-    newest = status.newest
+    last, newest = run.last_lines.get(status.group, 0.0), status.newest
     return {
         "group": status.group,
         "state": status.state,
         "silent_secs": status.silent_secs,
         "last_sign_secs": max(0.0, run.time - last) if last else None,
-        "step": _whole(status.number("step")),
-        "total_steps": _whole(status.number("total_steps")),
-        "secs_left": _secs_left(status),
-        **{name: status.number(name) for name in numbers},
+        "secs_left": status.secs_left,
+        **{name: status.record.get(name) for name in _OF_RECORD},
         "newest_version": newest
         and {
             "step": newest.step,
             "bytes": newest.num_bytes,
-            "age_secs": run.age_secs(newest),
+            "age_secs": run.age_secs(status),
             "broken": list(newest.broken),
         },
         "teachers": [_teacher_document(found) for found in status.teachers],
@@ -326,19 +259,17 @@ def _group_document(status: _Status, run: group.RunStatus) -> dict[str, Any]:
     }
 
 
-def _teacher_document(found: _Teacher) -> dict[str, Any]:
+def _teacher_document(found: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        **found._asdict(),
-        "refused": dict(found.refused),
+        **{name: found.get(name) for name in _OF_TEACHER},
+        "group": run_files.group_of(found["name"]),
+        "step": _version(found),
+        "refused": found.get("refused", {}),
         "quarantined": [
             {"step": step, "reason": reason}
-            for step, reason in sorted(found.quarantined.items())
+            for step, reason in _by_step(found["quarantined"])
         ],
     }
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
 
 
 class Display:
@@ -354,23 +285,27 @@ class Display:
     ) -> None:
         """Chooses between a live view and, without a terminal, plain lines.
 
-        Plain lines are written on each change of a group's state, and at most
-        every `interval_secs` on other changes; each note once. A group's last
-        error is among the notes if `errors`: a launcher reports it by `say`.
+        A notebook counts as a terminal if it has ipywidgets. Plain lines are
+        written on each change of a group's state, and at most every
+        `interval_secs` on other changes; each note once. A group's last error
+        is among the notes if `errors`: a launcher reports it by `say`.
         """
-        self._stream = sys.stdout if stream is None else stream
         self._interval_secs = interval_secs
         self._errors = errors
         self._shown: dict[int, tuple[float, str, str]] = {}
         self._reported: set[str] = set()
         self._began: float | None = None
+        self._console = rich.console.Console(
+            file=sys.stdout if stream is None else stream, soft_wrap=True
+        )
         self._live: rich.live.Live | None = None
-        console = rich.console.Console(file=self._stream)
         if plain is None:
-            plain = not console.is_terminal or console.is_dumb_terminal
+            plain = not _can_update(self._console)
         if not plain:
             self._live = rich.live.Live(
-                console=console, auto_refresh=False, redirect_stderr=False
+                console=self._console,
+                auto_refresh=False,
+                redirect_stderr=False,
             )
             self._live.start()
 
@@ -381,21 +316,27 @@ class Display:
         """
         with contextlib.suppress(OSError):
             if self._live is None:
-                print(text, file=self._stream, flush=True)
+                print(text, file=self._console.file, flush=True)
             else:
-                self._live.console.print(text, markup=False, highlight=False)
+                self._console.print(text, markup=False, highlight=False)
 
     def show(self, run: group.RunStatus) -> None:
         """Shows the present status; lines count seconds from the first call."""
+        if self._live is not None:
+            with contextlib.suppress(OSError):
+                self._live.update(
+                    view(run, self._console, whole=False), refresh=True
+                )
+            return
         self._began = run.time if self._began is None else self._began
         now = run.time - self._began
-        self._report(_warnings(run), now)
-        if self._live is not None:
-            found = view(run, width=self._live.console.width, whole=False)
-            with contextlib.suppress(OSError):
-                self._live.update(found, refresh=True)
-            return
-        self._report(_notes(run, errors=self._errors), now)
+        for note in _notes(run, errors=self._errors):
+            # The same fault of a group's later versions is reported once.
+            who, comma, what = note.partition(",")
+            gist = who + comma + re.sub("[0-9]+", "", what)
+            if gist not in self._reported:
+                self._reported.add(gist)
+                self.say(f"[{now:7.1f} s] {note}")
         for status in run.groups:
             line = group_line(status)
             when, state, shown = self._shown.get(status.group, (0.0, "", ""))
@@ -405,18 +346,14 @@ class Display:
             self._shown[status.group] = (now, status.state, line)
             self.say(f"[{now:7.1f} s] {line}")
 
-    def _report(self, notes: Iterable[str], now: float) -> None:
-        """Writes those that are new."""
-        for note in notes:
-            # The same fault of a group's later versions is reported once.
-            who, comma, what = note.partition(",")
-            gist = who + comma + re.sub("[0-9]+", "", what)
-            if gist not in self._reported:
-                self._reported.add(gist)
-                self.say(f"[{now:7.1f} s] {note}")
-
     def close(self) -> None:
         """Leaves the last view on the screen and ends the live display."""
         with contextlib.suppress(OSError):
             if self._live is not None:
                 self._live.stop()
+
+
+def _can_update(console: rich.console.Console) -> bool:
+    if console.is_jupyter:
+        return importlib.util.find_spec("ipywidgets") is not None
+    return console.is_terminal and not console.is_dumb_terminal
