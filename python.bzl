@@ -1,4 +1,4 @@
-"""The rules of the BUILD files: one library a room, one test a test file."""
+"""The rules of the BUILD files, with what all of them share."""
 
 load(
     "@rules_python//python:defs.bzl",
@@ -6,34 +6,31 @@ load(
     _py_test = "py_test",
 )
 
-def py_library(name, srcs = None, **kwargs):
-    """All files of a folder but its tests, for everybody."""
-    if srcs == None:
-        srcs = native.glob(["*.py"], exclude = ["*_test.py"])
+def py_library(name, srcs, deps = [], **kwargs):
+    """A library for everybody."""
     _py_library(
         name = name,
         srcs = srcs,
-        testonly = native.package_name().split("/")[0] == "tests",
+        deps = deps,
         visibility = ["//visibility:public"],
         **kwargs
     )
 
-def py_tests(deps, **kwargs):
-    """One test for each file.
+def py_tests(srcs, **kwargs):
+    """One test for each file; tests/pytest_main.py runs it.
 
     Args:
-      deps: for each file, named without `.py`, what it needs; `//tests` and
-        what that needs are added.
-      **kwargs: further attributes of each test.
+      srcs: the files; `exchange/reader_test.py` is the test
+        `exchange/reader_test`.
+      **kwargs: attributes of each test.
     """
-    for name, needs in deps.items():
+    for src in srcs:
         _py_test(
-            name = name,
+            name = src[:-len(".py")],
             # tests/conftest.py limits each test of the file.
             size = "large",
-            srcs = [name + ".py", "//tests:pytest_main.py"],
-            args = ["%s/%s.py" % (native.package_name(), name)],
-            main = "//tests:pytest_main.py",
-            deps = needs + ["//tests"],
+            srcs = [src, "pytest_main.py"],
+            args = ["%s/%s" % (native.package_name(), src)],
+            main = "pytest_main.py",
             **kwargs
         )

@@ -5,7 +5,7 @@
 # package are skipped and say so. INSTALL_TIMEOUT_SECS=300 is its limit.
 set -u
 
-packages="chromium slurm-wlm munge bazel-bootstrap"
+packages="chromium slurm-wlm munge"
 
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get > /dev/null; then
   echo "system packages: not root with apt-get; tests that need one of" \
