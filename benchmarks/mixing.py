@@ -117,7 +117,7 @@ class _Blocked:
                 variables=writer.variables,
                 inputs=student_graph.to_json(graph.input_spec, "inputs"),
                 outputs=student_graph.to_json(graph.output_spec, "outputs"),
-                extras=self.mixer.manifest_extras,
+                extras=self.mixer.manifest_extras(),
             )
 
     def wait_until_read(self) -> None:

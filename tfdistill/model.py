@@ -120,12 +120,12 @@ def add_launched_callbacks(
     callbacks = arguments.get("callbacks")
     is_list = isinstance(callbacks, keras.callbacks.CallbackList)
     found = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks) or [])
-    exports = bool(steps.marked(found, "exports_student"))
+    exports = _has(found, steps.Exporter)
     teachers.has_exporter = exports
     if is_list:
-        _let_observe(found)
+        _introduce(found)
         return
-    follows = bool(steps.marked(found, "follows_teachers"))
+    follows = _has(found, steps.Loader)
     if teachers.moves_at_refreshes and not follows:
         warnings.warn(
             "The model has teachers in other groups, or in its own past, and "
@@ -148,19 +148,17 @@ def add_launched_callbacks(
     if directory and not _has(found, summaries.Summaries):
         path = f"{directory}/{summaries.DIRECTORY}"
         found.append(summaries.Summaries(path))
-    watch = teaching.TeachingWatch() if len(teachers) else None
-    _let_observe(found)
-    for callback in found:
-        if isinstance(callback, run_log.RunLog):
-            callback.watch = watch
-    arguments["callbacks"] = [watch, *found] if watch else found
+    if len(teachers):
+        found = [teaching.TeachingWatch(), *found]
+    _introduce(found)
+    arguments["callbacks"] = found
 
 
-def _let_observe(callbacks: list[keras.callbacks.Callback]) -> None:
-    """Shows all callbacks to those that look for others."""
+def _introduce(callbacks: list[keras.callbacks.Callback]) -> None:
+    """Shows all callbacks to those of this package."""
     for callback in callbacks:
-        if hasattr(callback, "observe"):
-            callback.observe(callbacks)
+        if isinstance(callback, steps.SteppedCallback):
+            callback.meet(callbacks)
 
 
 def _has(callbacks: list[keras.callbacks.Callback], kind: type) -> bool:
@@ -175,7 +173,10 @@ _PARTS = ("task_loss", "distillation_loss", "feature_loss")
 
 @keras.saving.register_keras_serializable(package="tfdistill")
 class CodistillModel(
-    wrapper.Wrapper, multi_worker.MultiWorkerTraining, keras.Model
+    steps.Codistilled,
+    wrapper.Wrapper,
+    multi_worker.MultiWorkerTraining,
+    keras.Model,
 ):
     """Trains a student on its task and on what its teachers predict.
 

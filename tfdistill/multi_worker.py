@@ -49,7 +49,7 @@ def trainer_of(model: Any, **options: Any) -> replica_trainer.Trainer:
 _Base: Any = keras.Model if typing.TYPE_CHECKING else object
 
 
-class MultiWorkerTraining(_Base):
+class MultiWorkerTraining(steps.Trained, _Base):
     """Makes a `keras.Model`'s training independent of who shares the work.
 
     With one replica the model trains exactly as Keras does; under

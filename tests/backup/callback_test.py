@@ -50,7 +50,7 @@ def _values(model):
 def test_it_resumes_from_the_newest(tmp_path):
     state, model = _state()
     callback = callback_lib.Backup(tmp_path)
-    assert callback.restore(state) is None
+    assert callback.resume(state) is None
     for step in (5, 10):
         _fill(model, step)
         callback.on_quiet(_point(step), state)
@@ -59,7 +59,7 @@ def test_it_resumes_from_the_newest(tmp_path):
     callback.on_quiet(last, state)
     assert callback.num_backups == 3
     other, resumed = _state()
-    assert callback_lib.Backup(tmp_path).restore(other) == last
+    assert callback_lib.Backup(tmp_path).resume(other) == last
     assert _values(resumed) == {15.0}
 
 
@@ -74,7 +74,7 @@ def test_a_damaged_backup_is_passed_over(tmp_path, caplog):
     )
     data = max(newest.glob("state.data*"), key=lambda p: p.stat().st_size)
     data.write_bytes(data.read_bytes()[:-1])
-    found = callback_lib.Backup(tmp_path).restore(state)
+    found = callback_lib.Backup(tmp_path).resume(state)
     assert found == _point(5)
     assert _values(model) == {5.0}
     assert "Trying the backup before" in caplog.text
@@ -88,7 +88,7 @@ def test_a_damaged_backup_is_passed_over(tmp_path, caplog):
 def test_a_backup_of_something_else_is_refused(tmp_path, other):
     callback_lib.Backup(tmp_path).on_quiet(_point(5), _state()[0])
     with pytest.raises(ValueError, match="differs in .*trainable/"):
-        callback_lib.Backup(tmp_path).restore(_state(**other)[0])
+        callback_lib.Backup(tmp_path).resume(_state(**other)[0])
 
 
 def test_a_failure_to_write_is_counted_and_leaves_what_is_there(

@@ -467,7 +467,7 @@ def test_two_replicas_mix_as_one_device(tmp_path, two_replicas):
                     tf.convert_to_tensor(v.numpy() * 0.9 + step / 10)
                     for v in student.variables
                 ],
-                extras=mixer.manifest_extras,
+                extras=mixer.manifest_extras(),
             )
 
         versions = _OneVersionAStep(mixer, exchange, publish)
@@ -497,7 +497,7 @@ def test_parameter_servers_mix_dense_weights_and_no_table(
                 student,
                 spec=model.trainer.input_spec,
                 values=[v + 1 for v in _values(student)],
-                extras=mixer.manifest_extras,
+                extras=mixer.manifest_extras(),
             )
 
     exporter = _exporter(exchange)
@@ -542,7 +542,7 @@ def test_weights_of_any_float_and_size_are_mixed(tmp_path, dtype):
             step=step,
             spec=model.trainer.input_spec,
             values=[v.value + tf.cast(1, v.dtype) for v in student.variables],
-            extras=mixer.manifest_extras,
+            extras=mixer.manifest_extras(),
         )
 
     versions = _OneVersionAStep(mixer, exchange, publish)
@@ -619,7 +619,7 @@ def test_a_resumed_training_repeats_its_mixes(tmp_path, caplog):
         for one, other in zip(before[step], after[step], strict=True):
             np.testing.assert_array_equal(one, other)
     assert resumed.num_mixes == 7
-    assert resumed.manifest_extras == stopped.manifest_extras
+    assert resumed.manifest_extras() == stopped.manifest_extras()
     extras = _exchange(tmp_path).open(0, 8).manifest.extras
     assert extras["examples"] == 32
     # A version that is gone is told of once.

@@ -188,7 +188,7 @@ class _Backup(_Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.wants_quiet = self.wants_quiet or batch in self._at
 
-    def restore(self, state):
+    def resume(self, state):
         assert state == "the state"
         return self._found
 

@@ -17,6 +17,7 @@ from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import claim
 from tfdistill.system import background
 from tfdistill.training import guards
+from tfdistill.training import steps
 
 _X, _Y = cases.data()
 _WAIT_SECS = 60.0
@@ -190,8 +191,7 @@ def test_groups_take_turns_to_export(
     exporter = tfdistill.StudentExporter(
         exchange, every_steps=4, group=group, **arguments
     )
-    mixer = keras.callbacks.Callback()
-    mixer.mixes_weights, mixer.manifest_extras = mixes, {}
+    mixer = steps.Mixer() if mixes else keras.callbacks.Callback()
     model = cases.codistill(cases.linear())
     cases.fit(
         model,

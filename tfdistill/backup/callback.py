@@ -312,7 +312,7 @@ class Backup(fresh_copies.FreshCopies, steps.SteppedCallback):
     def _on_servers(self) -> bool:
         return replicas_lib.on_servers(self.model.distribute_strategy)
 
-    def restore(self, state: store.State) -> steps.TrainingPoint | None:
+    def resume(self, state: store.State) -> steps.TrainingPoint | None:
         """Reads the newest complete backup into `state` before training.
 
         Returns where to resume, or None if there is no backup.

@@ -50,7 +50,7 @@ class ReplicaState:
     ) -> None:
         """Names the variables of a `CodistillModel` that `fit` has prepared.
 
-        And those that its callbacks keep, as `variables_for_backup`.
+        And the `variables` of its callbacks.
         """
         self._strategy = model.distribute_strategy
         self._is_chief = replicas.is_chief(self._strategy)
@@ -72,9 +72,8 @@ class ReplicaState:
         past = getattr(getattr(model, "teachers", None), "own_past", None)
         if past:
             self._shared |= _numbered("own_past", past.held)
-        for callback in callbacks:
-            kept = getattr(callback, "variables_for_backup", ())
-            self._shared |= _numbered(type(callback).__name__, kept)
+        for name, callback in _stateful(callbacks).items():
+            self._shared |= _numbered(name, callback.variables)
         for index, (_, _, slots) in enumerate(model.trainer.table_slots):
             for name, slot in slots.items():
                 self._shared[f"table/{index}/{name}"] = slot
@@ -308,21 +307,27 @@ def states_of(
     callbacks: Sequence[keras.callbacks.Callback],
 ) -> dict[str, Any]:
     """Returns what callbacks of this package keep, by the class's name."""
-    return {
-        type(callback).__name__: callback.state_for_backup()
-        for callback in callbacks
-        if hasattr(callback, "state_for_backup")
-    }
+    found = {name: c.state() for name, c in _stateful(callbacks).items()}
+    return {name: state for name, state in found.items() if state}
 
 
 def set_states(
     callbacks: Sequence[keras.callbacks.Callback], states: dict[str, Any]
 ) -> None:
     """Gives callbacks what `states_of` returned, if they are there again."""
-    for callback in callbacks:
-        name = type(callback).__name__
-        if hasattr(callback, "state_for_backup") and name in states:
-            callback.restore_state(states[name])
+    for name, callback in _stateful(callbacks).items():
+        if name in states:
+            callback.restore(states[name])
+
+
+def _stateful(
+    callbacks: Sequence[keras.callbacks.Callback],
+) -> dict[str, steps.SteppedCallback]:
+    return {
+        type(callback).__name__: callback
+        for callback in callbacks
+        if isinstance(callback, steps.SteppedCallback)
+    }
 
 
 class ReplicaBackup:

@@ -452,18 +452,13 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
     def _waited_secs(self) -> float:
         return sum(mixer.waits.total_secs for mixer in self._mixers)
 
-    @property
     def manifest_extras(self) -> dict[str, Any]:
-        """What versions say to those who keep pace with them."""
+        """Returns what versions say to those who keep pace with them."""
         return {BUSY_FIELD: self._busy_secs}
 
-    def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds who may wait between steps; `CodistillModel.fit` calls it.
-
-        Args:
-            callbacks: All of the training.
-        """
-        self._mixers = steps.marked(callbacks, "mixes_weights")
+    def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds who may wait between steps."""
+        self._mixers = [c for c in callbacks if isinstance(c, steps.Mixer)]
 
     def _follow(self, before: int, now: int) -> None:
         """Moves the learning rate from one size to another."""
@@ -501,7 +496,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
 
     # ---- kept by `tfdistill.Backup` ----
 
-    def state_for_backup(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Returns what a resumed training goes on with, as JSON has it."""
         return {
             **self._plan.state(),
@@ -510,8 +505,8 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
             BUSY_FIELD: self._busy_secs,
         }
 
-    def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state_for_backup` returned."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state` returned."""
         self._plan.restore(state)
         self._start, self._examples = state["start"], state["examples"]
         self._done = self.step - self._start

@@ -33,7 +33,7 @@ from tfdistill.training import steps
 _log = logging.getLogger(__name__)
 
 
-class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
+class WeightMixer(fresh_copies.FreshCopies, steps.Mixer):
     """Mixes the weights with those of other groups every so many steps.
 
     Groups publish versions as for codistillation, by a `StudentExporter` that
@@ -56,9 +56,6 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         staleness_steps: Of the last mix: by how many steps the versions were
             behind this group's own, by group.
     """
-
-    # By which other callbacks find it.
-    mixes_weights = True
 
     def __init__(
         self,
@@ -190,9 +187,8 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
         """Whether versions have been read, and reduced to their mean."""
         return self._reduced is not None
 
-    @property
     def manifest_extras(self) -> dict[str, Any]:
-        """What versions say to those who mix them."""
+        """Returns what versions say to those who mix them."""
         found: dict[str, Any] = {}
         if self._origin.weights is not None:
             found[readers.INITIAL_FIELD] = self._origin.weights
@@ -207,18 +203,15 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
 
     # ---- before the first step ----
 
-    def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds the exporter; `CodistillModel.fit` calls it.
-
-        Args:
-            callbacks: All of the training.
+    def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds the exporter.
 
         Raises:
             ValueError: There is none, or it comes later or does not publish
                 at the steps of the mixes.
         """
         before = list(callbacks[: list(callbacks).index(self)])
-        found = steps.marked(before, "exports_student")
+        found: list[Any] = [c for c in before if isinstance(c, steps.Exporter)]
         if not found:
             raise ValueError(
                 "`callbacks` must have a tfdistill.StudentExporter before the "
@@ -490,11 +483,11 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
     # ---- for a backup ----
 
     @property
-    def variables_for_backup(self) -> list[tf.Variable]:
+    def variables(self) -> list[tf.Variable]:
         """The rule's state, which a `tfdistill.Backup` keeps."""
         return self._weights().state
 
-    def state_for_backup(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Returns what a `tfdistill.Backup` keeps of it, as JSON."""
         return {
             "initial_weights": self._origin.weights,
@@ -517,8 +510,8 @@ class WeightMixer(fresh_copies.FreshCopies, steps.SteppedCallback):
     def _losses(self) -> Sequence[float] | None:
         return self._until.losses if self._until else None
 
-    def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state_for_backup` returned, once training has begun."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state` returned, once training has begun."""
         self._origin.weights = state["initial_weights"]
         if state["barrier"]["is_open"]:
             self._open(state["barrier"]["losses"])

@@ -56,22 +56,18 @@ class RunLog(steps.SteppedCallback):
         self._num_examples = 0.0
         self._written = (0.0, 0.0)
         self._failed = False
-        # Set by `CodistillModel.fit` if the model has teachers.
-        self.watch: teaching.TeachingWatch | None = None
+        self._watch: teaching.TeachingWatch | None = None
         self._mixer: Any = None
 
-    def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds the `tfdistill.WeightMixer`; `CodistillModel.fit` calls it.
-
-        Args:
-            callbacks: All of the training.
-        """
-        self._mixer = next(iter(steps.marked(callbacks, "mixes_weights")), None)
+    def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds what mixes weights, and who sees whether there is a teacher."""
+        self._mixer = steps.first(callbacks, steps.Mixer)
+        self._watch = steps.first(callbacks, teaching.TeachingWatch)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Makes the directory and notes the start."""
         super().on_train_begin(logs)
-        if not hasattr(self.model, "trainer"):
+        if not isinstance(self.model, steps.Trained):
             raise self.misplaced()
         backup = self.model.trainer.backup
         try:
@@ -112,20 +108,20 @@ class RunLog(steps.SteppedCallback):
     def on_train_end(self, logs: Any = None) -> None:
         """Notes the end."""
         self._counter.read(self.model)
-        untaught = self.watch.untaught if self.watch else None
+        untaught = self._watch.untaught if self._watch else None
         why = {"untaught": untaught} if untaught else {}
         self._write({"event": "end", **why, **(logs or {})})
 
     def _write(self, logs: dict[str, Any] | None) -> None:
         now = self._clock()
         then, examples = self._written
-        teachers = getattr(self.model, "teachers", None)
+        is_taught = isinstance(self.model, steps.Codistilled)
         line = {
             "step": self.step,
             "epoch": self._epoch,
             "time": now,
             "total_steps": self._total_steps(),
-            "teachers": teachers.status() if teachers else [],
+            "teachers": self.model.teachers.status() if is_taught else [],
             **({"mixing": self._mixer.totals} if self._mixer else {}),
             **{key: _plain(value) for key, value in (logs or {}).items()},
         }

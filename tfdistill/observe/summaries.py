@@ -220,21 +220,11 @@ class Summaries(steps.SteppedCallback):
             collections.deque(maxlen=2 * _NUM_COMPARED)
         )
 
-    def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds the callbacks that know of exports, refreshes and mixes.
-
-        `CodistillModel.fit` calls it.
-
-        Args:
-            callbacks: All of the training.
-        """
-        for callback in callbacks:
-            if getattr(callback, "exports_student", False):
-                self._exporter = callback
-            if getattr(callback, "follows_teachers", False):
-                self._loader = callback
-            if getattr(callback, "mixes_weights", False):
-                self._mixer = callback
+    def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds the callbacks that know of exports, refreshes and mixes."""
+        self._exporter = steps.first(callbacks, steps.Exporter)
+        self._loader = steps.first(callbacks, steps.Loader)
+        self._mixer = steps.first(callbacks, steps.Mixer)
 
     def misplaced(self) -> ValueError:
         """Returns the error, with what other models can have instead."""

@@ -137,7 +137,7 @@ class TrainingEpochs:
         """Reads the newest backup, if there is one; returns the first epoch."""
         iterations = self._model.optimizer.iterations
         if self._backup is not None:
-            self._resumed = self._backup.restore(self._state)
+            self._resumed = self._backup.resume(self._state)
         if self._resumed:
             iterations.assign(self._resumed.step)
         self._global_step = int(iterations.numpy())

@@ -82,7 +82,7 @@ def callbacks(
     return found
 
 
-class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
+class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
     """Publishes the student for the other groups every so many steps.
 
     The training thread only takes a snapshot; a background thread writes and
@@ -98,9 +98,6 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
     `GroupClaimedError`, and one that was frozen until another took the group
     over ends its training with a `ClaimLostError`.
     """
-
-    # By which `tfdistill.Summaries` finds it.
-    exports_student = True
 
     def __init__(
         self,
@@ -166,10 +163,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
         )
         self._last_step = -1
         self._looks_for_earlier = False
-        # The `tfdistill.WeightMixer` beside it, if there is one, and all that
-        # have something to say in manifests.
-        self._mixer: Any = None
-        self._with_extras: list[Any] = []
+        self._others: list[steps.SteppedCallback] = []
         # Of the training, whoever began it: what was counted, and what the
         # device may still be at.
         self._num_examples = 0.0
@@ -233,18 +227,14 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
             "examples": self._num_examples,
         }
 
-    def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds the `tfdistill.WeightMixer`; `fit` calls it.
-
-        Args:
-            callbacks: All of the training.
+    def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds who has something to say in manifests, or mixes versions.
 
         Raises:
             ValueError: Another exporter among them exports other weights.
         """
-        self._mixer = next(iter(steps.marked(callbacks, "mixes_weights")), None)
-        self._with_extras = [
-            c for c in callbacks if hasattr(c, "manifest_extras")
+        self._others = [
+            c for c in callbacks if isinstance(c, steps.SteppedCallback)
         ]
         others = [c for c in callbacks if isinstance(c, StudentExporter)]
         if any(c._ema_decay != self._ema_decay for c in others):
@@ -257,9 +247,8 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
     def _offset(self, cluster: identity.Cluster) -> int:
         if self._given_offset is not None:
             return self._given_offset
-        if self._mixer is not None:
-            # It mixes versions of all groups of the same step.
-            return 0
+        if steps.first(self._others, steps.Mixer):
+            return 0  # It mixes versions of all groups of the same step.
         every = self._schedule.every_steps
         # A group that was given may be none of the cluster.
         return self._group * every // cluster.num_groups % every
@@ -267,18 +256,18 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
     def set_model(self, model: keras.Model) -> None:
         """Has the steps of `fit`, which are traced next, keep the average."""
         super().set_model(model)
-        if not hasattr(model, "codistillation"):
+        if not isinstance(model, steps.Codistilled):
             return  # `on_train_begin` says what is wrong.
         if self._ema_decay is not None:
             _check_averages(model)
         model.codistillation.keep_mean(model, self._ema_decay)
 
-    def state_for_backup(self) -> dict[str, Any]:
-        """Returns what a `tfdistill.Backup` keeps of it, as JSON."""
+    def state(self) -> dict[str, Any]:
+        """Returns how many examples were trained on."""
         return {"examples": self.counts["examples"]}
 
-    def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state_for_backup` returned."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state` returned."""
         self._num_examples = state["examples"]
         self._uncounted.clear()
 
@@ -391,8 +380,8 @@ class StudentExporter(fresh_copies.FreshCopies, steps.SteppedCallback):
             found[gates.SCHEMA_FIELD] = self._schema
         if self._ema_decay is not None:
             found[gates.DECAY_FIELD] = self._ema_decay
-        for callback in self._with_extras:
-            found |= callback.manifest_extras
+        for callback in self._others:
+            found |= callback.manifest_extras()
         return found
 
     def _write(
@@ -504,7 +493,7 @@ def _check_averages(model: Any) -> None:
         )
 
 
-class TeacherLoader(fresh_copies.FreshCopies, steps.SteppedCallback):
+class TeacherLoader(fresh_copies.FreshCopies, steps.Loader):
     """Lets the group agree on newer teachers every so many steps.
 
     A background thread looks for versions and reads them, from the start of
@@ -512,8 +501,6 @@ class TeacherLoader(fresh_copies.FreshCopies, steps.SteppedCallback):
     collective and, when a version is ready on all workers, for its assignment.
     """
 
-    # By which `CodistillModel` sees that its teachers will be followed.
-    follows_teachers = True
     # What counts the examples, if it is among the callbacks.
     _exporter: Any = None
 
@@ -552,14 +539,9 @@ class TeacherLoader(fresh_copies.FreshCopies, steps.SteppedCallback):
             )
         teachers.start()
 
-    def observe(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds the exporter; `CodistillModel.fit` calls it.
-
-        Args:
-            callbacks: All of the training.
-        """
-        found = steps.marked(callbacks, "exports_student")
-        self._exporter = next(iter(found), None)
+    def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds the exporter."""
+        self._exporter = steps.first(callbacks, steps.Exporter)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Swaps in what all workers have read, when a refresh is due."""

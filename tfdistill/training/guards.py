@@ -22,6 +22,7 @@ from tfdistill.cluster import signs
 from tfdistill.system import keras_internals
 from tfdistill.training import finite
 from tfdistill.training import fit_arguments
+from tfdistill.training import steps
 
 
 class StepWatchdog(keras.callbacks.Callback):
@@ -287,9 +288,8 @@ class FiniteLoss(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Looks at the loss now and then; hears of exports and backups."""
-        found = getattr(getattr(self.model, "trainer", None), "not_finite", "")
-        if found and not self._told:
-            self._refuse_weights(found)
+        if self._is_ours and self.model.trainer.not_finite and not self._told:
+            self._refuse_weights(self.model.trainer.not_finite)
         self._num_executions += 1
         if self._num_executions % _CHECK_EVERY_EXECUTIONS == 0:
             self._check(logs, f"by step {batch + 1}")
@@ -305,8 +305,12 @@ class FiniteLoss(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Prepares to look at the model's weights."""
         self._weights = finite.Weights(self.model)
-        if hasattr(self.model, "trainer"):
+        if self._is_ours:
             self.model.trainer.not_finite = None
+
+    @property
+    def _is_ours(self) -> bool:
+        return isinstance(self.model, steps.Trained)
 
     def _check(self, logs: Any, where: str) -> None:
         loss = (logs or {}).get("loss") if self._checks_loss else None

@@ -1,13 +1,17 @@
-"""What a step reports to callbacks: its number, its examples, its details.
+"""What callbacks may know: of steps, of the model, and of each other.
 
-It travels among the logs as far as the training function's caller: from any
-replica, by any loop, and from the workers of parameter servers.
+What a step reports travels among the logs as far as the training function's
+caller: from any replica, by any loop, and from the workers of parameter
+servers.
 """
 
 import dataclasses
+import numbers
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
+from typing import TypeVar
 
 import keras
 import tensorflow as tf
@@ -15,6 +19,7 @@ import tensorflow as tf
 from tfdistill.system import keras_internals
 
 Logs = dict[str, Any]
+Role = TypeVar("Role")
 
 
 class StepCounter:
@@ -66,7 +71,7 @@ class EverySteps:
 
         The first time is at `offset_steps`, or, if that is 0, at `every_steps`.
         """
-        is_index = hasattr(every_steps, "__index__")
+        is_index = isinstance(every_steps, numbers.Integral)
         if not is_index or isinstance(every_steps, bool) or every_steps < 1:
             raise ValueError(
                 "`every_steps` must be a whole number >= 1; received "
@@ -90,16 +95,30 @@ class EverySteps:
         return (step - self._offset_steps) // self.every_steps
 
 
-def marked(callbacks: Iterable[Any], mark: str) -> list[Any]:
-    """Returns the callbacks that have a mark, such as `exports_student`.
+class Trained:
+    """A model that this package trains; callbacks may ask it for these."""
 
-    By it they find each other without importing each other's class.
-    """
-    return [c for c in callbacks if getattr(c, mark, False)]
+    trainer: Any
+
+
+class Codistilled(Trained):
+    """A model that learns from teachers, too."""
+
+    student: keras.Model
+    teachers: Any
+    codistillation: Any
+    graph: Any
 
 
 class SteppedCallback(keras.callbacks.Callback):
-    """A callback that knows the global step; subclasses fill the hooks."""
+    """A callback that knows the global step; subclasses fill the hooks.
+
+    What callbacks know of each other, and what is kept of them, is declared
+    here. `fit` calls `meet` before it begins, where a callback finds others by
+    their class: a role such as `Exporter`, so that no room imports another
+    for it. Each version says the `manifest_extras` of all. A `Backup` keeps
+    `state` and `variables`, by the name of the class, and restores both.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,10 +129,29 @@ class SteppedCallback(keras.callbacks.Callback):
         """The global step: number of batches trained on."""
         return self._counter.step
 
+    def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Sees all callbacks of a `fit`, itself among them."""
+
+    def manifest_extras(self) -> dict[str, Any]:
+        """Returns what the next version says on its behalf, as JSON."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a backup keeps of it, as JSON."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state` returned, once training has begun."""
+
+    @property
+    def variables(self) -> Sequence[tf.Variable]:
+        """What a backup keeps of it; known before training begins."""
+        return ()
+
     @property
     def codistilled(self) -> Any:
         """The model that `fit` trains, which must be a `CodistillModel`."""
-        if not hasattr(self.model, "codistillation"):
+        if not isinstance(self.model, Codistilled):
             raise self.misplaced()
         return self.model
 
@@ -147,6 +185,32 @@ class SteppedCallback(keras.callbacks.Callback):
             self._counter.read(self.model)
         else:
             self._counter.advance(batch, num_batches=num_batches)
+
+
+class Exporter(SteppedCallback):
+    """The role of what publishes versions of the student.
+
+    Others ask it for `every_steps`, `offset_steps`, `exports_averages`,
+    `group` and `counts`, and to publish this step by `ensure_published`.
+    """
+
+
+class Loader(SteppedCallback):
+    """The role of what brings news of teachers between steps."""
+
+
+class Mixer(SteppedCallback):
+    """The role of what mixes the groups' versions of one step.
+
+    Others ask it for `totals` and `waits`.
+    """
+
+
+def first(
+    callbacks: Iterable[keras.callbacks.Callback], kind: type[Role]
+) -> Role | None:
+    """Returns the first callback of a kind, if there is one."""
+    return next((c for c in callbacks if isinstance(c, kind)), None)
 
 
 _PREFIX = "_tfdistill/"
