@@ -24,7 +24,6 @@ from tfdistill.system import programs
 _OBJECTS = {
     "job": objects_lib.job_objects,
     "jobset": objects_lib.jobset_objects,
-    "tfjob": objects_lib.tfjob_objects,
 }
 _NOTES = """\
 The command after -- runs in each container with TF_CONFIG and TFDISTILL_* set.
@@ -46,8 +45,7 @@ def _add_options(options: programs.Flags) -> None:
     add(
         "form",
         "job: Indexed Jobs, which need no operator; jobset: one JobSet for "
-        "each group; tfjob: one TFJob of Kubeflow's training operator for each "
-        "group (legacy)",
+        "each group",
         enum_values=run.FORMS,
         required=True,
     )

@@ -1,8 +1,4 @@
-"""A run as objects of Kubernetes: pods, services, policies, Jobs and JobSets.
-
-TFJobs are the legacy form, at the end: their operator writes TF_CONFIG, makes a
-service for each task, and ends what is left once the group is done.
-"""
+"""A run as objects of Kubernetes: services, policies, Jobs and JobSets."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +11,6 @@ from tfdistill.exchange import signing
 _GRACE_SECS = 30
 _KEY_DIR = "/etc/tfdistill"
 _KEY_FILE = "exchange.key"
-# The training operator looks for a container of this name.
 CONTAINER = "tensorflow"
 _LABEL = "tfdistill"
 
@@ -113,10 +108,7 @@ def _container(
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     if run.num_tasks > 1:
-        # The operator would add it itself; elsewhere it informs the reader.
-        container["ports"] = [
-            {"name": "tfjob-port", "containerPort": run_lib.PORT}
-        ]
+        container["ports"] = [{"name": "grpc", "containerPort": run_lib.PORT}]
     if resources := _resources(run, task_type):
         container["resources"] = resources
     return container
@@ -383,52 +375,5 @@ def _jobset(run: run_lib.Run, group: int) -> dict[str, Any]:
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": found,
-        "spec": spec,
-    }
-
-
-# Legacy: clusters that still have Kubeflow's training operator, version 1. Its
-# successor supports no distributed TensorFlow (kubeflow/trainer#2699).
-_REPLICAS = {"chief": "Chief", "worker": "Worker", "ps": "PS"}
-
-
-def tfjob_objects(run: run_lib.Run) -> list[dict[str, Any]]:
-    """Returns all objects of a run."""
-    found = []
-    for group in range(run.num_groups):
-        if run.num_tasks > 1:
-            found.append(policy(run, group))
-        found.append(_tfjob(run, group))
-    return found
-
-
-def _tfjob(run: run_lib.Run, group: int) -> dict[str, Any]:
-    policy: dict[str, Any] = {
-        "cleanPodPolicy": "Running",
-        # Restarts of containers, which the operator adds up.
-        "backoffLimit": run.max_restarts * run.num_tasks,
-    }
-    if run.keep_secs is not None:
-        policy["ttlSecondsAfterFinished"] = run.keep_secs
-    spec: dict[str, Any] = {
-        "runPolicy": policy,
-        "tfReplicaSpecs": {
-            _REPLICAS[task_type]: {
-                "replicas": size,
-                # ExitCode would take our 75, worth a retry, for permanent, as
-                # it does all codes below 128.
-                "restartPolicy": "OnFailure",
-                "template": template(run, group, task_type),
-            }
-            for task_type, size in run.sizes.items()
-        },
-    }
-    if not run.ps_per_group:
-        # Else the first worker's end would be the end of the others.
-        spec["successPolicy"] = "AllWorkers"
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "TFJob",
-        "metadata": metadata(run, group, run.group_name(group)),
         "spec": spec,
     }

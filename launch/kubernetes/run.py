@@ -122,7 +122,7 @@ def literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-FORMS = ("job", "jobset", "tfjob")
+FORMS = ("job", "jobset")
 # What JobSet puts after the name of a host to name a pod.
 _POD_SUFFIX = "-abcde"
 PORT = 2222
@@ -301,7 +301,7 @@ class Run(local_cluster.Topology):
         tfdistill.Cluster.from_env(self.env)
 
     def group_name(self, group: int) -> str:
-        """Returns the name of a group's service, JobSet or TFJob."""
+        """Returns the name of a group's service or JobSet."""
         return f"{self.name}-g{group}"
 
     def job_name(self, group: int, task_type: str) -> str:

@@ -1,6 +1,5 @@
 """Manifests for tests, and how the kubelet and the schemas read them."""
 
-import datetime
 import re
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -98,66 +97,3 @@ def lost(given: Any, kept: Any, where: str) -> list[str]:
     else:
         return [] if given == kept else [where]
     return [path for pair in pairs for path in lost(*pair)]
-
-
-_PLAIN = {"str": str, "int": int, "bool": bool, "float": float}
-
-
-def mistakes(value: Any, kind: str, models: tuple, where: str) -> list[str]:
-    """What does not fit the type `kind` of a generated client's models.
-
-    Args:
-        value: As YAML has it.
-        kind: As `openapi_types` names it.
-        models: Modules in which the classes are.
-        where: Path of the value.
-    """
-    if match := re.fullmatch(r"list\[(.+)\]", kind):
-        if not isinstance(value, list):
-            return [f"{where}: {value!r} is no list"]
-        pairs = [(match[1], x, f"{where}[{i}]") for i, x in enumerate(value)]
-    elif match := re.fullmatch(r"dict\((.+?), ?(.+)\)", kind):
-        if not isinstance(value, dict):
-            return [f"{where}: {value!r} is no mapping"]
-        pairs = [(match[1], key, f"{where} key") for key in value]
-        pairs += [(match[2], x, f"{where}.{key}") for key, x in value.items()]
-    elif kind == "object":
-        return []
-    elif kind in (*_PLAIN, "datetime"):
-        wanted = _PLAIN.get(kind, datetime.datetime)
-        is_bool = isinstance(value, bool) and wanted is not bool
-        fits = isinstance(value, wanted) and not is_bool
-        return [] if fits else [f"{where}: {value!r} is no {kind}"]
-    else:
-        return _mistakes_of_model(value, kind, models, where)
-    return [
-        text
-        for inner, each, place in pairs
-        for text in mistakes(each, inner, models, place)
-    ]
-
-
-def _mistakes_of_model(
-    value: Any, kind: str, models: tuple, where: str
-) -> list[str]:
-    (model, *_) = [getattr(m, kind) for m in models if hasattr(m, kind)]
-    if not isinstance(value, dict):
-        return [f"{where}: {value!r} is no {kind}"]
-    attributes = {json: name for name, json in model.attribute_map.items()}
-    found = [
-        f"{where}: {kind} has no {key!r}" for key in value.keys() - attributes
-    ]
-    for key in value.keys() & attributes.keys():
-        inner = model.openapi_types[attributes[key]]
-        found += mistakes(value[key], inner, models, f"{where}.{key}")
-    try:  # Generated constructors refuse what lacks a required field.
-        model(
-            **{
-                attributes[key]: value[key]
-                for key in value
-                if key in attributes
-            }
-        )
-    except ValueError as error:
-        found.append(f"{where}: {error}")
-    return found

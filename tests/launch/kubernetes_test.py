@@ -2,9 +2,7 @@
 
 import copy
 import json
-import pathlib
 import re
-import shlex
 
 import pytest
 
@@ -72,42 +70,13 @@ def test_objects_are_those_of_kubernetes(capsys, topology, form, version):
         version = validate.latest_version()
     objects = manifest_cases.write(capsys, f"--form={form}", *topology)
     for found in objects:
-        if found["kind"] in ("JobSet", "TFJob"):
+        if found["kind"] == "JobSet":
             continue  # Of an operator; below.
         assert validate.validate(found, version, strict=True)
         broken = copy.deepcopy(found)
         broken["spec"]["noSuchField"] = 1
         with pytest.raises(validate.ValidationError):
             validate.validate(broken, version, strict=True)
-
-
-def test_tfjobs_are_those_of_the_operator(capsys, topology):
-    operator = pytest.importorskip("kubeflow.training.models")
-    client = pytest.importorskip("kubernetes.client.models")
-    validate = pytest.importorskip("kubernetes_validate")
-    objects = manifest_cases.write(capsys, "--form=tfjob", *topology)
-    jobs = manifest_cases.of_kind(objects, "TFJob")
-    assert jobs
-    for name, job in jobs.items():
-
-        def mistakes(found, name=name):
-            return manifest_cases.mistakes(
-                found, "KubeflowOrgV1TFJob", (operator, client), name
-            )
-
-        assert mistakes(job) == []
-        broken = copy.deepcopy(job)
-        broken["spec"]["runPolicy"]["backoffLimit"] = "3"
-        broken["spec"]["tfReplicaSpecs"]["Worker"]["retries"] = 1
-        pod = broken["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]
-        del pod["containers"][0]["name"]
-        assert len(mistakes(broken)) == 3
-        for replicas in job["spec"]["tfReplicaSpecs"].values():
-            # The API server completes what the operator leaves out.
-            pod = {"restartPolicy": "Never", **replicas["template"]["spec"]}
-            template = {**replicas["template"], "spec": pod}
-            as_pod = {"apiVersion": "v1", "kind": "Pod", **template}
-            assert validate.validate(as_pod, "1.29", strict=True)
 
 
 @pytest.mark.parametrize("version", ["1.29", "newest"])
@@ -308,59 +277,6 @@ def test_a_group_restarts_whole_and_is_queued_whole(capsys, servers):
         assert disrupted["action"] == "Ignore"
 
 
-# --- TFJobs ------------------------------------------------------------------
-
-
-def _as_the_operator(job, task_type, index):
-    """The TF_CONFIG that the operator gives to one task."""
-    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-    replicas = job["spec"]["tfReplicaSpecs"]
-    cluster = {
-        kind.lower(): [
-            f"{name}-{kind.lower()}-{i}.{namespace}.svc:2222"
-            for i in range(found["replicas"])
-        ]
-        for kind, found in replicas.items()
-    }
-    task = {"type": task_type, "index": index}
-    return {"cluster": cluster, "task": task, "environment": "cloud"}
-
-
-@pytest.mark.parametrize("servers", [(), SERVERS], ids=["workers", "servers"])
-def test_what_the_operator_sets_is_a_cluster(capsys, servers):
-    objects = manifest_cases.write(capsys, "--form=tfjob", *FULL, *servers)
-    jobs = manifest_cases.of_kind(objects, "TFJob")
-    assert list(jobs) == ["run1-g0", "run1-g1"]
-    for group, job in enumerate(jobs.values()):
-        spec = job["spec"]
-        kinds = ["Chief", "Worker", "PS"] if servers else ["Worker"]
-        assert list(spec["tfReplicaSpecs"]) == kinds
-        assert ("successPolicy" in spec) is not bool(servers)
-        for kind, replicas in spec["tfReplicaSpecs"].items():
-            assert replicas["restartPolicy"] == "OnFailure"
-            found = manifest_cases.container(replicas["template"])
-            assert found["name"] == "tensorflow"
-            env = manifest_cases.environment(found, {})
-            config = _as_the_operator(job, kind.lower(), 0)
-            env["TF_CONFIG"] = json.dumps(config)
-            cluster = identity.Cluster.from_env(env)
-            assert cluster.group == group
-            assert (
-                cluster.address
-                == f"run1-g{group}-{kind.lower()}-0.team.svc:2222"
-            )
-
-
-def test_a_cluster_of_which_a_task_knows_a_part_is_refused():
-    # As enableDynamicWorker has it.
-    config = {
-        "sparseCluster": {"worker": {"1": "a:2222"}, "ps": ["b:2222"]},
-        "task": {"type": "worker", "index": 1},
-    }
-    with pytest.raises(ValueError, match="set enableDynamicWorker"):
-        identity.parse(json.dumps(config))
-
-
 # --- Pods --------------------------------------------------------------------
 
 
@@ -403,9 +319,6 @@ def test_trackers_get_the_group_as_a_tag(capsys, form):
 def _pods(objects):
     for job in manifest_cases.jobs(objects).values():
         yield job["spec"]["template"]
-    for found in objects:
-        for replicas in found["spec"].get("tfReplicaSpecs", {}).values():
-            yield replicas["template"]
 
 
 @pytest.mark.parametrize("form", run.FORMS)
@@ -488,25 +401,6 @@ def test_a_recipe_is_checked_before_it_is_sent(capsys):
     assert all(re.fullmatch(r"\w+", name) for name in recipes.RECIPES)
 
 
-def test_the_page_shows_commands_that_work(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    page = pathlib.Path(__file__).resolve().parents[2] / "docs"
-    text = (page / "kubernetes.md").read_text("utf-8")
-    head = "python -m launch.kubernetes "
-    lines = [x for x in text.splitlines() if x.startswith(head)]
-    shown = [line.removeprefix(head) for line in lines]
-    assert len(shown) == 2
-    assert __main__.main(shlex.split(shown[0])) == 0
-    assert (tmp_path / "run1.yaml").exists()
-    # Every option that the page names is one.
-    with pytest.raises(SystemExit):
-        __main__.main(["--help"])
-    known = set(re.findall(r"--\w+", capsys.readouterr().out))
-    # Of pip, kubectl and openssl.
-    others = {"--no", "--from", "--help"}
-    assert set(re.findall(r"(?<![\w-])--[a-z]\w*", text)) - others <= known
-
-
 # --- Files and options -------------------------------------------------------
 
 
@@ -559,74 +453,21 @@ def test_the_longest_generated_name_decides(capsys):
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("--name=Run_1", "`name` must be a DNS label"),
-        ("--name=1run", "a letter first"),
-        ("--image= ", "`image` must name an image"),
-        ("--workdir=run", "`workdir` must be an absolute path"),
-        ("--workdir=/mnt/../run", "`workdir` must be an absolute path"),
-        ("--workdir=/", "other than /"),
-        ("--num_groups=0", "`num_groups` must be >= 1; received 0."),
-        ("--gpus_per_worker=-1", "`gpus_per_worker` must be >= 0"),
-        ("--max_restarts=-1", "`max_restarts` must be >= 0"),
-        (
-            "--memory_per_worker=8GB",
-            "received '8GB'. Write it as, say, 2, 500m",
-        ),
-        ("--cpus_per_worker=0", "`cpus_per_worker` must be a positive"),
-        ("--cpus_per_ps=1", "left out if ps_per_group is 0"),
-        ("--queue=research", "`queue` must come with --form=jobset"),
-        ("--namespace=a.b", "`namespace` must be a DNS label"),
-        ("--key_secret=Key", "`key_secret` must be the name of an object"),
-        ("--mount_path=/data", "`workdir` must lie in mount_path, '/data'"),
-        ("--exchange=shared", "`exchange` must be a URL or an absolute path"),
-        ("--node_selector=ssd", "`node_selector` must be KEY=VALUE"),
-        ("--toleration=a:Never", "`toleration` must be KEY[=VALUE][:EFFECT]"),
-        ("--env=PATH", "`env` must be NAME=VALUE; received 'PATH'."),
-        ("--env=TF_CONFIG={}", "`env` must leave alone what the manifests set"),
-        ("--env=TFDISTILL_STALL_TIMEOUT=1", "TFDISTILL_STALL_TIMEOUT_SECS?"),
-        ("--override=a=1", "--override changes a recipe"),
-        ("--recipe=digits", "either --recipe=NAME or a command"),
-    ],
-)
-def test_wrong_options_say_what_must_hold(capsys, option, said):
-    given = [*manifest_cases.REQUIRED, "--workdir=/mnt/run1", "--form=job"]
-    assert said in _refused(capsys, *given, VOLUME, option)
-
-
-@pytest.mark.parametrize(
     ("options", "said"),
     [
+        (("--name=Run_1",), "`name` must be a DNS label"),
+        (("--workdir=run",), "`workdir` must be an absolute path"),
+        (("--memory_per_worker=8GB",), "Write it as, say, 2, 500m"),
+        (("--toleration=a:Never",), "`toleration` must be KEY[=VALUE]"),
+        (("--env=TF_CONFIG={}",), "`env` must leave alone what the manifests"),
+        (("--env=TFDISTILL_STALL_TIMEOUT=1",), "TFDISTILL_STALL_TIMEOUT_SECS?"),
+        (("--recipe=digits",), "either --recipe=NAME or a command"),
         (("--num_groups=2",), "`exchange` must be a URL if groups share"),
         (("--ps_per_group=1",), "`volume_claim` must name a volume"),
-        (("--mount_path=/mnt",), "`mount_path` must be left out without"),
-        (
-            (VOLUME, "--ps_per_group=1", "--gpus_per_worker=2"),
-            "`gpus_per_worker` must be 0 or 1",
-        ),
     ],
 )
-def test_options_must_go_together(capsys, options, said):
+def test_what_kubernetes_would_refuse_late_is_refused_at_once(
+    capsys, options, said
+):
     given = [*manifest_cases.REQUIRED, "--workdir=/mnt/run1", "--form=job"]
     assert said in _refused(capsys, *given, *options)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("gpu", {"key": "gpu", "operator": "Exists"}),
-        ("a=b", {"key": "a", "operator": "Equal", "value": "b"}),
-        (
-            "x.io/a=:NoExecute",
-            {
-                "key": "x.io/a",
-                "operator": "Equal",
-                "value": "",
-                "effect": "NoExecute",
-            },
-        ),
-    ],
-)
-def test_taints_that_are_tolerated(text, found):
-    assert run.toleration("toleration", text) == found

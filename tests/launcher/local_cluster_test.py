@@ -134,7 +134,7 @@ def test_exchange_may_be_a_url_and_local_paths_become_absolute(
         ({"on_group_failure": "retry"}, "`on_group_failure`.*'retry'"),
         ({"command": "python x"}, "`command` must be a list"),
         ({"command": ()}, "`command` must be a list"),
-        ({"command": ("./no.py",)}, "write: python ./no.py"),
+        ({"command": ("./no.py",)}, "`command` must begin with a program"),
         ({"workdir": ""}, "`workdir` must be a local directory"),
         ({"workdir": "gs://b/x"}, "URL may be given as `exchange`"),
         ({"env": {"TF_CONFIG": ""}}, "`env`.*received TF_CONFIG"),

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from tfdistill.launcher import local_cluster
     from tfdistill.launcher import local_run
 
-# Each is a process with a port: more is a slip of the finger, and would keep a
-# machine from answering before anybody could stop it.
-_MOST_TASKS = 512
 NOTES = """\
 The command after -- is found through PATH and started once for each task,
 with TF_CONFIG and TFDISTILL_* set; its output goes to DIR/logs. Logs of an
@@ -155,7 +152,6 @@ def run(
     display = tables.Display(plain=plain)
     try:
         topology = local_cluster.LocalCluster(**fields)
-        check_size(topology.num_groups * topology.num_tasks)
         started = local_run.LocalRun(topology, display=display)
     except ValueError as cause:
         display.close()
@@ -184,16 +180,6 @@ def _tell(result: "local_run.RunResult") -> None:
             suffix += f" (restarts: {group.group_restarts})"
         print(f"group {group.group} {group.state}{suffix}", flush=True)
     sys.stdout.flush()
-
-
-def check_size(number: int) -> None:
-    """Refuses more tasks than one machine can run."""
-    if number > _MOST_TASKS:
-        raise ValueError(
-            f"The tasks of one machine must be at most {_MOST_TASKS}, each a "
-            f"process; received options for {number:,}. Use fewer groups or "
-            "workers, or a cluster's own scheduler."
-        )
 
 
 def _run(options: programs.Options) -> int:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from tfdistill.launcher import command as cli
 from tfdistill.launcher import group as supervised_group
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
@@ -110,7 +109,6 @@ def launch(
         env=dict(env or {}),
         **options,
     )
-    cli.check_size(topology.num_groups * topology.num_tasks)
     display = tables.Display(plain=True if plain else None)
     try:
         run = local_run.LocalRun(topology, display=display)

@@ -8,9 +8,7 @@ step with `TF_NUM_INTRAOP_THREADS=1` and `OMP_NUM_THREADS=1`, which is within
 the noise; on a machine with many cores and many tasks set them yourself.
 """
 
-import contextlib
 import dataclasses
-import difflib
 import os
 import pathlib
 import shutil
@@ -234,7 +232,7 @@ class LocalCluster(Topology):
             raise ValueError(
                 "`command` must begin with a program on PATH or the path of "
                 f"an executable file; received {self.command[0]!r}. "
-                f"{_instead_of(self.command[0])}"
+                "A script is run by: python SCRIPT"
             )
         object.__setattr__(self, "command", tuple(self.command))
 
@@ -334,20 +332,6 @@ class LocalCluster(Topology):
             log_path=self.logs_dir / f"{name}.log",
             ready_path=ready_path,
         )
-
-
-def _instead_of(program: str) -> str:
-    """Returns what to write in place of a program that cannot be run."""
-    if program.endswith(".py") or os.path.isfile(program):
-        return f"To run a script, write: python {program}"
-    names: set[str] = set()
-    for directory in os.get_exec_path():
-        with contextlib.suppress(OSError):
-            names.update(os.listdir(directory))
-    near = difflib.get_close_matches(program, sorted(names), n=1, cutoff=0.7)
-    if near:
-        return f"Did you mean {near[0]}?"
-    return "Install it, or give its full path."
 
 
 def reserve_ports(num_ports: int) -> list[socket.socket]:

@@ -65,16 +65,6 @@ def test_wrong_data_and_options_are_told_once(tmp_path, started, code):
     assert "the other 7 are not tried" in said[-1]
 
 
-def test_a_warning_of_a_run_is_shown_once(tmp_path, started):
-    started.groups = [
-        types.SimpleNamespace(warnings=("no step had a teacher",))
-    ]
-    said = []
-    _experiment(tmp_path).run(1, say=said.append, launch=started.launch)
-    (line,) = [line for line in said if "warning" in line]
-    assert line.endswith(", warning: no step had a teacher")
-
-
 def test_what_one_method_cannot_do_does_not_stop_the_others(tmp_path, started):
     started.codes = [0, 65, 0, 2]
     failures = _experiment(tmp_path).run(
