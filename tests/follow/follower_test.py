@@ -397,7 +397,7 @@ def test_the_same_reason_is_warned_of_once(caplog):
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
     assert "version 10 of group 3: its graph differs." in told[0]
-    assert "version 40: a file is damaged." in told[1]
+    assert "version 40 of group 3: a file is damaged." in told[1]
     assert sorted(reader.rejected) == [10, 20, 30, 40]
 
 

@@ -33,12 +33,8 @@ from tfdistill.exchange import versions
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
-from tfdistill.teachers import by_value
-from tfdistill.teachers import in_memory
-from tfdistill.teachers import options
-from tfdistill.teachers import peer
+from tfdistill.follow import screen
 from tfdistill.teachers import soft_targets
-from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher as teacher_lib
 
 
@@ -115,7 +111,7 @@ def opened(variables: Sequence[WorkerVariable]) -> Iterator[None]:
             variable._handle = handle
 
 
-class _Rows:
+class Rows:
     """The rows of a shard on a server, gathered there."""
 
     def __init__(
@@ -128,34 +124,30 @@ class _Rows:
         self.shape = tf.TensorShape([count, rows.shape[1]])
 
     def gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """Gathers rows where they are."""
         with tf.device(self._rows.device):
             return tf.gather(self._rows, tf.cast(rows, tf.int64) + self._start)
 
 
-def _half(rows: tf.Variable, half: tf.Tensor) -> _Rows:
+def _half(rows: tf.Variable, half: tf.Tensor) -> Rows:
     """One half of a shard that has room for two versions."""
     count = int(rows.shape[0]) // 2
-    return _Rows(rows, start=half * count, count=count)
+    return Rows(rows, start=half * count, count=count)
 
 
-class RemoteTeacher(teacher_lib.Teacher):
-    """The place of one teacher of a parameter-server group."""
+class ServerCopy:
+    """A peer's version on parameter servers, with room for the next one.
 
-    def __init__(
-        self,
-        name: str,
-        graph: student_graph.StudentGraph,
-        options: options.TeacherOptions,
-        *,
-        wait_until_free: Any,
-    ) -> None:
-        """Makes an empty place. Call it in the strategy's scope.
+    Attributes:
+        half: Which of the two halves is in use.
+        wait_until_free: Waits until no execution in flight uses the half that
+            was swapped out last.
+    """
 
-        `wait_until_free` waits until no execution in flight uses the half that
-        was swapped out last.
-        """
-        super().__init__(name, graph, options)
-        self._wait_until_free = wait_until_free
+    def __init__(self, name: str, graph: student_graph.StudentGraph) -> None:
+        """Makes an empty place. Call it in the strategy's scope."""
+        self._graph = graph
+        self.wait_until_free: Callable[[], None] = lambda: None
         self.half = 0
         self._tables = {
             index: [_two_halves(shard.value) for shard in variable.layer.shards]
@@ -204,10 +196,8 @@ class RemoteTeacher(teacher_lib.Teacher):
 
         tf.cond(is_new, fetch, lambda: tf.constant(False))
 
-    def _own_graph(self) -> tuple[Any, list[Any]]:
-        return self._infer, []
-
-    def _infer(self, inputs: Any) -> list[tf.Tensor]:
+    def infer(self, inputs: Any) -> list[tf.Tensor]:
+        """Runs the version in use, in the step."""
         values = [
             [_half(rows, self._half) for rows in self._tables[index]]
             if index in self._tables
@@ -218,11 +208,11 @@ class RemoteTeacher(teacher_lib.Teacher):
 
     # ---- in the background, on the coordinator ----
 
-    def _read_values(
+    def read(
         self, version: versions.Version, expected: Any
     ) -> saved_model.Snapshot:
         """Reads a version into the half that is not in use."""
-        self._wait_until_free()
+        self.wait_until_free()
         # TensorFlow reads the tables, and nothing in an object store.
         if not (self._tables and filesystem.in_object_store(version.path)):
             self._read_halves(version.path, expected)
@@ -252,11 +242,11 @@ class RemoteTeacher(teacher_lib.Teacher):
                 prefix, keys[index], shards, half=half, here=here
             )
             if not finite:
-                raise peer.RejectedError(
+                raise screen.Refused(
                     f"{keys[index]} holds NaN or infinite values."
                 )
 
-    def _predict(self, values: Any, inputs: Any) -> list[Any]:
+    def try_out(self, values: Any, inputs: Any) -> list[Any]:
         """Runs the version in the half that is not in use."""
         half = tf.constant(1 - self.half, tf.int64)
         return list(self._on_trial(half, inputs))
@@ -273,7 +263,8 @@ class RemoteTeacher(teacher_lib.Teacher):
                 values.append(tf.gather(master, half))
         return keras.tree.flatten(self._graph.infer_from(values, inputs))
 
-    def _install(self, values: saved_model.Snapshot) -> None:
+    def install(self, values: saved_model.Snapshot) -> None:
+        """Puts the version in use that was read into the other half."""
         self.half = 1 - self.half
 
 
@@ -286,73 +277,31 @@ def _two_halves(shard: tf.Variable) -> tf.Variable:
         )
 
 
-class RemoteModel(teacher_lib.Teacher):
-    """The place of a Keras model in memory, of a parameter-server group.
+def student_runner(
+    graph: student_graph.StudentGraph,
+) -> Callable[[Any, Any], list[Any]]:
+    """Returns a function that runs the student from the coordinator.
 
-    Its values are copied to the servers, from which each worker fetches them
-    once. Tables that are on servers are looked up there.
+    From what a snapshot holds and inputs to the flat list of outputs. Tables
+    are not part of a snapshot: their rows are read as they are.
     """
+    tables = {
+        index: [Rows(shard.value) for shard in variable.layer.shards]
+        for index, variable in enumerate(graph.variables)
+        if isinstance(variable, layer.LogicalTable)
+    }
 
-    half = 0
-
-    def hold(self, model: in_memory.FrozenModel) -> None:
-        """Takes the model's present values, but for tables on servers."""
-        self._model = model
-        variables, values = model.graph.variables, model.values
-        self._tables = {
-            index: [
-                _Rows(shard.value) for shard in variables[index].layer.shards
-            ]
-            for index, value in enumerate(values)
-            if value is None
-        }
-        num_outputs = len(keras.tree.flatten(self._graph.output_spec))
-        self._try(-1, lambda x: self._infer(values, x)[:num_outputs])
-        self._masters = {
-            index: tf.Variable(value, trainable=False)
-            for index, value in enumerate(values)
-            if value is not None
-        }
-        self._local = {
-            index: WorkerVariable(
-                np.zeros(master.shape, master.dtype.as_numpy_dtype),
-                name=f"model_{index}",
-            )
-            for index, master in self._masters.items()
-        }
-        self._is_here = WorkerVariable(np.array(False), name="model_is_here")
-        self.function = self._on_worker
-
-    @property
-    def worker_variables(self) -> list[WorkerVariable]:
-        """What each worker keeps of this teacher."""
-        return [*self._local.values(), self._is_here]
-
-    def use(self, arguments: tf.Tensor) -> None:
-        """Fetches the values to a worker that has not got them yet."""
-
-        def fetch() -> tf.Tensor:
-            for index, master in self._masters.items():
-                with tf.device(master.device):
-                    value = master.read_value()
-                self._local[index].assign(value)
-            self._is_here.assign(True)
-            return tf.constant(True)
-
-        tf.cond(self._is_here.value(), lambda: tf.constant(True), fetch)
-
-    def _on_worker(self, inputs: Any) -> list[tf.Tensor]:
+    def infer(dense: dict[str, Any], inputs: Any) -> list[Any]:
         values = [
-            self._local[index].value() if index in self._local else None
-            for index in range(len(self._model.graph.variables))
+            tables[index] if index in tables else dense[str(index)]
+            for index in range(len(graph.variables))
         ]
-        return self._infer(values, inputs)
+        return keras.tree.flatten(graph.infer_from(values, inputs))
 
-    def _infer(self, values: Sequence[Any], inputs: Any) -> list[tf.Tensor]:
-        found = [
-            self._tables.get(index, value) for index, value in enumerate(values)
-        ]
-        return self._model.in_order(self._model.graph.infer_from(found, inputs))
+    run = tf.function(infer, autograph=False)
+    return lambda values, inputs: run(
+        {str(i): v for i, v in enumerate(values) if i not in tables}, inputs
+    )
 
 
 _FREE_TIMEOUT_SECS, _FREE_POLL_SECS = 600.0, 0.02
@@ -364,73 +313,29 @@ _NUM_FIELDS = 4
 class RemoteTeachers:
     """What the executions of a group need to know of its teachers.
 
-    The rider of a `ServerTrainer`, which hands it `arguments`, `on_worker`,
-    `reported` and `note`.
+    A `ServerTrainer` hands it `arguments`, `on_worker`, `reported` and `note`.
     """
 
-    def __init__(self, options: options.TeacherOptions) -> None:
-        """Makes no teacher yet."""
-        self._options = options
+    def __init__(self, teachers: Sequence[teacher_lib.Teacher]) -> None:
+        """Takes the teachers before they are attached."""
+        self._teachers = teachers
         self.state = soft_targets.TeacherVariables(
-            options,
-            shared=WorkerVariable,
-            of_replica=WorkerVariable,
+            teachers, shared=WorkerVariable, of_replica=WorkerVariable
         )
-        self.teachers: list[
-            RemoteTeacher | RemoteModel | by_value.LabelTeacher
-        ] = []
-        self._bad = np.zeros([options.num_teachers], bool)
+        self._bad = np.zeros([len(teachers)], bool)
         self._num_scheduled = self._num_done = 0
         self._swapped_at = 0
 
-    def make_teacher(
-        self, name: str, graph: student_graph.StudentGraph
-    ) -> RemoteTeacher:
-        """Makes the place of one more teacher, in the strategy's scope."""
-        teacher = RemoteTeacher(
-            name,
-            graph,
-            self._options,
-            wait_until_free=self._wait_until_free,
-        )
-        self.teachers.append(teacher)
-        return teacher
-
-    def make_model(
-        self, name: str, graph: student_graph.StudentGraph
-    ) -> RemoteModel:
-        """Makes the place of a Keras model in memory."""
-        teacher = RemoteModel(name, graph, self._options)
-        self.teachers.append(teacher)
-        return teacher
-
     # ---- on the coordinator ----
 
-    def predictor(
-        self, graph: student_graph.StudentGraph
-    ) -> Callable[[Any, Any], list[Any]]:
-        """Returns a function that runs the student from the coordinator.
+    def attached(self) -> None:
+        """Has readers wait for executions that use what they would replace."""
+        for remote in self._remotes():
+            if isinstance(remote, ServerCopy):
+                remote.wait_until_free = self._wait_until_free
 
-        From what a snapshot holds and inputs to the flat list of outputs.
-        Tables are not part of a snapshot: their rows are read as they are.
-        """
-        tables = {
-            index: [_Rows(shard.value) for shard in variable.layer.shards]
-            for index, variable in enumerate(graph.variables)
-            if isinstance(variable, layer.LogicalTable)
-        }
-
-        def infer(dense: dict[str, Any], inputs: Any) -> list[Any]:
-            values = [
-                tables[index] if index in tables else dense[str(index)]
-                for index in range(len(graph.variables))
-            ]
-            return keras.tree.flatten(graph.infer_from(values, inputs))
-
-        run = tf.function(infer, autograph=False)
-        return lambda values, inputs: run(
-            {str(i): v for i, v in enumerate(values) if i not in tables}, inputs
-        )
+    def _remotes(self) -> list[Any]:
+        return [t.remote for t in self._teachers if t.remote is not None]
 
     def arguments(self) -> tf.Tensor:
         """Returns what the next execution is to use, int64 `[teachers, 4]`."""
@@ -440,13 +345,13 @@ class RemoteTeachers:
                 [
                     teacher.step,
                     int(teacher.in_use),
-                    teacher.half,
-                    staleness.to_bits(teacher.verdict.share),
+                    0 if teacher.remote is None else teacher.remote.half,
+                    _to_bits(teacher.share),
                 ]
-                for teacher in self.teachers
+                for teacher in self._teachers
             ],
             tf.int64,
-            shape=[len(self.teachers), _NUM_FIELDS],
+            shape=[len(self._teachers), _NUM_FIELDS],
         )
 
     def note(self, report: np.ndarray) -> None:
@@ -456,9 +361,9 @@ class RemoteTeachers:
         """
         self._num_done += 1
         bad, steps = report.reshape(2, -1)
-        for index, teacher in enumerate(self.teachers):
+        for index, teacher in enumerate(self._teachers):
             if int(steps[index]) == teacher.step and teacher.in_use:
-                self._bad[index] |= bad[index] >= self._options.max_bad_batches
+                self._bad[index] |= bad[index] >= soft_targets.MAX_BAD_BATCHES
 
     def sum(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sums as `agreement.collective_sum` does, for one coordinator."""
@@ -486,7 +391,7 @@ class RemoteTeachers:
         """Puts what `arguments` returned in force while a step is traced."""
         variables = [
             *self.state.variables,
-            *(v for teacher in self.teachers for v in teacher.worker_variables),
+            *(v for remote in self._remotes() for v in remote.worker_variables),
         ]
         with opened(variables):
             self.state.assign(
@@ -494,8 +399,9 @@ class RemoteTeachers:
                 in_use=arguments[:, 1] > 0,
                 shares=tf.bitcast(arguments[:, 3], tf.float64),
             )
-            for index, teacher in enumerate(self.teachers):
-                teacher.use(arguments[index])
+            for index, teacher in enumerate(self._teachers):
+                if teacher.remote is not None:
+                    teacher.remote.use(arguments[index])
             yield
 
     def reported(self) -> tf.Tensor:
@@ -504,3 +410,8 @@ class RemoteTeachers:
         return tf.cast(
             tf.concat([self.state.bad_in_a_row(), steps], axis=0), tf.float64
         )
+
+
+def _to_bits(share: float) -> int:
+    """Returns the bits of a float64 as an int64, beside which it travels."""
+    return int(np.float64(share).view(np.int64))

@@ -6,52 +6,73 @@ codistillation: what do other groups add to it?
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdistill.exports import saved_model
-from tfdistill.exports import student_graph
-from tfdistill.teachers import options as options_lib
-from tfdistill.teachers import staleness
 from tfdistill.teachers import teacher
 
-NAME = "own_past"
 
+class OwnPast(teacher.Teacher):
+    """The student as it was at its last export, or a running mean of these.
 
-def checked(include_past: Any) -> bool | float:
-    """Returns what `TeacherSet(include_past=...)` was given, if it is valid."""
-    if isinstance(include_past, bool):
-        return include_past
-    if not isinstance(include_past, int | float) or not 0 <= include_past < 1:
-        raise ValueError(
-            "`include_past` must be True, False, or the share of the old mean "
-            "that each version of the student keeps, >= 0 and < 1; received "
-            f"{include_past!r}. Such as 0.9."
-        )
-    return float(include_past)
+    A version is taken of what the `StudentExporter` among the callbacks would
+    publish, at each of its exports; without an exporter, at each refresh of the
+    `TeacherLoader`. None is taken during the burn-in, from which nobody learns.
 
+    It cannot run under parameter servers, where no worker has all values.
 
-class PastTeacher(teacher.Teacher):
-    """The place of the student's own versions. Make it in the scope."""
+    Example:
+        >>> OwnPast(0.9).name
+        'own_past'
+    """
 
-    def __init__(
-        self,
-        graph: student_graph.StudentGraph,
-        options: options_lib.TeacherOptions,
-    ) -> None:
-        """Has no version yet."""
-        super().__init__(NAME, graph, options)
-        past = options.include_past
-        self._decay = 0.0 if isinstance(past, bool) else past
-        self._writer = saved_model.SavedModelWriter(graph)
+    def __init__(self, decay: float = 0.0, *, weight: float = 1.0) -> None:
+        """Holds no version yet.
+
+        Args:
+            decay: What the mean keeps of itself at each version, >= 0 and < 1;
+                0.9 is about the mean of the last ten. Default 0: the last
+                version only.
+            weight: What it counts beside other teachers, >= 0. Default 1.
+
+        Raises:
+            ValueError: An argument is not as above.
+        """
+        super().__init__(weight=weight)
+        if isinstance(decay, bool) or not 0 <= decay < 1:
+            raise ValueError(
+                "`decay` must be the share of the old mean that each version "
+                f"of the student keeps, >= 0 and < 1; received {decay!r}. Such "
+                "as 0.9."
+            )
+        self._decay = float(decay)
         self._step = -1
-        self.function, self._variables = self._own_graph()
+        self._age_steps: int | None = None
+        self._num_swaps = 0
+        self._variables: list[tf.Variable] = []
 
-    @property
-    def held(self) -> list[tf.Variable]:
-        """What it holds, for backups: by variable of the student's graph."""
-        return self._variables
+    def attach(self, student: teacher.Student) -> None:
+        """Makes room for a copy of the student's values."""
+        if student.on_servers:
+            raise ValueError(
+                "OwnPast must not be used with parameter servers, where no "
+                "worker has all of the student's values. Leave it out, or "
+                "train without parameter servers."
+            )
+        self._student, self._graph = student, student.graph
+        self._writer = saved_model.SavedModelWriter(student.graph)
+        self._variables = [
+            tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
+            for v in student.graph.variables
+        ]
+
+    def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
+        """Runs the student's graph with the values of its past."""
+        return keras.tree.flatten(self._graph(self._variables, batch.inputs))
 
     @property
     def step(self) -> int:
@@ -63,14 +84,14 @@ class PastTeacher(teacher.Teacher):
         """Whether there is a version to obey."""
         return self._step >= 0
 
-    def take(self, step: int, averages: Mapping[int, Any]) -> None:
+    def note_export(self, step: int, averages: Mapping[int, Any]) -> None:
         """Takes the student's values as a version, between two steps.
 
-        None of the burn-in, from which nobody learns. All workers do so at the
-        same step. `averages` are what a version holds in place of weights;
-        what is no float is never averaged.
+        All workers do so at the same step. `averages` are what a version holds
+        in place of weights, by the `id` of these; what is no float is never
+        averaged.
         """
-        if self.weight and staleness.in_burn_in(self.weight, step):
+        if step == self._step or self._student.in_burn_in(step):
             return
         is_first, self._step = self._step < 0, step
         for held, value in zip(
@@ -81,22 +102,45 @@ class PastTeacher(teacher.Teacher):
                 old = tf.convert_to_tensor(held)
                 value = old + (1 - self._decay) * (value - old)
             held.assign(value)
-        self._first_seen.clear()
-        self._see(step)
         self._age_steps, self._drop_reason = None, ""
         self._num_swaps += 1
+
+    def refresh(self, step: int | None) -> None:
+        """Takes a version, unless an exporter decides when."""
+        if not self._student.has_exporter:
+            self.note_export(step or 0, {})
+        if step is not None and self.in_use:
+            self._age_steps = step - self._step
 
     def drop(self, reason: str) -> None:
         """Stops obeying what it holds; the next version is the first again."""
         super().drop(reason)
         self._step = -1
 
-    def standing(self) -> dict[str, Any]:
-        """Returns the teacher's standing and its step, for a backup."""
-        return {**super().standing(), "step": self._step}
+    @property
+    def health(self) -> tuple[str, str]:
+        """A word for what its share is owed to, and the reason."""
+        if not self.in_use and not self._drop_reason:
+            return teacher.ABSENT, ""
+        return super().health
 
-    def restore_standing(self, state: Mapping[str, Any]) -> None:
-        """Takes what `standing` returned; a backup has its values."""
-        super().restore_standing(state)
+    def status(self) -> dict[str, Any]:
+        """Describes it for logs."""
+        return {
+            **super().status(),
+            "age_steps": self._age_steps if self.in_use else None,
+            "swaps": self._num_swaps,
+        }
+
+    @property
+    def variables(self) -> Sequence[tf.Variable]:
+        """What it holds, for backups: by variable of the student's graph."""
+        return self._variables
+
+    def state(self) -> dict[str, Any]:
+        """Returns the step of its version; a backup has the values."""
+        return {"step": self._step}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state` returned."""
         self._step = state["step"]
-        self._see(self._step)

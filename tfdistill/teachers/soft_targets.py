@@ -2,43 +2,18 @@
 
 import dataclasses
 from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistill import losses as losses_lib
-from tfdistill.teachers import options
-from tfdistill.teachers import staleness
+from tfdistill.teachers import teacher as teacher_lib
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Question:
-    """What a teacher is asked about: one replica's batch, in one step.
-
-    Attributes:
-        inputs: The student's inputs.
-        outputs: What the student itself has answered, flat.
-        labels: What came with the batch, by name of the teacher.
-        step: int64 scalar, the student's step.
-        losses: What will compare each output; None for one that is not
-            distilled.
-        weight: The distillation weight as a function of the step, if known.
-    """
-
-    inputs: Any
-    outputs: list[tf.Tensor]
-    labels: Mapping[str, Any]
-    step: tf.Tensor
-    losses: Sequence[losses_lib.DistillationLoss | None] = ()
-    weight: Callable[[tf.Tensor], Any] | None = None
-
-
-# From a question to the flat list of outputs, with NaN in the rows for which
-# the teacher has no answer.
-Asked = Callable[[Question], list[tf.Tensor]]
+# Batches in a row with NaN or infinite answers, after which a teacher is
+# dropped: one may be the student's own overflow.
+MAX_BAD_BATCHES = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,7 +69,7 @@ class TeacherVariables:
 
     def __init__(
         self,
-        options: options.TeacherOptions,
+        teachers: Sequence[teacher_lib.Teacher],
         *,
         shared: Callable[..., Any] | None = None,
         of_replica: Callable[..., Any] | None = None,
@@ -105,10 +80,16 @@ class TeacherVariables:
         name: one that all replicas share, and one that each has for itself.
         The strategy makes them by default.
         """
-        self._options = options
-        self._weights = list(options.weights or ())
-        self._is_run = options.is_run
-        count = len(self._weights)
+        self._teachers = teachers
+        # A bound in steps that none reaches, where there is none.
+        self._max_ages = np.array(
+            [
+                np.iinfo(np.int64).max if most is None else most
+                for most in (t.max_staleness_steps for t in teachers)
+            ],
+            np.int64,
+        )
+        count = len(teachers)
         shared, of_replica = shared or _mirrored, of_replica or _of_replica
         zeros = np.zeros([count], np.int64)
         self._steps = shared(zeros - 1, name="teacher_steps")
@@ -146,35 +127,31 @@ class TeacherVariables:
         return tf.where(is_same, count, tf.zeros_like(count))
 
     def ask(
-        self,
-        teachers: Sequence[Asked],
-        question: Question,
-        *,
-        active: tf.Tensor,
+        self, batch: teacher_lib.Batch, *, active: tf.Tensor
     ) -> SoftTargets:
-        """Asks each teacher in use; see `TeacherSet.predict`."""
-        step, like = question.step, question.outputs
-        shares = tf.where(active, self._shares_at(step), 0.0)
+        """Asks each teacher in use; see `TeacherList.ask`."""
+        like = [*batch.flat, *batch.hidden]
+        shares = tf.where(active, self._shares_at(batch.step), 0.0)
         usable = shares > 0
         # Only their proportion matters to an aggregate: a single teacher that
         # fades says what it said, in whatever precision.
         relative = tf.math.divide_no_nan(shares, tf.reduce_max(shares))
         outputs, weights, bad = [], [], []
-        for index, teacher in enumerate(teachers):
-            answers = _ask(teacher, question, usable[index], like)
+        for index, teacher in enumerate(self._teachers):
+            answers = _ask(teacher, batch, usable[index], like)
             finite = _finite_rows(answers)
             outputs.append(answers)
-            weight = self._weights[index] * relative[index]
+            weight = teacher.weight * relative[index]
             weights.append(tf.where(finite, weight, 0.0))
             # Rows that somebody else did not send are no fault of a version.
             is_bad = usable[index] & ~tf.reduce_all(finite)
-            bad.append(is_bad & self._is_run[index])
+            bad.append(is_bad & teacher.answers_every_row)
         self._count_bad(usable, tf.stack(bad))
         return SoftTargets(
             outputs=[list(column) for column in zip(*outputs, strict=True)],
             weights=tf.stack(weights),
             shares=shares,
-            staleness=self._staleness(step),
+            staleness=self._staleness(batch.step),
         )
 
     def _count_bad(self, usable: tf.Tensor, bad: tf.Tensor) -> None:
@@ -188,9 +165,8 @@ class TeacherVariables:
         in_use = tf.convert_to_tensor(self._in_use)
         steps = tf.convert_to_tensor(self._steps)
         shares = tf.convert_to_tensor(self._shares)
-        by_age = staleness.share_by_steps(self._options, step - steps)
-        lower = tf.where(steps < 0, shares, tf.minimum(by_age, shares))
-        return tf.where(in_use, tf.cast(lower, tf.float32), 0.0)
+        is_recent = (steps < 0) | (step - steps <= self._max_ages)
+        return tf.where(in_use & is_recent, tf.cast(shares, tf.float32), 0.0)
 
     def _staleness(self, step: tf.Tensor) -> tf.Tensor:
         steps = tf.convert_to_tensor(self._steps)
@@ -220,15 +196,22 @@ def _of_replica(initial: np.ndarray, *, name: str) -> tf.Variable:
 
 
 def _ask(
-    teacher: Asked,
-    question: Question,
+    teacher: teacher_lib.Teacher,
+    batch: teacher_lib.Batch,
     usable: tf.Tensor,
     like: list[tf.Tensor],
 ) -> list[tf.Tensor]:
     """Asks one teacher, or nothing at all while it is not in use."""
 
     def answer() -> list[tf.Tensor]:
-        return [tf.cast(output, tf.float32) for output in teacher(question)]
+        found = keras.tree.flatten(teacher.ask(batch))
+        if len(found) != len(like):
+            raise ValueError(
+                f"The teacher {teacher.name} must answer with one tensor for "
+                f"each of the student's {len(like)} outputs; received "
+                f"{len(found)}."
+            )
+        return [tf.cast(output, tf.float32) for output in found]
 
     def nothing() -> list[tf.Tensor]:
         return [tf.zeros(tf.shape(wanted), tf.float32) for wanted in like]

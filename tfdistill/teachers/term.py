@@ -19,12 +19,11 @@ import tensorflow as tf
 from tfdistill import losses as losses_lib
 from tfdistill.exports import student_graph
 from tfdistill.system import keras_internals
-from tfdistill.teachers import by_value
 from tfdistill.teachers import features as features_lib
-from tfdistill.teachers import gates
+from tfdistill.teachers import labels as labels_lib
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import soft_targets
-from tfdistill.teachers import teacher_set
+from tfdistill.teachers import teacher_list
 from tfdistill.training import global_batch
 from tfdistill.training import steps
 from tfdistill.training import trainer
@@ -33,13 +32,6 @@ from tfdistill.training import weight_mean
 # The fraction of predictions for the same class; where an output has no
 # classes, the mean distance from the student's value.
 AGREEMENT, DIFFERENCE = "agreement", "mean_absolute_difference"
-# Losses of outputs that are probabilities of classes.
-_OF_CLASSES = (
-    losses_lib.SoftTargetCrossEntropy,
-    losses_lib.ForwardKL,
-    losses_lib.ReverseKL,
-    losses_lib.BinarySoftTargetCrossEntropy,
-)
 
 
 def kind_of(loss: Any, output: tf.Tensor) -> str:
@@ -278,13 +270,11 @@ class Codistillation:
     """
 
     def __init__(
-        self,
-        student: keras.Model,
-        teachers: teacher_set.TeacherSet | None = None,
+        self, student: keras.Model, teachers: teacher_list.TeacherList
     ) -> None:
         """Makes no variable yet."""
         self.student = student
-        self.teachers = teachers or teacher_set.TeacherSet()
+        self.teachers = teachers
         self.loss: Any = None
         self.weight: Callable[[tf.Tensor], Any] | None = None
         self.feature_loss: losses_lib.FeatureDistillation | None = None
@@ -375,24 +365,14 @@ class Codistillation:
                     self.student, decay=self._mean_decay
                 )
         if self:
-            loss = self._term.first if self._term else None
             self.teachers.attach(
                 self.graph(model),
                 model.distribute_strategy,
-                from_logits=loss.from_logits if loss else None,
-                has_classes=isinstance(loss, _OF_CLASSES),
+                loss=self._term.first if self._term else None,
                 layers=self.features.teacher_layers if self.features else (),
                 last=model.trainer.last,
             )
         return self.teachers.remote
-
-    def settle(self, canary: gates.Canary) -> None:
-        """Has a canary take outputs as the distillation loss does."""
-        loss = self._term.first if self._term else None
-        canary.settle(
-            loss.from_logits if loss else None,
-            has_classes=isinstance(loss, _OF_CLASSES),
-        )
 
     # ---- one step ----
 
@@ -429,16 +409,14 @@ class Codistillation:
             return None
         with tape.stop_recording():
             weight = tf.cast(self.weight(step), dtype)
-            soft = self.teachers.predict(
+            soft = self.teachers.ask(
                 x,
                 step=step,
                 active=weight > 0,
-                like=[y_pred, list(hidden)] if hidden else y_pred,
+                outputs=y_pred,
+                hidden=hidden,
                 labels=labels,
-                losses=[
-                    *self._term.losses_of(y_pred),
-                    *[None] * len(hidden),
-                ],
+                losses=self._term.losses_of(y_pred),
             )
         shares = {}
         if self.features:
@@ -461,9 +439,8 @@ class Codistillation:
                 "distillation_weight": weight,
                 "teacher_staleness": soft.staleness,
                 **steps.hidden(*compared),
-                **steps.hidden(by_value.TAUGHT_ROWS, soft.taught_rows),
-                **steps.hidden(by_value.VERSION, versions),
-                **steps.hidden(by_value.AGE, _less(step, versions)),
+                **steps.hidden(labels_lib.TAUGHT_ROWS, soft.taught_rows),
+                **steps.hidden(labels_lib.VERSION, versions),
             },
         )
 
@@ -507,10 +484,6 @@ class Codistillation:
         if self._statistics is None:
             self._statistics = trainer.BatchStatistics(self.student, strategy)
         self._statistics.average()
-
-
-def _less(step: tf.Tensor, versions: tf.Tensor) -> tf.Tensor:
-    return tf.cast(step, versions.dtype) - versions
 
 
 def _map_losses(losses: Any, task_loss: Any) -> Any:

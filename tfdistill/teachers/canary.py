@@ -1,0 +1,193 @@
+"""A small batch that each version must answer before it teaches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+_Predict = Callable[[Any], list[Any]]
+
+
+class Canary:
+    """A small batch of real inputs, and perhaps their labels.
+
+    Each version of a peer, and each fixed model, must predict this batch
+    before it becomes a teacher. A version is refused if its outputs are not
+    finite or have another shape. With labels, a version of a peer that is
+    clearly worse than the student has no weight; see `merit.py`. Hold the
+    batch out of training.
+
+    Example:
+        >>> canary = Canary(np.zeros([8, 4]), labels=np.arange(8) % 2)
+        >>> canary.num_examples
+        8
+    """
+
+    def __init__(
+        self,
+        inputs: Any,
+        *,
+        labels: Any = None,
+        from_logits: bool | None = None,
+    ) -> None:
+        """Checks the labels.
+
+        Args:
+            inputs: As the student is called with, `[batch, ...]`.
+            labels: Class indices `[batch, ...]`, or 0 and 1 for a student of
+                one output. The student must then have one output tensor,
+                `[batch, ..., classes]`. Default: outputs are only looked at.
+            from_logits: Whether the outputs are logits, not probabilities.
+                Default: as the distillation loss takes them.
+
+        Raises:
+            ValueError: An argument is not as above.
+        """
+        self.inputs = keras.tree.map_structure(tf.convert_to_tensor, inputs)
+        sizes = {int(t.shape[0]) for t in keras.tree.flatten(self.inputs)}
+        self.labels = None if labels is None else np.asarray(labels)
+        if self.labels is not None:
+            sizes.add(len(self.labels))
+            if self.labels.dtype.kind not in "iub":
+                raise ValueError(
+                    "`labels` must be whole numbers, class indices; received "
+                    f"{self.labels.dtype}."
+                )
+        if len(sizes) != 1 or 0 in sizes:
+            raise ValueError(
+                "`inputs` and `labels` must have the same number of examples, "
+                f">= 1; received {sorted(sizes)}."
+            )
+        self.num_examples = sizes.pop()
+        self._from_logits = from_logits
+
+    @classmethod
+    def from_dataset(
+        cls, dataset: tf.data.Dataset, *, num_examples: int = 256
+    ) -> "Canary":
+        """Makes a canary of the first examples of a dataset, as `fit` takes it.
+
+        Class indices, 0 and 1, and one-hot rows are taken as labels; a dataset
+        with other targets, several, or none gives a canary without labels.
+
+        Args:
+            dataset: Batches of inputs, `(inputs, targets)` or `(inputs,
+                targets, sample_weight)`, held out of training.
+            num_examples: How many to take, >= 1. Default 256.
+
+        Raises:
+            ValueError: The dataset is empty.
+        """
+        found = list(dataset.unbatch().take(num_examples).batch(num_examples))
+        if not found:
+            raise ValueError(
+                "A canary needs at least one example; received an empty "
+                "dataset."
+            )
+        batch = found[0]
+        if not isinstance(batch, tuple):
+            return cls(batch)
+        labels = _labels(batch[1]) if len(batch) > 1 else None
+        return cls(batch[0], labels=labels)
+
+    def settle(self, from_logits: bool | None) -> None:
+        """Says what outputs are, unless the canary was made with it."""
+        if self._from_logits is None:
+            self._from_logits = from_logits
+
+    def check(self, predict: _Predict, output_spec: Any) -> float | None:
+        """Has a model answer; returns its mean cross-entropy in nats.
+
+        None without labels. `predict` is from inputs to the flat list of
+        outputs. ValueError if these are not finite or of another shape.
+        """
+        wanted = keras.tree.flatten(output_spec)
+        outputs = [tf.convert_to_tensor(t) for t in predict(self.inputs)]
+        if len(outputs) != len(wanted):
+            raise ValueError(
+                f"its outputs on the canary batch must be {len(wanted)}; "
+                f"received {len(outputs)}."
+            )
+        for output, spec in zip(outputs, wanted, strict=True):
+            shape = tf.TensorShape([self.num_examples, *spec.shape[1:]])
+            if not shape.is_compatible_with(output.shape):
+                raise ValueError(
+                    f"its outputs on the canary batch must have the shape "
+                    f"{shape}; received {output.shape}."
+                )
+            finite = tf.math.is_finite(tf.cast(output, tf.float32))
+            if not bool(tf.reduce_all(finite)):
+                raise ValueError(
+                    "its outputs on the canary batch must be finite; received "
+                    "NaN or infinite ones."
+                )
+        return None if self.labels is None else self._loss(outputs)
+
+    def base_rate_loss(self) -> float:
+        """The cross-entropy of whoever knows only how often classes occur."""
+        _, counts = np.unique(np.asarray(self.labels), return_counts=True)
+        rates = counts / counts.sum()
+        return float(-(rates * np.log(rates)).sum())
+
+    def _loss(self, outputs: list[tf.Tensor]) -> float:
+        if len(outputs) != 1:
+            raise ValueError(
+                "a canary batch with labels is for students of one output; "
+                f"received {len(outputs)}. Leave the labels out."
+            )
+        logits = self._logits(tf.cast(outputs[0], tf.float32))
+        num_classes = int(logits.shape[-1])
+        logits = tf.reshape(logits, [-1, num_classes])
+        labels = np.asarray(self.labels).reshape(-1)
+        if (
+            len(labels) != len(logits)
+            or not ((labels >= 0) & (labels < num_classes)).all()
+        ):
+            raise ValueError(
+                f"the canary batch's labels must be {len(logits)} numbers in 0 "
+                f"to {num_classes - 1}; received {len(labels)}, up to "
+                f"{labels.max()}."
+            )
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        return float(tf.reduce_mean(losses))
+
+    def _logits(self, outputs: tf.Tensor) -> tf.Tensor:
+        """Gives outputs a logit for each class; one output is that of 1."""
+        if self._from_logits in (None, True):
+            logits, other = outputs, tf.zeros_like(outputs)
+        else:
+            logits = tf.math.log(tf.clip_by_value(outputs, 1e-12, 1.0))
+            other = tf.math.log(tf.clip_by_value(1 - outputs, 1e-12, 1.0))
+        if outputs.shape[-1] == 1:
+            logits = tf.concat([other, logits], axis=-1)
+        return logits
+
+
+def as_canary(given: Any) -> Canary | None:
+    """Returns the canary that a teacher was given, or that of a dataset."""
+    if isinstance(given, tf.data.Dataset):
+        return Canary.from_dataset(given)
+    if given is None or isinstance(given, Canary):
+        return given
+    raise ValueError(
+        "`canary` must be a tfdistill.teachers.Canary, a tf.data.Dataset or "
+        f"None; received {type(given).__name__}. Arrays: "
+        "tfdistill.teachers.Canary(x, labels=y)."
+    )
+
+
+def _labels(targets: Any) -> np.ndarray | None:
+    """Returns targets as class indices; None if they are none."""
+    if len(keras.tree.flatten(targets)) != 1:
+        return None
+    values = np.asarray(keras.tree.flatten(targets)[0])
+    if values.dtype.kind in "iub":
+        return values
+    if not np.isin(values, (0, 1)).all():
+        return None
+    is_one_hot = values.ndim > 1 and values.shape[-1] > 1
+    if is_one_hot and not (values.sum(axis=-1) == 1).all():
+        return None
+    return (values.argmax(axis=-1) if is_one_hot else values).astype(np.int64)

@@ -1,0 +1,282 @@
+"""The other groups as teachers, by what they predict of the same batch.
+
+All groups read the same batches in the same order, and send each other their
+predictions in each step (Anil et al. 2018, section 2.1, discuss it as the
+alternative to exchanging checkpoints). Nothing of a peer is run here.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistill.cluster import identity
+from tfdistill.cluster import replicas
+from tfdistill.exchange import publisher
+from tfdistill.labels import forms
+from tfdistill.predictions import mailbox as mailbox_lib
+from tfdistill.system import run_files
+from tfdistill.teachers import labels
+from tfdistill.teachers import peers as peers_lib
+from tfdistill.teachers import teacher
+
+# Without an answer, after which a peer that is alive counts as absent.
+_MOST_STEPS = 16
+
+
+class PeerPredictions(teacher.Teacher):
+    """Predictions for predictions of the same batch, with all peers at once.
+
+    All groups must read `data.group_shard(..., mode="coordinated")`. A step
+    waits for its peers for `wait_secs` at most, and does without those that
+    are missing. XLA cannot compile such a step.
+
+    It cannot run under parameter servers, whose workers are each at a step of
+    its own.
+
+    Example:
+        >>> PeerPredictions(wait_secs=0.1).name
+        'peer_predictions'
+    """
+
+    def __init__(
+        self,
+        exchange: publisher.Exchange | None = None,
+        *,
+        peers: Sequence[int] | None = None,
+        weight: float = 1.0,
+        wait_secs: float = 0.05,
+        encoding: forms.Form | None = None,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            exchange: Where groups find each other's addresses. Default: that
+                of the environment.
+            peers: Groups to learn from. Default: all others of the run.
+            weight: What each of them counts, >= 0. Default 1.
+            wait_secs: The longest wait of a step for the predictions of its
+                peers, >= 0. Default 0.05.
+            encoding: What is sent of predictions: a `tfdistill.labels.Form`.
+                Default: all, in float32.
+
+        Raises:
+            ValueError: An argument is not as above.
+        """
+        super().__init__(weight=weight)
+        if exchange is not None:
+            publisher.check_exchange(exchange)
+        if not 0 <= wait_secs < math.inf:
+            raise ValueError(
+                f"`wait_secs` must be finite and >= 0; received {wait_secs}."
+            )
+        if encoding is not None and not isinstance(encoding, forms.Form):
+            raise ValueError(
+                "`encoding` must be a tfdistill.labels.Form; received "
+                f"{encoding!r}."
+            )
+        self._exchange: Any = exchange
+        self._peers = None if peers is None else peers_lib.checked_groups(peers)
+        self._wait_secs = wait_secs
+        self._encoding = encoding or forms.Form()
+        # Made when the first peer is attached.
+        self.mailbox: Any = None
+
+    def members(self, cluster: identity.Cluster) -> Sequence[teacher.Teacher]:
+        """Returns a teacher for each group."""
+        groups = cluster.peers if self._peers is None else self._peers
+        self._exchange = peers_lib.exchange_for(self._exchange, groups, cluster)
+        self._members = [PredictedPeer(group, self) for group in groups]
+        return self._members
+
+    def attach(self, student: teacher.Student) -> None:
+        """Makes the mailbox; the first of the peers asks for it."""
+        if self.mailbox is not None:
+            return
+        if student.on_servers:
+            raise ValueError(
+                "Peers teach by their predictions of the same batch, which "
+                "workers of parameter servers do not have: each is at a step "
+                "of its own. Received PeerPredictions. Learn from versions, by "
+                "teachers.Peers(), or from labels of servers, by "
+                "teachers.LabelTeacher(...)."
+            )
+        cluster = student.cluster
+        local = tuple(replicas.local_replicas(student.strategy))
+        self.mailbox = mailbox_lib.Mailbox(
+            self._exchange,
+            mailbox_lib.Place(
+                group=cluster.group,
+                worker=local[0] // len(local),
+                replicas=local,
+                host=(cluster.address or "").rpartition(":")[0].strip("[]"),
+            ),
+            peers=[member.group for member in self._members],
+            others=cluster.peers,
+            wait_secs=self._wait_secs,
+        )
+
+    def start(self) -> None:
+        """Opens the mailbox."""
+        if self.mailbox is not None:
+            self.mailbox.start()
+
+    def stop(self) -> None:
+        """Closes the mailbox."""
+        if self.mailbox is not None:
+            self.mailbox.stop()
+
+    # ---- in the step ----
+
+    def before_step(
+        self, batch: teacher.Batch, *, active: tf.Tensor
+    ) -> Mapping[str, list[tf.Tensor]]:
+        """Sends what the student has said of a batch, and waits for the peers.
+
+        Outside the branches in which teachers are asked, which share nothing.
+        """
+        own = batch.flat
+        names = [member.name for member in self._members]
+        said = tf.cond(
+            active,
+            lambda: self._said(batch),
+            lambda: [tf.zeros_like(o, tf.float32) for _ in names for o in own],
+        )
+        return {
+            name: said[index * len(own) :][: len(own)]
+            for index, name in enumerate(names)
+        }
+
+    def _said(self, batch: teacher.Batch) -> list[tf.Tensor]:
+        own = batch.flat
+        context = tf.distribute.get_replica_context()
+        replica = context.replica_id_in_sync_group if context else 0
+        seed = tf.stack(
+            [tf.cast(batch.step, tf.int32), tf.cast(replica, tf.int32)]
+        )
+        if not self._encoding.is_whole:
+            for loss in batch.losses:
+                labels.check_classes("peers", loss)
+        by_output = [
+            labels.form_for(loss, self._encoding) for loss in batch.losses
+        ]
+        kept = [
+            form.encode(output, seed=seed)
+            for form, output in zip(by_output, own, strict=True)
+        ]
+        arrays = tf.nest.flatten(kept)
+        peers = self.mailbox.learns_from
+        # In this process, wherever the student runs. A function of Python:
+        # nothing in a graph waits no longer than it should.
+        answered, *received = tf.numpy_function(
+            functools.partial(self._swap, tuple(map(_num_classes, own))),
+            [batch.step, replica, fingerprint(batch.inputs), *arrays],
+            [tf.bool, *[array.dtype for _ in peers for array in arrays]],
+        )
+        answered.set_shape([len(peers)])
+        found = []
+        for index in range(len(peers)):
+            of_peer = received[index * len(arrays) :][: len(arrays)]
+            for array, like in zip(of_peer, arrays, strict=True):
+                array.set_shape(like.shape)
+            found += [
+                tf.where(
+                    answered[index],
+                    form.decode(part, num_classes=like.shape[-1]),
+                    float("nan"),
+                )
+                for form, part, like in zip(
+                    by_output,
+                    tf.nest.pack_sequence_as(kept, of_peer),
+                    own,
+                    strict=True,
+                )
+            ]
+        return found
+
+    def _swap(
+        self,
+        classes: tuple[int, ...],
+        step: np.ndarray,
+        replica: np.ndarray,
+        batch: np.ndarray,
+        *arrays: np.ndarray,
+    ) -> list[Any]:
+        own = self.mailbox.send(
+            step=int(step),
+            replica=int(replica),
+            batch=batch.tobytes(),
+            classes=classes,
+            arrays=arrays,
+        )
+        answers = self.mailbox.answers(own)
+        received = [array for found in answers for array in found or arrays]
+        return [np.array([found is not None for found in answers]), *received]
+
+
+class PredictedPeer(teacher.Teacher):
+    """One other group: what it has sent, and whether it answers."""
+
+    # Rows that a peer did not send are no fault of a version.
+    answers_every_row = False
+
+    def __init__(self, group: int, swap: PeerPredictions) -> None:
+        """Takes a peer, with which `swap` swaps predictions."""
+        super().__init__(name=run_files.group_name(group), weight=swap.weight)
+        self.group = group
+        self._swap = swap
+
+    def attach(self, student: teacher.Student) -> None:
+        """Has the mailbox made that all peers share."""
+        self._swap.attach(student)
+
+    def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
+        """Takes this peer's part of what the swap has brought."""
+        return batch.labels[self.name]
+
+    def status(self) -> dict[str, Any]:
+        """Describes the peer, for logs: its answers in place of versions."""
+        peer = self._swap.mailbox.peer(self.group)
+        age_steps = peer.last_asked - peer.last_answer
+        answers = (
+            peer.last_answer >= 0
+            and not peer.is_silent
+            and age_steps <= _MOST_STEPS
+        )
+        return {
+            **super().status(),
+            "step": peer.last_answer,
+            "health": teacher.GOOD if answers else teacher.ABSENT,
+            "reason": "" if answers else f"it sends no predictions: {peer.why}",
+            "share": float(answers),
+            "age_steps": age_steps if answers else None,
+            "bytes": peer.received_bytes,
+            "last_bytes": peer.last_bytes,
+            "num_quarantined": sum(peer.num_refused.values()),
+            "quarantined": dict(peer.refused),
+            "refused": dict(peer.num_refused),
+            "num_answers": peer.num_answers,
+            "num_missed": peer.num_missed,
+            "num_unsent": peer.num_unsent,
+            # Of all peers: nobody knows whom they come from.
+            "num_forged": sum(self._swap.mailbox.num_forged.values()),
+            "sent_bytes": peer.sent_bytes,
+        }
+
+
+def fingerprint(inputs: Any) -> tf.Tensor:
+    """Returns a hash of a batch's inputs, uint8 `[8]`."""
+    # Of the batch, not of each example as in labels/files.py: batches may have
+    # ragged and sparse inputs, which have no bytes of an example.
+    leaves = tf.nest.flatten(inputs, expand_composites=True)
+    parts = [tf.fingerprint(tf.reshape(leaf, [1, -1])) for leaf in leaves]
+    return tf.fingerprint(tf.concat(parts, axis=-1))[0]
+
+
+def _num_classes(output: tf.Tensor) -> int:
+    """The size of the last axis; 1 of an output with one number a row."""
+    return int(output.shape[-1] or 0) if output.shape.rank > 1 else 1

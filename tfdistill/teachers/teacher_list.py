@@ -1,0 +1,496 @@
+"""All teachers of one student: attached, asked, refreshed, and reported."""
+
+import dataclasses
+import logging
+import math
+import os
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill import losses as losses_lib
+from tfdistill.cluster import identity
+from tfdistill.exports import student_graph
+from tfdistill.follow import agreement
+from tfdistill.follow import follower
+from tfdistill.labels import attached
+from tfdistill.teachers import fixed
+from tfdistill.teachers import on_servers
+from tfdistill.teachers import own_past
+from tfdistill.teachers import peers as peers_lib
+from tfdistill.teachers import predictions
+from tfdistill.teachers import soft_targets
+from tfdistill.teachers import teacher as teacher_lib
+from tfdistill.training import steps
+
+_log = logging.getLogger(__name__)
+# What the chief says of each peer; see `Peer.verdicts`.
+_NUM_VERDICTS = 2
+
+
+def checked(teachers: Any) -> list[teacher_lib.Teacher]:
+    """Returns what `CodistillModel(teachers=...)` was given as a list.
+
+    Raises:
+        ValueError: It holds something else than teachers, or one twice.
+    """
+    if teachers is None:
+        return []
+    if isinstance(teachers, teacher_lib.Teacher):
+        return [teachers]
+    is_list = isinstance(teachers, list | tuple)
+    found = list(teachers) if is_list else [teachers]
+    for each in found:
+        if not isinstance(each, teacher_lib.Teacher):
+            raise ValueError(
+                "`teachers` must be a tfdistill.teachers.Teacher or a list of "
+                f"them; received {type(each).__name__}. {_remedy(each)}"
+            )
+    if len(set(map(id, found))) != len(found):
+        raise ValueError(
+            "`teachers` must hold each teacher once; received "
+            f"{[each.name for each in found]}. Give one a larger `weight`."
+        )
+    return found
+
+
+def _remedy(given: Any) -> str:
+    if isinstance(given, keras.Model | str | os.PathLike):
+        return "Pass tfdistill.teachers.FixedTeacher(model_or_path)."
+    if given is teacher_lib.Teacher or isinstance(given, type):
+        return "Pass an object: Peers(), not Peers."
+    return "Other groups: tfdistill.teachers.Peers()."
+
+
+class TeacherList:
+    """The teachers of one student, which `CodistillModel.teachers` is.
+
+    Attributes:
+        generation: Counts loaded graphs: the training step is traced again
+            for each.
+        remote: What the executions of a parameter-server group take along;
+            None in any other.
+    """
+
+    def __init__(self, teachers: Any, cluster: identity.Cluster) -> None:
+        """Takes the teachers; makes nothing yet.
+
+        `teachers` is None, a teacher, or a list of them. ValueError if two
+        have the same name.
+        """
+        self._given = checked(teachers)
+        self._cluster = cluster
+        self._teachers = [
+            member for given in self._given for member in given.members(cluster)
+        ]
+        _give_names(self._teachers)
+        self._peers = [
+            t for t in self._teachers if isinstance(t, peers_lib.Peer)
+        ]
+        self._student: teacher_lib.Student | None = None
+        self._weight: Callable[[tf.Tensor], Any] | None = None
+        self._has_exporter = False
+        self._following: follower.Following | None = None
+        # What the traced step knows.
+        self._published: dict[str, Any] = {}
+        self.remote: on_servers.RemoteTeachers | None = None
+        self.generation = 0
+
+    def __len__(self) -> int:
+        return len(self._teachers)
+
+    def __iter__(self) -> Iterator[teacher_lib.Teacher]:
+        return iter(self._teachers)
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each teacher."""
+        return [each.name for each in self._teachers]
+
+    @property
+    def follows_peers(self) -> bool:
+        """Whether other groups teach, by versions or by predictions."""
+        return bool(self._peers) or self.swaps_predictions
+
+    @property
+    def needs_versions(self) -> bool:
+        """Whether other groups teach by their versions."""
+        return bool(self._peers)
+
+    @property
+    def swaps_predictions(self) -> bool:
+        """Whether peers teach by what they predict in the same step."""
+        kind = predictions.PredictedPeer
+        return any(isinstance(each, kind) for each in self._teachers)
+
+    @property
+    def past_moves_at_refreshes(self) -> bool:
+        """Whether refreshes move the student's own past: nobody exports it."""
+        kind = own_past.OwnPast
+        has_past = any(isinstance(each, kind) for each in self._teachers)
+        return has_past and not self._has_exporter
+
+    @property
+    def moves_at_refreshes(self) -> bool:
+        """Whether teachers change at the refreshes of a `TeacherLoader`."""
+        return self.follows_peers or self.past_moves_at_refreshes
+
+    @property
+    def has_exporter(self) -> bool:
+        """Whether the `fit` in progress has a `StudentExporter`."""
+        return self._has_exporter
+
+    @has_exporter.setter
+    def has_exporter(self, has_exporter: bool) -> None:
+        self._has_exporter = has_exporter
+        if self._student is not None:
+            self._student.has_exporter = has_exporter
+
+    # ---- before training ----
+
+    def only_model(self) -> keras.Model:
+        """Returns the one Keras model in memory that is the only teacher.
+
+        Raises:
+            ValueError: There are other teachers, or several.
+        """
+        only = self._teachers[0] if len(self) == 1 else None
+        if not isinstance(only, fixed.FixedTeacher) or not only.is_keras:
+            raise ValueError(
+                "`feature_loss` needs exactly one teacher, a Keras model, "
+                f"since it names that model's layers; received {self.names}. "
+                "Pass teachers.FixedTeacher(model), or leave `feature_loss` "
+                "out."
+            )
+        return only.keras_model()
+
+    def count_by(self, weight: Callable[[tf.Tensor], Any] | None) -> None:
+        """Takes the distillation weight as a function of the step.
+
+        Versions of its burn-in are not learned from.
+        """
+        self._weight = weight
+        if self._student is not None:
+            self._student.weight = weight
+
+    def attach(
+        self,
+        graph: student_graph.StudentGraph,
+        strategy: tf.distribute.Strategy,
+        *,
+        loss: losses_lib.DistillationLoss | None = None,
+        layers: Sequence[str] = (),
+        last: steps.LastExecution | None = None,
+    ) -> None:
+        """Makes the teachers and their variables for one student, once.
+
+        `loss` is the first output's distillation loss, by which a canary knows
+        what outputs are. `layers` are those of a model in memory that it
+        answers with beside its outputs. `last` is what the trainer keeps of
+        the last execution.
+        """
+        if self._student is not None:
+            if graph is not self._student.graph or (
+                list(layers) != self._student.layers
+            ):
+                raise RuntimeError(
+                    "Teachers serve one student, and the layers that were "
+                    "compiled first; these are attached already. Make new "
+                    "ones, and a new CodistillModel."
+                )
+            return
+        student = teacher_lib.Student(
+            graph,
+            strategy,
+            cluster=self._cluster,
+            names=self.names,
+            weight=self._weight,
+            loss=loss,
+            layers=layers,
+            last=last,
+        )
+        student.has_exporter = self._has_exporter
+        self._student = student
+        if student.on_servers:
+            self.remote = on_servers.RemoteTeachers(self._teachers)
+        with strategy.scope():
+            self._variables = (
+                self.remote.state
+                if self.remote
+                else soft_targets.TeacherVariables(self._teachers)
+            )
+            for each in self._teachers:
+                each.attach(student)
+        if self.remote:
+            self.remote.attached()
+        self._agreement = agreement.Agreement(
+            [peer.follower for peer in self._peers],
+            self.remote.sum if self.remote else self._collective(strategy),
+            num_workers=student.num_workers,
+            is_chief=student.is_chief,
+            num_as_chief=_NUM_VERDICTS * len(self._peers),
+        )
+        self._publish()
+
+    def _collective(self, strategy: tf.distribute.Strategy) -> agreement.Sum:
+        most = soft_targets.MAX_BAD_BATCHES
+        return agreement.collective_sum(
+            strategy,
+            size=agreement.num_fields(
+                len(self._peers), num_as_chief=_NUM_VERDICTS * len(self._peers)
+            ),
+            of_replica=lambda: self._variables.bad_in_a_row() >= most,
+        )
+
+    # ---- in the step ----
+
+    def ask(
+        self,
+        inputs: Any,
+        *,
+        step: Any,
+        active: tf.Tensor,
+        outputs: Any,
+        hidden: Sequence[tf.Tensor] = (),
+        labels: Mapping[str, Any] | None = None,
+        losses: Sequence[losses_lib.DistillationLoss | None] | None = None,
+    ) -> soft_targets.SoftTargets:
+        """Asks all teachers about one replica's batch, in inference mode.
+
+        A teacher that is not in use costs nothing, and no gradient is kept.
+        `outputs` are the student's for these inputs, `hidden` its layers that
+        are compared, `step` an int64 scalar; `active`, a bool scalar, is False
+        to leave all teachers out. `labels` are what came with the batch.
+        `losses` compare the outputs, one each; by default nobody does.
+        """
+        batch = teacher_lib.Batch(
+            inputs=inputs,
+            outputs=outputs,
+            hidden=hidden,
+            labels=labels or {},
+            step=tf.cast(step, tf.int64),
+            losses=losses or [None] * len(keras.tree.flatten(outputs)),
+            weight=self._weight,
+        )
+        for given in self._given:
+            said = given.before_step(batch, active=active)
+            if said:
+                batch = dataclasses.replace(
+                    batch, labels={**batch.labels, **said}
+                )
+        return self._variables.ask(batch, active=active)
+
+    def label_versions(self, labels: Mapping[str, Any]) -> tf.Tensor:
+        """Returns the newest version in each teacher's labels of a batch.
+
+        float64 `[num_teachers]`; NaN for a teacher without labels, or whose
+        labels have no version.
+        """
+        nothing = tf.constant(math.nan, tf.float64)
+        return tf.stack(
+            [
+                attached.newest_version(labels[name])
+                if name in labels
+                else nothing
+                for name in self.names
+            ]
+        )
+
+    # ---- between steps ----
+
+    def start(self) -> None:
+        """Starts to look for versions in the background, or for messages."""
+        for given in self._given:
+            given.start()
+        self._start_following()
+
+    def _start_following(self) -> None:
+        if self._student is None or not self._peers or self._following:
+            return
+        self._following = follower.Following(
+            [peer.follower for peer in self._peers],
+            proposes=self._student.is_chief,
+        )
+        self._following.start()
+
+    def stop(self) -> None:
+        """Stops looking; waits for a read in progress, 30 s at most."""
+        for given in self._given:
+            given.stop()
+        self._stop_following()
+
+    def _stop_following(self) -> None:
+        if self._following is not None:
+            self._following.stop()
+            self._following = None
+
+    def refresh(self, *, step: int | None = None) -> list[str]:
+        """Lets the group agree on versions and swaps in what all have.
+
+        Every worker calls it at the same step. It neither reads files nor
+        waits for them, except to load a graph that differs from the student's.
+
+        Args:
+            step: The student's global step, by which teachers that have
+                become too old are found. Defaults to not looking.
+
+        Returns:
+            The names of the teachers that were swapped.
+
+        Raises:
+            RuntimeError: The teachers belong to no student yet.
+        """
+        self._check_attached("refresh")
+        verdicts = [int(found) for p in self._peers for found in p.verdicts()]
+        news = self._agreement.exchange_news(as_chief=verdicts)
+        for each, is_bad in zip(self._teachers, news.of_replicas, strict=True):
+            if is_bad:
+                each.drop(
+                    "its outputs were NaN or infinite in "
+                    f"{soft_targets.MAX_BAD_BATCHES} batches in a row."
+                )
+        for index, peer in enumerate(self._peers):
+            peer.take_verdicts(*news.as_chief[_NUM_VERDICTS * index :][:2])
+            if peer.follower.announced < 0 and news.newest[index] >= 0:
+                peer.follower.announce(news.newest[index])
+        ready = self._load_graphs(news.ready)
+        self._swap(ready, step)
+        for each in self._teachers:
+            each.refresh(step)
+        self._publish()
+        return [self._peers[index].name for index in ready]
+
+    def _load_graphs(self, ready: Sequence[int]) -> Sequence[int]:
+        """Loads the graphs that versions need, on all workers or on none."""
+        wanted = [i for i in ready if self._peers[i].needs_graph]
+        if not wanted:
+            return ready
+        loaded = self._agreement.confirm(
+            {i: self._peers[i].load_graph() for i in wanted}
+        )
+        return [i for i in ready if i not in wanted or i in loaded]
+
+    def _swap(self, ready: Sequence[int], step: int | None = None) -> None:
+        for index in ready:
+            self.generation += self._peers[index].swap(step)
+        if self.remote and ready:
+            self.remote.swapped()
+
+    def note_export(self, step: int, averages: Mapping[int, Any]) -> None:
+        """Makes the student's present values a version of its own past.
+
+        Every worker calls it at the same step, whether or not the version is
+        written. `averages` are what it holds in place of weights, by the `id`
+        of these.
+        """
+        for each in self._teachers:
+            if isinstance(each, own_past.OwnPast):
+                each.note_export(step, averages)
+                self._publish()
+
+    def _check_attached(self, caller: str) -> None:
+        if self._student is None:
+            raise RuntimeError(
+                f"`{caller}` must come after `fit` has made the teachers' "
+                "variables; received teachers without a student. Call it from "
+                "a callback, in `on_train_begin` or later."
+            )
+
+    def _publish(self) -> None:
+        """Lets the traced step know of the versions, if anything changed."""
+        if self.remote:
+            # Travels with each execution.
+            return
+        values: dict[str, Any] = {
+            "steps": [each.step for each in self._teachers],
+            "in_use": [each.in_use for each in self._teachers],
+            "shares": [each.share for each in self._teachers],
+        }
+        if values != self._published:
+            self._variables.assign(**values)
+            self._published = values
+
+    def status(self) -> list[dict[str, Any]]:
+        """Describes each teacher, for logs.
+
+        Returns:
+            For each teacher its `name`, the `step` of the version in use (-1
+            for none), its `health` ("absent", "burn_in", "good", "fading",
+            "too_stale", "worse" or "dropped") with the `reason`, the `share`
+            of its weight that this leaves it, its `age_steps` at the last
+            refresh (None without a version), how many versions were put in
+            place (`swaps`) and their `bytes`, the `last_bytes` of these, the
+            `read_secs` of the last read (None without one), `num_dropped`,
+            `num_quarantined`, and the newest `quarantined` versions with
+            their reasons. Of peers that send predictions, `step` is that of
+            the last answer, refused messages count as quarantined, and there
+            are `num_answers`, `num_missed` (batches without one), `num_unsent`,
+            `num_forged`, `sent_bytes`, and the number `refused` by kind. Of
+            labels, `step`, `age_steps` and `share`, the share of rows that
+            had a label of an age that counts, are those of the last step.
+        """
+        if self._student is None:
+            return []
+        return [each.status() for each in self._teachers]
+
+    # ---- for a backup ----
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """What backups keep of the teachers beside `state`."""
+        return [v for each in self._teachers for v in each.variables]
+
+    def state(self) -> dict[str, Any]:
+        """Returns by name what each teacher keeps, as JSON."""
+        return {each.name: each.state() for each in self._teachers}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state` returned, before training, as if just refreshed.
+
+        Every worker calls it at the same point, once `fit` has made the
+        teachers' variables: from `on_train_begin` on. It waits until all
+        workers have read the versions that were in use. One that is gone,
+        refused or cannot be read by all is left out, with a warning.
+        """
+        self._check_attached("restore")
+        lost = sorted(set(state).difference(self.names))
+        if lost:
+            _log.warning("%s are no longer teachers.", ", ".join(lost))
+        # The reading thread may be at another version.
+        was_following = self._following is not None
+        self._stop_following()
+        wanted = {
+            index: state[peer.name].get("step", -1)
+            for index, peer in enumerate(self._peers)
+            if peer.name in state
+        }
+        if self._peers:
+            self._swap(self._load_graphs(self._agreement.read(wanted)))
+        for each in self._teachers:
+            if each.name in state:
+                each.restore(state[each.name])
+        if was_following:
+            self._start_following()
+        self._publish()
+
+
+def _give_names(teachers: Sequence[teacher_lib.Teacher]) -> None:
+    """Numbers teachers of the same name; ValueError if a group comes twice."""
+    taken: set[str] = set()
+    for each in teachers:
+        if each.name in taken and not isinstance(each, fixed.FixedTeacher):
+            raise ValueError(
+                "Each teacher must have a name of its own; received "
+                f"{each.name!r} twice. Leave one out, or pass `name`."
+            )
+        number, name = 0, each.name
+        while name in taken:
+            number += 1
+            name = f"{each.name}_{number}"
+        each.name = name
+        taken.add(name)
