@@ -29,6 +29,7 @@ import tfdistill
 from tests.cases import codistillation as cases
 from tests.programs import commands
 from tfdistill import mixing
+from tfdistill import teachers
 from tfdistill.labels import attached
 from tfdistill.labels import forms
 from tfdistill.launcher import local_cluster
@@ -48,22 +49,22 @@ Losses = dict[str, dict[str, Any]]
 
 
 def _fixed(model: keras.Model) -> Any:
-    return tfdistill.TeacherSet(models=[model])
+    return teachers.FixedTeacher(model)
 
 
 def _labelled() -> Any:
-    return tfdistill.TeacherSet(labels=["big"])
+    return teachers.LabelTeacher("big")
 
 
 def _peers(exchange: tfdistill.Exchange) -> Any:
-    return cases.teacher_set(exchange)
+    return teachers.Peers(exchange, peers=[1])
 
 
 def _predictions(
     exchange: tfdistill.Exchange, cluster: tfdistill.Cluster
 ) -> Any:
-    return tfdistill.TeacherSet(
-        exchange, cluster.peers, by="predictions", wait_secs=60.0
+    return teachers.PeerPredictions(
+        exchange, peers=cluster.peers, wait_secs=60.0
     )
 
 

@@ -19,6 +19,7 @@ if typing.TYPE_CHECKING:
     from tfdistill import mixing as mixing
     from tfdistill import optimizers as optimizers
     from tfdistill import schedules as schedules
+    from tfdistill import teachers as teachers
     from tfdistill.backup.callback import Backup as Backup
     from tfdistill.cluster.identity import Cluster as Cluster
     from tfdistill.cluster.strategy import make_strategy as make_strategy
@@ -45,20 +46,18 @@ if typing.TYPE_CHECKING:
     from tfdistill.sharing.callbacks import StudentExporter as StudentExporter
     from tfdistill.sharing.callbacks import TeacherLoader as TeacherLoader
     from tfdistill.sharing.callbacks import callbacks as callbacks
-    from tfdistill.teachers.gates import Canary as Canary
-    from tfdistill.teachers.teacher_set import TeacherSet as TeacherSet
     from tfdistill.training.guards import FiniteLoss as FiniteLoss
 
 _MODULES = (
     *("data", "data_checks", "labels", "losses", "metrics", "mixing"),
     "optimizers",
     "schedules",
+    "teachers",
 )
 _HOMES = {
     "Backup": "backup.callback",
     "BatchScaler": "mixing.batch_scaler",
     "BestEffort": "observe.best_effort",
-    "Canary": "teachers.gates",
     "Cluster": "cluster.identity",
     "CodistillModel": "model",
     "DistributedModel": "distributed",
@@ -75,7 +74,6 @@ _HOMES = {
     "StudentExporter": "sharing.callbacks",
     "Summaries": "observe.summaries",
     "TeacherLoader": "sharing.callbacks",
-    "TeacherSet": "teachers.teacher_set",
     "WeightMixer": "mixing.mixer",
     "callbacks": "sharing.callbacks",
     "launch": "launcher.launch",

@@ -673,7 +673,7 @@ class FeatureDistillation:
 
     The hints of Romero et al. 2015 (FitNets). Pass it as `feature_loss` to the
     `compile` of a `CodistillModel`, whose only teacher is a Keras model in
-    memory: `TeacherSet(models=[model])`. Its term is added to that of
+    memory: `teachers.FixedTeacher(model)`. Its term is added to that of
     `distillation_loss`, with the same weight by step; each pair of layers is
     reduced over the global batch. Sample weights count if there is one for
     each example.

@@ -2,10 +2,10 @@
 
 import functools
 import json
-import os
 import re
 import types
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -25,7 +25,8 @@ from tfdistill.observe import run_log
 from tfdistill.observe import summaries
 from tfdistill.observe import teaching
 from tfdistill.system import keras_internals
-from tfdistill.teachers import teacher_set
+from tfdistill.teachers import teacher as teacher_lib
+from tfdistill.teachers import teacher_list
 from tfdistill.teachers import term
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
@@ -74,26 +75,6 @@ def check_student(student: Any) -> None:
         )
 
 
-def check_teachers(teachers: Any) -> None:
-    """Checks that teachers are a `TeacherSet`, and says how to make one."""
-    if teachers is None or isinstance(teachers, teacher_set.TeacherSet):
-        return
-    first = next(iter(keras.tree.flatten(teachers)), teachers)
-    remedy = "tfdistill.TeacherSet(exchange, cluster.peers)"
-    if isinstance(first, keras.Model):
-        remedy = "tfdistill.TeacherSet(models=[model])"
-    elif isinstance(first, str | os.PathLike):
-        is_file = os.fspath(first).endswith(".keras")
-        kind = "models" if is_file else "saved_models"
-        remedy = f"tfdistill.TeacherSet({kind}=[path])"
-    raise ValueError(
-        "`teachers` must be a tfdistill.TeacherSet; received "
-        f"{type(teachers).__name__}"
-        f"{'' if first is teachers else f' of {type(first).__name__}'}. "
-        f"Pass {remedy}."
-    )
-
-
 def _is_keras(part: Any) -> bool:
     """Whether plain Keras can load an optimizer, loss or metric from a file."""
     if part is None or isinstance(part, str):
@@ -110,7 +91,7 @@ def _is_keras(part: Any) -> bool:
 
 def add_launched_callbacks(
     arguments: dict[str, Any],
-    teachers: teacher_set.TeacherSet,
+    teachers: teacher_list.TeacherList,
     cluster: identity.Cluster,
 ) -> None:
     """Adds a `RunLog` and `Summaries` in a launched run, to those of `fit`.
@@ -134,8 +115,7 @@ def add_launched_callbacks(
             "tfdistill.TeacherLoader(every_steps=...) to `callbacks`.",
             stacklevel=3,
         )
-    needs_exports = teachers.follows_peers and not teachers.swaps_predictions
-    if needs_exports and cluster.num_groups > 1 and not exports:
+    if teachers.needs_versions and cluster.num_groups > 1 and not exports:
         warnings.warn(
             f"This is group {cluster.group} of {cluster.num_groups}, and `fit` "
             "got no tfdistill.StudentExporter, so the other groups will never "
@@ -210,29 +190,37 @@ class CodistillModel(
         self,
         student: keras.Model,
         *,
-        teachers: teacher_set.TeacherSet | None = None,
+        teachers: teacher_lib.Teacher
+        | Sequence[teacher_lib.Teacher]
+        | None = None,
         name: str | None = None,
     ) -> None:
         """Wraps a student. Make both inside the strategy's scope.
 
         Args:
             student: Any Keras 3 model: functional, subclassed, multi-output.
-            teachers: Whom to learn from. Defaults to nobody: plain training.
+            teachers: Whom to learn from: one of `tfdistill.teachers`, or a list
+                of them. Defaults to nobody: plain training.
             name: Name of the model.
 
         Raises:
             ValueError: `student` is not a `keras.Model`, has a training step
-                of its own or a preprocessor; or `teachers` is no `TeacherSet`.
+                of its own or a preprocessor; or `teachers` are none.
         """
         check_student(student)
-        check_teachers(teachers)
         super().__init__(name=name or f"codistill_{student.name}")
         self.student = student
         self.built = student.built
         self._has_compiled_student = False
         self._has_own_loss = own_steps.is_own(type(student), "compute_loss")
         self._projections: list[keras.Layer] = []
-        self.codistillation = term.Codistillation(student, teachers)
+        strategy = tf.distribute.get_strategy()
+        self.codistillation = term.Codistillation(
+            student,
+            teacher_list.TeacherList(
+                teachers, strategy_lib.cluster_of(strategy)
+            ),
+        )
 
     def make_trainer(self) -> replica_trainer.Trainer:
         """Makes what trains this model under its strategy."""
@@ -246,7 +234,7 @@ class CodistillModel(
         return self.student
 
     @property
-    def teachers(self) -> teacher_set.TeacherSet:
+    def teachers(self) -> teacher_list.TeacherList:
         """Whom the student learns from."""
         return self.codistillation.teachers
 

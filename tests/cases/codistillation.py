@@ -137,17 +137,16 @@ def codistill(
     return model
 
 
-def teacher_set(
-    exchange: Any = None, peers: Any = (1,), **kwargs: Any
-) -> tfdistill.TeacherSet:
-    return tfdistill.TeacherSet(exchange, peers, poll_secs=0.005, **kwargs)
+def peers(exchange: Any = None, peers: Any = (1,), **kwargs: Any) -> Any:
+    """Other groups as teachers; group 1 unless told."""
+    return tfdistill.teachers.Peers(exchange, peers=peers, **kwargs)
 
 
 def following(
     exchange: Any = None, student: Any = None, **kwargs: Any
 ) -> tfdistill.CodistillModel:
     """A model that is ready to train, and follows group 1 unless told."""
-    model = codistill(student or linear(0), teacher_set(exchange, **kwargs))
+    model = codistill(student or linear(0), peers(exchange, **kwargs))
     prepare(model, *data())
     return model
 
@@ -156,11 +155,11 @@ def outputs_of_teachers(
     model: Any, x: Any, step: int = 20
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """What the teachers say of a batch, and what each is worth by row."""
-    soft = model.teachers.predict(
+    soft = model.teachers.ask(
         tf.constant(x),
         step=tf.constant(step, tf.int64),
         active=tf.constant(True),
-        like=model.student(x),
+        outputs=model.student(x),
     )
     return [o.numpy() for o in soft.outputs[0]], soft.weights.numpy()
 

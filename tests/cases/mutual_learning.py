@@ -32,10 +32,9 @@ def model(
     cluster: tfdistill.Cluster, *, wait_secs: float = 60.0, **kwargs: Any
 ) -> tfdistill.CodistillModel:
     """A group's model; call it in the strategy's scope."""
-    teachers = tfdistill.TeacherSet(
+    teachers = tfdistill.teachers.PeerPredictions(
         tfdistill.Exchange(cluster.exchange),
-        cluster.peers,
-        by="predictions",
+        peers=cluster.peers,
         wait_secs=wait_secs,
         **kwargs,
     )

@@ -249,7 +249,7 @@ def run(case: Case, strategy: Any, *, is_reference: bool = False) -> Results:
     with strategy.scope():
         student = model = case.student()
         if not (is_reference and case.is_plain):
-            teachers = tfdistill.TeacherSet(models=models)
+            teachers = list(map(tfdistill.teachers.FixedTeacher, models))
             model = (
                 tfdistill.CodistillModel(student, teachers=teachers)
                 if models
@@ -589,7 +589,7 @@ def learn(directory: pathlib.Path, strategy: Any) -> tuple[dict, Any, Any]:
     with strategy.scope():
         model = TracedModel(
             click_student(),
-            teachers=tfdistill.TeacherSet(exchange, [1], poll_secs=0.02),
+            teachers=tfdistill.teachers.Peers(exchange, peers=[1]),
         )
         model.compile(
             keras.optimizers.Adagrad(0.1),

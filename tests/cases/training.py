@@ -277,7 +277,7 @@ def taught(model_class: type) -> keras.Model:
         hidden = keras.layers.Dropout(0.5)(hidden) if units == 9 else hidden
         return keras.Model(inputs, keras.layers.Dense(3)(hidden))
 
-    teachers = tfdistill.TeacherSet(models=[named(9, "theirs")])
+    teachers = tfdistill.teachers.FixedTeacher(named(9, "theirs"))
     return Taught(named(4, "own"), teachers=teachers)
 
 

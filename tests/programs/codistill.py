@@ -65,9 +65,7 @@ def main(num_steps: int, step_secs: float) -> None:
         )
         model = tfdistill.CodistillModel(
             student,
-            teachers=tfdistill.TeacherSet(
-                exchange, cluster.peers, poll_secs=0.1
-            ),
+            teachers=tfdistill.teachers.Peers(),
         )
         model.compile(
             "sgd",

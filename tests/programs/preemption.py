@@ -118,7 +118,7 @@ def main(phase: str, directory: pathlib.Path) -> None:
             layers.append(Hangs())
         model = tfdistill.CodistillModel(
             keras.Sequential(layers),
-            teachers=tfdistill.TeacherSet(exchange, [1], poll_secs=0.1)
+            teachers=tfdistill.teachers.Peers(exchange, peers=[1])
             if phase == "exchange"
             else None,
         )

@@ -29,7 +29,7 @@ def main(directory: pathlib.Path, address: str) -> None:
     on_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
     with strategy.scope():
         model = cases.codistill(
-            cases.linear(), tfdistill.TeacherSet(labels=["served"])
+            cases.linear(), tfdistill.teachers.LabelTeacher("served")
         )
     history = model.fit(
         data if on_servers else data(), steps_per_epoch=NUM_STEPS, verbose=0

@@ -85,7 +85,7 @@ def main(directory: pathlib.Path, num_steps: int) -> None:
     strategy = tfdistill.make_strategy()
     exchange = tfdistill.Exchange(directory / "exchange", key=None)
     learns = (directory / "exchange" / "group_1").exists()
-    teachers = tfdistill.TeacherSet(exchange, [1], poll_secs=0.1)
+    teachers = tfdistill.teachers.Peers(exchange, peers=[1])
     with strategy.scope():
         model = tfdistill.CodistillModel(
             counting.student(), teachers=teachers if learns else None

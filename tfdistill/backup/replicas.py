@@ -69,9 +69,9 @@ class ReplicaState:
         mean = getattr(codistillation, "mean", None)
         if mean:
             self._shared |= _numbered("mean", mean.variables)
-        past = getattr(getattr(model, "teachers", None), "own_past", None)
-        if past:
-            self._shared |= _numbered("own_past", past.held)
+        if codistillation is not None:
+            held = codistillation.teachers.variables
+            self._shared |= _numbered("teachers", held)
         for name, callback in _stateful(callbacks).items():
             self._shared |= _numbered(name, callback.variables)
         for index, (_, _, slots) in enumerate(model.trainer.table_slots):
@@ -500,32 +500,15 @@ class ReplicaBackup:
 
 
 def _of_teachers(teachers: Any) -> dict[str, Any]:
-    if teachers is None:
-        return {"teachers": {}, "standings": {}}
-    versions = {str(peer): s for peer, s in teachers.versions().items()}
-    return {"teachers": versions, "standings": teachers.standings()}
+    return {"teachers": {} if teachers is None else teachers.state()}
 
 
 def _restore_teachers(teachers: Any, host: dict[str, Any]) -> None:
-    wanted = {int(peer): step for peer, step in host["teachers"].items()}
-    if not len(teachers):
-        if wanted:
-            _log.warning(
-                "The backup was made with teachers in the groups %s; this "
-                "model has none, and continues without.",
-                sorted(wanted),
-            )
-        return
-    found: dict[int, int] = {}
-    if any(step >= 0 for step in wanted.values()):
-        found = teachers.load_versions(wanted)
-    # Backups of earlier versions of this package have none.
-    teachers.restore_standings(host.get("standings", {}))
-    for peer, step in sorted(wanted.items()):
-        if step >= 0 and found.get(peer) != step:
-            _log.warning(
-                "Version %d of group %d, the teacher at the backup, could not "
-                "be loaded: the group is no teacher until its next refresh.",
-                step,
-                peer,
-            )
+    if len(teachers):
+        teachers.restore(host["teachers"])
+    elif host["teachers"]:
+        _log.warning(
+            "The backup was made with the teachers %s; this model has none, "
+            "and continues without.",
+            ", ".join(sorted(host["teachers"])),
+        )

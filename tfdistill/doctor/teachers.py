@@ -20,8 +20,7 @@ from tfdistill.exports import checkpoints
 from tfdistill.exports import graph_check
 from tfdistill.exports import other_graphs
 from tfdistill.exports import student_graph
-from tfdistill.teachers import gates
-from tfdistill.teachers import peer
+from tfdistill.follow import screen as screen_lib
 
 NAME = "teachers"
 _NUM_EXAMPLES = 2
@@ -150,7 +149,7 @@ def _judge(
             f"{seen}, outputs are finite, but its graph is another than this "
             "group's",
             "If groups have different architectures, set allow_other_graphs "
-            "(TeacherSet, or exchange.allow_other_graphs); else it will be "
+            "(teachers.Peers); else it will be "
             f"quarantined. {_SAME_STUDENT}",
         )
     graph = ", the same graph" if same else ""
@@ -189,8 +188,8 @@ def _compare(version: versions.Version, student: Student) -> None:
             ("inputs", student.inputs, version.manifest.inputs),
             ("outputs", student.outputs, version.manifest.outputs),
         ):
-            gates.check_spec(what, dict(ours), theirs)
-    except peer.RejectedError as error:
+            screen_lib.check_spec(what, dict(ours), theirs)
+    except screen_lib.Refused as error:
         raise _BadTeacherError(
             f"version {version.step}: {error}", _SAME_STUDENT
         ) from error

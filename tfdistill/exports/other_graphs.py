@@ -154,8 +154,7 @@ def load(
     check_named(
         directory,
         trust=trust,
-        remedy="TeacherSet(trust_saved_models=True), or in a recipe "
-        "codistillation.trust_saved_models",
+        remedy="teachers.FixedTeacher(path, trust_graph=True)",
     )
     return _loaded(directory, graph)
 

@@ -71,8 +71,11 @@ class Screen:
                 )
         except ValueError as error:
             raise Refused(str(error)) from error
-        check_spec("inputs", ours.input_spec, found.inputs)
-        check_spec("outputs", ours.output_spec, found.outputs)
+        for what, spec, said in (
+            ("inputs", ours.input_spec, found.inputs),
+            ("outputs", ours.output_spec, found.outputs),
+        ):
+            check_spec(what, student_graph.to_json(spec, what), said)
         theirs = found.extras.get(SCHEMA_FIELD)
         if difference := schema_difference(self._schema, theirs):
             raise Refused(
@@ -94,13 +97,12 @@ def refuse_other_graphs(
     return check
 
 
-def check_spec(what: str, spec: Any, theirs: Any) -> None:
-    """Checks a version's inputs or outputs, `what`, against a student's spec.
+def check_spec(what: str, ours: Mapping[str, Any], theirs: Any) -> None:
+    """Checks a version's inputs or outputs, `what`, against the student's.
 
-    `theirs` is what the manifest says. Names, shapes and kinds of numbers must
-    be the same, or `Refused`.
+    `ours` is what `student_graph.to_json` made, `theirs` what the manifest
+    says. Names, shapes and kinds of numbers must be the same, or `Refused`.
     """
-    ours = student_graph.to_json(spec, what)
 
     def kinds(described: Any) -> Any:
         return {

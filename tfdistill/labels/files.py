@@ -174,7 +174,7 @@ def read(
 
     Args:
         directory: Where `write` wrote them.
-        name: The teacher's name, for `TeacherSet(labels=[name])`.
+        name: The teacher's name, for `teachers.LabelTeacher(name)`.
         key: As for `write`. With a key, labels must be signed with it.
 
     Raises:
@@ -205,7 +205,7 @@ class WrittenLabels:
     Example:
         labels = tfdistill.labels.read("labels", name="big")
         dataset = dataset.apply(labels).unbatch().shuffle(10_000).batch(64)
-        teachers = tfdistill.TeacherSet(labels=["big"])
+        teachers = tfdistill.teachers.LabelTeacher("big")
     """
 
     def __init__(

@@ -75,7 +75,7 @@ class Teachers:
         )
         dataset = dataset.map(teachers, num_parallel_calls=4).prefetch(4)
         model = tfdistill.CodistillModel(
-            student, tfdistill.TeacherSet(labels=[teachers])
+            student, teachers=tfdistill.teachers.LabelTeacher(teachers)
         )
         ```
     """
@@ -98,7 +98,7 @@ class Teachers:
 
         Args:
             addresses: `host:port` of each server, at least one.
-            name: Of the teacher, as `TeacherSet(labels=[name])` has it.
+            name: Of the teacher, as `teachers.LabelTeacher(name)` has it.
             model: The model's name at the servers.
             form: What is kept of each output. Default: all, as float32.
             timeout_secs: Longest time for one batch, tries at other servers
@@ -147,7 +147,7 @@ class Teachers:
             *element: `x`, or `(x, y)`, or `(x, y, sample_weight)`: a batch.
 
         Returns:
-            The element as `TeacherSet(labels=...)` takes it.
+            The element as `teachers.LabelTeacher` takes it.
         """
         whole = element[0] if len(element) == 1 else element
         bare, _ = attached.detach(whole)

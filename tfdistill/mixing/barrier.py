@@ -18,7 +18,7 @@ from tfdistill.cluster import replicas
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.mixing import weights
-from tfdistill.teachers import gates
+from tfdistill.teachers import canary as canary_lib
 
 _log = logging.getLogger(__name__)
 # Of a manifest's `extras`: whether a group mixes no more.
@@ -36,7 +36,7 @@ class BarrierWatch:
         self,
         barrier: schedules.MergeBarrier,
         graph: student_graph.StudentGraph,
-        canary: gates.Canary,
+        canary: canary_lib.Canary,
     ) -> None:
         """Has the student predict the canary batch, as its trace must be here.
 
@@ -59,10 +59,11 @@ class BarrierWatch:
                 "no task has a whole version; received one as `until`. Leave "
                 "it out, or train without parameter servers."
             )
-        canary = gates.as_canary(barrier.canary)
+        canary = canary_lib.as_canary(barrier.canary)
         if canary is None:
             raise ValueError(_NO_CANARY.format("None"))
-        model.codistillation.settle(canary)
+        loss = model.codistillation.first_loss
+        canary.settle(loss.from_logits if loss else None)
         return cls(barrier, model.graph, canary)
 
     def take(self, others: Sequence[Sequence[Any]]) -> None:
@@ -105,12 +106,12 @@ class BarrierWatch:
         return mean, mine, sum(theirs) / len(theirs)
 
     def _ask(self, values: Sequence[Any]) -> float:
-        answer = self._canary.ask(
+        loss = self._canary.check(
             functools.partial(self._predict, values), self._graph.output_spec
         )
-        if answer.loss is None:
+        if loss is None:
             raise ValueError(_NO_CANARY.format("one without"))
-        return answer.loss
+        return loss
 
     def _predict(self, values: Sequence[Any], inputs: Any) -> list[Any]:
         tensors = [tf.convert_to_tensor(value) for value in values]

@@ -15,9 +15,9 @@ from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
+from tfdistill.follow import follower
 from tfdistill.mixing import pace
 from tfdistill.system import fresh_copies
-from tfdistill.teachers import peer
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
@@ -231,7 +231,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         # When the first step had ended, and the time of work before it.
         self._began: float | None = None
         self._busy_before = 0.0
-        self._poller: peer.Poller | None = None
+        self._poller: follower.Following | None = None
         self.num_changes = 0
 
     @property
@@ -383,8 +383,8 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._paces = {group: pace.Pace() for group in watched}
         self._seen.clear()
         self._values = replicas.WorkerValues(strategy)
-        self._poller = peer.Poller(
-            [], proposes=False, poll_secs=self._poll_secs, also=self._look
+        self._poller = follower.Following(
+            [], proposes=False, also=self._look
         )
         self._poller.start()
 

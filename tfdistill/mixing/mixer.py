@@ -15,6 +15,9 @@ from tfdistill import schedules
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import publisher
+from tfdistill.follow import agreement
+from tfdistill.follow import follower
+from tfdistill.follow import screen as screen_lib
 from tfdistill.mixing import barrier
 from tfdistill.mixing import journal
 from tfdistill.mixing import readers
@@ -25,9 +28,6 @@ from tfdistill.mixing import topologies
 from tfdistill.mixing import weights
 from tfdistill.system import background
 from tfdistill.system import fresh_copies
-from tfdistill.teachers import agreement
-from tfdistill.teachers import gates
-from tfdistill.teachers import peer
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class WeightMixer(fresh_copies.FreshCopies, steps.Mixer):
             until: What ends the mixing; the distillation weight that `compile`
                 was given is the same object. Default: it goes on to the end.
             schema: What peers' labels, vocabularies and columns must be; see
-                `gates.digests`. Default: nothing is compared.
+                `screen_lib.digests`. Default: nothing is compared.
             poll_secs: Seconds between two looks at the exchange. Default 0.1.
             clock: Seconds of a clock that never goes backwards.
 
@@ -137,12 +137,12 @@ class WeightMixer(fresh_copies.FreshCopies, steps.Mixer):
         self._given_peers, self._seed = peers, seed
         self._until = until
         self._watch: barrier.BarrierWatch | None = None
-        self._schema = gates.digests(schema or {})
+        self._schema = screen_lib.digests(schema or {})
         self._poll_secs = poll_secs
         self._exporter: Any = None
         self._made: weights.MixedWeights | None = None
-        self._readers: dict[int, peer.PeerReader] = {}
-        self._poller: peer.Poller | None = None
+        self._readers: dict[int, follower.Follower] = {}
+        self._poller: follower.Following | None = None
         self._journal = journal.Journal(None)
         # The mean of what has been read, by what it consists of.
         self._reduced: tuple[Any, list[tf.Tensor]] | None = None
@@ -298,7 +298,6 @@ class WeightMixer(fresh_copies.FreshCopies, steps.Mixer):
             if replicas.on_servers(strategy)
             else agreement.collective_sum(
                 strategy,
-                lambda: tf.zeros([1], tf.int64),
                 size=rounds.num_fields(len(self._readers)),
             ),
             num_workers=replicas.num_workers(strategy),
@@ -312,10 +311,9 @@ class WeightMixer(fresh_copies.FreshCopies, steps.Mixer):
         self._selection.start(
             self._readers, self._rounds, self._journal, self._exporter
         )
-        self._poller = peer.Poller(
+        self._poller = follower.Following(
             list(self._readers.values()),
-            self._is_chief,
-            self._poll_secs,
+            proposes=self._is_chief,
             also=self._in_background,
         )
         self._poller.start()

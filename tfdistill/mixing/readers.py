@@ -9,9 +9,9 @@ from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
+from tfdistill.follow import follower
+from tfdistill.follow import screen as screen_lib
 from tfdistill.mixing import weights
-from tfdistill.teachers import gates
-from tfdistill.teachers import peer
 
 # Of a manifest's `extras`: the SHA-256 of the weights at step 0.
 INITIAL_FIELD = "initial_weights"
@@ -36,16 +36,16 @@ class Origin:
         self.strangers.clear()
 
     def check(self, version: versions.Version) -> None:
-        """Raises `peer.RejectedError` for versions of another origin."""
+        """Raises `screen_lib.Refused` for versions of another origin."""
         theirs = version.manifest.extras.get(INITIAL_FIELD)
         if not isinstance(theirs, str):
-            raise peer.RejectedError(
+            raise screen_lib.Refused(
                 "its manifest does not say which weights its group began "
                 "with. Give each group's `fit` a tfdistill.WeightMixer."
             )
         if theirs != self.weights:
             self.strangers[version.group] = theirs
-            raise peer.RejectedError("its group began with other weights.")
+            raise screen_lib.Refused("its group began with other weights.")
 
     def refuse(self, groups: Collection[int]) -> None:
         """Ends training if any worker found that these groups are strangers."""
@@ -74,16 +74,16 @@ def of_peers(
     *,
     schema: Mapping[str, Any],
     on_servers: bool,
-) -> dict[int, peer.PeerReader]:
+) -> dict[int, follower.Follower]:
     """Returns readers of the weights that are mixed, by group."""
-    screen = gates.VersionScreen(graph, schema=schema)
+    screen = screen_lib.Screen(graph, schema=schema)
     expected = saved_model.SavedModelWriter(graph).variables
     keys = [list(expected)[index] for index in mixed.indices]
 
     def check(version: versions.Version) -> None:
         screen(version)
         if version.manifest.graph_fingerprint != graph.fingerprint:
-            raise peer.RejectedError(
+            raise screen_lib.Refused(
                 "its graph differs from this group's model, so that its "
                 "weights mean something else. Train the same model in each "
                 "group that mixes."
@@ -100,10 +100,10 @@ def of_peers(
             )
             return dict(zip(mixed.indices, values, strict=True))
         except ValueError as error:
-            raise peer.RejectedError(str(error)) from error
+            raise screen_lib.Refused(str(error)) from error
 
     return {
-        group: peer.PeerReader(
+        group: follower.Follower(
             exchange, group, read=read, screen=check, alone=False
         )
         for group in groups

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from tfdistill.follow import agreement
+from tfdistill.follow import follower
 from tfdistill.mixing import journal as journal_lib
 from tfdistill.mixing import readers as readers_lib
 from tfdistill.mixing import shares
 from tfdistill.system import background
-from tfdistill.teachers import agreement
-from tfdistill.teachers import peer
 
 # Of each peer: the newest version in sight of the chief; whether this worker
 # has read the one that was announced, or failed to; whether it began with
@@ -65,7 +65,7 @@ class Rounds:
 
     def __init__(
         self,
-        readers: Mapping[int, peer.PeerReader],
+        readers: Mapping[int, follower.Follower],
         origin: readers_lib.Origin,
         sum_over_group: agreement.Sum,
         *,
@@ -95,8 +95,8 @@ class Rounds:
         for index, (group, reader) in enumerate(self._readers.items()):
             state = reader.state
             news[0, index] = (reader.newest + 1) * self._is_chief
-            news[1, index] = state == peer.READY
-            news[2, index] = state == peer.FAILED
+            news[1, index] = state == follower.READY
+            news[2, index] = state == follower.FAILED
             news[3, index] = group in self._origin.strangers
         flags = np.array([is_over, self._wants_end()], np.int64)
         flags *= self._is_chief
@@ -185,7 +185,7 @@ class Selection:
 
     def start(
         self,
-        readers: Mapping[int, peer.PeerReader],
+        readers: Mapping[int, follower.Follower],
         rounds: Rounds,
         journal: journal_lib.Journal,
         exporter: Any,

@@ -19,7 +19,7 @@ from tfdistill.observe import summary_file
 from tfdistill.observe import tags
 from tfdistill.system import processes
 from tfdistill.system import run_files
-from tfdistill.teachers import by_value
+from tfdistill.teachers import labels
 from tfdistill.teachers import term
 from tfdistill.training import steps
 
@@ -163,7 +163,7 @@ _IN_STEP = (*_LOSSES, "distillation_weight", "teacher_staleness")
 # Of the executions before a point, by how many agreement is measured: each
 # costs a read.
 _NUM_COMPARED = 20
-_COMPARED = (term.AGREEMENT, term.DIFFERENCE, by_value.TAUGHT_ROWS)
+_COMPARED = (term.AGREEMENT, term.DIFFERENCE, labels.TAUGHT_ROWS)
 
 
 class Summaries(steps.SteppedCallback):

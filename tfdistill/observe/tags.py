@@ -135,7 +135,6 @@ def of_teachers(status: Sequence[Mapping[str, Any]], step: int) -> Scalars:
         version = teacher["step"] if teacher["step"] >= 0 else None
         values = {
             "staleness_steps": None if version is None else step - version,
-            "staleness_secs": teacher["age_secs"],
             "version": version,
             "health": _HEALTH_CODES[teacher["health"]],
             "share": teacher["share"],

@@ -310,7 +310,7 @@ class Mailbox(fresh_copies.FreshCopies):
                 "size",
                 f"A message must have less than {MAX_BYTES} bytes; that of "
                 f"step {step} has {len(data)} and is not sent. Send less: "
-                "TeacherSet(form=Form(top_k=...)).",
+                "PeerPredictions(encoding=Form(top_k=...)).",
             )
             return own
         with self._lock:

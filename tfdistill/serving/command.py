@@ -50,12 +50,12 @@ def _canary(options: programs.Options) -> Any:
         return None
     import numpy as np
 
-    from tfdistill.teachers import gates
+    from tfdistill.teachers import canary
 
     with np.load(options.canary, allow_pickle=False) as found:
         inputs = dict(found)
     labels = inputs.pop("labels", None)
-    return gates.Canary(
+    return canary.Canary(
         inputs, labels=labels, from_logits=not options.probabilities
     )
 

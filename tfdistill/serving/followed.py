@@ -20,9 +20,10 @@ from tfdistill.exports import graph_check
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
+from tfdistill.follow import follower
+from tfdistill.follow import screen as screen_lib
 from tfdistill.labels import protocol
-from tfdistill.teachers import gates
-from tfdistill.teachers import peer
+from tfdistill.teachers import canary as canary_lib
 
 _log = logging.getLogger(__name__)
 # How long a request may hold the copy that the next version needs.
@@ -43,7 +44,7 @@ class _Specs:
         found = version.manifest
         if not found.inputs or not found.outputs:
             raise ValueError("its manifest must name inputs and outputs.")
-        schema = found.extras.get(gates.SCHEMA_FIELD)
+        schema = found.extras.get(screen_lib.SCHEMA_FIELD)
         return cls(
             input_spec=_structure(found.inputs),
             output_spec=_structure(found.outputs),
@@ -102,7 +103,7 @@ class Followed:
         exchange: publisher.Exchange,
         group: int,
         *,
-        canary: gates.Canary | None = None,
+        canary: canary_lib.Canary | None = None,
         trust_graph: bool = False,
         poll_secs: float = 0.2,
     ) -> None:
@@ -117,11 +118,11 @@ class Followed:
         self._specs: _Specs | None = None
         self._current: Served | None = None
         self._idle: Served | None = None
-        self._reader = peer.PeerReader(
+        self._reader = follower.Follower(
             exchange, group, read=self._read, screen=self._screen, alone=True
         )
-        self._poller = peer.Poller(
-            [self._reader], True, poll_secs, also=self._swap
+        self._poller = follower.Following(
+            [self._reader], proposes=True, also=self._swap
         )
 
     def start(self) -> None:
@@ -160,7 +161,7 @@ class Followed:
             graph_check.check_names(version.manifest.files)
             found = _Specs.of(version)
         except ValueError as error:
-            raise peer.RejectedError(str(error)) from error
+            raise screen_lib.Refused(str(error)) from error
         ours = self._specs
         if ours is None:
             return
@@ -168,16 +169,16 @@ class Followed:
             ("inputs", ours.input_spec, version.manifest.inputs),
             ("outputs", ours.output_spec, version.manifest.outputs),
         ):
-            gates.check_spec(what, student_graph.to_json(spec, what), said)
-        difference = gates.schema_difference(ours.schema, found.schema)
+            screen_lib.check_spec(what, student_graph.to_json(spec, what), said)
+        difference = screen_lib.schema_difference(ours.schema, found.schema)
         if difference:
-            raise peer.RejectedError(difference)
+            raise screen_lib.Refused(difference)
 
     def _read(self, version: versions.Version) -> Served:
         try:
             return self._loaded(version)
         except ValueError as error:
-            raise peer.RejectedError(str(error)) from error
+            raise screen_lib.Refused(str(error)) from error
 
     def _loaded(self, version: versions.Version) -> Served:
         """Returns a copy of the graph with the version's values in it."""
@@ -205,10 +206,10 @@ class Followed:
         return served
 
     def _swap(self) -> None:
-        if self._reader.state == peer.FAILED:
+        if self._reader.state == follower.FAILED:
             self._reader.reject(self._reader.announced)
             self.num_refused += 1
-        elif self._reader.state == peer.READY:
+        elif self._reader.state == follower.READY:
             taken = self._reader.take()
             self.num_bytes += taken.version.num_bytes
             served = taken.values

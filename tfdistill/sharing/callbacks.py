@@ -20,11 +20,11 @@ from tfdistill.exchange import publisher
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
+from tfdistill.follow import screen
 from tfdistill.system import background
 from tfdistill.system import fresh_copies
 from tfdistill.system import keras_internals
 from tfdistill.system import run_files
-from tfdistill.teachers import gates
 from tfdistill.training import steps
 
 # Exports that fail cost a snapshot each and may fill the disk's last bytes.
@@ -123,7 +123,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
             variables_dtype: `"bfloat16"` halves the bytes that travel.
                 Defaults to the variables' own dtypes.
             schema: What labels, vocabularies and columns mean, hashed into
-                each version; see `gates.digests`. Default: nothing.
+                each version; see `screen.digests`. Default: nothing.
             offset_steps: Steps by which exports come after the multiples of
                 `every_steps`, >= 0 and less than that. Default: the groups
                 take turns, `group * every_steps // num_groups`, unless another
@@ -152,7 +152,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
         self._given_group = group
         self._given_offset = offset_steps
         self._variables_dtype = variables_dtype
-        self._schema = gates.digests(schema or {})
+        self._schema = screen.digests(schema or {})
         self._ema_decay = ema_decay if weights == _EMA else None
         self._finish_timeout_secs = finish_timeout_secs
         self._writer: saved_model.SavedModelWriter | None = None
@@ -373,13 +373,13 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
     def _extras(self) -> dict[str, Any]:
         """What the manifest says of this step."""
         found: dict[str, Any] = {
-            gates.INTERVAL_FIELD: self._schedule.every_steps,
+            screen.INTERVAL_FIELD: self._schedule.every_steps,
             **self.counts,
         }
         if self._schema:
-            found[gates.SCHEMA_FIELD] = self._schema
+            found[screen.SCHEMA_FIELD] = self._schema
         if self._ema_decay is not None:
-            found[gates.DECAY_FIELD] = self._ema_decay
+            found[screen.DECAY_FIELD] = self._ema_decay
         for callback in self._others:
             found |= callback.manifest_extras()
         return found
@@ -527,15 +527,9 @@ class TeacherLoader(fresh_copies.FreshCopies, steps.Loader):
             warnings.warn(
                 f"`fit` got a TeacherLoader among {num_peers + 1} groups, but "
                 "the model follows none of the others. Pass "
-                "teachers=tfdistill.TeacherSet(exchange, cluster.peers) to "
+                "teachers=tfdistill.teachers.Peers() to "
                 "CodistillModel, or leave the loader out.",
                 stacklevel=2,
-            )
-        if teachers.counts_examples and self._exporter is None:
-            raise ValueError(
-                "`max_staleness_examples` needs a tfdistill.StudentExporter "
-                "among the callbacks, which counts the student's examples; "
-                "received none. Add one, or bound staleness in steps."
             )
         teachers.start()
 
@@ -557,10 +551,7 @@ class TeacherLoader(fresh_copies.FreshCopies, steps.Loader):
                 self.model.codistillation.average_statistics(
                     self.model.distribute_strategy
                 )
-            examples = None
-            if teachers.counts_examples:
-                examples = self._exporter.counts["examples"]
-            swapped = teachers.refresh(step=self.step, examples=examples)
+            swapped = teachers.refresh(step=self.step)
             self.num_refreshes += len(swapped)
             if teachers.generation != generation:
                 self.model.make_train_function(force=True)

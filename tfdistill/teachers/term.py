@@ -323,6 +323,11 @@ class Codistillation:
             output_names=getattr(self.student, "output_names", None),
         )
 
+    @property
+    def first_loss(self) -> losses_lib.DistillationLoss | None:
+        """The distillation loss of the first output that has one."""
+        return self._term.first if self._term else None
+
     # ---- before the first step ----
 
     def graph(self, model: Any) -> student_graph.StudentGraph:
@@ -368,7 +373,7 @@ class Codistillation:
             self.teachers.attach(
                 self.graph(model),
                 model.distribute_strategy,
-                loss=self._term.first if self._term else None,
+                loss=self.first_loss,
                 layers=self.features.teacher_layers if self.features else (),
                 last=model.trainer.last,
             )
