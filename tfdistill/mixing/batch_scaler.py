@@ -383,9 +383,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._paces = {group: pace.Pace() for group in watched}
         self._seen.clear()
         self._values = replicas.WorkerValues(strategy)
-        self._poller = follower.Following(
-            [], proposes=False, also=self._look
-        )
+        self._poller = follower.Following([], proposes=False, also=self._look)
         self._poller.start()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -502,7 +502,6 @@ class TeacherLoader(fresh_copies.FreshCopies, steps.Loader):
     """
 
     # What counts the examples, if it is among the callbacks.
-    _exporter: Any = None
 
     def __init__(self, *, every_steps: int) -> None:
         """Reads nothing yet.
@@ -532,10 +531,6 @@ class TeacherLoader(fresh_copies.FreshCopies, steps.Loader):
                 stacklevel=2,
             )
         teachers.start()
-
-    def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Finds the exporter."""
-        self._exporter = steps.first(callbacks, steps.Exporter)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Swaps in what all workers have read, when a refresh is due."""
