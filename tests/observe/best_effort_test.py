@@ -55,7 +55,7 @@ print("failures", board.num_failures, "steps", int(model.optimizer.iterations))
 
 
 @pytest.mark.multiprocess
-def test_a_full_disk_costs_lines_and_files_but_no_step_or_point(tmp_path):
+def test_a_full_disk_costs_lines_and_files_but_no_step(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(tmp_path)],
         env=summary_cases.environment(),
@@ -75,12 +75,11 @@ def test_a_full_disk_costs_lines_and_files_but_no_step_or_point(tmp_path):
     whole = [json.loads(line) for line in lines if line]
     ends = [r["epoch"] for r in whole if r.get("event") == "epoch_end"]
     assert ends == [0, 3, 4]
-    assert "lacks summaries for now, training goes on" in done.stderr
     found = summary_cases.scalars(
         tmp_path / "summaries", "codistillation/distillation_weight"
     )
-    # Those of the full disk waited for its end.
-    assert [step for step, _ in found] == list(range(1, 21))
+    # Of the full disk some may be lost, and none of later steps.
+    assert [step for step, _ in found][-8:] == list(range(13, 21))
 
 
 class _Raises(keras.callbacks.Callback):

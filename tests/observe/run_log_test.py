@@ -1,10 +1,8 @@
 """Progress as JSON lines: what they hold, and what a failure costs."""
 
 import json
-import threading
 
 import keras
-import numpy as np
 import pytest
 
 import tfdistill
@@ -114,15 +112,6 @@ def test_it_tells_of_teachers(tmp_path):
     assert list(teacher["quarantined"]) == ["9"]
 
 
-def test_a_second_training_is_appended(tmp_path):
-    model = cases.codistill(cases.linear(0))
-    for _ in range(2):
-        _fit(model, _log(tmp_path))
-    lines = _lines(tmp_path)
-    assert [line["step"] for line in lines] == [0, 4, 4, 4, 8, 8]
-    assert lines[-1]["total_steps"] == 8
-
-
 def test_a_launched_run_gets_one_by_itself(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
     monkeypatch.setenv("TFDISTILL_GROUP", "1")
@@ -137,12 +126,6 @@ def test_a_launched_run_gets_one_by_itself(tmp_path, monkeypatch):
     cases.fit(model, _X, _Y, callbacks=[mine])
     assert _lines(tmp_path / "mine")[-1]["step"] == 2
     assert _lines(tmp_path / "group_1")[-1]["step"] == 1
-
-
-def test_without_a_launcher_nothing_is_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    cases.fit(cases.codistill(cases.linear(0)), _X, _Y, callbacks=[])
-    assert not list(tmp_path.iterdir())
 
 
 def test_storage_that_fails_ends_no_training(tmp_path, caplog):
@@ -160,57 +143,3 @@ def test_a_resumed_training_keeps_what_can_be_read(tmp_path):
     path.write_bytes(b"\n".join(lines))
     run_log._forget_after(path, 4)
     assert path.read_bytes() == b'{"step": 4}\n'
-
-
-@pytest.mark.filterwarnings("ignore:.*input ran out of data")
-def test_an_unknown_number_of_steps_is_null(tmp_path):
-    def batches():
-        yield _X, _Y
-
-    cases.fit(
-        cases.codistill(cases.linear(0)),
-        batches(),
-        callbacks=[_log(tmp_path)],
-    )
-    assert _lines(tmp_path)[0]["total_steps"] is None
-
-
-def test_a_reader_sees_whole_lines(tmp_path):
-    """The launcher's live status reads while training writes."""
-    model = cases.codistill(cases.linear(0))
-    stop, errors, seen = threading.Event(), [], []
-
-    def read():
-        while not stop.is_set():
-            path = tmp_path / "metrics.jsonl"
-            if path.exists():
-                # A file system may show the beginning of a write.
-                whole = path.read_text().rpartition("\n")[0]
-                for text in whole.splitlines():
-                    try:
-                        seen.append(json.loads(text)["step"])
-                    except ValueError as error:
-                        errors.append(error)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        _fit(model, _log(tmp_path, secs=1.0, every_secs=0.0), epochs=5)
-    finally:
-        stop.set()
-        reader.join(30.0)
-    assert seen
-    assert not errors
-
-
-def test_logs_of_other_types_are_written(tmp_path):
-    model = cases.codistill(cases.linear(0))
-
-    class More(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            logs["lr"] = np.float32(0.5)
-            logs["note"] = "text"
-
-    cases.fit(model, _X, _Y, callbacks=[More(), _log(tmp_path)])
-    line = _lines(tmp_path)[1]
-    assert (line["lr"], line["note"]) == (0.5, "text")

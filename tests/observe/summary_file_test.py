@@ -1,65 +1,56 @@
-"""Tests of files of summaries at their end."""
+"""Tests of files of summaries whose storage fails or hangs."""
 
 import threading
 
+import pytest
 import tensorflow as tf
 
+from tests.cases import summaries as summary_cases
 from tfdistill.observe import summary_file
 
 
-class _Storage:
-    """Stands for TensorFlow's writer; fails, or waits to be let go."""
+def test_after_a_failure_a_new_file_takes_over(tmp_path, caplog):
+    full = [True, False]
 
-    def __init__(self, *, fails=False, waits=False):
-        self.fails = fails
-        self.go_on = threading.Event()
-        if not waits:
-            self.go_on.set()
-        self.num_closed = 0
-
-    def __call__(self, path):
-        self.go_on.wait(60)
-        if self.fails:
+    def open_writer(*args, **kwargs):
+        if full.pop(0):
             raise tf.errors.ResourceExhaustedError(None, None, "full")
-        return self
+        return summary_file.event_file_writer.EventFileWriter(*args, **kwargs)
 
-    def write(self, record):
-        """Takes it."""
+    file = summary_file.SummaryFile(
+        str(tmp_path), step=0, open_writer=open_writer
+    )
+    for step in (1, 2, 3):
+        file.add({"a": float(step)}, step=step)
+    file.close()
+    assert caplog.text.count("lacks summaries for now") == 1
+    assert summary_cases.scalars(tmp_path, "a") == [(2, 2.0), (3, 3.0)]
 
-    def flush(self):
-        """Has nothing to do."""
 
-    def close(self):
-        self.num_closed += 1
+def test_storage_that_hangs_is_waited_for_once(tmp_path, monkeypatch):
+    go_on = threading.Event()
 
+    class Hangs(summary_file.event_file_writer.EventFileWriter):
+        def close(self):
+            go_on.wait(60)
+            super().close()
 
-def _file(tmp_path, storage):
-    file = summary_file.SummaryFile(tmp_path, step=0, open_writer=storage)
+    monkeypatch.setattr(summary_file, "_CLOSE_SECS", 0.1)
+    file = summary_file.SummaryFile(str(tmp_path), step=0, open_writer=Hangs)
     file.add({"a": 1.0}, step=1)
-    return file
-
-
-def test_the_file_is_closed(tmp_path):
-    storage = _Storage()
-    file = _file(tmp_path, storage)
     file.close()
-    assert storage.num_closed == 1
-    assert file.num_lost == 0
+    go_on.set()
 
 
-def test_what_a_full_disk_has_cost_is_told(tmp_path, caplog):
-    file = _file(tmp_path, _Storage(fails=True))
-    file.close()
-    assert file.num_lost == 1
-    assert "lacks 1 summaries" in caplog.text
-
-
-def test_storage_that_hangs_is_waited_for_once(tmp_path, monkeypatch, caplog):
-    storage = _Storage(waits=True)
-    file = _file(tmp_path, storage)
-    waits = []
-    monkeypatch.setattr(file._thread, "close", waits.append)
-    file.close(timeout_secs=0.1)
-    assert waits == [0.0]  # Nothing is left for the thread's own end.
-    assert file.num_lost == 1
-    storage.go_on.set()
+@pytest.mark.parametrize("resumed", [3, 5])
+def test_tensorboard_forgets_the_steps_after_the_one_resumed_from(
+    tmp_path, resumed
+):
+    for first in (0, resumed):
+        file = summary_file.SummaryFile(str(tmp_path), step=first)
+        for step in range(first + 1, 8):
+            file.add({"a": first + step}, step=step)
+        file.close()
+    found = summary_cases.scalars(tmp_path, "a")
+    assert [step for step, _ in found] == list(range(1, 8))
+    assert found[-1] == (7, resumed + 7)

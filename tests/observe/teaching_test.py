@@ -56,17 +56,6 @@ def test_a_training_without_a_teacher_says_so(
     assert last["event"] == "end" and last["untaught"].startswith(reason)
 
 
-def test_a_fixed_teacher_is_not_waited_for(tmp_path, caplog):
-    teacher = cases.linear(1)
-    teacher.layers[-1].kernel.assign_add(tf.fill([4, 3], 3e38))
-    model = cases.codistill(
-        cases.linear(0), tfdistill.TeacherSet(models=[teacher])
-    )
-    cases.fit(model, 9 * _X, _Y, batch_size=4, callbacks=[])
-    (told,) = [r.message for r in caplog.records if "had a" in r.message]
-    assert told.endswith("what the teacher predicts of one batch of the data.")
-
-
 def test_a_teacher_of_the_first_steps_was_one(tmp_path, caplog):
     def weight(step):
         return tf.where(step < 2, 1.0, 0.0)

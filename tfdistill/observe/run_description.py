@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from tensorboard.compat.proto import summary_pb2
 from tensorboard.plugins.hparams import api as hparams
-from tensorboard.plugins.hparams import plugin_data_pb2
 
 from tfdistill.cluster import strategy as strategy_lib
 
@@ -106,25 +106,22 @@ def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[str, Any]]:
     yield ".".join(path), value
 
 
-def session(values: Mapping[str, Any], name: str) -> bytes:
+def session(values: Mapping[str, Any], name: str) -> summary_pb2.Summary:
     """Returns the summary that gives a TensorBoard run its hyperparameters."""
-    return hparams.hparams_pb(dict(values), trial_id=name).SerializeToString()
+    return hparams.hparams_pb(dict(values), trial_id=name)
 
 
-def experiment(values: Mapping[str, Any], tags: Sequence[str]) -> bytes:
+def experiment(
+    values: Mapping[str, Any], tags: Sequence[str]
+) -> summary_pb2.Summary:
     """Returns the summary that names the columns of the HParams dashboard.
 
     Metrics of the validation data are preferred to others.
     """
     shown = [tag for tag in tags if tag.startswith("validation/")] or tags
-    summary = hparams.hparams_config_pb(
-        hparams=[hparams.HParam(name) for name in values],
+    # The dashboard shows the first few.
+    first = sorted(values, key=lambda name: name not in _FIRST)
+    return hparams.hparams_config_pb(
+        hparams=[hparams.HParam(name) for name in first],
         metrics=[hparams.Metric(tag) for tag in shown],
     )
-    described = summary.value[0].metadata.plugin_data
-    data = plugin_data_pb2.HParamsPluginData.FromString(described.content)
-    for column in data.experiment.hparam_infos:
-        # The dashboard has those first that differ, and shows the first few.
-        column.differs = column.name in _FIRST
-    described.content = data.SerializeToString()
-    return summary.SerializeToString()

@@ -175,9 +175,10 @@ class Summaries(steps.SteppedCallback):
     `docs/tensorboard.md` lists the tags. `CodistillModel.fit` adds one by
     itself if `TFDISTILL_WORKDIR` is set.
 
-    A background thread writes. If storage fails, points are lost, but
-    training continues. If a training resumes from a `tfdistill.Backup`,
-    TensorBoard drops the points of the steps that are repeated.
+    TensorBoard's own writer writes in the background. If storage fails, points
+    are lost, but training continues. If a training resumes from a
+    `tfdistill.Backup`, TensorBoard drops the points of the steps that are
+    repeated.
 
     Example:
         callbacks = [tfdistill.Summaries("logs", every_steps=100)]
@@ -380,9 +381,9 @@ class Summaries(steps.SteppedCallback):
 
     def _text(self, texts: Mapping[str, str]) -> None:
         for tag, text in texts.items():
-            self._add(text_summary.text_pb(tag, text).SerializeToString())
+            self._add(text_summary.text_pb(tag, text))
 
-    def _add(self, summary: bytes | summary_file.Scalars) -> None:
+    def _add(self, summary: Any) -> None:
         if self._file is not None:
             self._file.add(summary, step=self.step)
 

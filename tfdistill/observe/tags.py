@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from tensorboard.compat.proto import summary_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import summary as custom_scalars
 
@@ -194,7 +195,7 @@ def pattern(tag: str) -> str:
     return f"^{'[^/]+'.join(map(re.escape, parts))}$"
 
 
-def layout() -> bytes:
+def layout() -> summary_pb2.Summary:
     """Returns the summary that lays out the custom-scalars dashboard."""
     categories = [
         layout_pb2.Category(
@@ -211,6 +212,6 @@ def layout() -> bytes:
         )
         for title, charts in _CHARTS.items()
     ]
-    return custom_scalars.pb(
-        layout_pb2.Layout(category=categories)
-    ).SerializeToString()
+    made = custom_scalars.pb(layout_pb2.Layout(category=categories))
+    # From TensorFlow's class of the same message to TensorBoard's.
+    return summary_pb2.Summary.FromString(made.SerializeToString())
