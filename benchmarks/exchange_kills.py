@@ -30,6 +30,7 @@ from absl import logging
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
+from tfdistill.exchange import versions
 from tfdistill.system import programs
 
 _FILES = {"saved_model.pb": 3, "variables/index": 1, "variables/data": 20}
@@ -132,9 +133,9 @@ def _read(
             continue
         try:
             reader.verify(found)
-        except publisher.VersionNotFoundError:
+        except versions.VersionNotFoundError:
             continue
-        except publisher.CorruptVersionError as error:
+        except versions.CorruptVersionError as error:
             counts.add_fault(str(error))
         if found.step < newest:
             counts.add_fault(f"step {found.step} after step {newest}")
@@ -174,7 +175,7 @@ def _check(
             continue  # Verified before; each file is a request.
         try:
             reader.verify(reader.open(0, step))
-        except publisher.CorruptVersionError as error:
+        except versions.CorruptVersionError as error:
             counts.add_fault(str(error))
     if max(steps, default=-1) < newest:
         counts.add_fault(f"newest step {steps} after step {newest}")

@@ -138,7 +138,7 @@ def promote(
         OSError: If the storage or the disk fails.
     """
     is_signed = signing.is_signed(version.manifest)
-    if is_signed and not exchange.has_key:
+    if is_signed and exchange.signer is None:
         raise RefusedError(
             f"{version.path} is signed, and this process has no key to check "
             f"it with. Set {signing.FILE_VARIABLE} to the file of the run's "

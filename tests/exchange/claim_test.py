@@ -22,6 +22,7 @@ from tfdistill.exchange import claim as group_claim
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import publisher
 from tfdistill.exchange import signing
+from tfdistill.exchange import versions
 from tfdistill.system import processes
 
 
@@ -585,14 +586,14 @@ def test_a_lost_claim_ends_publishing_right_before_the_commit(
             storage.on_write = all_of_anothers_life
         pathlib.Path(directory, "x").write_text("late")
 
-    with pytest.raises(publisher.ClaimLostError):
+    with pytest.raises(group_claim.ClaimLostError):
         old.publish(write, group=0, step=2)
-    with pytest.raises(publisher.ClaimLostError):
+    with pytest.raises(group_claim.ClaimLostError):
         _publish(old, 6)
     assert new.steps(0) == [1, 5]
     new.verify(new.open(0, 5))
     claim.release()
-    with pytest.raises(publisher.ClaimLostError):
+    with pytest.raises(group_claim.ClaimLostError):
         _publish(old, 7)
 
 
@@ -609,7 +610,7 @@ def test_publishing_needs_no_claim_and_minds_none_that_was_released(tmp_path):
 
 
 def test_there_is_nothing_to_claim_without_a_place():
-    with pytest.raises(publisher.ExportError, match="root=None"):
+    with pytest.raises(versions.ExportError, match="root=None"):
         publisher.Exchange(None).claim(0)
 
 
@@ -620,7 +621,7 @@ def test_a_training_that_was_interrupted_does_not_stand_in_its_own_way(
     first = publisher.Exchange(tmp_path).claim(0)
     with publisher.Exchange(tmp_path).claim(0) as second:
         second.confirm()
-        with pytest.raises(publisher.ClaimLostError):
+        with pytest.raises(group_claim.ClaimLostError):
             first.confirm()
 
 

@@ -19,6 +19,7 @@ from tfdistill.exchange import commit
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
+from tfdistill.exchange import versions
 
 FILES = {
     "saved_model.pb": b"graph",
@@ -155,14 +156,14 @@ def test_nothing_there(hub):
     assert hub.steps(0) == []
     assert hub.latest(0) is None
     assert hub.prune(0) == []
-    with pytest.raises(publisher.VersionNotFoundError, match="group_0/5"):
+    with pytest.raises(versions.VersionNotFoundError, match="group_0/5"):
         hub.open(0, 5)
     assert not os.path.exists(hub.root)
 
 
 def test_version_that_is_whole_is_not_published_again(hub):
     version = publish(hub, 5)
-    with pytest.raises(publisher.VersionExistsError, match=hub.incarnation):
+    with pytest.raises(versions.VersionExistsError, match=hub.incarnation):
         hub.publish(pytest.fail, group=0, step=5)
     hub.verify(version)
     assert hidden_names(hub.root) == []
@@ -238,7 +239,7 @@ def test_failing_writer_leaves_nothing_and_keeps_its_cause(hub):
         writer()(directory)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(publisher.ExportError, match="No space left") as caught:
+    with pytest.raises(versions.ExportError, match="No space left") as caught:
         hub.publish(write, group=0, step=2)
     assert caught.value.__cause__.errno == errno.ENOSPC
     assert hub.steps(0) == [1]
@@ -286,7 +287,7 @@ def test_writer_must_leave_files_that_a_manifest_can_hold(hub, tmp_path):
         (own_manifest, "manifest.json"),
         (odd_name, "my vocabulary.txt"),
     ):
-        with pytest.raises(publisher.ExportError, match=named) as caught:
+        with pytest.raises(versions.ExportError, match=named) as caught:
             hub.publish(write, group=0, step=2)
         assert ".. No part" not in str(caught.value)
         assert tree(hub.root) == ["group_0"]
@@ -309,7 +310,7 @@ def test_storage_that_takes_nothing_costs_exports_only(tmp_path, number):
         old = publish(hub, 1)
         storage.number = number
         for step in (2, 3):
-            with pytest.raises(publisher.ExportError) as caught:
+            with pytest.raises(versions.ExportError) as caught:
                 publish(hub, step)
             assert caught.value.__cause__.errno == number
             assert reader.latest(0) == old
@@ -333,7 +334,7 @@ def test_a_full_disk_costs_exports_until_there_is_room(tmp_path):
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
             for step in (4, 5, 6):
-                with pytest.raises(publisher.ExportError, match="too large"):
+                with pytest.raises(versions.ExportError, match="too large"):
                     publish(hub, step)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -386,7 +387,7 @@ def test_failure_at_every_call_shows_no_part(kind, dead, tmp_path):
         try:
             publish(broken, 3)
             outcomes.add("published")
-        except (publisher.ExportError, storage_cases.Killed):
+        except (versions.ExportError, storage_cases.Killed):
             outcomes.add("failed")
         assert len(faults.calls) >= fail_at
         reader = publisher.Exchange(root, file_system=inner)
@@ -577,7 +578,7 @@ def test_damage_is_found_and_the_file_named(hub, name):
         version = publish(hub, step)
         hub.verify(version)
         damage(pathlib.Path(version.path, name))
-        with pytest.raises(publisher.CorruptVersionError, match=name):
+        with pytest.raises(versions.CorruptVersionError, match=name):
             hub.verify(version)
 
 
@@ -588,11 +589,11 @@ def test_both_values_are_told(hub):
     flip(path)
     received = hashlib.sha256(path.read_bytes()).hexdigest()
     with pytest.raises(
-        publisher.CorruptVersionError, match=f"{expected}.*{received}"
+        versions.CorruptVersionError, match=f"{expected}.*{received}"
     ):
         hub.verify(version)
     DAMAGES["truncated"](path)
-    with pytest.raises(publisher.CorruptVersionError, match="6 bytes.* 5"):
+    with pytest.raises(versions.CorruptVersionError, match="6 bytes.* 5"):
         hub.verify(version)
 
 
@@ -604,7 +605,7 @@ def test_file_outside_the_manifest_is_found(hub, name):
     path = pathlib.Path(version.path, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"")
-    with pytest.raises(publisher.CorruptVersionError, match=name):
+    with pytest.raises(versions.CorruptVersionError, match=name):
         hub.verify(version)
 
 
@@ -613,7 +614,7 @@ def test_linked_directory_is_found(hub, tmp_path):
     variables = pathlib.Path(version.path, "variables")
     variables.rename(tmp_path / "elsewhere")
     variables.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(publisher.CorruptVersionError, match="variables"):
+    with pytest.raises(versions.CorruptVersionError, match="variables"):
         hub.verify(version)
 
 
@@ -624,11 +625,11 @@ def test_linked_version_or_group_is_not_followed(hub, tmp_path):
     os.symlink(away, version.path)
     assert hub.steps(0) == []
     assert hub.latest(0) is None
-    with pytest.raises(publisher.VersionNotFoundError, match="links"):
+    with pytest.raises(versions.VersionNotFoundError, match="links"):
         hub.open(0, 1)
     os.symlink(hub.group_path(0), hub.group_path(3))
     assert hub.latest(3) is None
-    with pytest.raises(publisher.VersionNotFoundError, match="links"):
+    with pytest.raises(versions.VersionNotFoundError, match="links"):
         hub.open(3, 1)
 
 
@@ -642,7 +643,7 @@ def test_damaged_manifest_is_not_trusted(hub, damage):
         path.write_text(text.strip()[:-1])
     else:
         DAMAGES[damage](path)
-    with pytest.raises(publisher.CorruptVersionError, match=str(path)):
+    with pytest.raises(versions.CorruptVersionError, match=str(path)):
         hub.open(0, 1)
     assert hub.latest(0) is None
 
@@ -651,18 +652,18 @@ def test_size_limit_is_checked_before_reading(hub):
     version = publish(hub, 1)
     total = sum(e.size for e in version.manifest.files.values())
     hub.verify(version, max_bytes=total)
-    with pytest.raises(publisher.CorruptVersionError, match=str(total)):
+    with pytest.raises(versions.CorruptVersionError, match=str(total)):
         hub.verify(version, max_bytes=total - 1)
 
 
 def test_pruned_version_is_told_from_a_damaged_one(hub):
     version = publish(hub, 1)
     commit.remove_version(filesystem.LocalFileSystem(), version.path)
-    with pytest.raises(publisher.VersionNotFoundError, match="pruned"):
+    with pytest.raises(versions.VersionNotFoundError, match="pruned"):
         hub.verify(version)
     publish(hub, 1)
     flip(pathlib.Path(version.path, "saved_model.pb"))
-    with pytest.raises(publisher.VersionNotFoundError, match="replaced"):
+    with pytest.raises(versions.VersionNotFoundError, match="replaced"):
         hub.verify(version)
 
 
@@ -731,7 +732,7 @@ def test_reader_of_a_version_being_removed_sees_it_gone(tmp_path):
     publish(hub, 3)
     with file:
         assert file.read() == b"graph1"
-    with pytest.raises(publisher.VersionNotFoundError):
+    with pytest.raises(versions.VersionNotFoundError):
         hub.verify(opened)
 
 
@@ -822,7 +823,7 @@ def test_url_without_a_rename_that_works(tmp_path, monkeypatch):
     assert hub.steps(0) == [2, 3]
     hub.verify(hub.wait(0, timeout_secs=10))
     assert tree(tmp_path) == []
-    with pytest.raises(publisher.VersionExistsError):
+    with pytest.raises(versions.VersionExistsError):
         publish(hub, 3)
     tf.io.gfile.remove(f"{root}/group_0/3/manifest.json")
     assert hub.latest(0).step == 2
@@ -831,9 +832,9 @@ def test_url_without_a_rename_that_works(tmp_path, monkeypatch):
     tf.io.gfile.remove(f"{version.path}/saved_model.pb")
     with tf.io.gfile.GFile(f"{version.path}/saved_model.pb", "wb") as file:
         file.write(b"graph4")
-    with pytest.raises(publisher.CorruptVersionError, match="saved_model.pb"):
+    with pytest.raises(versions.CorruptVersionError, match="saved_model.pb"):
         hub.verify(hub.latest(0))
-    with pytest.raises(publisher.VersionNotFoundError):
+    with pytest.raises(versions.VersionNotFoundError):
         hub.open(0, 9)
 
 
@@ -854,7 +855,7 @@ def test_an_object_store_is_published_to_pruned_and_swept(
             for step in (2, 3, 4):
                 publish(hub, step)
             assert hub.latest(0).step == 4
-            with pytest.raises(publisher.VersionExistsError):
+            with pytest.raises(versions.VersionExistsError):
                 publish(hub, 4)
         for step in (3, 4):
             hub.verify(hub.open(0, step))
@@ -862,7 +863,7 @@ def test_an_object_store_is_published_to_pruned_and_swept(
         names = {n for n in storage.list_dir(root) if n[:6] != ".claim"}
         assert names == {"3", "4", "versions.json"}
         storage.write(f"{root}/4/saved_model.pb", [b"other"])
-        with pytest.raises(publisher.CorruptVersionError):
+        with pytest.raises(versions.CorruptVersionError):
             hub.verify(hub.open(0, 4))
         publish(hub, 4)
         hub.verify(hub.latest(0))

@@ -10,14 +10,12 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests.cases import storage as storage_cases
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
-from tfdistill.exchange import reader as reader_lib
 from tfdistill.exchange import signing
 from tfdistill.exchange import versions
-from tfdistill.teachers import peer
+from tfdistill.follow import follower
 
 KEY = b"0123456789abcdef0123456789abcdef"
 OTHER = b"fedcba9876543210fedcba9876543210"
@@ -169,7 +167,7 @@ def test_groups_with_one_key_read_each_other(tmp_path):
     found = reader.latest(1)
     assert found == published
     reader.verify(found)
-    with pytest.raises(publisher.VersionExistsError):
+    with pytest.raises(versions.VersionExistsError):
         exchange(tmp_path).publish(write, group=1, step=7)
 
 
@@ -246,104 +244,28 @@ def _crowd(root, steps, text):
 
 
 @pytest.mark.parametrize("text", ["{}", "unsigned"])
-def test_ten_thousand_unsigned_versions_hide_no_signed_one(tmp_path, text):
+def test_unsigned_versions_hide_no_signed_one(tmp_path, text):
     if text == "unsigned":
-        text = make(step=20_000).to_json()
-    writer = publisher.Exchange(
-        tmp_path, key=KEY, max_to_keep=2, min_keep_secs=0
-    )
-    for step in (5, 6):
-        writer.publish(write, group=1, step=step)
-    _crowd(tmp_path, range(20_000, 30_000), text)
-    calls = storage_cases.Faults(filesystem.LocalFileSystem())
-    reader = publisher.Exchange(str(tmp_path), key=KEY, file_system=calls)
-    for _ in range(3):
-        assert reader.latest(1).step == 6
-    assert len(calls.calls) < 100
-    if text == "{}":
-        assert reader.glance(1).step == 6
-    # Nor do they push the good ones out.
-    writer.publish(write, group=1, step=7)
-    assert reader.latest(1).step == 7
-    reader.verify(reader.open(1, 6))
-    assert not (tmp_path / "group_1" / "5").exists()
-
-
-def test_an_older_version_is_found_behind_them_if_the_newest_is_bad(tmp_path):
+        text = make(step=2000).to_json()
     for step in (5, 6):
         exchange(tmp_path).publish(write, group=1, step=step)
-    _crowd(tmp_path, range(1000, 1100), "{}")
-    reader = peer.PeerReader(
-        exchange(tmp_path), 1, read=lambda version: version.step, alone=True
+    _crowd(tmp_path, [*range(2000, 2100), 10**12 + 1, 10**17], text)
+    hub = exchange(tmp_path)
+    assert hub.latest(1).step == 6
+    following = follower.Follower(
+        hub, 1, read=lambda version: version.step, alone=True
     )
-    reader.look()
-    reader.stage()
-    reader.reject(reader.announced, "its predictions are bad")
-    reader.look()
-    reader.stage()
-    assert reader.take().values == 5
+    following.look()
+    following.stage()
+    following.reject(following.announced, "its predictions are bad")
+    following.look()
+    following.stage()
+    assert following.take().values == 5
 
 
-def test_without_an_index_each_look_is_bounded_and_the_next_goes_on(tmp_path):
-    exchange(tmp_path).publish(write, group=1, step=6)
-    (tmp_path / "group_1" / reader_lib.INDEX_NAME).unlink()
-    _crowd(tmp_path, range(100, 1100), "{}")
-    calls = storage_cases.Faults(filesystem.LocalFileSystem())
-    reader = publisher.Exchange(str(tmp_path), key=KEY, file_system=calls)
-    found, most = None, 0
-    for _ in range(10):
-        before = len(calls.calls)
-        found = found or reader.latest(1)
-        most = max(most, len(calls.calls) - before)
-    assert found.step == 6
-    assert most < 3000
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        '{"steps": []}',
-        '{"steps": [900]}',
-        '{"steps": [true], "signature": 7}',
-        '{"steps": [900], "signature": "\\ud800"}',
-    ],
-)
-def test_an_index_that_is_not_signed_says_nothing(tmp_path, text):
-    for step in (6, 7):
-        exchange(tmp_path).publish(write, group=1, step=step)
-    (tmp_path / "group_1" / reader_lib.INDEX_NAME).write_text(text)
-    assert exchange(tmp_path).latest(1).step == 7
-
-
-def test_an_index_of_another_group_or_time_shows_what_is_there(tmp_path):
-    for group, step in ((1, 6), (2, 900)):
-        exchange(tmp_path).publish(write, group=group, step=step)
-    name = reader_lib.INDEX_NAME
-    old = (tmp_path / "group_1" / name).read_bytes()
-    other = (tmp_path / "group_2" / name).read_bytes()
-    exchange(tmp_path).publish(write, group=1, step=7)
-    for text in (old, other):
-        (tmp_path / "group_1" / name).write_bytes(text)
-        assert exchange(tmp_path).latest(1).step == 7
-
-
-def test_steps_that_a_peer_cannot_have_reached_are_refused(tmp_path):
-    writer, now = exchange(tmp_path), [0.0]
+def test_no_version_has_a_step_that_no_training_reaches(tmp_path):
     with pytest.raises(ValueError, match="at most 1000000000000"):
-        writer.publish(write, group=1, step=10**12 + 1)
-    _crowd(tmp_path, [10**12 + 1, 10**17], "{}")
-    reader = publisher.Exchange(tmp_path, key=KEY, clock=lambda: now[0])
-    writer.publish(write, group=1, step=7)
-    assert reader.latest(1).step == 7
-    writer.publish(write, group=1, step=2_000_000)
-    assert reader.latest(1).step == 7
-    # Unless it has had the time.
-    now[0] = 101.0
-    assert reader.latest(1).step == 2_000_000
-    # A group that begins again far ahead of nothing is believed.
-    assert exchange(tmp_path).latest(1).step == 2_000_000
+        exchange(tmp_path).publish(write, group=1, step=10**12 + 1)
 
 
 def test_a_reader_without_a_key_says_so_once(tmp_path, caplog):

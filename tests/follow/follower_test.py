@@ -37,13 +37,13 @@ class _Exchange:
         manifest = _Manifest(self.runs.get(step, "first"))
         return versions.Version(1, step, f"memory/{step}", manifest)
 
-    def latest(self, group):
-        found = max(self.published, default=None)
+    def latest(self, group, *, newer_than=-1, wanted=lambda version: True):
+        found = sorted(self.published, reverse=True)
         self.on_latest()
-        return None if found is None else self._version(found)
-
-    def known_steps(self, group):
-        return sorted(self.published)
+        for step in found:
+            if step > newer_than and wanted(self._version(step)):
+                return self._version(step)
+        return None
 
     def open(self, group, step):
         self._fail("open", step)

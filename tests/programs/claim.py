@@ -14,6 +14,7 @@ import pathlib
 import sys
 import time
 
+from tfdistill.exchange import claim as group_claim
 from tfdistill.exchange import publisher
 from tfdistill.system import processes
 
@@ -40,7 +41,7 @@ def main(root, lease_secs, machine=None):
     _tell("start", incarnation=hub.incarnation)
     try:
         claim = hub.claim(0, lease_secs=float(lease_secs), renew_secs=0.2)
-    except publisher.GroupClaimedError as error:
+    except group_claim.GroupClaimedError as error:
         _tell("refused", message=str(error))
         return 2
     _tell("claimed")
@@ -56,7 +57,7 @@ def main(root, lease_secs, machine=None):
             _tell("published", step=step)
             time.sleep(0.2)
             claim.check()
-    except publisher.ClaimLostError as error:
+    except group_claim.ClaimLostError as error:
         _tell("lost", message=str(error))
         return 3
 

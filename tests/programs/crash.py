@@ -21,6 +21,7 @@ from tests.cases import storage as storage_cases
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
+from tfdistill.exchange import versions
 
 _FILES = ("saved_model.pb", "variables/index", "variables/data")
 _CRASHED = 9
@@ -109,7 +110,7 @@ def _problems(root, storage, scenario):
     for step in reader.steps(0):
         try:
             reader.verify(reader.open(0, step))
-        except publisher.CorruptVersionError:
+        except versions.CorruptVersionError:
             damaged = True
             if scenario != "replace" or step != 3:
                 yield f"step {step} is not whole"

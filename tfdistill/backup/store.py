@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdistill.exchange import commit
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import publisher
+from tfdistill.exchange import versions
 from tfdistill.exports import server_bundle
 from tfdistill.training import steps
 
@@ -50,7 +51,7 @@ class State(typing.Protocol):
         """Gives the variables the values that `read` returned."""
 
 
-def point_of(version: publisher.Version) -> steps.TrainingPoint:
+def point_of(version: versions.Version) -> steps.TrainingPoint:
     """Returns where training stood at a backup."""
     found = version.manifest.extras
     return steps.TrainingPoint(
@@ -134,9 +135,9 @@ class BackupStore(publisher.Exchange):
                 extras=extras,
             )
             self.num_written += 1
-        except publisher.VersionExistsError:
+        except versions.VersionExistsError:
             _log.info("Step %d was backed up before.", step)
-        except publisher.ExportError as error:
+        except versions.ExportError as error:
             self.num_failed += 1
             goes_on = ", training goes on"
             if isinstance(error.__cause__, server_bundle.NotFiniteError):
@@ -146,7 +147,7 @@ class BackupStore(publisher.Exchange):
                 "Step %d was not backed up%s: %s", step, goes_on, error
             )
 
-    def newest(self) -> publisher.Version | None:
+    def newest(self) -> versions.Version | None:
         """Returns the newest complete backup, all of whose bytes were checked.
 
         Those that are newer and damaged are logged and removed: they can
@@ -165,7 +166,7 @@ class BackupStore(publisher.Exchange):
                 version = self.open(0, step)
                 self.verify(version)
                 self._check_manifest(version)
-            except publisher.CorruptVersionError as error:
+            except versions.CorruptVersionError as error:
                 _log.warning("Trying the backup before: %s", error)
                 damaged.append(self.version_path(0, step))
                 continue
@@ -179,14 +180,14 @@ class BackupStore(publisher.Exchange):
             )
         return None
 
-    def _check_manifest(self, version: publisher.Version) -> None:
+    def _check_manifest(self, version: versions.Version) -> None:
         if _COPY not in version.manifest.files:
             return  # From before there was one.
         blocks = self._file_system.blocks(f"{version.path}/{_COPY}")
         found = version.manifest
         said = _said(version.step, found.variables, found.extras)
         if json.loads(b"".join(blocks)) != json.loads(json.dumps(said)):
-            raise publisher.CorruptVersionError(
+            raise versions.CorruptVersionError(
                 f"The manifest of {version.path} differs from its copy in "
                 f"{_COPY}."
             )
@@ -206,7 +207,7 @@ def _said(step: int, variables: Any, extras: Any) -> dict[str, Any]:
     }
 
 
-def check_same(version: publisher.Version, state: State) -> None:
+def check_same(version: versions.Version, state: State) -> None:
     """Checks that a backup is of this model and optimizer, by their specs."""
     theirs, ours = version.manifest.variables, state.specs()
     found = {key: dict(entry) for key, entry in theirs.items()}
@@ -231,7 +232,7 @@ _NONE = -1
 class Chosen:
     """A backup to resume from: where training stood, what was in Python."""
 
-    version: publisher.Version
+    version: versions.Version
     point: steps.TrainingPoint
     host: dict[str, Any]
 
@@ -255,7 +256,7 @@ class BackupChoice:
         None if there is none. It is an error on all workers if one of them
         cannot read the backup that the chief has chosen.
         """
-        version: publisher.Version | None = None
+        version: versions.Version | None = None
         failure: Exception | None = None
         if self._is_chief:
             try:
@@ -297,7 +298,7 @@ class BackupChoice:
             )
 
 
-def states_in(version: publisher.Version) -> dict[str, Any]:
+def states_in(version: versions.Version) -> dict[str, Any]:
     """Returns what callbacks kept in a backup of a parameter-server group."""
     if STATES not in version.manifest.files:
         return {}  # Of an earlier version of this package.
@@ -305,7 +306,7 @@ def states_in(version: publisher.Version) -> dict[str, Any]:
         return dict(json.loads(file.read()))
 
 
-def _read(version: publisher.Version) -> Chosen:
+def _read(version: versions.Version) -> Chosen:
     with tf.io.gfile.GFile(f"{version.path}/{HOST}") as file:
         host = json.loads(file.read())
     return Chosen(version, point_of(version), host)

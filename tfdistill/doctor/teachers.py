@@ -100,7 +100,7 @@ def examine(
 def _of_peer(
     reader: reader.VersionReader, group: int, student: Student | None
 ) -> check.Result:
-    steps = reader.known_steps(group)
+    steps = reader.steps(group)
     if not steps:
         return check.skipped(
             NAME,

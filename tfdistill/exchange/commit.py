@@ -24,9 +24,8 @@ class Retention:
     """Decides by this process's own clock which versions may go.
 
     A version may go once `max_to_keep` newer ones exist and `min_keep_secs`
-    have passed since this object first saw a newer one; those that are not good
-    do not count as newer. Times written by other machines play no part, and a
-    restarted publisher starts counting again.
+    have passed since this object first saw a newer one. Times written by other
+    machines play no part, and a restarted publisher starts counting again.
     """
 
     def __init__(
@@ -52,25 +51,16 @@ class Retention:
         self._clock = clock
         self._superseded: dict[int, dict[int, float]] = {}
 
-    def expired(
-        self, group: int, steps: Sequence[int], *, good: Sequence[int]
-    ) -> list[int]:
-        """Returns which of all steps, ascending, may go now: oldest first.
-
-        `good` are those that readers take, ascending.
-        """
+    def expired(self, group: int, steps: Sequence[int]) -> list[int]:
+        """Returns which of all steps, ascending, may go now: oldest first."""
         now = self._clock()
         earlier = self._superseded.get(group, {})
-        newest = max(good, default=-1)
-        since = {s: earlier.get(s, now) for s in steps if s < newest}
+        since = {step: earlier.get(step, now) for step in steps[:-1]}
         self._superseded[group] = since
-        stay = good[-self._max_to_keep :]
         return [
             step
-            for step in steps
-            if len(stay) == self._max_to_keep
-            and step < stay[0]
-            and now - since[step] >= self._min_keep_secs
+            for step in steps[: -self._max_to_keep]
+            if now - since[step] >= self._min_keep_secs
         ]
 
 

@@ -26,14 +26,6 @@ from tfdistill.system import fresh_copies
 
 _log = logging.getLogger(__name__)
 
-ClaimLostError = group_claim.ClaimLostError
-CorruptVersionError = versions.CorruptVersionError
-ExportError = versions.ExportError
-GroupClaimedError = group_claim.GroupClaimedError
-Version = versions.Version
-VersionExistsError = versions.VersionExistsError
-VersionNotFoundError = versions.VersionNotFoundError
-
 
 def check_exchange(exchange: Any) -> None:
     """Checks that an `Exchange` is one, and not its directory."""
@@ -80,16 +72,13 @@ class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
           clock: Seconds of a clock that never goes backwards; ages are
             measured by it. Default: `time.monotonic`.
         """
-        super().__init__(root, key=key, file_system=file_system, clock=clock)
+        super().__init__(root, key=key, file_system=file_system)
         self.incarnation = uuid.uuid4().hex
         self._retention = commit.Retention(
             max_to_keep=max_to_keep, min_keep_secs=min_keep_secs, clock=clock
         )
         self._lock = threading.RLock()
         self._claims: dict[int, group_claim.GroupClaim] = {}
-        # By group: which of its versions readers take, and what its index says.
-        self._good: dict[int, dict[int, bool]] = {}
-        self._indexed: dict[int, list[int]] = {}
 
     @property
     def is_in_use(self) -> bool:
@@ -147,7 +136,7 @@ class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
         outputs: Any = None,
         variables: Mapping[str, Mapping[str, Any]] | None = None,
         extras: Mapping[str, Any] | None = None,
-    ) -> Version:
+    ) -> versions.Version:
         """Publishes one version, then prunes its group.
 
         Args:
@@ -195,28 +184,27 @@ class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
         )
         with self._lock:
             version = self._publish(write, draft)
-            self._good.setdefault(draft.group, {})[draft.step] = True
             self._try_to_prune(draft.group)
             return version
 
     def _publish(
         self, write: Callable[[str], None], draft: manifest.Manifest
-    ) -> Version:
+    ) -> versions.Version:
         try:
             self._refuse_existing(draft.group, draft.step)
             return self._export(write, draft)
-        except (VersionExistsError, *group_claim.ERRORS):
+        except (versions.VersionExistsError, *group_claim.ERRORS):
             raise
         except Exception as error:
             # It may have failed because a new owner removed its files.
             self._refuse_lost(draft.group)
             # A full disk would stay full if only exports that succeed pruned.
             self._try_to_prune(draft.group)
-            if isinstance(error, ExportError):
+            if isinstance(error, versions.ExportError):
                 raise
             path = self.version_path(draft.group, draft.step)
             why = f"{type(error).__name__}: {error}".rstrip(".")
-            raise ExportError(
+            raise versions.ExportError(
                 f"Could not publish {path}: {why}. No part of it is visible to "
                 "readers."
             ) from error
@@ -235,14 +223,11 @@ class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
         """
         remove = functools.partial(commit.remove_version, self._file_system)
         with self._lock:
-            steps = self.steps(group)
-            good = self._good_steps(group, steps)
             removed = [
                 step
-                for step in self._retention.expired(group, steps, good=good)
+                for step in self._retention.expired(group, self.steps(group))
                 if commit.try_to_remove(remove, self.version_path(group, step))
             ]
-            self._index(group, [step for step in good if step not in removed])
             commit.sweep(
                 self._file_system,
                 self.group_path(group),
@@ -251,34 +236,6 @@ class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
                 lease_secs=0.0 if self._holds(group) else commit.LEASE_SECS,
             )
         return removed
-
-    def _good_steps(self, group: int, steps: list[int]) -> list[int]:
-        """Returns those that are valid and signed; looks once at each."""
-        known = self._good.get(group, {})
-        for step in steps:
-            if step not in known:
-                try:
-                    self.open(group, step)
-                    known[step] = True
-                except (VersionNotFoundError, CorruptVersionError):
-                    known[step] = False
-                except OSError as error:
-                    _log.debug("Step %d, group %d: %s", step, group, error)
-        self._good[group] = {s: known[s] for s in steps if s in known}
-        # What cannot be looked at right now stays.
-        return [step for step in steps if known.get(step, True)]
-
-    def _index(self, group: int, steps: list[int]) -> None:
-        """Says which versions are signed, for readers that find many others."""
-        if self._signer is None or self._indexed.get(group) == steps:
-            return
-        try:
-            self._confirm(group)
-            self._write_index(self._signer, group, steps)
-            self._indexed[group] = steps
-        except (OSError, RuntimeError) as error:
-            # It only helps; readers look at the directories themselves.
-            _log.debug("Could not index group %d: %s", group, error)
 
     def _try_to_prune(self, group: int) -> None:
         try:
@@ -306,7 +263,7 @@ class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
 
     def _refuse_disabled(self) -> None:
         if not self.enabled:
-            raise ExportError(
+            raise versions.ExportError(
                 "There is nowhere to publish to: the exchange was made with "
                 "root=None. Set TFDISTILL_EXCHANGE, or give it a directory."
             )
@@ -320,7 +277,7 @@ class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
         except versions.CorruptVersionError as error:
             _log.warning("Replacing a broken version: %s", error)
             return
-        raise VersionExistsError(
+        raise versions.VersionExistsError(
             f"Step {step} of group {group} must be published once; "
             f"{version.path} exists and is complete, from incarnation "
             f"{version.manifest.incarnation}."
@@ -328,7 +285,7 @@ class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
 
     def _export(
         self, write: Callable[[str], None], draft: manifest.Manifest
-    ) -> Version:
+    ) -> versions.Version:
         final = self.version_path(draft.group, draft.step)
         stage = commit.Staging(
             self._file_system, final, incarnation=self.incarnation
@@ -337,7 +294,7 @@ class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
             write(stage.path)
             files = stage.files()
             if not files:
-                raise ExportError(
+                raise versions.ExportError(
                     f"`write` must leave at least one file in {stage.path}; "
                     "it left none."
                 )

@@ -6,15 +6,14 @@ rules. Nothing found there is trusted, and links are not followed.
 """
 
 import dataclasses
-import json
 import logging
 import os
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Collection
-from collections.abc import Iterator
 from collections.abc import Mapping
 
 from tfdistill.exchange import filesystem
@@ -25,16 +24,6 @@ from tfdistill.exchange import versions
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
-# Versions that an index does not name and that are looked at all the same, and
-# those that are looked at once more although they were broken twice.
-_MAX_LOOKS = 5
-# In search of a good one, without an index that helps.
-_MAX_NEW_LOOKS = 500
-INDEX_NAME = "versions.json"
-_MAX_INDEX_BYTES = 256 * 1024
-# How far a group can be ahead of where it was seen last: at once, and a second.
-_SPARE_STEPS = 1_000_000
-_MAX_STEPS_PER_SEC = 10_000
 _log = logging.getLogger(__name__)
 
 
@@ -47,7 +36,6 @@ class VersionReader:
         *,
         key: signing.KeyOption = "environment",
         file_system: filesystem.FileSystem | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Touches no storage but the key's file.
 
@@ -59,7 +47,6 @@ class VersionReader:
           key: Versions that are not signed with it are refused; see
             `Exchange`.
           file_system: Used with `root` as it is. Default: what `root` asks for.
-          clock: Seconds of a clock that never goes backwards.
         """
         self.enabled = root is not None
         if root is None:
@@ -69,25 +56,21 @@ class VersionReader:
         self.root = os.fspath(root)
         self._file_system = file_system
         self._signer = signing.signer_for(key) if self.enabled else None
-        self._has_warned = False
-        self._clock = clock
-        self._newest: dict[int, versions.Version] = {}
-        # When that version was seen first.
-        self._seen: dict[int, float] = {}
-        self._passed_over: dict[tuple[int, int], int] = {}
-
-    @property
-    def has_key(self) -> bool:
-        """Whether versions that are not signed with this run's key are refused.
-
-        Without a key no signature is checked.
-        """
-        return self._signer is not None
+        self._warns = key is not None
+        self._passed_over: Counter[tuple[int, int]] = Counter()
 
     @property
     def signer(self) -> signing.Signer | None:
-        """What signs and checks with this run's key; None without one."""
+        """What signs and checks with this run's key.
+
+        None without a key: then no signature is checked.
+        """
         return self._signer
+
+    def groups(self) -> list[int]:
+        """Returns the groups that have a directory; OSError without a root."""
+        found = map(run_files.group_of, self._file_system.list_dir(self.root))
+        return sorted(group for group in found if group is not None)
 
     def notes(self, group: int) -> notes.Notes:
         """Returns the notes that a group's processes leave for others."""
@@ -118,18 +101,6 @@ class VersionReader:
         """
         return [s for s in self._listed(group) if self._committed(group, s)]
 
-    def known_steps(self, group: int) -> list[int]:
-        """Returns the steps of the group's own versions, ascending.
-
-        In a run with a key those that the group's index names, whatever else
-        lies there; `steps` without one.
-
-        Raises:
-          OSError: If the group's directory is there and cannot be listed.
-        """
-        index = self._read_index(group)
-        return self.steps(group) if index is None else index
-
     def open(self, group: int, step: int) -> versions.Version:
         """Returns a version by reading its manifest, and nothing else of it.
 
@@ -138,11 +109,6 @@ class VersionReader:
           CorruptVersionError: If its manifest is not one to trust.
           OSError: If the storage fails.
         """
-        found = self._open_unsigned(group, step)
-        self._check_signature(found)
-        return found
-
-    def _open_unsigned(self, group: int, step: int) -> versions.Version:
         path = self.version_path(group, step)
         try:
             for directory in (self.group_path(group), path):
@@ -172,116 +138,45 @@ class VersionReader:
                 f"and step {step}; received {len(found.files)} files, group "
                 f"{found.group} and step {found.step}. Was it copied there?"
             )
-        return versions.Version(group, step, path, found)
+        version = versions.Version(group, step, path, found)
+        self._check_signature(version)
+        return version
 
-    def latest(self, group: int) -> versions.Version | None:
+    def latest(
+        self,
+        group: int,
+        *,
+        newer_than: int = -1,
+        wanted: Callable[[versions.Version], bool] = lambda version: True,
+    ) -> versions.Version | None:
         """Returns the newest version whose files are all there, or None.
 
         Newest means the highest step. Sizes are compared and checksums are
         not: call `verify` before use. Versions that are incomplete, or whose
-        manifest is malformed, are passed over with a warning if they stay so,
-        and the next older one is taken. While the storage fails, what was
-        found last stays the answer; without a directory of the group the
-        answer is None.
+        manifest is not one to trust, are passed over with a warning if they
+        stay so, and the next older one is taken.
+
+        Args:
+          group: The group.
+          newer_than: Step that the version must exceed. Default: any version.
+          wanted: Which versions count, by their manifests. Default: all.
+
+        Raises:
+          OSError: If the storage fails; what was found before may still hold.
         """
-        known = self._newest.get(group)
-        found, uncertain = None, False
-        try:
-            for step in self._candidates(group, self._read_index(group)):
-                try:
-                    version = self.open(group, step)
-                    self._refuse_far_ahead(known, version)
+        for step in reversed(self._listed(group)):
+            if step <= newer_than:
+                break
+            try:
+                version = self.open(group, step)
+                if wanted(version):
                     versions.check_listing(self._file_system, version)
-                except versions.VersionNotFoundError:
-                    continue
-                except versions.CorruptVersionError as error:
-                    self._log_once(group, step, error)
-                except OSError as error:
-                    _log.debug("Step %d, group %d: %s", step, group, error)
-                    uncertain = True
-                else:
-                    found = version
-                    break
-        except OSError as error:
-            _log.debug("Could not list group %d: %s", group, error)
-            return known
-        if uncertain and known and (not found or found.step < known.step):
-            return known
-        self._newest.pop(group, None)
-        if found:
-            self._newest[group] = found
-            if found != known:
-                self._seen[group] = self._clock()
-        return found
-
-    def _candidates(
-        self, group: int, indexed: list[int] | None
-    ) -> Iterator[int]:
-        """Yields the steps to look at, the newest first, in bounded time.
-
-        The group's index names its good versions, whatever lies beside them.
-        The newest ones that it does not name may be newer than the index.
-        """
-        listed = self._listed(group)
-        if indexed is not None:
-            newer = [s for s in listed if s > max(indexed, default=-1)]
-            yield from reversed(newer[-_MAX_LOOKS:])
-            yield from reversed(indexed)
-            return
-        yield from reversed(listed[-_MAX_LOOKS:])
-        left = _MAX_NEW_LOOKS
-        for step in reversed(listed[:-_MAX_LOOKS]):
-            if left and self._passed_over.get((group, step), 0) < 2:
-                left -= 1
-                yield step
-
-    def _read_index(self, group: int) -> list[int] | None:
-        """Returns the steps of the group's index, if there is one to trust.
-
-        Without a key there is none.
-        """
-        if self._signer is None:
-            return None
-        path = f"{self.group_path(group)}/{INDEX_NAME}"
-        try:
-            text = filesystem.read(
-                self._file_system, path, max_bytes=_MAX_INDEX_BYTES
-            )
-        except OSError:
-            return None
-        fields = untrusted.json_object(text) or {}
-        steps = fields.get("steps")
-        if not isinstance(steps, list) or not all(
-            type(step) is int and 0 <= step <= versions.MAX_STEP
-            for step in steps
-        ):
-            return None
-        signed = _signed_index(group, steps)
-        if not self._signer.proves(fields.get("signature"), signed):
-            return None
-        return sorted(steps)
-
-    def _write_index(
-        self, signer: signing.Signer, group: int, steps: list[int]
-    ) -> None:
-        proof = signer.proof(_signed_index(group, steps))
-        fields = {"steps": steps, "signature": proof}
-        path = f"{self.group_path(group)}/{INDEX_NAME}"
-        self._file_system.write(path, [json.dumps(fields).encode() + b"\n"])
-
-    def _refuse_far_ahead(
-        self, known: versions.Version | None, found: versions.Version
-    ) -> None:
-        if known is None:
-            return
-        secs = self._clock() - self._seen[found.group]
-        most = known.step + _SPARE_STEPS + int(_MAX_STEPS_PER_SEC * secs)
-        if found.step > most:
-            raise versions.CorruptVersionError(
-                f"The step of {found.path} must be one that the group can have "
-                f"reached, at most {most}: it was at step {known.step} "
-                f"{secs:.0f} s ago."
-            )
+                    return version
+            except versions.VersionNotFoundError:
+                continue
+            except versions.CorruptVersionError as error:
+                self._log_once(group, step, error)
+        return None
 
     def verify(
         self, version: versions.Version, *, max_bytes: int | None = None
@@ -351,8 +246,12 @@ class VersionReader:
                 f"{timeout_secs!r} and {poll_secs!r}."
             )
         deadline = time.monotonic() + timeout_secs
+        found = None
         while True:
-            found = self.latest(group)
+            try:
+                found = self.latest(group)
+            except OSError as error:
+                _log.debug("Looking for group %d: %s", group, error)
             if found is not None and found.step > newer_than:
                 return found
             left = deadline - time.monotonic()
@@ -366,35 +265,6 @@ class VersionReader:
                 )
             time.sleep(min(left, poll_secs * random.uniform(0.8, 1.2)))
 
-    def glance(self, group: int) -> "Published | None":
-        """Returns the newest version whose manifest is valid, signed or not.
-
-        For people: nothing but the manifest is looked at.
-
-        Raises:
-          OSError: If the storage fails.
-        """
-        broken: list[int] = []
-        for step in self._candidates(group, self._read_index(group)):
-            try:
-                found = self._open_unsigned(group, step)
-                seen = self._file_system.stat(
-                    f"{found.path}/{manifest.FILE_NAME}"
-                )
-            except (versions.VersionNotFoundError, FileNotFoundError):
-                continue  # Not committed yet, or pruned meanwhile.
-            except versions.CorruptVersionError:
-                broken.append(step)
-            else:
-                return Published(
-                    step=step,
-                    num_bytes=found.num_bytes,
-                    created=float(found.manifest.created),
-                    modified=seen.modified,
-                    broken=tuple(broken),
-                )
-        return None
-
     def _check_signature(self, found: versions.Version) -> None:
         if self._signer is not None:
             try:
@@ -403,8 +273,8 @@ class VersionReader:
                 raise versions.CorruptVersionError(
                     f"The manifest of {found.path} cannot be trusted: {error}"
                 ) from error
-        elif signing.is_signed(found.manifest) and not self._has_warned:
-            self._has_warned = True
+        elif self._warns and signing.is_signed(found.manifest):
+            self._warns = False
             _log.warning(
                 "Versions in %s are signed, and this process has no key: their "
                 "signatures are not checked. Set %s.",
@@ -414,9 +284,9 @@ class VersionReader:
 
     def _log_once(self, group: int, step: int, error: Exception) -> None:
         # The first time it may be about to come, or to go.
-        times = self._passed_over.get((group, step), 0) + 1
-        self._passed_over[group, step] = times
-        level = logging.WARNING if times == 2 else logging.DEBUG
+        self._passed_over[group, step] += 1
+        is_second = self._passed_over[group, step] == 2
+        level = logging.WARNING if is_second else logging.DEBUG
         _log.log(level, "Skipping a version: %s", error)
 
     def _listed(self, group: int) -> list[int]:
@@ -428,16 +298,6 @@ class VersionReader:
             return []
         steps = [versions.step_of_name(name) for name in names]
         return sorted(step for step in steps if step is not None)
-
-    def _groups(self, *, must_be_there: bool) -> list[int]:
-        try:
-            names = self._file_system.list_dir(self.root)
-        except (FileNotFoundError, NotADirectoryError):
-            if must_be_there:
-                raise
-            return []
-        groups = (run_files.group_of(name) for name in names)
-        return sorted(group for group in groups if group is not None)
 
     def _committed(self, group: int, step: int) -> bool:
         path = self.version_path(group, step)
@@ -465,7 +325,7 @@ class Published:
     num_bytes: int
     # In Unix seconds of the publisher; of the storage, or 0 if it has none.
     created: float
-    modified: float
+    modified: float = 0.0
     # Newer versions whose manifests cannot be read.
     broken: tuple[int, ...] = ()
 
@@ -476,9 +336,8 @@ OpenStorage = Callable[[str], tuple[filesystem.FileSystem, str]]
 class NewestVersions:
     """The newest version of each group, looked for without a wait.
 
-    Only manifests are read, whoever signed them, so that a look costs one small
-    file a group. A thread reads, because a storage that hangs must not stop
-    its user.
+    For people, so whoever signed it. A thread reads, because a storage that
+    hangs must not stop its user.
     """
 
     def __init__(
@@ -538,17 +397,22 @@ class NewestVersions:
         try:
             storage, root = self._open_storage(self._root)
             reader = VersionReader(root, key=None, file_system=storage)
-            there = reader._groups(must_be_there=self._must_be_there)
+            try:
+                there = reader.groups()
+            except (FileNotFoundError, NotADirectoryError):
+                if self._must_be_there:
+                    raise
+                there = []
             found = {
-                group: newest
+                group: Published(
+                    step=newest.step,
+                    num_bytes=newest.num_bytes,
+                    created=float(newest.manifest.created),
+                )
                 for group in sorted({*wanted, *there})
-                if (newest := reader.glance(group)) is not None
+                if (newest := reader.latest(group)) is not None
             }
         except (ImportError, OSError, ValueError) as error:
             self.problem = untrusted.one_line(f"{self._root}: {error}")
             return
         self.groups, self._found, self.problem = there, found, ""
-
-
-def _signed_index(group: int, steps: list[int]) -> bytes:
-    return f"index of {group}: {steps}".encode()

@@ -101,40 +101,30 @@ class Follower:
         A rejected step counts again once another run of the publisher has
         published it again.
         """
-        newest = self._exchange.latest(self.group)
-        candidates = [newest.step] if newest else []
-        limit = self.limit
-        if newest and (newest.step in self.rejected or newest.step > limit):
-            candidates = self._exchange.known_steps(self.group)
-        again = {step for step in candidates if self._is_another(step)}
+        newest = self._exchange.latest(
+            self.group, newer_than=self.current, wanted=self._is_usable
+        )
         with self._lock:
-            # Under the lock: a version may have been taken or rejected while
-            # the storage was asked.
-            usable = [
-                step
-                for step in candidates
-                if self.current < step <= limit
-                and (step not in self.rejected or step in again)
-            ]
-            if newest and newest.step in usable:
+            # Again: it may have been taken or rejected while the storage was
+            # asked.
+            if newest is not None and self._is_usable(newest):
+                self._proposal = newest.step
                 self._seen[newest.step] = newest.manifest.incarnation
-            self._proposal = max(usable, default=-1)
+            else:
+                self._proposal = -1
             if self._alone and self._announced < 0:
                 self._announce(self._proposal)
 
-    def _is_another(self, step: int) -> bool:
+    def _is_usable(self, version: versions.Version) -> bool:
+        step = version.step
+        if not self.current < step <= self.limit:
+            return False
+        if step not in self.rejected:
+            return True
         rejected = self._rejected_runs.get(step)
-        if rejected is None or step <= self.current:
-            return False
-        try:
-            found = self._exchange.open(self.group, step)
-        except (
-            OSError,
-            versions.CorruptVersionError,
-            versions.VersionNotFoundError,
-        ):
-            return False
-        return found.manifest.incarnation != rejected
+        return rejected is not None and (
+            version.manifest.incarnation != rejected
+        )
 
     def stage(self) -> None:
         """Reads the announced version, if there is one still to read."""
@@ -182,7 +172,10 @@ class Follower:
             raise screen_lib.Refused(str(error)) from error
 
     def _has_newer(self, step: int) -> bool:
-        newest = self._exchange.latest(self.group)
+        try:
+            newest = self._exchange.latest(self.group)
+        except OSError:
+            return False
         return newest is not None and newest.step > step
 
     def _put_off(self, step: int, error: OSError) -> None:

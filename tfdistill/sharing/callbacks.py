@@ -17,6 +17,7 @@ from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import claim
 from tfdistill.exchange import publisher
+from tfdistill.exchange import versions
 from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
@@ -396,7 +397,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
 
     def _tell_of_an_earlier_run(self) -> None:
         try:
-            earlier = self._exchange.known_steps(self._group)
+            earlier = self._exchange.steps(self._group)
         except OSError:
             return  # The export that follows reports it.
         if earlier:
@@ -432,11 +433,11 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
             self.num_published += 1
             self.num_bytes += version.num_bytes
             self.last_num_bytes = version.num_bytes
-        except publisher.VersionExistsError:
+        except versions.VersionExistsError:
             _log.info("Version %d was published before.", step)
         except claim.ERRORS:
             pass  # Logged once, and raised in the training thread.
-        except publisher.ExportError as error:
+        except versions.ExportError as error:
             cause, goes_on = error.__cause__, ", training goes on"
             if isinstance(cause, server_bundle.NotFiniteError):
                 # No fault of the storage; `FiniteLoss` ends the training.
