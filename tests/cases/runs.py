@@ -4,6 +4,7 @@ import json
 import pathlib
 
 from tfdistill.exchange import manifest
+from tfdistill.exchange import versions
 from tfdistill.status import run_events
 
 NOW = 1_000_000.0
@@ -33,19 +34,27 @@ def events(directory, *found):
     return path
 
 
-def version(exchange, group, step, *, created=NOW, num_bytes=7):
-    """Writes a version's manifest, and nothing beside it."""
+def found_version(group, step, *, created=NOW, num_bytes=7, path="x"):
+    """A version as a reader has it."""
     entry = manifest.FileEntry(num_bytes, "0" * 64)
-    text = manifest.Manifest(
+    said = manifest.Manifest(
         group=group,
         step=step,
         created=created,
         incarnation="a",
         files={"saved_model.pb": entry},
-    ).to_json()
-    path = pathlib.Path(exchange, f"group_{group}", str(step), "manifest.json")
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
+    )
+    return versions.Version(group, step, str(path), said)
+
+
+def version(exchange, group, step, *, num_bytes=7, **more):
+    """Writes a version of one file, of zeros; returns its directory."""
+    path = pathlib.Path(exchange, f"group_{group}", str(step))
+    path.mkdir(parents=True)
+    found = found_version(group, step, num_bytes=num_bytes, path=path, **more)
+    (path / "manifest.json").write_text(found.manifest.to_json())
+    with open(path / "saved_model.pb", "wb") as file:
+        file.truncate(num_bytes)
     return path
 
 

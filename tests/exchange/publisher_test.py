@@ -1,5 +1,6 @@
 """Versions published and pruned, and what a failure at any call leaves."""
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -443,30 +444,24 @@ def recorded_changes():
 @pytest.mark.parametrize(
     "number", [errno.ESTALE, errno.EIO, errno.EACCES, errno.ETIMEDOUT]
 )
-def test_storage_that_fails_leaves_the_last_answer(tmp_path, number):
+def test_storage_that_fails_is_no_answer(tmp_path, number):
     faults = storage_cases.Faults(filesystem.LocalFileSystem())
     reader = publisher.Exchange(str(tmp_path), file_system=faults)
     hub = publisher.Exchange(tmp_path)
-    old = publish(hub, 1)
-    assert reader.latest(0) == old
+    publish(hub, 1)
     new = publish(hub, 2)
-    faults.hidden = {new.path: number}
-    assert reader.latest(0) == old
-    assert reader.steps(0) == [1]
-    faults.hidden = {old.path: number, new.path: number}
-    assert reader.latest(0) == old
-    faults.hidden = {str(tmp_path): number}
-    assert reader.latest(0) == old
-    assert reader.latest(1) is None
-    with pytest.raises(OSError, match="group_0"):
-        reader.steps(0)
+    for path in (new.path, str(tmp_path)):
+        faults.hidden = {path: number}
+        # The older version is not the newest one.
+        with pytest.raises(OSError, match="group_0"):
+            reader.latest(0)
+        with pytest.raises(OSError) as caught:
+            reader.verify(new)
+        assert caught.value.errno == number
+        with pytest.raises(TimeoutError, match="newest seen is none"):
+            reader.wait(0, timeout_secs=0)
     faults.hidden = {}
     assert reader.latest(0) == new
-    faults.hidden = {new.path: number}
-    assert reader.latest(0) == new
-    with pytest.raises(OSError) as caught:
-        reader.verify(new)
-    assert caught.value.errno == number
 
 
 def test_each_failing_call_of_a_reader_is_survived(tmp_path):
@@ -481,7 +476,8 @@ def test_each_failing_call_of_a_reader_is_survived(tmp_path):
             )
             reader = publisher.Exchange(str(tmp_path), file_system=faults)
             while len(faults.calls) < fail_at:
-                assert reader.latest(0) in (None, old, new)
+                with contextlib.suppress(OSError):
+                    assert reader.latest(0) in (None, old, new)
             assert reader.latest(0) == new
 
 
@@ -861,7 +857,7 @@ def test_an_object_store_is_published_to_pruned_and_swept(
             hub.verify(hub.open(0, step))
         storage, root = filesystem.for_root(f"{s3.url}/hub/group_0")
         names = {n for n in storage.list_dir(root) if n[:6] != ".claim"}
-        assert names == {"3", "4", "versions.json"}
+        assert names == {"3", "4"}
         storage.write(f"{root}/4/saved_model.pb", [b"other"])
         with pytest.raises(versions.CorruptVersionError):
             hub.verify(hub.open(0, 4))

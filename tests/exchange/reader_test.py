@@ -40,8 +40,9 @@ def test_the_newest_version_is_the_highest_step(tmp_path):
 def test_an_object_store_is_looked_at_like_a_disk(tmp_path):
     store = storage_cases.MemoryFileSystem()
     path = cases.version(tmp_path, 0, 10)
-    store.write("m/group_0/10/manifest.json", [path.read_bytes()])
-    newest = reader.NewestVersions("m", open_storage=lambda root: (store, root))
+    for name in ("saved_model.pb", "manifest.json"):
+        store.write(f"m/group_0/10/{name}", [(path / name).read_bytes()])
+    newest = reader.NewestVersions("m", file_system=store)
     assert newest.look((), limit_secs=30)[0].step == 10
     assert list(newest.groups) == [0]
 
@@ -52,7 +53,7 @@ def test_a_failing_storage_is_told_and_what_was_found_stays(tmp_path):
     now = [0.0]
     newest = reader.NewestVersions(
         str(tmp_path),
-        open_storage=lambda root: (storage, root),
+        file_system=storage,
         clock=lambda: now[0],
     )
     assert newest.look([0], limit_secs=30)[0].step == 10

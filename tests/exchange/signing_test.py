@@ -271,7 +271,7 @@ def test_no_version_has_a_step_that_no_training_reaches(tmp_path):
 def test_a_reader_without_a_key_says_so_once(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     exchange(tmp_path).publish(write, group=1, step=7)
-    reader = exchange(tmp_path, None)
+    reader = publisher.Exchange(tmp_path)
     for _ in range(3):
         reader.verify(reader.open(1, 7))
     assert caplog.text.count("this process has no key") == 1

@@ -73,11 +73,11 @@ def test_the_document_has_the_documented_keys(tmp_path, capsys):
 def test_an_exchange_behind_a_url(tmp_path, capsys):
     tf = pytest.importorskip("tensorflow")
     _run(tmp_path)
-    manifest = cases.version(tmp_path / "hub", 0, 8).read_bytes()
+    version = cases.version(tmp_path / "hub", 0, 8)
     url = f"ram://{tmp_path.name}"
     tf.io.gfile.makedirs(f"{url}/group_0/8")
-    with tf.io.gfile.GFile(f"{url}/group_0/8/manifest.json", "wb") as file:
-        file.write(manifest)
+    for path in version.iterdir():
+        tf.io.gfile.copy(str(path), f"{url}/group_0/8/{path.name}")
     # As a launcher notes it.
     record = {"topology": {"exchange": url}}
     (tmp_path / "launch.json").write_text(json.dumps(record))

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from tests.cases import runs as cases
+from tfdistill.exchange import filesystem
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
 from tfdistill.status import observed_run
@@ -240,12 +241,13 @@ def test_a_storage_that_hangs_does_not_hold_up_the_rest(tmp_path):
     cases.metrics(tmp_path, 0, cases.line(5, _NOW - 1))
     release = threading.Event()
 
-    def hang(root):
-        release.wait(60)
-        raise OSError("released")
+    class Hanging(filesystem.LocalFileSystem):
+        def list_dir(self, path):
+            release.wait(60)
+            raise OSError("released")
 
     run = observed_run.ObservedRun(
-        tmp_path, clock=lambda: _NOW, open_storage=hang
+        tmp_path, clock=lambda: _NOW, file_system=Hanging()
     )
     seen = run.look(limit_secs=0.2)
     release.set()

@@ -6,7 +6,6 @@ import pytest
 import rich.console
 
 from tests.cases import runs as cases
-from tfdistill.exchange import reader
 from tfdistill.status import group
 from tfdistill.status import tables
 
@@ -122,9 +121,7 @@ def _troubled():
     teacher["quarantined"] = {"7": "its outputs [must] be finite: " * 9}
     status.update(_records(10, 20, loss=0.5, total_steps=500))
     status.update([{"teachers": [teacher], "distillation_loss": 0.1}])
-    status.newest = reader.Published(
-        step=15, num_bytes=7, created=1.0, modified=2.0
-    )
+    status.newest = cases.found_version(0, 15, created=1.0)
     status.num_restarts = 2
     status.last_error = "group_0_worker_1 ended with exit code 3"
     return status

@@ -5,7 +5,6 @@ manifest, and whole once each file agrees with it; docs/protocol.md has the
 rules. Nothing found there is trusted, and links are not followed.
 """
 
-import dataclasses
 import logging
 import os
 import random
@@ -317,22 +316,6 @@ class VersionReader:
             return False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Published:
-    """The newest version of a group, as its manifest describes it."""
-
-    step: int
-    num_bytes: int
-    # In Unix seconds of the publisher; of the storage, or 0 if it has none.
-    created: float
-    modified: float = 0.0
-    # Newer versions whose manifests cannot be read.
-    broken: tuple[int, ...] = ()
-
-
-OpenStorage = Callable[[str], tuple[filesystem.FileSystem, str]]
-
-
 class NewestVersions:
     """The newest version of each group, looked for without a wait.
 
@@ -346,7 +329,7 @@ class NewestVersions:
         *,
         interval_secs: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
-        open_storage: OpenStorage = filesystem.for_root,
+        file_system: filesystem.FileSystem | None = None,
         must_be_there: bool = False,
     ) -> None:
         """Touches no storage yet.
@@ -361,15 +344,15 @@ class NewestVersions:
         self._root = root
         self._interval_secs = interval_secs
         self._clock = clock
-        self._open_storage = open_storage
+        self._file_system = file_system
         self._must_be_there = must_be_there
         self._thread: threading.Thread | None = None
         self._began = -float("inf")
-        self._found: Mapping[int, Published] = {}
+        self._found: Mapping[int, versions.Version] = {}
 
     def look(
         self, groups: Collection[int], *, limit_secs: float = 0.0
-    ) -> Mapping[int, Published]:
+    ) -> Mapping[int, versions.Version]:
         """Returns what the last look has found, and starts one if it is due.
 
         Waits up to `limit_secs` for the present look, which looks for `groups`
@@ -395,8 +378,9 @@ class NewestVersions:
 
     def _look(self, wanted: Collection[int]) -> None:
         try:
-            storage, root = self._open_storage(self._root)
-            reader = VersionReader(root, key=None, file_system=storage)
+            reader = VersionReader(
+                self._root, key=None, file_system=self._file_system
+            )
             try:
                 there = reader.groups()
             except (FileNotFoundError, NotADirectoryError):
@@ -404,11 +388,7 @@ class NewestVersions:
                     raise
                 there = []
             found = {
-                group: Published(
-                    step=newest.step,
-                    num_bytes=newest.num_bytes,
-                    created=float(newest.manifest.created),
-                )
+                group: newest
                 for group in sorted({*wanted, *there})
                 if (newest := reader.latest(group)) is not None
             }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from tfdistill.exchange import reader
+from tfdistill.exchange import versions
 
 _Pace = collections.deque[tuple[float, float]]
 
@@ -35,7 +35,7 @@ class GroupStatus:
     group: int
     state: str = "starting"
     record: dict[str, Any] = dataclasses.field(default_factory=dict)
-    newest: reader.Published | None = None
+    newest: versions.Version | None = None
     num_restarts: int = 0
     num_worker_restarts: int = 0
     last_error: str = ""
@@ -104,8 +104,8 @@ class RunStatus:
     problems: Sequence[str] = ()
 
     def age_secs(self, status: GroupStatus) -> float | None:
-        """The age of a group's newest version, by the storage's clock."""
+        """The age of a group's newest version, by its publisher's clock."""
         newest = status.newest
         if newest is None:
             return None
-        return max(0.0, self.time - (newest.modified or newest.created))
+        return max(0.0, self.time - newest.manifest.created)

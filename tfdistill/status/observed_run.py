@@ -45,7 +45,7 @@ class ObservedRun:
         exchange: str | None = None,
         silent_secs: float = 60.0,
         clock: Callable[[], float] = time.time,
-        open_storage: reader.OpenStorage = filesystem.for_root,
+        file_system: filesystem.FileSystem | None = None,
     ) -> None:
         """Begins to follow the files; NoRunError if there are none.
 
@@ -81,7 +81,7 @@ class ObservedRun:
         self._published = reader.NewestVersions(
             self.exchange,
             interval_secs=1.0,
-            open_storage=open_storage,
+            file_system=file_system,
             # One that was named is there, or the name is wrong.
             must_be_there=exchange is not None,
         )

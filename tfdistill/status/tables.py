@@ -180,9 +180,6 @@ def _notes(run: group.RunStatus, *, errors: bool = True) -> Iterator[str]:
         notes = [f"warning: {text}" for text in status.warnings]
         for teacher in status.teachers:
             notes += _of_teacher(teacher)
-        if status.newest is not None and status.newest.broken:
-            steps = ", ".join(map(str, status.newest.broken))
-            notes.append(f"has published what cannot be read: {steps}")
         if errors and status.last_error:
             notes.append(f"last error: {status.last_error}")
         for note in notes:
@@ -248,7 +245,6 @@ def _group_document(status: _Status, run: group.RunStatus) -> dict[str, Any]:
             "step": newest.step,
             "bytes": newest.num_bytes,
             "age_secs": run.age_secs(status),
-            "broken": list(newest.broken),
         },
         "teachers": [_teacher_document(found) for found in status.teachers],
         "num_quarantined": status.num_quarantined,
