@@ -3,7 +3,7 @@
 `coordinated` measures predictions of peers (labels_exchange.py), `served` and
 `outage` labels from servers (labels_served.py).
 
-`sampled` compares `losses.SampledSoftTargetCrossEntropy` with the dense loss:
+`sampled` compares `contrib.SampledSoftTargetCrossEntropy` with the dense loss:
 the mean gradient of many draws, in standard errors of that mean, with top-k
 beside it; and forward and backward pass of an output layer, `SampledOutput`
 against a dense one on the same rows.
@@ -34,6 +34,7 @@ from launch.config import config as config_lib
 from launch.task import optimizers
 from launch.task import students
 from launch.task import training
+from tfdistill import contrib
 from tfdistill import losses
 from tfdistill.system import programs
 
@@ -72,7 +73,7 @@ def _gradients(options: programs.Options) -> dict[str, Any]:
     exact = _draws(
         losses.SoftTargetCrossEntropy(from_logits=True), target, student
     )[0]
-    sampled = losses.SampledSoftTargetCrossEntropy
+    sampled = contrib.SampledSoftTargetCrossEntropy
     sides = {
         "sampled": sampled(from_logits=True),
         "sampled_power_half": sampled(power=0.5, from_logits=True),
@@ -125,7 +126,7 @@ def _output_layer(options: programs.Options) -> dict[str, Any]:
     num_classes, num_rows = options.num_classes, options.rows
     rng = np.random.default_rng(0)
     x = tf.constant(rng.normal(size=(num_rows, options.features)), tf.float32)
-    sampled = tfdistill.SampledOutput(
+    sampled = tfdistill.contrib.SampledOutput(
         num_classes, num_sampled=options.num_sampled, seed=0
     )
     dense = keras.layers.Dense(num_classes)

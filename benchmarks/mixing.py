@@ -77,7 +77,6 @@ class _Blocked:
             every_steps=1,
             peers=[*self._peers],
             quorum="all",
-            poll_secs=0.01,
         )
         self._rounds = options.rounds
         self._writer: saved_model.SavedModelWriter | None = None

@@ -2,7 +2,7 @@
 
 Four groups in one process take their steps in turn and average with their
 neighbours after each, by the product's topology and rule. Each sees its part
-of CIFAR-10 by `tfdistill.data.dirichlet_shard`. Both optimizers are SGD with
+of CIFAR-10 by `tfdistill.contrib.dirichlet_shard`. Both optimizers are SGD with
 Nesterov's momentum 0.9, as in Lin et al. 2021 (arXiv:2102.04761, table 1: there
 16 groups and residual networks). Each gets the best of the
 same learning rates, by seeds that the report does not use. The figure is the
@@ -58,7 +58,7 @@ def _network(size: int) -> keras.Model:
 def _optimizer(name: str, rate: float) -> keras.optimizers.Optimizer:
     if name == "local":
         return keras.optimizers.SGD(rate, momentum=_MOMENTUM, nesterov=True)
-    return tfdistill.optimizers.QuasiGlobalMomentum(
+    return tfdistill.contrib.QuasiGlobalMomentum(
         keras.optimizers.SGD(rate), momentum=_MOMENTUM, nesterov=True
     )
 
@@ -72,7 +72,7 @@ def _parts(options: programs.Options, seed: int) -> list[np.ndarray]:
         )
         found = []
         for group in range(options.num_groups):
-            part = tfdistill.data.dirichlet_shard(
+            part = tfdistill.contrib.dirichlet_shard(
                 examples,
                 tfdistill.Cluster(group=group, num_groups=options.num_groups),
                 alpha=options.alpha,

@@ -57,7 +57,7 @@ def _train(options: programs.Options) -> None:
     exchange = tfdistill.Exchange(cluster.exchange)
     # All groups begin with equal weights.
     keras.utils.set_random_seed(options.seed)
-    scaler = tfdistill.BatchScaler(
+    scaler = tfdistill.contrib.BatchScaler(
         exchange, batch_size=_BATCH_SIZE, every_steps=options.every_steps
     )
     with strategy.scope():
@@ -77,7 +77,6 @@ def _train(options: programs.Options) -> None:
         quorum="all" if options.waits else 1,
         grace_secs=30.0 if options.waits else 0.0,
         weigh_by="examples" if options.scales else "groups",
-        poll_secs=0.02,
     )
     callbacks = [
         tfdistill.StudentExporter(exchange, every_steps=options.every_steps),

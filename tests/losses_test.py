@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from tfdistill import contrib
 from tfdistill import losses
 
 CATEGORICAL = [
@@ -536,12 +537,9 @@ SPARSE = {
     "top-k without tail": lambda **kwargs: losses.TopKSoftTargetCrossEntropy(
         k=2, tail=False, **kwargs
     ),
-    "sampled": losses.SampledSoftTargetCrossEntropy,
-    "sampled evenly": lambda **kwargs: losses.SampledSoftTargetCrossEntropy(
-        power=0.5, **kwargs
-    ),
+    "sampled": contrib.SampledSoftTargetCrossEntropy,
     "sampled by difference": lambda **kwargs: (
-        losses.SampledSoftTargetCrossEntropy(proposal="difference", **kwargs)
+        contrib.SampledSoftTargetCrossEntropy(proposal="difference", **kwargs)
     ),
 }
 
@@ -616,81 +614,6 @@ def gradient_of(loss, target, student):
     return got.numpy(), tape.gradient(got, point).numpy()
 
 
-@pytest.mark.parametrize("from_logits", [True, False])
-@pytest.mark.parametrize("power", [0.0, 0.7, 1.0, 1.3])
-@pytest.mark.parametrize("proposal", ["teacher", "difference"])
-def test_draws_are_unbiased(proposal, power, from_logits):
-    rows, classes = 20_000, 7
-    student = normal(1, classes, seed=1).astype("float32")
-    teacher = normal(1, classes)
-    teacher[0, 3] = -INF  # A class that can never be.
-    target = softmax(teacher)
-    if not from_logits:
-        student = softmax(student)
-    dense = losses.SoftTargetCrossEntropy(
-        from_logits=from_logits, temperature=1.5
-    )
-    expected = gradient_of(dense, target, student)
-    loss = losses.SampledSoftTargetCrossEntropy(
-        num_samples=3,
-        power=power,
-        proposal=proposal,
-        from_logits=from_logits,
-        temperature=1.5,
-    )
-    # Each row draws for itself, so that rows are repetitions.
-    found = gradient_of(
-        loss, np.tile(target, [rows, 1]), np.tile(student, [rows, 1])
-    )
-    for got, exact in zip(found, expected, strict=True):
-        got = got.astype("float64")
-        error = got.std(axis=0) / np.sqrt(rows)
-        assert error.max() > 1e-4
-        distance = np.abs(got.mean(axis=0) - exact[0])
-        assert (distance <= 3 * error + 1e-5 * np.abs(exact[0])).all(), (
-            distance / error
-        )
-
-
-def test_the_difference_draws_with_less_noise_near_agreement():
-    teacher = normal(1, 50)
-    student = teacher + 0.05 * normal(1, 50, seed=1)
-    spread = {}
-    for proposal in ("teacher", "difference"):
-        loss = losses.SampledSoftTargetCrossEntropy(
-            proposal=proposal, from_logits=True
-        )
-        target = np.tile(softmax(teacher), [500, 1])
-        found = gradient_of(loss, target, np.tile(student, [500, 1]))
-        spread[proposal] = [part.std(axis=0).max() for part in found]
-    for mine, other in zip(*spread.values(), strict=True):
-        assert other < mine / 5
-    # At agreement there is nothing left to estimate.
-    np.testing.assert_allclose(
-        value(loss, [teacher], teacher),
-        cross_entropy(softmax(teacher), softmax(teacher)),
-        rtol=1e-5,
-    )
-
-
-def test_draws_repeat_and_differ_by_seed_row_and_data():
-    teacher, student = normal(1, 50), normal(1, 50, seed=1)
-    target = np.tile(softmax(teacher), [2, 3, 1]).reshape(2, 3, 50)
-    rows = np.tile(student, [2, 3, 1]).reshape(2, 3, 50)
-
-    def draw(seed=0, step=0.0):
-        loss = losses.SampledSoftTargetCrossEntropy(seed=seed, from_logits=True)
-        return loss.call(target, rows + step).numpy()
-
-    first = draw()
-    np.testing.assert_array_equal(draw(), first)
-    assert len(np.unique(first)) == 6
-    assert not np.isclose(draw(seed=1), first).any()
-    # With the draws of before, the values would hardly change.
-    moved = draw(step=1e-5 * normal(50, seed=2))
-    assert np.abs(moved - first).max() > 0.01
-
-
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_targets_with_masks_and_no_teacher_stay_finite(name):
     loss = SPARSE[name](from_logits=True)
@@ -749,7 +672,7 @@ def distilled(loss, strategy):
             ]
         )
         model = tfdistill.CodistillModel(
-            student, teachers=tfdistill.TeacherSet(models=[teacher])
+            student, teachers=tfdistill.teachers.FixedTeacher(teacher)
         )
         model.compile("sgd", None, distillation_loss=loss)
     # The last batch is small.
@@ -762,26 +685,22 @@ def test_sparse_losses_on_two_replicas(two_replicas):
     alone = distilled(top, tf.distribute.get_strategy())
     np.testing.assert_allclose(distilled(top, two_replicas), alone, rtol=1e-5)
     assert np.abs(alone - 1.0).max() > 1e-3
-    sampled = losses.SampledSoftTargetCrossEntropy(from_logits=True)
+    sampled = contrib.SampledSoftTargetCrossEntropy(from_logits=True)
     first, second = (distilled(sampled, two_replicas) for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.parametrize(
-    ("cls", "kwargs", "message"),
+    ("kwargs", "message"),
     [
-        ("TopK", {"k": 0}, "`k` must be a whole number >= 1; received 0"),
-        ("TopK", {"k": 2.0}, "received 2.0"),
-        ("TopK", {"tail": 1}, "`tail` must be True or False"),
-        ("Sampled", {"num_samples": 0}, "`num_samples` must be .*received 0"),
-        ("Sampled", {"power": -1}, "`power` must be .* >= 0; received -1"),
-        ("Sampled", {"proposal": "student"}, "`proposal` must be one of"),
-        ("Sampled", {"seed": None}, "`seed` must be a whole number"),
+        ({"k": 0}, "`k` must be a whole number >= 1; received 0"),
+        ({"k": 2.0}, "received 2.0"),
+        ({"tail": 1}, "`tail` must be True or False"),
     ],
 )
-def test_sparse_arguments_are_checked(cls, kwargs, message):
+def test_sparse_arguments_are_checked(kwargs, message):
     with pytest.raises(ValueError, match=message):
-        getattr(losses, f"{cls}SoftTargetCrossEntropy")(**kwargs)
+        losses.TopKSoftTargetCrossEntropy(**kwargs)
 
 
 def test_more_classes_than_there_are_is_refused():

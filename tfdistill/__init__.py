@@ -11,6 +11,7 @@ from tfdistill._version import __version__ as __version__
 from tfdistill.system import registration
 
 if typing.TYPE_CHECKING:
+    from tfdistill import contrib as contrib
     from tfdistill import data as data
     from tfdistill import data_checks as data_checks
     from tfdistill import labels as labels
@@ -31,7 +32,6 @@ if typing.TYPE_CHECKING:
     from tfdistill.exchange.publisher import Exchange as Exchange
     from tfdistill.launcher.launch import LaunchError as LaunchError
     from tfdistill.launcher.launch import launch as launch
-    from tfdistill.mixing.batch_scaler import BatchScaler as BatchScaler
     from tfdistill.mixing.mixer import WeightMixer as WeightMixer
     from tfdistill.model import CodistillModel as CodistillModel
     from tfdistill.multi_worker import (
@@ -41,7 +41,6 @@ if typing.TYPE_CHECKING:
     from tfdistill.observe.run_log import RunLog as RunLog
     from tfdistill.observe.summaries import Summaries as Summaries
     from tfdistill.optimizers import LARS as LARS
-    from tfdistill.sampled_output import SampledOutput as SampledOutput
     from tfdistill.sharing.callbacks import StartTogether as StartTogether
     from tfdistill.sharing.callbacks import StudentExporter as StudentExporter
     from tfdistill.sharing.callbacks import TeacherLoader as TeacherLoader
@@ -49,14 +48,14 @@ if typing.TYPE_CHECKING:
     from tfdistill.training.guards import FiniteLoss as FiniteLoss
 
 _MODULES = (
-    *("data", "data_checks", "labels", "losses", "metrics", "mixing"),
+    *("contrib", "data", "data_checks", "labels", "losses", "metrics"),
+    "mixing",
     "optimizers",
     "schedules",
     "teachers",
 )
 _HOMES = {
     "Backup": "backup.callback",
-    "BatchScaler": "mixing.batch_scaler",
     "BestEffort": "observe.best_effort",
     "Cluster": "cluster.identity",
     "CodistillModel": "model",
@@ -68,7 +67,6 @@ _HOMES = {
     "LaunchError": "launcher.launch",
     "MultiWorkerTraining": "multi_worker",
     "RunLog": "observe.run_log",
-    "SampledOutput": "sampled_output",
     "ShardedEmbedding": "embedding.layer",
     "StartTogether": "sharing.callbacks",
     "StudentExporter": "sharing.callbacks",
@@ -95,11 +93,11 @@ registration.register(
         "LARS": "tfdistill.optimizers",
         "LinearRamp": "tfdistill.schedules",
         "LogitsMeanSquaredError": "tfdistill.losses",
-        "QuasiGlobalMomentum": "tfdistill.optimizers",
+        "QuasiGlobalMomentum": "tfdistill.contrib.quasi_global",
         "ReverseKL": "tfdistill.losses",
-        "SampledOutput": "tfdistill.sampled_output",
-        "SampledSoftTargetCrossEntropy": "tfdistill.losses",
-        "ScaledRate": "tfdistill.mixing.batch_scaler",
+        "SampledOutput": "tfdistill.contrib.sampled",
+        "SampledSoftTargetCrossEntropy": "tfdistill.contrib.sampled",
+        "ScaledRate": "tfdistill.contrib.batch_scaler",
         "ShardedEmbedding": "tfdistill.embedding.layer",
         "SoftTargetCrossEntropy": "tfdistill.losses",
         "TopKSoftTargetCrossEntropy": "tfdistill.losses",

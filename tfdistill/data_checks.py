@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-__all__ = ["DataError", "check_parts", "checked", "told"]
+__all__ = ["DataError", "checked"]
 
 # Around a message, to find it in what TensorFlow makes of an error.
 _MARKED = re.compile(r"<data>(.*?)</data>", re.DOTALL)
@@ -98,7 +98,7 @@ def told() -> Iterator[None]:
                 f"Labels must be from 0 to {int(label[2]) - 1}, one for each "
                 f"output; received {label[1]}. {_REMEDY}, give the model more "
                 "outputs, or find the batch by "
-                "tfdistill.data_checks.checked(dataset, num_classes=...)."
+                "tfdistill.data.checked(dataset, num_classes=...)."
             ) from error
         raise
 

@@ -24,13 +24,11 @@ __all__ = [
     "ForwardKL",
     "LogitsMeanSquaredError",
     "ReverseKL",
-    "SampledSoftTargetCrossEntropy",
     "SoftTargetCrossEntropy",
     "TopKSoftTargetCrossEntropy",
 ]
 
 _AGGREGATIONS = ("probabilities", "logits")
-_PROPOSALS = ("teacher", "difference")
 # The smallest probability whose logarithm is taken: exp(-87.3).
 TINY = float(np.finfo(np.float32).tiny)
 
@@ -96,12 +94,13 @@ def _check_shapes(outputs: Sequence[tf.Tensor], weights: tf.Tensor) -> None:
 class DistillationLoss(keras.losses.Loss):
     """Base class: turns several teachers' outputs into one soft target.
 
-    A subclass needs only `call(y_true, y_pred)`. Work is done in float32
+    A subclass needs only `call(y_true, y_pred)`; `compared` gives it what
+    most compare, `scale` the factor of its temperature. Work is done in float32
     (float64 if `dtype="float64"`), whatever the outputs' dtype.
 
     Args:
         temperature: Divides the logits of teachers and student, > 0. On
-            probabilities it acts as `p ** (1 / temperature)`, renormalised.
+            probabilities it acts as `p ** (1 / temperature)`, renormalized.
         from_logits: Whether teachers and student give logits. None, the
             default, means "as the task loss": `with_from_logits()` settles it.
         aggregation: `"probabilities"` averages the teachers' (tempered)
@@ -129,7 +128,6 @@ class DistillationLoss(keras.losses.Loss):
         reduction: str | None = "sum_over_batch_size",
         dtype: Any = None,
     ) -> None:
-        """Takes the arguments described above."""
         super().__init__(name=name, reduction=reduction, dtype=dtype)
         is_number = isinstance(temperature, numbers.Real)
         if not (is_number and 0 < temperature < math.inf):
@@ -153,7 +151,7 @@ class DistillationLoss(keras.losses.Loss):
         self.scale_by_temperature_squared = bool(scale_by_temperature_squared)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, for serialisation."""
+        """Returns the constructor's arguments, for serialization."""
         return {
             **super().get_config(),
             "temperature": self.temperature,
@@ -225,7 +223,9 @@ class DistillationLoss(keras.losses.Loss):
         dtype = tf.float64 if self.dtype == "float64" else tf.float32
         return tf.cast(tensor, dtype)
 
-    def _scale(self) -> float:
+    @property
+    def scale(self) -> float:
+        """What the loss is multiplied by, for its temperature."""
         scaled = self.scale_by_temperature_squared
         return self.temperature**2 if scaled else 1.0
 
@@ -250,10 +250,10 @@ class DistillationLoss(keras.losses.Loss):
             student = self._logits(student, keras.config.epsilon())
         return target, student
 
-    def _target_and_log_student(
+    def compared(
         self, y_true: tf.Tensor, y_pred: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns target, log p and p of the student; all of them finite."""
+        """Returns the target, and log p and p of the student; all finite."""
         target, logits = self._target_and_student(y_true, y_pred)
         if len(logits.shape) < 2 or logits.shape[-1] == 1:
             raise ValueError(
@@ -282,152 +282,8 @@ class SoftTargetCrossEntropy(DistillationLoss):
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Returns the cross-entropy in nats, shape `y_pred.shape[:-1]`."""
-        target, log_p, _ = self._target_and_log_student(y_true, y_pred)
-        return -self._scale() * tf.reduce_sum(target * log_p, axis=-1)
-
-
-@keras.saving.register_keras_serializable(package="tfdistill")
-class SampledSoftTargetCrossEntropy(SoftTargetCrossEntropy):
-    """An unbiased estimate of `SoftTargetCrossEntropy` from drawn classes.
-
-    Each example, and each position, draws classes of its own, with
-    replacement, from the aggregate of the teachers. Importance weights make
-    value and gradient unbiased: their means over the draws are those of
-    `SoftTargetCrossEntropy`. The loss estimates what a student learns from
-    such labels. It saves no time where teacher and student give all classes
-    anyway; `tfdistill.SampledOutput` does.
-
-    The draws are a function of `seed` and of the outputs compared. The loss
-    has no state, so a run repeats, and a resumed run draws what it would have
-    drawn without the stop.
-
-    With `proposal="teacher"` class c is drawn in proportion to `target_c **
-    power`; with power 1 this is RS-KD (arXiv:2503.16870). With
-    `"difference"` it is drawn in proportion to `|target_c - student_c| **
-    power` (Li et al. 2018, arXiv:1812.00914), no gradient goes through the
-    proposal, and the student's entropy is added exactly, so that the estimate
-    has no noise at agreement.
-
-    Example:
-        >>> loss = SampledSoftTargetCrossEntropy(num_samples=8)
-        >>> loss.get_config()["proposal"]
-        'teacher'
-    """
-
-    def __init__(
-        self,
-        *,
-        num_samples: int = 32,
-        power: float = 1.0,
-        proposal: str = "teacher",
-        seed: int = 0,
-        temperature: float = 1.0,
-        from_logits: bool | None = None,
-        aggregation: str = "probabilities",
-        scale_by_temperature_squared: bool = True,
-        name: str | None = None,
-        reduction: str | None = "sum_over_batch_size",
-        dtype: Any = None,
-    ) -> None:
-        """Takes what is drawn, and the arguments of `DistillationLoss`.
-
-        Args:
-            num_samples: Classes to draw for each example and position, >= 1.
-                Default 32. The variance falls with 1 / `num_samples`.
-            power: Exponent of the proposal, >= 0. Default 1. With 0 all
-                classes that can matter are drawn alike; above 1 the weights
-                of rare classes have no bound.
-            proposal: `"teacher"` (default) or `"difference"`.
-            seed: Of the draws, a whole number. Default 0.
-            temperature: As for `DistillationLoss`, like all that follow.
-            from_logits: See there.
-            aggregation: See there.
-            scale_by_temperature_squared: See there.
-            name: See there.
-            reduction: See there.
-            dtype: See there.
-
-        Raises:
-            ValueError: If an argument is outside the values above.
-        """
-        super().__init__(
-            temperature=temperature,
-            from_logits=from_logits,
-            aggregation=aggregation,
-            scale_by_temperature_squared=scale_by_temperature_squared,
-            name=name,
-            reduction=reduction,
-            dtype=dtype,
-        )
-        _check_count("num_samples", num_samples)
-        is_number = isinstance(power, numbers.Real)
-        if not (is_number and 0 <= power < math.inf):
-            raise ValueError(
-                f"`power` must be a finite number >= 0; received {power!r}. "
-                "Use 1.0 to draw classes as likely as they are."
-            )
-        if proposal not in _PROPOSALS:
-            raise ValueError(
-                f"`proposal` must be one of {_PROPOSALS}; received "
-                f"{proposal!r}."
-            )
-        if not isinstance(seed, int):
-            raise ValueError(
-                f"`seed` must be a whole number; received {seed!r}."
-            )
-        self.num_samples = int(num_samples)
-        self.power = float(power)
-        self.proposal = proposal
-        self.seed = int(seed)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, for serialisation."""
-        return {
-            **super().get_config(),
-            "num_samples": self.num_samples,
-            "power": self.power,
-            "proposal": self.proposal,
-            "seed": self.seed,
-        }
-
-    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-        """Returns the estimates in nats, shape `y_pred.shape[:-1]`."""
-        target, log_p, student = self._target_and_log_student(y_true, y_pred)
-        # The cross-entropy is known - sum_c mass_c * log_p_c, and the sum is
-        # what draws estimate.
-        known, mass = tf.zeros_like(log_p[..., 0]), target
-        if self.proposal == "difference":
-            known = tf.stop_gradient(-tf.reduce_sum(student * log_p, axis=-1))
-            mass = target - student
-        classes, weights = self._draw(mass, seed_of=target + log_p)
-        drawn = _gather(log_p, classes)
-        return self._scale() * (known - tf.reduce_sum(weights * drawn, -1))
-
-    def _draw(
-        self, mass: tf.Tensor, *, seed_of: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Draws classes of each row; returns them and their weights."""
-        counts = mass != 0
-        # An empty row, as of no teacher: any class, whose weight will be 0.
-        counts |= ~tf.reduce_any(counts, axis=-1, keepdims=True)
-        likely = self.power * tf.math.log(tf.maximum(tf.abs(mass), TINY))
-        minus_infinity = tf.cast(-math.inf, mass.dtype)
-        log_q = tf.nn.log_softmax(tf.where(counts, likely, minus_infinity))
-        shape = tf.shape(log_q)
-        # Integers add up to the same in any order; floats do not.
-        bits = tf.reduce_sum(tf.bitcast(seed_of, tf.int32))
-        classes = tf.random.stateless_categorical(
-            tf.reshape(log_q, [-1, shape[-1]]),
-            self.num_samples,
-            seed=tf.stack([tf.constant(self.seed % 2**31, tf.int32), bits]),
-            dtype=tf.int32,
-        )
-        new_shape = tf.concat([shape[:-1], [self.num_samples]], axis=0)
-        classes = tf.reshape(classes, new_shape)
-        classes = tf.ensure_shape(classes, [*mass.shape[:-1], self.num_samples])
-        q = tf.exp(_gather(log_q, classes)) * self.num_samples
-        # No gradient goes through the proposal, nor through the difference.
-        return classes, tf.stop_gradient(_gather(mass, classes) / q)
+        target, log_p, _ = self.compared(y_true, y_pred)
+        return -self.scale * tf.reduce_sum(target * log_p, axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
@@ -456,39 +312,19 @@ class TopKSoftTargetCrossEntropy(SoftTargetCrossEntropy):
         *,
         k: int = 32,
         tail: bool = True,
-        temperature: float = 1.0,
-        from_logits: bool | None = None,
-        aggregation: str = "probabilities",
-        scale_by_temperature_squared: bool = True,
-        name: str | None = None,
-        reduction: str | None = "sum_over_batch_size",
-        dtype: Any = None,
+        **kwargs: Any,
     ) -> None:
         """Takes what is kept, and the arguments of `DistillationLoss`.
 
         Args:
             k: Classes to keep, from 1 to the number of classes. Default 32.
             tail: Whether all others count, as one. Default True.
-            temperature: As for `DistillationLoss`, like all that follow.
-            from_logits: See there.
-            aggregation: See there.
-            scale_by_temperature_squared: See there.
-            name: See there.
-            reduction: See there.
-            dtype: See there.
+            **kwargs: As for `DistillationLoss`.
 
         Raises:
             ValueError: If an argument is outside the values above.
         """
-        super().__init__(
-            temperature=temperature,
-            from_logits=from_logits,
-            aggregation=aggregation,
-            scale_by_temperature_squared=scale_by_temperature_squared,
-            name=name,
-            reduction=reduction,
-            dtype=dtype,
-        )
+        super().__init__(**kwargs)
         _check_count("k", k)
         if not isinstance(tail, bool):
             raise ValueError(
@@ -498,12 +334,12 @@ class TopKSoftTargetCrossEntropy(SoftTargetCrossEntropy):
         self.tail = tail
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, for serialisation."""
+        """Returns the constructor's arguments, for serialization."""
         return {**super().get_config(), "k": self.k, "tail": self.tail}
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Returns the cross-entropy in nats, shape `y_pred.shape[:-1]`."""
-        target, log_p, _ = self._target_and_log_student(y_true, y_pred)
+        target, log_p, _ = self.compared(y_true, y_pred)
         num_classes = target.shape[-1] or log_p.shape[-1]
         if num_classes is not None and self.k > num_classes:
             raise ValueError(
@@ -518,7 +354,7 @@ class TopKSoftTargetCrossEntropy(SoftTargetCrossEntropy):
         value = -tf.reduce_sum(top * _gather(log_p, classes), axis=-1)
         if self.tail:
             value += self._tail(target, log_p, top[..., -1:], classes[..., -1:])
-        return self._scale() * value
+        return self.scale * value
 
     def _tail(
         self,
@@ -555,16 +391,16 @@ def _gather(values: tf.Tensor, classes: tf.Tensor) -> tf.Tensor:
 class ForwardKL(DistillationLoss):
     """KL(teacher || student): the student must cover all the teacher does.
 
-    Equals the soft-target cross-entropy less the teacher's entropy: the same
+    Equals the soft-target cross-entropy minus the teacher's entropy: the same
     gradient, but 0 at agreement. Arguments are those of `DistillationLoss`.
     """
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Returns the divergence in nats, shape `y_pred.shape[:-1]`."""
-        target, log_p, _ = self._target_and_log_student(y_true, y_pred)
+        target, log_p, _ = self.compared(y_true, y_pred)
         log_target = tf.math.log(tf.maximum(target, TINY))
         terms = target * (log_target - log_p)
-        return self._scale() * tf.reduce_sum(terms, axis=-1)
+        return self.scale * tf.reduce_sum(terms, axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
@@ -578,10 +414,10 @@ class ReverseKL(DistillationLoss):
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Returns the divergence in nats, shape `y_pred.shape[:-1]`."""
-        target, log_p, student = self._target_and_log_student(y_true, y_pred)
+        target, log_p, student = self.compared(y_true, y_pred)
         log_target = tf.math.log(tf.maximum(target, TINY))
         terms = student * (log_p - log_target)
-        return self._scale() * tf.reduce_sum(terms, axis=-1)
+        return self.scale * tf.reduce_sum(terms, axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
@@ -609,7 +445,6 @@ class LogitsMeanSquaredError(DistillationLoss):
         reduction: str | None = "sum_over_batch_size",
         dtype: Any = None,
     ) -> None:
-        """Takes the arguments described above."""
         super().__init__(
             from_logits=from_logits,
             aggregation="logits",
@@ -625,9 +460,9 @@ class LogitsMeanSquaredError(DistillationLoss):
             )
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, for serialisation."""
-        ours = ("name", "reduction", "from_logits", "dtype")
+        """Returns the constructor's arguments, for serialization."""
         config = super().get_config()
+        ours = ("name", "reduction", "from_logits", "dtype")
         return {key: config[key] for key in ours}
 
     def _probabilities(self, logits: tf.Tensor) -> tf.Tensor:
@@ -662,7 +497,7 @@ class BinarySoftTargetCrossEntropy(DistillationLoss):
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Returns the cross-entropy in nats, one value per example."""
         target, logits = self._target_and_student(y_true, y_pred)
-        values = self._scale() * tf.nn.sigmoid_cross_entropy_with_logits(
+        values = self.scale * tf.nn.sigmoid_cross_entropy_with_logits(
             labels=target, logits=logits / self.temperature
         )
         return values if len(values.shape) == 1 else tf.reduce_mean(values, -1)

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tfdistill import losses
 from tfdistill import multi_worker
-from tfdistill import sampled_output
 from tfdistill import schedules
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
@@ -145,8 +144,6 @@ def _has(callbacks: list[keras.callbacks.Callback], kind: type) -> bool:
     return any(isinstance(callback, kind) for callback in callbacks)
 
 
-# Arguments of Keras' `compile` that look at outputs.
-_COMPARING = ("loss", "metrics", "weighted_metrics")
 # What is logged of the loss besides `loss` itself.
 _PARTS = ("task_loss", "distillation_loss", "feature_loss")
 
@@ -301,14 +298,6 @@ class CodistillModel(
             self._projections = projections
         keras_compile = types.MethodType(keras.Model.compile, self)
         arguments = fit_arguments.bind(keras_compile, args, kwargs)
-        sampled_output.check_compiled(
-            self.student,
-            {
-                **{name: arguments.get(name) for name in _COMPARING},
-                "distillation_loss": distillation_loss,
-            },
-            has_own_loss=self._has_own_loss,
-        )
         self._compile_student(arguments)
         # Attributes, by which Keras finds metrics.
         self._task_tracker = keras.metrics.Mean("task_loss")

@@ -336,11 +336,9 @@ def _check_topology(
 # Of `tfdistill.mixing`, by their names in lower case.
 MIXING_RULES = (
     "none",
-    "block_momentum",
     "elastic_averaging",
     "model_averaging",
     "outer_optimizer",
-    "pull_to_mean",
 )
 
 
@@ -363,9 +361,7 @@ class Mixing(fields.Section):
     # As in `tfdistill.WeightMixer`.
     quorum: int | str = fields.option(1, least=1, choices=("all",))
     grace_secs: float = fields.option(0.0, least=0)
-    weigh_by: str = fields.option(
-        "groups", choices=("groups", "updates", "examples")
-    )
+    weigh_by: str = fields.option("groups", choices=("groups", "examples"))
     # Groups mix only as long as the mean of their versions is no worse than
     # they are, by this margin (nats), and teach each other after that: as in
     # `tfdistill.schedules.MergeBarrier`. Null: they mix to the end.

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfdistill
 from launch.config import sections
+from tfdistill import contrib
 from tfdistill import optimizers
 
 # SGD whose momentum follows what mixes leave of the steps.
@@ -37,7 +38,7 @@ def make(
     try:
         made = kind(**settings)
         if is_wrapped:
-            made = optimizers.QuasiGlobalMomentum(made, **options.arguments)
+            made = contrib.QuasiGlobalMomentum(made, **options.arguments)
         return made
     except (TypeError, ValueError) as cause:
         raise ValueError(

@@ -220,7 +220,6 @@ def make_mixer(
         peers=peers,
         seed=config.seed,
         schema=schema(config),
-        poll_secs=config.exchange.poll_secs,
         until=barrier,
         **mixing.taken_by(tfdistill.WeightMixer, but=["rule"]),
     )
@@ -320,7 +319,9 @@ def make_loss(
     learn: sections.Codistillation,
 ) -> tfdistill.losses.DistillationLoss:
     """Returns the distillation loss, of logits."""
-    kind = getattr(tfdistill.losses, learn.loss)
+    drawn = learn.loss.startswith("Sampled")
+    losses = tfdistill.contrib if drawn else tfdistill.losses
+    kind = getattr(losses, learn.loss)
     return kind(from_logits=True, **learn.taken_by(kind))
 
 

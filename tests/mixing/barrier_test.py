@@ -200,7 +200,9 @@ def _publish(exchange, student, step, **extras):
 def _trained(exchange, *callbacks, epochs, steps=2):
     """A group that hardly moves, beside versions of another."""
     barrier = _barrier(_CLICKS)
-    mixer = mixing_cases._mixer(exchange, mixing.PullToMean(), until=barrier)
+    mixer = mixing_cases._mixer(
+        exchange, mixing.ModelAveraging(0.01), until=barrier
+    )
     compared = _Compared(mixer)
     model = tfdistill.CodistillModel(
         _two_units([1, -1]), teachers=cases.teacher_set(exchange)

@@ -80,9 +80,12 @@ def _adam(x, means, state, num):
 # Made by each test: an optimizer has variables.
 _CASES = {
     "averaging": (lambda: mixing.ModelAveraging(0.5), _averaging),
-    "pull": (lambda: mixing.PullToMean(0.75), _pull),
+    "papa": (lambda: mixing.ModelAveraging(1 - 0.75), _pull),
     "elastic": (lambda: mixing.ElasticAveraging(0.1), _elastic),
-    "block": (lambda: mixing.BlockMomentum(0.9, 0.6), _block),
+    "bmuf": (
+        lambda: mixing.OuterOptimizer(keras.optimizers.SGD(0.9, momentum=0.6)),
+        _block,
+    ),
     "diloco": (
         lambda: mixing.OuterOptimizer(
             keras.optimizers.SGD(0.07, momentum=0.9, nesterov=True)
@@ -144,7 +147,7 @@ def test_a_rule_is_its_formula_over_fifty_mixes(name, topology):
 
 def test_plain_rules_take_arrays():
     own, mean = [np.array([4.0])], [np.array([2.0])]
-    for make, _ in list(_CASES.values())[:4]:
+    for make, _ in list(_CASES.values())[:3]:
         rule = make()
         new, _ = rule.mixed(own, mean, rule.start(own), num=2)
         assert isinstance(new[0], np.ndarray)
@@ -183,11 +186,7 @@ def test_a_rule_starts_as_it_did_whatever_it_mixed_before(name):
     ("make", "message"),
     [
         (lambda: mixing.ModelAveraging(0.0), "`alpha` must be a number > 0"),
-        (lambda: mixing.ModelAveraging(True), "`alpha` must be a number"),
         (lambda: mixing.ElasticAveraging(1.5), "<= 1; received 1.5"),
-        (lambda: mixing.PullToMean(1.0), "the share of a group's own"),
-        (lambda: mixing.BlockMomentum(0.0, 0.5), "`eta` must be a number"),
-        (lambda: mixing.BlockMomentum(1.0, 1.0), "`momentum` must be >= 0"),
         (lambda: mixing.OuterOptimizer("sgd"), r"keras.optimizers.SGD\(0.7"),
     ],
 )

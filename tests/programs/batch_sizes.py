@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 import tfdistill
-from tfdistill.mixing import pace
+from tfdistill.contrib import batch_scaler
 
 NUM_STEPS = 20
 EVERY_STEPS = 5
@@ -28,7 +28,7 @@ def rows():
     return tf.data.Dataset.range(10_000).map(row).repeat()
 
 
-class _Scaler(tfdistill.BatchScaler):
+class _Scaler(batch_scaler.BatchScaler):
     """Knows of a peer, of which the workers think differently."""
 
     def _speeds(self):
@@ -39,7 +39,7 @@ def main() -> None:
     """Trains, and notes the examples of each step and the weights."""
     cluster = tfdistill.Cluster.from_env()
     strategy = tfdistill.make_strategy(cluster)
-    pace.next_size = lambda *args, **kwargs: (
+    batch_scaler.next_size = lambda *args, **kwargs: (
         SECOND if cluster.is_chief else 2 * SECOND
     )
     scaler = _Scaler(

@@ -22,7 +22,8 @@ def _table() -> dict[str, set[str]]:
 ROOMS = _table()
 # What `models` and `launch` may use besides the names of `tfdistill.__all__`.
 _PUBLIC = {
-    *("data", "data_checks", "labels", "losses", "metrics", "mixing"),
+    *("contrib", "data", "data_checks", "labels", "losses", "metrics"),
+    "mixing",
     *("optimizers", "schedules"),
 }
 # `observe`: a recipe writes its TensorBoard files where `fit` would. `system`:

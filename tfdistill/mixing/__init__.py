@@ -3,18 +3,14 @@
 What a user imports is here; the files of this room are behind it.
 """
 
-from tfdistill.mixing.rules import BlockMomentum
 from tfdistill.mixing.rules import ElasticAveraging
 from tfdistill.mixing.rules import ModelAveraging
 from tfdistill.mixing.rules import OuterOptimizer
-from tfdistill.mixing.rules import PullToMean
 from tfdistill.mixing.rules import Rule
 
 __all__ = [
-    "BlockMomentum",
     "ElasticAveraging",
     "ModelAveraging",
     "OuterOptimizer",
-    "PullToMean",
     "Rule",
 ]

@@ -68,11 +68,9 @@ class WeightMixer(fresh_copies.FreshCopies, steps.Mixer):
         grace_secs: float = 0.0,
         weigh_by: str = shares.GROUPS,
         max_staleness_steps: int | None = None,
-        max_staleness_examples: float | None = None,
         seed: int = 0,
         until: schedules.MergeBarrier | None = None,
         schema: Mapping[str, Any] | None = None,
-        poll_secs: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Reads nothing yet.
@@ -93,19 +91,15 @@ class WeightMixer(fresh_copies.FreshCopies, steps.Mixer):
             grace_secs: The longest wait of a mix for the quorum, >= 0.
                 Default 0: training never waits.
             weigh_by: What a version counts in the mean: `"groups"` (default),
-                all the same; `"updates"` or `"examples"`, as many as its
-                group has trained on since this group and that one last mixed.
+                all the same; `"examples"`, as many as its group has trained on
+                since this group and that one last mixed.
             max_staleness_steps: Versions that are more of this group's steps
                 old are not mixed. Default: no bound.
-            max_staleness_examples: Likewise, in examples that this group has
-                trained on beyond those of the version's group: for groups of
-                different batch sizes or speeds. Default: no bound.
             seed: Draws the pairs of `"gossip"`, the same in all groups.
             until: What ends the mixing; the distillation weight that `compile`
                 was given is the same object. Default: it goes on to the end.
             schema: What peers' labels, vocabularies and columns must be; see
                 `screen_lib.digests`. Default: nothing is compared.
-            poll_secs: Seconds between two looks at the exchange. Default 0.1.
             clock: Seconds of a clock that never goes backwards.
 
         Raises:
@@ -124,7 +118,6 @@ class WeightMixer(fresh_copies.FreshCopies, steps.Mixer):
             quorum=quorum,
             grace_secs=grace_secs,
             max_staleness_steps=max_staleness_steps,
-            max_staleness_examples=max_staleness_examples,
             clock=clock,
         )
         self._shares = shares.Shares(weigh_by)
@@ -138,7 +131,6 @@ class WeightMixer(fresh_copies.FreshCopies, steps.Mixer):
         self._until = until
         self._watch: barrier.BarrierWatch | None = None
         self._schema = screen_lib.digests(schema or {})
-        self._poll_secs = poll_secs
         self._exporter: Any = None
         self._made: weights.MixedWeights | None = None
         self._readers: dict[int, follower.Follower] = {}

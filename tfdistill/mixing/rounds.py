@@ -20,7 +20,6 @@ from tfdistill.follow import agreement
 from tfdistill.follow import follower
 from tfdistill.mixing import journal as journal_lib
 from tfdistill.mixing import readers as readers_lib
-from tfdistill.mixing import shares
 from tfdistill.system import background
 
 # Of each peer: the newest version in sight of the chief; whether this worker
@@ -151,21 +150,15 @@ class Selection:
         quorum: int | str,
         grace_secs: float,
         max_staleness_steps: int | None,
-        max_staleness_examples: float | None,
         clock: Callable[[], float],
     ) -> None:
         """Checks what a `WeightMixer` was given. ValueError if it is wrong."""
         _check_wait(quorum, grace_secs)
-        self._bounds = {
-            "steps": max_staleness_steps,
-            "examples": max_staleness_examples,
-        }
-        for unit, most in self._bounds.items():
-            if most is not None and not 0 <= most < math.inf:
-                raise ValueError(
-                    f"`max_staleness_{unit}` must be >= 0 or None; received "
-                    f"{most}."
-                )
+        most = self._max_staleness_steps = max_staleness_steps
+        if most is not None and not 0 <= most < math.inf:
+            raise ValueError(
+                f"`max_staleness_steps` must be >= 0 or None; received {most}."
+            )
         self.quorum, self.grace_secs = quorum, grace_secs
         self._clock = clock
         # By group, the newest version in sight when it was missing.
@@ -228,21 +221,11 @@ class Selection:
         return recent if len(recent) >= need else []
 
     def _is_recent(self, group: int, step: int) -> bool:
-        """Whether what all workers have read of a group is within the bounds.
-
-        A version that does not say its examples is as old as can be.
-        """
-        staged = self._readers[group].staged
+        """Whether what all workers have read of a group is within the bound."""
+        staged, most = self._readers[group].staged, self._max_staleness_steps
         if staged is None:
             return False
-        version, most = staged.version, self._bounds["steps"]
-        if most is not None and step - version.step > most:
-            return False
-        most = self._bounds["examples"]
-        if most is None:
-            return True
-        had = shares.count_of(version, shares.EXAMPLES)
-        return self._exporter.counts[shares.EXAMPLES] - had <= most
+        return most is None or step - staged.version.step <= most
 
     def _awaited(
         self, step: int, groups: Sequence[int], need: int

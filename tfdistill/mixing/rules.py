@@ -11,10 +11,9 @@ not grow with their number. It is for weights that are trained; of the rest,
 
 The papers' full texts were out of reach, so that only the numbers of well known
 equations and algorithms are cited. The formulas were compared with programs:
-`PullToMean` with that of PAPA's authors (`ema_alpha`), `BlockMomentum` with
-CNTK's BlockMomentumSGD (the same if momentum is 1 - 1 / (number of groups)),
-`ElasticAveraging` with torch-distlearn's AllReduceEA, which has a centre in
-each group too, and with H2O's, which names equation 6 of the paper.
+those of PAPA's authors, CNTK's BlockMomentumSGD, torch-distlearn's AllReduceEA,
+which has a centre in each group too, and H2O's, which names equation 6 of the
+elastic paper.
 """
 
 import dataclasses
@@ -27,13 +26,11 @@ import tensorflow as tf
 Values = Sequence[Any]
 
 
-def _check_share(name: str, value: Any, *, most: float = 1.0) -> None:
-    """Checks a number > 0 and at most `most`."""
+def _check_share(value: Any) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= most:
+    if not is_number or not 0 < value <= 1:
         raise ValueError(
-            f"`{name}` must be a number > 0 and <= {most:g}; received "
-            f"{value!r}."
+            f"`alpha` must be a number > 0 and <= 1; received {value!r}."
         )
 
 
@@ -99,8 +96,11 @@ class ModelAveraging(Rule):
 
         w <- (1 - alpha) w + alpha mean
 
-    Model averaging as in ShadowSync (Zheng et al. 2020, arXiv:2003.03477).
-    Statistics that are not trained move by the same share.
+    Model averaging as in ShadowSync (Zheng et al. 2020, arXiv:2003.03477). With
+    0.01 every ten steps it is the pull of PAPA (Jolicoeur-Martineau et al.
+    2023, arXiv:2304.03094), which keeps 0.99: groups stay different, and near
+    enough to be averaged at the end. Statistics that are not trained move by
+    the same share.
 
     Args:
         alpha: The share, > 0 and <= 1. Default 1: the mean itself.
@@ -114,49 +114,12 @@ class ModelAveraging(Rule):
 
     def __post_init__(self) -> None:
         """Checks the share."""
-        _check_share("alpha", self.alpha)
+        _check_share(self.alpha)
 
     @property
     def way(self) -> float:
         """The share."""
         return self.alpha
-
-
-@dataclasses.dataclass(frozen=True)
-class PullToMean(Rule):
-    """Keeps most of the weights and pulls them a little towards the mean.
-
-        w <- alpha w + (1 - alpha) mean
-
-    PopulAtion Parameter Averaging, PAPA (Jolicoeur-Martineau et al. 2023,
-    arXiv:2304.03094): groups stay different, and near enough to be averaged
-    at the end. For mixes every k steps its authors take 0.999 to the power of
-    k. Statistics that are not trained are pulled by the same share.
-
-    Args:
-        alpha: The share that is kept, >= 0 and < 1. Default 0.99, its
-            authors' for a mix every ten steps.
-
-    Example:
-        >>> PullToMean(0.75).mixed([4.0], [2.0], [], num=2)
-        ([3.5], [])
-    """
-
-    alpha: float = 0.99
-
-    def __post_init__(self) -> None:
-        """Checks the share."""
-        is_number = isinstance(self.alpha, int | float)
-        if not is_number or not 0 <= self.alpha < 1:
-            raise ValueError(
-                "`alpha`, the share of a group's own weights that a mix keeps, "
-                f"must be >= 0 and < 1; received {self.alpha!r}."
-            )
-
-    @property
-    def way(self) -> float:
-        """The share that is not kept."""
-        return 1 - self.alpha
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +148,7 @@ class ElasticAveraging(Rule):
 
     def __post_init__(self) -> None:
         """Checks the force."""
-        _check_share("alpha", self.alpha)
+        _check_share(self.alpha)
 
     def start(self, weights: Values) -> list[Any]:
         """Returns the centre, which begins where all groups do."""
@@ -207,57 +170,6 @@ class ElasticAveraging(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockMomentum(Rule):
-    """Gives the mean of all groups a momentum from mix to mix.
-
-        v <- momentum v + eta (mean - g),   g <- g + v,   w <- g
-
-    Blockwise model-update filtering, BMUF, with classical block momentum
-    (Chen and Huo 2016, ICASSP): `g` is the global model, `v` the filtered
-    update of a block, which is the steps between two mixes. `g` begins with
-    the weights that all groups begin with, `v` with zeros. Statistics that are
-    not trained take the mean.
-
-    Args:
-        eta: The block learning rate, > 0 and <= 10. Default 1.
-        momentum: The block momentum, >= 0 and < 1. The paper takes
-            1 - 1 / (number of groups). Default 0.5, which is that of two.
-
-    Example:
-        >>> BlockMomentum(1.0, 0.5).mixed([4.0], [2.0], [0.0, 2.0], num=2)
-        ([3.0], [3.0, 3.0])
-    """
-
-    eta: float = 1.0
-    momentum: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Checks both numbers."""
-        _check_share("eta", self.eta, most=10.0)
-        is_number = isinstance(self.momentum, int | float)
-        if not is_number or not 0 <= self.momentum < 1:
-            raise ValueError(
-                f"`momentum` must be >= 0 and < 1; received {self.momentum!r}."
-            )
-
-    def start(self, weights: Values) -> list[Any]:
-        """Returns the global model and the velocity."""
-        return [*weights, *(weight * 0 for weight in weights)]
-
-    def mixed(
-        self, own: Values, mean: Values, state: Values, *, num: Any
-    ) -> tuple[list[Any], list[Any]]:
-        """Moves the global model, and takes it; see `Rule.mixed`."""
-        model, velocity = state[: len(own)], state[len(own) :]
-        velocity = [
-            self.momentum * v + self.eta * (m - g)
-            for v, m, g in zip(velocity, mean, model, strict=True)
-        ]
-        model = [g + v for g, v in zip(model, velocity, strict=True)]
-        return list(model), [*model, *velocity]
-
-
-@dataclasses.dataclass(frozen=True)
 class OuterOptimizer(Rule):
     """Has an optimizer take the progress since the last mix for a gradient.
 
@@ -265,10 +177,12 @@ class OuterOptimizer(Rule):
 
     The anchor is what the last mix gave, and begins with the weights that all
     groups begin with. `SGD(1.0)` is FedAvg (McMahan et al. 2017,
-    arXiv:1602.05629), up to rounding; `SGD(0.7, momentum=0.9, nesterov=True)`
-    is DiLoCo (Douillard et al. 2023, arXiv:2311.08105), whose groups train
-    with AdamW. A schedule of the learning
-    rate counts mixes. Statistics that are not trained take the mean.
+    arXiv:1602.05629), up to rounding; `SGD(1.0, momentum=0.5)` is the block
+    momentum of BMUF for two groups (Chen and Huo 2016, ICASSP; for n groups
+    1 - 1 / n); `SGD(0.7, momentum=0.9, nesterov=True)` is DiLoCo (Douillard et
+    al. 2023, arXiv:2311.08105), whose groups train with AdamW. A schedule of
+    the learning rate counts mixes. Statistics that are not trained take the
+    mean.
 
     Args:
         optimizer: A `keras.optimizers.Optimizer`. The rule makes its own from

@@ -6,12 +6,12 @@ from typing import Any
 
 from tfdistill.exchange import versions
 
-GROUPS, UPDATES, EXAMPLES = "groups", "updates", "examples"
-_WEIGHINGS = (GROUPS, UPDATES, EXAMPLES)
+GROUPS, EXAMPLES = "groups", "examples"
+_WEIGHINGS = (GROUPS, EXAMPLES)
 
 
 def count_of(version: versions.Version, unit: str) -> float:
-    """Returns the updates or examples that a version says it has seen."""
+    """Returns the examples that a version says its group has had."""
     found: Any = version.manifest.extras.get(unit)
     return max(float(found), 0.0) if isinstance(found, int | float) else 0.0
 

@@ -323,7 +323,7 @@ class FiniteLoss(keras.callbacks.Callback):
             f"{' (' + ', '.join(parts) + ')' if parts else ''}. Either the "
             "training has diverged: lower the learning rate or clip gradients "
             "(global_clipnorm). Or an example is not finite: "
-            "tfdistill.data_checks.checked(dataset) names it."
+            "tfdistill.data.checked(dataset) names it."
         )
         self._act(message)
 
@@ -331,7 +331,7 @@ class FiniteLoss(keras.callbacks.Callback):
         self._act(
             f"The weights must be finite; received NaN or infinity in {found}. "
             "Either an example is not finite, which layers such as ReLU can "
-            "hide from the loss: tfdistill.data_checks.checked(dataset) names "
+            "hide from the loss: tfdistill.data.checked(dataset) names "
             "it. Or the training has diverged: lower the learning rate or clip "
             "gradients (global_clipnorm)."
         )

@@ -141,7 +141,7 @@ def test_quasi_global_momentum_takes_its_place_in_sgd():
         "optimizer.clipnorm=2",
         'optimizer.arguments={"momentum": 0.8, "every_steps": 5}',
     )
-    assert isinstance(optimizer, optimizers_lib.QuasiGlobalMomentum)
+    assert isinstance(optimizer, tfdistill.contrib.QuasiGlobalMomentum)
     assert (optimizer.momentum, optimizer.every_steps) == (0.8, 5)
     assert isinstance(optimizer.inner, optimizers_lib.CoupledKernelDecay)
     assert optimizer.inner.weight_decay == 0.25

@@ -61,7 +61,7 @@ def test_labels_of_clicks_and_of_tokens():
 @pytest.mark.parametrize("name", sections.MIXING_RULES[1:])
 def test_every_rule_of_a_recipe_is_one_of_the_library(name):
     arguments = {
-        "block_momentum": ["mixing.arguments.momentum=0.3"],
+        "elastic_averaging": ["mixing.arguments.alpha=0.3"],
         "outer_optimizer": ["mixing.arguments.learning_rate=0.7"],
     }.get(name, ["mixing.arguments.alpha=0.3"])
     config = _config(
@@ -175,7 +175,7 @@ def test_options_reach_the_teachers(tmp_path):
         ),
         (
             sections.Codistillation,
-            tfdistill.losses.SampledSoftTargetCrossEntropy,
+            tfdistill.contrib.SampledSoftTargetCrossEntropy,
             {"aggregation", "num_samples", "power", "proposal", "temperature"},
         ),
         (

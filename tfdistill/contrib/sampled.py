@@ -1,17 +1,18 @@
-"""SampledOutput: the last layer over many classes, at the price of a few."""
+"""Many classes at the price of a few: an output layer and a loss that draw."""
 
+import math
 import numbers
-from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdistill import losses
 from tfdistill.embedding import rows as rows_lib
-from tfdistill.system import keras_internals
 
 _PROPOSALS = ("uniform", "log_uniform")
+_OF_LABELS = ("teacher", "difference")
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
@@ -24,9 +25,9 @@ class SampledOutput(keras.layers.Layer):
     labels that name a few classes each: no tensor `[batch, num_classes]` is
     made, forward or backward, and the kernel's gradient is `IndexedSlices`.
 
-    A compiled loss cannot use such outputs, nor can a teacher in the step or a
-    metric. So a student has a `compute_loss` of its own, which
-    `CodistillModel`, `DistributedModel` and plain Keras call:
+    So compile such a model without a loss, metrics or a distillation loss:
+    they would take its features for logits. The model has a `compute_loss` of
+    its own, which `CodistillModel`, `DistributedModel` and plain Keras call:
 
     Example:
         >>> class Student(keras.Model):
@@ -95,15 +96,8 @@ class SampledOutput(keras.layers.Layer):
             ValueError: If an argument is outside the values above.
         """
         super().__init__(**kwargs)
-        for argument, value, least in (
-            ("num_classes", num_classes, 2),
-            ("num_sampled", num_sampled, 1),
-        ):
-            if not isinstance(value, numbers.Integral) or value < least:
-                raise ValueError(
-                    f"`{argument}` must be a whole number >= {least}; "
-                    f"received {value!r}."
-                )
+        _check_count("num_classes", num_classes, least=2)
+        _check_count("num_sampled", num_sampled, least=1)
         if proposal not in _PROPOSALS:
             raise ValueError(
                 f"`proposal` must be one of {_PROPOSALS}; received "
@@ -302,34 +296,128 @@ class SampledOutput(keras.layers.Layer):
         }
 
 
-def check_compiled(
-    model: keras.Model, given: Mapping[str, Any], *, has_own_loss: bool
-) -> None:
-    """Checks that nothing takes what the layer returns in training for logits.
+@keras.saving.register_keras_serializable(package="tfdistill")
+class SampledSoftTargetCrossEntropy(losses.SoftTargetCrossEntropy):
+    """An unbiased estimate of `SoftTargetCrossEntropy` from drawn classes.
 
-    Args:
-        model: It may have no such layer.
-        given: By name, what `compile` was given that compares outputs.
-        has_own_loss: Whether the model has its own `compute_loss`, which may
-            use a compiled `loss` as it likes.
+    Each example, and each position, draws classes of its own, with
+    replacement, from the aggregate of the teachers. Importance weights make
+    value and gradient unbiased: their means over the draws are those of
+    `SoftTargetCrossEntropy`. The loss estimates what a student learns from
+    such labels. It saves no time where teacher and student give all classes
+    anyway; `SampledOutput` does.
 
-    Raises:
-        ValueError: Something would.
+    The draws are a function of `seed` and of the outputs compared. The loss
+    has no state, so a run repeats, and a resumed run draws what it would have
+    drawn without the stop.
+
+    With `proposal="teacher"` class c is drawn in proportion to `target_c **
+    power`; with power 1 this is RS-KD (arXiv:2503.16870). With
+    `"difference"` it is drawn in proportion to `|target_c - student_c| **
+    power` (Li et al. 2018, arXiv:1812.00914), no gradient goes through the
+    proposal, and the student's entropy is added exactly, so that the estimate
+    has no noise at agreement.
+
+    Example:
+        >>> loss = SampledSoftTargetCrossEntropy(num_samples=8)
+        >>> loss.get_config()["proposal"]
+        'teacher'
     """
-    layers = keras_internals.all_layers(model)
-    names = [layer.name for layer in layers if isinstance(layer, SampledOutput)]
-    wrong = sorted(
-        name
-        for name, value in given.items()
-        if value and not (has_own_loss and name == "loss")
-    )
-    if names and wrong:
-        raise ValueError(
-            f"`compile` must be given nothing that compares the outputs of "
-            f"{names[0]!r}, which are its inputs in training, not logits; "
-            f"received {', '.join(wrong)}. Leave that out, and give the model "
-            "its own `compute_loss`; see tfdistill.SampledOutput."
+
+    def __init__(
+        self,
+        *,
+        num_samples: int = 32,
+        power: float = 1.0,
+        proposal: str = "teacher",
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        """Takes what is drawn, and the arguments of `DistillationLoss`.
+
+        Args:
+            num_samples: Classes to draw for each example and position, >= 1.
+                Default 32. The variance falls with 1 / `num_samples`.
+            power: Exponent of the proposal, >= 0. Default 1. With 0 all
+                classes that can matter are drawn alike; above 1 the weights
+                of rare classes have no bound.
+            proposal: `"teacher"` (default) or `"difference"`.
+            seed: Of the draws, a whole number. Default 0.
+            **kwargs: As for `DistillationLoss`.
+
+        Raises:
+            ValueError: If an argument is outside the values above.
+        """
+        super().__init__(**kwargs)
+        _check_count("num_samples", num_samples, least=1)
+        is_number = isinstance(power, numbers.Real)
+        if not (is_number and 0 <= power < math.inf):
+            raise ValueError(
+                f"`power` must be a finite number >= 0; received {power!r}. "
+                "Use 1.0 to draw classes as likely as they are."
+            )
+        if proposal not in _OF_LABELS:
+            raise ValueError(
+                f"`proposal` must be one of {_OF_LABELS}; received "
+                f"{proposal!r}."
+            )
+        if not isinstance(seed, int):
+            raise ValueError(
+                f"`seed` must be a whole number; received {seed!r}."
+            )
+        self.num_samples = int(num_samples)
+        self.power = float(power)
+        self.proposal = proposal
+        self.seed = int(seed)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, for serialization."""
+        return {
+            **super().get_config(),
+            "num_samples": self.num_samples,
+            "power": self.power,
+            "proposal": self.proposal,
+            "seed": self.seed,
+        }
+
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        """Returns the estimates in nats, shape `y_pred.shape[:-1]`."""
+        target, log_p, student = self.compared(y_true, y_pred)
+        # The cross-entropy is known - sum_c mass_c * log_p_c, and the sum is
+        # what draws estimate.
+        known, mass = tf.zeros_like(log_p[..., 0]), target
+        if self.proposal == "difference":
+            known = tf.stop_gradient(-tf.reduce_sum(student * log_p, axis=-1))
+            mass = target - student
+        classes, weights = self._draw(mass, seed_of=target + log_p)
+        drawn = _gather(log_p, classes)
+        return self.scale * (known - tf.reduce_sum(weights * drawn, -1))
+
+    def _draw(
+        self, mass: tf.Tensor, *, seed_of: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Draws classes of each row; returns them and their weights."""
+        counts = mass != 0
+        # An empty row, as of no teacher: any class, whose weight will be 0.
+        counts |= ~tf.reduce_any(counts, axis=-1, keepdims=True)
+        likely = self.power * tf.math.log(tf.maximum(tf.abs(mass), losses.TINY))
+        minus_infinity = tf.cast(-math.inf, mass.dtype)
+        log_q = tf.nn.log_softmax(tf.where(counts, likely, minus_infinity))
+        shape = tf.shape(log_q)
+        # Integers add up to the same in any order; floats do not.
+        bits = tf.reduce_sum(tf.bitcast(seed_of, tf.int32))
+        classes = tf.random.stateless_categorical(
+            tf.reshape(log_q, [-1, shape[-1]]),
+            self.num_samples,
+            seed=tf.stack([tf.constant(self.seed % 2**31, tf.int32), bits]),
+            dtype=tf.int32,
         )
+        new_shape = tf.concat([shape[:-1], [self.num_samples]], axis=0)
+        classes = tf.reshape(classes, new_shape)
+        classes = tf.ensure_shape(classes, [*mass.shape[:-1], self.num_samples])
+        q = tf.exp(_gather(log_q, classes)) * self.num_samples
+        # No gradient goes through the proposal, nor through the difference.
+        return classes, tf.stop_gradient(_gather(mass, classes) / q)
 
 
 def inclusion_probabilities(
@@ -387,3 +475,16 @@ def _is_repeated(classes: tf.Tensor) -> tf.Tensor:
     equal = ordered[:, 1:] == ordered[:, :-1]
     repeated = tf.pad(equal, [[0, 0], [1, 0]])
     return tf.gather(repeated, tf.argsort(order), batch_dims=1)
+
+
+def _check_count(name: str, value: Any, *, least: int) -> None:
+    is_whole = isinstance(value, numbers.Integral)
+    if isinstance(value, bool) or not is_whole or value < least:
+        raise ValueError(
+            f"`{name}` must be a whole number >= {least}; received {value!r}."
+        )
+
+
+def _gather(values: tf.Tensor, classes: tf.Tensor) -> tf.Tensor:
+    """Returns `values[..., classes]`, row by row."""
+    return tf.gather(values, classes, batch_dims=len(values.shape) - 1)

@@ -7,14 +7,20 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import servers
+from tests.losses_test import INF
+from tests.losses_test import cross_entropy
+from tests.losses_test import gradient_of
+from tests.losses_test import normal
+from tests.losses_test import softmax
+from tests.losses_test import value
 from tfdistill import losses
-from tfdistill import sampled_output
+from tfdistill.contrib import sampled
 
 NUM_CLASSES, FEATURES, ROWS = 40, 5, 6
 
 
 def make(num_sampled=8, **kwargs):
-    layer = tfdistill.SampledOutput(
+    layer = sampled.SampledOutput(
         NUM_CLASSES, num_sampled=num_sampled, seed=3, **kwargs
     )
     layer.build((None, FEATURES))
@@ -60,7 +66,7 @@ def test_inference_is_a_dense_layer():
         kernel, *bias = layer.get_weights()
         dense.set_weights([kernel.T, *bias])
         x = tf.reshape(features(), [2, 3, FEATURES])
-        np.testing.assert_allclose(layer(x), dense(x), rtol=1e-5)
+        np.testing.assert_allclose(layer(x), dense(x), atol=1e-6)
         np.testing.assert_array_equal(layer(x, training=True), x)
 
 
@@ -201,7 +207,7 @@ def student():
         activation="tanh",
         kernel_initializer=keras.initializers.GlorotUniform(seed=1),
     )(inputs)
-    output = tfdistill.SampledOutput(
+    output = sampled.SampledOutput(
         NUM_CLASSES,
         num_sampled=8,
         seed=3,
@@ -274,12 +280,12 @@ def test_evaluation_files_and_teachers_see_a_dense_layer(tmp_path):
     # A plain student learns from it in the step.
     pupil = tfdistill.CodistillModel(
         keras.Sequential([keras.Input((5,)), keras.layers.Dense(NUM_CLASSES)]),
-        teachers=tfdistill.TeacherSet(models=[copy]),
+        teachers=tfdistill.teachers.FixedTeacher(copy),
     )
     pupil.compile(
         "adam",
         None,
-        distillation_loss=losses.SampledSoftTargetCrossEntropy(
+        distillation_loss=sampled.SampledSoftTargetCrossEntropy(
             from_logits=True
         ),
     )
@@ -298,20 +304,7 @@ def test_evaluation_files_and_teachers_see_a_dense_layer(tmp_path):
 )
 def test_arguments_are_checked(kwargs, message):
     with pytest.raises(ValueError, match=message):
-        tfdistill.SampledOutput(**({"num_classes": 10} | kwargs))
-
-
-def test_nothing_compiled_takes_its_inputs_for_logits():
-    layers = student()
-    plain = keras.Model(layers.input, layers.output)
-    model = tfdistill.CodistillModel(plain)
-    with pytest.raises(ValueError, match="'classes'.*received loss.*own"):
-        model.compile("sgd", losses.SoftTargetCrossEntropy(from_logits=True))
-    model = tfdistill.CodistillModel(student())
-    with pytest.raises(ValueError, match="received metrics"):
-        model.compile("sgd", metrics=["accuracy"])
-    # Its own `compute_loss` may use it.
-    model.compile("sgd", "mse")
+        sampled.SampledOutput(**({"num_classes": 10} | kwargs))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -325,9 +318,89 @@ def test_outputs_of_the_other_mode_are_refused(training):
 @pytest.mark.parametrize("num_sampled", [1, 7, 39, 40])
 @pytest.mark.parametrize("proposal", ["uniform", "log_uniform"])
 def test_chances_add_up_and_are_probabilities(proposal, num_sampled):
-    found = sampled_output.inclusion_probabilities(
+    found = sampled.inclusion_probabilities(
         40, num_sampled=num_sampled, proposal=proposal
     )
     assert found.sum() == pytest.approx(num_sampled)
     assert 0 < found.min() and found.max() <= 1
     assert (np.diff(found) <= 1e-12).all()
+
+
+# ---- the loss that draws ----
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("power", [0.0, 0.7, 1.0, 1.3])
+@pytest.mark.parametrize("proposal", ["teacher", "difference"])
+def test_draws_are_unbiased(proposal, power, from_logits):
+    rows, classes = 20_000, 7
+    student = normal(1, classes, seed=1).astype("float32")
+    teacher = normal(1, classes)
+    teacher[0, 3] = -INF  # A class that can never be.
+    target = softmax(teacher)
+    if not from_logits:
+        student = softmax(student)
+    dense = losses.SoftTargetCrossEntropy(
+        from_logits=from_logits, temperature=1.5
+    )
+    expected = gradient_of(dense, target, student)
+    loss = sampled.SampledSoftTargetCrossEntropy(
+        num_samples=3,
+        power=power,
+        proposal=proposal,
+        from_logits=from_logits,
+        temperature=1.5,
+    )
+    # Each row draws for itself, so that rows are repetitions.
+    found = gradient_of(
+        loss, np.tile(target, [rows, 1]), np.tile(student, [rows, 1])
+    )
+    for got, exact in zip(found, expected, strict=True):
+        got = got.astype("float64")
+        error = got.std(axis=0) / np.sqrt(rows)
+        assert error.max() > 1e-4
+        distance = np.abs(got.mean(axis=0) - exact[0])
+        assert (distance <= 3 * error + 1e-5 * np.abs(exact[0])).all(), (
+            distance / error
+        )
+
+
+def test_the_difference_draws_with_less_noise_near_agreement():
+    teacher = normal(1, 50)
+    student = teacher + 0.05 * normal(1, 50, seed=1)
+    spread = {}
+    for proposal in ("teacher", "difference"):
+        loss = sampled.SampledSoftTargetCrossEntropy(
+            proposal=proposal, from_logits=True
+        )
+        target = np.tile(softmax(teacher), [500, 1])
+        found = gradient_of(loss, target, np.tile(student, [500, 1]))
+        spread[proposal] = [part.std(axis=0).max() for part in found]
+    for mine, other in zip(*spread.values(), strict=True):
+        assert other < mine / 5
+    # At agreement there is nothing left to estimate.
+    np.testing.assert_allclose(
+        value(loss, [teacher], teacher),
+        cross_entropy(softmax(teacher), softmax(teacher)),
+        rtol=1e-5,
+    )
+
+
+def test_draws_repeat_and_differ_by_seed_row_and_data():
+    teacher, student = normal(1, 50), normal(1, 50, seed=1)
+    target = np.tile(softmax(teacher), [2, 3, 1]).reshape(2, 3, 50)
+    rows = np.tile(student, [2, 3, 1]).reshape(2, 3, 50)
+
+    def draw(seed=0, step=0.0):
+        loss = sampled.SampledSoftTargetCrossEntropy(
+            seed=seed, from_logits=True
+        )
+        return loss.call(target, rows + step).numpy()
+
+    first = draw()
+    np.testing.assert_array_equal(draw(), first)
+    assert len(np.unique(first)) == 6
+    assert not np.isclose(draw(seed=1), first).any()
+    # With the draws of before, the values would hardly change.
+    moved = draw(step=1e-5 * normal(50, seed=2))
+    assert np.abs(moved - first).max() > 0.01

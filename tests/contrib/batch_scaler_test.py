@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
-from tfdistill.mixing import pace as pace_lib
+from tfdistill.contrib import batch_scaler as batch_scaler
 
 EVERY = 5
 NO_EXCHANGE = tfdistill.Exchange(None)
@@ -21,7 +21,7 @@ def simulated(speeds, *, secs, noise=0.1, export=25, every=50, latency=0.5):
     clock, steps, examples = ([0.0 for _ in groups] for _ in range(3))
     sizes = [[64, 64] for _ in groups]
     # Of each group, what it knows of all.
-    paces = [[pace_lib.Pace() for _ in groups] for _ in groups]
+    paces = [[batch_scaler.Pace() for _ in groups] for _ in groups]
     mail = [[] for _ in groups]
     while min(clock) < secs:
         here = int(np.argmin(clock))
@@ -45,7 +45,7 @@ def simulated(speeds, *, secs, noise=0.1, export=25, every=50, latency=0.5):
             found = [paces[here][here], *paces[here][:here]]
             found = [p.speed(now) for p in found + paces[here][here + 1 :]]
             if size == known and None not in found:
-                size = pace_lib.next_size(
+                size = batch_scaler.next_size(
                     size, found, start=64, least=8, most=512
                 )
             sizes[here].append(size)
@@ -73,7 +73,7 @@ def test_equal_groups_keep_their_sizes():
 
 
 def test_a_peer_that_fell_silent_or_was_resumed_sets_no_pace():
-    pace = pace_lib.Pace()
+    pace = batch_scaler.Pace()
     assert pace.speed(0.0) is None
     for examples, secs in ((100, 1.0), (200, 2.0)):
         pace.note(examples=examples, secs=secs, now=secs)
@@ -87,7 +87,7 @@ def test_a_peer_that_fell_silent_or_was_resumed_sets_no_pace():
 def test_bounds_and_units_hold():
     def next_size(size, speed, **kwargs):
         options = {"start": 64, "least": 48, "most": 80, **kwargs}
-        return pace_lib.next_size(size, [1.0, speed], **options)
+        return batch_scaler.next_size(size, [1.0, speed], **options)
 
     assert next_size(64, 9.0) == 48
     assert next_size(64, 0.1) == 80
@@ -151,7 +151,7 @@ def decisions(monkeypatch):
     """Has groups take 12, then 8, then 4 examples."""
     following = {8: iter([12, 4, 4, 4]), 12: iter([8])}
     monkeypatch.setattr(
-        pace_lib,
+        batch_scaler,
         "next_size",
         lambda size, *args, **kwargs: (
             next(following[size], size) if size in following else size
@@ -159,14 +159,14 @@ def decisions(monkeypatch):
     )
     # As if there was a peer.
     monkeypatch.setattr(
-        tfdistill.BatchScaler, "_speeds", lambda self: [1.0, 1.0]
+        batch_scaler.BatchScaler, "_speeds", lambda self: [1.0, 1.0]
     )
 
 
 def trained(strategy, *, backup=None, stop_at=None, schedule=None, **kwargs):
     """Runs 30 steps; returns the model and its `Watch`."""
     options = {"batch_size": 8, "every_steps": EVERY, **kwargs}
-    scaler = tfdistill.BatchScaler(NO_EXCHANGE, **options)
+    scaler = batch_scaler.BatchScaler(NO_EXCHANGE, **options)
     rate = scaler.scaled(schedule) if schedule else 1e-5
     with strategy.scope():
         network = Network()
@@ -248,7 +248,9 @@ def test_a_schedule_follows_too_and_so_does_a_resumed_one(
 
 
 def test_a_change_on_its_way_is_not_one_of_the_next_fit(decisions):
-    scaler = tfdistill.BatchScaler(NO_EXCHANGE, batch_size=8, every_steps=EVERY)
+    scaler = batch_scaler.BatchScaler(
+        NO_EXCHANGE, batch_size=8, every_steps=EVERY
+    )
     for num_fits in (2, 1):
         # The second time with another model, which begins at the first size.
         model = tfdistill.CodistillModel(Network())
@@ -266,7 +268,7 @@ def test_a_change_on_its_way_is_not_one_of_the_next_fit(decisions):
 
 
 def test_epochs_need_not_be_whole_executions(decisions):
-    scaler = tfdistill.BatchScaler(NO_EXCHANGE, batch_size=8, every_steps=6)
+    scaler = batch_scaler.BatchScaler(NO_EXCHANGE, batch_size=8, every_steps=6)
     model = tfdistill.CodistillModel(Network())
     model.compile(keras.optimizers.SGD(1e-5), "mse", steps_per_execution=3)
     watch = Watch(scaler)
@@ -280,15 +282,8 @@ def test_epochs_need_not_be_whole_executions(decisions):
     assert {8, 12} <= set(watch.sizes)
 
 
-@pytest.mark.parametrize("rule, power", [("sqrt", 0.5), ("none", 0.0)])
-def test_the_rate_follows_by_the_rule(decisions, rule, power):
-    _, watch = trained(tf.distribute.get_strategy(), rate_rule=rule)
-    expected = 1e-5 * (np.array(SIZES) / 8) ** power
-    np.testing.assert_allclose(watch.rates, expected, rtol=1e-5)
-
-
 def test_reading_too_far_ahead_is_an_error():
-    scaler = tfdistill.BatchScaler(NO_EXCHANGE, batch_size=8, every_steps=5)
+    scaler = batch_scaler.BatchScaler(NO_EXCHANGE, batch_size=8, every_steps=5)
     batches = iter(scaler.batched(rows()))
     assert [len(next(batches)[0]) for _ in range(10)] == [8] * 10
     with pytest.raises(tf.errors.InvalidArgumentError, match="less than"):
@@ -300,25 +295,23 @@ def test_reading_too_far_ahead_is_an_error():
     [
         ({"batch_size": 0}, "ascending order; received 1, 0 and 0"),
         ({"max_size": 4}, "ascending order; received 2, 8 and 4"),
-        ({"rate_rule": "log"}, "`rate_rule` must be one of"),
         ({"every_steps": 0}, "`every_steps` must be a whole number >= 1"),
-        ({"poll_secs": 0.0}, "`poll_secs` must be > 0"),
     ],
 )
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        tfdistill.BatchScaler(
+        batch_scaler.BatchScaler(
             NO_EXCHANGE, **{"batch_size": 8, "every_steps": 5, **options}
         )
 
 
 def test_what_it_cannot_scale_is_refused(two_replicas):
-    scaler = tfdistill.BatchScaler(NO_EXCHANGE, batch_size=8, every_steps=5)
+    scaler = batch_scaler.BatchScaler(NO_EXCHANGE, batch_size=8, every_steps=5)
     with pytest.raises(ValueError, match="must never end.*received 4"):
         scaler.batched(rows().take(4))
     with pytest.raises(ValueError, match="outside of `strategy.scope"):
         with two_replicas.scope():
-            tfdistill.BatchScaler(NO_EXCHANGE, batch_size=8, every_steps=5)
+            batch_scaler.BatchScaler(NO_EXCHANGE, batch_size=8, every_steps=5)
     model = tfdistill.CodistillModel(Network())
     rate = keras.optimizers.schedules.CosineDecay(0.1, 10)
     model.compile(keras.optimizers.SGD(rate), "mse")

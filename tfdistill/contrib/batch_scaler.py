@@ -16,14 +16,99 @@ from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.follow import follower
-from tfdistill.mixing import pace
-from tfdistill.system import fresh_copies
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
-_RATE_RULES: dict[str, float] = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
 # Of a manifest's `extras`: seconds that the group has trained, without waits.
 BUSY_FIELD = "busy_secs"
+# A size stays as it is unless it is off by this share, and by this part of the
+# unit it is rounded to: noise must not move it to and fro.
+_TOLERANCE = 0.05
+_TOLERANCE_UNITS = 0.75
+# The largest factor of one change, and its inverse.
+_MOST_CHANGE = 1.5
+# A peer's speed is a running mean, of which each version makes up a quarter.
+_WEIGHT_OF_LAST = 0.25
+# A peer that published nothing for so many of its intervals, and so many
+# seconds on top, sets no pace.
+_SILENT_INTERVALS = 4.0
+_GRACE_SECS = 10.0
+
+
+class Pace:
+    """How many examples a second a group trains on, while it does not wait."""
+
+    def __init__(self) -> None:
+        """Knows of nothing yet."""
+        self._last: tuple[float, float, float] | None = None
+        self._interval = 0.0
+        self._speed: float | None = None
+
+    def note(self, *, examples: float, secs: float, now: float) -> None:
+        """Takes the examples that a group had after so many seconds of work.
+
+        `now` is this task's clock, by which `speed` sees that news stay away.
+        """
+        before, self._last = self._last, (examples, secs, now)
+        if before is None:
+            return
+        had, worked = examples - before[0], secs - before[1]
+        if had <= 0 or worked <= 0:
+            return  # The group was resumed from an earlier step.
+        speed = had / worked
+        if self._speed is not None:
+            speed = self._speed + _WEIGHT_OF_LAST * (speed - self._speed)
+        self._speed, self._interval = speed, now - before[2]
+
+    def speed(self, now: float) -> float | None:
+        """Examples a second; None if unknown, or if the group fell silent."""
+        if self._speed is None or self._last is None:
+            return None
+        silence = now - self._last[2]
+        is_silent = silence > _SILENT_INTERVALS * self._interval + _GRACE_SECS
+        return None if is_silent else self._speed
+
+
+def next_size(
+    size: int,
+    speeds: Sequence[float],
+    *,
+    start: int,
+    least: int,
+    most: int,
+    multiple_of: int = 1,
+) -> int:
+    """Returns the batch size at which a group updates as often as its peers.
+
+    Of the `start` x (number of groups) examples that all groups together take
+    in a step, the group takes the part that is its speed's part of all speeds.
+    Where a step has costs of its own, speeds change with the sizes, and the
+    sizes meet after a few changes.
+
+    Args:
+        size: That of now.
+        speeds: Examples a second of this group, then of each peer.
+        start: The size that all groups began with.
+        least: The smallest size.
+        most: The largest size.
+        multiple_of: What a size must be a multiple of.
+
+    Example:
+        >>> next_size(64, [100.0, 200.0], start=64, least=8, most=512)
+        43
+        >>> next_size(64, [200.0, 100.0], start=64, least=8, most=512)
+        85
+        >>> next_size(43, [100.0, 205.0], start=64, least=8, most=512)
+        43
+    """
+    target = start * len(speeds) * speeds[0] / sum(speeds)
+    target = min(max(target, size / _MOST_CHANGE), size * _MOST_CHANGE)
+    target = min(max(target, least), most)
+    off = abs(target - size)
+    if off <= _TOLERANCE * size or off <= _TOLERANCE_UNITS * multiple_of:
+        return size
+    rounded = round(target / multiple_of) * multiple_of
+    return int(min(max(rounded, least), most))
 
 
 class _Plan:
@@ -128,7 +213,7 @@ class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):
         return cls(keras.saving.deserialize_keras_object(config["schedule"]))
 
 
-class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
+class BatchScaler(steps.SteppedCallback):
     """Moves this group's batch size until all groups update equally often.
 
     Each group looks at its peers' versions, whose manifests say how many
@@ -150,7 +235,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         num_changes: Changes of the size so far.
 
     Example:
-        scaler = tfdistill.BatchScaler(exchange, batch_size=64, every_steps=100)
+        scaler = contrib.BatchScaler(exchange, batch_size=64, every_steps=100)
         data = scaler.batched(examples.shuffle(10_000, seed=1).repeat())
         model.fit(data, steps_per_epoch=1000, callbacks=[exporter, scaler])
     """
@@ -163,9 +248,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         every_steps: int,
         min_size: int | None = None,
         max_size: int | None = None,
-        rate_rule: str = "linear",
         peers: Sequence[int] | None = None,
-        poll_secs: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Reads nothing yet.
@@ -179,10 +262,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
                 several times the exporters' interval.
             min_size: The smallest size. Default: a quarter of `batch_size`.
             max_size: The largest size. Default: four times `batch_size`.
-            rate_rule: How the learning rate follows: `"linear"` (default), in
-                proportion; `"sqrt"`, to the root; or `"none"`.
             peers: Groups to keep pace with. Default: all others of the run.
-            poll_secs: Seconds between two looks at the exchange. Default 0.1.
             clock: Seconds of a clock that never goes backwards.
 
         Raises:
@@ -192,7 +272,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         publisher.check_exchange(exchange)
         if tf.distribute.has_strategy():
             raise ValueError(
-                "A tfdistill.BatchScaler must be made outside of "
+                "A tfdistill.contrib.BatchScaler must be made outside of "
                 "`strategy.scope()`: pipelines read its sizes; received a call "
                 f"in that of {type(tf.distribute.get_strategy()).__name__}."
             )
@@ -204,17 +284,9 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
                 "`min_size`, `batch_size` and `max_size` must be >= 1 and in "
                 f"ascending order; received {least}, {batch_size} and {most}."
             )
-        if rate_rule not in _RATE_RULES:
-            raise ValueError(
-                f"`rate_rule` must be one of {tuple(_RATE_RULES)}; received "
-                f"{rate_rule!r}."
-            )
-        if not poll_secs > 0:
-            raise ValueError(f"`poll_secs` must be > 0; received {poll_secs}.")
         self._exchange, self._given_peers = exchange, peers
         self._least, self._most = least, most
-        self._power = _RATE_RULES[rate_rule]
-        self._poll_secs, self._clock = poll_secs, clock
+        self._clock = clock
         self._first_size = batch_size
         self._plan = _Plan(batch_size, self._schedule.every_steps)
         # Of the rates of a schedule, if there is one.
@@ -223,21 +295,16 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._start = 0  # The step at which batch 0 was read.
         self._done = 0  # Steps since, at the last look.
         self._examples = 0
-        self._own = pace.Pace()
-        self._paces: dict[int, pace.Pace] = {}
+        self._own = Pace()
+        self._paces: dict[int, Pace] = {}
         # By group, the step of the version that was looked at last.
         self._seen: dict[int, int] = {}
         self._mixers: list[Any] = []
         # When the first step had ended, and the time of work before it.
         self._began: float | None = None
         self._busy_before = 0.0
-        self._poller: follower.Following | None = None
+        self._following: follower.Following | None = None
         self.num_changes = 0
-
-    @property
-    def is_in_use(self) -> bool:
-        """Whether `fit` is running with it."""
-        return self._poller is not None
 
     @property
     def batch_size(self) -> int:
@@ -308,7 +375,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
     def scaled(
         self, schedule: keras.optimizers.schedules.LearningRateSchedule
     ) -> keras.optimizers.schedules.LearningRateSchedule:
-        """Returns a schedule that follows the batch size, by `rate_rule`.
+        """Returns a schedule whose rates follow the batch size.
 
         Call it outside of `strategy.scope()`. A learning rate that is a number
         needs none of this.
@@ -348,8 +415,8 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         strategy = model.distribute_strategy
         if replicas.on_servers(strategy):
             raise ValueError(
-                "A tfdistill.BatchScaler must not be used with parameter "
-                "servers, whose workers have no step in common; received "
+                "A BatchScaler must not be used with parameter servers, whose "
+                " workers have no step in common; received "
                 f"{type(strategy).__name__}. Leave it out."
             )
         if self._schedule.every_steps % model.steps_per_execution:
@@ -361,11 +428,11 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
             )
         rate = model.optimizer.learning_rate
         self._is_number = isinstance(rate, keras.Variable)
-        if self._power and not self._is_number and self._factor is None:
+        if not self._is_number and self._factor is None:
             raise ValueError(
                 "The learning rate must be one that a BatchScaler can change; "
                 "received a schedule. Pass the optimizer scaler.scaled("
-                'schedule), or the scaler rate_rule="none".'
+                "schedule)."
             )
         cluster = strategy_lib.cluster_of(strategy)
         peers = (
@@ -376,15 +443,17 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         self._plan.begin(self.batch_size if self.step else self._first_size)
         self._start, self._done, self._examples = self.step, 0, 0
         self._began, self._busy_before = None, 0.0
-        self._own = pace.Pace()
+        self._own = Pace()
         self._set_factor(self._plan.size(0))
         # Only the chief's sizes count.
         watched = peers if replicas.is_chief(strategy) else ()
-        self._paces = {group: pace.Pace() for group in watched}
+        self._paces = {group: Pace() for group in watched}
         self._seen.clear()
         self._values = replicas.WorkerValues(strategy)
-        self._poller = follower.Following([], proposes=False, also=self._look)
-        self._poller.start()
+        self._following = follower.Following(
+            [], proposes=False, also=self._look
+        )
+        self._following.start()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Decides on the next block, and moves the learning rate with it."""
@@ -404,9 +473,9 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Ends the thread."""
-        if self._poller is not None:
-            self._poller.stop()
-            self._poller = None
+        if self._following is not None:
+            self._following.stop()
+            self._following = None
 
     def _agreed(self, done: int) -> int:
         """The size of the block after the next; all workers get the chief's."""
@@ -416,7 +485,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         if newest == now:
             speeds = self._speeds()
             if len(speeds) > 1:
-                size = pace.next_size(
+                size = next_size(
                     now,
                     speeds,
                     start=self._first_size,
@@ -463,13 +532,13 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
         if now == before:
             return
         self._set_factor(now)
-        if self._is_number and self._power:
+        if self._is_number:
             rate = self.model.optimizer.learning_rate
-            rate.assign(rate * (now / before) ** self._power)
+            rate.assign(rate * (now / before))
 
     def _set_factor(self, size: int) -> None:
         if self._factor is not None:
-            self._factor.assign((size / self._first_size) ** self._power)
+            self._factor.assign(size / self._first_size)
 
     def _look(self) -> None:
         """Notes the peers' versions as they arrive; errors are tried again."""
@@ -483,7 +552,7 @@ class BatchScaler(fresh_copies.FreshCopies, steps.SteppedCallback):
                 self._seen[group] = version.step
                 self._note(theirs, version)
 
-    def _note(self, theirs: pace.Pace, version: versions.Version) -> None:
+    def _note(self, theirs: Pace, version: versions.Version) -> None:
         extras, now = version.manifest.extras, self._clock()
         # Of a group without a BatchScaler, the time between its versions.
         examples, secs = extras.get("examples"), extras.get(BUSY_FIELD, now)

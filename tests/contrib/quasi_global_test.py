@@ -1,0 +1,319 @@
+"""Quasi-global momentum against its paper's algorithm, and skewed data."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.cases import datasets as cases
+from tests.optimizers_test import decayed
+from tests.optimizers_test import falling
+from tests.optimizers_test import trained
+from tfdistill.contrib import quasi_global
+from tfdistill.embedding import rules
+
+cluster = cases.cluster
+SGD = keras.optimizers.SGD
+RING = np.array(
+    [[2, 1, 0, 1], [1, 2, 1, 0], [0, 1, 2, 1], [1, 0, 1, 2]], "float64"
+)
+RING /= RING.sum(axis=1)
+BETA, MU = 0.9, 0.8
+
+
+def targets():
+    """Where each of four groups' quadratics has its minimum, `[4, 3, 2]`."""
+    return np.random.default_rng(0).normal(size=[4, 3, 2])
+
+
+def ring_by_numpy(num_steps, *, every_steps=1, nesterov=False, decay=0.0):
+    """Algorithm 1 of arXiv:2102.04761: four groups, each on its quadratic."""
+    goals = targets()
+    x = np.ones_like(goals)
+    buffer, start, rates = np.zeros_like(x), x, 0.0
+    for step in range(num_steps):
+        gradient = x - goals + decay * x
+        moved = BETA * buffer + gradient
+        if nesterov:
+            moved = gradient + BETA * moved
+        rate = ring_rate()(step).numpy()
+        x, rates = x - rate * moved, rates + rate
+        if (step + 1) % every_steps == 0:
+            x = np.einsum("ij,j...->i...", RING, x)
+            buffer = MU * buffer + (1 - MU) * (start - x) / rates
+            start, rates = x, 0.0
+    return x
+
+
+def ring_rate():
+    return keras.optimizers.schedules.PiecewiseConstantDecay([9], [0.1, 0.05])
+
+
+def ring_by_keras(num_steps, strategy, *, every_steps=1, decay=0.0, **kwargs):
+    goals = targets()
+    groups = []
+    with strategy.scope():
+        for _ in goals:
+            sgd = decayed(SGD, coupled=True, learning_rate=ring_rate())
+            sgd.weight_decay = decay or None
+            optimizer = quasi_global.QuasiGlobalMomentum(
+                sgd,
+                momentum=BETA,
+                buffer_decay=MU,
+                every_steps=every_steps,
+                **kwargs,
+            )
+            variable = keras.Variable(np.ones([3, 2]), name="kernel")
+            optimizer.build([variable])
+            groups.append((optimizer, variable))
+
+    @tf.function
+    def step():
+        def in_replica():
+            share = 1.0 / strategy.num_replicas_in_sync
+            for (optimizer, variable), goal in zip(groups, goals, strict=True):
+                gradient = tf.convert_to_tensor(variable) - goal
+                optimizer.apply([share * gradient], [variable])
+
+        strategy.run(in_replica)
+
+    for number in range(1, num_steps + 1):
+        step()
+        if number % every_steps == 0:
+            x = np.stack([variable.numpy() for _, variable in groups])
+            for (_, variable), mean in zip(
+                groups, np.einsum("ij,j...->i...", RING, x), strict=True
+            ):
+                variable.assign(mean)
+    return np.stack([variable.numpy() for _, variable in groups])
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("every_steps", [1, 5])
+def test_a_ring_of_four_is_the_paper_s(every_steps, nesterov, two_replicas):
+    options = {"every_steps": every_steps, "nesterov": nesterov, "decay": 0.1}
+    expected = ring_by_numpy(50, **options)
+    for strategy in (tf.distribute.get_strategy(), two_replicas):
+        found = ring_by_keras(50, strategy, **options)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_step_at_rate_zero_says_nothing_of_a_mix():
+    sgd = SGD(
+        keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.0, 1.0])
+    )
+    optimizer = quasi_global.QuasiGlobalMomentum(sgd)
+    kernel = keras.Variable(np.ones([2]), name="kernel")
+    optimizer.apply([tf.ones([2])], [kernel])
+    kernel.assign([5.0, 5.0])
+    optimizer.apply([tf.ones([2])], [kernel])
+    np.testing.assert_allclose(kernel.numpy(), 4.0)
+
+
+def test_quasi_global_momentum_does_what_its_inner_optimizer_would():
+    """Clipping and decay; without momentum both are plain descent."""
+    for options in (
+        {"clipnorm": 0.1},
+        {"weight_decay": 0.2},
+        {"use_ema": True},
+    ):
+        own = SGD(0.1, **options)
+        ours = quasi_global.QuasiGlobalMomentum(
+            SGD(0.1, **options), momentum=0.0
+        )
+        for one, other in zip(trained(own)[1], trained(ours)[1], strict=True):
+            np.testing.assert_allclose(one[0], other[0], rtol=1e-6)
+            np.testing.assert_allclose(one[1], other[1], rtol=1e-6)
+
+
+class Moved(keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that is moved from outside, as a `BatchScaler` moves its own."""
+
+    rate = 0.5
+
+    def __call__(self, step):
+        return self.rate
+
+    def get_config(self):
+        return {}
+
+
+def test_quasi_global_momentum_follows_the_schedule_that_it_was_given():
+    schedule = Moved()
+    optimizer = quasi_global.QuasiGlobalMomentum(SGD(schedule))
+    schedule.rate = 0.25
+    kernel = keras.Variable(np.ones([2]), name="kernel")
+    optimizer.apply([tf.ones([2])], [kernel])
+    np.testing.assert_allclose(kernel.numpy(), 0.75)
+
+
+def test_files_keep_buffers_last_weights_and_a_changed_rate(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    sgd = decayed(SGD, coupled=True, learning_rate=0.5, weight_decay=falling())
+    optimizer = quasi_global.QuasiGlobalMomentum(
+        sgd, buffer_decay=0.5, nesterov=True, every_steps=2
+    )
+    model.compile(optimizer, "mse")
+    optimizer.learning_rate = 0.25
+    x, y = np.ones([4, 2]), np.ones([4, 3])
+    model.fit(x, y, verbose=0, epochs=3)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert again.optimizer.get_config() == optimizer.get_config()
+    for each in (model, again):
+        # A mix between two steps.
+        each.set_weights([0.5 * weight for weight in each.get_weights()])
+        each.fit(x, y, verbose=0, epochs=3)
+    for one, other in zip(model.weights, again.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+@pytest.mark.parametrize(
+    "inner, options, message",
+    [
+        (
+            lambda: SGD(momentum=0.5),
+            {},
+            "received momentum=0.5. Pass `momentum`",
+        ),
+        (keras.optimizers.Adam, {}, "must be a keras.*SGD.*received Adam"),
+        (
+            lambda: decayed(SGD, coupled=False),
+            {},
+            "received SGDWithKernelDecay",
+        ),
+        (SGD, {"momentum": 1.0}, r"`momentum` must be in \[0, 1\)"),
+        (SGD, {"buffer_decay": -1.0}, "`buffer_decay` must be in"),
+        (SGD, {"every_steps": 0}, "`every_steps` must be >= 1; received 0"),
+    ],
+)
+def test_wrong_inner_optimizers_are_refused(inner, options, message):
+    with pytest.raises(ValueError, match=message):
+        quasi_global.QuasiGlobalMomentum(inner(), **options)
+
+
+def test_fused_updates_refuse_quasi_global_momentum():
+    with pytest.raises(ValueError, match="received QuasiGlobalMomentum"):
+        rules.rule_for(quasi_global.QuasiGlobalMomentum(SGD()))
+
+
+def labelled(labels):
+    return tf.data.Dataset.from_tensor_slices((np.arange(len(labels)), labels))
+
+
+def skewed(dataset, num_groups, **kwargs):
+    """What each group gets: the elements' first and second parts."""
+    parts = [
+        quasi_global.dirichlet_shard(
+            dataset, cluster(group, num_groups), **kwargs
+        )
+        for group in range(num_groups)
+    ]
+    assert all(part.element_spec == dataset.element_spec for part in parts)
+    return [
+        np.array([element[:2] for element in part.as_numpy_iterator()])
+        for part in parts
+    ]
+
+
+LABELS = np.random.default_rng(0).integers(0, 10, 1000)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"num_classes": 10}])
+def test_dirichlet_parts_cover_all_once_in_drawn_proportions(kwargs):
+    parts = skewed(labelled(LABELS), 4, alpha=0.1, seed=0, **kwargs)
+    positions = np.concatenate(parts)[:, 0]
+    assert sorted(positions) == list(range(1000))
+    counts = np.stack([np.bincount(p[:, 1], minlength=10) for p in parts])
+    drawn = next(
+        shares
+        for shares in (
+            np.random.default_rng([0, draw]).dirichlet([0.1] * 4, size=10)
+            for draw in range(100)
+        )
+        if shares.sum(axis=0).min() >= 0.5 * 10 / 4
+    )
+    np.testing.assert_allclose(
+        counts, (drawn * counts.sum(axis=0)[:, None]).T, atol=1.5
+    )
+    # By far most of a label's examples are one group's; no part is small.
+    assert (counts.max(axis=0) / counts.sum(axis=0)).mean() > 0.7
+    assert counts.sum(axis=1).min() >= 0.5 * 1000 / 4
+    # Streams: also the first quarter is in these proportions.
+    early = [np.bincount(p[p[:, 0] < 250][:, 1], minlength=10) for p in parts]
+    np.testing.assert_allclose(
+        early, drawn.T * np.bincount(LABELS[:250]), atol=1.5
+    )
+
+
+def test_dirichlet_parts_depend_on_the_seed_and_even_out_with_alpha():
+    one, again, other, even = (
+        skewed(labelled(LABELS[:300]), 2, alpha=alpha, seed=seed)[0].tolist()
+        for alpha, seed in ((0.1, 0), (0.1, 0), (0.1, 1), (1e4, 0))
+    )
+    assert one == again != other
+    counts = np.bincount([label for _, label in even])
+    np.testing.assert_allclose(counts, np.bincount(LABELS[:300]) / 2, atol=1.5)
+
+
+def test_labels_that_come_once_are_dealt_out_too():
+    labels = np.arange(100)
+    parts = skewed(labelled(labels), 4, alpha=0.1, seed=0)
+    assert sorted(np.concatenate(parts)[:, 1]) == list(labels)
+    assert min(map(len, parts)) > 5
+
+
+def test_a_label_may_be_anywhere_in_an_element():
+    rows = {"image": np.arange(40), "kind": np.arange(40) % 4}
+    dataset = tf.data.Dataset.from_tensor_slices(rows)
+    part = quasi_global.dirichlet_shard(
+        dataset, cluster(1), alpha=0.5, seed=2, label=lambda row: row["kind"]
+    )
+    expected = skewed(labelled(rows["kind"]), 2, alpha=0.5, seed=2)[1]
+    assert [row["image"] for row in part.as_numpy_iterator()] == [
+        position for position, _ in expected
+    ]
+    one_hot = labelled(np.eye(4)[rows["kind"]])
+    part = quasi_global.dirichlet_shard(
+        one_hot,
+        cluster(1),
+        alpha=0.5,
+        seed=2,
+        label=lambda x, y: tf.argmax(y),
+    )
+    assert [x for x, _ in part.as_numpy_iterator()] == expected[:, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    "make, kwargs, message",
+    [
+        (lambda d: d, {"alpha": 0.0}, "`alpha` must be > 0; received 0.0"),
+        (lambda d: d, {"num_classes": 0}, "`num_classes` must be >= 1"),
+        (lambda d: d.batch(2), {}, "integer scalar.*Shard before batching"),
+        (lambda d: d.map(lambda x, y: x), {}, "and pass `label`"),
+        (lambda d: d.repeat(), {}, "data that never end; received None"),
+        (lambda d: d.map(lambda x, y: (x, y - 3)), {}, "must be >= 0"),
+        (
+            lambda d: d.take(4).map(lambda x, y: (x, 0 * y)),
+            {"alpha": 0.01},
+            "4 elements of 1 labels.*Use fewer groups",
+        ),
+        (lambda d: d.take(3), {}, "at least one element"),
+        (lambda d: d.filter(lambda x, y: False), {}, "received 0 elements"),
+    ],
+)
+def test_dirichlet_parts_that_cannot_be_are_refused(make, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        quasi_global.dirichlet_shard(
+            make(labelled(LABELS)),
+            cluster(0, 4),
+            **{"alpha": 0.1, "seed": 0, **kwargs},
+        )
+
+
+def test_a_label_beyond_num_classes_ends_the_reading():
+    part = quasi_global.dirichlet_shard(
+        labelled(LABELS), cluster(0), alpha=1.0, seed=0, num_classes=9
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="which is 9"):
+        list(part)
