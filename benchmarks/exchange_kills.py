@@ -262,9 +262,7 @@ def run(
 
 
 def _add_options(options: programs.Flags) -> None:
-    options.add(
-        "kills", "how often a writer is killed", 2000, lower_bound=2, quick=100
-    )
+    options.add("kills", "how often a writer is killed", 2000, quick=100)
     options.add("seed", "of the moments of the kills", 0)
     options.add(
         "exchange",

@@ -222,7 +222,7 @@ def _add_options(options: programs.Flags) -> None:
     )
     options.add("depth", "layers of the ResNet: 26, 50, 101 or 152", 50)
     options.add("width", "of its first stage", 64)
-    options.add("num_peers", "whose versions are averaged", 1, lower_bound=1)
+    options.add("num_peers", "whose versions are averaged", 1)
     options.add("rounds", "turns of a mix and the foreground", 9, quick=3)
     mixing_quasi_global.add_options(options)
     mixing_speeds.add_options(options)

@@ -62,7 +62,7 @@ def _add_what(add: Callable[..., None]) -> None:
         "retrains of each method, with different seeds; default "
         f"{methods.LEAST_TRIALS}, the fewest that allow a verdict",
         methods.LEAST_TRIALS,
-        lower_bound=1,
+        kind=programs.count,
     )
     add(
         "tune",
@@ -73,7 +73,7 @@ def _add_what(add: Callable[..., None]) -> None:
         "tune_trials",
         "retrains with each value of --tune",
         2,
-        lower_bound=1,
+        kind=programs.count,
     )
     add(
         "tune_override",
@@ -117,7 +117,7 @@ def _add_how(add: Callable[..., None]) -> None:
         "jobs",
         "runs at a time; more than one distorts wall times",
         1,
-        lower_bound=1,
+        kind=programs.count,
     )
     add("report_only", "train nothing; report what is done", False)
 

@@ -43,8 +43,7 @@ def _add_options(options: programs.Flags) -> None:
         ("every_secs", 30.0, "mean time between two faults", 15.0),
         ("calm_secs", 20.0, "time before, to measure the paces", 10.0),
     ):
-        add(name, text, default, quick=quick)
-        options.check_positive(name)
+        add(name, text, default, kind=programs.positive, quick=quick)
 
 
 def _options(parsed: programs.Options) -> round.Options:

@@ -1,7 +1,5 @@
 """Tests of `tfdistill.launch`, with tasks that are no trainers."""
 
-import dataclasses
-import inspect
 import os
 import signal
 import subprocess
@@ -12,17 +10,12 @@ import pytest
 
 import tfdistill
 from tests.cases import tasks
-from tfdistill.launcher import command
-from tfdistill.launcher import local_cluster
 
 pytestmark = [
     pytest.mark.multiprocess,
     pytest.mark.timeout_secs(60),
     pytest.mark.usefixtures("no_process_left"),
 ]
-
-
-_FIELDS = dataclasses.fields(local_cluster.LocalCluster)
 
 
 def _launch(tmp_path, code, **fields):
@@ -93,21 +86,6 @@ def test_it_runs_outside_of_the_main_thread(tmp_path):
 def test_wrong_arguments_are_refused_before_anything_starts(tmp_path):
     with pytest.raises(ValueError, match="`command` must be a list"):
         tfdistill.launch("python train.py", workdir=tmp_path)
-
-
-def test_its_arguments_are_the_options_of_the_command():
-    defined = command.PROGRAM.defined()
-    options = {n for names in defined.sections.values() for n in names}
-    named = inspect.signature(tfdistill.launch).parameters.values()
-    defaults = {field.name: field.default for field in _FIELDS} | {
-        one.name: one.default for one in named if one.kind != one.VAR_KEYWORD
-    }
-    assert defaults.keys() - {"command", "env"} == options
-    for name in options - set(defined.required):
-        default = defined.values[name].default
-        if name == "preload":
-            default = tuple(default.split(","))
-        assert default == defaults[name], name
 
 
 def test_tensorflow_is_not_loaded():

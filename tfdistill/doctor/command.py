@@ -83,8 +83,7 @@ def add_options(options: programs.Flags) -> None:
         ("wait_secs", "longest wait for the other tasks"),
         ("limit_secs", "longest time for each other check"),
     ):
-        add(name, text, 60.0)
-        options.check_positive(name)
+        add(name, text, 60.0, kind=programs.positive)
 
 
 def examine(

@@ -27,7 +27,7 @@ def _add_options(options: programs.Flags) -> None:
     add("health_port", "port of /healthz; default any that is free", 0)
     add("host", "address to listen on; 0.0.0.0 for all", "127.0.0.1")
     add("model_name", "name that clients ask for", "default")
-    add("threads", "requests that are answered at once", 4)
+    add("threads", "requests that are answered at once", 4, kind=programs.count)
     add(
         "canary",
         "<FILE>: .npz of inputs by name, and of class indices as `labels`; "
@@ -37,12 +37,6 @@ def _add_options(options: programs.Flags) -> None:
     add("tls_key", "<FILE>: private key, PEM; clients then need TLS")
     add("tls_cert", "<FILE>: certificate of this key, PEM, with its chain")
     add("trust_graph", "load a graph that is not known to be harmless", False)
-    options.check("group", lambda group: group >= 0, "--group must be >= 0")
-    for name in ("port", "health_port"):
-        options.check(
-            name, lambda port: 0 <= port < 65536, f"--{name} must be a port"
-        )
-    options.check_positive("threads")
 
 
 def _canary(options: programs.Options) -> Any:

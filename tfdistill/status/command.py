@@ -43,7 +43,12 @@ def _add_options(options: programs.Flags) -> None:
         "DIR/exchange. For a URL, TensorFlow is loaded, which takes seconds",
     )
     add("watch", "show it until the run is over", False)
-    add("interval_secs", "with --watch: time between two looks", 2.0)
+    add(
+        "interval_secs",
+        "with --watch: time between two looks",
+        2.0,
+        kind=programs.positive,
+    )
     add("json", "print one JSON document", False)
     add(
         "check",
@@ -54,9 +59,8 @@ def _add_options(options: programs.Flags) -> None:
         "silent_secs",
         "a group that has not written for so long is silent",
         60.0,
+        kind=programs.positive,
     )
-    for name in ("interval_secs", "silent_secs"):
-        options.check_positive(name)
 
 
 def _show(run: group.RunStatus, *, workdir: str, as_json: bool) -> None:
