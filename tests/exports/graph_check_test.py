@@ -146,7 +146,7 @@ def test_criteo_exports_pass(tmp_path):
 def test_all_names_are_those_of_operations():
     missing = [n for n in graph_ops.TOP if not hasattr(tf.raw_ops, n)]
     assert not missing
-    assert graph_ops.RUN < graph_ops.UNCALLED < graph_ops.SAVING < graph_ops.TOP
+    assert graph_ops.RUN < graph_ops.UNCALLED < graph_ops.TOP
 
 
 def test_nothing_that_runs_reads_or_writes_files():
@@ -240,11 +240,6 @@ def _hide_call(model):
     inner.name = "__some_function_of_the_process"
 
 
-def _duplicate(model):
-    functions = hostile_cases.functions(model)
-    functions.add().CopyFrom(functions[0])
-
-
 def _shadow(model):
     hostile_cases.functions(model).add().signature.name = "WriteFile"
 
@@ -258,23 +253,6 @@ def _handle(model):
     _, node = _first(model, "MatMul")
     tensor = node.attr["hidden"].list.tensor.add()
     tensor.dtype = types_pb2.DT_RESOURCE
-
-
-def _many_nodes(model):
-    function, node = _first(model, "MatMul")
-    for number in range(50_000):
-        function.node_def.add(name=f"n{number}", op="NoOp")
-
-
-def _many_functions(model):
-    for number in range(4_000):
-        hostile_cases.functions(model).add().signature.name = f"f{number}"
-
-
-def _many_objects(model):
-    nodes = model.meta_graphs[0].object_graph_def.nodes
-    for _ in range(40_000):
-        nodes.add()
 
 
 def _asset(name):
@@ -304,15 +282,11 @@ def _top(model):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_call_outside, "its own file only; found .'__some"),
-        (_hide_call, "its own file only; found .'__some"),
-        (_duplicate, "must be no other function's"),
-        (_shadow, "must be no other function's or operation's"),
+        (_call_outside, "its own file only; found '__some"),
+        (_hide_call, "its own file only; found '__some"),
+        (_shadow, "must be no operations'; found"),
         (_custom, "found MyOwnOp"),
         (_handle, "no handle as a constant"),
-        (_many_nodes, "at most 30000 operations; it holds 50"),
-        (_many_functions, "at most 3000 functions"),
-        (_many_objects, "at most 30000 objects"),
         (_asset("../../etc/passwd"), "name of an asset is wrong"),
         (_asset("/etc/passwd"), "name of an asset is wrong"),
         (_no_objects, "one graph with objects"),

@@ -2,9 +2,8 @@
 
 The file is read as a message and nothing in it is run. Loading a SavedModel
 imports every function in it, runs those that make and fill its resources, and
-calling it runs the signature's. So all functions are looked at, whatever
-refers to them, and what can run is held to the shortest list; graph_ops.py has
-the lists.
+calling it runs the signature's. So every function is held to a list of
+operations, and what can run to the shortest one; graph_ops.py has the lists.
 
 How long it runs is not judged: a loop may have no end. A task that makes no
 more steps is for a watchdog to end.
@@ -26,12 +25,7 @@ from tfdistill.exports import checkpoints
 from tfdistill.exports import graph_ops
 from tfdistill.exports import student_graph
 
-# A message of many empty parts takes far more than its bytes once parsed.
 MAX_GRAPH_BYTES = 16 * 1024 * 1024
-MAX_NODES = 30_000
-MAX_FUNCTIONS = 3_000
-MAX_OBJECTS = 30_000
-
 # Handles and boxed values: they could stand for objects of this process.
 _OPAQUE = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 
@@ -69,121 +63,49 @@ class TrainingModeError(GraphError):
     """A graph that predicts as if it trained, whoever made it."""
 
 
-class Function:
-    """A `FunctionDef` with its nodes by name; GraphError if it is malformed."""
-
-    def __init__(self, definition: Any) -> None:
-        self.definition = definition
-        self.name = definition.signature.name
-        self.nodes = {node.name: node for node in definition.node_def}
-        self.arguments = [a.name for a in definition.signature.input_arg]
-        self._positions = {n: i for i, n in enumerate(self.arguments)}
-        if (
-            len(self.nodes) != len(definition.node_def)
-            or len(self._positions) != len(self.arguments)
-            or self._positions.keys() & self.nodes.keys()
-        ):
-            raise GraphError(
-                f"the names in its function {self.name!r} must differ."
-            )
-
-    def argument(self, tensor: str) -> int | None:
-        """Finds the argument that a tensor is, through any `Identity`."""
-        for _ in range(len(self.nodes) + 1):
-            name = tensor.split(":")[0]
-            if name in self._positions:
-                return self._positions[name]
-            node = self.nodes.get(name)
-            if node is None or node.op != "Identity" or not node.input:
-                break
-            tensor = node.input[0]
-        return None
-
-
-class Library:
-    """All functions of a graph, and which of them something calls.
-
-    GraphError if a name stands for two things or for nothing.
-    """
-
-    def __init__(self, definitions: Iterable[Any]) -> None:
-        self.functions: dict[str, Function] = {}
-        for definition in definitions:
-            function = Function(definition)
-            name = function.name
-            if name in self.functions or hasattr(tf.raw_ops, name):
-                raise GraphError(
-                    f"the name of its function {name!r} must be no other "
-                    "function's or operation's."
-                )
-            self.functions[name] = function
-        self._callees = {
-            function.name: self._follow(function)
-            for function in self.functions.values()
-        }
-        self.called = frozenset().union(*self._callees.values())
-
-    def _follow(self, function: Function) -> set[str]:
-        found = set(_named_functions(function.definition.attr))
-        for node in function.nodes.values():
-            found.update(_named_functions(node.attr))
-            if node.op in self.functions:
-                found.add(node.op)
-        # Anything else would be looked up among this process's functions.
-        if unknown := found - self.functions.keys():
-            raise GraphError(
-                f"its function {function.name!r} must call functions of its "
-                f"own file only; found {sorted(unknown)[:3]}."
-            )
-        return found
-
-    def reachable(self, names: Iterable[str]) -> set[str]:
-        """Returns the functions with these names and all that they call."""
-        found: set[str] = set()
-        pending = list(names)
-        while pending:
-            name = pending.pop()
-            if name not in self.functions:
-                raise GraphError(
-                    f"its objects must use functions of its own file only; "
-                    f"found {name!r}."
-                )
-            if name not in found:
-                found.add(name)
-                pending += self._callees[name]
-        return found
-
-
-def _named_functions(attributes: Mapping[str, Any]) -> Iterator[str]:
-    for attribute in attributes.values():
-        for reference in (attribute.func, *attribute.list.func):
-            if reference.name:
-                yield reference.name
-            if reference.attr:
-                yield from _named_functions(reference.attr)
-
-
 def check(content: bytes) -> None:
     """Checks the bytes of a saved_model.pb; raises GraphError."""
     graph = _parsed(content)
     objects = graph.object_graph_def
-    _check_sizes(graph)
-    library = Library(graph.graph_def.library.function)
-    run = library.reachable(_run_functions(objects))
-    _refuse_training(library.functions[name] for name in run)
-    named = library.reachable([*objects.concrete_functions, *run])
-    for name, function in library.functions.items():
-        allowed = graph_ops.SAVING
-        if name in run:
-            allowed = graph_ops.RUN
-        elif name in named:
-            allowed = graph_ops.UNCALLED
-        where = f"its function {name!r}"
-        for node in function.nodes.values():
-            _check_node(node, allowed, library, where)
+    definitions = graph.graph_def.library.function
+    own = {function.signature.name for function in definitions}
+    if shadows := sorted(own & set(dir(tf.raw_ops))):
+        raise GraphError(
+            "the names of its functions must be no operations'; found "
+            f"{shadows[:3]}."
+        )
+    callees: dict[str, set[str]] = {}
+    for function in definitions:
+        called = callees.setdefault(function.signature.name, set())
+        called.update(_called(function.attr))
+        for node in function.node_def:
+            called.update(_called(node.attr), {node.op} & own)
+    run = _reachable(_run_functions(objects), callees)
+    for function in definitions:
+        name = function.signature.name
+        allowed = graph_ops.RUN if name in run else graph_ops.UNCALLED
+        for node in function.node_def:
+            _check_node(node, allowed | own, where=f"its function {name!r}")
+            if node.op == graph_ops.FILE_TABLE and (
+                not _is_asset(function, node, objects)
+                or any(name in called for called in callees.values())
+            ):
+                raise GraphError(
+                    "its tables must be filled from its own assets; "
+                    f"{node.name!r} in its function {name!r} names its file "
+                    "itself."
+                )
+    # What is never run may not reach for functions of this process either.
+    _reachable(callees, callees)
     for node in graph.graph_def.node:
-        _check_node(node, graph_ops.TOP, library, "its graph")
-    _check_assets(graph, library)
+        _check_node(node, graph_ops.TOP | own, where="its graph")
+    for asset in graph.asset_file_def:
+        try:
+            manifest.check_file_name(asset.filename)
+        except manifest.ManifestError as error:
+            raise GraphError(
+                f"the name of an asset is wrong: {error}"
+            ) from error
 
 
 def _parsed(content: bytes) -> Any:
@@ -198,8 +120,8 @@ def _parsed(content: bytes) -> Any:
         raise GraphError(
             "its saved_model.pb must hold a SavedModel; it does not."
         ) from error
-    if len(parsed.meta_graphs) != 1 or not parsed.meta_graphs[0].HasField(
-        "object_graph_def"
+    if len(parsed.meta_graphs) != 1 or (
+        not parsed.meta_graphs[0].object_graph_def.nodes
     ):
         raise GraphError(
             "it must hold one graph with objects, as TensorFlow 2 writes; it "
@@ -209,77 +131,71 @@ def _parsed(content: bytes) -> Any:
     return parsed.meta_graphs[0]
 
 
-def _check_sizes(graph: Any) -> None:
-    functions = graph.graph_def.library.function
-    num_nodes = len(graph.graph_def.node)
-    num_nodes += sum(len(f.node_def) for f in functions)
-    for what, found, most in (
-        ("operations", num_nodes, MAX_NODES),
-        ("functions", len(functions), MAX_FUNCTIONS),
-        ("objects", len(graph.object_graph_def.nodes), MAX_OBJECTS),
-    ):
-        if found > most:
+def _called(attributes: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the names of functions in attributes, however deep."""
+    for attribute in attributes.values():
+        for reference in (attribute.func, *attribute.list.func):
+            if reference.name:
+                yield reference.name
+            if reference.attr:
+                yield from _called(reference.attr)
+
+
+def _reachable(
+    names: Iterable[str], callees: Mapping[str, Iterable[str]]
+) -> set[str]:
+    """Returns the functions with these names and all that they call."""
+    found: set[str] = set()
+    pending = list(names)
+    while pending:
+        name = pending.pop()
+        # Anything else would be looked up among this process's functions.
+        if name not in callees:
             raise GraphError(
-                f"it must hold at most {most} {what}; it holds {found}."
+                f"it must call functions of its own file only; found {name!r}."
             )
+        if name not in found:
+            found.add(name)
+            pending += callees[name]
+    return found
 
 
 def _run_functions(objects: Any) -> Iterator[str]:
     """Yields what loading, calling and dropping the SavedModel may run."""
-    nodes = objects.nodes
-    if not nodes:
-        raise GraphError("it must hold objects; it holds none.")
-
-    def child(node: Any, number: int) -> Any:
-        if not 0 <= number < len(nodes):
-            raise GraphError(f"its object {number} is missing.")
-        return nodes[number]
-
-    owners = [node for node in nodes if node.WhichOneof("kind") == "resource"]
-    for reference in nodes[0].children:
-        if reference.local_name == "signatures":
-            owners.append(child(nodes[0], reference.node_id))
-    for owner in owners:
-        for reference in owner.children:
-            yield from _functions_of(child(owner, reference.node_id))
-    for node in nodes:
-        for saveable in node.saveable_objects.values():
-            for number in (saveable.save_function, saveable.restore_function):
-                yield from _functions_of(child(node, number))
-
-
-def _refuse_training(functions: Iterable[Function]) -> None:
-    for function in functions:
-        for node in function.nodes.values():
-            if _DRAWS.search(node.op):
-                raise TrainingModeError(
-                    "it must predict the same for the same inputs; it draws "
-                    f"random numbers ({node.op}, {node.name!r}), as a model "
-                    "does that was exported in training mode. Keras' "
-                    "`model.export` does so with layers that augment: export "
-                    "it again by tfdistill.CodistillModel(model).export(DIR)."
-                )
+    nodes = dict(enumerate(objects.nodes))
+    try:
+        owners = [
+            n for n in nodes.values() if n.WhichOneof("kind") == "resource"
+        ]
+        for reference in nodes[0].children:
+            if reference.local_name == "signatures":
+                owners.append(nodes[reference.node_id])
+        run = [child.node_id for owner in owners for child in owner.children]
+        for node in nodes.values():
+            for saveable in node.saveable_objects.values():
+                run += [saveable.save_function, saveable.restore_function]
+        for number in run:
+            yield from nodes[number].function.concrete_functions
+            bare = nodes[number].bare_concrete_function
+            if bare.concrete_function_name:
+                yield bare.concrete_function_name
+    except KeyError as error:
+        raise GraphError(f"its object {error} is missing.") from error
 
 
-def _functions_of(node: Any) -> list[str]:
-    kind = node.WhichOneof("kind")
-    if kind == "function":
-        return list(node.function.concrete_functions)
-    if kind == "bare_concrete_function":
-        return [node.bare_concrete_function.concrete_function_name]
-    return []
-
-
-def _check_node(
-    node: Any,
-    allowed: frozenset[str],
-    library: Library,
-    where: str,
-) -> None:
-    if node.op not in allowed and node.op not in library.functions:
-        raise GraphError(
-            f"{where} must hold only operations that cannot reach beyond the "
-            f"model; found {node.op} ({node.name!r})."
+def _check_node(node: Any, allowed: frozenset[str], *, where: str) -> None:
+    if node.op not in allowed:
+        if allowed >= graph_ops.UNCALLED or not _DRAWS.search(node.op):
+            raise GraphError(
+                f"{where} must hold only operations that cannot reach beyond "
+                f"the model; found {node.op} ({node.name!r})."
+            )
+        raise TrainingModeError(
+            "it must predict the same for the same inputs; it draws random "
+            f"numbers ({node.op}, {node.name!r}), as a model does that was "
+            "exported in training mode. Keras' `model.export` does so with "
+            "layers that augment: export it again by "
+            "tfdistill.CodistillModel(model).export(DIR)."
         )
     if any(dtype in _OPAQUE for dtype in _tensor_dtypes(node.attr)):
         raise GraphError(
@@ -289,54 +205,25 @@ def _check_node(
 
 def _tensor_dtypes(attributes: Mapping[str, Any]) -> Iterator[int]:
     for attribute in attributes.values():
-        kind = attribute.WhichOneof("value")
-        if kind == "tensor":
+        if attribute.HasField("tensor"):
             yield attribute.tensor.dtype
-        elif kind == "list":
-            yield from (tensor.dtype for tensor in attribute.list.tensor)
-        elif kind == "func":
+        yield from (tensor.dtype for tensor in attribute.list.tensor)
+        if attribute.func.attr:
             yield from _tensor_dtypes(attribute.func.attr)
 
 
-def _check_assets(graph: Any, library: Library) -> None:
-    """Lets tables be filled only from the SavedModel's own assets."""
-    objects = graph.object_graph_def
-    for asset in graph.asset_file_def:
-        try:
-            manifest.check_file_name(asset.filename)
-        except manifest.ManifestError as error:
-            raise GraphError(
-                f"the name of an asset is wrong: {error}"
-            ) from error
-    for function in library.functions.values():
-        for node in function.nodes.values():
-            if node.op != graph_ops.FILE_TABLE:
-                continue
-            bound = objects.concrete_functions.get(function.name)
-            if not _is_asset(function, node, bound, objects) or (
-                function.name in library.called
-            ):
-                raise GraphError(
-                    "its tables must be filled from its own assets; "
-                    f"{node.name!r} in its function {function.name!r} names "
-                    "its file itself."
-                )
-
-
-def _is_asset(function: Function, node: Any, bound: Any, objects: Any) -> bool:
-    if len(node.input) < 2 or bound is None:
+def _is_asset(function: Any, node: Any, objects: Any) -> bool:
+    """Whether a table's file is an asset that the function is bound to."""
+    arguments = [argument.name for argument in function.signature.input_arg]
+    if len(node.input) < 2 or node.input[1] not in arguments:
         return False
-    position = function.argument(node.input[1])
-    if position is None:
-        return False
+    bound = objects.concrete_functions[function.signature.name].bound_inputs
     # Captured tensors follow the arguments that a caller passes.
-    captured = position - (len(function.arguments) - len(bound.bound_inputs))
-    if captured < 0:
-        return False
-    number = bound.bound_inputs[captured]
+    captured = arguments.index(node.input[1]) - len(arguments) + len(bound)
     return (
-        0 <= number < len(objects.nodes)
-        and objects.nodes[number].WhichOneof("kind") == "asset"
+        captured >= 0
+        and 0 <= bound[captured] < len(objects.nodes)
+        and objects.nodes[bound[captured]].WhichOneof("kind") == "asset"
     )
 
 

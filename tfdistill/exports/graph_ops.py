@@ -107,22 +107,18 @@ RUN = (
     | BRANCHES
     | LOOPS
 )
-# Besides, in functions that come along and are never called: training and
-# restoring. All have a state or work on a handle, so that TensorFlow evaluates
-# none of them while it imports a function.
+# Besides, in functions that come along and are never called: training, and what
+# every SavedModel brings for its saver. All have a state or work on a handle or
+# on files, so that TensorFlow evaluates none of them while it imports a
+# function.
 UNCALLED = RUN | _names(
     """
     AssignAddVariableOp AssignSubVariableOp AssignVariableOp
-    LookupTableInsertV2 LookupTableRemoveV2 Multinomial RandomStandardNormal
-    RandomUniform RandomUniformInt RngReadAndSkip StatefulStandardNormalV2
+    LookupTableInsertV2 LookupTableRemoveV2 MergeV2Checkpoints Multinomial
+    RandomStandardNormal RandomUniform RandomUniformInt RestoreV2
+    RngReadAndSkip SaveV2 ShardedFilename StatefulStandardNormalV2
     StatefulUniform TruncatedNormal
     """
 )
-# Besides, in those that nothing but the SavedModel's saver refers to. Every
-# SavedModel brings them, and a loader that reads the variables' files itself
-# calls none.
-SAVING = UNCALLED | _names(
-    "MergeV2Checkpoints RestoreV2 SaveV2 ShardedFilename"
-)
 # Besides, outside functions, where nothing runs once it is loaded as objects.
-TOP = SAVING | _names("Placeholder VarHandleOp")
+TOP = UNCALLED | _names("Placeholder VarHandleOp")
