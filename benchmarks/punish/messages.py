@@ -64,16 +64,14 @@ class Target:
     step: int
     is_logged: bool
 
-    def ticket(self, **changes: Any) -> str:
-        """Returns what the peer opens a stream with, but for the changes."""
+    def shown(self, **changes: Any) -> bytes:
+        """Returns what the peer opens a connection with, but for changes."""
         named: dict[str, Any] = {
+            "group": self.group,
+            "incarnation": self.incarnation,
             "signer": self.signer,
-            "sender": (self.peer, self.peer_incarnation),
-            "receiver": (self.group, self.incarnation),
         } | changes
-        return message_lib.ticket(
-            named["signer"], sender=named["sender"], receiver=named["receiver"]
-        )
+        return mailbox.pass_to(**named)
 
     def message(self, step: int, **changes: Any) -> message_lib.Message:
         """Returns the peer's message of a step, about nobody's batch."""
@@ -101,12 +99,12 @@ def find(view: run_view.RunView, group: int, draw: float) -> Target | None:
         return None
     index = int(draw * len(tasks))
     worker = int(tasks[index].rpartition("_")[2])
-    name = mailbox._note_name(worker)
-    own = mailbox._address_in(exchange.notes(group).read(name))
+    name = mailbox.note_name(worker)
+    own = mailbox.Address.of(exchange.notes(group).read(name))
     if own is None or not own.learns_from:
         return None
     peer = own.learns_from[0]
-    other = mailbox._address_in(exchange.notes(peer).read(name))
+    other = mailbox.Address.of(exchange.notes(peer).read(name))
     lines = untrusted.Tail(
         view.group_dir(group) / run_files.METRICS, last_bytes=65536
     ).read()
@@ -130,16 +128,16 @@ def find(view: run_view.RunView, group: int, draw: float) -> Target | None:
 def send(
     target: Target,
     messages: Iterable[bytes],
-    ticket: str | None,
+    shown: bytes,
     *,
     listen_secs: float = 0.1,
 ) -> bool:
     """Sends messages in one connection; whether it stays open so long."""
-    first = [ticket.encode()] if ticket else []
     with socket.create_connection(target.address, _ANSWER_SECS) as connection:
         try:
-            for data in itertools.chain(first, messages):
-                connection.sendall(mailbox.frame(data))
+            connection.sendall(shown)
+            for data in messages:
+                connection.sendall(mailbox.framed(data))
             connection.settimeout(listen_secs)
             return bool(connection.recv(1))
         except TimeoutError:
@@ -150,18 +148,22 @@ def send(
 
 def forged(target: Target) -> str:
     """Sends what strangers would; returns who was let in, or nothing."""
-    own = target.encoded(target.step)
-    strangers = {
-        "without a ticket": None,
-        "with another key": target.ticket(signer=_STRANGER),
-        "of no peer": target.ticket(sender=(10**6, target.peer_incarnation)),
-        "of an earlier run": target.ticket(sender=(target.peer, bytes(16))),
-        "for an earlier run": target.ticket(receiver=(target.group, bytes(16))),
+    strangers: dict[str, tuple[bytes, dict[str, Any]]] = {
+        "without a pass": (b"", {}),
+        "with another key": (target.shown(signer=_STRANGER), {}),
+        "for an earlier run": (target.shown(incarnation=bytes(16)), {}),
+        "of no peer": (target.shown(), {"group": 10**6}),
+        "of an earlier run": (target.shown(), {"incarnation": bytes(16)}),
     }
     admitted = [
         who
-        for who, ticket in strangers.items()
-        if send(target, [own], ticket, listen_secs=_ANSWER_SECS)
+        for who, (shown, changes) in strangers.items()
+        if send(
+            target,
+            [target.encoded(target.step, **changes)],
+            shown,
+            listen_secs=_ANSWER_SECS,
+        )
     ]
     steps = range(target.step, target.step + _NUM_STEPS)
     for step in steps:
@@ -172,7 +174,7 @@ def forged(target: Target) -> str:
             target.encoded(step)[:-1] + b"\0",
         ):
             # A connection ends with the first of these.
-            send(target, [damaged], target.ticket())
+            send(target, [damaged], target.shown())
     return ", ".join(admitted)
 
 
@@ -209,7 +211,7 @@ def wrong(target: Target, *, secs: float) -> None:
                     yield target.encoded(step, **changes)
                 time.sleep(0.02)
 
-    send(target, messages(), target.ticket())
+    send(target, messages(), target.shown())
 
 
 def flood(target: Target, *, secs: float) -> None:
@@ -225,7 +227,7 @@ def flood(target: Target, *, secs: float) -> None:
             yield message
 
     while time.monotonic() < end:
-        send(target, messages(), target.ticket())
+        send(target, messages(), target.shown())
 
 
 def half_open(target: Target, *, secs: float) -> None:

@@ -2,11 +2,10 @@
 
 Each worker of a group sends to the worker of the same index in each group that
 learns from it, in one connection that stays. A thread with an event loop moves
-all bytes: gRPC's threads cost several times the processor time of a message.
-Addresses are notes in the exchange, signed with the run's key as messages are,
-and so is the ticket with which a connection begins: a stranger gets no further.
-Nothing here knows of models, and a step waits for its messages at most
-`wait_secs`:
+all bytes. Addresses are notes in the exchange, signed with the run's key as
+messages are, and so is the pass with which a connection begins: a stranger gets
+no further. Nothing here knows of models, and a step waits for its messages at
+most `wait_secs`:
 
 - for a peer that is alive and behind, at each step until it has caught up;
 - for a peer of which nothing arrives, three times, and then no more until
@@ -17,6 +16,7 @@ Nothing here knows of models, and a step waits for its messages at most
 import asyncio
 import collections
 import dataclasses
+import hmac
 import logging
 import secrets
 import socket
@@ -26,14 +26,13 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
-from typing import TypeGuard
 
 import numpy as np
 
 from tfdistill.exchange import publisher
+from tfdistill.exchange import signing
 from tfdistill.predictions import message as message_lib
 from tfdistill.system import background
-from tfdistill.system import fresh_copies
 from tfdistill.system import processes
 
 # Steps of a sender that are kept, each way: how far it may be ahead.
@@ -43,10 +42,9 @@ MAX_SILENT = 3
 # A message must be smaller; more is refused before it is read.
 MAX_BYTES = 64 * 2**20
 _SPARE_BYTES = 64 * 1024
-_MAX_TICKET_BYTES = 256
 _MAX_LISTED = 10
 _STOP_SECS = 5.0
-# In which a connection is made, and begins with a ticket.
+# In which a connection is made, and begins with a pass.
 _MEET_SECS = 5.0
 # Of a connection, after which the next one is opened at once.
 _LASTED_SECS = 5.0
@@ -54,7 +52,6 @@ _LASTED_SECS = 5.0
 _MAX_QUEUED = 32
 # Between two looks at the notes of peers that do not answer.
 _LOOK_SECS, _LONGEST_LOOK_SECS = 0.1, 2.0
-_WRITE_SECS, _LONGEST_WRITE_SECS = 0.2, 30.0
 # A connection whose other end has gone without a word is found out. Not every
 # system has all of these.
 _KEEPALIVE = {
@@ -63,7 +60,7 @@ _KEEPALIVE = {
     "TCP_KEEPCNT": 1,
     "TCP_USER_TIMEOUT": 15_000,
 }
-# Before each message, and before the ticket.
+# Before each message.
 _LENGTH = struct.Struct("<I")
 _log = logging.getLogger(__name__)
 
@@ -87,7 +84,7 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Address:
+class Address:
     """Where a peer's mailbox is, from its note."""
 
     host: str
@@ -95,6 +92,27 @@ class _Address:
     incarnation: bytes
     replicas: tuple[int, ...]
     learns_from: tuple[int, ...]
+
+    @classmethod
+    def of(cls, note: dict[str, Any] | None) -> "Address | None":
+        """Returns what a note says; None if it holds no address."""
+        note = note or {}
+        try:
+            found = cls(
+                str(note["host"]),
+                int(note["port"]),
+                bytes.fromhex(note["incarnation"]),
+                tuple(map(int, note["replicas"])),
+                tuple(map(int, note["learns_from"])),
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
+        is_right = 0 < found.port < 2**16 and len(found.incarnation) == 16
+        if not is_right or not 0 < len(found.host) < 256:
+            return None
+        if note.get("machine") and note["machine"] == processes.machine():
+            return dataclasses.replace(found, host="127.0.0.1")
+        return found
 
 
 class Peer:
@@ -127,7 +145,7 @@ class Peer:
         self.newest: dict[int, int] = {}
         self.num_silent = 0
         # Only the event loop changes what follows while it runs.
-        self.address: _Address | None = None
+        self.address: Address | None = None
         self.trouble = "its address is not known yet"
         # The newest messages to it, with which each connection begins.
         self.recent: collections.deque[bytes] = collections.deque()
@@ -166,7 +184,7 @@ class Peer:
             self.num_silent = 0
 
 
-class Mailbox(fresh_copies.FreshCopies):
+class Mailbox:
     """Sends one worker's predictions, and keeps what peers send."""
 
     def __init__(
@@ -208,14 +226,9 @@ class Mailbox(fresh_copies.FreshCopies):
         self.num_forged: collections.Counter[str] = collections.Counter()
 
     @property
-    def is_in_use(self) -> bool:
-        """Whether it is open: a copy could not have its address."""
-        return self._is_open
-
-    @property
-    def address(self) -> str | None:
-        """Where this machine reaches it; None unless it is open."""
-        return f"127.0.0.1:{self._port}" if self._is_open else None
+    def port(self) -> int | None:
+        """Where it listens; None unless it is open."""
+        return self._port if self._is_open else None
 
     def peer(self, group: int) -> Peer:
         """Returns what is known of a peer."""
@@ -243,7 +256,7 @@ class Mailbox(fresh_copies.FreshCopies):
             threading.Thread(target=work, args=args, name=name, daemon=True)
             for work, args, name in (
                 (self._carry, [listener], "tfdistill-mailbox"),
-                (self._poll, [], "tfdistill-peers"),
+                (self._look, [], "tfdistill-peers"),
             )
         ]
         for thread in self._threads:
@@ -264,18 +277,16 @@ class Mailbox(fresh_copies.FreshCopies):
 
     def _carry(self, listener: socket.socket) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            # All other tasks are cancelled at its end.
             runner.run(self._serve(listener))
 
     async def _serve(self, listener: socket.socket) -> None:
         """Moves all messages, until the mailbox is closed."""
-        guests: set[_Incoming] = set()
-        server = await self._loop.create_server(
-            lambda: _Incoming(self, guests), sock=listener
+        server = await asyncio.start_server(
+            self._hear, sock=listener, limit=_SPARE_BYTES
         )
         await self._closing.wait()
         server.close()
-        for guest in guests:
-            guest.transport.abort()
         for peer in self._peers.values():
             peer.forget()
             peer.recent.clear()
@@ -305,7 +316,7 @@ class Mailbox(fresh_copies.FreshCopies):
         # The last batch may be smaller, here or there.
         self._most_own_bytes = max(self._most_own_bytes, len(data))
         if len(data) >= MAX_BYTES:
-            self._say(
+            self._warn_once(
                 self._place.group,
                 "size",
                 f"A message must have less than {MAX_BYTES} bytes; that of "
@@ -326,90 +337,88 @@ class Mailbox(fresh_copies.FreshCopies):
         In the order of `learns_from`; None for a peer that does not answer.
         """
         end = self._clock() + self._wait_secs
-        return [
-            self._answer(self._peers[group], own, end)
-            for group in self.learns_from
-        ]
+        with self._lock:
+            return [
+                self._answer(self._peers[group], own, end)
+                for group in self.learns_from
+            ]
 
     def _answer(
         self, peer: Peer, own: message_lib.Message, end: float
     ) -> tuple[np.ndarray, ...] | None:
         step = own.step
-        with peer.arrived:
-            peer.last_asked = max(step, peer.last_asked)
-            while True:
-                # Another one once the peer has started again.
-                box = peer.boxes.setdefault(own.replica, {})
-                received = box.pop(step, None)
-                left = end - self._clock()
-                if (
-                    received is not None
-                    or left <= 0
-                    or not self._is_worth_waiting(peer, own)
-                ):
-                    break
-                peer.arrived.wait(left)
-            for old in [s for s in box if s < step]:
-                del box[old]
-            if received is None and left <= 0 and not peer.is_silent:
-                peer.num_silent += 1
-                if peer.is_silent:
-                    self._say(
-                        peer.group,
-                        "silent",
-                        f"Group {peer.group} sends no predictions: {peer.why}. "
-                        "Training goes on without them. It waits no more until "
-                        "they come again; the status of the teachers counts.",
-                    )
-            refusal = received and message_lib.refusal(received, own)
-            if received is None or refusal:
-                peer.num_missed += 1
-                if refusal:
-                    self._refuse(peer, *refusal, step=step)
-                return None
-            peer.num_answers += 1
-            peer.last_answer = max(step, peer.last_answer)
-            if message_lib.has_faults(received):
-                # Its other rows are good: the step leaves out those that are
-                # not finite.
-                self._refuse(
-                    peer,
-                    "finite",
-                    "its predictions must be finite; those of some examples "
-                    "are NaN or infinite, and do not count",
-                    step=step,
-                )
-            return received.arrays
+        peer.last_asked = max(step, peer.last_asked)
+        received = self._awaited(peer, own, end)
+        refusal = received and message_lib.refusal(received, own)
+        if received is None or refusal:
+            peer.num_missed += 1
+            if refusal:
+                self._refuse(peer, *refusal, step=step)
+            return None
+        peer.num_answers += 1
+        peer.last_answer = max(step, peer.last_answer)
+        if message_lib.has_faults(received):
+            # Its other rows are good: the step leaves out those that are not
+            # finite.
+            self._refuse(
+                peer,
+                "finite",
+                "its predictions must be finite; those of some examples are "
+                "NaN or infinite, and do not count",
+                step=step,
+            )
+        return received.arrays
 
-    def _is_worth_waiting(self, peer: Peer, own: message_lib.Message) -> bool:
-        return (
-            self._is_open
-            and not peer.is_silent
-            and peer.newest.get(own.replica, -1) < own.step
-        )
+    def _awaited(
+        self, peer: Peer, own: message_lib.Message, end: float
+    ) -> message_lib.Message | None:
+        """Waits for a peer's message of a step, if that is worth it."""
+        while True:
+            # Another one once the peer has started again.
+            box = peer.boxes.setdefault(own.replica, {})
+            received = box.pop(own.step, None)
+            left = end - self._clock()
+            is_behind = peer.newest.get(own.replica, -1) < own.step
+            is_worth_it = self._is_open and is_behind and not peer.is_silent
+            if received is not None or left <= 0 or not is_worth_it:
+                break
+            peer.arrived.wait(left)
+        for old in [s for s in box if s < own.step]:
+            del box[old]
+        if received is None and left <= 0 and not peer.is_silent:
+            peer.num_silent += 1
+            if peer.is_silent:
+                self._warn_once(
+                    peer.group,
+                    "silent",
+                    f"Group {peer.group} sends no predictions: {peer.why}. "
+                    "Training goes on without them. It waits no more until "
+                    "they come again; the status of the teachers counts.",
+                )
+        return received
 
     # ---- to peers, in the event loop ----
 
     def _write(self, data: bytes) -> None:
         """Sends a message to all who want it."""
-        framed = frame(data)
+        content = framed(data)
         for peer in self._peers.values():
             if peer.address is not None and peer.sender is None:
                 continue
-            peer.recent.append(framed)
+            peer.recent.append(content)
             if len(peer.recent) > MAX_KEPT * len(self._place.replicas):
                 peer.recent.popleft()
             stream = peer.stream
             if (
                 stream is None
-                or stream.get_write_buffer_size() >= _MAX_QUEUED * len(framed)
+                or stream.get_write_buffer_size() >= _MAX_QUEUED * len(content)
             ):
                 peer.num_unsent += 1
                 continue
-            stream.write(framed)
+            stream.write(content)
             peer.sent_bytes += len(data)
 
-    async def _send(self, peer: Peer, address: _Address) -> None:
+    async def _send(self, peer: Peer, address: Address) -> None:
         """Sends to one incarnation of a peer, until it is forgotten."""
         pause = background.Backoff(first_secs=0.1, longest_secs=1.0)
         while True:
@@ -421,7 +430,7 @@ class Mailbox(fresh_copies.FreshCopies):
             self._wake.set()
             await asyncio.sleep(pause.failed())
 
-    async def _send_all(self, peer: Peer, address: _Address) -> str:
+    async def _send_all(self, peer: Peer, address: Address) -> str:
         """Sends until the connection breaks; why it has."""
         try:
             async with asyncio.timeout(_MEET_SECS):
@@ -431,13 +440,11 @@ class Mailbox(fresh_copies.FreshCopies):
         except (OSError, UnicodeError) as error:
             return str(error) or "it cannot be reached"
         try:
-            _keep_alive(writer.transport)
-            ticket = message_lib.ticket(
-                self._exchange.signer,
-                sender=(self._place.group, self._incarnation),
-                receiver=(peer.group, address.incarnation),
+            _keep_alive(writer)
+            shown = pass_to(
+                peer.group, address.incarnation, self._exchange.signer
             )
-            writer.writelines([frame(ticket.encode()), *peer.recent])
+            writer.writelines([shown, *peer.recent])
             peer.stream = writer.transport
             # A peer says nothing; this ends when the connection does.
             await reader.read(1)
@@ -451,37 +458,38 @@ class Mailbox(fresh_copies.FreshCopies):
 
     # ---- from peers, in the event loop ----
 
-    def admitted(self, ticket: str) -> Peer | None:
-        """Returns the peer whose messages may follow this ticket."""
-        group, incarnation = message_lib.holder(
-            self._exchange.signer,
-            ticket,
-            receiver=(self._place.group, self._incarnation),
-        )
-        if group is None:
-            self._refuse_unknown(
-                "forged",
-                "whoever opens a stream must have this run's key and this "
-                "mailbox's address of now",
+    async def _hear(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Takes a guest's messages, until it breaks a rule or goes."""
+        try:
+            _keep_alive(writer)
+            wanted = pass_to(
+                self._place.group, self._incarnation, self._exchange.signer
             )
-            return None
-        if group not in self.learns_from:
-            self._refuse_unknown(
-                "sender",
-                "it must come from a group that this one learns from, "
-                f"{list(self.learns_from)}; received one of group {group}",
-            )
-            return None
-        peer = self._peers[group]
-        if peer.address is None or incarnation != peer.address.incarnation:
-            # It has just started, and its note is not read yet; or it is of an
-            # earlier run, and its note is that of another. It tries again.
-            peer.trouble = "it has started again"
-            self._wake.set()
-            return None
-        return peer
+            async with asyncio.timeout(_MEET_SECS):
+                shown = await reader.readexactly(len(wanted))
+            if not hmac.compare_digest(shown, wanted):
+                self._refuse_unknown(
+                    "forged",
+                    "whoever connects must have this run's key and this "
+                    "mailbox's address of now",
+                )
+                return
+            while True:
+                size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
+                if self._is_too_large(size):
+                    return
+                if not self._take(await reader.readexactly(size)):
+                    return
+        except (OSError, EOFError, asyncio.CancelledError):
+            # It has gone, and comes again if it is a peer; or the mailbox is
+            # closed, of which Python 3.11 would log the cancelled task.
+            return
+        finally:
+            writer.transport.abort()
 
-    def is_too_large(self, num_bytes: int) -> bool:
+    def _is_too_large(self, num_bytes: int) -> bool:
         """Whether a message has more bytes than one that could count."""
         own, most = self._most_own_bytes, MAX_BYTES
         if own:
@@ -495,22 +503,30 @@ class Mailbox(fresh_copies.FreshCopies):
         )
         return True
 
-    def take(self, peer: Peer, data: bytes) -> bool:
-        """Takes a peer's message; whether more of it may follow."""
+    def _take(self, data: bytes) -> bool:
+        """Takes a message; whether more may follow in its connection."""
         try:
             message = message_lib.decode(data, self._exchange.signer)
         except message_lib.MessageError as error:
             self._refuse_unknown("forged", str(error))
             return False
-        address = peer.address
-        if (
-            address is None
-            or message.group != peer.group
-            or message.incarnation != address.incarnation
-        ):
-            # Its note has changed since it was admitted.
+        if message.group not in self.learns_from:
+            self._refuse_unknown(
+                "sender",
+                "it must come from a group that this one learns from, "
+                f"{list(self.learns_from)}; received one of group "
+                f"{message.group}",
+            )
             return False
-        with peer.arrived:
+        peer = self._peers[message.group]
+        address = peer.address
+        if address is None or message.incarnation != address.incarnation:
+            # It has just started, and its note is not read yet; or it is of an
+            # earlier run, and its note is that of another. It tries again.
+            peer.trouble = "it has started again"
+            self._wake.set()
+            return False
+        with self._lock:
             if message.replica in self._place.replicas:
                 self._keep(peer, message, len(data))
             else:
@@ -519,8 +535,7 @@ class Mailbox(fresh_copies.FreshCopies):
                     "replica",
                     "it must be for a replica of this worker, "
                     f"{list(self._place.replicas)}; received replica "
-                    f"{message.replica}. Use equally many workers and "
-                    "replicas in all groups",
+                    f"{message.replica}",
                     step=message.step,
                 )
         return True
@@ -552,39 +567,29 @@ class Mailbox(fresh_copies.FreshCopies):
 
     # ---- addresses ----
 
-    def _poll(self) -> None:
+    def _look(self) -> None:
         """Leaves this worker's address, and finds those of the peers."""
-        name = _note_name(self._place.worker)
-        note = self._note()
         is_left = False
-        write = background.Backoff(
-            first_secs=_WRITE_SECS, longest_secs=_LONGEST_WRITE_SECS
-        )
-        look = background.Backoff(
+        pause = background.Backoff(
             first_secs=_LOOK_SECS, longest_secs=_LONGEST_LOOK_SECS
         )
         while self._is_open:
-            if not is_left and write.is_over:
-                try:
-                    self._exchange.notes(self._place.group).write(name, note)
-                    is_left = True
-                except OSError as error:
-                    write.failed()
-                    _log.warning("Could not leave an address: %s", error)
             unsettled = [p for p in self._peers.values() if p.is_unsettled]
-            if unsettled and look.is_over:
-                if any([self._look_for(peer, name) for peer in unsettled]):
-                    look.succeeded()
-                else:
-                    look.failed()
             is_done = is_left and not unsettled
-            self._wake.wait(_LONGEST_LOOK_SECS if is_done else _LOOK_SECS)
             if is_done:
-                look.succeeded()
+                pause.succeeded()
+            elif pause.is_over:
+                is_left = is_left or self._leave_note()
+                if any([self._look_for(peer) for peer in unsettled]):
+                    pause.succeeded()
+                else:
+                    pause.failed()
+            self._wake.wait(_LONGEST_LOOK_SECS if is_done else _LOOK_SECS)
             self._wake.clear()
 
-    def _note(self) -> dict[str, Any]:
-        return {
+    def _leave_note(self) -> bool:
+        """Leaves this worker's address; whether that has worked."""
+        note = {
             "host": self._place.host or socket.gethostname(),
             "port": self._port,
             "machine": processes.machine(),
@@ -592,15 +597,22 @@ class Mailbox(fresh_copies.FreshCopies):
             "replicas": list(self._place.replicas),
             "learns_from": list(self.learns_from),
         }
-
-    def _look_for(self, peer: Peer, name: str) -> bool:
-        """Reads a peer's note; whether its address is another one."""
+        notes = self._exchange.notes(self._place.group)
         try:
-            note = self._exchange.notes(peer.group).read(name)
+            notes.write(note_name(self._place.worker), note)
+        except OSError as error:
+            _log.warning("Could not leave an address: %s", error)
+            return False
+        return True
+
+    def _look_for(self, peer: Peer) -> bool:
+        """Reads a peer's note; whether its address is another one."""
+        notes = self._exchange.notes(peer.group)
+        try:
+            found = Address.of(notes.read(note_name(self._place.worker)))
         except OSError as error:
             peer.trouble = f"its address cannot be read: {error}"
             return False
-        found = _address_in(note)
         if found is None or found == peer.address:
             return False
         with self._lock:
@@ -608,7 +620,7 @@ class Mailbox(fresh_copies.FreshCopies):
                 self._loop.call_soon_threadsafe(self._meet, peer, found)
         return True
 
-    def _meet(self, peer: Peer, address: _Address) -> None:
+    def _meet(self, peer: Peer, address: Address) -> None:
         """Takes a peer for what its note says, in the event loop."""
         if address == peer.address:
             return
@@ -621,7 +633,7 @@ class Mailbox(fresh_copies.FreshCopies):
                 f"{list(self._place.replicas)}. Use equally many workers and "
                 "replicas in all groups"
             )
-            self._say(peer.group, "replica", peer.trouble)
+            self._warn_once(peer.group, "replica", peer.trouble)
         elif self._place.group in address.learns_from:
             peer.sender = self._loop.create_task(self._send(peer, address))
         if peer.sender is None:
@@ -634,7 +646,7 @@ class Mailbox(fresh_copies.FreshCopies):
         peer.refused[step] = f"{reason}."
         if len(peer.refused) > _MAX_LISTED:
             del peer.refused[min(peer.refused)]
-        self._say(
+        self._warn_once(
             peer.group,
             kind,
             f"A message of group {peer.group}, step {step}, does not count: "
@@ -643,123 +655,42 @@ class Mailbox(fresh_copies.FreshCopies):
 
     def _refuse_unknown(self, kind: str, reason: str) -> None:
         self.num_forged[kind] += 1
-        self._say(
+        self._warn_once(
             -1,
             kind,
             f"A message was refused: {reason}. More of its kind are counted.",
         )
 
-    def _say(self, group: int, kind: str, text: str) -> None:
-        """Warns of each kind of fault once."""
+    def _warn_once(self, group: int, kind: str, text: str) -> None:
         if (group, kind) not in self._said:
             self._said.add((group, kind))
             _log.warning("%s", text)
 
 
-class _Incoming(asyncio.Protocol):
-    """A connection from a peer: its ticket, and then its messages."""
+def pass_to(
+    group: int, incarnation: bytes, signer: signing.Signer | None
+) -> bytes:
+    """Returns what a connection to a mailbox begins with.
 
-    transport: asyncio.Transport
-
-    def __init__(self, mailbox: Mailbox, guests: set["_Incoming"]) -> None:
-        self._mailbox = mailbox
-        self._guests = guests
-        self._peer: Peer | None = None
-        self._buffer = bytearray()
-
-    def connection_made(self, transport: Any) -> None:
-        """Waits for a ticket, but not for long."""
-        self.transport = transport
-        self._guests.add(self)
-        if not self._mailbox.is_in_use:
-            transport.abort()
-        _keep_alive(transport)
-        self._deadline = asyncio.get_running_loop().call_later(
-            _MEET_SECS, transport.abort
-        )
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Forgets the connection."""
-        self._deadline.cancel()
-        self._guests.discard(self)
-
-    def data_received(self, data: bytes) -> None:
-        """Takes what is whole; a connection that breaks a rule is closed."""
-        self._buffer += data
-        while len(self._buffer) >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._buffer)
-            end = _LENGTH.size + size
-            if self._is_too_large(size):
-                self.transport.abort()
-                return
-            if len(self._buffer) < end:
-                return
-            with memoryview(self._buffer) as view:
-                content = bytes(view[_LENGTH.size : end])
-            del self._buffer[:end]
-            if not self._take(content):
-                self.transport.abort()
-                return
-
-    def _is_too_large(self, num_bytes: int) -> bool:
-        if self._peer is None:
-            return num_bytes > _MAX_TICKET_BYTES
-        return self._mailbox.is_too_large(num_bytes)
-
-    def _take(self, content: bytes) -> bool:
-        if self._peer is not None:
-            return self._mailbox.take(self._peer, content)
-        self._deadline.cancel()
-        self._peer = self._mailbox.admitted(content.decode("ascii", "replace"))
-        return self._peer is not None
+    Without a key, one must at least have read the mailbox's note.
+    """
+    text = f"pass to mailbox {incarnation.hex()} of group {group}"
+    return message_lib.proof(text.encode(), signer)
 
 
-def frame(data: bytes) -> bytes:
-    """Returns a ticket or a message as it is sent, after its length."""
+def framed(data: bytes) -> bytes:
+    """Returns a message as it is sent, after its length."""
     return _LENGTH.pack(len(data)) + data
 
 
-def _keep_alive(transport: asyncio.BaseTransport) -> None:
-    connection = transport.get_extra_info("socket")
+def _keep_alive(writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
         if (option := getattr(socket, name, None)) is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _note_name(worker: int) -> str:
+def note_name(worker: int) -> str:
+    """Returns the name of the note with a worker's address."""
     return f"mailbox-{worker}"
-
-
-def _address_in(note: dict[str, Any] | None) -> _Address | None:
-    """Returns the address that a note holds; None for what is none."""
-    note = note or {}
-    host, port = note.get("host"), note.get("port")
-    incarnation = note.get("incarnation")
-    replicas, learns_from = note.get("replicas"), note.get("learns_from")
-    if (
-        not isinstance(host, str)
-        or not 0 < len(host) < 256
-        or type(port) is not int
-        or not 0 < port < 2**16
-        or not isinstance(incarnation, str)
-        or len(incarnation) != 32
-        or not set(incarnation) <= set("0123456789abcdef")
-        or not _is_indices(replicas)
-        or not _is_indices(learns_from)
-    ):
-        return None
-    machine = note.get("machine")
-    if machine and machine == processes.machine():
-        host = "127.0.0.1"
-    return _Address(
-        host,
-        port,
-        bytes.fromhex(incarnation),
-        tuple(replicas),
-        tuple(learns_from),
-    )
-
-
-def _is_indices(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(i) is int for i in value)

@@ -73,7 +73,7 @@ def encode(message: Message, signer: signing.Signer | None) -> bytes:
         )
     parts += [array.tobytes() for array in message.arrays]
     body = b"".join(parts)
-    return body + _mac(body, signer)
+    return body + proof(body, signer)
 
 
 def decode(data: bytes, signer: signing.Signer | None) -> Message:
@@ -100,7 +100,7 @@ def decode(data: bytes, signer: signing.Signer | None) -> Message:
         raise MessageError(
             f"it must hold what its shapes say; received {len(data)} bytes"
         )
-    if not hmac.compare_digest(data[start:], _mac(data[:start], signer)):
+    if not hmac.compare_digest(data[start:], proof(data[:start], signer)):
         raise MessageError(
             "it must be signed with this run's key; its signature is wrong"
         )
@@ -108,6 +108,13 @@ def decode(data: bytes, signer: signing.Signer | None) -> Message:
     return Message(
         group, replica, step, incarnation, batch, classes, tuple(arrays)
     )
+
+
+def proof(body: bytes, signer: signing.Signer | None) -> bytes:
+    """Returns 32 bytes that only who has the key can make, if there is one."""
+    if signer is None:
+        return hashlib.sha256(body).digest()
+    return bytes.fromhex(signer.proof(b"message of a peer: " + body))
 
 
 def _parsed(
@@ -132,39 +139,6 @@ def _parsed(
         specs.append((kind, struct.unpack_from(f"<{rank}I", data, start + 2)))
         start += 2 + 4 * rank
     return head, classes, specs, start
-
-
-def ticket(
-    signer: signing.Signer | None,
-    *,
-    sender: tuple[int, bytes],
-    receiver: tuple[int, bytes],
-) -> str:
-    """Returns what a sender opens a stream with.
-
-    Both are a group and the incarnation of its mailbox. Without a key, one
-    must at least have read the receiver's note.
-    """
-    group, incarnation = sender
-    body = f"stream of {sender} to {receiver}".encode()
-    return f"{group}.{incarnation.hex()}.{_mac(body, signer).hex()}"
-
-
-def holder(
-    signer: signing.Signer | None,
-    text: str | None,
-    *,
-    receiver: tuple[int, bytes],
-) -> tuple[int | None, bytes]:
-    """Returns the group and the incarnation that a ticket is right for."""
-    try:
-        group, incarnation, _ = str(text).split(".")
-        sender = int(group), bytes.fromhex(incarnation)
-    except ValueError:
-        return None, b""
-    expected = ticket(signer, sender=sender, receiver=receiver)
-    is_right = hmac.compare_digest(str(text).encode(), expected.encode())
-    return sender if is_right else (None, b"")
 
 
 def refusal(received: Message, own: Message) -> tuple[str, str] | None:
@@ -233,9 +207,3 @@ def _described(specs: Sequence[tuple[str, tuple[int, ...]]]) -> str:
 
 def _listed(classes: Sequence[int]) -> str:
     return " and ".join(map(str, classes))
-
-
-def _mac(body: bytes, signer: signing.Signer | None) -> bytes:
-    if signer is None:
-        return hashlib.sha256(body).digest()
-    return bytes.fromhex(signer.proof(b"message of a peer: " + body))
