@@ -89,11 +89,9 @@ class RecipeChecks:
         """Returns the student, as teachers must agree with it."""
         if self._student is None:
             return None  # The data were at fault: its own export must do.
-        from tfdistill.doctor import teachers
+        from tfdistill.exports import student_graph
 
-        return teachers.as_student(
-            self._student, self._spec, source="the recipe's student"
-        )
+        return student_graph.StudentGraph(self._student, self._spec)
 
 
 def _peers(

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from typing import Any
 
 from tfdistill.cluster import identity
 from tfdistill.doctor import check
@@ -94,13 +95,13 @@ def teachers_check(
     limit_secs: float,
     *,
     peers: Callable[[], tuple[int, ...]] | None = None,
-    student: Callable[[], object] | None = None,
+    student: Callable[[], Any] | None = None,
 ) -> check.Check:
     """Returns the check of the newest versions of a group's peers.
 
     `peers` returns the groups to learn from (default: all others), and
-    `student` the `teachers.Student` to compare them with (default: the group's
-    own newest version).
+    `student` the `StudentGraph` to compare them with; without one the group's
+    own newest version stands for it.
     """
 
     def make() -> Iterator[check.Result]:
@@ -109,9 +110,9 @@ def teachers_check(
         from tfdistill.exchange import reader as reader_lib
 
         reader = reader_lib.VersionReader(cluster.exchange)
-        found = student() if student else None
-        if not isinstance(found, teachers.Student):
-            found = teachers.own_export(reader, cluster.group)
+        found = (student() if student else None) or teachers.own_export(
+            reader, cluster.group
+        )
         yield from teachers.examine(
             reader, peers() if peers else cluster.peers, found
         )
