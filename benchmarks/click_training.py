@@ -1,7 +1,6 @@
 """What the parameter-server benchmark trains: one click model, many ways."""
 
 import dataclasses
-import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -26,8 +25,6 @@ class Setting:
         dim: Length of a row.
         hidden: Widths of the hidden layers.
         batch_size: Examples a step.
-        spread: The table has this many times as many rows; those that occur
-            lie this far apart.
         num_workers: Workers, and as many parameter servers.
     """
 
@@ -35,22 +32,12 @@ class Setting:
     dim: int = 16
     hidden: tuple[int, ...] = (256, 128, 64)
     batch_size: int = 1024
-    spread: int = 1
     num_workers: int = 2
 
     @property
     def num_rows(self) -> int:
         """Rows of the whole table."""
-        return NUM_FIELDS * self.rows_per_field * self.spread
-
-    @property
-    def num_dense(self) -> int:
-        """Number of weights and biases."""
-        widths = [NUM_FIELDS * self.dim + NUM_NUMBERS, *self.hidden, 1]
-        return sum(
-            (before + 1) * after
-            for before, after in zip(widths, widths[1:], strict=False)
-        )
+        return NUM_FIELDS * self.rows_per_field
 
 
 SETTINGS = {
@@ -59,13 +46,6 @@ SETTINGS = {
     "tiny": Setting(
         rows_per_field=50, dim=2, hidden=(4,), batch_size=32, num_workers=1
     ),
-    # 26 x 3846 rows occur, in tables of 10^5 to 10^8.
-    **{
-        f"rows_{spread}": Setting(
-            rows_per_field=3846, dim=4, hidden=(32, 16), spread=spread
-        )
-        for spread in (1, 10, 100, 1000)
-    },
 }
 
 
@@ -86,19 +66,12 @@ def arrays(setting: Setting) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     )
     numbers = rng.normal(size=(count, NUM_NUMBERS)).astype("float32")
     clicks = (rng.random((count, 1)) < 0.25).astype("float32")
-    return numbers, ids.astype("int64") * setting.spread, clicks
-
-
-def distinct_ids(setting: Setting) -> float:
-    """Counts the distinct ids of a batch, on average over the first ten."""
-    ids = arrays(setting)[1] + field_offsets(setting)
-    batches = np.split(ids, _NUM_BATCHES)[:10]
-    return float(np.mean([len(np.unique(batch)) for batch in batches]))
+    return numbers, ids.astype("int64"), clicks
 
 
 def field_offsets(setting: Setting) -> np.ndarray:
     """First row of each field in one table for all, int64 `[26]`."""
-    return np.arange(NUM_FIELDS) * setting.rows_per_field * setting.spread
+    return np.arange(NUM_FIELDS) * setting.rows_per_field
 
 
 def data_function(setting: Setting) -> Callable[..., Any]:
@@ -145,7 +118,7 @@ def our_model(setting: Setting, *, steps_per_execution: int) -> Any:
 
     import tfdistill
 
-    sizes = [setting.rows_per_field * setting.spread] * NUM_FIELDS
+    sizes = [setting.rows_per_field] * NUM_FIELDS
     table = tfdistill.ShardedEmbedding(sizes, setting.dim)
     model = tfdistill.CodistillModel(click_model(keras, setting, table))
     model.compile(
@@ -186,7 +159,7 @@ def tf_keras_model(
 
 def fit(
     keras_like: Any, model: Any, data: Any, options: programs.Options
-) -> dict[str, list[float]]:
+) -> list[float]:
     """Runs `fit` and measures all epochs but the first.
 
     Args:
@@ -196,24 +169,20 @@ def fit(
         options: Of the command line.
 
     Returns:
-        `rates`, the examples per second of each epoch, from the time between
-        its start and its end, when all scheduled steps are done; and
-        `bytes_per_step`, what went over this host's loopback meanwhile.
+        The examples per second of each epoch, from the time between its start
+        and its end, when all scheduled steps are done.
     """
 
     class Clock(keras_like.callbacks.Callback):
         def __init__(self) -> None:
             super().__init__()
             self.secs: list[float] = []
-            self.num_bytes: list[int] = []
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.bytes_before = loopback_bytes()
             self.start = time.perf_counter()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.secs.append(time.perf_counter() - self.start)
-            self.num_bytes.append(loopback_bytes() - self.bytes_before)
 
     clock = Clock()
     model.fit(
@@ -224,17 +193,4 @@ def fit(
         callbacks=[clock],
     )
     examples = options.steps * SETTINGS[options.setting].batch_size
-    return {
-        "rates": [examples / secs for secs in clock.secs[1:]],
-        "bytes_per_step": [n / options.steps for n in clock.num_bytes[1:]],
-    }
-
-
-def loopback_bytes() -> int:
-    """Returns what this host has received from itself, headers included."""
-    path = pathlib.Path("/proc/net/dev")
-    for line in path.read_text("utf-8").splitlines() if path.exists() else []:
-        name, _, counters = line.partition(":")
-        if name.strip() == "lo":
-            return int(counters.split()[0])
-    return 0
+    return [examples / secs for secs in clock.secs[1:]]

@@ -211,30 +211,6 @@ def one_json_line() -> Iterator[dict[str, Any]]:
     print(json.dumps(record), flush=True)
 
 
-def fill_parts(
-    record: dict[str, Any],
-    name: str,
-    parts: Mapping[str, Callable[[programs.Options], dict[str, Any]]],
-    options: programs.Options,
-) -> None:
-    """Measures the parts of `options.parts`, and fills the record.
-
-    Args:
-        record: What will be printed.
-        name: Of the benchmark.
-        parts: By name what measures each; its `met` says what it came to.
-        options: The options of the command line.
-    """
-    found = {part: parts[part](options) for part in options.parts}
-    record.update(
-        benchmark=name,
-        config=vars(options),
-        met=all(part["met"] for part in found.values()),
-        parts=found,
-        machine=machine(),
-    )
-
-
 def program(
     name: str,
     about: str,

@@ -3,13 +3,16 @@
 A click model with one table for 26 fields trains on two workers and two
 parameter servers. Every side has a fresh cluster of real processes in every
 turn, and the sides alternate. First, one turn of each way to train with
-tf_keras selects the best ones, which enter the rounds. Instead, `--rows`
-measures how step time grows with a table, and `--bytes` measures traffic.
+tf_keras selects the best ones, which enter the rounds.
 """
 
 import functools
+import json
 import os
+import pathlib
 import statistics
+import sys
+import tempfile
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +20,8 @@ from typing import Any
 from benchmarks import click_training
 from benchmarks import measure
 from benchmarks import parameter_server_task
-from benchmarks import parameter_server_turn
-from benchmarks import table_growth
+from tfdistill.launcher import local_cluster
+from tfdistill.launcher import local_run
 from tfdistill.system import programs
 
 _OURS = "tfdistill_x10"
@@ -29,7 +32,9 @@ _TARGETS = {
     "tiny": {"tf_keras": 1.3},
 }
 _OUR_SIDES = ("tfdistill_x10", "tfdistill_x1")
-_OTHERS = ("one_process_x10", "bare_step_x10", "keras_x1")
+_OTHERS = ("one_process_x10", "keras_x1")
+# Marks a side whose tasks keep TensorFlow's number of threads.
+TF_THREADS = "@tf_threads"
 
 
 def compare(
@@ -72,12 +77,75 @@ def kept(trials: Mapping[str, float], count: int) -> list[str]:
         The best of them, and the very best with TensorFlow's own threads.
     """
     ranked = sorted(trials, key=lambda name: trials[name], reverse=True)
-    return [*ranked[:count], ranked[0] + parameter_server_turn.TF_THREADS]
+    return [*ranked[:count], ranked[0] + TF_THREADS]
+
+
+def rate(name: str, options: programs.Options, *, setting: str) -> float:
+    """Trains one side in processes of its own.
+
+    Args:
+        name: A side such as `"tfdistill_x10"`, with `TF_THREADS` behind it
+            or not. Workers and parameter servers have tfdistill's number of
+            threads without it.
+        options: Of the command line.
+        setting: Key of `click_training.SETTINGS`.
+
+    Returns:
+        The median of its epochs' examples per second.
+
+    Raises:
+        RuntimeError: It failed.
+    """
+    text, _, threads = name.partition("@")
+    side = parameter_server_task.Side.of(text)
+    number = click_training.SETTINGS[setting].num_workers
+    with tempfile.TemporaryDirectory(prefix="tfdistill-bench-") as workdir:
+        topology = local_cluster.LocalCluster(
+            command=_command(text, setting, options),
+            workdir=workdir,
+            workers_per_group=1 if side.is_alone else number,
+            ps_per_group=0 if side.is_alone else number,
+            env=_environ(own_threads=bool(threads)),
+            worker_restarts=0,
+        )
+        with local_run.LocalRun(topology) as running:
+            result = running.wait(timeout_secs=options.turn_timeout_secs)
+        (group,) = result.groups
+        if group.state != "done":
+            lines = "\n".join(group.last_lines)
+            raise RuntimeError(
+                f"{name} must end well; it {group.state}: {group.reason}. "
+                f"Its last lines:\n{lines}"
+            )
+        path = pathlib.Path(workdir, parameter_server_task.RESULT)
+        return statistics.median(json.loads(path.read_text("utf-8")))
+
+
+def _command(side: str, setting: str, options: programs.Options) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "benchmarks.parameter_server_task",
+        f"--task={side}",
+        f"--setting={setting}",
+        f"--steps={options.steps}",
+        f"--epochs={options.epochs}",
+    ]
+
+
+def _environ(*, own_threads: bool) -> dict[str, str]:
+    root = str(pathlib.Path(__file__).resolve().parent.parent)
+    inherited = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([root, inherited] if inherited else [root])
+    env = {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    if own_threads:
+        env["TF_NUM_INTRAOP_THREADS"] = str(os.cpu_count() or 1)
+    return env
 
 
 def _measure(setting: str, options: programs.Options) -> dict[str, Any]:
     def turn(name: str) -> float:
-        return parameter_server_turn.rate(name, options, setting=setting)
+        return rate(name, options, setting=setting)
 
     trials = {}
     candidates = [
@@ -96,17 +164,12 @@ def _measure(setting: str, options: programs.Options) -> dict[str, Any]:
         rounds=options.rounds,
         warm_up_rounds=0,
     )
-    against = compare(rates, targets)
-    if others:
-        bare = measure.ratio_of(rates[_OURS], rates["bare_step_x10"], best=max)
-        against["one_process"]["ratios_to_bare_step"] = bare
     return {
-        "against": against,
+        "against": compare(rates, targets),
         "examples_per_second": {
             name: measure.summary(values) for name, values in rates.items()
         },
         "trials_of_tf_keras": {k: round(v, 1) for k, v in trials.items()},
-        "bound": table_growth.bound(setting),
     }
 
 
@@ -122,22 +185,13 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
         config=dict(vars(options)),
         load_average_at_start=round(os.getloadavg()[0], 2),
     )
-    if options.rows or options.bytes:
-        if options.rows:
-            record["rows"] = table_growth.rows(options)
-        if options.bytes:
-            record["bytes"] = table_growth.traffic(options)
-        judged = [record[k] for k in ("rows",) if k in record]
-    else:
-        settings = {name: _measure(name, options) for name in options.settings}
-        record["settings"] = settings
-        judged = [
-            one
-            for found in settings.values()
-            for one in found["against"].values()
-        ]
-    if judged:
-        record["met"] = all(one["met"] for one in judged)
+    settings = {name: _measure(name, options) for name in options.settings}
+    record["settings"] = settings
+    record["met"] = all(
+        one["met"]
+        for found in settings.values()
+        for one in found["against"].values()
+    )
     record["machine"] = measure.machine()
 
 
@@ -157,7 +211,6 @@ def _add_options(options: programs.Flags) -> None:
     options.add(
         "steps_per_execution", "of tf_keras' sides", [1, 10], quick=[10]
     )
-    options.add("spreads", "powers of ten: sizes of tables", [1, 10, 100, 1000])
     for name, number, text, fewer in (
         ("keep", 2, "sides of tf_keras in the rounds", 1),
         ("steps", 200, "steps an epoch", 100),
@@ -165,11 +218,6 @@ def _add_options(options: programs.Flags) -> None:
         ("rounds", 5, "turns of each side", 1),
     ):
         options.add(name, text, number, quick=fewer)
-    for name, text in (
-        ("rows", "measure growing tables instead"),
-        ("bytes", "measure traffic instead"),
-    ):
-        options.add(name, text, False)
     options.add("turn_timeout_secs", "limit of a turn", 300.0)
 
 
@@ -179,15 +227,6 @@ def _check(options: programs.Options) -> None:
         raise programs.UsageError(
             f"--steps must be at least {most}, the steps of an execution; "
             f"received {options.steps}"
-        )
-    unknown = [
-        spread
-        for spread in options.spreads
-        if f"rows_{spread}" not in click_training.SETTINGS
-    ]
-    if unknown:
-        raise programs.UsageError(
-            f"--spreads must be powers of ten; received {unknown}"
         )
 
 

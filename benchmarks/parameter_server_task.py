@@ -16,14 +16,14 @@ from benchmarks import click_training
 from tfdistill.system import programs
 
 RESULT = "result.json"
-# Sides that run in one process, without workers and parameter servers.
-ALONE = ("one_process", "bare_step")
+# The side that runs without workers and parameter servers.
+_ALONE = "one_process"
 TF_KERAS = tuple(
     f"tf_keras_{optimizer}_{partitioner}"
     for optimizer in ("new", "legacy")
     for partitioner in ("whole", "halves", "min_size")
 )
-NAMES = ("tfdistill", "every_id", "keras", *ALONE, *TF_KERAS)
+NAMES = ("tfdistill", "keras", _ALONE, *TF_KERAS)
 _MIN_SHARD_BYTES = 256 * 1024
 _SIDE = re.compile(r"^(?P<name>.+?)(_x(?P<steps>\d+))?$")
 
@@ -54,7 +54,7 @@ class Side:
     @property
     def is_alone(self) -> bool:
         """Whether it runs in one process."""
-        return self.name in ALONE
+        return self.name == _ALONE
 
 
 def work(options: programs.Options) -> None:
@@ -68,9 +68,9 @@ def work(options: programs.Options) -> None:
     identity = identity_lib.Cluster.from_env()
     side = Side.of(options.task)
     setting = click_training.SETTINGS[options.setting]
-    result = _train(side, setting, identity, options)
+    rates = _train(side, setting, identity, options)
     path = pathlib.Path(identity.workdir or ".", RESULT)
-    path.write_text(json.dumps(result), "utf-8")
+    path.write_text(json.dumps(rates), "utf-8")
     # Nothing is left to be saved, and servers may take long to let go.
     os._exit(0)
 
@@ -80,12 +80,10 @@ def _train(
     setting: click_training.Setting,
     identity: Any,
     options: programs.Options,
-) -> dict[str, Any]:
+) -> list[float]:
     strategy = _strategy(side, identity)
-    if side.name == "bare_step":
-        return {"rates": _bare(side, setting, options)}
     if side.name == "keras":
-        return {"rates": _keras_loop(side, setting, strategy, options)}
+        return _keras_loop(side, setting, strategy, options)
     data: Any = click_training.data_function(setting)
     if side.name.startswith("tf_keras"):
         import tf_keras as keras_like
@@ -100,43 +98,12 @@ def _train(
     else:
         import keras as keras_like
 
-        if side.name == "every_id":
-            _look_up_every_id()
         with strategy.scope():
             model = click_training.our_model(
                 setting, steps_per_execution=side.steps_per_execution
             )
         data = data() if side.is_alone else data
-    return dict(click_training.fit(keras_like, model, data, options))
-
-
-def _look_up_every_id() -> None:
-    """Makes tfdistill fetch and send a row for every id, repeated or not."""
-    import tensorflow as tf
-
-    from tfdistill.embedding import rows
-
-    def look_up(
-        sources: Any,
-        layout: Any,
-        storage_rows: Any,
-        *,
-        dtype: Any,
-        on_devices: bool = False,
-    ) -> Any:
-        del on_devices
-        shards, local_rows = layout.split(storage_rows)
-        count = len(sources)
-        parts = tf.dynamic_partition(local_rows, shards, count)
-        places = tf.range(tf.size(storage_rows))
-        places = tf.dynamic_partition(places, shards, count)
-        found = []
-        for source, part in zip(sources, parts, strict=True):
-            with tf.device(source.device):
-                found.append(tf.gather(source, part))
-        return tf.cast(tf.dynamic_stitch(places, found), dtype)
-
-    rows.look_up = look_up
+    return click_training.fit(keras_like, model, data, options)
 
 
 def tf_keras_data(function: Any) -> Any:
@@ -191,31 +158,6 @@ def _timed_epochs(run: Any, options: programs.Options) -> list[float]:
         secs = time.perf_counter() - start
         rates.append(options.steps * setting.batch_size / secs)
     return rates[1:]
-
-
-def _bare(
-    side: Side, setting: click_training.Setting, options: programs.Options
-) -> list[float]:
-    import tensorflow as tf
-
-    from benchmarks import bare_click_step
-
-    step = bare_click_step.BareStep(setting)
-    data = iter(click_training.data_function(setting)())
-
-    @tf.function(autograph=False)
-    def execute(iterator: Any) -> Any:
-        losses: list[Any] = []
-        for _ in range(side.steps_per_execution):
-            with tf.control_dependencies(losses[-1:]):
-                losses.append(step.run(*iterator.get_next()))
-        return losses[-1]
-
-    def run(num_steps: int) -> None:
-        for _ in range(num_steps // side.steps_per_execution):
-            execute(data).numpy()
-
-    return _timed_epochs(run, options)
 
 
 def _keras_loop(

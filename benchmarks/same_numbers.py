@@ -1,12 +1,11 @@
-"""Trains fixed cases to digests of their weights, to compare two releases.
+"""Trains fixed cases, to compare the numbers of two releases.
 
 Runs with one release, with --output; then with another one, with --against
-that file: the exit code is 1 if a weight differs in a single bit. The cases
-are recipes (digits, criteo_small) and small trainings on one device, on two
-replicas, on two workers with two devices each, and on a parameter server.
-Only public names and commands are used. No case depends on when one process
-sees what another one wrote. TensorFlow's deterministic kernels and one thread
-for each kernel keep the machine's load out of the numbers.
+that file: the exit code is 1 if a number differs in a single bit. The cases are
+recipes (digits, criteo_small), by the digests of their weights, and the short
+trainings of tests/golden.py, by their losses. No case depends on when one
+process sees what another one wrote. TensorFlow's deterministic kernels and one
+thread for each kernel keep the machine's load out of the numbers.
 
 With one worker there is one execution in flight, so that a parameter server
 applies the updates in one order.
@@ -14,6 +13,7 @@ applies the updates in one order.
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -28,7 +28,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import measure
-from benchmarks import same_numbers_task
 from tfdistill.system import programs
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -42,14 +41,8 @@ _FIXED_ENV = {
     "TF_DETERMINISTIC_OPS": "1",
     "TF_NUM_INTRAOP_THREADS": "1",
 }
-_TEACHERS = same_numbers_task.TEACHERS
+_GOLDEN = "golden"
 _CRITEO = "criteo_small"
-# How the groups of the places start; the others are one process.
-_TOPOLOGIES = {
-    "two_workers": ("--workers_per_group=2",),
-    "one_ps": ("--workers_per_group=1", "--ps_per_group=1"),
-}
-
 Found = dict[str, Any]
 
 
@@ -84,42 +77,17 @@ _RECIPES: dict[str, _Recipe] = {
     "digits_two_workers": _Recipe(
         name="digits",
         overrides=("num_steps=200",),
-        topology=_TOPOLOGIES["two_workers"],
+        topology=("--workers_per_group=2",),
     ),
-    _CRITEO: _Recipe(name=_CRITEO, topology=_TOPOLOGIES["one_ps"]),
+    _CRITEO: _Recipe(
+        name=_CRITEO, topology=("--workers_per_group=1", "--ps_per_group=1")
+    ),
 }
 
 
 def names() -> list[str]:
     """Returns the names of all cases."""
-    return [
-        *_RECIPES,
-        *(
-            f"{place}/{name}"
-            for place in same_numbers_task.DEVICES
-            for name in same_numbers_task.cases_of(place)
-        ),
-    ]
-
-
-def _chosen(wanted: Sequence[str]) -> list[str]:
-    """Returns the cases of the names, which may be those of places.
-
-    Raises:
-        ValueError: If there is no such case.
-    """
-    if not wanted:
-        return names()
-    found = []
-    for one in wanted:
-        more = [n for n in names() if one in (n, n.partition("/")[0])]
-        if not more:
-            raise ValueError(
-                f"--case must name a case or a place; received {one!r}. "
-                f"There are: {', '.join(names())}"
-            )
-        found += more
-    return list(dict.fromkeys(found))
+    return [*_RECIPES, _GOLDEN]
 
 
 # ---- processes ----
@@ -197,41 +165,32 @@ def _run_recipe(recipe: _Recipe, workdir: pathlib.Path) -> Found:
     lines = (group / "metrics.jsonl").read_text("utf-8").splitlines()
     losses = [x["loss"] for x in map(json.loads, lines) if "loss" in x]
     return {
-        "weights": same_numbers_task.digest_of_file(group / "student.keras"),
+        "weights": _digest(group / "student.keras"),
         "loss": losses[-1],
         **{f"val_{k}": v for k, v in sorted(results["metrics"].items())},
     }
 
 
-def _run_place(
-    place: str,
-    cases: Sequence[str],
-    workdir: pathlib.Path,
-    exchange: pathlib.Path,
-) -> dict[str, Found]:
-    task = [
-        "benchmarks.same_numbers_task",
-        f"--place={place}",
-        f"--cases={','.join(cases)}",
-        f"--exchange={exchange}",
-        f"--output={workdir}",
-    ]
-    if place in _TOPOLOGIES:
-        python = ["--", sys.executable, "-m"]
-        _run(_launched(_TOPOLOGIES[place], workdir, [*python, *task]), workdir)
-    else:
-        _run(task, workdir)
-    first, *others = [
-        json.loads(path.read_bytes())
-        for path in sorted(workdir.glob("task_*.json"))
-    ]
-    for other in others:
-        if other != first:
-            raise RuntimeError(
-                f"The workers of {place} must hold the same weights; "
-                f"received {first} and {other}."
-            )
-    return {f"{place}/{name}": found for name, found in first.items()}
+def _digest(path: pathlib.Path) -> str:
+    """Returns the SHA-256 of the weights of a `.keras` file, in order."""
+    # Only now: a run of other commands needs no TensorFlow here.
+    import keras
+    import numpy as np
+
+    import tfdistill  # noqa: F401  # Keras finds its layers then.
+
+    student = keras.saving.load_model(path, compile=False)
+    found = hashlib.sha256()
+    for value in map(np.ascontiguousarray, student.get_weights()):
+        found.update(f"{value.dtype.str}{value.shape}".encode())
+        found.update(value.tobytes())
+    return found.hexdigest()
+
+
+def _run_golden(workdir: pathlib.Path) -> Found:
+    path = workdir / "golden.json"
+    _run(["tests.golden", str(path)], workdir)
+    return dict(json.loads(path.read_bytes())["losses"])
 
 
 # ---- all of them ----
@@ -248,28 +207,18 @@ def run(wanted: Sequence[str]) -> tuple[dict[str, Found], dict[str, str]]:
     """
     found: dict[str, Found] = {}
     skipped: dict[str, str] = {}
-    places: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory(prefix="tfdistill-same-") as directory:
-        root = pathlib.Path(directory)
         for name in wanted:
-            place, _, case = name.partition("/")
-            if case:
-                places.setdefault(place, []).append(case)
-            elif reason := _lacks_data(name):
+            workdir = pathlib.Path(directory, name)
+            if reason := _lacks_data(name):
                 skipped[name] = reason
                 measure.log(f"{name}: skipped, {reason}")
-            else:
-                with _timed(name):
-                    found[name] = _run_recipe(_RECIPES[name], root / name)
-        if places:
-            # The others learn from what is published there.
-            first = {_TEACHERS: list(same_numbers_task.cases_of(_TEACHERS))}
-            places = first | places
-        for place, cases in places.items():
-            with _timed(place):
-                found |= _run_place(
-                    place, cases, root / place, root / "exchange"
-                )
+                continue
+            with _timed(name):
+                if name == _GOLDEN:
+                    found[name] = _run_golden(workdir)
+                else:
+                    found[name] = _run_recipe(_RECIPES[name], workdir)
     return found, skipped
 
 
@@ -327,10 +276,10 @@ def differences(
 def _add_options(options: programs.Flags) -> None:
     options.add(
         "case",
-        "<NAME>: a case such as two_workers/adam, or all of a place such as "
-        "two_workers; may be repeated; default all",
+        "<NAME>: a case; may be repeated; default all",
         [],
-        quick=["digits", "one_device"],
+        enum_values=names(),
+        quick=["digits"],
     )
     options.add("output", "<FILE>: where the JSON goes, too")
     options.add("against", "<FILE>: an earlier output to compare with")
@@ -341,14 +290,13 @@ def _run_all(options: programs.Options) -> int:
 
     Returns the exit code: 1 if something differs from `--against`.
     """
-    expected = None
-    try:
-        wanted = _chosen(options.case)
-        if options.against:
+    wanted, expected = options.case or names(), None
+    if options.against:
+        try:
             path = pathlib.Path(options.against)
             expected = json.loads(path.read_bytes())["cases"]
-    except (KeyError, OSError, ValueError) as error:
-        raise programs.UsageError(str(error)) from error
+        except (KeyError, OSError, ValueError) as error:
+            raise programs.UsageError(str(error)) from error
     lines = []
     with measure.one_json_line() as record:
         found, skipped = run(wanted)

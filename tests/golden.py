@@ -1,9 +1,10 @@
 """Twelve short trainings whose losses are kept, to notice when one changes.
 
-`python -m tests.golden` trains them and writes tests/golden.json;
-`golden_test.py` compares. Where processor and versions are those that wrote the
-file, every bit must be the same, elsewhere five digits. A change that moves a
-loss on purpose writes the file again, and says why.
+`python -m tests.golden` trains them and writes tests/golden.json, or another
+file that it is given; `golden_test.py` compares. Where processor and versions
+are those that wrote the file, every bit must be the same, elsewhere five
+digits. A change that moves a loss on purpose writes the file again, and says
+why.
 
 No case depends on when one process sees what another one wrote.
 """
@@ -433,7 +434,7 @@ def assert_same(found: Losses, expected: Losses, *, to_the_bit: bool) -> None:
             )
 
 
-def _write() -> None:
+def _write(file: pathlib.Path) -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * 2
@@ -456,11 +457,12 @@ def _write() -> None:
     text = json.dumps({"made_by": made_by(), "losses": losses}, indent=1)
     # A line for each list of numbers.
     text = re.sub(r"\[[^][{}]*\]", lambda m: " ".join(m[0].split()), text)
-    FILE.write_text(text + "\n")
+    file.write_text(text + "\n")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        _run_task(sys.argv[1], pathlib.Path(sys.argv[2]))
+    arguments = sys.argv[1:]
+    if len(arguments) == 2:
+        _run_task(arguments[0], pathlib.Path(arguments[1]))
     else:
-        _write()
+        _write(pathlib.Path(*arguments) if arguments else FILE)

@@ -121,10 +121,11 @@ def codistill(
     *,
     optimizer: Any = None,
     loss: Any = None,
+    kind: type = tfdistill.CodistillModel,
     **kwargs: Any,
 ) -> tfdistill.CodistillModel:
     """A compiled model; call it in the strategy's scope."""
-    model = tfdistill.CodistillModel(student, teachers=teachers)
+    model = kind(student, teachers=teachers)
     if teachers is not None:
         kwargs.setdefault(
             "distillation_loss", tfdistill.losses.SoftTargetCrossEntropy()

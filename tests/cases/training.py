@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 import tfdistill
-from benchmarks import same_numbers_task
 from tfdistill import data as tfdistill_data
 from tfdistill import optimizers
 
@@ -587,6 +586,21 @@ def assert_equal(actual: Results, expected: Results, tolerance: float) -> None:
         )
 
 
+def _use_all_devices(number: int) -> None:
+    """Gives a worker of several a replica on each of its CPU devices.
+
+    TensorFlow does so for GPUs; of CPUs it takes the first only.
+    """
+    from tensorflow.python.distribute import collective_all_reduce_strategy
+
+    def devices(self: Any, resolver: Any, worker: str) -> tuple[Any, str]:
+        found = tuple(f"{worker}/device:CPU:{i}" for i in range(number))
+        return found, "CPU"
+
+    extended = collective_all_reduce_strategy.CollectiveAllReduceExtended
+    extended._initialize_local_devices = devices
+
+
 def main(path: str, devices: int) -> None:
     """Runs the cases as one task of a cluster and writes their results."""
     if devices > 1:
@@ -594,7 +608,7 @@ def main(path: str, devices: int) -> None:
         tf.config.set_logical_device_configuration(
             cpu, [tf.config.LogicalDeviceConfiguration()] * devices
         )
-        same_numbers_task.use_all_devices(devices)
+        _use_all_devices(devices)
     cluster = tfdistill.Cluster.from_env()
     strategy = tfdistill.make_strategy(cluster)
     if strategy.num_replicas_in_sync != devices * cluster.num_workers:

@@ -2,9 +2,9 @@
 
 Sides take turns in this process: a plain Keras step, a step with a teacher in
 it, and steps that swap predictions with one and with three peers, which are
-processes without a model (labels_peer.py). The processor time is that of this
-whole process, with all threads that send and receive: waiting costs none, and
-what else the machine does changes little.
+processes without a model (predictions_peer.py). The processor time is that of
+this whole process, with all threads that send and receive: waiting costs none,
+and what else the machine does changes little.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdistill
-from benchmarks import labels_peer
 from benchmarks import measure
+from benchmarks import predictions_peer
 from launch import recipes
 from launch.task import students
 from tfdistill.labels import forms
@@ -94,8 +94,8 @@ _WORKLOADS: dict[str, Any] = {"criteo_small": _Clicks, "mlp": _Images}
 @contextlib.contextmanager
 def _peers(root: str, groups: range) -> Iterator[None]:
     code = (
-        "import sys; from benchmarks import labels_peer; "
-        "labels_peer.run(sys.argv[1], int(sys.argv[2]))"
+        "import sys; from benchmarks import predictions_peer; "
+        "predictions_peer.run(sys.argv[1], int(sys.argv[2]))"
     )
     processes = [
         subprocess.Popen(
@@ -165,7 +165,7 @@ def _cost(name: str, options: programs.Options) -> dict[str, Any]:
             )
             stack.enter_context(_peers(root, range(1, num_groups)))
             teachers = tfdistill.TeacherSet(
-                tfdistill.Exchange(root, key=labels_peer.KEY),
+                tfdistill.Exchange(root, key=predictions_peer.KEY),
                 range(1, num_groups),
                 by="predictions",
                 wait_secs=_WAIT_SECS,
@@ -179,7 +179,7 @@ def _cost(name: str, options: programs.Options) -> dict[str, Any]:
             **{f"groups_{n}": model for n, model in swapping.items()},
         }
         sides = {
-            side: _turns(model, workload, options.exchange_steps)
+            side: _turns(model, workload, options.steps)
             for side, model in models.items()
         }
         secs = measure.interleave(sides, rounds=options.rounds)
@@ -230,36 +230,39 @@ def _bytes(costs: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def coordinated(options: programs.Options) -> dict[str, Any]:
-    """Measures cost and bytes of predictions of peers.
+def run(options: programs.Options, record: dict[str, Any]) -> None:
+    """Measures cost and bytes, and fills the record.
 
     Args:
-        options: `exchange_steps` of a turn, `rounds`, and `exchange_models`.
-
-    Returns:
-        A part of the record of `labels`.
+        options: The options of the command line.
+        record: What will be printed.
     """
-    costs = {name: _cost(name, options) for name in options.exchange_models}
+    costs = {name: _cost(name, options) for name in options.models}
     sizes = _bytes(costs)
-    return {
-        "cost": costs,
-        "bytes": sizes,
-        "met": all(
-            found["met"]
-            for found in (
-                *(c[f"groups_{n}"] for c in costs.values() for n in (2, 4)),
-                *sizes.values(),
-            )
-        ),
-    }
+    judged = [c[f"groups_{n}"] for c in costs.values() for n in _COST_TARGETS]
+    record.update(
+        benchmark="predictions",
+        config=vars(options),
+        met=all(found["met"] for found in [*judged, *sizes.values()]),
+        cost=costs,
+        bytes=sizes,
+        machine=measure.machine(),
+    )
 
 
-def add_options(options: programs.Flags) -> None:
-    """Adds the options of this part."""
+def _add_options(options: programs.Flags) -> None:
     options.add(
-        "exchange_models",
+        "models",
         "students that swap predictions",
         list(_WORKLOADS),
         enum_values=list(_WORKLOADS),
     )
-    options.add("exchange_steps", "of a turn of such a student", 100, quick=5)
+    options.add("steps", "of a turn", 100, quick=5)
+    options.add("rounds", "turns of each side", 15, quick=3)
+
+
+PROGRAM = measure.program("predictions", __doc__, define=_add_options, run=run)
+main = PROGRAM.main
+
+if __name__ == "__main__":
+    PROGRAM.start()
