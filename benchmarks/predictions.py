@@ -27,6 +27,7 @@ from benchmarks import measure
 from benchmarks import predictions_peer
 from launch import recipes
 from launch.task import students
+from tfdistill import teachers
 from tfdistill.labels import forms
 from tfdistill.system import programs
 
@@ -112,9 +113,9 @@ def _peers(root: str, groups: range) -> Iterator[None]:
 
 
 def _codistilled(
-    workload: Any, teachers: tfdistill.TeacherSet
+    workload: Any, teacher: teachers.Teacher
 ) -> tfdistill.CodistillModel:
-    model = tfdistill.CodistillModel(workload.build(), teachers=teachers)
+    model = tfdistill.CodistillModel(workload.build(), teachers=teacher)
     model.compile(
         workload.optimizer(),
         workload.loss,
@@ -164,15 +165,14 @@ def _cost(name: str, options: programs.Options) -> dict[str, Any]:
                 tempfile.TemporaryDirectory(prefix="tfdistill-bench-")
             )
             stack.enter_context(_peers(root, range(1, num_groups)))
-            teachers = tfdistill.TeacherSet(
+            peers = teachers.PeerPredictions(
                 tfdistill.Exchange(root, key=predictions_peer.KEY),
-                range(1, num_groups),
-                by="predictions",
+                peers=range(1, num_groups),
                 wait_secs=_WAIT_SECS,
             )
-            swapping[num_groups] = _codistilled(workload, teachers)
-            stack.callback(teachers.stop)
-        fixed = tfdistill.TeacherSet(models=[workload.build()])
+            swapping[num_groups] = _codistilled(workload, peers)
+            stack.callback(swapping[num_groups].teachers.stop)
+        fixed = teachers.FixedTeacher(workload.build())
         models = {
             "plain": _plain(workload),
             "teacher_in_step": _codistilled(workload, fixed),

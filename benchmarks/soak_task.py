@@ -44,6 +44,15 @@ class Pace(keras.callbacks.Callback):
         self._next = max(now, self._next) + self._secs
 
 
+def _teachers(by: str, exchange: tfdistill.Exchange) -> Any:
+    if by == "weights":
+        return None
+    if by == "versions":
+        return tfdistill.teachers.Peers(exchange)
+    # Longer than a step: a group that was restarted catches up.
+    return tfdistill.teachers.PeerPredictions(exchange, wait_secs=_WAIT_SECS)
+
+
 def _train(options: programs.Options) -> None:
     cluster = tfdistill.Cluster.from_env()
     strategy = tfdistill.make_strategy(cluster)
@@ -65,16 +74,7 @@ def _train(options: programs.Options) -> None:
     with strategy.scope():
         model = tfdistill.CodistillModel(
             digits.build_model(),
-            teachers=None
-            if mixes
-            else tfdistill.TeacherSet(
-                exchange,
-                cluster.peers,
-                poll_secs=0.2,
-                by=options.by,
-                # Longer than a step: a group that was restarted catches up.
-                wait_secs=_WAIT_SECS,
-            ),
+            teachers=_teachers(options.by, exchange),
         )
         model.compile(
             keras.optimizers.Adam(1e-3),

@@ -109,9 +109,7 @@ class _Workload:
         self._publish_teacher(exchange)
         model = tfdistill.CodistillModel(
             _build(self._name),
-            teachers=tfdistill.TeacherSet(
-                exchange, [_TEACHER_GROUP], poll_secs=0.05
-            ),
+            teachers=tfdistill.teachers.Peers(exchange, peers=[_TEACHER_GROUP]),
         )
         model.compile(
             _optimizer(),

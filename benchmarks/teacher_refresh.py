@@ -162,9 +162,7 @@ class _Bench:
         self.steps = _Steps()
         self.model = _CountingModel(
             self.student,
-            teachers=tfdistill.TeacherSet(
-                self.exchange, [_GROUP], poll_secs=0.05
-            ),
+            teachers=tfdistill.teachers.Peers(self.exchange, peers=[_GROUP]),
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.model.compile(

@@ -16,7 +16,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill.predictions import mailbox
-from tfdistill.teachers import by_value
+from tfdistill.teachers import predictions
 
 NUM_STEPS, BATCH_SIZE, RATE = 20, 8, 0.1
 _X, _Y = cases.data(64)
@@ -154,7 +154,7 @@ def _train(
             box.send(
                 step=step,
                 replica=replica,
-                batch=by_value.fingerprint(x).numpy().tobytes(),
+                batch=predictions.fingerprint(x).numpy().tobytes(),
                 classes=[cases.NUM_CLASSES],
                 arrays=_kept((x @ weights[0] + weights[1]) * factor, is_whole),
             )

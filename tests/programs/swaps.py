@@ -13,7 +13,6 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
-from tfdistill.teachers import gates
 
 NUM_WARM_UP, NUM_SWAPS, UNITS = 20, 40, 768
 _MIB = 2**20
@@ -45,7 +44,7 @@ def main(directory: str) -> None:
     x, y = cases.data(4)
     model = cases.codistill(
         student,
-        cases.teacher_set(exchange, canary=gates.Canary(x, labels=y)),
+        cases.peers(exchange, canary=tfdistill.teachers.Canary(x, labels=y)),
         kind=_Counting,
     )
     # Each `fit` on arrays would leave a graph of its own.
