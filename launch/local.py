@@ -49,8 +49,6 @@ def run(
         say = functools.partial(print, flush=True)
         servers = functools.partial(group_servers.GroupServers, say=say)
         launch = functools.partial(launch, beside=servers)
-    # What is left describes the groups.
-    del options.recipe, options.override
     result = launch(options)
     if is_recipe and result.exit_code:
         written = outputs.write_results_so_far(options.workdir, result.groups)

@@ -19,6 +19,7 @@ from launch import recipes
 from launch.kubernetes import objects as objects_lib
 from launch.kubernetes import run
 from tfdistill.launcher import command as launcher
+from tfdistill.launcher import fields
 from tfdistill.system import programs
 
 _OBJECTS = {
@@ -40,74 +41,13 @@ def objects(run: run.Run) -> list[dict[str, Any]]:
 
 
 def _add_options(options: programs.Flags) -> None:
-    options.section("run")
-    add = options.add
-    add(
-        "form",
-        "job: Indexed Jobs, which need no operator; jobset: one JobSet for "
-        "each group",
-        enum_values=run.FORMS,
-        required=True,
-    )
-    for name, text in (
-        ("name", "<NAME>: name of the run, a DNS label"),
-        ("image", "<IMAGE>: image of the containers"),
-    ):
-        add(name, text, required=True)
-    launcher.add_topology(options)
-    options.section("files")
-    for name, text in (
-        ("volume_claim", "<NAME>: PersistentVolumeClaim with the workdir"),
-        ("mount_path", "<DIR>: where it is mounted; default the workdir"),
-        (
-            "output",
-            "<FILE>: file to write, or a directory for a file for each object",
-        ),
-    ):
-        add(name, text)
+    fields.add(options, run.Run)
     recipe_options.add(options)
-    _add_pods(options)
-    _add_limits(options)
-
-
-def _add_pods(options: programs.Flags) -> None:
-    options.section("pods")
-    add = options.add
-    for name, text in (
-        ("namespace", "<NAME>: namespace of all objects; default kubectl's"),
-        ("key_secret", "<NAME>: Secret whose entry 'key' signs the versions"),
-        ("service_account", "<NAME>: service account of the pods"),
-        ("queue", "<NAME>: LocalQueue of Kueue that admits each JobSet"),
-        ("cpus_per_worker", "<CPUS>: for each worker and chief, such as 4"),
-        ("memory_per_worker", "<SIZE>: for each worker and chief, such as 8Gi"),
-        ("cpus_per_ps", "<CPUS>: for each ps; default: as for a worker"),
-        ("memory_per_ps", "<SIZE>: for each ps; default: as for a worker"),
-    ):
-        add(name, text)
-    add("gpus_per_worker", "GPUs of each worker; one is best", 0)
-    add("shm_size", "<SIZE>: of /dev/shm", "1Gi")
-    add("run_as_user", "<UID>: default the image's", kind=int)
-    for name, form, text in (
-        ("node_selector", "KEY=VALUE", "label that a node must have"),
-        ("toleration", "KEY[=VALUE][:EFFECT]", "taint that a node may have"),
-        ("env", "NAME=VALUE", "variable to set for each task"),
-    ):
-        add(name, f"<{form}>: {text}", [])
-
-
-def _add_limits(options: programs.Flags) -> None:
-    options.section("limits")
-    for name, default, text in (
-        ("max_restarts", 10, "how often a group may be restarted"),
-        ("start_timeout_secs", 1800, "how long tasks wait for each other"),
-        (
-            "keep_secs",
-            None,
-            "delete a job and its logs this long after it has ended; default "
-            "never",
-        ),
-    ):
-        options.add(name, text, default, kind=int)
+    options.section("output")
+    options.add(
+        "output",
+        "<FILE>: file to write, or a directory for a file for each object",
+    )
 
 
 def _command(options: programs.Options) -> list[str]:
@@ -123,24 +63,6 @@ def _command(options: programs.Options) -> list[str]:
     return recipe_options.command(
         options, python="python", workdir=options.workdir
     )
-
-
-def _make_run(parsed: programs.Options) -> run.Run:
-    options = vars(parsed) | {"command": _command(parsed)}
-    fields = {
-        name: value
-        for name, value in options.items()
-        if name not in ("recipe", "override", "output", "toleration")
-    }
-    fields["env"] = dict(run.variable("env", text) for text in options["env"])
-    fields["node_selector"] = dict(
-        run.node_selector("node_selector", text)
-        for text in options["node_selector"]
-    )
-    fields["tolerations"] = [
-        run.toleration("toleration", text) for text in options["toleration"]
-    ]
-    return run.Run(**fields)
 
 
 def _dump(found: Sequence[Mapping[str, Any]]) -> str:
@@ -181,25 +103,24 @@ def _write(found: Sequence[Mapping[str, Any]], output: str | None) -> None:
 
 def _run(options: programs.Options) -> int:
     try:
-        run = _make_run(options)
-        _write(objects(run), options.output)
+        made = run.Run(
+            command=_command(options), **fields.chosen(run.Run, options)
+        )
+        _write(objects(made), options.output)
     except (ValueError, OSError) as error:
         raise programs.UsageError(str(error)) from error
-    if run.volume_claim is None:
+    if made.volume_claim is None:
         logging.warning(
             "no --volume_claim: %s ends with its pod, and with it backups, "
             "logs and results. A task on another node starts from step 0.",
-            run.workdir,
+            made.workdir,
         )
     return 0
 
 
 PROGRAM = programs.Program(
     name="python -m launch.kubernetes",
-    usage=(
-        "--workdir=DIR ... [options] -- COMMAND [ARGUMENT ...]\n"
-        "--workdir=DIR ... [options] --recipe=NAME"
-    ),
+    usage=launcher.EITHER,
     about="Writes manifests that run groups of tasks on Kubernetes.",
     notes=_NOTES,
     define=_add_options,

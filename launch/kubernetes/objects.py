@@ -68,10 +68,10 @@ def template(
             "runAsGroup": user,
             "fsGroup": user,
         }
-    if run.node_selector:
-        pod["nodeSelector"] = dict(run.node_selector)
+    if run.node_labels:
+        pod["nodeSelector"] = run.node_labels
     if run.tolerations:
-        pod["tolerations"] = [dict(found) for found in run.tolerations]
+        pod["tolerations"] = run.tolerations
     return {
         "metadata": {
             "labels": {

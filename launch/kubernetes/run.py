@@ -1,13 +1,14 @@
 """What a run on Kubernetes consists of, as data: groups, tasks and options."""
 
 import dataclasses
+import functools
 import posixpath
 import re
-from collections.abc import Mapping
 from collections.abc import Sequence
 
 import tfdistill
 from tfdistill.exchange import signing
+from tfdistill.launcher import fields
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import trackers
 
@@ -68,23 +69,22 @@ def check_quantity(option: str, text: str | None) -> None:
         raise error(option, must, text, "Write it as, say, 2, 500m or 8Gi.")
 
 
-def node_selector(option: str, text: str) -> tuple[str, str]:
+def node_label(text: str) -> tuple[str, str]:
     """Splits `KEY=VALUE` of a node's label."""
     key, equals, value = text.partition("=")
     if equals and _KEY.fullmatch(key) and _VALUE.fullmatch(value):
         return key, value
-    raise error(
-        option, "be KEY=VALUE of a node's label", text, "Say disktype=ssd."
-    )
+    must = "be KEY=VALUE of a node's label"
+    raise error("node_selector", must, text, "Say disktype=ssd.")
 
 
-def toleration(option: str, text: str) -> dict[str, str]:
+def toleration(text: str) -> dict[str, str]:
     """Turns `KEY[=VALUE][:EFFECT]` into a toleration of that taint.
 
     Without a value any is tolerated, without an effect all are.
 
     Example:
-        >>> toleration("toleration", "spot=true:NoSchedule")["operator"]
+        >>> toleration("spot=true:NoSchedule")["operator"]
         'Equal'
     """
     taint, colon, effect = text.partition(":")
@@ -92,7 +92,7 @@ def toleration(option: str, text: str) -> dict[str, str]:
     sound = _KEY.fullmatch(key) and _VALUE.fullmatch(value)
     if not sound or (colon and effect not in _EFFECTS):
         must = f"be KEY[=VALUE][:EFFECT], the effect one of {_EFFECTS}"
-        raise error(option, must, text, "Say nvidia.com/gpu:NoSchedule.")
+        raise error("toleration", must, text, "Say nvidia.com/gpu:NoSchedule.")
     result = {"key": key, "operator": "Equal" if equals else "Exists"}
     if equals:
         result["value"] = value
@@ -101,13 +101,13 @@ def toleration(option: str, text: str) -> dict[str, str]:
     return result
 
 
-def variable(option: str, text: str) -> tuple[str, str]:
+def variable(text: str) -> tuple[str, str]:
     """Splits `NAME=VALUE` of an environment variable."""
     name, equals, value = text.partition("=")
     if equals and _VARIABLE.fullmatch(name):
         return name, value
     remedy = "Say TF_CPP_MIN_LOG_LEVEL=1."
-    raise error(option, "be NAME=VALUE", text, remedy)
+    raise error("env", "be NAME=VALUE", text, remedy)
 
 
 def literal(text: str) -> str:
@@ -139,61 +139,108 @@ OWN_VARIABLES = (
 class Run(local_cluster.Topology):
     """A command to be run as groups of pods.
 
-    Fields are the options of `launch.kubernetes`, whose --help describes them;
-    the workdir is an absolute directory in the containers.
+    The workdir is an absolute directory in the containers.
+
+    Attributes:
+        command: What each container runs.
     """
 
-    form: str
-    name: str
-    image: str
     command: Sequence[str]
-    volume_claim: str | None = None
-    mount_path: str | None = None
-    namespace: str | None = None
-    key_secret: str | None = None
-    service_account: str | None = None
-    cpus_per_worker: str | None = None
-    memory_per_worker: str | None = None
-    cpus_per_ps: str | None = None
-    memory_per_ps: str | None = None
-    gpus_per_worker: int = 0
-    shm_size: str = "1Gi"
-    run_as_user: int | None = None
-    node_selector: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    tolerations: Sequence[Mapping[str, str]] = ()
-    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    max_restarts: int = 10
-    start_timeout_secs: int = 1800
-    keep_secs: int | None = None
-    queue: str | None = None
+    form: str = fields.option(
+        "job: Indexed Jobs, which need no operator; jobset: one JobSet for "
+        "each group",
+        section="run",
+        choices=FORMS,
+    )
+    name: str = fields.option("<NAME>: name of the run, a DNS label")
+    image: str = fields.option("<IMAGE>: image of the containers")
+    volume_claim: str | None = fields.option(
+        "<NAME>: PersistentVolumeClaim with the workdir", None, section="files"
+    )
+    mount_path: str | None = fields.option(
+        "<DIR>: where it is mounted; default the workdir", None
+    )
+    namespace: str | None = fields.option(
+        "<NAME>: namespace of all objects; default kubectl's",
+        None,
+        section="pods",
+    )
+    key_secret: str | None = fields.option(
+        "<NAME>: Secret whose entry 'key' signs the versions", None
+    )
+    service_account: str | None = fields.option(
+        "<NAME>: service account of the pods", None
+    )
+    queue: str | None = fields.option(
+        "<NAME>: LocalQueue of Kueue that admits each JobSet", None
+    )
+    cpus_per_worker: str | None = fields.option(
+        "<CPUS>: for each worker and chief, such as 4", None
+    )
+    memory_per_worker: str | None = fields.option(
+        "<SIZE>: for each worker and chief, such as 8Gi", None
+    )
+    cpus_per_ps: str | None = fields.option(
+        "<CPUS>: for each ps; default: as for a worker", None
+    )
+    memory_per_ps: str | None = fields.option(
+        "<SIZE>: for each ps; default: as for a worker", None
+    )
+    gpus_per_worker: int = fields.option(
+        "GPUs of each worker; one is best", 0, least=0
+    )
+    shm_size: str = fields.option("<SIZE>: of /dev/shm", "1Gi")
+    run_as_user: int | None = fields.option(
+        "<UID>: default the image's", None, kind=int, least=1
+    )
+    node_selector: Sequence[str] = fields.option(
+        "<KEY=VALUE>: label that a node must have", ()
+    )
+    toleration: Sequence[str] = fields.option(
+        "<KEY[=VALUE][:EFFECT]>: taint that a node may have", ()
+    )
+    env: Sequence[str] = fields.option(
+        "<NAME=VALUE>: variable to set for each task", ()
+    )
+    max_restarts: int = fields.option(
+        "how often a group may be restarted", 10, section="limits", least=0
+    )
+    start_timeout_secs: int = fields.option(
+        "how long tasks wait for each other", 1800, least=1
+    )
+    keep_secs: int | None = fields.option(
+        "delete a job and its logs this long after it has ended; default never",
+        None,
+        kind=int,
+        least=0,
+    )
 
     def __post_init__(self) -> None:
         """Validates the fields."""
         super().__post_init__()
-        self._check_numbers()
+        self._check_resources()
         self._check_names()
         self._check_paths()
+        self._check_sharing()
         self._check_env()
-        if not self.image.strip() or self.image != self.image.strip():
-            remedy = "Say registry.example.com/team/train:1."
-            raise error("image", "name an image", self.image, remedy)
-        if isinstance(self.command, str) or not self.command:
-            must = "be a list of a program and its arguments"
-            remedy = "Put it after --."
-            raise error("command", must, self.command, remedy)
+        _ = self.node_labels, self.tolerations
 
-    def _check_numbers(self) -> None:
-        if self.form not in FORMS:
-            must = f"be one of {FORMS}"
-            raise error("form", must, self.form, "job needs no operator.")
-        local_cluster.check_at_least(
-            self,
-            gpus_per_worker=0,
-            max_restarts=0,
-            start_timeout_secs=1,
-            run_as_user=1,
-            keep_secs=0,
-        )
+    @functools.cached_property
+    def variables(self) -> dict[str, str]:
+        """What `env` sets."""
+        return dict(variable(text) for text in self.env)
+
+    @functools.cached_property
+    def node_labels(self) -> dict[str, str]:
+        """What `node_selector` asks of a node."""
+        return dict(node_label(text) for text in self.node_selector)
+
+    @functools.cached_property
+    def tolerations(self) -> list[dict[str, str]]:
+        """What `toleration` tolerates."""
+        return [toleration(text) for text in self.toleration]
+
+    def _check_resources(self) -> None:
         if self.ps_per_group and self.gpus_per_worker > 1:
             raise error(
                 "gpus_per_worker",
@@ -201,12 +248,18 @@ class Run(local_cluster.Topology):
                 self.gpus_per_worker,
                 "Ask for more workers with one GPU each.",
             )
-        if not self.ps_per_group:
-            for name in ("cpus_per_ps", "memory_per_ps"):
-                if getattr(self, name) is not None:
-                    must = "be left out if ps_per_group is 0"
-                    value = getattr(self, name)
-                    raise error(name, must, value, "Leave it out.")
+        for name in (
+            "cpus_per_worker",
+            "memory_per_worker",
+            "cpus_per_ps",
+            "memory_per_ps",
+            "shm_size",
+        ):
+            value = getattr(self, name)
+            check_quantity(name, value)
+            if value and name.endswith("_ps") and not self.ps_per_group:
+                must = "be left out if ps_per_group is 0"
+                raise error(name, must, value, "Leave it out.")
 
     def _check_names(self) -> None:
         longest = max(
@@ -232,14 +285,6 @@ class Run(local_cluster.Topology):
                     self.queue,
                     "Leave it out.",
                 )
-        for name in (
-            "cpus_per_worker",
-            "memory_per_worker",
-            "cpus_per_ps",
-            "memory_per_ps",
-            "shm_size",
-        ):
-            check_quantity(name, getattr(self, name))
 
     def _check_paths(self) -> None:
         for name in ("workdir", "mount_path"):
@@ -266,7 +311,6 @@ class Run(local_cluster.Topology):
                 must = "be a URL or an absolute path"
                 remedy = "Say gs://bucket/run1/exchange."
                 raise error("exchange", must, self.exchange, remedy)
-        self._check_sharing()
 
     def _check_sharing(self) -> None:
         if self.volume_claim:
@@ -289,7 +333,7 @@ class Run(local_cluster.Topology):
             )
 
     def _check_env(self) -> None:
-        for name in self.env:
+        for name in self.variables:
             if name in OWN_VARIABLES:
                 raise error(
                     "env",
@@ -298,7 +342,7 @@ class Run(local_cluster.Topology):
                     "Use the options; the key comes from --key_secret.",
                 )
         # Refuses unknown TFDISTILL_ names, and says which one is near.
-        tfdistill.Cluster.from_env(self.env)
+        tfdistill.Cluster.from_env(self.variables)
 
     def group_name(self, group: int) -> str:
         """Returns the name of a group's service or JobSet."""
@@ -335,7 +379,7 @@ class Run(local_cluster.Topology):
             "PYTHONUNBUFFERED": "1",
             **waits,
             **trackers.defaults(cluster),
-            **self.env,
+            **self.variables,
             **trackers.silence(
                 is_chief=task_type == "chief" or "chief" not in self.sizes
             ),

@@ -12,7 +12,9 @@ import time
 
 import pytest
 
+from tfdistill.launcher import fields as launcher_fields
 from tfdistill.slurm import group
+from tfdistill.slurm import job
 from tfdistill.status import observed_run
 
 pytestmark = [
@@ -92,7 +94,9 @@ def _group(fake, *plans, **changes):
     }
     options = [f"--{name}={value}" for name, value in fields.items()]
     command = ["--", "python", "train.py", "a b"]
-    return group.SlurmGroup(group.PROGRAM.parse([*options, *command]))
+    parsed = group.PROGRAM.parse([*options, *command])
+    made = job.Job(**launcher_fields.chosen(job.Job, parsed))
+    return group.SlurmGroup(made, parsed.command)
 
 
 def _starts(fake):
@@ -259,7 +263,8 @@ touch "$FAKE_SLURM/running"
 trap 'kill $!; exit 137' TERM
 sleep 600 & wait
 """
-    group = _group(fake, deaf, stop_secs=1)
+    group = _group(fake, deaf)
+    object.__setattr__(group._options, "stop_secs", 1)  # No test has the time.
     assert _told(group, fake) == 75
     assert (fake / "requeued").exists()
 

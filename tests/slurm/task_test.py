@@ -18,7 +18,7 @@ import pytest
 from tests.cases import tasks
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
-from tfdistill.launcher import local_cluster
+from tfdistill.slurm import job
 from tfdistill.slurm import node_parent
 from tfdistill.slurm import place
 from tfdistill.slurm import task as slurm_task
@@ -42,8 +42,8 @@ def _place(nodes=("node01", "node02"), **changes):
 
 
 def _topology(tmp_path, **fields):
-    fields = {"command": [sys.executable], "workdir": str(tmp_path)} | fields
-    return local_cluster.LocalCluster(num_groups=2, **fields)
+    fields = {"workdir": str(tmp_path)} | fields
+    return job.Step(num_groups=2, ports="20000-29999", **fields)
 
 
 def _of_rank(rank, counts, nodes):
@@ -136,7 +136,7 @@ def test_what_is_no_range_of_ports_is_refused(text):
 def test_a_task_is_told_who_it_is(tmp_path):
     topology = _topology(tmp_path, workers_per_group=3)
     place = _place()
-    task = slurm_task.find_task(topology, place, (20000, 30000))
+    task = slurm_task.find_task(topology, place)
     inherited = {"PATH": "/bin", "TFDISTILL_GROUP": "0", "TF_CONFIG": "{}"}
     env = slurm_task.environment(task, place, inherited)
     assert json.loads(env["TF_CONFIG"]) == {
@@ -161,7 +161,7 @@ def test_parameter_servers_come_last_and_nobody_evaluates(tmp_path):
     for rank in range(5):
         layout = {"SLURM_STEP_TASKS_PER_NODE": "3,2"}
         place = _place(nodes, **layout, **_of_rank(rank, counts, nodes))
-        task = slurm_task.find_task(topology, place, (20000, 30000))
+        task = slurm_task.find_task(topology, place)
         names.append(task.cluster.task_name)
         assert task.cluster.address == place.addresses((20000, 30000))[rank]
         assert set(task.cluster.spec) == {"chief", "worker", "ps"}
@@ -174,7 +174,7 @@ def test_one_worker_alone_needs_no_cluster(tmp_path):
         SLURM_STEP_TASKS_PER_NODE="1",
         **_of_rank(0, [1], ["node01"]),
     )
-    task = slurm_task.find_task(_topology(tmp_path), place, (20000, 30000))
+    task = slurm_task.find_task(_topology(tmp_path), place)
     env = slurm_task.environment(task, place, {})
     assert "TF_CONFIG" not in env
     assert env["TFDISTILL_GROUP"] == "1"
@@ -183,10 +183,10 @@ def test_one_worker_alone_needs_no_cluster(tmp_path):
 def test_another_number_of_tasks_or_groups_is_refused(tmp_path):
     topology = _topology(tmp_path, workers_per_group=2)
     with pytest.raises(ValueError, match="must have 2 tasks.*received 3"):
-        slurm_task.find_task(topology, _place(), (20000, 30000))
+        slurm_task.find_task(topology, _place())
     place = _place(SLURM_ARRAY_TASK_ID="2")
     with pytest.raises(ValueError, match="--num_groups=2; received 2"):
-        slurm_task.find_task(topology, place, (20000, 30000))
+        slurm_task.find_task(topology, place)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_each_worker_sees_its_own_gpus(shown, local_rank, num_gpus, own):
 def test_too_few_gpus_are_refused(tmp_path):
     place = _place()
     topology = _topology(tmp_path, workers_per_group=3)
-    task = slurm_task.find_task(topology, place, (20000, 30000))
+    task = slurm_task.find_task(topology, place)
     for environ in ({}, {"CUDA_VISIBLE_DEVICES": "0,1"}):
         with pytest.raises(ValueError, match="name 4 GPUs for each task"):
             slurm_task.environment(task, place, environ, num_gpus=4)
@@ -237,7 +237,7 @@ def kept_signals():
 def test_the_end_of_a_command_is_passed_on(tmp_path):
     topology = _topology(tmp_path, workers_per_group=3)
     place = _place(["localhost", "node02"], SLURMD_NODENAME="localhost")
-    task = slurm_task.find_task(topology, place, (20000, 30000))
+    task = slurm_task.find_task(topology, place)
     env = slurm_task.environment(task, place, {"PATH": "/usr/bin:/bin"})
     for script, code in (
         ("echo first", 0),

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from typing import Any
 
+from tfdistill.launcher import fields
+from tfdistill.launcher import local_cluster
 from tfdistill.system import programs
 
 if TYPE_CHECKING:
-    from tfdistill.launcher import local_cluster
     from tfdistill.launcher import local_run
 
 NOTES = """\
@@ -33,30 +34,7 @@ example:
 
 def add_options(options: programs.Flags) -> None:
     """Adds the options that come before `--`."""
-    add_topology(options)
-    options.section("failures")
-    options.add(
-        "on_group_failure",
-        "what the other groups do when one has failed for good",
-        "stop",
-        enum_values=("stop", "continue"),
-    )
-    options.add(
-        "max_restarts",
-        "how often a failed group is restarted as a whole before "
-        "--on_group_failure applies; never after exit code 2 or 65",
-        0,
-    )
-    options.add(
-        "worker_restarts",
-        "with parameter servers: how often each worker is restarted after it "
-        "has ended; default 10",
-        kind=int,
-    )
-    add_start(options)
-    options.section("time limits")
-    for name, default, text in _LIMITS:
-        options.add(name, text, default)
+    fields.add(options, local_cluster.LocalCluster)
     options.section("output")
     options.add(
         "plain",
@@ -65,74 +43,11 @@ def add_options(options: programs.Flags) -> None:
     )
 
 
-_LIMITS = (
-    (
-        "start_timeout_secs",
-        300.0,
-        "longest wait until a group's first task has started, and again until "
-        "all its tasks are connected; 0 for scripts that do not call "
-        "tfdistill.make_strategy",
-    ),
-    ("grace_secs", 5.0, "time between SIGTERM and SIGKILL"),
-    (
-        "frozen_secs",
-        3.0,
-        "kill a task that a signal has stopped for this long; 0 for never, as "
-        "under a debugger",
-    ),
-    (
-        "stuck_secs",
-        8.0,
-        "kill a group that makes no step for this long, or for ten times its "
-        "longest recent step if that is longer; 0 for never",
-    ),
-)
-
-
-def add_topology(options: programs.Flags) -> None:
-    """Adds the options that say which groups there are, and where they meet."""
-    options.section("groups")
-    options.add("workdir", "<DIR>: directory of the run", required=True)
-    for name, default, text in (
-        ("num_groups", 1, "number of groups; each trains its own student"),
-        ("workers_per_group", 1, "workers in each group"),
-        (
-            "ps_per_group",
-            0,
-            "parameter servers in each group, which then has a chief too",
-        ),
-    ):
-        options.add(name, text, default)
-    options.add(
-        "exchange",
-        "<URL>: directory or URL the groups share; default DIR/exchange",
-    )
-
-
-def add_start(options: programs.Flags) -> None:
-    """Adds the options that say how tasks are started."""
-    options.section("start")
-    options.add(
-        "start",
-        "fork: tasks that run a Python command are forks of one parent that "
-        "has imported --preload, where that can be; spawn: each task is a new "
-        "program",
-        "fork",
-        enum_values=("fork", "spawn"),
-    )
-    options.add(
-        "preload",
-        "<NAME,...>: modules that the parent imports; they must neither start "
-        "a thread nor run an operation of TensorFlow",
-        "tensorflow,keras,tfdistill",
-    )
-
-
 def run(
     options: programs.Options,
     *,
     beside: Callable[
-        ["local_cluster.LocalCluster"], contextlib.AbstractContextManager[Any]
+        [local_cluster.LocalCluster], contextlib.AbstractContextManager[Any]
     ] = contextlib.nullcontext,
 ) -> "local_run.RunResult":
     """Runs a command as the options say, to the end of all groups.
@@ -142,16 +57,15 @@ def run(
     """
     # Only here: --help and wrong options are answered at once.
     from tfdistill.launcher import files
-    from tfdistill.launcher import local_cluster
     from tfdistill.launcher import local_run
     from tfdistill.status import tables
 
-    fields = dict(vars(options))
-    plain = True if fields.pop("plain") else None
-    fields["preload"] = [name for name in fields["preload"].split(",") if name]
-    display = tables.Display(plain=plain)
+    display = tables.Display(plain=True if options.plain else None)
     try:
-        topology = local_cluster.LocalCluster(**fields)
+        topology = local_cluster.LocalCluster(
+            command=options.command,
+            **fields.chosen(local_cluster.LocalCluster, options),
+        )
         started = local_run.LocalRun(topology, display=display)
     except ValueError as cause:
         display.close()

@@ -82,9 +82,9 @@ def launch(
         workdir: Directory of the run, for logs and results.
         plain: Print lines, not a table. Default False.
         env: Variables to set for each task. Default none.
-        **options: The options of `tfdistill-local`, by the same names and with
-            the same defaults, such as `num_groups=2`, `workers_per_group=2`
-            and `max_restarts=3`; `preload` is a list.
+        **options: The options of `tfdistill-local`, by the same names, with
+            the same defaults and in the same form, such as `num_groups=2`,
+            `workers_per_group=2` and `max_restarts=3`.
 
     Returns:
         The run, if all groups are done.

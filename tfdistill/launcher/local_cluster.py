@@ -15,11 +15,11 @@ import shutil
 import socket
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Any
 
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
 from tfdistill.exchange import signing
+from tfdistill.launcher import fields
 from tfdistill.launcher import parent
 from tfdistill.launcher import trackers
 from tfdistill.system import run_files
@@ -75,57 +75,36 @@ class Task:
 
 
 HOST = "127.0.0.1"
-_FAILURE_RULES = ("stop", "continue")
 _WORKER_RESTARTS = 10
-
-
-def check_at_least(fields: object, **limits: float) -> None:
-    """Checks that fields of an object are None or large enough numbers."""
-    for name, least in limits.items():
-        value = getattr(fields, name)
-        if value is not None and not value >= least:
-            raise ValueError(f"`{name}` must be >= {least}; received {value}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Topology:
     """Which groups there are and where they meet, whatever launches them.
 
-    Every launcher has an option for each of these fields.
-
-    Attributes:
-        workdir: Directory for logs and results.
-        num_groups: Number of groups. Default 1.
-        workers_per_group: Workers in each. Default 1.
-        ps_per_group: Parameter servers in each. Default 0; if there are any,
-            each group has a chief besides its workers, which coordinates.
-        exchange: Directory or URL that the groups share. Default: `exchange`
-            in the workdir.
+    With parameter servers a group has a chief besides its workers, which
+    coordinates.
     """
 
-    workdir: str
-    num_groups: int = 1
-    workers_per_group: int = 1
-    ps_per_group: int = 0
-    exchange: str | None = None
+    workdir: str = fields.option(
+        "<DIR>: directory of the run", section="groups"
+    )
+    num_groups: int = fields.option(
+        "number of groups; each trains its own student", 1, least=1
+    )
+    workers_per_group: int = fields.option("workers in each group", 1, least=1)
+    ps_per_group: int = fields.option(
+        "parameter servers in each group, which then has a chief too",
+        0,
+        least=0,
+    )
+    exchange: str | None = fields.option(
+        "<URL>: directory or URL the groups share; default DIR/exchange", None
+    )
 
     def __post_init__(self) -> None:
         """Validates the numbers."""
-        check_at_least(self, num_groups=1, workers_per_group=1, ps_per_group=0)
-
-    @staticmethod
-    def chosen(options: object) -> dict[str, Any]:
-        """Returns the fields as a launcher's parsed options have them."""
-        names = [field.name for field in dataclasses.fields(Topology)]
-        return {name: getattr(options, name) for name in names}
-
-    def arguments(self) -> list[str]:
-        """Returns the fields as arguments for a program with such options."""
-        return [
-            f"--{name}={value}"
-            for name, value in self.chosen(self).items()
-            if value is not None
-        ]
+        fields.check(self)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -142,101 +121,26 @@ class Topology:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LocalCluster(Topology):
-    """A command to be run as groups of tasks on this machine.
+class StartedGroups(Topology):
+    """Groups whose tasks this package starts itself; paths become absolute."""
 
-    Attributes:
-        command: Program and arguments, the same for each task.
-        env: Variables to set for each task. Default none.
-        on_group_failure: `"stop"` (default) ends the other groups when one
-            has failed, `"continue"` lets them finish.
-        start_timeout_secs: See `watches.StartLimit`. Default 300; 0 is none.
-        grace_secs: Time between SIGTERM and SIGKILL. Default 5.
-        worker_restarts: How often each worker of a group with parameter
-            servers is started again after its end, whatever the reason. Once
-            one has used them up the group continues with the workers that are
-            left, and none is started again. Default None: 10, or 0 without
-            parameter servers, when a worker cannot come back to its group.
-        max_restarts: How often each group is started again as a whole after
-            it has failed. Default 0.
-        frozen_secs: A task that has been stopped by a signal for so long is
-            killed. Default 3; 0 for none, as for debugging.
-        stuck_secs: A group whose steps stop coming is given up after so many
-            seconds, or later if its steps are slow: see
-            `watches.ProgressLimit`. Default 8; 0 for never.
-        start: `"fork"` (default): tasks that run a Python command are forks of
-            one parent, where that can be; `"spawn"`: new programs.
-        preload: Modules that the parent imports. They must neither start a
-            thread nor run an operation of TensorFlow. Default: tensorflow,
-            keras and tfdistill.
-    """
-
-    command: Sequence[str]
-    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    on_group_failure: str = "stop"
-    start_timeout_secs: float = 300.0
-    grace_secs: float = 5.0
-    worker_restarts: int | None = None
-    max_restarts: int = 0
-    frozen_secs: float = 3.0
-    stuck_secs: float = 8.0
-    start: str = parent.FORK
-    preload: Sequence[str] = parent.PRELOAD
+    start: str = fields.option(
+        "fork: tasks that run a Python command are forks of one parent that "
+        "has imported --preload, where that can be; spawn: each task is a new "
+        "program",
+        parent.FORK,
+        section="start",
+        choices=parent.METHODS,
+    )
+    preload: str = fields.option(
+        "<NAME,...>: modules that the parent imports; they must neither start "
+        "a thread nor run an operation of TensorFlow",
+        ",".join(parent.PRELOAD),
+    )
 
     def __post_init__(self) -> None:
-        """Validates the fields and makes local paths absolute."""
+        """Validates the fields."""
         super().__post_init__()
-        check_at_least(
-            self,
-            start_timeout_secs=0,
-            grace_secs=0,
-            worker_restarts=0,
-            max_restarts=0,
-            frozen_secs=0,
-            stuck_secs=0,
-        )
-        if self.worker_restarts and not self.ps_per_group:
-            raise ValueError(
-                "`worker_restarts` must be left out if `ps_per_group` is "
-                f"0; received {self.worker_restarts}. Without parameter "
-                "servers a group ends with its first worker."
-            )
-        if self.on_group_failure not in _FAILURE_RULES:
-            raise ValueError(
-                f"`on_group_failure` must be one of {_FAILURE_RULES}; received "
-                f"{self.on_group_failure!r}."
-            )
-        if self.start not in parent.METHODS:
-            raise ValueError(
-                f"`start` must be one of {parent.METHODS}; received "
-                f"{self.start!r}."
-            )
-        object.__setattr__(self, "preload", tuple(self.preload))
-        taken = sorted((IDENTITY_VARIABLES | signing.VARIABLES) & set(self.env))
-        if taken:
-            raise ValueError(
-                "`env` must not set what the launcher sets for each task; "
-                f"received {', '.join(taken)}. Use the launcher's options. Set "
-                "the exchange's key in the launcher's own environment."
-            )
-        self._check_command()
-        self._set_paths()
-
-    def _check_command(self) -> None:
-        if isinstance(self.command, str) or not self.command:
-            raise ValueError(
-                "`command` must be a list of a program and its arguments; "
-                f"received {self.command!r}."
-            )
-        if shutil.which(self.command[0]) is None:
-            raise ValueError(
-                "`command` must begin with a program on PATH or the path of "
-                f"an executable file; received {self.command[0]!r}. "
-                "A script is run by: python SCRIPT"
-            )
-        object.__setattr__(self, "command", tuple(self.command))
-
-    def _set_paths(self) -> None:
         if not self.workdir or "://" in self.workdir:
             raise ValueError(
                 "`workdir` must be a local directory, as logs are written "
@@ -249,6 +153,16 @@ class LocalCluster(Topology):
             object.__setattr__(self, "exchange", path)
 
     @property
+    def modules(self) -> tuple[str, ...]:
+        """The names in `preload`."""
+        return tuple(name for name in self.preload.split(",") if name)
+
+    @property
+    def ports_per_group(self) -> int:
+        """Number of ports that a group needs: one task needs none."""
+        return self.num_tasks if self.num_tasks > 1 else 0
+
+    @property
     def logs_dir(self) -> pathlib.Path:
         """Directory of the tasks' logs."""
         return pathlib.Path(self.workdir, "logs")
@@ -258,41 +172,17 @@ class LocalCluster(Topology):
         """File of the key that the tasks sign with, unless they inherit one."""
         return pathlib.Path(self.workdir, run_files.KEY)
 
-    @property
-    def num_ports(self) -> int:
-        """Number of ports that `tasks` needs."""
-        return self.num_groups * self.ports_per_group
-
-    @property
-    def ports_per_group(self) -> int:
-        """Number of ports that `group_tasks` needs: one task needs none."""
-        return self.num_tasks if self.num_tasks > 1 else 0
-
-    @property
-    def num_worker_restarts(self) -> int:
-        """How often each worker may be started again."""
-        if self.worker_restarts is None:
-            return _WORKER_RESTARTS if self.ps_per_group else 0
-        return self.worker_restarts
-
-    def tasks(self, ports: Sequence[int]) -> tuple[tuple[Task, ...], ...]:
-        """Returns the tasks of each group, at `num_ports` ports."""
-        size = self.ports_per_group
-        return tuple(
-            self.group_tasks(group, ports[group * size : (group + 1) * size])
-            for group in range(self.num_groups)
-        )
-
-    def group_tasks(self, group: int, ports: Sequence[int]) -> tuple[Task, ...]:
-        """Returns the tasks of one group, at ports of this machine."""
-        return self.tasks_at(group, [f"{HOST}:{port}" for port in ports])
-
     def tasks_at(
-        self, group: int, addresses: Sequence[str]
+        self,
+        group: int,
+        addresses: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
     ) -> tuple[Task, ...]:
         """Returns the tasks of one group: a chief, the workers, then the ps.
 
-        `addresses` are `host:port` of each, on machines that share the workdir.
+        `addresses` are `host:port` of each, on machines that share the workdir;
+        `env` has variables to set for all of them.
         """
         free = iter(addresses)
         spec = {
@@ -313,25 +203,138 @@ class LocalCluster(Topology):
             )
             for task_type, index in names or [("worker", 0)]
         ]
-        return tuple(self._task(cluster) for cluster in clusters)
+        return tuple(self._task(cluster, env or {}) for cluster in clusters)
 
-    def _task(self, cluster: identity.Cluster) -> Task:
+    def _task(self, cluster: identity.Cluster, env: Mapping[str, str]) -> Task:
         kind = f"{cluster.task_type}_{cluster.task_index}"
         name = f"{run_files.group_name(cluster.group)}_{kind}"
         # Shorter than the log's name, as others read it: <group>_<type>_<i>.
         ready_path = self.logs_dir / "ready" / f"{cluster.group}_{kind}"
-        env = {
-            **self.env,
-            **cluster.to_env(),
-            signing.FILE_VARIABLE: str(self.key_path),
-            signs.VARIABLE: str(ready_path),
-        }
         return Task(
             cluster=cluster,
-            env=env,
+            env={
+                **env,
+                **cluster.to_env(),
+                signing.FILE_VARIABLE: str(self.key_path),
+                signs.VARIABLE: str(ready_path),
+            },
             log_path=self.logs_dir / f"{name}.log",
             ready_path=ready_path,
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalCluster(StartedGroups):
+    """A command to be run as groups of tasks on this machine.
+
+    Its options are those of `tfdistill-local` and of `tfdistill.launch`.
+
+    Attributes:
+        command: Program and arguments, the same for each task.
+        env: Variables to set for each task. Default none.
+    """
+
+    command: Sequence[str]
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    on_group_failure: str = fields.option(
+        "what the other groups do when one has failed for good",
+        "stop",
+        section="failures",
+        choices=("stop", "continue"),
+    )
+    max_restarts: int = fields.option(
+        "how often a failed group is restarted as a whole before "
+        "--on_group_failure applies; never after exit code 2 or 65",
+        0,
+        least=0,
+    )
+    # Once one worker has used them up the group continues with the workers
+    # that are left, and none is started again. Without parameter servers a
+    # worker cannot come back to its group.
+    worker_restarts: int | None = fields.option(
+        "with parameter servers: how often each worker is restarted after it "
+        f"has ended; default {_WORKER_RESTARTS}",
+        None,
+        least=0,
+        kind=int,
+    )
+    start_timeout_secs: float = fields.option(
+        "longest wait until a group's first task has started, and again until "
+        "all its tasks are connected; 0 for scripts that do not call "
+        "tfdistill.make_strategy",
+        300.0,
+        section="time limits",
+        least=0,
+    )
+    grace_secs: float = fields.option(
+        "time between SIGTERM and SIGKILL", 5.0, least=0
+    )
+    frozen_secs: float = fields.option(
+        "kill a task that a signal has stopped for this long; 0 for never, as "
+        "under a debugger",
+        3.0,
+        least=0,
+    )
+    stuck_secs: float = fields.option(
+        "kill a group that makes no step for this long, or for ten times its "
+        "longest recent step if that is longer; 0 for never",
+        8.0,
+        least=0,
+    )
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        super().__post_init__()
+        if self.worker_restarts and not self.ps_per_group:
+            raise ValueError(
+                "`worker_restarts` must be left out if `ps_per_group` is "
+                f"0; received {self.worker_restarts}. Without parameter "
+                "servers a group ends with its first worker."
+            )
+        taken = sorted((IDENTITY_VARIABLES | signing.VARIABLES) & set(self.env))
+        if taken:
+            raise ValueError(
+                "`env` must not set what the launcher sets for each task; "
+                f"received {', '.join(taken)}. Use the launcher's options. Set "
+                "the exchange's key in the launcher's own environment."
+            )
+        if isinstance(self.command, str) or not self.command:
+            raise ValueError(
+                "`command` must be a list of a program and its arguments; "
+                f"received {self.command!r}."
+            )
+        if shutil.which(self.command[0]) is None:
+            raise ValueError(
+                "`command` must begin with a program on PATH or the path of "
+                f"an executable file; received {self.command[0]!r}. "
+                "A script is run by: python SCRIPT"
+            )
+        object.__setattr__(self, "command", tuple(self.command))
+
+    @property
+    def num_ports(self) -> int:
+        """Number of ports that `tasks` needs."""
+        return self.num_groups * self.ports_per_group
+
+    @property
+    def num_worker_restarts(self) -> int:
+        """How often each worker may be started again."""
+        if self.worker_restarts is None:
+            return _WORKER_RESTARTS if self.ps_per_group else 0
+        return self.worker_restarts
+
+    def tasks(self, ports: Sequence[int]) -> tuple[tuple[Task, ...], ...]:
+        """Returns the tasks of each group, at `num_ports` ports."""
+        size = self.ports_per_group
+        return tuple(
+            self.group_tasks(group, ports[group * size : (group + 1) * size])
+            for group in range(self.num_groups)
+        )
+
+    def group_tasks(self, group: int, ports: Sequence[int]) -> tuple[Task, ...]:
+        """Returns the tasks of one group, at ports of this machine."""
+        addresses = [f"{HOST}:{port}" for port in ports]
+        return self.tasks_at(group, addresses, env=self.env)
 
 
 def reserve_ports(num_ports: int) -> list[socket.socket]:

@@ -198,7 +198,7 @@ class LocalRun:
         topology, chosen = self._topology, None
         if self._parents is not None:
             chosen = self._parents.of(
-                topology.command, env, preload=topology.preload
+                topology.command, env, preload=topology.modules
             )
         return task_process.TaskProcess(
             topology.command, env=env, log_file=log_file, parent=chosen

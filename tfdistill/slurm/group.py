@@ -14,19 +14,20 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from absl import logging
 
 from tfdistill.cluster import signs
 from tfdistill.launcher import command as launcher
+from tfdistill.launcher import fields
 from tfdistill.launcher import restarts
 from tfdistill.slurm import commands
+from tfdistill.slurm import job
 from tfdistill.slurm import place
-from tfdistill.slurm import task
 from tfdistill.status import run_events
 from tfdistill.system import programs
 
@@ -42,32 +43,28 @@ _FORCE_SECS = 60.0
 class SlurmGroup:
     """One group in its job; `run` runs it to the job's end."""
 
-    def __init__(self, options: programs.Options) -> None:
+    def __init__(self, options: job.Job, command: Sequence[str]) -> None:
         """Reads which job this is, and on which nodes.
 
-        A ValueError if an option is wrong, or this is no job of an array; a
-        RuntimeError if Slurm does not answer.
+        A ValueError if this is no job of an array; a RuntimeError if Slurm
+        does not answer.
         """
         self._options = options
         # Tasks look for the command themselves, on their own nodes.
-        self._command = list(options.command)
-        topology = task.topology_of(options, [sys.executable])
-        self._topology = topology
+        self._command = list(command)
         self._group = place.number_of(os.environ, "SLURM_ARRAY_TASK_ID")
         array = place.number_of(os.environ, "SLURM_ARRAY_JOB_ID")
         self._job = f"{array}_{self._group}"
         self._num_requeues = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         node_list = place.text_of(os.environ, "SLURM_JOB_NODELIST")
         self._nodes = commands.hostnames(node_list)
-        self._ready_dir = topology.logs_dir / "ready"
+        self._ready_dir = options.logs_dir / "ready"
         self._ready_dir.mkdir(parents=True, exist_ok=True)
-        self._events_path = run_events.group_path(
-            topology.logs_dir, self._group
-        )
-        placeholders = range(1, topology.num_tasks + 1)
+        self._events_path = run_events.group_path(options.logs_dir, self._group)
+        placeholders = [f"node:{n + 1}" for n in range(options.num_tasks)]
         self._ready_paths = {
             task.name: task.ready_path
-            for task in topology.group_tasks(self._group, placeholders)
+            for task in options.tasks_at(self._group, placeholders)
         }
         self._told: str | None = None
         self._blamed: str | None = None
@@ -125,7 +122,7 @@ class SlurmGroup:
         gpus = options.gpus_per_worker
         return [
             "srun",
-            f"--ntasks={self._topology.num_tasks}",
+            f"--ntasks={options.num_tasks}",
             # Not inherited from sbatch since Slurm 22.05.
             f"--cpus-per-task={options.cpus_per_worker}",
             *([f"--gpus-per-task={gpus}"] if gpus else []),
@@ -141,11 +138,7 @@ class SlurmGroup:
             options.python,
             "-m",
             "tfdistill.slurm.task",
-            *self._topology.arguments(),
-            f"--gpus_per_worker={gpus}",
-            f"--ports={options.ports}",
-            f"--start={options.start}",
-            f"--preload={options.preload}",
+            *fields.arguments(job.Step, options),
             f"--nodes={','.join(self._nodes)}",
             f"--failure_file={failure_file}",
             "--",
@@ -237,28 +230,13 @@ class SlurmGroup:
         logging.info("group %d: %s", self._group, text)
 
 
-def _add_options(options: programs.Flags) -> None:
-    task.add_options(options)
-    for name, default in (
-        ("cpus_per_worker", 1),
-        ("max_restarts", 3),
-        ("max_requeues", 100),
-        ("stop_secs", 120),
-    ):
-        options.add(name, f"as of {task.WRITER}", default)
-    options.add(
-        "python",
-        "<PROGRAM>: Python of the tasks; default this one",
-        sys.executable,
-    )
-    options.add("srun", "<OPTION>: another of srun's", [])
-
-
 def _run(options: programs.Options) -> int:
     if not options.command:
         raise programs.UsageError(launcher.NO_COMMAND)
     try:
-        group = SlurmGroup(options)
+        group = SlurmGroup(
+            job.Job(**fields.chosen(job.Job, options)), options.command
+        )
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
     except RuntimeError as error:
@@ -273,7 +251,7 @@ PROGRAM = programs.Program(
     name="python -m tfdistill.slurm.group",
     usage="--workdir=DIR [options] -- COMMAND [ARGUMENT ...]",
     about="Runs one group inside its Slurm job.",
-    define=_add_options,
+    define=lambda options: fields.add(options, job.Job),
     run=_run,
     takes_command=True,
 )

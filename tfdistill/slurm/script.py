@@ -1,14 +1,14 @@
 """The batch script of a run: what each job asks Slurm for, and what it runs."""
 
 import dataclasses
+import os
 import re
 import shlex
 from collections.abc import Sequence
 
-from tfdistill.launcher import local_cluster
-from tfdistill.launcher import parent
+from tfdistill.launcher import fields
 from tfdistill.slurm import group
-from tfdistill.slurm import place
+from tfdistill.slurm import job
 
 # What the script itself must decide.
 _OWN = (
@@ -24,18 +24,6 @@ _OWN = (
 )
 # The same by one letter, which its value may follow at once.
 _OWN_SHORT = {"a": "array", "n": "ntasks", "o": "output"}
-# What is passed on to the process that runs the group, besides its topology.
-_OF_GROUP = (
-    "cpus_per_worker",
-    "gpus_per_worker",
-    "ports",
-    "max_restarts",
-    "max_requeues",
-    "stop_secs",
-    "python",
-    "start",
-    "preload",
-)
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _MEMORY = re.compile(r"([1-9][0-9]*)([MGT])")
 # Between the lines of one command.
@@ -44,54 +32,43 @@ _MEGABYTES = {"M": 1, "G": 1024, "T": 1024**2}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Script:
+class Script(job.Job):
     """What one batch script asks for, and runs.
 
-    Fields are the options of `launch.slurm`; the topology's own command is not
-    looked at, as the nodes look for `command` themselves.
+    Attributes:
+        command: What each task runs; the nodes look for it themselves.
     """
 
-    topology: local_cluster.LocalCluster
     command: Sequence[str]
-    python: str
-    chdir: str
-    job_name: str = "tfdistill"
-    cpus_per_worker: int = 1
-    mem_per_worker: str | None = None
-    gpus_per_worker: int = 0
-    time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    constraint: str | None = None
-    sbatch: Sequence[str] = ()
-    srun: Sequence[str] = ()
-    setup: str | None = None
-    ports: str = "15000-29999"
-    max_restarts: int = 3
-    max_requeues: int = 100
-    stop_secs: int = 120
-    start: str = parent.FORK
-    preload: str = ",".join(parent.PRELOAD)
+    mem_per_worker: str | None = fields.option(
+        "<SIZE>: memory of each task, such as 8G", None, section="job"
+    )
+    time: str | None = fields.option("<TIME>: as sbatch's --time", None)
+    partition: str | None = fields.option("<NAME>: as sbatch's", None)
+    account: str | None = fields.option("<NAME>: as sbatch's", None)
+    constraint: str | None = fields.option("<FEATURES>: as sbatch's", None)
+    job_name: str = fields.option("<NAME>: as sbatch's --job-name", "tfdistill")
+    sbatch: Sequence[str] = fields.option(
+        "<OPTION>: another option of sbatch, as in --sbatch=--qos=low", ()
+    )
+    setup: str | None = fields.option(
+        "<COMMANDS>: shell commands to run first, such as 'module load cuda'",
+        None,
+    )
+    chdir: str | None = fields.option(
+        "<DIR>: directory in which tasks run; default this one", None
+    )
 
     def __post_init__(self) -> None:
         """Validates the fields."""
-        local_cluster.check_at_least(
-            self,
-            cpus_per_worker=1,
-            gpus_per_worker=0,
-            max_restarts=0,
-            max_requeues=0,
-            # Tasks have half of it to end; they take up to four seconds.
-            stop_secs=10,
-        )
-        if self.gpus_per_worker and self.topology.ps_per_group:
+        super().__post_init__()
+        if self.gpus_per_worker and self.ps_per_group:
             raise ValueError(
                 "`gpus_per_worker` must be 0 if `ps_per_group` is not; "
                 f"received {self.gpus_per_worker}. Slurm gives each task of a "
                 "step the same, so that each ps would hold GPUs too. Train "
                 "without parameter servers on GPUs."
             )
-        place.parse_ports(self.ports)
         self._check_options()
 
     def _check_options(self) -> None:
@@ -133,13 +110,11 @@ class Script:
         )
 
     def _directives(self) -> list[str]:
-        topology = self.topology
-        last = topology.num_groups - 1
-        logs = str(topology.logs_dir).replace("%", "%%")
+        logs = str(self.logs_dir).replace("%", "%%")
         values: dict[str, object] = {
             "job-name": self.job_name,
-            "array": f"0-{last}",
-            "ntasks": topology.num_tasks,
+            "array": f"0-{self.num_groups - 1}",
+            "ntasks": self.num_tasks,
             "cpus-per-task": self.cpus_per_worker,
             "mem-per-cpu": self._mem_per_cpu(),
             "gpus-per-task": self.gpus_per_worker or None,
@@ -147,7 +122,7 @@ class Script:
             "partition": self.partition,
             "account": self.account,
             "constraint": self.constraint,
-            "chdir": self.chdir,
+            "chdir": self.chdir or os.getcwd(),
             "output": f"{logs}/slurm_group_%a.log",
             "open-mode": "append",
             # Only to this script, which signals the tasks.
@@ -176,14 +151,9 @@ class Script:
 
     def _group_command(self) -> list[str]:
         """Returns the lines of the command that runs a group."""
-        options = [
-            *self.topology.arguments(),
-            *(f"--{name}={getattr(self, name)}" for name in _OF_GROUP),
-            *(f"--srun={option}" for option in self.srun),
-        ]
         return [
             shlex.join([self.python, "-m", "tfdistill.slurm.group"]),
-            *map(shlex.quote, options),
+            *map(shlex.quote, fields.arguments(job.Job, self)),
             f"-- {shlex.join(self.command)}",
         ]
 

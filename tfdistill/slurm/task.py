@@ -23,9 +23,11 @@ from typing import Any
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
 from tfdistill.launcher import command as launcher
+from tfdistill.launcher import fields
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import parent
+from tfdistill.slurm import job
 from tfdistill.slurm import node_parent
 from tfdistill.slurm import place as slurm_place
 from tfdistill.system import programs
@@ -37,43 +39,19 @@ _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _told: list[int] = []
 
 
-# Writes the script that starts these programs, and documents their options.
-WRITER = "python -m launch.slurm"
-
-
-def add_options(options: programs.Flags) -> None:
-    """Adds the options that describe a group, whatever runs it."""
-    launcher.add_topology(options)
-    text = f"as of {WRITER}"
-    options.add("gpus_per_worker", text, 0)
-    first, end = slurm_place.DEFAULT_PORTS
-    ports = f"{first}-{end - 1}"
-    options.add("ports", f"<FIRST-LAST>: {text}", ports)
-    options.add("start", text, parent.FORK, enum_values=parent.METHODS)
-    options.add("preload", f"<NAME,...>: {text}", ",".join(parent.PRELOAD))
-
-
-def topology_of(
-    options: programs.Options, command: Sequence[str]
-) -> local_cluster.LocalCluster:
-    """Returns the files, tasks and limits of a run."""
-    chosen = local_cluster.Topology.chosen(options)
-    return local_cluster.LocalCluster(command=command, **chosen)
-
-
 def find_task(
-    topology: local_cluster.LocalCluster,
+    step: job.Step,
     place: slurm_place.Place,
-    ports: tuple[int, int],
 ) -> local_cluster.Task:
     """Returns the task that is to run in a place."""
-    if place.group >= topology.num_groups:
+    if place.group >= step.num_groups:
         raise ValueError(
             "SLURM_ARRAY_TASK_ID must be the index of a group, less than "
-            f"--num_groups={topology.num_groups}; received {place.group}. "
+            f"--num_groups={step.num_groups}; received {place.group}. "
             "Write a new script for another number of groups."
         )
-    tasks = topology.tasks_at(place.group, place.addresses(ports))
+    ports = slurm_place.parse_ports(step.ports)
+    tasks = step.tasks_at(place.group, place.addresses(ports))
     if len(tasks) != len(place.hosts):
         raise ValueError(
             f"The step must have {len(tasks)} tasks, as many as a group; "
@@ -186,7 +164,8 @@ def record_failure(path: pathlib.Path, name: str, exit_code: int) -> bool:
 
 
 def _add_options(options: programs.Flags) -> None:
-    add_options(options)
+    fields.add(options, job.Step)
+    options.section("step")
     for name, text in (
         ("nodes", "<NAME,...>: nodes of the job"),
         ("failure_file", "<FILE>: made by the first task that fails"),
@@ -199,15 +178,14 @@ def _run(options: programs.Options) -> int:
     failure_file = pathlib.Path(options.failure_file)
     environ = os.environ
     try:
-        topology = topology_of(options, options.command)
+        step = job.Step(**fields.chosen(job.Step, options))
+        if not options.command:
+            raise ValueError(launcher.NO_COMMAND)
         place = slurm_place.Place.from_env(
             environ, nodes=options.nodes.split(",")
         )
-        ports = slurm_place.parse_ports(options.ports)
-        task = find_task(topology, place, ports)
-        env = environment(
-            task, place, environ, num_gpus=options.gpus_per_worker
-        )
+        task = find_task(step, place)
+        env = environment(task, place, environ, num_gpus=step.gpus_per_worker)
     except ValueError as error:
         name = f"rank {environ.get('SLURM_PROCID')}"
         record_failure(failure_file, name, programs.EXIT_OPTIONS)
@@ -215,19 +193,19 @@ def _run(options: programs.Options) -> int:
     shared = None
     if (
         place.hosts.count(place.hosts[place.rank]) > 1
-        and not options.gpus_per_worker
-        and not parent.why_not(options.start, topology.command, env)
+        and not step.gpus_per_worker
+        and not parent.why_not(step.start, options.command, env)
     ):
         shared = node_parent.NodeParent(
             # The file's name is this step's only.
             name=f"tfdistill/{failure_file.name}/"
             f"{place.rank - place.local_rank}",
             starts=place.local_rank == 0,
-            preload=[name for name in options.preload.split(",") if name],
+            preload=step.modules,
             signals=_SIGNALS,
             told=_told,
         )
-    code = run(topology.command, task, place, env, shared=shared)
+    code = run(options.command, task, place, env, shared=shared)
     if code and record_failure(failure_file, task.name, code) and not _told:
         print(f"{task.name} ended with {code}", file=sys.stderr)
         print("\n".join(files.quote(task.log_path)), file=sys.stderr)

@@ -88,8 +88,9 @@ class Flags(argparse_flags.ArgumentParser):
         many = default if isinstance(default, list) else [default]
         named = re.match(r"<(\S+)>: ", text)
         text = text[named.end() :] if named else text
-        if any(many) and "default" not in text:
-            text += f" (default {', '.join(map(str, many))})"
+        shown = [str(one) for one in many if one is not None]
+        if shown and default is not False and "default" not in text:
+            text += f" (default {', '.join(shown)})"
         more: dict[str, Any] = {"action": "store_true"}
         if default is not False:
             kind = kind or (str if many in ([], [None]) else type(many[0]))
