@@ -20,7 +20,7 @@ from tfdistill.exchange import signing
 from tfdistill.exports import graph_check
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
-from tfdistill.teachers import gates
+from tfdistill.follow import screen
 
 _JSON = st.recursive(
     st.none()
@@ -174,5 +174,5 @@ def test_any_file_names_pass_or_are_refused(names):
 
 @hypothesis.given(_JSON)
 def test_any_schema_of_a_peer_differs(theirs):
-    ours = gates.digests({"labels": ["a"]})
-    assert gates.schema_difference(ours, theirs)
+    ours = screen.digests({"labels": ["a"]})
+    assert screen.schema_difference(ours, theirs)
