@@ -95,8 +95,7 @@ def _write(root: str, storage: filesystem.FileSystem, ready: int) -> None:
     hub = publisher.Exchange(
         root, key=None, file_system=storage, max_to_keep=2, min_keep_secs=0.05
     )
-    # Where nothing can be renamed, a claim takes two renewals.
-    hub.claim(0, renew_secs=0.01)
+    hub.claim(0)
     latest = hub.latest(0)
     step = latest.step + 1 if latest else 0
     os.write(ready, b".")
@@ -180,8 +179,8 @@ def _check(
     if max(steps, default=-1) < newest:
         counts.add_fault(f"newest step {steps} after step {newest}")
     names = set(storage.list_dir(reader.group_path(0)))
-    names -= {str(step) for step in steps}
-    counts.interrupted += any(not n.startswith(".claim-") for n in names)
+    names -= {"owner.json", *map(str, steps)}
+    counts.interrupted += bool(names)
     return max(steps, default=newest)
 
 

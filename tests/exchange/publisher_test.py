@@ -307,7 +307,7 @@ def test_storage_that_takes_nothing_costs_exports_only(tmp_path, number):
     storage = storage_cases.Refusing(readable=True)
     hub = publisher.Exchange(str(tmp_path), file_system=storage)
     reader = publisher.Exchange(tmp_path)
-    with hub.claim(0, renew_secs=0.05) as claim:
+    with hub.claim(0) as claim:
         old = publish(hub, 1)
         storage.number = number
         for step in (2, 3):
@@ -318,7 +318,7 @@ def test_storage_that_takes_nothing_costs_exports_only(tmp_path, number):
         storage.number = None
         claim.check()
         assert publish(hub, 4) == reader.latest(0)
-    assert [n for n in hidden_names(tmp_path) if ".claim" not in n] == []
+    assert hidden_names(tmp_path) == []
 
 
 def test_a_full_disk_costs_exports_until_there_is_room(tmp_path):
@@ -327,7 +327,7 @@ def test_a_full_disk_costs_exports_until_there_is_room(tmp_path):
         tmp_path, max_to_keep=2, min_keep_secs=60, clock=clock
     )
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with hub.claim(0, renew_secs=0.05) as claim:
+    with hub.claim(0) as claim:
         for step in (1, 2, 3):
             publish(hub, step)
         assert hub.steps(0) == [1, 2, 3]
@@ -344,7 +344,7 @@ def test_a_full_disk_costs_exports_until_there_is_room(tmp_path):
         claim.check()
         hub.verify(publish(hub, 7))
     assert hub.steps(0) == [3, 7]
-    assert [n for n in hidden_names(tmp_path) if ".claim" not in n] == []
+    assert hidden_names(tmp_path) == []
 
 
 def inner_file_system(kind):
@@ -847,7 +847,7 @@ def test_an_object_store_is_published_to_pruned_and_swept(
             f"{s3.url}/hub", max_to_keep=2, min_keep_secs=0, key=b"k" * 16
         )
         assert hub.latest(0) is None
-        with hub.claim(0, lease_secs=1, renew_secs=0.05):
+        with hub.claim(0):
             for step in (2, 3, 4):
                 publish(hub, step)
             assert hub.latest(0).step == 4
@@ -856,7 +856,7 @@ def test_an_object_store_is_published_to_pruned_and_swept(
         for step in (3, 4):
             hub.verify(hub.open(0, step))
         storage, root = filesystem.for_root(f"{s3.url}/hub/group_0")
-        names = {n for n in storage.list_dir(root) if n[:6] != ".claim"}
+        names = set(storage.list_dir(root))
         assert names == {"3", "4"}
         storage.write(f"{root}/4/saved_model.pb", [b"other"])
         with pytest.raises(versions.CorruptVersionError):

@@ -128,7 +128,7 @@ def _published():
     """A publisher's life on an object store, with claims among it."""
     store = storage_cases.MemoryFileSystem()
     hub = publisher.Exchange("root", file_system=store, **_options())
-    with hub.claim(0, renew_secs=0.001):
+    with hub.claim(0):
         return _life(store, [hub] * 4)
 
 

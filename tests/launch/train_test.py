@@ -23,7 +23,6 @@ from launch.task import students
 from launch.task import training
 from models import digits
 from tests.cases import criteo as criteo_cases
-from tfdistill.exchange import claim
 from tfdistill.launcher import group as supervised_group
 from tfdistill.launcher import local_run
 
@@ -296,12 +295,12 @@ def test_a_data_set_without_files_refuses_a_path(tmp_path, caplog):
     assert "data.path" in caplog.text
 
 
-def test_a_group_that_another_process_has_is_a_wrong_option(
+def test_a_group_that_another_run_has_is_a_wrong_option(
     tmp_path, caplog, monkeypatch
 ):
-    monkeypatch.setattr(claim.ClaimRecord, "is_gone", lambda record: False)
     _as_group(monkeypatch, 0)
-    with tfdistill.Exchange(tmp_path / "run" / "exchange").claim(0):
+    hub = tfdistill.Exchange(tmp_path / "run" / "exchange")
+    with hub.claim(0, run="/another"):
         argv = _options(tmp_path / "run", "exchange.every_steps=1")
         assert train.main(argv) == train.EXIT_OPTIONS
     said = caplog.text

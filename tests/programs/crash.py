@@ -14,7 +14,6 @@ import os
 import pathlib
 import shutil
 import sys
-import threading
 import time
 
 from tests.cases import storage as storage_cases
@@ -25,17 +24,12 @@ from tfdistill.exchange import versions
 
 _FILES = ("saved_model.pb", "variables/index", "variables/data")
 _CRASHED = 9
-# Where directories cannot be renamed, a claim takes two renewals, and one that
-# was cut short holds its lease.
-_OPTIONS = {"renew_secs": 0.01, "lease_secs": 0.5}
 
 
 class _Crash(storage_cases.Faults):
     """Counts the calls of the publishing thread; the k-th ends the process."""
 
     def check(self, name, path):
-        if threading.current_thread() is not threading.main_thread():
-            return  # A renewal of the claim, at any moment.
         self.calls.append(name)
         if len(self.calls) == self.fail_at:
             os._exit(_CRASHED)
@@ -60,7 +54,7 @@ def _publish(hub, step):
 
 def _prepare(root, scenario):
     hub = _hub(root, filesystem.LocalFileSystem())
-    with hub.claim(0, **_OPTIONS):
+    with hub.claim(0):
         for step in (1, 2):
             _publish(hub, step)
         if scenario == "replace":
@@ -72,7 +66,7 @@ def _publisher(root, storage, fail_at):
     """What is ended: one run of a publisher, with one export."""
     crash = _Crash(storage, fail_at=fail_at)
     hub = _hub(root, crash)
-    with hub.claim(0, **_OPTIONS):
+    with hub.claim(0):
         _publish(hub, 3)
     return crash.calls
 
@@ -100,7 +94,7 @@ def _leftovers(root):
     return [
         name
         for name in os.listdir(f"{root}/group_0")
-        if not name.isdigit() and not name.startswith(".claim-")
+        if not name.isdigit() and name != "owner.json"
     ]
 
 
@@ -123,7 +117,7 @@ def _problems(root, storage, scenario):
     # at once that whoever left these is dead.
     successor = _hub(root, storage)
     step = 4 if not damaged else 3
-    with successor.claim(0, **_OPTIONS):
+    with successor.claim(0):
         successor.verify(_publish(successor, step))
         if _leftovers(root):
             yield f"left in spite of the claim: {_leftovers(root)}"

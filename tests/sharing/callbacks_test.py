@@ -320,7 +320,7 @@ def test_a_group_is_claimed_for_the_time_of_its_training(exchange):
     for _ in range(2):
         _train(model, exporter, more=[Look()])
     assert len(set(claims)) == 2
-    assert all(claim.is_released for claim in claims)
+    assert not any(claim.is_held for claim in claims)
 
 
 def test_a_claim_that_is_lost_ends_training(exchange, caplog):
@@ -342,10 +342,9 @@ def test_a_claim_that_is_lost_ends_training(exchange, caplog):
     assert exchange.steps(0)[-1] < 4
 
 
-def test_a_group_that_is_claimed_cannot_be_trained(exchange, monkeypatch):
-    monkeypatch.setattr(claim.ClaimRecord, "is_gone", lambda record: False)
-    with tfdistill.Exchange(exchange.root).claim(0):
-        with pytest.raises(ValueError, match="claims it and is alive"):
+def test_a_group_of_another_run_cannot_be_trained(exchange):
+    with tfdistill.Exchange(exchange.root).claim(0, run="/another"):
+        with pytest.raises(ValueError, match="belongs to another run"):
             _train(cases.codistill(cases.linear(0)), _exporter(exchange))
     assert exchange.steps(0) == []
 

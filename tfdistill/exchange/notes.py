@@ -1,7 +1,8 @@
 """Small signed files that processes of a run leave for each other.
 
-Such as the address at which a worker takes messages. A note is as trustworthy
-as a version: in a run with a key, one that is not signed with it says nothing.
+Such as the address at which a worker takes messages, or who owns a group. A
+note is as trustworthy as a version: in a run with a key, one that is not signed
+with it says nothing.
 """
 
 import json
@@ -26,7 +27,7 @@ class Notes:
         signer: signing.Signer | None,
     ) -> None:
         self._file_system = file_system
-        self._group_dir = group_dir
+        self.directory = group_dir
         self._group = group
         self._signer = signer
 
@@ -40,7 +41,7 @@ class Notes:
             self._signed(name, fields)
         )
         text = json.dumps({"fields": fields, "signature": signature})
-        self._file_system.write(self._path(name), [text.encode() + b"\n"])
+        self._file_system.write(self.path(name), [text.encode() + b"\n"])
 
     def read(self, name: str) -> dict[str, Any] | None:
         """Reads a note; None if there is none, or none to trust.
@@ -50,7 +51,7 @@ class Notes:
         """
         try:
             text = filesystem.read(
-                self._file_system, self._path(name), max_bytes=MAX_BYTES
+                self._file_system, self.path(name), max_bytes=MAX_BYTES
             )
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -64,8 +65,21 @@ class Notes:
             return None
         return fields
 
-    def _path(self, name: str) -> str:
-        return f"{self._group_dir}/{name}.json"
+    def exists(self, name: str) -> bool:
+        """Whether there is a note, to trust or not; OSError as `read`."""
+        try:
+            self._file_system.stat(self.path(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def remove(self, name: str) -> None:
+        """Removes a note that is there; OSError as `read`."""
+        self._file_system.remove(self.path(name))
+
+    def path(self, name: str) -> str:
+        """Returns the file of a note."""
+        return f"{self.directory}/{name}.json"
 
     def _signed(self, name: str, fields: dict[str, Any]) -> bytes:
         text = json.dumps(fields, sort_keys=True)

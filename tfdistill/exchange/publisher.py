@@ -22,7 +22,6 @@ from tfdistill.exchange import manifest
 from tfdistill.exchange import reader
 from tfdistill.exchange import signing
 from tfdistill.exchange import versions
-from tfdistill.system import fresh_copies
 
 _log = logging.getLogger(__name__)
 
@@ -36,12 +35,11 @@ def check_exchange(exchange: Any) -> None:
         )
 
 
-class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
+class Exchange(reader.VersionReader):
     """The shared directory through which groups see each other's exports.
 
     One process of each group publishes; any number read. Methods may be
-    called from several threads. `copy.deepcopy` gives a new exchange over the
-    same directory, unless a group is claimed.
+    called from several threads.
     """
 
     def __init__(
@@ -80,48 +78,36 @@ class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
         self._lock = threading.RLock()
         self._claims: dict[int, group_claim.GroupClaim] = {}
 
-    @property
-    def is_in_use(self) -> bool:
-        """Whether this process has claimed a group."""
-        return any(claimed.is_active for claimed in self._claims.values())
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Exchange":
+        """Returns this one: a tuner copies callbacks, not what they open."""
+        return self
 
-    def claim(
-        self,
-        group: int,
-        *,
-        lease_secs: float = group_claim.LEASE_SECS,
-        renew_secs: float = group_claim.RENEW_SECS,
-    ) -> group_claim.GroupClaim:
+    def claim(self, group: int, *, run: str = "") -> group_claim.GroupClaim:
         """Claims a group, so that no other process publishes for it.
 
-        From then on `publish` checks, right before a version becomes visible,
-        that the claim still holds. Without a claim it checks nothing.
+        It is taken over from an earlier process of the same run. From then on
+        `publish` checks, right before a version becomes visible, that no newer
+        process has taken it over in turn. Without a claim it checks nothing.
 
         Args:
           group: Index of the group.
-          lease_secs: Seconds without a sign of life after which another
-            process's claim is taken over. Default 10.
-          renew_secs: Seconds between this process's signs of life. Default 1.
+          run: The same text in all processes of a run, and another in other
+            runs, such as the run's directory. Default: none.
 
         Returns:
           The claim. Release it at the end, or use it in a `with` statement.
 
         Raises:
-          GroupClaimedError: If another live process has claimed the group.
+          GroupClaimedError: If the group belongs to another run.
           ExportError: If the exchange was made with root=None.
         """
         self._refuse_disabled()
         claimed = self._claims.get(group)
-        if claimed is None or not claimed.is_active:
+        if claimed is None or not claimed.is_held:
             claimed = group_claim.GroupClaim(
-                self._file_system,
-                self.group_path(group),
-                owner=group_claim.ClaimRecord.of_this_process(self.incarnation),
-                lease_secs=lease_secs,
-                renew_secs=renew_secs,
-                signer=self._signer,
+                self.notes(group), run=run, incarnation=self.incarnation
             )
-            claimed.start()
+            claimed.take()
             self._claims[group] = claimed
         return claimed
 
@@ -256,10 +242,8 @@ class Exchange(fresh_copies.FreshCopies, reader.VersionReader):
         return claimed is not None and claimed.is_held
 
     def _confirm(self, group: int) -> None:
-        claimed = self._claims.get(group)
-        # A claim that was released says nothing; one that was lost does.
-        if claimed is not None and not claimed.is_released:
-            claimed.confirm()
+        if group in self._claims:
+            self._claims[group].confirm()
 
     def _refuse_disabled(self) -> None:
         if not self.enabled:

@@ -94,10 +94,10 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
     which `fit` leaves in the model at its end. With `weights="ema"` they hold a
     running mean, and the student keeps its own weights.
 
-    During training the chief holds the claim of its group: a second chief of
-    the same group fails at the start of its training with a
-    `GroupClaimedError`, and one that was frozen until another took the group
-    over ends its training with a `ClaimLostError`.
+    During training the chief holds the claim of its group: a chief of another
+    run fails at the start of its training with a `GroupClaimedError`, and one
+    that a newer process of its own run has replaced ends its training with a
+    `ClaimLostError`.
     """
 
     def __init__(
@@ -290,7 +290,9 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
         self._looks_for_earlier = self.step == 0
         if replicas.is_chief(strategy):
             if self._exchange.enabled:
-                self._claim = self._exchange.claim(self._group)
+                self._claim = self._exchange.claim(
+                    self._group, run=cluster.workdir or ""
+                )
             self._worker = background.OneJobThread("tfdistill-export")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
