@@ -76,7 +76,6 @@ def _mixer(exchange: tfdistill.Exchange) -> list[keras.callbacks.Callback]:
         every_steps=2,
         quorum="all",
         grace_secs=60.0,
-        poll_secs=0.01,
     )
     return [tfdistill.StudentExporter(exchange, every_steps=2), mixer]
 

@@ -32,7 +32,6 @@ def main(directory: str) -> None:
         every_steps=1,
         quorum="all",
         grace_secs=60.0,
-        poll_secs=0.01,
     )
     exporter = tfdistill.StudentExporter(exchange, every_steps=1)
     # Another worker's group would be the same without these.
