@@ -28,7 +28,6 @@ INDEX = CONFIG.get("task", {{}}).get("index", 0)
 NAME = f"group_{{GROUP}}_{{TYPE}}_{{INDEX}}"
 WORKDIR = pathlib.Path(os.environ["TFDISTILL_WORKDIR"])
 def connect():
-    signs.label_warnings()
     signs.announce_starting()
     signs.announce_ready()
 def family():

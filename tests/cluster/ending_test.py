@@ -90,15 +90,6 @@ def test_a_handler_of_the_programs_own_stays_in_charge(start):
     assert _terminate(process)[0] == 7
 
 
-def test_one_that_comes_later_does_too(start):
-    process = start(
-        "assert ending.install()\n"
-        "signal.signal(15, lambda *_: (time.sleep(1), sys.exit(7)))\n"
-        "ready()\ntime.sleep(600)"
-    )
-    assert _terminate(process)[0] == 7
-
-
 def test_nothing_is_changed_without_a_launcher(start):
     process = start(
         "assert not ending.install({})\nready()\ntime.sleep(600)",
@@ -197,15 +188,6 @@ def test_progress_keeps_it_quiet():
         assert not ended
         now[0] += 0.3
         assert _wait_until(lambda: ended)
-
-
-@pytest.mark.parametrize("limit_secs", [0.0, 0.05])
-def test_no_limit_and_a_clean_exit_end_nothing(limit_secs):
-    ended = []
-    with ending.Watchdog(limit_secs, lambda: "", end=ended.append):
-        pass
-    time.sleep(0.2)
-    assert not ended
 
 
 def test_limits_come_from_the_environment(monkeypatch):

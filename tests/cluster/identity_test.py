@@ -275,37 +275,6 @@ def test_malformed_variables(environ, field):
     assert field in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"group": True, "num_groups": 2},
-        {"group": 2, "num_groups": 2},
-        {"num_groups": 1.0},
-        {"task_type": "chief"},
-        {"task_index": 1},
-        {"spec": ["a:1"]},
-    ],
-)
-def test_fields_are_checked_without_an_environment_too(fields):
-    with pytest.raises(ValueError, match="must .*received"):
-        Cluster(**fields)
-
-
-def test_known_variables_hold_all_that_the_library_sets():
-    assert set(Cluster(workdir="w", spec=TWO).to_env()) == {
-        "TF_CONFIG",
-        "TFDISTILL_EXCHANGE",
-        "TFDISTILL_GROUP",
-        "TFDISTILL_NUM_GROUPS",
-        "TFDISTILL_WORKDIR",
-    }
-    for name in identity.KNOWN_VARIABLES - {
-        "TFDISTILL_GROUP",
-        "TFDISTILL_NUM_GROUPS",
-    }:
-        Cluster.from_env({name: "7"})
-
-
 def test_a_mistyped_key_is_not_shown():
     with pytest.raises(ValueError, match="Did you mean") as caught:
         Cluster.from_env({"TFDISTILL_EXCHANGE_KEYS": "secret"})

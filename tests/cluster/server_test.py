@@ -114,15 +114,6 @@ def test_tasks_on_one_host_share_its_cores(monkeypatch):
     assert threads(64, task_type="ps", task_index=1) == 0
 
 
-def test_a_worker_with_several_gpus_is_refused(monkeypatch):
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [0, 1])
-    cluster = identity.Cluster(
-        spec={"chief": ["a:1"], "worker": ["a:2"], "ps": ["a:3"]}
-    )
-    with pytest.raises(ValueError, match="worker:0 received 2. Start a worker"):
-        server.serve(cluster, limit_secs=1.0)
-
-
 @pytest.mark.multiprocess
 @pytest.mark.timeout_secs(200)
 @pytest.mark.usefixtures("no_process_left")

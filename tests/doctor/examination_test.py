@@ -75,7 +75,7 @@ def _config(task_type="worker", index=0, **spec):
     ("environ", "seen"),
     [
         ({"TF_CONFIG": "{"}, "TF_CONFIG must be valid JSON"),
-        ({"TF_CONFIG": _config(index=7)}, "must be an integer from 0 to 1"),
+        ({"TF_CONFIG": _config(index=7)}, "be one of worker:0, worker:1"),
         ({"TFDISTILL_GRUOP": "1"}, "TFDISTILL_GRUOP is not a variable"),
     ],
 )

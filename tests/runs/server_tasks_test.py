@@ -190,4 +190,4 @@ def test_a_chief_that_does_not_return_is_done(start):
     )
     assert ps.wait(LIMIT_SECS) == 0
     said = ps.text()
-    assert "has not come back within 0.5 s, so that it must be done" in said
+    assert "waited 0.5 s for chief:0 at" in said

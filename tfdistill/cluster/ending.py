@@ -49,7 +49,13 @@ _num_deferring = 0
 # The descriptor that signals are written to. No socket object, which Python
 # would close, and warn of, while the process ends: until then it must hear.
 _listening: list[int] = []
-_fork = threading.local()
+
+
+class _Fork(threading.local):
+    mask: set[int] | None = None
+
+
+_fork = _Fork()
 
 
 def requested() -> bool:
@@ -91,10 +97,9 @@ def _before_fork() -> None:
 
 
 def _unblock() -> None:
-    mask = getattr(_fork, "mask", None)
-    if mask is not None:
+    if _fork.mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _fork.mask)
         _fork.mask = None
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _leave_child_alone() -> None:

@@ -137,16 +137,11 @@ def serve(cluster: identity.Cluster, *, limit_secs: float) -> NoReturn:
             )
         if presence is Presence.GONE:
             _end(0, f"{cluster.task_name} ends: chief:0 at {address} is gone.")
-        if presence is Presence.LATE and is_second_life:
-            _end(
-                0,
-                f"{cluster.task_name} ends: chief:0 at {address} has not come "
-                f"back within {return_secs:g} s, so that it must be done.",
-            )
         if presence is Presence.LATE:
             _end(
-                signs.EXIT_RETRY,
-                f"{cluster.task_name} waited {limit_secs:.0f} s for chief:0 at "
+                # It was there before: then it must be done.
+                0 if is_second_life else signs.EXIT_RETRY,
+                f"{cluster.task_name} waited {limit_secs:g} s for chief:0 at "
                 f"{address}, which {answer.value}. Look at the chief's log; "
                 "TFDISTILL_START_TIMEOUT_SECS sets the limit.",
             )

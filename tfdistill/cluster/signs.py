@@ -9,16 +9,14 @@ ever waiting for the disk (half a microsecond a time on Linux), and the launcher
 judges by its own clock when it last saw the line change. So a task that hangs
 is found even if it holds Python's lock, or if its threads are all gone.
 
-Warnings need no file: launchers read them in the task's log.
-
 The names of the files come from `TFDISTILL_READY_FILE`; without it (another
 launcher) nothing is written.
 """
 
 import contextlib
 import dataclasses
+import functools
 import json
-import logging
 import os
 import pathlib
 from collections.abc import Iterator
@@ -75,22 +73,6 @@ def found_starting(ready_path: pathlib.Path) -> bool:
 def found_port_taken(ready_path: pathlib.Path) -> bool:
     """Whether a task with this ready file has said so."""
     return ready_path.with_name(ready_path.name + _PORT_TAKEN).exists()
-
-
-def label_warnings(environ: Mapping[str, str] | None = None) -> None:
-    """Has this task's log say which lines are warnings of the library.
-
-    Without a handler Python prints their texts alone. A program that has one,
-    or gets one later, writes them in its own way.
-    """
-    environ = os.environ if environ is None else environ
-    log = logging.getLogger("tfdistill")
-    if VARIABLE not in environ or log.hasHandlers():
-        return
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
-    handler.addFilter(lambda record: not logging.getLogger().handlers)
-    log.addHandler(handler)
 
 
 def _touch(environ: Mapping[str, str] | None, suffix: str) -> None:
@@ -183,14 +165,10 @@ def read_progress(ready_path: pathlib.Path) -> Line | None:
         return None
 
 
-_own: list[Reporter] = []
-
-
+@functools.cache
 def own() -> Reporter:
     """Returns this process's one reporter."""
-    if not _own:
-        _own.append(Reporter())
-    return _own[0]
+    return Reporter()
 
 
 class Start:
@@ -244,11 +222,7 @@ def read_parts(
         return None
 
 
-_own_start: list[Start] = []
-
-
+@functools.cache
 def own_start() -> Start:
     """Returns this process's one start."""
-    if not _own_start:
-        _own_start.append(Start())
-    return _own_start[0]
+    return Start()

@@ -70,7 +70,6 @@ def make_strategy(
             "Export TFDISTILL_EXCHANGE or TFDISTILL_WORKDIR, a directory or "
             "URL that all groups reach, for each task.",
         )
-    signs.label_warnings()
     if start_timeout_secs is None:
         start_timeout_secs = ending.limit_from_env(
             "TFDISTILL_START_TIMEOUT_SECS", 300.0
@@ -185,47 +184,29 @@ def _multi_worker(cluster: identity.Cluster) -> tf.distribute.Strategy:
             "of your program."
         ) from error
     replicas.prepare_to_meet(strategy)
-    _ExitBarrier(strategy).install()
+    _leave_together(strategy)
     return strategy
 
 
-class _ExitBarrier:
+def _leave_together(
+    strategy: tf.distribute.Strategy, *, timeout_secs: float = 1800.0
+) -> None:
     """Lets no worker leave while another is still at work.
 
     A worker that is done before the chief takes the chief down with it
     (tf#58434): its exit looks like a lost peer. At a normal exit all workers
     wait for each other, for `timeout_secs` at most; after an error none does.
     """
+    failed = threading.Event()
+    previous = sys.excepthook
 
-    def __init__(
-        self, strategy: tf.distribute.Strategy, *, timeout_secs: float = 1800.0
-    ) -> None:
-        self._strategy = strategy
-        self._timeout_secs = timeout_secs
-        self._failed = False
+    def note_failure(*details: Any) -> None:
+        failed.set()
+        previous(*details)
 
-    def install(self) -> None:
-        previous = sys.excepthook
-
-        def note_failure(*details: Any) -> None:
-            self._failed = True
-            previous(*details)
-
-        sys.excepthook = note_failure
-        atexit.register(self._wait)
-
-    def _wait(self) -> None:
-        if self._failed:
-            return
-        # In a thread of its own, so that a peer that will never come cannot
-        # hold up the exit.
-        waiting = threading.Thread(target=self._meet, daemon=True)
-        waiting.start()
-        waiting.join(self._timeout_secs)
-
-    def _meet(self) -> None:
+    def meet() -> None:
         try:
-            replicas.meet(self._strategy, "leave")
+            replicas.meet(strategy, "leave")
         except replicas.NotTogetherError:
             pass  # The others tell of it.
         except tf.errors.OpError as error:
@@ -234,3 +215,14 @@ class _ExitBarrier:
                 f"{error.message.splitlines()[0]}",
                 file=sys.stderr,
             )
+
+    def wait() -> None:
+        if not failed.is_set():
+            # In a thread of its own, so that a peer that will never come cannot
+            # hold up the exit.
+            waiting = threading.Thread(target=meet, daemon=True)
+            waiting.start()
+            waiting.join(timeout_secs)
+
+    sys.excepthook = note_failure
+    atexit.register(wait)
