@@ -67,7 +67,6 @@ def teacher(name="group_1", **more):
         "reason": "",
         "share": 1.0,
         "age_steps": 2,
-        "age_secs": 1.5,
         "num_quarantined": 0,
         "quarantined": {},
     } | more

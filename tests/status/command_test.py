@@ -48,7 +48,7 @@ def test_what_people_see(tmp_path, capsys):
     assert code == 0
     assert rows[1][:3] == ["group", "state", "step"]
     assert rows[3][:4] == ["0", "running", "10/100", "0.5000"]
-    assert ["0", "group_1", "8", "fading", "0.25", "2", "2"] in rows
+    assert ["0", "group_1", "8", "fading", "0.25", "2"] in rows
     for reason in reasons.values():
         assert reason in out
 

@@ -45,7 +45,6 @@ _CHARTS: dict[str, dict[str, Sequence[str]]] = {
     },
     "Teachers": {
         "Staleness in steps": ["teachers/<teacher>/staleness_steps"],
-        "Staleness in seconds": ["teachers/<teacher>/staleness_secs"],
         "Health: 4 good, 3 fading, 2 no weight, 1 dropped, 0 absent": [
             "teachers/<teacher>/health"
         ],

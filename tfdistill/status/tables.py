@@ -94,7 +94,6 @@ _TEACHER_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "health": lambda teacher: teacher["health"].replace("_", " "),
     "share": lambda teacher: _text(teacher["share"], "{:.2f}"),
     "steps old": lambda teacher: _text(teacher["age_steps"]),
-    "secs old": lambda teacher: _text(teacher["age_secs"], "{:.0f}"),
 }
 # What a narrow terminal leaves out, the least wanted first.
 _DISPENSABLE = (
@@ -226,7 +225,7 @@ _OF_RECORD = (
     *("distillation_weight", "examples_per_second"),
 )
 _OF_TEACHER = (
-    *("name", "health", "reason", "share", "age_steps", "age_secs"),
+    *("name", "health", "reason", "share", "age_steps"),
     *("num_quarantined", "num_answers", "num_missed", "num_forged"),
 )
 
