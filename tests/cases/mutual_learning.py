@@ -173,8 +173,7 @@ def _kept(logits: np.ndarray, is_whole: bool) -> list[np.ndarray]:
         return [logits.astype("float32")]
     classes = np.argsort(-logits).astype("int32")
     log_p = np.log(cases.softmax(logits)).astype("float32")
-    of = np.zeros([*classes.shape, 0], "int32")
-    return [classes, np.take_along_axis(log_p, classes, -1), of]
+    return [classes, np.take_along_axis(log_p, classes, -1)]
 
 
 def _said(arrays: tuple[np.ndarray, ...] | None) -> np.ndarray:
@@ -182,7 +181,7 @@ def _said(arrays: tuple[np.ndarray, ...] | None) -> np.ndarray:
         raise RuntimeError("a group did not answer.")
     if len(arrays) == 1:
         return cases.softmax(arrays[0].astype("float64"))
-    classes, log_p, _ = arrays
+    classes, log_p = arrays
     p = np.zeros(log_p.shape)
     np.put_along_axis(p, classes, np.exp(log_p.astype("float64")), -1)
     return p

@@ -44,18 +44,17 @@ def _all(dataset, name="labels"):
 def test_what_was_written_comes_with_its_example(tmp_path, batch_size):
     teacher = cases.linear(5)
     seen = []
-    num_rows = labels.write(
-        _data(), teacher, tmp_path, rows_per_file=20, progress=seen.append
-    )
+    num_rows = labels.write(_data(), teacher, tmp_path, progress=seen.append)
     assert num_rows == seen[-1] == 50
-    assert len(list(tmp_path.glob("*.tfrecord"))) == 3
     found = labels.read(tmp_path)
     assert found.num_rows == 50
     x, y, outputs = _all(_data(batch_size=batch_size).apply(found))
     np.testing.assert_array_equal(x, _X)
     np.testing.assert_array_equal(y, _Y)
     np.testing.assert_allclose(outputs, teacher(_X), rtol=1e-5, atol=1e-6)
-    # A part of the data, and the same data again.
+    # Shuffled, a part of the data, and the same data again.
+    shuffled = _data().apply(found).unbatch().shuffle(50).batch(8)
+    assert len(_all(shuffled)[0]) == 50
     part = _data().take(2).apply(found).repeat(2)
     assert len(_all(part)[0]) == 32
 
@@ -66,9 +65,9 @@ def test_a_student_learns_from_them_as_from_the_model(tmp_path):
     labels.write(_data(), str(tmp_path / "model"), tmp_path / "labels")
     histories = []
     for teachers, data in (
-        (tfdistill.TeacherSet(saved_models=[tmp_path / "model"]), _data()),
+        (tfdistill.teachers.FixedTeacher(tmp_path / "model"), _data()),
         (
-            tfdistill.TeacherSet(labels=["labels"]),
+            tfdistill.teachers.LabelTeacher("labels"),
             _data().apply(labels.read(tmp_path / "labels")),
         ),
     ):
@@ -116,14 +115,8 @@ def test_other_data_and_another_order_are_refused(tmp_path):
     assert _first_difference(_data(changed), found) == 49
     longer = np.concatenate([_X, _X]), np.concatenate([_Y, _Y])
     assert _first_difference(_data(*longer), found) == 50
-    for wrong in (
-        _data().unbatch(),
-        _data().batch(2),
-        _data(_X.astype("float64")),
-        _data((_X, _X)),
-    ):
-        with pytest.raises(ValueError, match="received a data set.*Batch it"):
-            wrong.apply(found)
+    for wrong in (_data().unbatch(), _data(_X.astype("float64"))):
+        assert _first_difference(wrong, found) == 0
     with pytest.raises(ValueError, match=r"not.*dataset\.map"):
         _data().map(found)
 
@@ -138,7 +131,9 @@ def test_top_classes_and_samples_are_smaller(tmp_path):
         teacher = cases.linear(5, classes=100)
         labels.write(_data(), teacher, tmp_path / name, form=form)
         found = labels.read(tmp_path / name)
-        (x, _) = next(iter(_data().apply(found)))
+        # One example at a time, too: TensorFlow does not survive that with
+        # tensors that have a shape and no bytes.
+        (x, _) = next(iter(_data().apply(found).unbatch().batch(8)))
         (kept,) = x.labels["labels"]["outputs"]
         sizes[name] = sum(int(tf.size(v)) * v.dtype.size for v in kept.values())
     assert sizes == {"whole": 8 * 400, "top": 8 * 12, "drawn": 8 * 4}
@@ -152,7 +147,7 @@ def test_labels_that_were_changed_or_not_finished_are_refused(tmp_path):
     content = bytearray(file.read_bytes())
     content[100] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ValueError, match="were changed: labels-00000"):
+    with pytest.raises(ValueError, match="were changed: labels.tfrecord"):
         labels.read(changed)
     (changed / "labels.json").unlink()
     with pytest.raises(ValueError, match="no labels.json, which is written la"):
@@ -171,8 +166,8 @@ def test_labels_that_were_changed_or_not_finished_are_refused(tmp_path):
         with pytest.raises(ValueError, match="must be what .*write wrote"):
             labels.read(changed)
     (changed / "labels.json").write_text(whole)
-    (changed / "labels-00000.tfrecord").unlink()
-    with pytest.raises(ValueError, match="must be whole; labels-00000"):
+    (changed / "labels.tfrecord").unlink()
+    with pytest.raises(ValueError, match="must be whole; labels.tfrecord"):
         labels.read(changed)
 
 

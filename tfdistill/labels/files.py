@@ -1,19 +1,20 @@
 """A fixed teacher's labels of a data set, written once and read many times.
 
-A directory of labels holds TFRecord files and `labels.json`, which is written
-last: a directory without it is unfinished. A record is one example: 8 bytes by
-which its inputs are recognized, and then what `forms.Form.encode` keeps of each
-output, all of a fixed size. Records have the order of the data set.
+A directory of labels holds one file of TFRecords and `labels.json`, which is
+written last: a directory without it is unfinished. A record is one batch of the
+data set: hashes by which the inputs are recognized, and what `Form.encode`
+keeps of each output, as serialized tensors. Readers may batch in another way.
 """
+
+# Not `Dataset.save`: it never returns when the data set that it saves fails,
+# nor at Ctrl-C.
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import os
 import pathlib
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,15 +22,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import signing
 from tfdistill.exports import other_graphs
 from tfdistill.labels import attached
 from tfdistill.labels import forms
+from tfdistill.system import run_files
 
-FILE_NAME, FORMAT = "labels.json", 1
-# Of one record: which inputs it belongs to.
+FILE_NAME, FORMAT = "labels.json", 2
+_RECORDS = "labels.tfrecord"
+# Of one example: which inputs it belongs to.
 _FINGERPRINT_BYTES = 8
 _PROOF = "proof"
 
@@ -44,38 +46,29 @@ class _Description:
         teacher: Who made the labels: a digest of its files or of its values.
         num_rows: Number of examples.
         form: The arguments of `forms.Form`.
-        inputs: Shape and dtype of each input of one example.
         outputs: What is kept of each output of one example: shape and dtype
             by name.
-        files: By name the number of records and SHA-256, in their order.
+        sha256: Of the file of records.
         versions: Of the libraries that wrote them.
     """
 
     teacher: str
     num_rows: int
     form: Mapping[str, Any]
-    inputs: list[dict[str, Any]]
     outputs: list[dict[str, Any]]
-    files: Mapping[str, dict[str, Any]]
+    sha256: str
     versions: Mapping[str, str]
     format: int = FORMAT
 
-    def __post_init__(self) -> None:
-        """Fails if anything that is used of it later is missing."""
-        _ = self.digests, self.record_bytes
-
     @property
-    def digests(self) -> dict[str, str]:
-        """The SHA-256 of each file, in their order."""
-        return {name: said["sha256"] for name, said in self.files.items()}
-
-    @property
-    def record_bytes(self) -> int:
-        """The size of a record."""
-        return _FINGERPRINT_BYTES + sum(
-            _num_bytes(spec)
+    def spec(self) -> tuple[dict[str, tf.TensorSpec], ...]:
+        """What is kept of a batch, by output."""
+        return tuple(
+            {
+                name: tf.TensorSpec([None, *said["shape"]], said["dtype"])
+                for name, said in output.items()
+            }
             for output in self.outputs
-            for spec in output.values()
         )
 
     def text(self) -> str:
@@ -91,7 +84,6 @@ def write(
     form: forms.Form | None = None,
     seed: int = 0,
     trust: bool = False,
-    rows_per_file: int = 100_000,
     key: Any = "environment",
     progress: Callable[[int], None] = lambda num_rows: None,
 ) -> int:
@@ -108,7 +100,6 @@ def write(
         seed: Decides what is drawn if the form has `num_samples`.
         trust: Whether to load a SavedModel that holds more than what
             `graph_ops` lists, with a warning.
-        rows_per_file: About how many examples a file has.
         key: Of whoever may sign labels, as for `Exchange`: 32 bytes or more,
             None, or by default the one of the environment.
         progress: Called after each batch with the number of examples so far.
@@ -120,47 +111,35 @@ def write(
         ValueError: An argument is not as above, or what is kept of an example
             has no fixed size.
     """
-    if not isinstance(dataset, tf.data.Dataset):
-        raise ValueError(
-            "`dataset` must be a tf.data.Dataset of batches; received "
-            f"{type(dataset).__name__}."
-        )
-    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(
-            "The data set must end; received an endless one. Leave out "
-            "repeat(), or take() what is to be labelled."
-        )
+    _check_dataset(dataset)
     form = form or forms.Form()
     signer = signing.signer_for(key)
     path = _new_directory(directory)
     predict, digest = _predictor(teacher, dataset.element_spec, trust=trust)
-    rows = _encoded(dataset, predict, form, seed)
-    first = next(rows, None)
-    if first is None:
+    num_rows, outputs = 0, None
+    with tf.io.TFRecordWriter(str(path / _RECORDS)) as writer:
+        for number, element in enumerate(dataset):
+            rows, kept = _kept(element, predict, form, [seed, number])
+            outputs = _same(outputs, _described(kept))
+            writer.write(_record(rows, kept))
+            num_rows += len(rows)
+            progress(num_rows)
+    if outputs is None:
         raise ValueError(
             "The data set must have at least one example to label; received "
             "an empty one."
         )
-    batches = itertools.chain([first], rows)
-    num_rows = 0
-    with _Files(path, rows_per_file) as out:
-        for batch in batches:
-            num_rows += out.write(batch.records)
-            progress(num_rows)
-    description = _Description(
+    text = _Description(
         teacher=digest,
         num_rows=num_rows,
         form=dataclasses.asdict(form),
-        inputs=_inputs(dataset),
-        outputs=first.outputs,
-        files=out.files,
+        outputs=outputs,
+        sha256=_digest(path / _RECORDS),
         versions=dict(manifest.installed_versions()),
-    )
-    text = description.text()
+    ).text()
     proof = signer.proof(text.encode()) if signer else None
     content = json.dumps({"labels": json.loads(text), _PROOF: proof}, indent=1)
-    storage, root = filesystem.for_root(str(path))
-    storage.create(f"{root}/{FILE_NAME}", f"{content}\n".encode())
+    run_files.write(path / FILE_NAME, [f"{content}\n".encode()])
     return num_rows
 
 
@@ -182,20 +161,19 @@ def read(
     """
     path = pathlib.Path(directory)
     description = _opened(path, signing.signer_for(key))
-    for file, digest in description.digests.items():
-        try:
-            found = _digest(path / file)
-        except OSError as error:
-            raise ValueError(
-                f"The labels in {path} must be whole; {file} cannot be read: "
-                f"{error}. Copy the whole directory, or write them again."
-            ) from error
-        if found != digest:
-            raise ValueError(
-                f"The labels in {path} were changed: {file} must have the "
-                f"SHA-256 {digest[:12]}...; found {found[:12]}.... "
-                "Write them again."
-            )
+    try:
+        found = _digest(path / _RECORDS)
+    except OSError as error:
+        raise ValueError(
+            f"The labels in {path} must be whole; {_RECORDS} cannot be read: "
+            f"{error}. Copy the whole directory, or write them again."
+        ) from error
+    if found != description.sha256:
+        raise ValueError(
+            f"The labels in {path} were changed: {_RECORDS} must have the "
+            f"SHA-256 {description.sha256[:12]}...; found {found[:12]}.... "
+            "Write them again."
+        )
     return WrittenLabels(path, description, name=name)
 
 
@@ -203,9 +181,11 @@ class WrittenLabels:
     """Adds labels to the data set for which they were written.
 
     Example:
+        ```python
         labels = tfdistill.labels.read("labels", name="big")
         dataset = dataset.apply(labels).unbatch().shuffle(10_000).batch(64)
         teachers = tfdistill.teachers.LabelTeacher("big")
+        ```
     """
 
     def __init__(
@@ -237,50 +217,55 @@ class WrittenLabels:
                 "received an element of one. Call dataset.apply(labels), not "
                 "dataset.map(labels)."
             )
-        self._check_inputs(_inputs(dataset))
         size = _batch_size(dataset)
-        files = [str(self._path / name) for name in self._description.digests]
+        records = tf.data.TFRecordDataset(str(self._path / _RECORDS))
+        kept = records.map(self._parsed)
         # One more than there are, to which no example is equal.
-        records = tf.data.TFRecordDataset(files).concatenate(
-            tf.data.Dataset.from_tensors(
-                bytes(self._description.record_bytes)
-            ).repeat()
+        none = keras.tree.map_structure(
+            lambda spec: tf.zeros([1, *spec.shape[1:]], spec.dtype),
+            kept.element_spec,
         )
+        kept = kept.concatenate(tf.data.Dataset.from_tensors(none).repeat())
         joined = tf.data.Dataset.zip(
-            dataset.enumerate(), records.batch(size, drop_remainder=True)
+            dataset.enumerate(), kept.rebatch(size, drop_remainder=True)
         )
-        return joined.map(
+        labelled = joined.map(
             lambda numbered, kept: self._labelled(
-                numbered[0], numbered[1], kept, size
+                numbered[0] * size, numbered[1], *kept
             )
         )
+        count = dataset.cardinality()
+        if count < 0:
+            return labelled
+        # Keras wants to know, and `rebatch` forgets it.
+        return labelled.apply(tf.data.experimental.assert_cardinality(count))
 
-    def _check_inputs(self, found: list[dict[str, Any]]) -> None:
-        wanted = self._description.inputs
-        if len(found) != len(wanted) or not all(
-            ours["dtype"] == said["dtype"]
-            and tf.TensorShape(ours["shape"]).is_compatible_with(said["shape"])
-            for ours, said in zip(found, wanted, strict=True)
-        ):
-            raise ValueError(
-                f"The labels in {self._path} are of batches of examples with "
-                f"the inputs {wanted}; received a data set that has {found} "
-                "after its first dimension. Batch it once, and read the data "
-                "that were labelled."
+    def _parsed(self, record: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """Returns the hashes of a batch, and what is kept of its outputs."""
+        spec = (
+            tf.TensorSpec([None, _FINGERPRINT_BYTES], tf.uint8),
+            self._description.spec,
+        )
+        flat = tf.nest.flatten(spec)
+        parts = tf.io.parse_tensor(record, tf.string)
+        tensors = [
+            tf.ensure_shape(
+                tf.io.parse_tensor(parts[i], part.dtype), part.shape
             )
+            for i, part in enumerate(flat)
+        ]
+        return tf.nest.pack_sequence_as(spec, tensors)
 
     def _labelled(
-        self, number: tf.Tensor, element: Any, records: tf.Tensor, size: int
+        self, start: tf.Tensor, element: Any, wanted: tf.Tensor, kept: Any
     ) -> Any:
+        """Labels a batch whose first example is number `start`."""
         num_rows = attached.batch_size(element)
         # The last batch may be smaller than the others.
-        records = records[:num_rows]
-        found = fingerprint(attached.detach(element)[0])
-        wanted = tf.io.decode_raw(
-            tf.strings.substr(records, 0, _FINGERPRINT_BYTES),
-            tf.uint8,
-            fixed_length=_FINGERPRINT_BYTES,
+        wanted, kept = tf.nest.map_structure(
+            lambda part: part[:num_rows], (wanted, kept)
         )
+        found = fingerprint(attached.detach(element)[0])
         same = tf.reduce_all(found == wanted, axis=1)
         first = tf.argmin(tf.cast(same, tf.int32), output_type=tf.int64)
         check = tf.debugging.Assert(
@@ -290,30 +275,13 @@ class WrittenLabels:
                 f"{self.num_rows} examples: read the same data set in the same "
                 "order, in batches of one size, and shuffle and repeat it "
                 "afterwards. The first difference is at example",
-                number * size + first,
+                start + first,
             ],
         )
         with tf.control_dependencies([check]):
-            label = attached.label(
-                self._outputs(records),
-                version=tf.zeros([num_rows], tf.int64),
-            )
+            version = tf.zeros([num_rows], tf.int64)
+        label = attached.label(kept, version=version)
         return attached.attach(element, {self._name: label})
-
-    def _outputs(self, records: tf.Tensor) -> list[dict[str, tf.Tensor]]:
-        start, found = _FINGERPRINT_BYTES, []
-        num_rows = tf.shape(records)[0]
-        for output in self._description.outputs:
-            kept = {}
-            for name, spec in output.items():
-                size = _num_bytes(spec)
-                value = _decoded(
-                    tf.strings.substr(records, start, size), spec, size
-                )
-                kept[name] = tf.reshape(value, [num_rows, *spec["shape"]])
-                start += size
-            found.append(kept)
-        return found
 
 
 def fingerprint(element: Any) -> tf.Tensor:
@@ -336,105 +304,63 @@ def fingerprint(element: Any) -> tf.Tensor:
 # ---- writing ----
 
 
-@dataclasses.dataclass(frozen=True)
-class _Batch:
-    """One record for each example, and what all records are made of."""
-
-    records: list[bytes]
-    outputs: list[dict[str, Any]]
-
-
-def _encoded(
-    dataset: tf.data.Dataset, predict: _Predict, form: forms.Form, seed: int
-) -> Iterator[_Batch]:
-    for number, element in enumerate(dataset):
-        element, _ = attached.detach(element)
-        parts = [fingerprint(element).numpy()]
-        outputs = []
-        inputs = keras.utils.unpack_x_y_sample_weight(element)[0]
-        for output in map(tf.convert_to_tensor, predict(inputs)):
-            kept = {
-                name: value.numpy()
-                for name, value in form.encode(
-                    output, seed=[seed, number]
-                ).items()
-            }
-            values = [output.numpy(), *kept.values()]
-            if not all(np.isfinite(value).all() for value in values):
-                raise ValueError(
-                    "The teacher's outputs must be finite, as "
-                    f"{form.dtype}; received NaN or infinite ones in batch "
-                    f"{number}."
-                )
-            form.check(values[0])
-            parts += kept.values()
-            outputs.append(
-                {
-                    name: {
-                        "shape": list(value.shape[1:]),
-                        "dtype": value.dtype.name,
-                    }
-                    for name, value in kept.items()
-                }
-            )
-        rows = [np.ascontiguousarray(part) for part in parts]
-        records = [
-            b"".join(row[index].tobytes() for row in rows)
-            for index in range(len(rows[0]))
-        ]
-        yield _Batch(records, outputs)
+def _check_dataset(dataset: Any) -> None:
+    if not isinstance(dataset, tf.data.Dataset):
+        raise ValueError(
+            "`dataset` must be a tf.data.Dataset of batches; received "
+            f"{type(dataset).__name__}."
+        )
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            "The data set must end; received an endless one. Leave out "
+            "repeat(), or take() what is to be labelled."
+        )
 
 
-class _Files:
-    """Writes records to files of about as many each."""
-
-    def __init__(self, path: pathlib.Path, rows_per_file: int) -> None:
-        if rows_per_file < 1:
+def _kept(
+    element: Any, predict: _Predict, form: forms.Form, seed: list[int]
+) -> tuple[tf.Tensor, list[dict[str, tf.Tensor]]]:
+    """Returns the hashes of a batch, and what is kept of its outputs."""
+    element, _ = attached.detach(element)
+    inputs = keras.utils.unpack_x_y_sample_weight(element)[0]
+    found = []
+    for output in map(tf.convert_to_tensor, predict(inputs)):
+        kept = form.encode(output, seed=seed)
+        if not all(
+            np.isfinite(value).all() for value in (output, *kept.values())
+        ):
             raise ValueError(
-                f"`rows_per_file` must be >= 1; received {rows_per_file}."
+                f"The teacher's outputs must be finite, as {form.dtype}; "
+                f"received NaN or infinite ones in batch {seed[1]}."
             )
-        self._path, self._most = path, rows_per_file
-        # By name of those that are closed, what `_Description` says of them.
-        self.files: dict[str, dict[str, Any]] = {}
-        self._writer: Any = None
-        self._name, self._num_rows = "", 0
-        self._record_bytes: int | None = None
+        form.check(output.numpy())
+        found.append(kept)
+    return fingerprint(element), found
 
-    def __enter__(self) -> "_Files":
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        if self._writer is not None:
-            self._close()
+def _record(rows: tf.Tensor, kept: list[dict[str, tf.Tensor]]) -> bytes:
+    parts = map(tf.io.serialize_tensor, tf.nest.flatten((rows, tuple(kept))))
+    return bytes(tf.io.serialize_tensor(tf.stack(list(parts))).numpy())
 
-    def write(self, records: list[bytes]) -> int:
-        """Writes one batch; returns its number of examples."""
-        sizes = {len(record) for record in records}
-        known = self._record_bytes or next(iter(sizes))
-        if sizes != {known}:
-            raise ValueError(
-                "What is kept of an example must have one size; received "
-                f"records of {sorted({known, *sizes})} bytes. Pad sequences "
-                "to one length in the data set."
-            )
-        self._record_bytes = known
-        if self._writer is None:
-            self._name = f"labels-{len(self.files):05d}.tfrecord"
-            self._writer = tf.io.TFRecordWriter(str(self._path / self._name))
-        for record in records:
-            self._writer.write(record)
-        self._num_rows += len(records)
-        if self._num_rows >= self._most:
-            self._close()
-        return len(records)
 
-    def _close(self) -> None:
-        self._writer.close()
-        self.files[self._name] = {
-            "num_rows": self._num_rows,
-            "sha256": _digest(self._path / self._name),
+def _described(kept: list[dict[str, tf.Tensor]]) -> list[dict[str, Any]]:
+    return [
+        {
+            name: {"shape": list(part.shape[1:]), "dtype": part.dtype.name}
+            for name, part in output.items()
         }
-        self._writer, self._num_rows = None, 0
+        for output in kept
+    ]
+
+
+def _same(known: Any, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if known not in (None, found):
+        raise ValueError(
+            "What is kept of an example must have one size; received "
+            f"{known} and {found}. Pad sequences to one length in the data "
+            "set."
+        )
+    return found
 
 
 def _new_directory(directory: str | os.PathLike[str]) -> pathlib.Path:
@@ -451,8 +377,8 @@ def _new_directory(directory: str | os.PathLike[str]) -> pathlib.Path:
             f"`directory` must hold no labels yet; {path} has complete ones. "
             "Choose another."
         )
-    for unfinished in path.glob("labels-*.tfrecord"):
-        unfinished.unlink()
+    # What a stopped writer has left.
+    (path / _RECORDS).unlink(missing_ok=True)
     if any(path.iterdir()):
         raise ValueError(
             f"`directory` must be new or empty; found other files in {path}."
@@ -464,12 +390,17 @@ def _predictor(
     teacher: Any, element_spec: Any, *, trust: bool
 ) -> tuple[_Predict, str]:
     """Returns how the teacher is asked, and a digest of it."""
+    digest = hashlib.sha256()
     if isinstance(teacher, keras.Model):
+        for variable in teacher.variables:
+            value = np.asarray(keras.ops.convert_to_numpy(variable))
+            digest.update(f"{value.dtype}{value.shape}".encode())
+            digest.update(value.tobytes())
         ask = tf.function(
             lambda x: keras.tree.flatten(teacher(x, training=False)),
             reduce_retracing=True,
         )
-        return ask, _digest_of_values(teacher)
+        return ask, digest.hexdigest()
     if not isinstance(teacher, str | os.PathLike):
         raise ValueError(
             "`teacher` must be a Keras model or the directory of a SavedModel; "
@@ -480,20 +411,10 @@ def _predictor(
     spec = attached.detach(element_spec)[0]
     inputs = keras.utils.unpack_x_y_sample_weight(spec)[0]
     function = other_graphs.FrozenFunction(path, input_spec=inputs)
-    digest = hashlib.sha256()
     for file in sorted(pathlib.Path(path).rglob("*")):
         if file.is_file():
             digest.update(f"{file.relative_to(path)}\0{_digest(file)}".encode())
     return function, digest.hexdigest()
-
-
-def _digest_of_values(model: keras.Model) -> str:
-    digest = hashlib.sha256()
-    for variable in model.variables:
-        value = np.asarray(keras.ops.convert_to_numpy(variable))
-        digest.update(f"{value.dtype}{value.shape}".encode())
-        digest.update(value.tobytes())
-    return digest.hexdigest()
 
 
 def _digest(path: pathlib.Path) -> str:
@@ -508,7 +429,7 @@ def _opened(path: pathlib.Path, signer: signing.Signer | None) -> _Description:
     try:
         found = json.loads((path / FILE_NAME).read_text("utf-8"))
         description = _Description(**found["labels"])
-        text, proof = description.text(), found[_PROOF]
+        text, proof, _ = description.text(), found[_PROOF], description.spec
     except FileNotFoundError as error:
         raise ValueError(
             f"There must be complete labels in {path}; found no {FILE_NAME}, "
@@ -541,36 +462,6 @@ def _opened(path: pathlib.Path, signer: signing.Signer | None) -> _Description:
             "key=None."
         )
     return description
-
-
-def _decoded(
-    content: tf.Tensor, spec: Mapping[str, Any], size: int
-) -> tf.Tensor:
-    dtype = tf.as_dtype(spec["dtype"])
-    if not size:
-        return tf.zeros([0], dtype)
-    # TensorFlow has no kernel that decodes float16.
-    read_as = tf.uint16 if dtype == tf.float16 else dtype
-    found = tf.io.decode_raw(content, read_as, fixed_length=size)
-    return tf.bitcast(found, dtype)
-
-
-def _num_bytes(spec: Mapping[str, Any]) -> int:
-    size = tf.as_dtype(spec["dtype"]).size
-    return int(np.prod(spec["shape"], dtype=np.int64)) * size
-
-
-def _inputs(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
-    """Describes the inputs of one example of a batched data set."""
-    spec = attached.detach(dataset.element_spec)[0]
-    inputs = keras.utils.unpack_x_y_sample_weight(spec)[0]
-    return [
-        {
-            "shape": leaf.shape[1:].as_list() if leaf.shape.rank else None,
-            "dtype": leaf.dtype.name,
-        }
-        for leaf in keras.tree.flatten(inputs)
-    ]
 
 
 def _batch_size(dataset: tf.data.Dataset) -> int:

@@ -20,6 +20,9 @@ _DTYPES = ("float32", "float16")
 _TOLERANCE = 1e-2
 # Of classes that were not drawn; finite, and 0 after a softmax.
 _NEVER = math.log(losses.TINY)
+# What is kept says in its name of how many classes it is: a name travels
+# everywhere, and costs no bytes.
+_CLASSES, _DRAWN = "classes_of_", "drawn_of_"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,10 +84,9 @@ class Form:
                 `num_samples`.
 
         Returns:
-            `{"whole"}` in the output's shape; `{"classes", "log_probability"}`
-            `[batch, ..., top_k]`; or `{"drawn"}` `[batch, ..., num_samples]`.
-            The last two have `"of"` as well, `[batch, num_classes, 0]`: no
-            bytes, but a shape that says of how many classes these are some.
+            `{"whole"}` in the output's shape; of 10 classes, `{"classes_of_10",
+            "log_probability"}` `[batch, ..., top_k]`, or `{"drawn_of_10"}`
+            `[batch, ..., num_samples]`.
 
         Raises:
             ValueError: The output has fewer than two classes.
@@ -95,19 +97,17 @@ class Form:
             return {"whole": tf.cast(output, dtype)}
         num_classes = _num_classes(output)
         log_p = self._log_probabilities(output)
-        of = tf.zeros([tf.shape(output)[0], num_classes, 0], tf.int32)
         if self.num_samples:
             flat = tf.reshape(log_p, [-1, num_classes])
             drawn = tf.random.stateless_categorical(
                 flat, self.num_samples, seed=seed, dtype=tf.int32
             )
             shape = tf.concat([tf.shape(log_p)[:-1], [self.num_samples]], 0)
-            return {"drawn": tf.reshape(drawn, shape), "of": of}
+            return {f"{_DRAWN}{num_classes}": tf.reshape(drawn, shape)}
         top, classes = tf.math.top_k(log_p, min(self.top_k or 0, num_classes))
         return {
-            "classes": classes,
+            f"{_CLASSES}{num_classes}": classes,
             "log_probability": tf.cast(top, dtype),
-            "of": of,
         }
 
     def decode(
@@ -120,19 +120,19 @@ class Form:
         """
         if "whole" in kept:
             return tf.cast(kept["whole"], tf.float32)
-        found = kept["of"].shape[-2]
-        if found != num_classes:
-            raise ValueError(
-                f"The labels must be of the student's {num_classes} classes; "
-                f"received some of {found}. Ask a teacher of the same classes."
-            )
-        if "drawn" in kept:
-            log_p = _counted(kept["drawn"], num_classes)
-        else:
+        if (drawn := kept.get(f"{_DRAWN}{num_classes}")) is not None:
+            log_p = _counted(drawn, num_classes)
+        elif (classes := kept.get(f"{_CLASSES}{num_classes}")) is not None:
             log_p = _filled(
-                kept["classes"],
+                classes,
                 tf.cast(kept["log_probability"], tf.float32),
                 num_classes,
+            )
+        else:
+            raise ValueError(
+                f"The labels must be of the student's {num_classes} classes; "
+                f"received {' and '.join(kept)}. Ask a teacher of the same "
+                "classes."
             )
         return log_p if self.from_logits else tf.exp(log_p)
 
