@@ -12,14 +12,13 @@ others, and once it is started again at its old address it takes part again.
 
 import contextlib
 import dataclasses
-import functools
 import os
 import socket
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import IO
+from typing import Any
 
 from tfdistill.cluster import signs
 from tfdistill.launcher import files
@@ -66,70 +65,95 @@ class GroupResult:
     group_restarts: int
 
 
-class Attempt:
-    """One start of a group: its processes, until none of them is left.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _End:
+    """Why an attempt ends, once that is decided.
+
+    Attributes:
+        state: `"done"`, `"failed"`, `"stopped"`, or `"restarting"` if another
+            attempt follows once nothing is left of this one.
+        reason: In words; empty if done.
+        exit_code: What it makes the launcher's exit code; 0 if done.
+        task: Name of the task to blame, or None.
+        time: When that was, by `time.monotonic()`.
+    """
+
+    state: str
+    reason: str = ""
+    exit_code: int = 0
+    task: str | None = None
+    time: float = 0.0
+
+
+class SupervisedGroup:
+    """Runs a group, attempt after attempt if it may.
 
     Attributes:
         status: What is shown of the group.
-        processes: The processes started so far, by name of the task.
-        end_state: `"done"`, `"failed"` or `"stopped"`; None before it ends.
-        reason: Why it ends or ended early; empty if it did not.
-        exit_code: What it makes the launcher's exit code; 0 if done.
-        failed_task: Name of the task to blame, or None.
-        failure_time: When it failed, by `time.monotonic()`; None if not.
-        port_taken: Whether it failed since a task's address was in use.
+        processes: The processes of the present attempt, by name of the task.
     """
 
     def __init__(
         self,
-        tasks: Sequence[local_cluster.Task],
+        group: int,
         *,
         topology: local_cluster.LocalCluster,
         start_task: StartTask,
-        note: Callable[..., None],
+        events: run_events.EventLog,
+        reserve_ports: ReservePorts = local_cluster.reserve_ports,
     ) -> None:
-        """Describes the attempt; `start` starts it.
-
-        `note` takes an event, its task and its details; see `run_events`.
-        """
-        self._note = note
-        self._start_task = start_task
-        self._tasks = {task.name: task for task in tasks}
+        """Reserves the ports of the first attempt; `start` starts it."""
+        self._group = group
         self._topology = topology
-        self._restarts = restarts.WorkerRestarts(
+        self._start_task = start_task
+        self._events = events
+        self._reserve_ports = reserve_ports
+        self._holders: list[socket.socket] = []
+        self._restarts = restarts.GroupRestarts(limit=topology.max_restarts)
+        directory = run_directory.RunDirectory(topology.workdir)
+        self._metrics = directory.metrics(group)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Forgets the last attempt, and describes the next."""
+        # The new ports before the old are let go, so that they differ.
+        holders = self._reserve_ports(self._topology.ports_per_group)
+        self.close()
+        self._holders = holders
+        ports = [holder.getsockname()[1] for holder in holders]
+        tasks = self._topology.group_tasks(self._group, ports)
+        self._tasks = {task.name: task for task in tasks}
+        self._workers = restarts.WorkerRestarts(
             [
                 task.name
                 for task in tasks
-                if topology.ps_per_group and task.cluster.task_type == "worker"
+                if self._topology.ps_per_group
+                and task.cluster.task_type == "worker"
             ],
-            limit=topology.num_worker_restarts,
+            limit=self._topology.num_worker_restarts,
         )
-        self._watch = watches.TaskWatch(self._tasks, topology=topology)
+        self._watch = watches.TaskWatch(self._tasks, topology=self._topology)
+        self._start_limit = watches.StartLimit(
+            {task.name: task.ready_path for task in tasks},
+            limit_secs=self._topology.start_timeout_secs,
+            now=time.monotonic(),
+        )
         self._killed_for: dict[str, str] = {}
         # By event and process id, as a task may be started again.
         self._noted: set[tuple[str, int | None]] = set()
-        self._kill_time: float | None = None
-        group = tasks[0].cluster.group
-        directory = run_directory.RunDirectory(topology.workdir)
-        self._metrics = directory.metrics(group)
         self._tail = untrusted.Tail(self._metrics)
-        self.status = group_status.GroupStatus(group)
+        self._end: _End | None = None
+        self._kill_time: float | None = None
         self.processes: dict[str, task_process.TaskProcess] = {}
-        self.end_state: str | None = None
-        self.reason = ""
-        self.exit_code = 0
-        self.failed_task: str | None = None
-        self.failure_time: float | None = None
-        self.port_taken = False
-        self._start_limit = watches.StartLimit(
-            {task.name: task.ready_path for task in tasks},
-            limit_secs=topology.start_timeout_secs,
-            now=time.monotonic(),
+        self.status = group_status.GroupStatus(
+            self._group, num_restarts=self._restarts.made
         )
 
     def start(self) -> None:
         """Starts a process for each task."""
-        for name in self._tasks:
+        for name, task in self._tasks.items():
+            if self.num_starts > 1:
+                files.mark_restart(task.log_path, self.num_starts)
             self._start(name)
 
     def _start(self, name: str) -> None:
@@ -143,17 +167,34 @@ class Attempt:
             )
 
     @property
+    def num_starts(self) -> int:
+        """How often the group has been started."""
+        return self._restarts.num_starts
+
+    @property
     def over(self) -> bool:
-        """Whether no process is left."""
+        """Whether no process of the group is left, and none will come."""
+        restarts = self._end is not None and self._end.state == "restarting"
+        return self._is_empty and not restarts
+
+    @property
+    def _is_empty(self) -> bool:
         return all(process.closed for process in self.processes.values())
 
     @property
-    def worker_restarts(self) -> Mapping[str, int]:
-        """How often each worker was started again, by name."""
-        return self._restarts.made
+    def failure(self) -> tuple[float, int] | None:
+        """When it failed for good, and the launcher's exit code for that."""
+        if self._end is None or self._end.state != "failed":
+            return None
+        return self._end.time, self._end.exit_code
 
     def _lacks_port(self, name: str) -> bool:
         return signs.found_port_taken(self._tasks[name].ready_path)
+
+    def _note(self, event: str, **details: Any) -> None:
+        self._events.add(
+            event, group=self._group, attempt=self.num_starts, **details
+        )
 
     def advance(self) -> list[str]:
         """Takes in the news and acts on it; returns texts for the user."""
@@ -164,16 +205,31 @@ class Attempt:
             self.status.update(self._tail.read())
         now = time.monotonic()
         messages = []
-        if self.end_state is None:
+        if self._end is None:
             messages = self._judge(now)
         elif self._kill_time is not None and now >= self._kill_time:
-            self.kill()
-        if self.end_state is None:
-            self.status.state = "running" if self._runs() else "starting"
-        else:
-            ended = self.over or self.end_state == "done"
-            self.status.state = self.end_state if ended else "stopping"
+            self._kill()
+        self._show_state()
+        if self._is_empty and not self.over and self._restarts.is_due:
+            reason = self.status.last_error
+            self._restarts.note_start()
+            self._prepare()
+            self.status.last_error = reason
+            self.start()
         return messages
+
+    def _show_state(self) -> None:
+        end, status = self._end, self.status
+        status.num_restarts = self._restarts.made
+        if end is None:
+            ready = any(t.ready_path.exists() for t in self._tasks.values())
+            runs = ready or status.record
+            status.state = "running" if runs else "starting"
+            return
+        if end.exit_code:
+            status.last_error = end.reason
+        is_known = end.state in ("done", "restarting") or self._is_empty
+        status.state = end.state if is_known else "stopping"
 
     def _note_news(self, name: str, process: task_process.TaskProcess) -> None:
         """Notes the start, readiness and end of a process, each once."""
@@ -210,50 +266,48 @@ class Attempt:
         self._noted.add((event, pid))
         return new
 
-    def _runs(self) -> bool:
-        ready = any(task.ready_path.exists() for task in self._tasks.values())
-        return ready or bool(self.status.record)
-
     def _judge(self, now: float) -> list[str]:
         failed = [
             (process.exit_time or now, name, process.exit_code)
             for name, process in self.processes.items()
             if process.exit_code
-            and (name not in self.worker_restarts or self._lacks_port(name))
+            and (name not in self._workers.made or self._lacks_port(name))
         ]
         if failed:
             # The peers of a failed task fail too, so the earliest is to blame.
             when, name, code = min(failed)
             return self._blame(name, code, self._describe(name, code), when)
         if self._has_finished():
-            self.end_state = "done"
-            self._note("done")
-            self._request_stop()
-            has_metrics = self._metrics.exists()
-            unseen = self._start_limit.unseen(has_metrics=has_metrics)
-            if unseen:
-                self._note("warning", text=unseen)
-            return [f"group {self.status.group}: {unseen}"] if unseen else []
+            return self._finish()
         running = [n for n, p in self.processes.items() if p.exit_code is None]
         late = self._start_limit.late(running, now=now)
         if late:
             self._note("late", reason=late)
-            return self._give_up(late, now)
+            return self._fail(late, now)
         messages = self._look(now)
-        if self.end_state is None:
+        if self._end is None:
             messages += self._restart_workers(now)
         warning = self._start_limit.warning(now=now)
-        if warning and self.end_state is None:
-            messages.append(f"group {self.status.group}: {warning}")
+        if warning and self._end is None:
+            messages.append(f"group {self._group}: {warning}")
         return messages
+
+    def _finish(self) -> list[str]:
+        self._note("done")
+        self._ask_to_end(_End(state="done"))
+        unseen = self._start_limit.unseen(has_metrics=self._metrics.exists())
+        if not unseen:
+            return []
+        self._note("warning", text=unseen)
+        return [f"group {self._group}: {unseen}"]
 
     def _look(self, now: float) -> list[str]:
         """Kills the tasks that do nothing."""
         for found in self._watch.look(self.processes):
             self._note(found.event, task=found.task, **found.details)
             if found.text and found.task is None:
-                messages = self._give_up(found.text, now)
-                self.hang_up()
+                messages = self._fail(found.text, now)
+                self._hang_up()
                 return messages
             if found.text and found.task is not None:
                 # Its end follows, and is dealt with like any other.
@@ -264,15 +318,15 @@ class Attempt:
     def _restart_workers(self, now: float) -> list[str]:
         """Starts dead workers again, as far as they may."""
         messages: list[str] = []
-        limit = self._restarts.limit
-        for name, made in self.worker_restarts.items():
+        limit = self._workers.limit
+        for name, made in self._workers.made.items():
             code = self.processes[name].exit_code
-            if code is None or self._restarts.is_known_dead(name):
+            if code is None or self._workers.is_known_dead(name):
                 continue
-            delay = self._restarts.note_end(name)
+            delay = self._workers.note_end(name)
             self.status.last_error = what = self._describe(name, code)
             self._watch.note_end(name)
-            if self._restarts.none_left:
+            if self._workers.none_left:
                 reason = (
                     f"{what}, and no worker is left: one has used up its "
                     f"{limit} restarts (--worker_restarts)"
@@ -286,13 +340,13 @@ class Attempt:
             else:
                 plan = f"restart {made + 1} of {limit} in {delay:g} s"
                 self._note("worker_restart", task=name, delay_secs=delay)
-            messages.append(f"group {self.status.group}: {what}; {plan}")
-        for name in self._restarts.due():
+            messages.append(f"group {self._group}: {what}; {plan}")
+        for name in self._workers.due():
             # Not before its keeper has ended all that it has started.
             if self.processes[name].closed:
                 self._killed_for.pop(name, None)
                 self._start(name)
-                self._restarts.note_start(name)
+                self._workers.note_start(name)
                 self.status.num_worker_restarts += 1
         return messages
 
@@ -309,218 +363,81 @@ class Attempt:
         self, name: str, code: int, reason: str, when: float
     ) -> list[str]:
         # A worker may end with 0 and yet be missed.
-        self.exit_code = code if code > 0 else 128 - code if code else 1
-        self.failure_time = when
-        self.failed_task = name
-        self.port_taken = self._lacks_port(name)
-        quoted = files.quote(self._tasks[name].log_path)
-        return [*self._fail(reason), *quoted]
+        made = code if code > 0 else 128 - code if code else 1
+        said, *planned = self._fail(reason, when, exit_code=made, task=name)
+        return [said, *files.quote(self._tasks[name].log_path), *planned]
 
-    def _give_up(self, reason: str, now: float) -> list[str]:
-        """Fails when no single task is to blame."""
-        self.exit_code, self.failure_time = signs.EXIT_RETRY, now
-        return self._fail(reason)
-
-    def _fail(self, reason: str) -> list[str]:
-        self.end_state, self.reason = "failed", reason
-        self._note(
-            "failed",
-            task=self.failed_task,
-            exit_code=self.exit_code,
+    def _fail(
+        self,
+        reason: str,
+        when: float,
+        *,
+        exit_code: int = signs.EXIT_RETRY,
+        task: str | None = None,
+    ) -> list[str]:
+        """Ends the attempt, and decides whether another follows."""
+        self._note("failed", task=task, exit_code=exit_code, reason=reason)
+        taken = task is not None and self._lacks_port(task)
+        delay, text = self._restarts.plan_after(exit_code, port_taken=taken)
+        end = _End(
+            state="failed" if delay is None else "restarting",
             reason=reason,
+            exit_code=exit_code,
+            task=task,
+            time=when,
         )
-        self._request_stop()
-        return [f"group {self.status.group} failed: {reason}"]
+        self._ask_to_end(end)
+        if delay is not None:
+            made = self._restarts.made
+            self._note("restart", delay_secs=delay, restart=made)
+            # Its tasks could only wait for each other.
+            self._hang_up()
+        messages = [f"group {self._group} failed: {reason}"]
+        return messages + ([f"group {self._group}: {text}"] if text else [])
 
     def stop(self, reason: str) -> None:
         """Asks all tasks to end, and kills them after the grace time."""
-        if self.end_state is None:
-            self.end_state, self.reason = "stopped", reason
+        if self._end is None or self._end.state == "restarting":
             self._note("stopped", reason=reason)
-            self._request_stop()
+            self._ask_to_end(_End(state="stopped", reason=reason))
 
-    def _request_stop(self) -> None:
+    def _ask_to_end(self, end: _End) -> None:
+        self._end = end
         self._kill_time = time.monotonic() + self._topology.grace_secs
         for process in self.processes.values():
             process.request_stop()
 
-    def hang_up(self) -> None:
+    def _hang_up(self) -> None:
         """Has all tasks killed at once; does not wait for their end."""
         for process in self.processes.values():
             process.hang_up()
 
     def kill(self) -> None:
         """Kills all tasks at once; returns when they are gone."""
-        self.end_state = self.end_state or "stopped"
-        self.hang_up()
+        if self._end is None or self._end.state == "restarting":
+            self._end = _End(state="stopped", reason="killed")
+        self._kill()
+
+    def _kill(self) -> None:
+        self._hang_up()
         for process in self.processes.values():
             process.kill()
 
-    def last_lines(self) -> tuple[str, ...]:
-        """Returns the last lines of the log of the task to blame."""
-        if self.failed_task is None:
-            return ()
-        return tuple(files.last_lines(self._tasks[self.failed_task].log_path))
-
-    def _describe(self, name: str, code: int) -> str:
-        described = f"{name} {run_events.describe(code)}"
-        return self._killed_for.get(name) or described
-
-
-class SupervisedGroup:
-    """Runs a group, attempt after attempt if it may."""
-
-    def __init__(
-        self,
-        group: int,
-        *,
-        topology: local_cluster.LocalCluster,
-        start_task: StartTask,
-        events: run_events.EventLog,
-        reserve_ports: ReservePorts = local_cluster.reserve_ports,
-    ) -> None:
-        """Reserves the ports of the first attempt; `start` starts it."""
-        self._group = group
-        self._topology = topology
-        self._start_task = start_task
-        self._events = events
-        self._reserve_ports = reserve_ports
-        self._holders: list[socket.socket] = []
-        self._restarts = restarts.GroupRestarts(limit=topology.max_restarts)
-        # Whether a failed attempt is being ended, or was, to be followed by
-        # another; and why there will be none, once it was decided so.
-        self._awaits_restart = False
-        self._last_error = ""
-        self._stop_reason: str | None = None
-        self._has_failed = False
-        self._attempt = self._new_attempt()
-
-    def _new_attempt(self) -> Attempt:
-        # The new ports before the old are let go, so that they differ.
-        holders = self._reserve_ports(self._topology.ports_per_group)
-        self.close()
-        self._holders = holders
-        ports = [holder.getsockname()[1] for holder in holders]
-        tasks = self._topology.group_tasks(self._group, ports)
-        if self.num_starts > 1:
-            for task in tasks:
-                files.mark_restart(task.log_path, self.num_starts)
-        note = functools.partial(
-            self._events.add, group=self._group, attempt=self.num_starts
-        )
-        return Attempt(
-            tasks,
-            topology=self._topology,
-            start_task=self._start_task,
-            note=note,
-        )
-
-    def start(self) -> None:
-        """Starts a process for each task."""
-        self._attempt.start()
-
-    @property
-    def num_starts(self) -> int:
-        """How often the group has been started."""
-        return self._restarts.num_starts
-
-    @property
-    def status(self) -> group_status.GroupStatus:
-        """What is shown of the group."""
-        status = self._attempt.status
-        status.num_restarts = self._restarts.made
-        if self._attempt.exit_code:
-            status.last_error = self._attempt.reason
-        status.last_error = status.last_error or self._last_error
-        if self._awaits_restart:
-            status.state = "restarting" if self._will_restart else "stopped"
-        return status
-
-    @property
-    def processes(self) -> Mapping[str, task_process.TaskProcess]:
-        """The processes of the present attempt, by name of the task."""
-        return self._attempt.processes
-
-    @property
-    def _will_restart(self) -> bool:
-        return self._awaits_restart and self._stop_reason is None
-
-    @property
-    def over(self) -> bool:
-        """Whether no process of the group is left, and none will come."""
-        return self._attempt.over and not self._will_restart
-
-    @property
-    def exit_code(self) -> int:
-        """What the group makes the launcher's exit code; 0 if it may resume."""
-        return self._attempt.exit_code if self._has_failed else 0
-
-    @property
-    def failure_time(self) -> float | None:
-        """When it failed in the end, by `time.monotonic()`; None if not."""
-        return self._attempt.failure_time if self._has_failed else None
-
-    def advance(self) -> list[str]:
-        """Takes in the news and acts on it; returns texts for the user."""
-        messages = self._attempt.advance()
-        failed = bool(self._attempt.exit_code)
-        if failed and not (self._awaits_restart or self._has_failed):
-            messages += self._decide()
-        if self._will_restart and self._attempt.over and self._restarts.is_due:
-            self._awaits_restart = False
-            self._last_error = self._attempt.reason
-            self._restarts.note_start()
-            self._attempt = self._new_attempt()
-            self._attempt.start()
-        return messages
-
-    def _decide(self) -> list[str]:
-        """Decides, once for each failure, whether the group comes back."""
-        delay, text = self._restarts.plan_after(
-            self._attempt.exit_code, port_taken=self._attempt.port_taken
-        )
-        if delay is None:
-            self._has_failed = True
-        else:
-            self._awaits_restart = True
-            self._events.add(
-                "restart",
-                group=self._group,
-                attempt=self.num_starts,
-                delay_secs=delay,
-                restart=self._restarts.made,
-            )
-            # Its tasks could only wait for each other.
-            self._attempt.hang_up()
-        return [f"group {self._group}: {text}"] if text else []
-
-    def stop(self, reason: str) -> None:
-        """Asks all tasks to end, and kills them after the grace time."""
-        if self._will_restart:
-            self._stop_reason = reason
-            self._events.add("stopped", group=self._group, reason=reason)
-        self._attempt.stop(reason)
-
-    def kill(self) -> None:
-        """Kills all tasks at once; returns when they are gone."""
-        if self._will_restart:
-            self._stop_reason = "killed"
-        self._attempt.kill()
-
     def result(self) -> GroupResult:
         """Returns how the group ended, or how far it is."""
-        attempt, state = self._attempt, self.status.state
-        blamed = not self._awaits_restart
-        if blamed and attempt.end_state is not None:
-            state = attempt.end_state
+        end = self._end or _End(state=self.status.state)
+        blamed = None if end.state == "restarting" else end.task
+        last_lines: list[str] = []
+        if blamed is not None:
+            last_lines = files.last_lines(self._tasks[blamed].log_path)
         return GroupResult(
             group=self._group,
-            state=state,
-            exit_codes={n: p.exit_code for n, p in attempt.processes.items()},
-            failed_task=attempt.failed_task if blamed else None,
-            reason=self._stop_reason or attempt.reason,
-            last_lines=attempt.last_lines() if blamed else (),
-            restarts=attempt.worker_restarts,
+            state=end.state,
+            exit_codes={n: p.exit_code for n, p in self.processes.items()},
+            failed_task=blamed,
+            reason=end.reason,
+            last_lines=tuple(last_lines),
+            restarts=self._workers.made,
             group_restarts=self._restarts.made,
         )
 
@@ -529,3 +446,7 @@ class SupervisedGroup:
         for holder in self._holders:
             holder.close()
         self._holders = []
+
+    def _describe(self, name: str, code: int) -> str:
+        described = f"{name} {run_events.describe(code)}"
+        return self._killed_for.get(name) or described

@@ -119,7 +119,7 @@ class LocalRun:
         self._groups: list[supervised_group.SupervisedGroup] = []
         self._events: run_events.EventLog | None = None
         self._signals: list[int] = []
-        self._failed: supervised_group.SupervisedGroup | None = None
+        self._failure_code = 0
         self._started = 0.0
         self._recorded: tuple[dict[str, int], list[int]] = ({}, [])
         # Of launch.json: room on a disk may come back.
@@ -302,14 +302,18 @@ class LocalRun:
             group.stop(f"the launcher received {name}")
 
     def _settle_failures(self) -> None:
-        failed = [group for group in self._groups if group.exit_code]
-        if not failed or self._failed is not None:
+        failures = [
+            (*group.failure, number)
+            for number, group in enumerate(self._groups)
+            if group.failure is not None
+        ]
+        if not failures or self._failure_code:
             return
-        self._failed = min(failed, key=lambda group: group.failure_time or 0)
+        _, self._failure_code, number = min(failures)
         if self._topology.on_group_failure == "stop":
             reason = (
-                f"group {self._failed.status.group} failed; with "
-                "--on_group_failure=continue the others train on"
+                f"group {number} failed; with --on_group_failure=continue the "
+                "others train on"
             )
             for group in self._groups:
                 group.stop(reason)
@@ -352,7 +356,7 @@ class LocalRun:
 
     def result(self) -> RunResult:
         """Returns how the run ended, or how far it is."""
-        code = self._failed.exit_code if self._failed else 0
+        code = self._failure_code
         if self._signals:
             code = 128 + self._signals[0]
         groups = tuple(group.result() for group in self._groups)
