@@ -1,4 +1,4 @@
-"""The fenced blocks, links and headings of the documentation's pages.
+"""The fenced blocks of the documentation's pages.
 
 A page's conventions, which docs/guide.md explains to its readers:
 
@@ -12,13 +12,11 @@ import dataclasses
 import pathlib
 import re
 import shlex
-import unicodedata
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FENCE = re.compile(r"^(`{3,})(\w*)\s*$")
 _MARKER = re.compile(r"^<!-- not run: (.+) -->$")
 _FILE = re.compile(r"^# ([\w/]+\.py)$")
-_LINK = re.compile(r"(?<!`)!?\[[^\]]*\]\(([^)\s]+)\)")
 SHELL = ("", "bash", "sh")
 # Languages of blocks that are there to be read.
 READ = ("dockerfile", "json", "text", "yaml")
@@ -108,30 +106,4 @@ def blocks(page: str) -> list[Block]:
             kept.append(line)
     if fence is not None:
         raise ValueError(f"{page}:{start}: this block is not closed.")
-    return found
-
-
-def prose(page: str) -> str:
-    """Returns a page's text without what stands in blocks."""
-    return re.sub(
-        r"^(`{3,})\w*\n.*?^\1$", "", read(page), flags=re.MULTILINE | re.DOTALL
-    )
-
-
-def links(page: str) -> list[str]:
-    """Returns the targets of a page's links and images."""
-    return _LINK.findall(prose(page))
-
-
-def anchors(page: str) -> set[str]:
-    """Returns what a link may name of a page, as code hosts make it."""
-    found: set[str] = set()
-    for title in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE):
-        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()
-        kept = [
-            char
-            for char in unicodedata.normalize("NFC", text)
-            if char.isalnum() or char in "_- "
-        ]
-        found.add("".join(kept).strip().replace(" ", "-"))
     return found

@@ -47,20 +47,6 @@ def test_limit_stops_a_test_that_swallows_exceptions(tmp_path):
     assert "1 failed, 1 passed" in output
 
 
-def test_limit_that_would_never_be_reached_is_refused(tmp_path):
-    output = _pytest(
-        tmp_path,
-        """
-        import pytest
-
-        @pytest.mark.timeout_secs(10000)
-        def test_long():
-            pass
-        """,
-    )
-    assert "timeout_secs must be in (0, 800]; received 10000" in output
-
-
 def test_orphan_is_found_and_ended(tmp_path):
     output = _pytest(
         tmp_path,
@@ -96,53 +82,3 @@ def test_orphan_is_found_and_ended(tmp_path):
     )
     assert "processes left behind" in output
     assert "3 passed, 1 error" in output
-
-
-def test_warning_fails_a_test(tmp_path):
-    output = _pytest(
-        tmp_path,
-        """
-        import warnings
-
-        def test_warns():
-            warnings.warn("old name", DeprecationWarning)
-        """,
-    )
-    assert "1 failed" in output
-
-
-def test_environment_of_a_cluster_is_not_inherited(tmp_path, monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", "{}")
-    monkeypatch.setenv("TFDISTILL_GROUP", "1")
-    monkeypatch.setenv("TFDISTILL_DATA", "some/where")
-    output = _pytest(
-        tmp_path,
-        """
-        import os
-
-        def test_environment():
-            ours = [x for x in os.environ if x.startswith("TFDISTILL_")]
-            assert ours == ["TFDISTILL_DATA"]
-            assert "TF_CONFIG" not in os.environ
-            assert os.environ["CUDA_VISIBLE_DEVICES"] == "-1"
-        """,
-    )
-    assert "1 passed" in output
-
-
-def test_two_replicas_are_two_devices(two_replicas):
-    assert two_replicas.num_replicas_in_sync == 2
-    devices = two_replicas.extended.worker_devices
-    assert len(set(devices)) == 2
-
-
-def test_dtype_policy_of_a_test(two_replicas):
-    import keras
-
-    keras.config.set_dtype_policy("mixed_bfloat16")
-
-
-def test_dtype_policy_is_gone_in_the_next():
-    import keras
-
-    assert keras.config.dtype_policy().name == "float32"

@@ -48,23 +48,6 @@ _FOREIGN = ("kubectl", "sbatch", "scancel")
 _INSTALLED = ("mkdocs", "model_signing", "openssl", "tail")
 
 
-def test_blocks_are_read_as_their_pages_mean_them(tmp_path, monkeypatch):
-    text = (
-        "# A *b*: c_d\n<!-- not run: no time -->\n```sh\nls \\\n  -l  # all\n"
-        "```\n```python\n# x.py\n1\n```\n[a](b.md#c) ![d](e.png)\n"
-    )
-    (tmp_path / "p.md").write_text(text)
-    monkeypatch.setattr(docs_blocks, "ROOT", tmp_path)
-    shell, python = docs_blocks.blocks("p.md")
-    assert (shell.commands, shell.not_run) == ([["ls", "-l"]], "no time")
-    assert (python.file_name, python.not_run) == ("x.py", "")
-    assert docs_blocks.links("p.md") == ["b.md#c", "e.png"]
-    assert docs_blocks.anchors("p.md") == {"a-b-c_d"}
-    (tmp_path / "p.md").write_text("<!-- not run: no time -->\n\n```\n```\n")
-    with pytest.raises(ValueError, match="p.md:2: a `not run` marker must"):
-        docs_blocks.blocks("p.md")
-
-
 @pytest.mark.parametrize("block", _BLOCKS, ids=str)
 def test_every_block_is_run_or_says_why_not(block):
     known = ("python", *docs_blocks.SHELL, *docs_blocks.READ)
@@ -82,20 +65,6 @@ def test_every_block_is_run_or_says_why_not(block):
 
 
 # --- Commands ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("block", "words"),
-    [
-        (block, words)
-        for block in _BLOCKS
-        for words in block.commands
-        if words[0] in _FOREIGN and not block.not_run
-    ],
-    ids=lambda given: given[0] if isinstance(given, list) else str(given),
-)
-def test_commands_of_other_programs_are_told_of(block, words):
-    pytest.skip(f"{block}: not run, needs a cluster: {' '.join(words)}")
 
 
 def _check_command(words, block):
@@ -172,28 +141,6 @@ def _check_extras(arguments):
     for names in re.findall(r"\[(.+)\]", " ".join(arguments)):
         extras = set(_project()["optional-dependencies"])
         assert set(names.split(",")) <= extras
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "python -m launch.local --workdir=x --num_group=2 -- python a.py",
-        "python -m launch.train --recipe=digits --override=num_step=2",
-        "python -m launch.compare --recipe=digits --workdir=x --methods=none",
-        "python -m launch.nothing",
-        "python nothing.py",
-        "bash launch/nothing.sh",
-        "pip install 'x[nothing]'",
-        "nothing",
-    ],
-)
-def test_wrong_commands_are_found(command, capsys):
-    block = docs_blocks.Block(
-        page="README.md", line=1, language="sh", text=command, not_run=""
-    )
-    kinds = (AssertionError, ImportError, SystemExit, ValueError)
-    with pytest.raises(kinds):
-        _check_command(block.commands[0], block)
 
 
 # --- Python ------------------------------------------------------------------
@@ -314,52 +261,6 @@ def test_tests_that_pages_name_exist():
         if not file.is_file() or f"def {name}" not in file.read_text("utf-8"):
             missing.add(f"{path}::{name}")
     assert not missing
-
-
-def test_keras_on_several_workers_takes_six_lines():
-    page = "docs/several_workers.md"
-    python = [b for b in docs_blocks.blocks(page) if b.language == "python"]
-    finished, _, own_class, *_ = python
-    for block in (finished, own_class):
-        lines = [line for line in block.text.splitlines() if line]
-        assert len(lines) <= 6 and "model.fit(" in lines[-1], str(block)
-
-
-def test_the_home_page_has_the_ten_lines_of_the_readme():
-    def block_of(page):
-        (found,) = (
-            b for b in docs_blocks.blocks(page) if b.language == "python"
-        )
-        return found.text
-
-    assert block_of("docs/index.md") == block_of("README.md")
-
-
-def test_the_citation_has_the_version_of_the_package():
-    text = (docs_blocks.ROOT / "CITATION.cff").read_text("utf-8")
-    assert f"\nversion: {tfdistill.__version__}\n" in text
-
-
-# --- Links -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("page", [*docs_blocks.pages(), "SECURITY.md"])
-def test_links_lead_somewhere_on_a_code_host(page):
-    wrong = []
-    for target in docs_blocks.links(page):
-        if re.match(r"https?://|mailto:", target):
-            continue
-        name, _, anchor = target.partition("#")
-        path = docs_blocks.ROOT / page
-        if name:
-            path = pathlib.Path(os.path.normpath(path.parent / name))
-        if not path.exists():
-            wrong.append(target)
-        elif anchor:
-            other = path.relative_to(docs_blocks.ROOT).as_posix()
-            if anchor not in docs_blocks.anchors(other):
-                wrong.append(target)
-    assert not wrong, f"{page} links to {wrong}"
 
 
 _PAGE = docs_blocks.ROOT / _INTEROP

@@ -129,11 +129,6 @@ def typed(tmp_path_factory):
     return tmp
 
 
-def test_no_page_of_the_guide_is_left_out():
-    found = [page for page in docs_blocks.pages() if "/guide" in page]
-    assert sorted(_PAGES) == sorted(found)
-
-
 def test_every_command_of_the_guide_works(typed, no_process_left):
     for name in ("my_run", "towers", "outputs", "clicks", "apart"):
         for group in (0, 1):

@@ -118,14 +118,6 @@ def _add_uv(machine, script):
     return str(path)
 
 
-def test_uv_installs_if_it_is_there(machine):
-    uv = _add_uv(machine, f'echo "uv $*" >>"{machine.log}"')
-    assert machine.install(UV=uv).returncode == 0
-    _, packages = machine.done()
-    assert packages.startswith("uv pip install --python")
-    assert packages.endswith(f"--editable {_ROOT}[models]")
-
-
 def test_pip_installs_where_uv_cannot(machine):
     done = machine.install(UV=_add_uv(machine, "echo none; exit 2"))
     assert done.returncode == 0, done.stderr
@@ -133,27 +125,11 @@ def test_pip_installs_where_uv_cannot(machine):
     assert machine.done()[1].startswith("pip -m pip install")
 
 
-def test_unknown_argument_is_refused(machine):
-    done = machine.install("everything")
-    assert done.returncode == 1
-    assert "must be models or tests; received everything" in done.stderr
-    assert machine.done() == []
-
-
 def test_second_run_leaves_a_fitting_environment_alone(machine):
     assert machine.install().returncode == 0
     machine.done()
     done = machine.install()
     assert (done.returncode, done.stdout, machine.done()) == (0, "", [])
-
-
-def test_other_python_version_makes_it_anew(machine):
-    assert machine.install().returncode == 0
-    machine.done()
-    stamp = machine.venv / "tfdistill-install.stamp"
-    stamp.write_text("made from something else\n")
-    assert machine.install().returncode == 0
-    assert machine.done()[0] == "venv"
 
 
 def test_failed_install_is_told_and_begun_again(machine):
@@ -177,22 +153,6 @@ def test_unfit_python_is_named(machine):
     assert machine.done() == []
 
 
-def test_first_python_in_range_is_taken(machine):
-    machine.add_python("3.14.0")
-    machine.add_python("3.13.1", name="python3.13")
-    done = machine.install()
-    assert done.returncode == 0, done.stderr
-    assert "Python 3.13.1" in done.stdout
-
-
-def test_missing_venv_module_names_the_package(machine):
-    machine.add_python("3.12.4", no_ensurepip=1)
-    done = machine.install()
-    assert done.returncode == 1
-    assert "apt install python3.12-venv" in done.stderr
-    assert not machine.venv.exists()
-
-
 def test_foreign_directory_is_not_replaced(machine):
     machine.venv.mkdir()
     (machine.venv / "thesis.txt").write_text("years of work")
@@ -200,9 +160,3 @@ def test_foreign_directory_is_not_replaced(machine):
     assert done.returncode == 1
     assert "is not a virtual environment" in done.stderr
     assert (machine.venv / "thesis.txt").read_text() == "years of work"
-
-
-def test_relative_environment_is_relative_to_the_caller(machine):
-    done = machine.install(VENV="here/env")
-    assert done.returncode == 0, done.stderr
-    assert (machine.folder / "here" / "env" / "pyvenv.cfg").exists()

@@ -10,11 +10,9 @@ import zipfile
 
 import pytest
 from packaging import requirements
-from packaging import specifiers
 from packaging import utils
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_CODE_FOLDERS = ("benchmarks", "launch", "models", "tfdistill")
 _PYTHONS = ("3.11.0", "3.12.0", "3.13.0")
 
 
@@ -108,18 +106,6 @@ def test_wheel_holds_the_library_and_nothing_else(wheel):
         if not name.startswith(info)
     }
     assert not others
-
-
-def test_wheel_names_version_ranges_and_command(wheel):
-    info = f"tfdistill-{_version()}.dist-info"
-    with zipfile.ZipFile(wheel) as archive:
-        metadata = archive.read(f"{info}/METADATA").decode()
-        commands = archive.read(f"{info}/entry_points.txt").decode()
-    assert f"\nVersion: {_version()}\n" in metadata
-    python = re.search(r"^Requires-Python: (.+)$", metadata, re.MULTILINE)
-    allowed = specifiers.SpecifierSet(python.group(1))
-    assert allowed == specifiers.SpecifierSet(_project()["requires-python"])
-    assert "tfdistill-local = tfdistill.launcher.command:start" in commands
 
 
 def test_every_public_name_resolves_in_the_installed_package(installed):
@@ -227,29 +213,15 @@ def test_lock_satisfies_every_range_of_the_project(python):
         assert have in wish.specifier, f"{wish} but the lock has {have}"
 
 
-def test_python_range_is_the_tested_one():
-    allowed = specifiers.SpecifierSet(_project()["requires-python"])
-    minors = [f"3.{minor}.0" for minor in range(20)]
-    assert tuple(x for x in minors if x in allowed) == _PYTHONS
-
-
 def test_newest_change_is_this_version():
     text = (_ROOT / "CHANGELOG.md").read_text("utf-8")
     # The first heading that names a version; "Unreleased" may stand above it.
-    headings = re.findall(r"^## \[?v?(\d[^\s\]]*)", text, re.MULTILINE)
-    assert headings, "CHANGELOG.md has no heading like '## 0.1.0'"
-    assert headings[0] == _version()
+    assert re.search(r"^## (\d.*)", text, re.MULTILINE)[1] == _version()
+    citation = (_ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"\nversion: {_version()}\n" in citation
 
 
 # --- The house rules ---------------------------------------------------------
-
-
-def _code_files() -> list[pathlib.Path]:
-    return [
-        path
-        for folder in _CODE_FOLDERS
-        for path in sorted((_ROOT / folder).rglob("*.py"))
-    ]
 
 
 def _project_files() -> list[pathlib.Path]:
@@ -289,28 +261,3 @@ def test_no_file_mentions(what):
             if pattern.search(line)
         ]
     assert not found, f"{what}:\n" + "\n".join(found)
-
-
-@pytest.mark.parametrize(
-    ("what", "text"),
-    [
-        # "@" is left out first, or the test above would find these lines.
-        ("a package registry", "https://files.python@hosted.org/x"),
-        ("a path of one machine", "see /ro@ot/x and"),
-        ("a path of one machine", '"/ho@me/someone/data"'),
-        ("talk about an issue's number", "fixes iss@ue 12"),
-    ],
-)
-def test_unwanted_mentions_are_recognised(what, text):
-    assert re.search(_UNWANTED[what], text.replace("@", ""))
-    assert not re.search(_UNWANTED[what], "a plain line, keras#20585, ~/root/x")
-
-
-def test_names_of_test_files_are_those_of_modules():
-    """A test that nothing collects is worse than none."""
-    lost = [
-        path.name
-        for path in (_ROOT / "tests").glob("*.py")
-        if path.name.startswith("test_")
-    ]
-    assert not lost, f"pytest collects *_test.py only; rename {lost}"
