@@ -97,8 +97,8 @@ def _train(options: programs.Options) -> None:
         callbacks=[
             tfdistill.Backup(directory / "backup", every_steps=every),
             tfdistill.StudentExporter(exchange, every_steps=50),
-            tfdistill.WeightMixer(
-                exchange, tfdistill.mixing.ModelAveraging(0.5), every_steps=50
+            tfdistill.mixing.WeightMixer(
+                tfdistill.mixing.ModelAveraging(0.5), every_steps=50
             )
             if mixes
             else tfdistill.TeacherLoader(every_steps=5),

@@ -70,8 +70,7 @@ def _predictions(
 
 
 def _mixer(exchange: tfdistill.Exchange) -> list[keras.callbacks.Callback]:
-    mixer = tfdistill.WeightMixer(
-        exchange,
+    mixer = mixing.WeightMixer(
         mixing.ModelAveraging(0.5),
         every_steps=2,
         quorum="all",

@@ -102,17 +102,6 @@ def test_serialisation_gives_the_same_schedule(schedule):
     assert values(copy, range(12)) == values(schedule, range(12))
 
 
-def test_a_barrier_has_no_weight_until_it_opens():
-    ramp = schedules.LinearRamp(start_step=3, end_step=9)
-    barrier = schedules.MergeBarrier(ramp, canary=None)
-    assert values(barrier, [0, 6, FAR]) == [0.0] * 3
-    barrier.open([2.0, 1.0, 1.5])
-    assert values(barrier, [0, 6, FAR]) == [0.0, 0.5, 1.0]
-    assert barrier.is_open and barrier.losses == (2.0, 1.0, 1.5)
-    barrier.close()
-    assert values(barrier, [6]) == [0.0]
-
-
 def test_get():
     assert values(schedules.get(2), [9]) == [2.0]
     assert values(schedules.get(np.float32(0.5)), [9]) == [0.5]

@@ -32,7 +32,6 @@ if typing.TYPE_CHECKING:
     from tfdistill.exchange.publisher import Exchange as Exchange
     from tfdistill.launcher.launch import LaunchError as LaunchError
     from tfdistill.launcher.launch import launch as launch
-    from tfdistill.mixing.mixer import WeightMixer as WeightMixer
     from tfdistill.model import CodistillModel as CodistillModel
     from tfdistill.multi_worker import (
         MultiWorkerTraining as MultiWorkerTraining,
@@ -72,7 +71,6 @@ _HOMES = {
     "StudentExporter": "sharing.callbacks",
     "Summaries": "observe.summaries",
     "TeacherLoader": "sharing.callbacks",
-    "WeightMixer": "mixing.mixer",
     "callbacks": "sharing.callbacks",
     "launch": "launcher.launch",
     "make_strategy": "cluster.strategy",

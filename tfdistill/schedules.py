@@ -19,9 +19,7 @@ __all__ = [
     "Constant",
     "CosineRamp",
     "LinearRamp",
-    "MergeBarrier",
     "Schedule",
-    "get",
 ]
 
 
@@ -43,7 +41,7 @@ class Schedule:
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, for serialisation."""
+        """Returns the constructor's arguments, for serialization."""
         return dict(vars(self))
 
     @classmethod
@@ -183,84 +181,6 @@ class CosineRamp(LinearRamp):
         return 0.5 * (1.0 - tf.cos(math.pi * fraction))
 
 
-class MergeBarrier(Schedule):
-    """Averages weights while that helps, and distils after.
-
-    One object is handed to both sides:
-
-        barrier = MergeBarrier(1.0, canary=held_out)
-        WeightMixer(exchange, rule, every_steps=50, until=barrier)
-        model.compile(..., distillation_weight=barrier)
-
-    While it is closed, the weight is 0 and the group mixes its weights with
-    those of its peers. At each mix the chief computes in the background, on
-    the canary batch, the loss of the mean of the versions and the mean of
-    their losses. Their difference is the barrier between these models
-    (Frankle et al. 2020, arXiv:1912.05671, section 2). Once it exceeds the
-    margin, all workers open the barrier at their next mix, which does not take
-    place any more. From then on the weight is that of the given schedule. The
-    barrier stays open; so does that of any group that mixes with this one.
-
-    Args:
-        weight: What follows: a number, a `Schedule` or another callable of the
-            step, as `get` takes it. Default 1.
-        canary: Held-out examples with labels: a `tfdistill.Canary`, or a
-            dataset as `fit` takes it.
-        margin: How much worse than the mean of the losses the mean may be, in
-            nats, finite and >= 0. Default 0.
-
-    Attributes:
-        is_open: Whether weights are mixed no more.
-        losses: Of the comparison that opened it: of the mean, of the group's
-            own version, and the mean of its peers'; None if it is not known
-            here.
-
-    Raises:
-        ValueError: If an argument is out of range.
-
-    Example:
-        >>> barrier = MergeBarrier(0.5, canary=None)
-        >>> float(barrier(100))
-        0.0
-        >>> barrier.open()
-        >>> float(barrier(100))
-        0.5
-    """
-
-    def __init__(
-        self, weight: Any = 1.0, *, canary: Any, margin: float = 0.0
-    ) -> None:
-        """Takes the arguments described above; it is closed."""
-        self.weight = get(weight)
-        self.canary = canary
-        self.margin = _checked_margin(margin)
-        self.is_open = False
-        self.losses: tuple[float, float, float] | None = None
-
-    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
-        """Returns the weight, float32 scalar tensor."""
-        if not self.is_open:
-            return tf.zeros([], tf.float32)
-        return tf.cast(self.weight(step), tf.float32)
-
-    def open(self, losses: Any = None) -> None:
-        """Opens it; a training function must be traced again after that."""
-        self.is_open = True
-        self.losses = None if losses is None else tuple(losses)
-
-    def close(self) -> None:
-        """Closes it for another training."""
-        self.is_open, self.losses = False, None
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {
-            "weight": self.weight,
-            "canary": self.canary,
-            "margin": self.margin,
-        }
-
-
 def get(identifier: Any) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns the schedule that a user meant.
 
@@ -295,15 +215,6 @@ def _checked_weight(name: str, value: float) -> float:
         raise ValueError(
             f"`{name}` must be a finite number >= 0; received {value!r}. "
             "0 switches distillation off."
-        )
-    return float(value)
-
-
-def _checked_margin(value: float) -> float:
-    if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
-        raise ValueError(
-            "`margin` must be a finite number of nats >= 0; received "
-            f"{value!r}."
         )
     return float(value)
 

@@ -85,7 +85,7 @@ def make_model(
     *,
     label_counts: np.ndarray | None = None,
     canary: tfdistill.Canary | None = None,
-    barrier: tfdistill.schedules.MergeBarrier | None = None,
+    barrier: Any = None,
 ) -> tfdistill.CodistillModel:
     """Returns the compiled model; call it in the strategy's scope.
 
@@ -198,13 +198,9 @@ def make_exporter(
 def make_mixer(
     config: config.Config,
     cluster: tfdistill.Cluster,
-    exchange: tfdistill.Exchange,
-    *,
-    barrier: tfdistill.schedules.MergeBarrier | None = None,
-) -> tfdistill.WeightMixer | None:
+    canary: tfdistill.teachers.Canary | None = None,
+) -> tfdistill.mixing.WeightMixer | None:
     """Returns the callback that mixes weights, if the recipe asks for it.
-
-    It does so until the `barrier` opens.
 
     Raises OptionsError if the rule does not take its arguments.
     """
@@ -214,26 +210,17 @@ def make_mixer(
     peers: Any = mixing.topology
     if not isinstance(peers, str):
         peers = peers[cluster.group]
-    return tfdistill.WeightMixer(
-        exchange,
-        make_rule(mixing),
-        peers=peers,
-        seed=config.seed,
-        schema=schema(config),
-        until=barrier,
-        **mixing.taken_by(tfdistill.WeightMixer, but=["rule"]),
-    )
-
-
-def make_barrier(
-    config: config.Config, canary: tfdistill.Canary | None
-) -> tfdistill.schedules.MergeBarrier | None:
-    """Returns what ends the mixing of weights, if the recipe asks for it."""
-    margin = config.mixing.barrier_margin
-    if margin is None:
-        return None
-    return tfdistill.schedules.MergeBarrier(
-        make_weight(config.codistillation), canary=canary, margin=margin
+    options = mixing.taken_by(tfdistill.mixing.WeightMixer, but=["rule"])
+    options |= {"peers": peers, "seed": config.seed}
+    rule = make_rule(mixing)
+    if mixing.barrier_margin is None or canary is None:
+        return tfdistill.mixing.WeightMixer(rule, **options)
+    return tfdistill.contrib.MergeBarrier(
+        rule,
+        held_out=(canary.inputs, tf.constant(canary.labels)),
+        margin=mixing.barrier_margin,
+        weight=make_weight(config.codistillation),
+        **options,
     )
 
 

@@ -86,8 +86,8 @@ def run(
     if config.smoothing.kind == "unigram":
         counts = objectives.label_counts(train)
     canary = _canary(config, cluster, validation)
-    barrier = students.make_barrier(config, canary)
-    mixer = students.make_mixer(config, cluster, exchange, barrier=barrier)
+    mixer = students.make_mixer(config, cluster, canary)
+    is_barrier = isinstance(mixer, tfdistill.contrib.MergeBarrier)
     with strategy.scope():
         model = students.make_model(
             config,
@@ -95,7 +95,7 @@ def run(
             exchange,
             label_counts=counts,
             canary=canary,
-            barrier=barrier,
+            barrier=mixer if is_barrier else None,
         )
     peers = served.ServedPeers(config, cluster, model.student)
     train = peers.label(train)
@@ -202,7 +202,7 @@ def _fit(
     config: config.Config,
     cluster: tfdistill.Cluster,
     exchange: tfdistill.Exchange,
-    mixer: tfdistill.WeightMixer | None,
+    mixer: tfdistill.mixing.WeightMixer | None,
     callbacks: Sequence[keras.callbacks.Callback],
     verbose: bool,
 ) -> dict[str, Any]:

@@ -118,13 +118,11 @@ def _mixing(exchange):
     extras = {"initial_weights": hashlib.sha256(begin).hexdigest()}
     for step in range(1, 5):
         cases.publish(exchange, cases.linear(1), step=step, extras=extras)
-    mixer = tfdistill.WeightMixer(
-        exchange,
+    mixer = tfdistill.mixing.WeightMixer(
         tfdistill.mixing.ModelAveraging(),
         every_steps=1,
         peers=[1],
         grace_secs=60.0,
-        poll_secs=0.005,
     )
     exporter = tfdistill.StudentExporter(exchange, every_steps=1, group=0)
     return exporter, mixer

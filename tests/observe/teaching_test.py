@@ -41,12 +41,8 @@ def _train(tmp_path, caplog, *, published=True, **kwargs):
             {"distillation_weight": schedules.BurnIn(steps=9)},
             "`distillation_weight` was still 0 at step 8. Shorten the",
         ),
-        (
-            {"distillation_weight": schedules.MergeBarrier(canary=None)},
-            "the MergeBarrier was still closed at step 8. This is no fault",
-        ),
     ],
-    ids=["no version", "burn-in", "barrier"],
+    ids=["no version", "burn-in"],
 )
 def test_a_training_without_a_teacher_says_so(
     tmp_path, caplog, options, reason

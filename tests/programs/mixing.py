@@ -26,8 +26,7 @@ def main(directory: str) -> None:
     x, y = cases.data(32)
     share = slice(cluster.group, None, cluster.num_groups)
     data = tf.data.Dataset.from_tensor_slices((x[share], y[share])).batch(4)
-    mixer = tfdistill.WeightMixer(
-        exchange,
+    mixer = mixing.WeightMixer(
         mixing.ModelAveraging(),
         every_steps=1,
         quorum="all",

@@ -9,6 +9,8 @@ import typing
 
 if typing.TYPE_CHECKING:
     from tfdistill.contrib.batch_scaler import BatchScaler as BatchScaler
+    from tfdistill.contrib.merge_barrier import MergeBarrier as MergeBarrier
+    from tfdistill.contrib.mutual_learning import OtherStudents as OtherStudents
     from tfdistill.contrib.quasi_global import (
         QuasiGlobalMomentum as QuasiGlobalMomentum,
     )
@@ -22,6 +24,8 @@ if typing.TYPE_CHECKING:
 
 _HOMES = {
     "BatchScaler": "batch_scaler",
+    "MergeBarrier": "merge_barrier",
+    "OtherStudents": "mutual_learning",
     "QuasiGlobalMomentum": "quasi_global",
     "SampledOutput": "sampled",
     "SampledSoftTargetCrossEntropy": "sampled",

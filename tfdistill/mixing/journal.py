@@ -10,7 +10,6 @@ import json
 import logging
 import pathlib
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 
 _log = logging.getLogger(__name__)
@@ -26,33 +25,20 @@ class Entry:
         versions: By group, the step of the version that was mixed; empty if
             the mix was left out.
         ends: Whether the group mixes no more from here on.
-        losses: For which a `MergeBarrier` was opened then, if they are known.
     """
 
     versions: Mapping[int, int]
     ends: bool = False
-    losses: Sequence[float] | None = None
 
 
 class Journal:
     """Lines of JSON; without a path it neither keeps nor repeats anything."""
 
-    def __init__(
-        self,
-        path: pathlib.Path | None,
-        *,
-        chief: pathlib.Path | None = None,
-        resumed_step: int | None = None,
-    ) -> None:
-        """Reads what is to be repeated after `resumed_step`, of the chief's.
-
-        `path` is where this worker notes its mixes.
-        """
+    def __init__(self, path: pathlib.Path | None) -> None:
+        """Takes where this worker notes its mixes."""
         self._path = path
         self._replay: Mapping[int, Entry] = {}
         self._has_warned = False
-        if chief is not None and resumed_step is not None:
-            self._replay = _read(chief, after=resumed_step)
 
     @classmethod
     def beside(cls, backup: Any, *, worker: int) -> "Journal":
@@ -62,13 +48,15 @@ class Journal:
         """
         if backup is None:
             return cls(None)
-        chief = pathlib.Path(backup.directory, _NAME)
-        own = chief
+        own = chief = pathlib.Path(backup.directory, _NAME)
         if worker:
             own = chief.with_name(_NAME_OF_WORKER.format(worker))
+        made = cls(own)
         if backup.resumed_step is None:
             own.unlink(missing_ok=True)
-        return cls(own, chief=chief, resumed_step=backup.resumed_step)
+        else:
+            made._replay = _read(chief, after=backup.resumed_step)
+        return made
 
     def replay(self, step: int) -> Entry | None:
         """Returns what is to be repeated at a step; None if that is unknown."""

@@ -26,7 +26,7 @@ class RunLog(steps.SteppedCallback):
     `fit` adds one by itself if `TFDISTILL_WORKDIR` is set; the launcher's live
     status reads it. Each line holds the step, the epoch, the time (Unix
     seconds), the logs (null for NaN), `examples_per_second` since the line
-    before, and `total_steps` if it is known; with a `tfdistill.WeightMixer`
+    before, and `total_steps` if it is known; with a `WeightMixer`
     its totals, as `mixing`. In a training that `tfdistill.Backup` resumes,
     lines of steps that are done again go. If no step had a teacher, the last
     line says why, as `untaught`.

@@ -167,7 +167,7 @@ def of_exchange(exporter: Any, loader: Any) -> Scalars:
 
 
 def of_mixing(mixer: Any) -> Scalars:
-    """Returns the scalars of a `tfdistill.WeightMixer`; none without one."""
+    """Returns the scalars of a `WeightMixer`; none without one."""
     if mixer is None:
         return {}
     return {

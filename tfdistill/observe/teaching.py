@@ -58,13 +58,6 @@ class TeachingWatch(keras.callbacks.Callback):
         done = int(keras_internals.num_batches(model.optimizer).numpy())
         last = tf.constant(max(0, done - 1), tf.int64)
         weight = model.codistillation.weight
-        # A MergeBarrier is the one schedule that something opens.
-        if not getattr(weight, "is_open", True):
-            return (
-                f"the MergeBarrier was still closed at step {done}. This is no "
-                "fault if a tfdistill.WeightMixer with `until` has averaged "
-                "the weights so far; without one, nothing opens it."
-            )
         if not float(weight(last)):
             return (
                 f"`distillation_weight` was still 0 at step {done}. "

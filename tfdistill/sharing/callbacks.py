@@ -200,6 +200,16 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
         return self._schedule.every_steps
 
     @property
+    def exchange(self) -> publisher.Exchange:
+        """Where it publishes, and where a mixer reads."""
+        return self._exchange
+
+    @property
+    def schema(self) -> dict[str, str]:
+        """The digests of what its versions mean."""
+        return self._schema
+
+    @property
     def offset_steps(self) -> int | None:
         """Steps by which exports come later; None unless it was given."""
         return self._given_offset

@@ -439,7 +439,8 @@ class Peer(teacher.Teacher):
     @property
     def _is_burn_in(self) -> bool:
         key = self.step, self._student.weight
-        if self._burn_in[0] != key:
+        # A weight that is no function of the step alone may end it any time.
+        if self._burn_in[0] != key or self._burn_in[1]:
             self._burn_in = key, self._student.in_burn_in(self.step)
         return self._burn_in[1]
 

@@ -88,15 +88,14 @@ def test_a_recipe_s_mixer_has_its_options(tmp_path):
         "mixing.weigh_by=examples",
         "mixing.topology=[[1], [0], []]",
     )
-    exchange = tfdistill.Exchange(tmp_path)
     cluster = tfdistill.Cluster(group=1, num_groups=3)
-    mixer = students.make_mixer(config, cluster, exchange)
-    assert mixer._given_peers == (0,) and mixer._shares.weigh_by == "examples"
+    mixer = students.make_mixer(config, cluster)
+    assert mixer._peers == (0,) and mixer._weigh_by == "examples"
     selection = mixer._selection
     assert (selection.quorum, selection.grace_secs) == ("all", 7.0)
     seeds = {students.initial_seed(config, group) for group in range(3)}
     assert len(seeds) == 1
-    assert students.make_mixer(_config(), cluster, exchange) is None
+    assert students.make_mixer(_config(), cluster) is None
     assert students.initial_seed(_config(), 1) not in seeds
 
 

@@ -1,11 +1,9 @@
 """What is read of the peers, and of which: those that began as this group."""
 
 from collections.abc import Collection
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from tfdistill.exchange import publisher
 from tfdistill.exchange import versions
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
@@ -30,18 +28,13 @@ class Origin:
         self.weights: str | None = None
         self.strangers: dict[int, str] = {}
 
-    def forget(self) -> None:
-        """Begins a training anew."""
-        self.weights = None
-        self.strangers.clear()
-
     def check(self, version: versions.Version) -> None:
-        """Raises `screen_lib.Refused` for versions of another origin."""
+        """Raises `Refused` for versions of another origin."""
         theirs = version.manifest.extras.get(INITIAL_FIELD)
         if not isinstance(theirs, str):
             raise screen_lib.Refused(
                 "its manifest does not say which weights its group began "
-                "with. Give each group's `fit` a tfdistill.WeightMixer."
+                "with. Give each group's `fit` a tfdistill.mixing.WeightMixer."
             )
         if theirs != self.weights:
             self.strangers[version.group] = theirs
@@ -66,45 +59,41 @@ class Origin:
 
 
 def of_peers(
-    exchange: publisher.Exchange,
+    exporter: Any,
     groups: Sequence[int],
     graph: student_graph.StudentGraph,
     mixed: weights.MixedWeights,
     origin: Origin,
     *,
-    schema: Mapping[str, Any],
     on_servers: bool,
 ) -> dict[int, follower.Follower]:
-    """Returns readers of the weights that are mixed, by group."""
-    screen = screen_lib.Screen(graph, schema=schema)
+    """Returns followers of the weights that are mixed, by group.
+
+    They read where the `exporter` of this group publishes.
+    """
     expected = saved_model.SavedModelWriter(graph).variables
     keys = [list(expected)[index] for index in mixed.indices]
+    same_graph = screen_lib.refuse_other_graphs(
+        graph,
+        "Its weights mean something else. Train the same model in each group "
+        "that mixes.",
+    )
 
     def check(version: versions.Version) -> None:
-        screen(version)
-        if version.manifest.graph_fingerprint != graph.fingerprint:
-            raise screen_lib.Refused(
-                "its graph differs from this group's model, so that its "
-                "weights mean something else. Train the same model in each "
-                "group that mixes."
-            )
+        same_graph(version)
         origin.check(version)
 
     def read(version: versions.Version) -> Any:
-        try:
-            if not on_servers:
-                return saved_model.read_variables(version.path, expected)
-            # A table may not fit into this process.
-            values = saved_model.read_variables(
-                version.path, expected, only=keys
-            )
-            return dict(zip(mixed.indices, values, strict=True))
-        except ValueError as error:
-            raise screen_lib.Refused(str(error)) from error
+        if not on_servers:
+            return saved_model.read_variables(version.path, expected)
+        # A table may not fit into this process.
+        values = saved_model.read_variables(version.path, expected, only=keys)
+        return dict(zip(mixed.indices, values, strict=True))
 
+    screen = screen_lib.Screen(graph, schema=exporter.schema, also=check)
     return {
         group: follower.Follower(
-            exchange, group, read=read, screen=check, alone=False
+            exporter.exchange, group, read=read, screen=screen, alone=False
         )
         for group in groups
     }

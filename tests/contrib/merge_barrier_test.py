@@ -1,0 +1,238 @@
+"""Groups that average their weights until a barrier lies between them."""
+
+import logging
+import math
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tests.mixing import mixer_test as mixing_cases
+from tfdistill import mixing
+from tfdistill.contrib import merge_barrier
+
+_X, _Y = cases.data(16)
+_CLICKS = (
+    np.array([[-2.0], [-1.0], [1.0], [3.0]], "float32"),
+    np.array([[0.0], [0.0], [1.0], [1.0]], "float32"),
+)
+
+
+def _two_units(signs):
+    """Says 4 x by two hidden units; a permutation of them says the same."""
+    model = keras.Sequential(
+        [
+            keras.Input((1,)),
+            keras.layers.Dense(2, activation="relu", use_bias=False),
+            keras.layers.Dense(1, use_bias=False),
+        ]
+    )
+    signs = np.array(signs, "float32")
+    model.set_weights([signs[np.newaxis], 4 * signs[:, np.newaxis]])
+    return model
+
+
+class _Compared(keras.callbacks.Callback):
+    """Gives the reading threads their time; notes what the teachers count."""
+
+    def __init__(self, barrier):
+        super().__init__()
+        self._barrier, self.weights = barrier, []
+        # Those before a resume.
+        self._num_before = None
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._num_before is None:
+            self._num_before = self._barrier.num_mixes
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.weights.append(float(logs["distillation_weight"]))
+        barrier = self._barrier
+        followers = [] if barrier.is_open else barrier._followers.values()
+        deadline = time.monotonic() + cases.WAIT_SECS
+        while (
+            any(f.announced >= 0 and not f.state for f in followers)
+            or barrier.num_compared < barrier.num_mixes - self._num_before
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+
+def test_groups_that_begin_alike_are_averaged_to_the_end(tmp_path):
+    exchange = tfdistill.Exchange(tmp_path)
+    barriers = []
+
+    def train(group):
+        barrier = merge_barrier.MergeBarrier(
+            mixing.ModelAveraging(),
+            every_steps=1,
+            held_out=cases.data(32, seed=5),
+            margin=0.05,
+            peers=[1 - group],
+            quorum="all",
+            grace_secs=60.0,
+        )
+        barriers.append(barrier)
+        compared = _Compared(barrier)
+        model = cases.codistill(
+            cases.deep(0),
+            cases.peers(exchange, [1 - group]),
+            distillation_weight=barrier,
+        )
+        cases.fit(
+            model,
+            _X[group::2],
+            _Y[group::2],
+            batch_size=4,
+            epochs=3,
+            callbacks=[
+                mixing_cases._exporter(exchange, group=group),
+                barrier,
+                tfdistill.TeacherLoader(every_steps=1),
+                compared,
+            ],
+        )
+        assert compared.weights == [0] * 6
+
+    mixing_cases._together(lambda: train(0), lambda: train(1))
+    assert [b.num_mixes for b in barriers] == [6, 6]
+    assert [b.num_compared for b in barriers] == [6, 6]
+    assert not any(b.is_open for b in barriers)
+
+
+def _publish(exchange, student, step, **extras):
+    digest = mixing_cases._digest(_two_units([1, -1]))
+    cases.publish(
+        exchange,
+        student,
+        step=step,
+        spec=cases.input_spec(1),
+        extras={"initial_weights": digest, **extras},
+    )
+
+
+def _trained(exchange, *callbacks, epochs, margin=0.0):
+    """A group that hardly moves, beside versions of another."""
+    barrier = merge_barrier.MergeBarrier(
+        mixing.ModelAveraging(0.01),
+        every_steps=1,
+        peers=[1],
+        held_out=_CLICKS,
+        margin=margin,
+        weight=0.5,
+    )
+    compared = _Compared(barrier)
+    model = tfdistill.CodistillModel(
+        _two_units([1, -1]), teachers=cases.peers(exchange)
+    )
+    model.compile(
+        keras.optimizers.SGD(1e-6),
+        keras.losses.BinaryCrossentropy(from_logits=True),
+        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(),
+        distillation_weight=barrier,
+    )
+    cases.fit(
+        model,
+        *_CLICKS,
+        batch_size=2,
+        epochs=epochs,
+        callbacks=[
+            mixing_cases._exporter(exchange),
+            barrier,
+            tfdistill.TeacherLoader(every_steps=1),
+            compared,
+            *callbacks,
+        ],
+    )
+    return barrier, compared
+
+
+def test_groups_far_apart_distil_from_the_next_mix_on(tmp_path, caplog):
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    _publish(exchange, _two_units([-1, 1]), 1)
+    backup = tfdistill.Backup(tmp_path / "backup", every_steps=6)
+    with caplog.at_level(logging.WARNING, logger="tfdistill.contrib"):
+        barrier, compared = _trained(exchange, backup, epochs=3)
+    # Mixed at step 2, when the version was read; compared; opened at step 3.
+    assert (barrier.num_mixes, barrier.is_open) == (1, True)
+    assert compared.weights == [0, 0, 0, 0.5, 0.5, 0.5]
+    # Each alone says 4 x; the mean of both says 0.
+    x, y = _CLICKS
+    alone = np.mean(np.logaddexp(0, np.where(y > 0, -4 * x, 4 * x)))
+    expected = [math.log(2), alone, alone]
+    np.testing.assert_allclose(barrier.losses, expected, rtol=1e-4)
+    assert "Step 3: from now on weights are not mixed" in caplog.text
+    extras = exchange.latest(0).manifest.extras
+    assert extras["merge_barrier_open"] is True
+    # It stays open, also in the process that resumes.
+    backup = tfdistill.Backup(tmp_path / "backup", every_steps=6)
+    again, compared = _trained(exchange, backup, epochs=5)
+    assert backup.resumed_step == 6 and again.num_mixes == 1
+    assert again.is_open and again.losses == pytest.approx(barrier.losses)
+    assert len(compared.weights) == 4 and compared.weights[-1] == 0.5
+
+
+def test_a_margin_keeps_it_closed_and_so_do_equal_versions(tmp_path):
+    for signs, margin in (([-1, 1], 10.0), ([1, -1], 0.0)):
+        exchange = tfdistill.Exchange(tmp_path / str(margin))
+        _publish(exchange, _two_units(signs), 1)
+        barrier, compared = _trained(exchange, epochs=3, margin=margin)
+        assert (barrier.num_compared, barrier.is_open) == (1, False)
+        assert compared.weights == [0] * 6
+
+
+def test_what_was_opened_is_repeated_at_the_same_step(tmp_path):
+    """By a training that was stopped, and resumes before that."""
+    exchange = tfdistill.Exchange(tmp_path / "exchange")
+    _publish(exchange, _two_units([-1, 1]), 1)
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.iterations == 5:
+                raise InterruptedError
+
+    class Once(tfdistill.Backup):
+        """One that is written at step 2 alone."""
+
+        def _take(self, *args, **kwargs):
+            if self.step == 2:
+                super()._take(*args, **kwargs)
+
+    with pytest.raises(InterruptedError):
+        once = Once(tmp_path / "backup", every_steps=2)
+        _trained(exchange, once, Stop(), epochs=3)
+    backup = tfdistill.Backup(tmp_path / "backup", every_steps=2)
+    barrier, compared = _trained(exchange, backup, epochs=3)
+    assert backup.resumed_step == 2
+    assert barrier.is_open and barrier.num_mixes == 1
+    assert compared.weights == [0, 0.5, 0.5, 0.5]
+
+
+def test_a_group_follows_another_that_mixes_no_more(tmp_path):
+    exchange = tfdistill.Exchange(tmp_path)
+    _publish(exchange, _two_units([1, -1]), 1, merge_barrier_open=True)
+    barrier, compared = _trained(exchange, epochs=2)
+    assert (barrier.num_mixes, barrier.is_open) == (0, True)
+    assert barrier.losses is None and compared.weights[-1] == 0.5
+
+
+def test_a_mean_that_is_not_finite_is_a_barrier(tmp_path, monkeypatch):
+    exchange = tfdistill.Exchange(tmp_path)
+    _publish(exchange, _two_units([1, -1]), 1)
+    monkeypatch.setattr(
+        merge_barrier,
+        "_mean",
+        lambda versions: [math.nan * value for value in versions[0]],
+    )
+    barrier, _ = _trained(exchange, epochs=3)
+    assert barrier.is_open and math.isnan(barrier.losses[0])
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="`held_out` must be a batch"):
+        merge_barrier.MergeBarrier(
+            mixing.ModelAveraging(), every_steps=1, held_out=_X
+        )

@@ -1,0 +1,238 @@
+"""MergeBarrier: average weights while that helps, and distil after.
+
+The barrier between models is the loss of their mean minus the mean of their
+losses (Frankle et al. 2020, arXiv:1912.05671, section 2).
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistill import mixing
+from tfdistill import schedules
+from tfdistill.cluster import replicas
+from tfdistill.exports import saved_model
+from tfdistill.follow import follower
+from tfdistill.mixing import weights
+
+_log = logging.getLogger(__name__)
+# Of a manifest's `extras`: whether a group mixes no more.
+OPEN_FIELD = "merge_barrier_open"
+
+
+class MergeBarrier(mixing.WeightMixer):
+    """A `WeightMixer` until a barrier lies between the groups.
+
+    It is the distillation weight as well:
+
+        barrier = MergeBarrier(
+            tfdistill.mixing.ModelAveraging(), every_steps=50, held_out=(x, y)
+        )
+        model.compile(..., distillation_weight=barrier)
+        model.fit(..., callbacks=[exporter, barrier, loader])
+
+    While it is closed, the weight is 0 and the group mixes its weights with
+    those of its peers. At each mix the chief computes in the background, on
+    the held-out batch, the loss of the mean of the versions and the mean of
+    their losses. Once their difference exceeds the margin, all workers open
+    the barrier at their next mix, which does not take place any more. From
+    then on the weight is that of the given schedule. The barrier stays open;
+    so does that of any group that mixes with this one.
+
+    Attributes:
+        losses: Of the comparison that opened it: of the mean, of the group's
+            own version, and the mean of its peers'; None if it is not known
+            here.
+        num_compared: How many mixes were compared.
+    """
+
+    def __init__(
+        self,
+        rule: mixing.Rule,
+        *,
+        held_out: Any,
+        margin: float = 0.0,
+        weight: Any = 1.0,
+        **kwargs: Any,
+    ) -> None:
+        """Takes what follows and what is compared; it is closed.
+
+        Args:
+            rule: As for `WeightMixer`.
+            held_out: A batch that is not trained on: `(inputs, targets)`, or a
+                dataset of batches, whose first one counts. Its loss is the
+                compiled one, of a student with one output.
+            margin: How much worse than the mean of the losses the mean may
+                be, finite and >= 0. Default 0.
+            weight: What the distillation weight is then: a number, a
+                `Schedule` or another callable of the step. Default 1.
+            **kwargs: As for `WeightMixer`.
+
+        Raises:
+            ValueError: An argument is not as above.
+        """
+        super().__init__(rule, **kwargs)
+        if not 0 <= margin < math.inf:
+            raise ValueError(
+                f"`margin` must be a finite number >= 0; received {margin!r}."
+            )
+        if isinstance(held_out, tf.data.Dataset):
+            held_out = next(iter(held_out))
+        if not isinstance(held_out, tuple) or len(held_out) < 2:
+            raise ValueError(
+                "`held_out` must be a batch (inputs, targets), by which "
+                f"versions have a loss; received {type(held_out).__name__}."
+            )
+        self._inputs, self._targets = keras.tree.map_structure(
+            tf.convert_to_tensor, held_out[:2]
+        )
+        self._margin = float(margin)
+        self._weight = schedules.get(weight)
+        self._taken: list[tuple[Any, Any]] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether weights are mixed no more."""
+        return self.is_over
+
+    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
+        """Returns the distillation weight at a step, float32 scalar tensor."""
+        if not self.is_over:
+            return tf.zeros([], tf.float32)
+        return tf.cast(self._weight(step), tf.float32)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns its numbers, for a run's record."""
+        return {"margin": self._margin}
+
+    # ---- what a mixer asks ----
+
+    def forget(self) -> None:
+        """Closes it for another training, whose steps are traced again."""
+        was_open = getattr(self, "is_over", False)
+        super().forget()
+        self.losses: Sequence[float] | None = None
+        self.num_compared = 0
+        if was_open:
+            self.model.make_train_function(force=True)
+
+    def manifest_extras(self) -> dict[str, Any]:
+        """Returns what versions say, also to groups that mix with this one."""
+        extras = super().manifest_extras()
+        return {**extras, OPEN_FIELD: True} if self.is_over else extras
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Has the student predict the batch: it is traced on this thread."""
+        model = self.codistilled
+        strategy = model.distribute_strategy
+        if replicas.on_servers(strategy):
+            raise ValueError(
+                "A MergeBarrier does not work with parameter servers, where "
+                "no task has a whole version; received "
+                f"{type(strategy).__name__}. Use a WeightMixer."
+            )
+        loss = model.loss
+        if not isinstance(loss, str | keras.losses.Loss):
+            raise ValueError(
+                "A MergeBarrier needs one compiled loss, a keras.losses.Loss "
+                f"or its name; received {loss!r}."
+            )
+        self._loss = keras.losses.get(loss)
+        self._graph = model.graph
+        self._writer = saved_model.SavedModelWriter(model.graph)
+        self._values = replicas.WorkerValues(strategy)
+        self._loss_of(self._writer.snapshot())
+        self._values.gathered(0)
+        super().on_train_begin(logs)
+
+    def goes_on(self, staged: Sequence[follower.Staged]) -> bool:
+        """Whether the chief, and all whose versions these are, still mix."""
+        is_wanted = self._values.gathered(self.losses is None)[0]
+        extras = [each.version.manifest.extras for each in staged]
+        if not is_wanted or any(e.get(OPEN_FIELD) is True for e in extras):
+            return False
+        if staged and replicas.is_chief(self.model.distribute_strategy):
+            # At most one comparison waits: a slow one skips mixes.
+            others = [each.values for each in staged]
+            self._taken = [(self._writer.snapshot(), others)]
+        return True
+
+    def end(self) -> None:
+        """Opens it: the weight was a constant of the traced steps."""
+        super().end()
+        self.model.make_train_function(force=True)
+        if not replicas.is_chief(self.model.distribute_strategy):
+            return
+        reason = "as in another group"
+        if self.losses is not None:
+            reason = (
+                "since on the held-out batch the mean of the versions has the "
+                "loss {:.4f}, this group's own {:.4f} and its peers' {:.4f}"
+            ).format(*self.losses)
+        _log.warning(
+            "Step %d: from now on weights are not mixed, %s.", self.step, reason
+        )
+
+    def in_background(self) -> None:
+        """Compares what was taken last."""
+        super().in_background()
+        taken, self._taken = self._taken, []
+        for own, others in taken:
+            try:
+                mean, mine, theirs = self._compared(own, others)
+            except Exception as error:  # TensorFlow raises many kinds.
+                _log.info("The versions were not compared: %s", error)
+                continue
+            num = len(others) + 1
+            of_losses = (mine + (num - 1) * theirs) / num
+            # NaN, which a mean may have, is a barrier, too.
+            if not mean <= of_losses + self._margin:
+                self.losses = mean, mine, theirs
+            self.num_compared += 1
+
+    def _compared(
+        self, own: Sequence[Any], others: Sequence[Sequence[Any]]
+    ) -> tuple[float, float, float]:
+        """Returns the losses of the mean, of one's own, and theirs on average.
+
+        ValueError if a version itself has none.
+        """
+        mine, *theirs = (self._loss_of(values) for values in (own, *others))
+        if not math.isfinite(sum(theirs, mine)):
+            raise ValueError("the loss of a version is not finite.")
+        mean = self._loss_of(_mean([own, *others]))
+        return mean, mine, sum(theirs) / len(theirs)
+
+    def _loss_of(self, values: Sequence[Any]) -> float:
+        tensors = [tf.convert_to_tensor(value) for value in values]
+        outputs = self._graph(tensors, self._inputs)
+        (output,) = keras.tree.flatten(outputs)
+        return float(self._loss(self._targets, output))
+
+    # ---- for a backup ----
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a resumed training goes on with."""
+        return {**super().state(), "losses": self.losses}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state` returned."""
+        self.losses = state["losses"]
+        super().restore(state)
+
+
+def _mean(versions: Sequence[Sequence[Any]]) -> list[Any]:
+    """Returns the mean of floats; what is no float is that of the first."""
+    found = []
+    for values in zip(*versions, strict=True):
+        first = tf.convert_to_tensor(values[0])
+        if first.dtype.is_floating:
+            same = [tf.cast(value, first.dtype) for value in values]
+            first = weights.weighted_mean(same, [1.0] * len(same))
+        found.append(first)
+    return found

@@ -1,0 +1,76 @@
+"""Several students in one model, which teach each other: mutual learning.
+
+Zhang et al. 2018 (arXiv:1706.00384), with the update of all students at once:
+each learns from what the others predicted before the step. Nothing is sent or
+run twice, since the predictions are outputs of the step itself.
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdistill.cluster import identity
+from tfdistill.teachers import teacher
+
+
+class OtherStudents(teacher.Teacher):
+    """Has the students that are the outputs of one model teach each other.
+
+    The model returns the outputs of its first student, then those of the next.
+    Each learns from all the others: the students stand in a circle, and for
+    each distance in it there is one teacher, the student so far ahead.
+
+    Example:
+        >>> teachers = OtherStudents(3)
+    """
+
+    def __init__(self, num_students: int, *, weight: float = 1.0) -> None:
+        """Takes how many students the model has.
+
+        Args:
+            num_students: Students in the model, >= 2.
+            weight: What they count beside other teachers, >= 0. Default 1.
+
+        Raises:
+            ValueError: An argument is not as above.
+        """
+        super().__init__(weight=weight)
+        if isinstance(num_students, bool) or not num_students >= 2:
+            raise ValueError(
+                "`num_students` must be how many students are the outputs of "
+                f"the model, >= 2; received {num_students!r}."
+            )
+        self._num_students = num_students
+
+    def members(self, cluster: identity.Cluster) -> Sequence[teacher.Teacher]:
+        """Returns one teacher for each distance between two students."""
+        size = self._num_students
+        return [
+            _Ahead(distance, num_students=size, weight=self.weight)
+            for distance in range(1, size)
+        ]
+
+
+class _Ahead(teacher.Teacher):
+    """The teacher of each student is the one so far ahead in the circle."""
+
+    def __init__(
+        self, distance: int, *, num_students: int, weight: float
+    ) -> None:
+        super().__init__(name=f"next_{distance}", weight=weight)
+        self._distance, self._num_students = distance, num_students
+
+    def ask(self, batch: teacher.Batch) -> list[tf.Tensor]:
+        """Returns the outputs of the step, each student's at another's place.
+
+        Of a training forward pass, as of peers that send their predictions.
+        """
+        own, size = batch.flat, self._num_students
+        if len(own) % size:
+            raise ValueError(
+                f"A model of {size} students must have as many outputs of "
+                f"each; received {len(own)} outputs. Return those of the "
+                "first student, then those of the next."
+            )
+        first = self._distance * (len(own) // size)
+        return [*own[first:], *own[:first]]
