@@ -147,7 +147,12 @@ def following(
     exchange: Any = None, student: Any = None, **kwargs: Any
 ) -> tfdistill.CodistillModel:
     """A model that is ready to train, and follows group 1 unless told."""
-    model = codistill(student or linear(0), peers(exchange, **kwargs))
+    return taught(peers(exchange, **kwargs), student)
+
+
+def taught(teachers: Any, student: Any = None) -> tfdistill.CodistillModel:
+    """A model that is ready to train, with these teachers."""
+    model = codistill(student or linear(0), teachers)
     prepare(model, *data())
     return model
 

@@ -27,7 +27,7 @@ def _hidden(model, x):
 def _taught(student, teacher, *, of=None, projection=False, **kwargs):
     return cases.codistill(
         student,
-        tfdistill.TeacherSet(models=[teacher]),
+        tfdistill.teachers.FixedTeacher(teacher),
         feature_loss=losses.FeatureDistillation(
             of or [("hidden", "hidden")], projection=projection, weight=0.5
         ),
@@ -40,7 +40,7 @@ def test_one_update_by_hand(weights):
     """Of features alone."""
     student, teacher = _network(5, 0), _network(5, 3)
     model = tfdistill.CodistillModel(
-        student, teachers=tfdistill.TeacherSet(models=[teacher])
+        student, teachers=tfdistill.teachers.FixedTeacher(teacher)
     )
     model.compile(
         keras.optimizers.SGD(0.1),
@@ -188,12 +188,15 @@ def test_layers_that_cannot_be_compared(make, message):
 @pytest.mark.parametrize(
     "teachers",
     [
-        lambda: tfdistill.TeacherSet(tfdistill.Exchange("/x"), [1]),
-        lambda: tfdistill.TeacherSet(saved_models=["/x"]),
-        lambda: tfdistill.TeacherSet(models=[_network(5, 1), _network(5, 2)]),
+        lambda: cases.peers(tfdistill.Exchange("/x")),
+        lambda: tfdistill.teachers.FixedTeacher("/x"),
+        lambda: [
+            tfdistill.teachers.FixedTeacher(_network(5, seed))
+            for seed in (1, 2)
+        ],
     ],
 )
 def test_other_teachers_have_no_layers_to_name(teachers):
     loss = losses.FeatureDistillation([("hidden", "hidden")])
-    with pytest.raises(ValueError, match=r"exactly one teacher.*models=\[mod"):
+    with pytest.raises(ValueError, match="exactly one teacher.*FixedTeacher"):
         cases.codistill(_network(5, 0), teachers(), feature_loss=loss)

@@ -11,23 +11,25 @@ import tfdistill
 from tests.cases import codistillation as codistillation_cases
 from tests.cases import object_store
 from tests.cases import servers as cases
+from tfdistill import teachers as kinds
 from tfdistill.embedding import layer
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
-from tfdistill.teachers import agreement
-from tfdistill.teachers import gates
-from tfdistill.teachers import in_memory
+from tfdistill.follow import agreement
+from tfdistill.teachers import fixed
 from tfdistill.teachers import on_servers
-from tfdistill.teachers import options
+from tfdistill.teachers import peers
 from tfdistill.teachers import soft_targets
 from tfdistill.teachers import staleness
+from tfdistill.teachers import teacher as teacher_lib
+from tfdistill.teachers import teacher_list
 
 SPEC = {
     "features": tf.TensorSpec([None, cases.NUM_FEATURES], tf.float32),
     "ids": tf.TensorSpec([None, len(cases.SIZES)], tf.int64),
 }
-MAX_BAD_BATCHES = 2
-_FULL = staleness.to_bits(1.0)
+MAX_BAD_BATCHES = soft_targets.MAX_BAD_BATCHES
+_FULL = int(np.float64(1).view(np.int64))
 
 
 def _peer(seed):
@@ -36,27 +38,33 @@ def _peer(seed):
     return student
 
 
+class _Student(teacher_lib.Student):
+    """One of a parameter-server group, wherever it runs."""
+
+    on_servers = True
+
+
+def _student(graph):
+    cluster = tfdistill.Cluster()
+    return _Student(graph, tf.distribute.get_strategy(), cluster=cluster)
+
+
 class _Group:
     """A student with one teacher, and the peer that it learns from."""
 
     def __init__(self, directory, **kwargs):
         self.exchange = tfdistill.Exchange(directory)
-        self.remote = on_servers.RemoteTeachers(
-            options.TeacherOptions(
-                peers=(1,), max_bad_batches=MAX_BAD_BATCHES, **kwargs
-            )
-        )
         self.x, _ = cases.data()
+        self.teacher = peers.Peer(1, self.exchange, peers.Peers(**kwargs))
+        self.remote = on_servers.RemoteTeachers([self.teacher])
         graph = student_graph.StudentGraph(cases.student(), SPEC)
-        self.teacher = self.remote.make_teacher("group_1", graph)
-        self.teacher.follow(
-            self.exchange,
-            1,
-            alone=True,
-            screen=gates.VersionScreen(graph),
-        )
+        self.teacher.attach(_student(graph))
+        self.remote.attached()
         self.agreement = agreement.Agreement(
-            self.remote.teachers, self.remote.sum, num_workers=1, is_chief=True
+            [self.teacher.follower],
+            self.remote.sum,
+            num_workers=1,
+            is_chief=True,
         )
         self._ask = tf.function(self._execute, autograph=False)
 
@@ -66,30 +74,30 @@ class _Group:
         )
 
     def stage(self):
-        self.teacher.reader.look()
-        self.teacher.reader.stage()
+        self.teacher.follower.look()
+        self.teacher.follower.stage()
 
     def refresh(self):
-        """What `TeacherSet.refresh` does."""
-        ready = self.agreement.exchange_news("it made no sense")
-        for teacher in ready:
-            teacher.swap()
-        if ready:
+        """What `TeacherList.refresh` does."""
+        news = self.agreement.exchange_news()
+        if news.of_replicas[0]:
+            self.teacher.drop("it made no sense")
+        for _ in news.ready:
+            self.teacher.swap()
             self.remote.swapped()
-        return ready
+        return news.ready
 
     def take(self, student, step):
         self.publish(student, step)
         self.stage()
-        assert self.refresh() == [self.teacher]
+        assert self.refresh() == [0]
 
     def _execute(self, arguments, step, x):
         with self.remote.on_worker(arguments):
             soft = self.remote.state.ask(
-                [self.teacher.ask],
-                soft_targets.Question(
+                teacher_lib.Batch(
                     inputs=x,
-                    outputs=[tf.zeros([24, 1])],
+                    outputs=tf.zeros([24, 1]),
                     labels={},
                     step=step,
                 ),
@@ -150,7 +158,7 @@ def test_a_version_is_read_beside_the_one_in_use(group):
     group.stage()
     # It is there, and those who were sent out before do not see it.
     np.testing.assert_allclose(group.ask(before)[0], first(group.x), rtol=1e-5)
-    assert group.refresh() == [group.teacher]
+    assert group.refresh() == [0]
     after = group.remote.arguments()
     np.testing.assert_array_equal(after, [[20, 1, 0, _FULL]])
     for arguments, peer in ((after, second), (before, first), (after, second)):
@@ -164,7 +172,7 @@ def test_workers_fetch_dense_weights_once_a_version(group):
     group.take(peer, 10)
     arguments = group.remote.arguments()
     group.ask(arguments)
-    for master in group.teacher._masters.values():
+    for master in group.teacher.remote._masters.values():
         master.assign(tf.fill(master.shape, 7.0))
     outputs = group.ask(arguments)[0]
     np.testing.assert_allclose(outputs, peer(group.x), rtol=1e-5)
@@ -179,8 +187,8 @@ def test_a_half_is_filled_when_nobody_uses_it(group, monkeypatch):
     in_flight = [group.remote.arguments() for _ in range(2)]
     assert group.refresh()
     group.publish(_peer(5), 30)
-    group.teacher.reader.look()
-    reading = threading.Thread(target=group.teacher.reader.stage)
+    group.teacher.follower.look()
+    reading = threading.Thread(target=group.teacher.follower.stage)
     reading.start()
     try:
         # Three executions went out before the swap.
@@ -191,7 +199,7 @@ def test_a_half_is_filled_when_nobody_uses_it(group, monkeypatch):
     finally:
         group.remote._num_done = group.remote._num_scheduled
         reading.join(30)
-    assert len(in_flight) == 2 and group.refresh() == [group.teacher]
+    assert len(in_flight) == 2 and group.refresh() == [0]
 
 
 def test_waiting_for_a_half_has_an_end(group, monkeypatch):
@@ -222,7 +230,7 @@ def test_a_teacher_that_makes_no_sense_is_dropped(group):
         group.remote.note(report)
         group.refresh()
     assert not group.teacher.in_use
-    assert group.teacher.reader.rejected == {10: "it made no sense"}
+    assert group.teacher.follower.rejected == {10: "it made no sense"}
     np.testing.assert_array_equal(group.remote.arguments()[:, 1], [0])
     # Its successor starts with a clean record.
     group.take(_peer(4), 20)
@@ -252,7 +260,7 @@ def test_a_version_with_nan_is_refused(group, what):
     group.publish(peer, 10, finite=False)
     group.stage()
     assert not group.refresh() and not group.teacher.in_use
-    assert "NaN or infinite" in group.teacher.reader.rejected[10]
+    assert "NaN or infinite" in group.teacher.follower.rejected[10]
 
 
 def test_a_version_that_is_too_old_is_not_obeyed(tmp_path):
@@ -262,17 +270,17 @@ def test_a_version_that_is_too_old_is_not_obeyed(tmp_path):
     assert group.ask(arguments, step=60)[1].all()
     assert not group.ask(arguments, step=61)[1].any()
     # The coordinator's verdict travels along.
-    for share in (0.5, 0.0):
-        group.teacher.verdict = staleness.Verdict(share, staleness.FADING)
+    for is_worse in (False, True):
+        group.teacher.take_verdicts(is_worse, False)
         arguments = group.remote.arguments()
-        assert group.ask(arguments, step=60)[1].any() == (share > 0)
+        assert group.ask(arguments, step=60)[1].any() != is_worse
 
 
 # ---- the whole of it, on a pretended group ----
 
 
 def _codistill(directory, optimizer):
-    teachers = codistillation_cases.teacher_set(tfdistill.Exchange(directory))
+    teachers = codistillation_cases.peers(tfdistill.Exchange(directory))
     model = tfdistill.CodistillModel(cases.student(), teachers=teachers)
     model.compile(
         optimizer,
@@ -329,21 +337,19 @@ def test_a_group_learns_from_a_model_in_memory_as_one_process_does(
 def test_tables_of_a_model_in_memory_are_looked_up_where_they_are(monkeypatch):
     monkeypatch.setattr(layer.LogicalTable, "is_on_servers", True)
     model = _peer(3)
-    remote = on_servers.RemoteTeachers(options.TeacherOptions(models=(model,)))
-    graph = student_graph.StudentGraph(cases.student(), SPEC)
-    teacher = remote.make_model("big", graph)
-    teacher.hold(in_memory.FrozenModel(model, graph))
+    teacher = fixed.FixedTeacher(model)
+    remote = on_servers.RemoteTeachers([teacher])
+    teacher.attach(_student(student_graph.StudentGraph(cases.student(), SPEC)))
     # Nothing of the size of a table is kept by servers again, or by workers.
-    kept = [
-        v.shape for v in (*teacher._masters.values(), *teacher._local.values())
-    ]
+    held = teacher.remote
+    kept = [v.shape for v in (*held._masters.values(), *held._local.values())]
     assert not any(sum(cases.SIZES) in shape for shape in kept)
     arguments, (x, _) = remote.arguments(), cases.data()
 
     @tf.function
     def ask():
         with remote.on_worker(arguments):
-            return teacher.function(x)[0]
+            return held.infer(x)[0]
 
     for _ in range(2):  # The second finds on the worker what was fetched.
         np.testing.assert_allclose(ask(), model(x), rtol=1e-5)
@@ -359,59 +365,62 @@ def test_a_group_goes_on_with_the_version_that_it_had(tmp_path, monkeypatch):
         codistillation_cases.publish(
             tfdistill.Exchange(tmp_path), student, step=step, spec=SPEC
         )
-    assert model.teachers.load_versions({1: 10}) == {1: 10}
+    silence = staleness.Silence().state()
+    state = {"step": 10, "is_worse": False, "silence": silence}
+    model.teachers.restore({"group_1": state})
     arguments = model.teachers.remote.arguments()
     np.testing.assert_array_equal(arguments[:, :2], [[10, 1]])
-    teacher = model.teachers.remote.teachers[0]
+    (teacher,) = model.teachers
 
     @tf.function
     def ask():
         with model.teachers.remote.on_worker(arguments):
-            return teacher.function(cases.data()[0])[0]
+            return teacher.remote.infer(cases.data()[0])[0]
 
     np.testing.assert_allclose(ask(), peer(cases.data()[0]), rtol=1e-5)
 
 
 def test_a_version_is_tried_before_it_is_obeyed(tmp_path):
     """Out of the half that is not in use, while the other one is."""
-    good, bad = _peer(3), _peer(4)
-    x, _ = cases.data()
-    labels = (good(x).numpy() > 0).astype("int64")
-    group = _Group(tmp_path, canary=gates.Canary(x, labels=labels, margin=0.0))
+    good = _peer(3)
+    group = _Group(tmp_path, canary=kinds.Canary(cases.data()[0]))
     group.take(good, 10)
-    kernel = bad.layers[-1].kernel
-    kernel.assign(-1000 * kernel)
-    group.publish(bad, 20)
+    group.publish(_overflowing(), 20)
     group.remote.note(np.asarray([0, -1.0]))
     group.stage()
     assert not group.refresh()
-    assert "cross-entropy on the canary" in group.teacher.reader.rejected[20]
+    assert "on the canary batch" in group.teacher.follower.rejected[20]
     outputs, _, _ = group.ask(group.remote.arguments())
     np.testing.assert_allclose(outputs, good(group.x), rtol=1e-5)
-    assert group.teacher._on_trial.experimental_get_tracing_count() == 1
+    on_trial = group.teacher.remote._on_trial
+    assert on_trial.experimental_get_tracing_count() == 1
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("saved_models", ["x"]), ("allow_other_graphs", True)]
+    "teacher",
+    [
+        lambda: kinds.FixedTeacher("a/saved_model"),
+        lambda: kinds.Peers(
+            tfdistill.Exchange("x"), peers=[1], allow_other_graphs=True
+        ),
+        lambda: kinds.OwnPast(),
+        lambda: kinds.PeerPredictions(tfdistill.Exchange("x"), peers=[1]),
+    ],
 )
-def test_other_teachers_are_refused(tmp_path, monkeypatch, option, value):
+def test_kinds_that_cannot_run_on_servers_say_so(monkeypatch, teacher):
     cases.pretend(monkeypatch)
-    teachers = codistillation_cases.teacher_set(
-        tfdistill.Exchange(tmp_path), **{option: value}
-    )
+    teachers = teacher_list.TeacherList(teacher(), tfdistill.Cluster())
     graph = student_graph.StudentGraph(cases.student(), SPEC)
-    with pytest.raises(ValueError, match=f"must be peers.*{option}="):
+    with pytest.raises(ValueError, match="arameter.server"):
         teachers.attach(graph, tf.distribute.get_strategy())
 
 
-def test_the_student_is_tried_as_it_is(tmp_path):
-    group = _Group(tmp_path)
-    student = _peer(7)
+def test_the_student_is_tried_as_it_is():
+    student, (x, _) = _peer(7), cases.data()
     graph = student_graph.StudentGraph(student, SPEC)
-    predict = group.remote.predictor(graph)
     snapshot = saved_model.SavedModelWriter(graph).snapshot()
-    (found,) = predict(snapshot, group.x)
-    np.testing.assert_allclose(found, student(group.x), rtol=1e-5)
+    (found,) = on_servers.student_runner(graph)(snapshot, x)
+    np.testing.assert_allclose(found, student(x), rtol=1e-5)
 
 
 def _adder(variable):

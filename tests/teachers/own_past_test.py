@@ -42,7 +42,7 @@ def _exporter(every_steps=2, **kwargs):
 
 def _trained(*callbacks, student=None, epochs=2, past=_DECAY):
     model = cases.codistill(
-        student or cases.linear(), tfdistill.TeacherSet(include_past=past)
+        student or cases.linear(), tfdistill.teachers.OwnPast(past)
     )
     model.fit(
         _X,
@@ -57,7 +57,7 @@ def _trained(*callbacks, student=None, epochs=2, past=_DECAY):
 
 
 def _held(model):
-    return [v.numpy() for v in model.teachers.own_past.held]
+    return [v.numpy() for v in model.teachers.variables]
 
 
 def _mean(versions):
@@ -78,7 +78,7 @@ def _assert_close(found, expected):
 
 def test_it_is_what_was_last_exported():
     values = _Values()
-    model = _trained(values, _exporter(3), past=True)
+    model = _trained(values, _exporter(3), past=0.0)
     assert len(values.seen) == 8
     _assert_close(_held(model), values.seen[7])
     # None before the first version; the last is that of the training's end.
@@ -91,7 +91,7 @@ def test_it_is_what_was_last_exported():
 
 def test_it_teaches_what_that_version_predicts():
     values = _Values()
-    model = _trained(values, _exporter(3), past=True)
+    model = _trained(values, _exporter(3), past=0.0)
     kernel, bias = values.seen[7]
     (answer,), weights = cases.outputs_of_teachers(model, _X)
     np.testing.assert_allclose(answer, _X @ kernel + bias, rtol=1e-5)
@@ -100,7 +100,7 @@ def test_it_teaches_what_that_version_predicts():
 
 def test_it_is_the_average_if_versions_are():
     exporter = _exporter(10**9, weights="ema", ema_decay=0.5)
-    model = _trained(exporter, past=True)
+    model = _trained(exporter, past=0.0)
     mean = [v.numpy() for v in model.codistillation.mean.variables]
     _assert_close(_held(model), mean)
     assert not np.allclose(mean[0], model.student.get_weights()[0])
@@ -130,7 +130,7 @@ def test_statistics_of_replicas_are_averaged_first(two_replicas):
         model = _trained(
             tfdistill.TeacherLoader(every_steps=2), student=_student()
         )
-    for variable in model.teachers.own_past.held:
+    for variable in model.teachers.variables:
         first, second = two_replicas.experimental_local_results(variable)
         np.testing.assert_array_equal(first, second)
 
@@ -164,7 +164,7 @@ def test_a_resumed_training_has_the_same_past(tmp_path):
 
 def test_one_that_is_dropped_begins_again(caplog):
     model = _trained(_exporter(3), past=_DECAY)
-    model.teachers.own_past.drop("it says nonsense.")
+    next(iter(model.teachers)).drop("it says nonsense.")
     (status,) = model.teachers.status()
     assert (status["health"], status["reason"]) == (
         "dropped",
@@ -181,7 +181,3 @@ def test_no_file_knows_of_it_and_nonsense_is_refused():
     assert len(model.weights) == len(model.student.weights)
     with pytest.warns(UserWarning, match="TeacherLoader"):
         _trained(epochs=1)
-    for wrong in (1, -0.1, "0.9", None):
-        with pytest.raises(ValueError, match="include_past.*Such as 0.9"):
-            tfdistill.TeacherSet(include_past=wrong)
-    assert not len(tfdistill.TeacherSet(include_past=False))

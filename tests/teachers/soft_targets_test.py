@@ -4,10 +4,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdistill.teachers import options
 from tfdistill.teachers import soft_targets
+from tfdistill.teachers import teacher as teacher_lib
 
 _NAN = float("nan")
+
+
+class _Said(teacher_lib.Teacher):
+    """Answers what it is told to, at each step."""
+
+    def __init__(self, weight=1.0, most=None):
+        super().__init__(name="said", weight=weight)
+        self.max_staleness_steps = most
+        self.answer = None
+
+    def ask(self, batch):
+        return self.answer(batch.inputs)
 
 
 class _Variables(soft_targets.TeacherVariables):
@@ -18,24 +30,22 @@ class _Variables(soft_targets.TeacherVariables):
         super().assign(steps=steps, in_use=in_use, shares=shares)
 
 
-def _variables(count=2, weights=None, **bounds):
-    return _Variables(
-        options.TeacherOptions(
-            peers=tuple(range(count)), weights=weights, **bounds
-        )
-    )
+def _variables(count=2, weights=None, max_staleness_steps=None):
+    weights = weights or [1.0] * count
+    return _Variables([_Said(w, max_staleness_steps) for w in weights])
 
 
 def _constant(*rows):
     return lambda inputs: [tf.constant(rows, tf.float32)]
 
 
-def _ask(variables, *teachers, step=20, active=True, batch=2, classes=1):
+def _ask(variables, *answers, step=20, active=True, batch=2, classes=1):
+    for teacher, answer in zip(variables._teachers, answers, strict=True):
+        teacher.answer = answer
     return variables.ask(
-        teachers,
-        soft_targets.Question(
+        teacher_lib.Batch(
             inputs=tf.zeros([batch, 4]),
-            outputs=[tf.zeros([batch, classes])],
+            outputs=tf.zeros([batch, classes]),
             labels={},
             step=tf.constant(step, tf.int64),
         ),
@@ -92,26 +102,9 @@ def test_staleness_has_an_exact_bound(step, used):
     np.testing.assert_array_equal(soft.weights, [[used, used]])
 
 
-def test_a_version_fades_by_its_steps_and_by_its_standing():
-    variables = _variables(1, max_staleness_steps=5, staleness_ramp_steps=4)
-    variables.assign(steps=[10], in_use=[True])
-    teacher = _constant([1.0], [2.0])
-    for step, share in ((15, 1), (16, 0.75), (18, 0.25), (19, 0), (99, 0)):
-        soft = _ask(variables, teacher, step=step)
-        np.testing.assert_array_equal(soft.shares, [share])
-        np.testing.assert_array_equal(soft.weights, [[share > 0] * 2])
-    variables.assign(steps=[10], in_use=[True], shares=[0.5])
-    # The lower of the two counts.
-    for step, share in ((10, 0.5), (16, 0.5), (18, 0.25)):
-        soft = _ask(variables, teacher, step=step)
-        np.testing.assert_array_equal(soft.shares, [share])
-
-
 def test_a_teacher_that_fades_hands_over_to_the_others():
-    variables = _variables(
-        max_staleness_steps=5, staleness_ramp_steps=4, weights=[2.0, 1.0]
-    )
-    variables.assign(steps=[10, 18], in_use=[True, True])
+    variables = _variables(weights=[2.0, 1.0])
+    variables.assign(steps=[10, 18], in_use=[True] * 2, shares=[0.25, 1.0])
     first, second = _constant([1.0], [2.0]), _constant([3.0], [_NAN])
     soft = _ask(variables, first, second, step=18)
     np.testing.assert_array_equal(soft.shares, [0.25, 1])
@@ -141,9 +134,10 @@ def test_rows_that_are_not_finite_have_no_weight(bad):
 def test_a_row_is_bad_if_any_output_is():
     variables = _variables(1)
     variables.assign(steps=[10], in_use=[True])
+    (teacher,) = variables._teachers
+    teacher.answer = lambda _: [tf.ones([2, 3]), tf.constant([_NAN, 1.0])]
     soft = variables.ask(
-        [lambda _: [tf.ones([2, 3]), tf.constant([_NAN, 1.0])]],
-        soft_targets.Question(
+        teacher_lib.Batch(
             inputs=tf.zeros([2, 4]),
             outputs=[tf.zeros([2, 3]), tf.zeros([2])],
             labels={},

@@ -1,98 +1,110 @@
-"""How stale a version may be, and what its age leaves it."""
+"""What the version of a peer still counts."""
 
+import json
 import logging
 
 import pytest
-import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill import schedules
-from tfdistill.teachers import options
+from tfdistill import teachers as kinds
 from tfdistill.teachers import staleness
-
-_AGES = [-3, 0, 9, 10, 11, 12, 14, 2**40]
-
-
-@pytest.mark.parametrize(
-    ("most", "ramp", "expected"),
-    [
-        (None, 0, [1] * 8),
-        ("auto", 0, [1] * 8),
-        (10, 0, [1, 1, 1, 1, 0, 0, 0, 0]),
-        (10, 4, [1, 1, 1, 1, 0.75, 0.5, 0, 0]),
-        (0, 1, [1, 1, 0, 0, 0, 0, 0, 0]),
-    ],
-)
-def test_shares_by_steps(most, ramp, expected):
-    given = options.TeacherOptions(
-        max_staleness_steps=most, staleness_ramp_steps=ramp
-    )
-    found = staleness.share_by_steps(given, tf.constant(_AGES, tf.int64))
-    assert found.numpy().tolist() == expected
+from tfdistill.teachers import teacher as teacher_lib
 
 
-@pytest.mark.parametrize(
-    ("most", "ramp", "secs", "expected"),
-    [
-        (None, 0.0, 1e9, 1),
-        (5.0, 0.0, 5.0, 1),
-        (5.0, 0.0, 5.1, 0),
-        (5.0, 2.0, 5.5, 0.75),
-        (5.0, 2.0, 7.0, 0),
-        (5.0, 2.0, 70.0, 0),
-    ],
-)
-def test_shares_by_seconds(most, ramp, secs, expected):
-    given = options.TeacherOptions(
-        max_staleness_secs=most, staleness_ramp_secs=ramp
-    )
-    assert staleness.share_by_secs(given, secs) == expected
+@pytest.fixture
+def exchange(tmp_path):
+    return tfdistill.Exchange(tmp_path / "exchange")
 
 
-def test_a_version_fades_by_examples(tmp_path):
-    exchange = tfdistill.Exchange(tmp_path)
-    teachers = cases.teacher_set(
-        exchange, max_staleness_examples=100, staleness_ramp_examples=100
-    )
-    model = cases.codistill(cases.linear(0), teachers)
-    exporter = tfdistill.StudentExporter(
-        tfdistill.Exchange(None), every_steps=1
-    )
-    cases.prepare(model, *cases.data(), callbacks=[exporter, cases.never()])
-    for step, extras, expected in (
-        (10, {"examples": 1000}, [(1, "good"), (0.5, "fading")]),
-        # It does not say how many: as old as can be.
-        (20, {}, [(0, "too_stale"), (0, "too_stale")]),
-    ):
-        cases.publish(exchange, cases.linear(1), step=step, extras=extras)
-        cases.load(model, step)
-        for examples, (share, health) in zip(
-            (1100, 1150), expected, strict=True
-        ):
-            model.teachers.refresh(step=step, examples=examples)
-            (status,) = model.teachers.status()
-            assert (status["share"], status["health"]) == (share, health)
+def _shares(model, *steps):
+    found = []
+    for step in steps:
+        model.teachers.refresh(step=step)
+        found.append(model.teachers.status()[0]["share"])
+    return found
 
 
-def test_a_bound_in_examples_needs_whoever_counts_them(tmp_path):
-    exchange = tfdistill.Exchange(tmp_path)
-    teachers = cases.teacher_set(exchange, max_staleness_examples=8)
-    model = cases.codistill(cases.linear(0), teachers)
-    loader = tfdistill.TeacherLoader(every_steps=1)
-    with pytest.raises(ValueError, match="needs a tfdistill.StudentExporter"):
-        cases.fit(model, *cases.data(), callbacks=[loader])
-    exporter = tfdistill.StudentExporter(exchange, every_steps=1, group=0)
-    cases.publish(exchange, cases.linear(1), step=1, extras={"examples": 4})
-    cases.fit(model, *cases.data(), callbacks=[exporter, loader], epochs=2)
-    (status,) = model.teachers.status()
-    assert status["health"] in ("absent", "too_stale")
+def _version(model, exchange, version, *, step):
+    """Puts a version in place at a step of the student."""
+    extras = {"every_steps": 10}
+    cases.publish(exchange, cases.linear(1), step=version, extras=extras)
+    (peer,) = model.teachers
+    peer.follower.look()
+    peer.follower.stage()
+    assert model.teachers.refresh(step=step) == ["group_1"]
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0, 0.1, 1 / 3])
-def test_a_verdict_travels_to_the_bit(share):
-    verdict = staleness.Verdict(share, staleness.WORSE)
-    assert staleness.decoded(*verdict.encoded()) == verdict
+def test_a_silent_peer_fades_after_ten_of_its_intervals(exchange, caplog):
+    model = cases.following(exchange)
+    # Its manifest says that it publishes every 10 steps.
+    _version(model, exchange, 10, step=20)
+    assert _shares(model, *range(25, 125, 5)) == [1.0] * 20
+    assert not caplog.messages
+    assert _shares(model, *range(125, 175, 5))[4::5] == [0.75, 0.5]
+    assert _shares(model, *range(175, 225, 5))[-1] == 0
+    assert model.teachers.status()[0]["health"] == "fading"
+    assert _shares(model, 1000) == [0] and len(caplog.messages) == 2
+    assert "and they came every 10 steps" in caplog.messages[0]
+    assert "counts less and less until a newer" in caplog.messages[0]
+    assert "has no weight until a newer" in caplog.messages[1]
+    # It is back: at once all counts again.
+    _version(model, exchange, 30, step=1000)
+    assert _shares(model, 1010) == [1]
+    assert model.teachers.status()[0]["health"] == "good"
+
+
+def _silence(*arrivals):
+    found = staleness.Silence()
+    for step in arrivals:
+        found.arrived(step, every_steps=10)
+        found.refreshed(step + 5)
+    return found
+
+
+def _silent(silence, *steps):
+    found = []
+    for step in steps:
+        silence.refreshed(step)
+        found.append(silence.share(step))
+    return found
+
+
+def test_a_slow_peer_is_not_silent():
+    """Each version takes 100 of the student's steps, and says 10."""
+    silence = _silence(100, 200)
+    assert _silent(silence, *range(250, 1250, 50)) == [1.0] * 20
+    assert _silent(silence, 1700) == [0.5]
+    restored = staleness.Silence()
+    restored.restore(json.loads(json.dumps(silence.state())))
+    assert restored.state() == silence.state()
+
+
+def test_one_long_pause_does_not_make_a_peer_slow():
+    silence = _silence(20, 30, 40, 100)
+    # A quarter of 60, and three quarters of 10.
+    assert silence.interval == 22.5
+    assert _silent(silence, *range(110, 326, 5)) == [1.0] * 44
+    assert _silent(silence, 330)[0] < 1
+
+
+def test_few_refreshes_prove_nothing():
+    """Versions arrive at refreshes, and these are rarer than exports."""
+    silence = staleness.Silence()
+    silence.arrived(1000, every_steps=10)
+    assert _silent(silence, *range(2000, 12000, 1000)) == [1.0] * 10
+    assert _silent(silence, 12000) == [pytest.approx(0.9)]
+
+
+def test_a_bound_in_steps_is_exact_and_none_keeps_a_silent_peer(exchange):
+    model = cases.following(exchange, max_staleness_steps=30)
+    _version(model, exchange, 10, step=20)
+    assert _shares(model, 40, 41) == [1, 0]
+    assert model.teachers.status()[0]["health"] == "too_stale"
+    model = cases.following(exchange, max_staleness_steps=None)
+    cases.load(model, 10)
+    assert _shares(model, *range(30, 1000, 10)) == [1.0] * 97
 
 
 _BURN_IN = schedules.BurnIn(steps=20)
@@ -124,15 +136,14 @@ _BURN_IN = schedules.BurnIn(steps=20)
     ],
 )
 def test_burn_in_is_the_time_before_a_schedule_begins(weight, expected):
-    found = [staleness.in_burn_in(weight, s) for s in (0, 19, 20, 40, 10**6)]
+    student = teacher_lib.Student(None, None, cluster=None, weight=weight)
+    found = [student.in_burn_in(step) for step in (0, 19, 20, 40, 10**6)]
     assert found == expected
 
 
-def _following(exchange, weight, **kwargs):
+def _following(teachers, weight):
     model = cases.codistill(
-        cases.linear(0),
-        cases.teacher_set(exchange, **kwargs),
-        distillation_weight=weight,
+        cases.linear(0), teachers, distillation_weight=weight
     )
     cases.prepare(model, *cases.data())
     return model
@@ -140,7 +151,7 @@ def _following(exchange, weight, **kwargs):
 
 def test_a_version_of_the_burn_in_has_no_weight(tmp_path, caplog):
     exchange = tfdistill.Exchange(tmp_path)
-    model = _following(exchange, _BURN_IN)
+    model = _following(cases.peers(exchange), _BURN_IN)
     x, _ = cases.data()
 
     def weights():
@@ -168,20 +179,22 @@ def test_a_version_of_the_burn_in_has_no_weight(tmp_path, caplog):
 def test_others_are_not_affected(tmp_path):
     exchange = tfdistill.Exchange(tmp_path)
     path = cases.publish(exchange, cases.linear(1), step=10).path
-    model = _following(None, _BURN_IN, peers=(), saved_models=[path])
+    model = _following(kinds.FixedTeacher(path), _BURN_IN)
     model.teachers.refresh(step=30)
     assert model.teachers.status()[0]["health"] == "good"
     # Nor is anybody without a burn-in.
-    model = _following(exchange, schedules.LinearRamp(start_step=0, end_step=9))
+    model = _following(
+        cases.peers(exchange), schedules.LinearRamp(start_step=0, end_step=9)
+    )
     cases.load(model, 10)
     model.teachers.refresh(step=12)
     assert model.teachers.status()[0]["health"] == "good"
 
 
 def test_the_own_past_begins_after_the_burn_in():
-    model = _following(None, _BURN_IN, peers=(), include_past=True)
+    model = _following(kinds.OwnPast(), _BURN_IN)
     for step in (10, 19):
         model.teachers.note_export(step, {})
-        assert model.teachers.own_past.step == -1
+        assert next(iter(model.teachers)).step == -1
     model.teachers.note_export(20, {})
-    assert model.teachers.own_past.step == 20
+    assert next(iter(model.teachers)).step == 20

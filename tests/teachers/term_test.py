@@ -406,7 +406,7 @@ def test_a_regression_writes_its_own_tag(tmp_path):
     exchange = tfdistill.Exchange(tmp_path / "exchange")
     x, _ = cases.data()
     model = tfdistill.CodistillModel(
-        cases.linear(0, classes=1), teachers=cases.teacher_set(exchange)
+        cases.linear(0, classes=1), teachers=cases.peers(exchange)
     )
     model.compile(
         keras.optimizers.SGD(0.0),

@@ -514,8 +514,6 @@ class TeacherLoader(fresh_copies.FreshCopies, steps.Loader):
     collective and, when a version is ready on all workers, for its assignment.
     """
 
-    # What counts the examples, if it is among the callbacks.
-
     def __init__(self, *, every_steps: int) -> None:
         """Reads nothing yet.
 

@@ -17,8 +17,9 @@ _log = logging.getLogger(__name__)
 # digits an honest peer has 0.98 of it, and one that learns from labels of which
 # half are wrong 0.58.
 _LEAST_SHARE = 0.75
-# A student with less skill than this is no yardstick.
-_LEAST_SKILL = 0.05
+# A student with less skill than this is no yardstick; a version that is so much
+# worse than base rates needs none.
+_LEAST_SKILL, _NO_SKILL = 0.05, -0.25
 
 
 class Merit:
@@ -75,8 +76,8 @@ class Merit:
         base = self._canary.base_rate_loss()
         if not base > 0:
             return False
-        least = _LEAST_SHARE * (1 - own / base)
-        if least < _LEAST_SHARE * _LEAST_SKILL:
-            return False
         mean = loss if before is None else (loss + before) / 2
-        return 1 - min(loss, mean) / base < least
+        skill, own_skill = 1 - min(loss, mean) / base, 1 - own / base
+        if own_skill < _LEAST_SKILL:
+            return skill < _NO_SKILL
+        return skill < _LEAST_SHARE * own_skill

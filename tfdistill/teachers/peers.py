@@ -223,6 +223,8 @@ class Peer(teacher.Teacher):
         self._reading = threading.Lock()
         # A graph that is loaded for the version to come.
         self._next: _Copy | _OtherGraph | None = None
+        # The last version of another graph that has answered the canary.
+        self._examined = -1
         # The student's step at the last refresh.
         self._now: int | None = None
         self._logged = teacher.GOOD, False
@@ -325,6 +327,22 @@ class Peer(teacher.Teacher):
         loss = self._canary.check(predict, self._graph.output_spec)
         if self._merit is not None:
             self._merit.compare(version, loss)
+
+    def examine(self) -> None:
+        """Has a version of another graph answer the canary, once it is in use.
+
+        On the reading thread of the chief: a peer's own graph does not run
+        with values before they are in place.
+        """
+        version, place = self.step, self._place
+        is_other = isinstance(place, _OtherGraph)
+        if not is_other or version == self._examined or self._merit is None:
+            return
+        try:
+            self._try_out(version, place.infer)
+        except Exception as error:  # A peer's graph raises what it likes.
+            _log.info("%s failed on the canary batch: %s", self.name, error)
+        self._examined = version
 
     # ---- between steps, on all workers at the same step ----
 

@@ -169,8 +169,10 @@ class Teacher:
     max_staleness_steps: int | None = None
     # Whether a row without an answer is its own fault, for which it is dropped.
     answers_every_row = True
-    # What workers of parameter servers fetch of it; see `on_servers.Remote`.
+    # What workers of parameter servers fetch of it; see `on_servers`.
     remote: Any = None
+    # Whether it has a student already.
+    is_attached = False
 
     def __init__(self, *, name: str | None = None, weight: float = 1.0) -> None:
         """Knows of no student yet.

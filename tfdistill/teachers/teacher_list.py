@@ -31,6 +31,10 @@ from tfdistill.training import steps
 _log = logging.getLogger(__name__)
 # What the chief says of each peer; see `Peer.verdicts`.
 _NUM_VERDICTS = 2
+_ATTACHED = (
+    "Teachers serve one student, and the layers that were compiled first; {} "
+    "is attached already. Make new teachers, and a new CodistillModel."
+)
 
 
 def checked(teachers: Any) -> list[teacher_lib.Teacher]:
@@ -198,11 +202,7 @@ class TeacherList:
             if graph is not self._student.graph or (
                 list(layers) != self._student.layers
             ):
-                raise RuntimeError(
-                    "Teachers serve one student, and the layers that were "
-                    "compiled first; these are attached already. Make new "
-                    "ones, and a new CodistillModel."
-                )
+                raise RuntimeError(_ATTACHED.format(", ".join(self.names)))
             return
         student = teacher_lib.Student(
             graph,
@@ -225,6 +225,9 @@ class TeacherList:
                 else soft_targets.TeacherVariables(self._teachers)
             )
             for each in self._teachers:
+                if each.is_attached:
+                    raise RuntimeError(_ATTACHED.format(each.name))
+                each.is_attached = True
                 each.attach(student)
         if self.remote:
             self.remote.attached()
@@ -315,8 +318,13 @@ class TeacherList:
         self._following = follower.Following(
             [peer.follower for peer in self._peers],
             proposes=self._student.is_chief,
+            also=self._examine,
         )
         self._following.start()
+
+    def _examine(self) -> None:
+        for peer in self._peers:
+            peer.examine()
 
     def stop(self) -> None:
         """Stops looking; waits for a read in progress, 30 s at most."""

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
-from tfdistill.teachers import in_memory
 
 _X, _Y = cases.data()
 
@@ -27,8 +26,9 @@ def _model(seed=3, units=7):
     return model
 
 
-def _trained(**teachers):
-    model = cases.codistill(cases.linear(), tfdistill.TeacherSet(**teachers))
+def _trained(*models):
+    teachers = [tfdistill.teachers.FixedTeacher(model) for model in models]
+    model = cases.codistill(cases.linear(), teachers)
     logs = cases.fit(model, _X, _Y, epochs=2, batch_size=8)
     return logs, model
 
@@ -37,9 +37,9 @@ def test_it_teaches_as_its_saved_model_and_as_its_file_do(tmp_path):
     teacher = _model()
     teacher.save(tmp_path / "a.keras")
     tfdistill.CodistillModel(teacher).export(tmp_path / "b", verbose=False)
-    expected, other = _trained(saved_models=[tmp_path / "b"])
+    expected, other = _trained(tmp_path / "b")
     for given in (teacher, tmp_path / "a.keras"):
-        found, model = _trained(models=[given])
+        found, model = _trained(given)
         for name, values in expected.items():
             np.testing.assert_allclose(found[name], values, rtol=1e-5)
         for value, same in zip(
@@ -54,7 +54,7 @@ def test_no_file_and_no_list_of_weights_knows_of_it(tmp_path):
     before = [value.copy() for value in teacher.get_weights()]
     model = cases.codistill(
         cases.linear(),
-        tfdistill.TeacherSet(models=[teacher]),
+        tfdistill.teachers.FixedTeacher(teacher),
         optimizer="adam",
     )
     cases.fit(model, _X, _Y)
@@ -75,7 +75,7 @@ def test_no_file_and_no_list_of_weights_knows_of_it(tmp_path):
 def test_it_stays_as_it_was_when_fit_began():
     """Even if it is the student itself."""
     student = cases.linear()
-    model = cases.codistill(student, tfdistill.TeacherSet(models=[student]))
+    model = cases.codistill(student, tfdistill.teachers.FixedTeacher(student))
     before = student(_X).numpy()
     cases.fit(model, _X, _Y, epochs=2)
     (found,), _ = cases.outputs_of_teachers(model, _X)
@@ -85,7 +85,11 @@ def test_it_stays_as_it_was_when_fit_began():
 
 def test_several_are_weighed_and_named_apart():
     one, two = _model(3), _model(4, units=2)
-    _, model = _trained(models=[one, two], weights=[3, 1])
+    teachers = [
+        tfdistill.teachers.FixedTeacher(given, weight=weight)
+        for given, weight in ((one, 3), (two, 1))
+    ]
+    model = cases.taught(teachers)
     assert [t["name"] for t in model.teachers.status()] == ["big", "big_1"]
     outputs, weights = cases.outputs_of_teachers(model, _X)
     for found, teacher in zip(outputs, (one, two), strict=True):
@@ -105,17 +109,14 @@ def test_outputs_are_found_by_name_and_in_any_precision():
 
     teacher = two("ba", "bfloat16")
     model = tfdistill.CodistillModel(
-        two("ab", "float32"), teachers=tfdistill.TeacherSet(models=[teacher])
+        two("ab", "float32"), teachers=tfdistill.teachers.FixedTeacher(teacher)
     )
     model.compile(
         "sgd", distillation_loss=tfdistill.losses.ForwardKL(from_logits=True)
     )
     cases.prepare(model, _X)
-    soft = model.teachers.predict(
-        _X,
-        step=0,
-        active=tf.constant(True),
-        like=model.student(_X),
+    soft = model.teachers.ask(
+        _X, step=0, active=tf.constant(True), outputs=model.student(_X)
     )
     for found, name in zip(soft.outputs, "ab", strict=True):
         np.testing.assert_allclose(
@@ -129,10 +130,10 @@ def test_it_may_be_made_in_the_scope_or_outside_of_it(inside, two_replicas):
     with two_replicas.scope():
         teacher = _model() if inside else outside
         model = cases.codistill(
-            cases.linear(), tfdistill.TeacherSet(models=[teacher])
+            cases.linear(), tfdistill.teachers.FixedTeacher(teacher)
         )
     found = cases.fit(model, _X, _Y, epochs=2, batch_size=8)
-    expected, alone = _trained(models=[outside])
+    expected, alone = _trained(outside)
     np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
     for value, same in zip(
         model.get_weights(), alone.get_weights(), strict=True
@@ -140,22 +141,10 @@ def test_it_may_be_made_in_the_scope_or_outside_of_it(inside, two_replicas):
         np.testing.assert_allclose(value, same, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (cases.linear, "must be a list of models .*Put it into brackets"),
-        ("a.keras", "received 'a.keras'. Put it into brackets"),
-        (["a/saved_model"], r"end in .keras; .*saved_models=\[path\]"),
-        ([_model], "objects or paths of .keras files; received function"),
-        (
-            lambda: [keras.Sequential([keras.layers.Dense(3)])],
-            "must be built and trained; received 'seq.*no variables",
-        ),
-    ],
-)
-def test_what_is_no_model_in_memory(given, message):
-    with pytest.raises(ValueError, match=message):
-        tfdistill.TeacherSet(models=given() if callable(given) else given)
+def test_a_model_without_variables_is_refused():
+    model = keras.Sequential([keras.layers.Dense(3)])
+    with pytest.raises(ValueError, match="must be built and trained"):
+        tfdistill.teachers.FixedTeacher(model)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +161,7 @@ def test_what_is_no_model_in_memory(given, message):
 )
 def test_other_inputs_and_outputs_are_refused(teacher, message):
     model = cases.codistill(
-        cases.linear(), tfdistill.TeacherSet(models=[teacher()])
+        cases.linear(), tfdistill.teachers.FixedTeacher(teacher())
     )
     with pytest.raises(ValueError, match=message):
         cases.prepare(model, _X, _Y)
@@ -184,7 +173,7 @@ def test_a_file_with_code_of_its_own_is_refused(tmp_path):
     model = keras.Model(inputs, keras.layers.Dense(3)(hidden))
     model.save(tmp_path / "a.keras")
     with pytest.raises(ValueError, match="[Ll]ambda"):
-        in_memory.loaded(tmp_path / "a.keras")
+        _trained(tmp_path / "a.keras")
 
 
 @pytest.mark.parametrize("in_file", [False, True])
@@ -193,4 +182,4 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, in_file):
     teacher.layers[-1].bias.assign([0, np.nan, 0])
     teacher.save(tmp_path / "a.keras")
     with pytest.raises(ValueError, match="finite .* 'big' with NaN .*/bias. P"):
-        _trained(models=[tmp_path / "a.keras" if in_file else teacher])
+        _trained(tmp_path / "a.keras" if in_file else teacher)

@@ -1,9 +1,9 @@
 """The teachers of one student, followed and refreshed, and fixed ones."""
 
+import json
 import logging
 import pathlib
 import shutil
-import threading
 
 import keras
 import numpy as np
@@ -12,11 +12,9 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
+from tfdistill import teachers as kinds
 from tfdistill.exchange import manifest
-from tfdistill.teachers import agreement
-from tfdistill.teachers import options
-from tfdistill.teachers import peer
-from tfdistill.teachers import teacher as teacher_lib
+from tfdistill.teachers import staleness
 
 _X, _Y = cases.data()
 
@@ -44,22 +42,33 @@ def _settle(model):
     )
 
 
+def _versions(model):
+    return {s["name"]: s["step"] for s in model.teachers.status()}
+
+
 def test_the_versions_in_use_are_known_and_come_back(exchange):
     for group in (1, 2):
         cases.publish(exchange, cases.linear(group), group=group, step=7)
     before = cases.following(exchange, peers=(1, 2, 3))
-    assert before.teachers.versions() == {1: -1, 2: -1, 3: -1}
     cases.load(before, 7, 7, -1)
-    found = before.teachers.versions()
-    assert found == {1: 7, 2: 7, 3: -1}
+    state = json.loads(json.dumps(before.teachers.state()))
     # Meanwhile a peer has published another.
     cases.publish(exchange, cases.linear(5), group=1, step=9)
     after = cases.following(exchange, peers=(1, 2, 3))
-    assert after.teachers.load_versions(found) == found
+    after.teachers.restore(state)
+    assert _versions(after) == {"group_1": 7, "group_2": 7, "group_3": -1}
     np.testing.assert_array_equal(_outputs(after)[0], _outputs(before)[0])
     assert after.teachers.generation == 0
     # From here on it is followed as ever.
     cases.load(after, 9, 7, -1)
+
+
+def _state(*steps):
+    silence = staleness.Silence().state()
+    return {
+        f"group_{group}": {"step": step, "is_worse": False, "silence": silence}
+        for group, step in enumerate(steps, 1)
+    }
 
 
 @pytest.mark.parametrize("damage", ["gone", "damaged"])
@@ -74,150 +83,27 @@ def test_a_version_that_cannot_be_read_is_left_out(exchange, damage, caplog):
             file.write(b"x")
     model = cases.following(exchange, peers=(1, 2))
     with caplog.at_level(logging.WARNING):
-        found = model.teachers.load_versions({1: 7, 2: 7})
-    assert found == {1: -1, 2: 7} == model.teachers.versions()
-    assert "version 7 of the teacher group_1" in caplog.text
+        model.teachers.restore(_state(7, 7))
+    assert _versions(model) == {"group_1": -1, "group_2": 7}
+    assert "ersion 7 of group 1" in caplog.text
     cases.publish(exchange, cases.linear(3), group=1, step=8)
     cases.load(model, 8, 7)
 
 
-def test_a_group_that_is_no_teacher_any_more_is_told(exchange, caplog):
+def test_a_teacher_that_is_none_any_more_is_told(exchange, caplog):
     model = cases.following(exchange)
-    assert model.teachers.load_versions({1: -1, 5: 10}) == {1: -1}
-    assert "Groups [5] are no longer teachers" in caplog.text
-
-
-def test_it_is_called_once_training_begins(exchange):
-    cases.publish(exchange, cases.linear(1), step=7)
-    teachers = cases.teacher_set(exchange)
-    assert teachers.versions() == {1: -1}
-    with pytest.raises(RuntimeError, match="on_train_begin"):
-        teachers.load_versions({1: 7})
-    found = []
-
-    class Resume(keras.callbacks.Callback):
-        def on_train_begin(self, logs=None):
-            found.append(teachers.load_versions({1: 7}))
-
-    model = cases.codistill(cases.linear(0), teachers)
-    # Beside a loader that reads already.
-    loader = tfdistill.TeacherLoader(every_steps=10**9)
-    logs = cases.fit(model, _X, _Y, callbacks=[loader, Resume()])
-    assert found == [{1: 7}] and logs["distillation_weight"] == [1]
+    model.teachers.restore(_state(-1, 10))
+    assert "group_2 are no longer teachers" in caplog.text
 
 
 def test_another_graph_comes_back_too(exchange):
     cases.publish(exchange, cases.deep(1), step=7)
     model = cases.following(exchange, allow_other_graphs=True)
-    assert model.teachers.load_versions({1: 7}) == {1: 7}
+    model.teachers.restore(_state(7))
     np.testing.assert_allclose(
         _outputs(model)[0][0], cases.deep(1)(_X), rtol=1e-5
     )
     assert model.teachers.generation == 1
-
-
-# ---- several workers, pretended by threads ----
-
-
-_BOUNDED = options.TeacherOptions(max_staleness_secs=10, staleness_ramp_secs=10)
-
-
-class _Sums:
-    """Adds up what two workers say, as the collective does."""
-
-    def __init__(self):
-        self._barrier = threading.Barrier(2, timeout=30)
-        self._given = []
-        self.sizes = []
-
-    def of(self, worker):
-        def of_worker(values):
-            self._given.append(values)
-            self._barrier.wait()
-            total = np.sum(self._given, axis=0)
-            if self._barrier.wait() == 0:
-                self._given = []
-                self.sizes.append(len(total))
-            self._barrier.wait()
-            return total, np.zeros([2], np.int64)
-
-        return of_worker
-
-
-class _Teacher(teacher_lib.Teacher):
-    """A place whose worker can read some versions, and not others."""
-
-    needs_graph = False
-
-    def __init__(self, exchange, name, group, readable):
-        super().__init__(name, None, _BOUNDED)
-
-        def read(version):
-            if version.step not in readable:
-                raise peer.RejectedError("it is not to be read here.")
-            return []
-
-        self.reader = peer.PeerReader(exchange, group, read=read, alone=False)
-
-
-def _agreement(worker, teachers, sums):
-    return agreement.Agreement(
-        teachers, sums.of(worker), num_workers=2, is_chief=worker == 0
-    )
-
-
-def _run_both(work, *arguments):
-    threads = [threading.Thread(target=work, args=a) for a in arguments]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-
-
-def test_the_chiefs_clock_says_how_old_a_version_is(exchange):
-    cases.publish(exchange, cases.linear(1), step=7)
-    sums, found = _Sums(), {}
-
-    def work(worker, age_secs):
-        teacher, now = _Teacher(exchange, "group_1", 1, {7}), [0.0]
-        teacher._clock = lambda: now[0]
-        teacher.reader.announce(7)
-        teacher.reader.stage()
-        teacher.swap()
-        now[0] = age_secs
-        if worker == 0:
-            teacher.judge(None, None)
-        _agreement(worker, [teacher], sums).exchange_news("it made no sense")
-        found[worker] = teacher.share
-
-    # The second worker was stopped for a while, or started later.
-    _run_both(work, (0, 15.0), (1, 500.0))
-    assert found == {0: 0.5, 1: 0.5}
-
-
-def test_workers_take_the_versions_of_the_chief_that_all_can_read(exchange):
-    for group, step in ((1, 7), (2, 7), (2, 8)):
-        cases.publish(exchange, cases.linear(group), group=group, step=step)
-    sums, found = _Sums(), {}
-
-    def work(worker, wanted, readable):
-        teachers = [
-            _Teacher(exchange, name, group, readable)
-            for name, group in (("group_1", 1), ("group_2", 2))
-        ]
-        decide = _agreement(worker, teachers, sums)
-        first = decide.read_versions(wanted)
-        second = decide.read_versions({"group_2": 8} if worker == 0 else {})
-        found[worker] = [[s.name for s in taken] for taken in (first, second)]
-
-    _run_both(
-        work,
-        (0, {"group_1": 7, "group_2": 7}, {7, 8}),
-        # It asks for others, and can read but one.
-        (1, {"group_1": 3}, {8}),
-    )
-    assert found == {0: [[], ["group_2"]], 1: [[], ["group_2"]]}
-    assert sums.sizes == [2 * agreement.NUM_FIELDS] * 4
 
 
 # ---- following peers ----
@@ -261,7 +147,7 @@ def test_topologies_are_lists_of_peers(exchange, peers):
 
 def test_swaps_reach_every_replica(exchange, two_replicas):
     with two_replicas.scope():
-        model = cases.codistill(cases.linear(0), cases.teacher_set(exchange))
+        model = cases.codistill(cases.linear(0), cases.peers(exchange))
     data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
     cases.prepare(model, data)
     for step in (10, 11):
@@ -271,11 +157,11 @@ def test_swaps_reach_every_replica(exchange, two_replicas):
         @tf.function
         def ask():
             def in_replica():
-                return model.teachers.predict(
+                return model.teachers.ask(
                     tf.constant(_X),
                     step=tf.constant(20, tf.int64),
                     active=tf.constant(True),
-                    like=tf.zeros([16, 3]),
+                    outputs=tf.zeros([16, 3]),
                 ).outputs[0][0]
 
             return two_replicas.run(in_replica)
@@ -407,7 +293,7 @@ def test_no_damaged_file_becomes_a_teacher(exchange, damage):
         damage(path)
         if name == manifest.FILE_NAME and damage is not _flip:
             continue  # Not a version at all; see the last assertion.
-        reader = model.teachers._teachers[0].reader
+        reader = model.teachers._teachers[0].follower
         reader.announce(step)
         cases.refresh_until(model, lambda s=step: s in cases.quarantined(model))
         reason = cases.quarantined(model)[step]
@@ -465,7 +351,7 @@ def test_outputs_that_are_not_finite_are_dropped(
         else tf.distribute.get_strategy()
     )
     with strategy.scope():
-        teachers = cases.teacher_set(exchange, max_bad_batches=3)
+        teachers = cases.peers(exchange)
         model = cases.codistill(cases.linear(0), teachers)
     data = tf.data.Dataset.from_tensor_slices((_FAR, _Y)).batch(16)
     cases.prepare(model, data)
@@ -494,7 +380,7 @@ def test_outputs_that_are_not_finite_are_dropped(
 def test_a_version_pruned_while_it_is_read_is_passed_over(exchange):
     model = cases.following(exchange)
     cases.publish(exchange, cases.linear(1), step=10)
-    reader = model.teachers._teachers[0].reader
+    reader = model.teachers._teachers[0].follower
     reader.announce(9)
     cases.load(model, 10)
     assert "gone" in cases.quarantined(model)[9]
@@ -514,7 +400,7 @@ def test_fixed_teachers_of_any_making(tmp_path, exchange):
     )
     tf.saved_model.save(module, str(tmp_path / "tf"), signatures=module.call)
     paths = [ours, tmp_path / "keras", str(tmp_path / "tf")]
-    model = cases.following(peers=(), saved_models=paths)
+    model = cases.taught([kinds.FixedTeacher(path) for path in paths])
     outputs, weights = _outputs(model)
     expected = [
         cases.deep(1)(_X),
@@ -533,9 +419,8 @@ def test_fixed_teachers_of_any_making(tmp_path, exchange):
 
 def test_a_fixed_teacher_beside_a_peer(tmp_path, exchange):
     cases.deep(2).export(str(tmp_path / "fixed"), verbose=False)
-    model = cases.following(
-        exchange, saved_models=[tmp_path / "fixed"], weights=[1.0, 2.0]
-    )
+    fixed = kinds.FixedTeacher(tmp_path / "fixed", weight=2)
+    model = cases.taught([cases.peers(exchange), fixed])
     _, weights = _outputs(model)
     np.testing.assert_array_equal(weights, [[0] * 16, [2] * 16])
     cases.publish(exchange, cases.linear(1))
@@ -550,7 +435,7 @@ def test_a_fixed_teacher_on_two_replicas(tmp_path, two_replicas):
     results = []
     for strategy in (tf.distribute.get_strategy(), two_replicas):
         with strategy.scope():
-            teachers = tfdistill.TeacherSet(saved_models=[tmp_path])
+            teachers = kinds.FixedTeacher(tmp_path)
             model = cases.codistill(cases.linear(0), teachers)
         data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(6)
         logs = cases.fit(model, data, epochs=2, callbacks=[])
@@ -563,7 +448,7 @@ def test_a_fixed_teacher_on_two_replicas(tmp_path, two_replicas):
 
 def test_a_fixed_teacher_that_turns_bad_is_dropped(tmp_path, caplog):
     _overflowing().export(str(tmp_path), verbose=False)
-    model = cases.following(peers=(), saved_models=[tmp_path])
+    model = cases.taught(kinds.FixedTeacher(tmp_path))
     loader = tfdistill.TeacherLoader(every_steps=1)
     with caplog.at_level(logging.WARNING):
         cases.fit(model, _FAR, _Y, epochs=5, callbacks=[loader])
@@ -576,47 +461,64 @@ def test_a_fixed_teacher_that_turns_bad_is_dropped(tmp_path, caplog):
 def test_a_fixed_teacher_that_does_not_fit_is_an_error(tmp_path):
     cases.linear(1, classes=9).export(str(tmp_path), verbose=False)
     with pytest.raises(ValueError, match=r"\(None, 3\); found \(None, 9\)"):
-        cases.following(peers=(), saved_models=[tmp_path])
+        cases.taught(kinds.FixedTeacher(tmp_path))
 
 
 # ---- mistakes ----
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("make", "message"),
     [
-        ({"peers": (1, 1)}, r"each once; received \(1, 1\)"),
-        ({"peers": (-1,)}, ">= 0"),
-        ({"peers": ("1",)}, "group indices"),
-        ({"weights": [1.0, 2.0]}, "for each of 1 teachers"),
-        ({"weights": [-1.0]}, r"\[-1.0\]"),
-        ({"weights": [float("nan")]}, "finite"),
-        ({"weights": [0.0]}, "not all of them 0"),
-        ({"max_staleness_steps": -1}, "max_staleness_steps.*-1"),
-        ({"max_bad_batches": 0}, "max_bad_batches.*>= 1; received 0"),
-        ({"poll_secs": 0.0}, "poll_secs"),
-        ({"saved_models": "model/1"}, "list of directories.*'model/1'"),
-        ({"poll_secs": float("nan")}, "poll_secs"),
+        (lambda: kinds.Peers(peers=(1, 1)), r"each once; received \(1, 1\)"),
+        (lambda: kinds.Peers(peers=("1",)), "group indices"),
+        (lambda: kinds.Peers(weight=-1.0), "`weight`.*-1.0"),
+        (lambda: kinds.Peers(max_staleness_steps=-1), "staleness_steps.*-1"),
+        (lambda: kinds.Peers(canary=np.eye(3)), "teachers.Canary"),
+        (lambda: kinds.Peers("run/exchange"), "tfdistill.Exchange"),
+        (lambda: kinds.FixedTeacher(3), "keras.Model.*received int"),
+        (lambda: kinds.OwnPast(1.0), "such\n?.*0.9|Such as 0.9"),
+        (lambda: kinds.PeerPredictions(wait_secs=-1), "wait_secs"),
+        (lambda: kinds.LabelTeacher(""), "name of a teacher"),
     ],
-    ids=str,
 )
-def test_bad_arguments_are_refused(exchange, arguments, message):
+def test_bad_arguments_are_refused_by_the_kind(make, message):
     with pytest.raises(ValueError, match=message):
-        tfdistill.TeacherSet(exchange, **{"peers": (1,), **arguments})
+        make()
 
 
-def test_one_set_serves_one_student(exchange):
-    teachers = cases.teacher_set(exchange)
-    cases.prepare(cases.codistill(cases.linear(0), teachers), _X, _Y)
-    other = cases.codistill(cases.linear(0), teachers)
-    with pytest.raises(RuntimeError, match="serves one student"):
-        cases.prepare(other, _X, _Y)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (cases.linear, r"FixedTeacher\(model_or_path\)"),
+        (lambda: "runs/group_1", r"FixedTeacher\(model_or_path\)"),
+        (lambda: kinds.Peers, "Peers\\(\\), not Peers"),
+        (lambda: [kinds.Peers(peers=[1]), 3], "received int"),
+        (lambda: [kinds.LabelTeacher("a")] * 2, "each teacher once"),
+        (
+            lambda: [kinds.LabelTeacher("a"), kinds.LabelTeacher("a")],
+            "'a' twice",
+        ),
+        (lambda: kinds.Peers(peers=[1]), "needs an exchange; received none"),
+    ],
+)
+def test_what_is_no_list_of_teachers(given, message):
+    with pytest.raises(ValueError, match=message):
+        tfdistill.CodistillModel(cases.linear(0), teachers=given())
 
 
-def test_nobody_to_follow_needs_no_thread():
-    teachers = tfdistill.TeacherSet()
-    assert len(teachers) == 0
-    assert not teachers.follows_peers
-    teachers.start()
-    teachers.stop()
-    assert teachers.status() == []
+def test_a_teacher_serves_one_student():
+    teacher = kinds.FixedTeacher(cases.linear(1))
+    cases.taught(teacher)
+    with pytest.raises(RuntimeError, match="serve one student"):
+        cases.taught(teacher)
+
+
+def test_alone_there_are_no_peers_and_no_threads():
+    """As a script is run that was written for many groups."""
+    model = tfdistill.CodistillModel(cases.linear(0), teachers=kinds.Peers())
+    assert len(model.teachers) == 0
+    assert not model.teachers.follows_peers
+    model.teachers.start()
+    model.teachers.stop()
+    assert model.teachers.status() == []

@@ -1,0 +1,151 @@
+"""What a version must answer before it teaches, and how well."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tfdistill.teachers import canary as canary_lib
+from tfdistill.teachers import merit
+
+_X, _Y = cases.data()
+_SPEC = tf.TensorSpec([None, 3])
+
+
+@pytest.fixture
+def exchange(tmp_path):
+    return tfdistill.Exchange(tmp_path / "exchange")
+
+
+def _check(outputs, spec=_SPEC, labels=None, **kwargs):
+    batch = canary_lib.Canary(np.zeros([2, 4]), labels=labels, **kwargs)
+    return batch.check(lambda inputs: [outputs], spec)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_bad_number_is_enough(bad):
+    outputs = np.zeros([2, 3])
+    assert _check(outputs) is None
+    outputs[1, 2] = bad
+    with pytest.raises(ValueError, match="must be finite"):
+        _check(outputs)
+
+
+@pytest.mark.parametrize("shape", [[2, 4], [2, 1], [3, 3], [2], [2, 3, 1]])
+def test_another_shape_is_refused(shape):
+    with pytest.raises(ValueError, match=r"shape \(2, 3\); received"):
+        _check(np.zeros(shape))
+
+
+def test_logits_probabilities_and_one_output_have_the_same_loss():
+    probabilities = np.array([[0.01, 0.01, 0.98]] * 2)
+    for labels, expected in ([2, 2], 0.98), ([0, 0], 0.01):
+        loss = _check(probabilities, labels=labels, from_logits=False)
+        assert loss == pytest.approx(-np.log(expected))
+        loss = _check(np.log(probabilities), labels=labels)
+        assert loss == pytest.approx(-np.log(expected))
+    spec = tf.TensorSpec([None, 1])
+    for outputs, from_logits in ([[0.98]] * 2, False), ([[3.8918]] * 2, True):
+        loss = _check(
+            np.array(outputs), spec, labels=[1, 1], from_logits=from_logits
+        )
+        assert loss == pytest.approx(-np.log(0.98), rel=1e-3)
+
+
+@pytest.mark.parametrize("labels", [[0, 3], [-1, 0]])
+def test_labels_out_of_range(labels):
+    with pytest.raises(ValueError, match="labels must be 2 numbers in 0 to 2"):
+        _check(np.zeros([2, 3]), labels=labels)
+
+
+@pytest.mark.parametrize(
+    ("targets", "labels"),
+    [
+        ([2, 0, 1], [2, 0, 1]),
+        ([[1.0], [0.0], [1.0]], [[1], [0], [1]]),
+        ([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]], [1, 0, 1]),
+        ([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0]], None),
+        ([1.5, 2.5, 3.5], None),
+        ({"a": [1, 2, 3], "b": [1, 2, 3]}, None),
+    ],
+)
+def test_a_data_set_gives_its_first_examples(targets, labels):
+    data = tf.data.Dataset.from_tensor_slices((np.eye(3), targets)).batch(2)
+    found = canary_lib.as_canary(data)
+    np.testing.assert_array_equal(found.inputs, np.eye(3))
+    np.testing.assert_equal(found.labels, labels and np.array(labels))
+
+
+def _merit(num_classes=10):
+    labels = np.arange(100) % num_classes
+    canary = canary_lib.Canary(np.zeros([100, 4]), labels=labels)
+    return merit.Merit(canary, snapshot=list, loss_of=lambda values: None)
+
+
+@pytest.mark.parametrize(
+    ("student", "teacher", "is_worse"),
+    [
+        # Measured on digits, held-out rows: honest, half of the labels
+        # rotated, all rotated, learning rate 0; early and late.
+        (0.94, 0.89, False),
+        (0.20, 0.18, False),
+        (0.94, 1.65, True),
+        (0.20, 1.09, True),
+        (0.94, 3.0, True),
+        (0.20, 2.4, True),
+        # The student knows nothing yet: only what is wrong is told apart.
+        (2.35, 2.5, False),
+        (2.35, 7.5, True),
+    ],
+)
+def test_a_version_needs_most_of_the_students_skill(student, teacher, is_worse):
+    assert _merit().is_worse(teacher, student, None) == is_worse
+
+
+def test_one_bad_version_of_a_good_peer_is_forgiven_at_once():
+    found = _merit()
+    assert not found.is_worse(1.0, 0.2, before=0.2)
+    assert found.is_worse(1.0, 0.2, before=0.9)
+    assert not found.is_worse(0.2, 0.2, before=5.0)
+
+
+@pytest.mark.parametrize("kind", ["SavedModel", "model"])
+def test_a_fixed_teacher_answers_it_on_replicas_too(
+    tmp_path, two_replicas, kind
+):
+    """In the strategy's scope, where what was loaded does not run as it is."""
+    given = cases.linear(3)
+    if kind == "SavedModel":
+        path = str(tmp_path / "model")
+        tfdistill.CodistillModel(given).export(path, verbose=False)
+        given = path
+    canary = canary_lib.Canary(_X, labels=_Y)
+    with two_replicas.scope():
+        model = cases.codistill(
+            cases.linear(0),
+            tfdistill.teachers.FixedTeacher(given, canary=canary),
+        )
+    cases.prepare(model, _X, _Y)
+    assert model.teachers.status()[0]["health"] == "good"
+
+
+def test_a_bad_version_has_no_weight_until_a_good_one_comes(exchange, caplog):
+    labels = np.argmax(cases.linear(1)(_X), axis=-1)
+    canary = canary_lib.Canary(_X, labels=labels)
+    model = cases.following(exchange, cases.linear(1), canary=canary)
+    model.teachers.refresh(step=9)
+    bad = cases.linear(1)
+    last = bad.layers[-1]
+    last.set_weights([-20 * w for w in last.get_weights()])
+    cases.publish(exchange, bad, step=10)
+    cases.load(model, 10)
+    (status,) = model.teachers.status()
+    assert (status["health"], status["share"]) == ("worse", 0)
+    assert cases.fit(model, _X, _Y)["distillation_weight"] == [0]
+    model.teachers.refresh(step=11)
+    assert "is worse" in caplog.text
+    cases.publish(exchange, cases.linear(1), step=11)
+    cases.load(model, 11)
+    assert model.teachers.status()[0]["health"] == "good"
+    assert cases.fit(model, _X, _Y)["distillation_weight"] == [1]
