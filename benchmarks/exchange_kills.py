@@ -12,7 +12,6 @@ so that a kill costs milliseconds. TensorFlow is not imported.
 
 import contextlib
 import dataclasses
-import errno
 import json
 import os
 import pathlib
@@ -42,11 +41,9 @@ _LONGEST_LIFE_IN_STORE_SECS = 1.2
 class _NoRename(filesystem.LocalFileSystem):
     """A mount that renames files and no directories."""
 
-    def rename(self, source: str, target: str) -> None:
-        """See `FileSystem`."""
-        if os.path.isdir(source):
-            raise OSError(errno.EXDEV, "Invalid cross-device link", source)
-        super().rename(source, target)
+    def move(self, source: str, target: str) -> bool:
+        """Returns False."""
+        return False
 
 
 @dataclasses.dataclass

@@ -48,12 +48,10 @@ class Faults:
 
 
 class NoDirectoryRename(filesystem.LocalFileSystem):
-    """A mount that renames files and no directories."""
+    """A mount that renames files and no directories: EXDEV, for one."""
 
-    def rename(self, source, target):
-        if os.path.isdir(source):
-            raise OSError(errno.EXDEV, "Invalid cross-device link", source)
-        super().rename(source, target)
+    def move(self, source, target):
+        return False
 
 
 class Refusing(filesystem.LocalFileSystem):
@@ -87,9 +85,9 @@ class Refusing(filesystem.LocalFileSystem):
         self._check(path)
         super().make_dirs(path)
 
-    def rename(self, source, target):
+    def move(self, source, target):
         self._check(source)
-        super().rename(source, target)
+        return super().move(source, target)
 
 
 class MemoryFileSystem:
@@ -138,16 +136,11 @@ class MemoryFileSystem:
     def write(self, path, blocks):
         self.apply(path, b"".join(blocks))
 
-    def create(self, path, content):
-        if path in self.files:
-            raise FileExistsError(errno.EEXIST, "there is one", path)
-        self.write(path, [content])
-
     def sync(self, path):
         raise OSError(errno.ENOTSUP, "nothing to sync", path)
 
-    def rename(self, source, target):
-        raise OSError(errno.ENOTSUP, "no rename", source)
+    def move(self, source, target):
+        return False
 
     def make_dirs(self, path):
         pass

@@ -246,10 +246,10 @@ class _Forgetful(filesystem.LocalFileSystem):
             raise OSError(errno.EPERM, "Operation not permitted", path)
         super().remove_tree(path)
 
-    def rename(self, source, target):
+    def move(self, source, target):
         if self.fault == "rename":
             raise OSError(errno.EACCES, "Permission denied", source)
-        super().rename(source, target)
+        return super().move(source, target)
 
     def write(self, path, blocks):
         if self.fault == "write":

@@ -115,7 +115,7 @@ def test_all_is_durable_before_it_is_visible(tmp_path):
     publish(hub, 1)
     group = f"{tmp_path}/group_0"
     stage = f"{group}/.tmp-1-{hub.incarnation}"
-    moved = faults.calls.index(("rename", stage))
+    moved = faults.calls.index(("move", stage))
     synced = {path for name, path in faults.calls[:moved] if name == "sync"}
     assert synced == {stage, f"{stage}/variables"} | {
         f"{stage}/{name}" for name in FILES
@@ -799,39 +799,6 @@ def test_pruning_that_fails_does_not_fail_the_export(tmp_path, caplog):
 
 
 # URLs.
-
-
-def test_url_without_a_rename_that_works(tmp_path, monkeypatch):
-    tf = pytest.importorskip("tensorflow")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-
-    def refuse(*args, **kwargs):
-        raise AssertionError("a rename")
-
-    monkeypatch.setattr(tf.io.gfile, "rename", refuse)
-    root = f"ram://{tmp_path.name}/exchange"
-    hub = publisher.Exchange(root, max_to_keep=2, min_keep_secs=0)
-    assert hub.latest(0) is None
-    for step in (1, 2, 3):
-        version = publish(hub, step)
-        assert version.path == f"{root}/group_0/{step}"
-    assert hub.steps(0) == [2, 3]
-    hub.verify(hub.wait(0, timeout_secs=10))
-    assert tree(tmp_path) == []
-    with pytest.raises(versions.VersionExistsError):
-        publish(hub, 3)
-    tf.io.gfile.remove(f"{root}/group_0/3/manifest.json")
-    assert hub.latest(0).step == 2
-    hub.verify(publish(hub, 3))
-    # Within ram://, mode "wb" appends to a file that exists.
-    tf.io.gfile.remove(f"{version.path}/saved_model.pb")
-    with tf.io.gfile.GFile(f"{version.path}/saved_model.pb", "wb") as file:
-        file.write(b"graph4")
-    with pytest.raises(versions.CorruptVersionError, match="saved_model.pb"):
-        hub.verify(hub.latest(0))
-    with pytest.raises(versions.VersionNotFoundError):
-        hub.open(0, 9)
 
 
 def test_an_object_store_is_published_to_pruned_and_swept(

@@ -134,7 +134,7 @@ def test_a_crash_at_any_file_operation_is_survived(
     assert found["problems"] == []
     assert len(found["calls"]) > 40
     # The program names its operations: each kind was tried.
-    assert {"list_dir", "blocks", "write", "rename", "remove_tree"} < set(
+    assert {"list_dir", "blocks", "write", "move", "remove_tree"} < set(
         found["calls"]
     )
 

@@ -85,13 +85,9 @@ def _use(storage: filesystem.FileSystem, path: str) -> Iterator[str]:
     final = f"{path}/a"
     if storage.renames_atomically:
         yield "rename"
-        try:
-            storage.rename(final, f"{path}/b")
+        # If it cannot be, versions come file by file, the manifest last.
+        if storage.move(final, f"{path}/b"):
             final = f"{path}/b"
-        except OSError as error:
-            # Then versions come file by file, the manifest last.
-            if error.errno not in filesystem.NO_RENAME:
-                raise
     yield "list"
     names = storage.list_dir(final)
     if names != ["file"]:

@@ -68,7 +68,7 @@ def remove_version(file_system: filesystem.FileSystem, directory: str) -> None:
     """Removes a version so that no reader ever takes a part for the whole."""
     parent, _, name = directory.rpartition("/")
     trash = f"{parent}/.trash-{name}-{uuid.uuid4().hex}"
-    if filesystem.move(file_system, directory, trash):
+    if file_system.move(directory, trash):
         file_system.remove_tree(trash)
         return
     try:
@@ -209,7 +209,7 @@ class Staging:
             self._target.write(f"{self.path}/{manifest.FILE_NAME}", [text])
             self._sync(self.path)
             confirm()
-            if filesystem.move(self._target, self.path, self._final):
+            if self._target.move(self.path, self._final):
                 self._sync_parent()
                 return
         try:

@@ -1,13 +1,12 @@
 """The few file operations the exchange needs, on local disks and by URL.
 
 Failures of any kind surface as `OSError`, so that callers need not know which
-one they talk to. TensorFlow or fsspec is imported only for URLs.
+one they talk to. fsspec is imported only for URLs.
 """
 
 import contextlib
 import errno
 import functools
-import importlib
 import os
 import re
 import shutil
@@ -16,17 +15,15 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
-from typing import Protocol
+from typing import TypeAlias
 
 from tfdistill.system import run_files
 
 BLOCK_BYTES = 4 * 1024 * 1024
-# Schemes that fsspec serves, and the package of the extra `cloud` it needs.
-OBJECT_STORES = {"s3": "s3fs", "az": "adlfs", "abfs": "adlfs", "gs": "gcsfs"}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://+[^/]")
 _NEARLY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # What mounts without a rename of directories answer: other devices, gcsfuse.
-NO_RENAME = frozenset(
+_NO_RENAME = frozenset(
     {errno.EXDEV, errno.ENOTSUP, errno.ENOSYS, errno.EMFILE, errno.EPERM}
 )
 
@@ -45,53 +42,14 @@ class Stat(NamedTuple):
     modified: float
 
 
-class FileSystem(Protocol):
-    """Operations of a storage. Every failure is an OSError."""
-
-    # Whether `rename` moves a directory as a whole.
-    renames_atomically: bool
-
-    def list_dir(self, path: str) -> list[str]:
-        """Returns the names in the directory, which must not be a link."""
-
-    def stat(self, path: str) -> Stat:
-        """Returns what is known of `path`."""
-
-    def blocks(self, path: str) -> Iterator[bytes]:
-        """Yields the content of a regular file."""
-
-    def write(self, path: str, blocks: Iterable[bytes]) -> None:
-        """Writes a file, which appears whole and durable, and its parents."""
-
-    def create(self, path: str, content: bytes) -> None:
-        """Writes a file unless there is one: FileExistsError.
-
-        Of several processes one succeeds, if the storage can see to it.
-        """
-
-    def sync(self, path: str) -> None:
-        """Makes a file's content, or a directory's names, durable."""
-
-    def rename(self, source: str, target: str) -> None:
-        """Moves `source` to `target`: an absent name, or for a file a file."""
-
-    def make_dirs(self, path: str) -> None:
-        """Makes the directory and its missing parents."""
-
-    def remove(self, path: str) -> None:
-        """Removes one file."""
-
-    def remove_tree(self, path: str) -> None:
-        """Removes a directory and all it holds; fine if there is none."""
-
-
 class LocalFileSystem:
     """Local disks and whatever is mounted like one."""
 
+    # Whether `move` moves a directory as a whole, unless a mount refuses it.
     renames_atomically = True
 
     def list_dir(self, path: str) -> list[str]:
-        """See `FileSystem`."""
+        """Returns the names in the directory, which must not be a link."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             return os.listdir(descriptor)
@@ -99,7 +57,7 @@ class LocalFileSystem:
             os.close(descriptor)
 
     def stat(self, path: str) -> Stat:
-        """See `FileSystem`."""
+        """Returns what is known of `path`."""
         found = os.lstat(path)
         return Stat(
             stat.S_ISDIR(found.st_mode),
@@ -109,7 +67,7 @@ class LocalFileSystem:
         )
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """See `FileSystem`."""
+        """Yields the content of a regular file."""
         # Without O_NONBLOCK, opening a pipe would wait for its other end.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
@@ -126,16 +84,12 @@ class LocalFileSystem:
                 yield block
 
     def write(self, path: str, blocks: Iterable[bytes]) -> None:
-        """See `FileSystem`."""
+        """Writes a file, which appears whole and durable, and its parents."""
         self.make_dirs(os.path.dirname(path))
         run_files.write(path, blocks)
 
-    def create(self, path: str, content: bytes) -> None:
-        """See `FileSystem`; two processes at once may both succeed."""
-        _create(self, path, content)
-
     def sync(self, path: str) -> None:
-        """See `FileSystem`."""
+        """Makes a file's content, or a directory's names, durable."""
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             os.fsync(descriptor)
@@ -146,150 +100,53 @@ class LocalFileSystem:
         finally:
             os.close(descriptor)
 
-    def rename(self, source: str, target: str) -> None:
-        """See `FileSystem`."""
-        os.rename(source, target)
+    def move(self, source: str, target: str) -> bool:
+        """Renames a directory as a whole, or returns False if it cannot."""
+        try:
+            os.rename(source, target)
+        except OSError as error:
+            if error.errno in _NO_RENAME:
+                return False
+            raise
+        return True
 
     def make_dirs(self, path: str) -> None:
-        """See `FileSystem`."""
+        """Makes the directory and its missing parents."""
         os.makedirs(path, exist_ok=True)
 
     def remove(self, path: str) -> None:
-        """See `FileSystem`."""
+        """Removes one file."""
         os.remove(path)
 
     def remove_tree(self, path: str) -> None:
-        """See `FileSystem`."""
+        """Removes a directory and all it holds; fine if there is none."""
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
 
 
-class GFileSystem:
-    """Any scheme that `tf.io.gfile` knows, such as `gs://`.
-
-    Directories are never renamed here: TensorFlow answers that `gs://` can do
-    so atomically, and a rename within `ram://` drops the directory's files.
-    """
-
-    renames_atomically = False
-
-    def __init__(self, scheme: str) -> None:
-        """Imports TensorFlow."""
-        import tensorflow as tf
-
-        self._gfile = tf.io.gfile
-        self._op_error = tf.errors.OpError
-        self._kinds = {
-            tf.errors.NOT_FOUND: errno.ENOENT,
-            tf.errors.PERMISSION_DENIED: errno.EACCES,
-            tf.errors.RESOURCE_EXHAUSTED: errno.ENOSPC,
-        }
-        schemes = self.schemes()
-        if scheme not in schemes:
-            # TensorFlow would take the URL for a path below the current one.
-            raise ValueError(
-                f"The scheme of an exchange must be one of "
-                f"{sorted({*filter(None, schemes), *OBJECT_STORES})}; "
-                f"received {scheme!r}. Import the package that registers it "
-                "with TensorFlow before the exchange is made."
-            )
-
-    @staticmethod
-    def schemes() -> list[str]:
-        """Returns the schemes that this build of TensorFlow can read."""
-        import tensorflow as tf
-
-        return [str(name) for name in tf.io.gfile.get_registered_schemes()]
-
-    def list_dir(self, path: str) -> list[str]:
-        """See `FileSystem`."""
-        with self._os_errors(path):
-            return [name.rstrip("/") for name in self._gfile.listdir(path)]
-
-    def stat(self, path: str) -> Stat:
-        """See `FileSystem`."""
-        with self._os_errors(path):
-            found = self._gfile.stat(path)
-        return Stat(
-            bool(found.is_directory),
-            not found.is_directory,
-            found.length,
-            found.mtime_nsec / 1e9,
-        )
-
-    def blocks(self, path: str) -> Iterator[bytes]:
-        """See `FileSystem`."""
-        with self._os_errors(path), self._gfile.GFile(path, "rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                yield block
-
-    def write(self, path: str, blocks: Iterable[bytes]) -> None:
-        """See `FileSystem`."""
-        self.make_dirs(path.rpartition("/")[0])
-        with self._os_errors(path), self._gfile.GFile(path, "wb") as file:
-            file.write(b"")  # Or a file without content is never made.
-            for block in blocks:
-                file.write(block)
-
-    def create(self, path: str, content: bytes) -> None:
-        """See `FileSystem`; two processes at once may both succeed."""
-        _create(self, path, content)
-
-    def sync(self, path: str) -> None:
-        """Does nothing: a file is durable once it is closed."""
-
-    def rename(self, source: str, target: str) -> None:
-        """Refuses; see the class."""
-        raise OSError(errno.ENOTSUP, "no atomic rename of", source)
-
-    def make_dirs(self, path: str) -> None:
-        """See `FileSystem`."""
-        with self._os_errors(path):
-            self._gfile.makedirs(path)
-
-    def remove(self, path: str) -> None:
-        """See `FileSystem`."""
-        with self._os_errors(path):
-            self._gfile.remove(path)
-
-    def remove_tree(self, path: str) -> None:
-        """See `FileSystem`."""
-        with contextlib.suppress(FileNotFoundError), self._os_errors(path):
-            self._gfile.rmtree(path)
-
-    @contextlib.contextmanager
-    def _os_errors(self, path: str) -> Iterator[None]:
-        try:
-            yield
-        except self._op_error as error:
-            number = self._kinds.get(error.error_code, errno.EIO)
-            raise OSError(number, error.message, path) from error
-
-
 class ObjectStore:
-    """`s3://`, `az://` and `gs://` through fsspec, by the extra `cloud`.
+    """Any URL that fsspec reads: the same operations on whole objects.
 
-    The store's address and the credentials are those of fsspec and of the
-    store's own client: environment variables and configuration files.
-
-    A store knows whole objects only. Directories are the beginnings of names:
-    none has to be made, and the last file takes its directory along.
+    Directories are the beginnings of names: none has to be made, and the last
+    file takes its directory along. The store's address and the credentials are
+    those of fsspec and of the store's own client: environment variables and
+    configuration files.
     """
 
     renames_atomically = False
 
     def __init__(self, scheme: str) -> None:
         """Imports fsspec and what it needs for the scheme."""
-        self._scheme = scheme
-        package = OBJECT_STORES[scheme]
         try:
-            importlib.import_module(package)
-        except ImportError as error:
+            import fsspec
+
+            fsspec.get_filesystem_class(scheme)
+        except (ImportError, ValueError) as error:
             raise ValueError(
-                f"An exchange at {scheme}:// must have the package {package} "
-                f"to read it; received {error}. Run pip install "
-                "'tfdistill[cloud]'."
+                f"An exchange at {scheme}:// must be one that fsspec reads; "
+                f"received {error}. Run pip install 'tfdistill[cloud]'."
             ) from error
+        self._scheme = scheme
 
     @property
     def _store(self) -> Any:
@@ -297,7 +154,7 @@ class ObjectStore:
         return _connected(self._scheme, os.getpid())
 
     def list_dir(self, path: str) -> list[str]:
-        """See `FileSystem`."""
+        """Returns the names in what must not be a file."""
         with _os_errors(path):
             found = self._store.ls(path, detail=True)
             own = self._store._strip_protocol(path)
@@ -308,39 +165,34 @@ class ObjectStore:
         return [name.rpartition("/")[2] for name in names if name != own]
 
     def stat(self, path: str) -> Stat:
-        """See `FileSystem`."""
+        """Returns what is known of `path`; directories have no times."""
         with _os_errors(path):
             return _stat(self._store.info(path))
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """See `FileSystem`."""
-        # The first block without a look at its size: what changes at any time,
-        # as a claim does, comes whole from one request.
-        with _os_errors(path):
-            block = self._first_block(path)
-        if block:
+        """Yields a file's content: one request for each block."""
+        start = 0
+        while block := self._block(path, start):
             yield block
-        if len(block) < BLOCK_BYTES:
-            return
-        with _os_errors(path):
-            size = self._store.info(path)["size"]
-            for start in range(BLOCK_BYTES, size, BLOCK_BYTES):
-                end = min(start + BLOCK_BYTES, size)
-                yield self._store.cat_file(path, start=start, end=end)
+            start += BLOCK_BYTES
+            if len(block) < BLOCK_BYTES:
+                return
 
-    def _first_block(self, path: str) -> bytes:
-        try:
-            return self._store.cat_file(path, start=0, end=BLOCK_BYTES)
-        except FileNotFoundError:
-            raise
-        except Exception:
-            # Stores refuse a range of what is empty, each in its own way.
-            if self.stat(path)[1:3] != (True, 0):
+    def _block(self, path: str, start: int) -> bytes:
+        end = start + BLOCK_BYTES
+        with _os_errors(path):
+            try:
+                return self._store.cat_file(path, start=start, end=end)
+            except FileNotFoundError:
                 raise
-            return b""
+            except Exception:
+                # Stores refuse a range of nothing, each in its own way.
+                if self.stat(path)[1:3] != (True, start):
+                    raise
+                return b""
 
     def write(self, path: str, blocks: Iterable[bytes]) -> None:
-        """See `FileSystem`; large files go up in parts."""
+        """Writes a file, which appears whole; large ones go up in parts."""
         with _os_errors(path):
             file = self._store.open(path, "wb")
             try:
@@ -349,41 +201,36 @@ class ObjectStore:
                 file.close()
             except BaseException:
                 # Or its end, whenever that is, publishes what came so far.
-                file.closed = True
                 with contextlib.suppress(Exception):
+                    file.closed = True
                     file.discard()
                 raise
-
-    def create(self, path: str, content: bytes) -> None:
-        """See `FileSystem`; the store refuses a second one."""
-        with _os_errors(path):
-            self._store.pipe_file(path, content, mode="create")
 
     def sync(self, path: str) -> None:
         """Does nothing: what a store has accepted is durable."""
 
-    def rename(self, source: str, target: str) -> None:
-        """Refuses: a store copies and removes file by file."""
-        raise OSError(errno.ENOTSUP, "no atomic rename of", source)
+    def move(self, source: str, target: str) -> bool:
+        """Returns False: a store copies and removes file by file."""
+        return False
 
     def make_dirs(self, path: str) -> None:
         """Does nothing; see the class. A bucket must exist."""
 
     def remove(self, path: str) -> None:
-        """See `FileSystem`."""
+        """Removes one file."""
         self.stat(path)  # To remove what is absent is no error of the store's.
         with _os_errors(path):
             self._store.rm_file(path)
 
     def remove_tree(self, path: str) -> None:
-        """See `FileSystem`."""
+        """Removes all files below; fine if there are none."""
         # One by one: fsspec takes * and ? in the path given to `rm` for more.
         with contextlib.suppress(FileNotFoundError), _os_errors(path):
             for name in self._store.find(path):
                 self._store.rm_file(name)
 
     def walk(self, root: str) -> Iterator[tuple[str, Stat]]:
-        """See the function `walk`: one request for a thousand files."""
+        """As the function `walk`: one request for a thousand files."""
         with _os_errors(root):
             found = self._store.find(root, detail=True)
             start = self._store._strip_protocol(root) + "/"
@@ -402,10 +249,13 @@ class ObjectStore:
             yield name, _stat(entry)
 
 
+FileSystem: TypeAlias = LocalFileSystem | ObjectStore
+
 # No wait for a store is longer than a few of these: fsspec tries again.
 _CONNECT_SECS, _READ_SECS, _TRIES = 5, 10, 2
+_AZURE = {"connection_timeout": _CONNECT_SECS, "read_timeout": _READ_SECS}
 _BOUNDS: dict[str, dict[str, Any]] = {
-    "s3fs": {
+    "s3": {
         "config_kwargs": {
             "connect_timeout": _CONNECT_SECS,
             "read_timeout": _READ_SECS,
@@ -413,11 +263,9 @@ _BOUNDS: dict[str, dict[str, Any]] = {
             "retries": {"total_max_attempts": 1},
         }
     },
-    "adlfs": {
-        "connection_timeout": _CONNECT_SECS,
-        "read_timeout": _READ_SECS,
-    },
-    "gcsfs": {"requests_timeout": _READ_SECS},
+    "az": _AZURE,
+    "abfs": _AZURE,
+    "gs": {"requests_timeout": _READ_SECS},
 }
 
 
@@ -432,12 +280,12 @@ def _connected(scheme: str, process_id: int) -> Any:
     options = {
         # What other processes write must be seen at once.
         **{"use_listings_cache": False, "skip_instance_cache": True},
-        **_BOUNDS[OBJECT_STORES[scheme]],
+        **_BOUNDS.get(scheme, {}),
+        # The user's own settings, in fsspec's files and variables.
+        **fsspec.config.conf.get(scheme, {}),
     }
-    # The user's own settings, in fsspec's files and variables, come first.
-    options.update(fsspec.config.conf.get(scheme, {}))
     store = fsspec.filesystem(scheme, **options)
-    if OBJECT_STORES[scheme] == "s3fs":
+    if scheme == "s3":
         # It has no option for them: five, and five times five for a read.
         store.retries = _TRIES
     return store
@@ -466,25 +314,14 @@ def _os_errors(path: str) -> Iterator[None]:
         raise OSError(errno.EIO, text, path) from error
 
 
-def _create(file_system: FileSystem, path: str, content: bytes) -> None:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        file_system.stat(path)
-        raise FileExistsError(errno.EEXIST, "a file is there", path)
-    file_system.write(path, [content])
-
-
-def _of_scheme(scheme: str) -> FileSystem:
-    """TensorFlow's own file system for gs://, if this build of it has one."""
-    if scheme not in OBJECT_STORES:
-        return GFileSystem(scheme)
-    if scheme == "gs" and scheme in GFileSystem.schemes():
-        return GFileSystem(scheme)
-    return ObjectStore(scheme)
-
-
 def in_object_store(path: str | os.PathLike[str]) -> bool:
     """Whether TensorFlow's own operations cannot read there."""
-    return isinstance(for_root(path)[0], ObjectStore)
+    url = _URL.match(os.fspath(path))
+    if url is None:
+        return False
+    import tensorflow as tf
+
+    return url[1] not in tf.io.gfile.get_registered_schemes()
 
 
 def for_root(root: str | os.PathLike[str]) -> tuple[FileSystem, str]:
@@ -496,7 +333,7 @@ def for_root(root: str | os.PathLike[str]) -> tuple[FileSystem, str]:
         )
     text = os.fspath(root)
     if url := _URL.match(text):
-        return _of_scheme(url[1]), text.rstrip("/")
+        return ObjectStore(url[1]), text.rstrip("/")
     if _NEARLY_URL.match(text):
         raise ValueError(
             "A URL must have two slashes after its scheme, and a path; "
@@ -530,16 +367,3 @@ def read(file_system: FileSystem, path: str, *, max_bytes: int) -> bytes:
         if len(content) > max_bytes:
             break
     return bytes(content)
-
-
-def move(file_system: FileSystem, source: str, target: str) -> bool:
-    """Renames a directory as a whole, or returns False if it cannot."""
-    if not file_system.renames_atomically:
-        return False
-    try:
-        file_system.rename(source, target)
-    except OSError as error:
-        if error.errno in NO_RENAME:
-            return False
-        raise
-    return True

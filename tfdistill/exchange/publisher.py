@@ -1,6 +1,6 @@
 """The exchange: versions published and pruned by one process of each group.
 
-Needs TensorFlow only for URLs, and never Keras. docs/protocol.md says how a
+Needs neither TensorFlow nor Keras. docs/protocol.md says how a
 version becomes visible and what a reader must check.
 """
 
@@ -55,8 +55,8 @@ class Exchange(reader.VersionReader):
         """Touches no storage but the key's file.
 
         Args:
-          root: A directory, or a URL: `s3://` or `az://` with the extra
-            `cloud`, or of a scheme that `tf.io.gfile` knows. It need not exist.
+          root: A directory, or a URL such as `s3://`, `gs://` or `az://` with
+            the extra `cloud`. It need not exist.
             None, as `Cluster.exchange` is for a single group without a
             launcher: nothing is published or found.
           max_to_keep: Number of newest versions of a group that always stay;

@@ -39,8 +39,8 @@ class VersionReader:
         """Touches no storage but the key's file.
 
         Args:
-          root: A directory, or a URL: `s3://` or `az://` with the extra
-            `cloud`, or of a scheme that `tf.io.gfile` knows. It need not exist.
+          root: A directory, or a URL such as `s3://`, `gs://` or `az://` with
+            the extra `cloud`. It need not exist.
             None, as for a single group without a launcher: nothing is ever
             found, and `enabled` is False.
           key: Versions that are not signed with it are refused; see

@@ -128,7 +128,7 @@ class LocalRun:
         )
         self._said_unwritten = False
         self._exchange = topology.exchange or f"{topology.workdir}/exchange"
-        # To look behind a URL takes TensorFlow, which a launcher does without.
+        # To look behind a URL takes threads, and a launcher forks.
         self._published = (
             None
             if "://" in self._exchange
