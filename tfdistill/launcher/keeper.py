@@ -144,8 +144,7 @@ class Keeper:
             asked = self._launcher.recv(16)
         except ConnectionResetError:
             return False
-        # One that is held back (slurm/node_parent.py) the task has had, too.
-        if asked and signal.SIGTERM not in signal.sigpending():
+        if asked:
             self._forward(signal.SIGTERM, None)
         return bool(asked)
 

@@ -121,22 +121,8 @@ class Topology:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StartedGroups(Topology):
-    """Groups whose tasks this package starts itself; paths become absolute."""
-
-    start: str = fields.option(
-        "fork: tasks that run a Python command are forks of one parent that "
-        "has imported --preload, where that can be; spawn: each task is a new "
-        "program",
-        parent.FORK,
-        section="start",
-        choices=parent.METHODS,
-    )
-    preload: str = fields.option(
-        "<NAME,...>: modules that the parent imports; they must neither start "
-        "a thread nor run an operation of TensorFlow",
-        ",".join(parent.PRELOAD),
-    )
+class SharedFiles(Topology):
+    """Groups whose files lie on this machine; paths become absolute."""
 
     def __post_init__(self) -> None:
         """Validates the fields."""
@@ -151,11 +137,6 @@ class StartedGroups(Topology):
         if self.exchange and "://" not in self.exchange:
             path = os.path.abspath(self.exchange)
             object.__setattr__(self, "exchange", path)
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """The names in `preload`."""
-        return tuple(name for name in self.preload.split(",") if name)
 
     @property
     def ports_per_group(self) -> int:
@@ -224,7 +205,7 @@ class StartedGroups(Topology):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LocalCluster(StartedGroups):
+class LocalCluster(SharedFiles):
     """A command to be run as groups of tasks on this machine.
 
     Its options are those of `tfdistill-local` and of `tfdistill.launch`.
@@ -257,6 +238,19 @@ class LocalCluster(StartedGroups):
         None,
         least=0,
         kind=int,
+    )
+    start: str = fields.option(
+        "fork: tasks that run a Python command are forks of one parent that "
+        "has imported --preload, where that can be; spawn: each task is a new "
+        "program",
+        parent.FORK,
+        section="start",
+        choices=parent.METHODS,
+    )
+    preload: str = fields.option(
+        "<NAME,...>: modules that the parent imports; they must neither start "
+        "a thread nor run an operation of TensorFlow",
+        ",".join(parent.PRELOAD),
     )
     start_timeout_secs: float = fields.option(
         "longest wait until a group's first task has started, and again until "
@@ -310,6 +304,11 @@ class LocalCluster(StartedGroups):
                 "A script is run by: python SCRIPT"
             )
         object.__setattr__(self, "command", tuple(self.command))
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The names in `preload`."""
+        return tuple(name for name in self.preload.split(",") if name)
 
     @property
     def num_ports(self) -> int:
