@@ -116,17 +116,12 @@ def _compiled(side: str, setting: Setting) -> Any:
 
 
 def _ours(side: str, model: Any) -> Any:
-    import keras
-
     import tfdistill
 
     if side == "codistill_model":
         return tfdistill.CodistillModel(model)
 
-    class Model(tfdistill.MultiWorkerTraining, keras.Model):
-        pass
-
-    return Model(model.inputs, model.outputs)
+    return tfdistill.DistributedModel(model)
 
 
 def _data(setting: Setting, batch_size: int) -> Any:

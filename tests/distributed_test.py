@@ -31,7 +31,7 @@ def test_files_are_those_of_the_model(tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     # Compiled, with the optimizer's state: plain Keras trains on from here.
-    assert not isinstance(loaded, tfdistill.MultiWorkerTraining)
+    assert not isinstance(loaded, tfdistill.DistributedModel)
     assert loaded.optimizer.iterations.numpy() == 2
     assert loaded.evaluate(x, y, verbose=0) == pytest.approx(
         model.evaluate(x, y, verbose=0), rel=1e-5
@@ -60,16 +60,14 @@ def test_a_launched_run_writes_what_the_launcher_shows(
     assert (last["event"], last["step"], last["teachers"]) == ("end", 4, [])
 
 
-def test_a_backup_resumes_it_and_a_subclass(tmp_path):
+def test_a_backup_resumes_it(tmp_path):
     x, y = cases.regression(16)
-    subclass = cases.dense(cases.SharedModel)
-    subclass.compile("adam", "mse")
-    for name, model in {"wrapped": _model(), "subclass": subclass}.items():
-        for epochs, resumed in ((1, None), (2, 2)):
-            backup = tfdistill.Backup(tmp_path / name)
-            model.fit(x, y, 8, epochs, verbose=0, callbacks=[backup])
-            assert backup.resumed_step == resumed
-        assert model.optimizer.iterations.numpy() == 4
+    model = _model()
+    for epochs, resumed in ((1, None), (2, 2)):
+        backup = tfdistill.Backup(tmp_path)
+        model.fit(x, y, 8, epochs, verbose=0, callbacks=[backup])
+        assert backup.resumed_step == resumed
+    assert model.optimizer.iterations.numpy() == 4
 
 
 def test_a_backup_that_would_lack_an_optimizer_is_refused(tmp_path):
@@ -78,8 +76,7 @@ def test_a_backup_that_would_lack_an_optimizer_is_refused(tmp_path):
         model.fit(*cases.regression(8), callbacks=[tfdistill.Backup(tmp_path)])
 
 
-@pytest.mark.parametrize("is_wrapped", [True, False])
-def test_it_trains_on_servers_as_plain_keras(monkeypatch, is_wrapped):
+def test_it_trains_on_servers_as_plain_keras(monkeypatch):
     def trained(model):
         model.compile(
             keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"]
@@ -92,11 +89,7 @@ def test_it_trains_on_servers_as_plain_keras(monkeypatch, is_wrapped):
     expected = trained(cases.dense(cases.Penalized))
     keras.utils.set_random_seed(1)
     server_cases.pretend(monkeypatch)
-    if is_wrapped:
-        model = tfdistill.DistributedModel(cases.dense(cases.Penalized))
-    else:
-        bases = (cases.Penalty, *cases.bases(tfdistill.MultiWorkerTraining))
-        model = cases.dense(type("Own", bases, {}))
+    model = tfdistill.DistributedModel(cases.dense(cases.Penalized))
     actual = trained(model)
     for one, other in zip(
         keras.tree.flatten(actual), keras.tree.flatten(expected), strict=True
@@ -104,13 +97,8 @@ def test_it_trains_on_servers_as_plain_keras(monkeypatch, is_wrapped):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("is_wrapped", [True, False])
-def test_a_step_of_its_own_is_refused_on_servers(monkeypatch, is_wrapped):
-    if is_wrapped:
-        model = tfdistill.DistributedModel(cases.dense(cases.OwnStep))
-    else:
-        own = {"train_step": cases.OwnStep.train_step}
-        model = cases.dense(type("OwnStep", cases.bases(None), own))
+def test_a_step_of_its_own_is_refused_on_servers(monkeypatch):
+    model = tfdistill.DistributedModel(cases.dense(cases.OwnStep))
     server_cases.pretend(monkeypatch)
     with pytest.raises(ValueError, match=r"OwnStep.train_step.*compute_loss"):
         model.compile("sgd", "mse")
@@ -183,7 +171,7 @@ def test_weights_of_examples_are_refused_with_its_own_loss(two_replicas):
     with two_replicas.scope():
         model = _model(cases.dense(cases.Penalized))
     x, y, weights = cases.weighted(16)
-    with pytest.raises(ValueError, match="sample_weight.*MultiWorkerTraining"):
+    with pytest.raises(ValueError, match="sample_weight.*an input"):
         model.fit(x, y, sample_weight=weights, batch_size=8, verbose=0)
 
 
@@ -196,7 +184,7 @@ class _OwnFit(keras.Model):
     ("model", "message"),
     [
         (lambda: cases.dense, "`model` must be a keras.Model; .* function"),
-        (lambda: cases.dense(cases.SharedModel), "Call `fit` on it as it is"),
+        (lambda: cases.dense(cases.shared), "Call `fit` on it as it is"),
         (_OwnFit, "_OwnFit with its own fit"),
     ],
 )

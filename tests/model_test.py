@@ -15,7 +15,6 @@ from tests.cases import codistillation as cases
 from tests.cases import servers
 from tfdistill import losses
 from tfdistill import model as model_lib
-from tfdistill import multi_worker
 from tfdistill import schedules
 
 _X, _Y = cases.data()
@@ -668,7 +667,7 @@ def test_keras_tracks_nothing_of_a_teacher(exchange):
     }
     graph = tf.train.Checkpoint(model=model).write(exchange.root + "_all")
     for key, _ in tf.train.list_variables(graph):
-        assert "codistillation" not in key and "_trainer_made" not in key, key
+        assert "codistillation" not in key and "_trainer" not in key, key
     found = {v.path for v in model.variables if v.path not in own}
     assert {path.split("/")[0] for path in found} <= {
         "loss",
@@ -760,8 +759,8 @@ def test_teachers_that_nobody_will_load_are_told(exchange):
 
 def test_a_group_that_others_will_never_hear_is_told(exchange):
     with pytest.warns(UserWarning, match="group 0 of 2, .*StudentExporter"):
-        model_lib.add_launched_callbacks(
-            {"callbacks": [cases.never()]},
+        model_lib._check_roles(
+            [cases.never()],
             cases.teacher_set(exchange),
             tfdistill.Cluster(num_groups=2),
         )
@@ -791,12 +790,6 @@ def test_steps_that_would_never_run_are_refused(name):
     kind = type("Student", (_Own,), {name: lambda self, *args: None})
     with pytest.raises(ValueError, match=f"Student with its own {name}, "):
         tfdistill.CodistillModel(kind())
-
-
-@pytest.mark.parametrize("bases", [(), (multi_worker.MultiWorkerTraining,)])
-def test_the_steps_of_keras_and_of_this_package_are_not_missed(bases):
-    kind = type("Student", (*bases, _Own), {})
-    tfdistill.CodistillModel(kind())
 
 
 class OwnLoss(_Own):

@@ -28,7 +28,6 @@ NAMES = (
     "sharded_executions",
     "sparse_adam",
     "steps_per_execution_partial",
-    "subclass_own_step",
     "synchronized_normalization",
     "taught_in_memory",
     "wrapped_own_step",
@@ -41,7 +40,7 @@ def test_two_replicas_train_as_keras_on_one_device(name, two_replicas):
     expected = training_cases.run(
         case, case.reference, tf.distribute.get_strategy()
     )
-    actual = training_cases.run(case, training_cases.SharedModel, two_replicas)
+    actual = training_cases.run(case, training_cases.shared, two_replicas)
     training_cases.assert_equal(actual, expected, case.tolerance)
 
 
@@ -52,13 +51,13 @@ def test_one_device_is_keras_to_the_bit(name):
     case = training_cases.CASES[name]
     strategy = tf.distribute.get_strategy()
     expected = training_cases.run(case, keras.Model, strategy)
-    actual = training_cases.run(case, training_cases.SharedModel, strategy)
+    actual = training_cases.run(case, training_cases.shared, strategy)
     for key, value in expected.items():
         np.testing.assert_array_equal(actual[key], value, err_msg=key)
 
 
 def test_keras_itself_clips_before_it_sums(two_replicas):
-    # The defect that MultiWorkerTraining mends. When Keras mends it too, this
+    # The defect that DistributedModel mends. When Keras mends it too, this
     # fails, and `leave_reduction_to_caller` can go.
     case = training_cases.CASES["global_clipnorm"]
     expected = training_cases.run(
@@ -80,15 +79,15 @@ def test_regularizer_counts_once(two_replicas):
     keras.utils.set_random_seed(1)
     expected = loss_of(keras.Model, tf.distribute.get_strategy())
     keras.utils.set_random_seed(1)
-    actual = loss_of(training_cases.SharedModel, two_replicas)
+    actual = loss_of(training_cases.shared, two_replicas)
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 def test_gradient_accumulation_is_refused_on_replicas(two_replicas):
     optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-    training_cases.dense(training_cases.SharedModel).compile(optimizer, "mse")
+    training_cases.dense(training_cases.shared).compile(optimizer, "mse")
     with two_replicas.scope():
-        model = training_cases.dense(training_cases.SharedModel)
+        model = training_cases.dense(training_cases.shared)
         with pytest.raises(ValueError, match="gradient_accumulation_steps"):
             model.compile(
                 keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse"
@@ -109,7 +108,7 @@ def test_mixed_float16_scales_and_unscales_once(two_replicas):
     expected = training_cases.run(
         case, keras.Model, tf.distribute.get_strategy()
     )
-    actual = training_cases.run(case, training_cases.SharedModel, two_replicas)
+    actual = training_cases.run(case, training_cases.shared, two_replicas)
     training_cases.assert_equal(actual, expected, case.tolerance)
 
 
@@ -119,7 +118,7 @@ def test_run_eagerly_gives_the_same(two_replicas):
     def train(strategy, run_eagerly):
         keras.utils.set_random_seed(2)
         with strategy.scope():
-            model = training_cases.dense(training_cases.SharedModel)
+            model = training_cases.dense(training_cases.shared)
             model.compile("sgd", "mse", run_eagerly=run_eagerly)
         model.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False)
         return model.get_weights()
@@ -140,7 +139,7 @@ def test_data_may_be_a_function_as_with_parameter_servers(two_replicas):
     def train(x):
         keras.utils.set_random_seed(2)
         with two_replicas.scope():
-            model = training_cases.dense(training_cases.SharedModel)
+            model = training_cases.dense(training_cases.shared)
             model.compile("sgd", "mse")
         model.fit(x, verbose=0, shuffle=False)
         return [model.evaluate(x, verbose=0), model.predict(x, verbose=0)]
@@ -157,7 +156,7 @@ def test_a_stop_in_mid_epoch_is_heeded(two_replicas):
             self.model.stop_training = batch == 1
 
     with two_replicas.scope():
-        model = training_cases.dense(training_cases.SharedModel)
+        model = training_cases.dense(training_cases.shared)
         model.compile("sgd", "mse")
     x, y = training_cases.regression(64)
     model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[StopAt()])
@@ -269,10 +268,3 @@ def test_writers_run_on_the_chief_only(tmp_path):
     assert guards.select(writers + others, chief) == writers + others
     assert guards.select(writers + others, worker) == others
     assert guards.select(None, worker) == []
-
-
-def test_functional_use_leaves_the_mixin_alone():
-    training_cases.dense(training_cases.SharedModel)
-    assert keras.Model not in tfdistill.MultiWorkerTraining.__mro__
-    student = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
-    assert tfdistill.CodistillModel(student)(np.zeros((2, 5))).shape == (2, 1)

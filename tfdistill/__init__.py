@@ -24,7 +24,6 @@ if typing.TYPE_CHECKING:
     from tfdistill.backup.callback import Backup as Backup
     from tfdistill.cluster.identity import Cluster as Cluster
     from tfdistill.cluster.strategy import make_strategy as make_strategy
-    from tfdistill.distributed import DistributedModel as DistributedModel
     from tfdistill.embedding.features import (
         FeatureEmbedding as FeatureEmbedding,
     )
@@ -33,9 +32,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.launcher.launch import LaunchError as LaunchError
     from tfdistill.launcher.launch import launch as launch
     from tfdistill.model import CodistillModel as CodistillModel
-    from tfdistill.multi_worker import (
-        MultiWorkerTraining as MultiWorkerTraining,
-    )
+    from tfdistill.model import DistributedModel as DistributedModel
     from tfdistill.observe.best_effort import BestEffort as BestEffort
     from tfdistill.observe.run_log import RunLog as RunLog
     from tfdistill.observe.summaries import Summaries as Summaries
@@ -58,13 +55,12 @@ _HOMES = {
     "BestEffort": "observe.best_effort",
     "Cluster": "cluster.identity",
     "CodistillModel": "model",
-    "DistributedModel": "distributed",
+    "DistributedModel": "model",
     "Exchange": "exchange.publisher",
     "FeatureEmbedding": "embedding.features",
     "FiniteLoss": "training.guards",
     "LARS": "optimizers",
     "LaunchError": "launcher.launch",
-    "MultiWorkerTraining": "multi_worker",
     "RunLog": "observe.run_log",
     "ShardedEmbedding": "embedding.layer",
     "StartTogether": "sharing.callbacks",
@@ -85,7 +81,7 @@ registration.register(
         "Constant": "tfdistill.schedules",
         "CosineRamp": "tfdistill.schedules",
         "DistillationLoss": "tfdistill.losses",
-        "DistributedModel": "tfdistill.distributed",
+        "DistributedModel": "tfdistill.model",
         "FeatureEmbedding": "tfdistill.embedding.features",
         "ForwardKL": "tfdistill.losses",
         "LARS": "tfdistill.optimizers",

@@ -1,9 +1,22 @@
-"""CodistillModel: the Keras face of a student, its teachers and its trainer."""
+"""DistributedModel and CodistillModel: what Keras sees of a training.
 
-import functools
+Keras 3's own `fit` fails under `MultiWorkerMirroredStrategy` (keras#20585): it
+reduces a batch tuple over the workers, and averages logs over a missing axis.
+`DistributedModel` replaces both, around any model:
+
+- losses are divided by the global batch (`training.global_batch`);
+- gradients are summed over the replicas *before* the optimizer clips them
+  (`training.trainer`), or each worker of parameter servers applies its own
+  (`parameter_server.trainer`);
+- logs come from metric states summed over all replicas, in one collective;
+- files are written by the chief only (`training.guards`).
+
+`CodistillModel` adds teachers to a step, and nothing else.
+"""
+
 import json
+import os
 import re
-import types
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -12,54 +25,570 @@ import keras
 import tensorflow as tf
 
 from tfdistill import losses
-from tfdistill import multi_worker
 from tfdistill import schedules
+from tfdistill.backup import callback as backup
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.embedding import layer as embedding_layer
+from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.labels import attached
 from tfdistill.observe import run_log
 from tfdistill.observe import summaries
 from tfdistill.observe import teaching
+from tfdistill.parameter_server import trainer as server_trainer
 from tfdistill.system import keras_internals
 from tfdistill.teachers import teacher as teacher_lib
 from tfdistill.teachers import teacher_list
 from tfdistill.teachers import term
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
+from tfdistill.training import guards
 from tfdistill.training import own_steps
 from tfdistill.training import steps
 from tfdistill.training import trainer as replica_trainer
-from tfdistill.training import wrapper
 
-# A wrapper calls its student as a layer; these would never be run.
+keras_internals.check_keras()
+keras_internals.make_scalars_readable()
+
+Logs = steps.Logs
+# A model that brings one of these is compiled itself: its own losses and
+# metrics count.
+_OWN = (
+    "compile",
+    "compute_loss",
+    "compute_metrics",
+    "metrics",
+    "predict_step",
+    "test_step",
+    "train_step",
+)
+# What would never be run of a model inside another.
+_LOOPS = (
+    "evaluate",
+    "fit",
+    "make_predict_function",
+    "make_test_function",
+    "make_train_function",
+    "predict",
+)
 _STEPS = ("train_step", "compute_metrics", "test_step", "predict_step")
 
 
-def check_student(student: Any) -> None:
-    """Checks that wrapping a student loses nothing of it.
+@keras.saving.register_keras_serializable(package="tfdistill")
+class DistributedModel(steps.Trained, keras.Model):
+    """Trains a finished model on several workers or parameter servers.
 
-    Its own training step, loss or metrics would never be run.
+    `compile`, `fit`, `evaluate` and `predict` take what those of the model
+    take, under every strategy. With one replica the model trains exactly as
+    Keras does. Under `MirroredStrategy` and `MultiWorkerMirroredStrategy` the
+    same global batch gives the same weights, to float tolerance, but that
+    batch normalization normalizes over each replica's own rows
+    (`keras.layers.BatchNormalization(synchronized=True)` over all). `save`,
+    `save_weights`, `load_weights` and `export` are those of the model, whose
+    files plain Keras loads.
+
+    A model may have a `compute_loss`, `test_step`, `compute_metrics` or
+    `compile` of its own, and outside of parameter servers a `train_step`. On
+    several replicas each runs on its own rows, and results count by rows: they
+    equal those of one process if each loss is a mean over the rows of a batch.
+
+    Attributes:
+        model: The model that was given.
+
+    Example:
+        >>> model = DistributedModel(
+        ...     keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        ... )
+        >>> model.compile("sgd", "mse")
     """
-    if not isinstance(student, keras.Model):
-        raise ValueError(
-            "`student` must be a keras.Model; received "
-            f"{type(student).__name__}. Pass the model itself, not a "
-            "function that builds it."
+
+    train_function: Any
+    test_function: Any
+    _trainer: replica_trainer.Trainer | None = None
+    _statistics: replica_trainer.BatchStatistics | None = None
+    _has_own_loss = _is_compiled_inside = False
+    _INSIDE, _PREFIX = "model", "distributed"
+    _NEVER_RUN: tuple[str, ...] = _LOOPS
+
+    def __init__(self, model: keras.Model, *, name: str | None = None) -> None:
+        """Wraps a model. Make both inside the strategy's scope.
+
+        Args:
+            model: Any Keras 3 model: functional, `Sequential`, subclassed.
+            name: Name of the wrapping model.
+
+        Raises:
+            ValueError: `model` is not a `keras.Model`, trains on several
+                workers already, or has methods that would never be run, such
+                as a `fit` of its own.
+        """
+        self._check(model)
+        super().__init__(name=name or f"{self._PREFIX}_{model.name}")
+        self.model = model
+        self.built = model.built
+        self._has_own_loss = self._is_compiled_inside = any(
+            own_steps.is_own(type(model), name) for name in _OWN
         )
-    own = [name for name in _STEPS if own_steps.is_own(type(student), name)]
-    if own:
-        raise ValueError(
-            "`student` must leave training to the model that wraps it; "
-            f"received {type(student).__name__} with its own "
-            f"{', '.join(own)}, which would never be run. Give the loss and "
-            "the metrics to `compile`, a further term to `self.add_loss` in "
-            "`call` or a layer, or a whole loss to the student's own "
-            "`compute_loss`; or wrap a model of the same layers without "
-            "these methods."
+
+    def _check(self, model: Any) -> None:
+        if not isinstance(model, keras.Model):
+            raise ValueError(
+                f"`{self._INSIDE}` must be a keras.Model; received "
+                f"{type(model).__name__}. Pass the model itself, not a "
+                "function that builds it."
+            )
+        if isinstance(model, DistributedModel):
+            raise ValueError(
+                f"`{self._INSIDE}` must be one that does not train on several "
+                f"workers by itself; received {type(model).__name__}. Call "
+                "`fit` on it as it is, or pass the model inside it."
+            )
+        own = [n for n in self._NEVER_RUN if own_steps.is_own(type(model), n)]
+        if own:
+            raise ValueError(
+                f"`{self._INSIDE}` must leave its training to the model that "
+                f"wraps it; received {type(model).__name__} with its own "
+                f"{', '.join(own)}, which would never be run. Put what is "
+                "special into `compute_loss`, or into `self.add_loss` in "
+                "`call` or a layer; or wrap a model of the same layers "
+                "without these methods."
+            )
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Runs the model inside."""
+        return self.model(inputs, training=training)
+
+    @property
+    def trainer(self) -> replica_trainer.Trainer:
+        """What trains this model; made when first needed, then kept."""
+        if self._trainer is None:
+            on_servers = replicas.on_servers(self.distribute_strategy)
+            kind: Any = replica_trainer.ReplicaTrainer
+            self._trainer = (
+                server_trainer.ServerTrainer if on_servers else kind
+            )(self)
+        return self._trainer
+
+    # ---- Keras' methods ----
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Configures training; takes what the model's own `compile` takes.
+
+        Args:
+            *args: As for the model's `compile`.
+            **kwargs: As for the model's `compile`. `jit_compile="auto"`, the
+                default, is Keras' own choice on one device, which is XLA on a
+                GPU if all layers support it. Several replicas, workers and
+                parameter servers train without XLA, which cannot compile what
+                they exchange.
+
+        Raises:
+            ValueError: The model's own `train_step` cannot run under the
+                strategy.
+        """
+        if self._is_compiled_inside:
+            self.model.compile(*args, **kwargs)
+            self._compile(
+                {
+                    "optimizer": self.model.optimizer,
+                    "run_eagerly": self.model.run_eagerly,
+                    "steps_per_execution": self.model.steps_per_execution,
+                    "jit_compile": kwargs.get("jit_compile", "auto"),
+                }
+            )
+            return
+        arguments = fit_arguments.bind(super().compile, args, kwargs)
+        self._compile(arguments)
+        self._compile_for_files(arguments)
+
+    def _compile(self, arguments: dict[str, Any]) -> None:
+        strategy = self.distribute_strategy
+        own_steps.check(self.model, strategy)
+        loss = global_batch.over_global_batch(arguments.get("loss"))
+        arguments = {**arguments, "loss": loss}
+        is_alone = strategy.num_replicas_in_sync == 1
+        if arguments.get("jit_compile", "auto") == "auto" and (
+            not is_alone or replicas.on_servers(strategy)
+        ):
+            arguments["jit_compile"] = False
+        super().compile(**arguments)
+        self.trainer.compiled()
+
+    def _compile_for_files(self, arguments: dict[str, Any]) -> bool:
+        """Has files of the model say how it was compiled, as Keras' do.
+
+        Unless the optimizer's state is not in this process, or partly that of
+        a `ShardedEmbedding`. Returns whether they do.
+        """
+        if replicas.on_servers(
+            self.distribute_strategy
+        ) or embedding_layer.layers_of(self.model):
+            return False
+        # Not the model's own method, which may do anything else.
+        keras.Model.compile(
+            self.model, **{**arguments, "optimizer": self.optimizer}
         )
+        return True
+
+    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        """Trains the model; takes what `keras.Model.fit` takes.
+
+        In a launched run it adds a `RunLog`, which the launcher reads, and for
+        a `CodistillModel` `Summaries`. The `Backup`, if there is one, decides
+        where to begin (`backup.callback.session`), checks are added
+        (`training.guards.over`), and the trainer prepares the data and runs
+        Keras' own loop (`training.trainer.ReplicaTrainer`) or that over the
+        workers of parameter servers (`parameter_server.trainer`). Callbacks run
+        in this order, those in brackets only if they are needed:
+
+            [_Before], _DataWatch, FiniteLoss, [_Restoring], [TeachingWatch],
+            yours, [RunLog], [Summaries], [Backup], [_BackUpAndEnd],
+            [StepWatchdog], [_After]
+
+        Under parameter servers one batch of the data is one step of one
+        worker, and `steps_per_epoch` counts the steps of all workers.
+
+        Args:
+            *args: As for `keras.Model.fit`.
+            **kwargs: As for `keras.Model.fit`. Every worker passes the same
+                arguments. Callbacks that write files run on the chief only;
+                `batch_size` and the batches of a data set are global.
+
+        Returns:
+            The `History`, equal on all workers.
+
+        Raises:
+            ValueError: Arguments are out of range or contradict each other, or
+                a backup is of another model.
+            data_checks.DataError: The data are empty, faulty or too few.
+            RuntimeError: The loss is not finite; see `FiniteLoss`.
+        """
+        arguments = fit_arguments.bind(super().fit, args, kwargs)
+        strategy = self.distribute_strategy
+        fit_arguments.call_functions(arguments, strategy)
+        arguments["callbacks"] = self._introduced(arguments.get("callbacks"))
+        with backup.session(self, arguments):
+            fit_arguments.check_strategy(strategy)
+            replicas.meet(strategy, "fit")
+            with guards.over(arguments, strategy):
+                history = self.trainer.fit(arguments, super().fit)
+        self.average_statistics()
+        return history
+
+    def _introduced(self, callbacks: Any) -> Any:
+        """Adds what this model needs, unless it is a list of Keras' own.
+
+        And shows all callbacks to those of this package.
+        """
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            found, given = list(callbacks.callbacks), callbacks
+        else:
+            cluster = strategy_lib.cluster_of(self.distribute_strategy)
+            found = given = self._with_more(
+                keras.tree.flatten(callbacks or []), cluster
+            )
+        for callback in found:
+            if isinstance(callback, steps.SteppedCallback):
+                callback.meet(found)
+        return given
+
+    def _with_more(
+        self,
+        callbacks: list[keras.callbacks.Callback],
+        cluster: identity.Cluster,
+    ) -> list[keras.callbacks.Callback]:
+        run_log.add_to(callbacks, cluster.group_dir)
+        return callbacks
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates the model as `keras.Model.evaluate` does.
+
+        Each example counts once; results are equal on all workers.
+        """
+        self.average_statistics()
+        arguments = fit_arguments.bind(super().evaluate, args, kwargs)
+        fit_arguments.call_functions(arguments, self.distribute_strategy)
+        replicas.meet(self.distribute_strategy, "evaluate")
+        with guards.reported(arguments):
+            return self.trainer.evaluate(arguments, super().evaluate)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Predicts by the model as `keras.Model.predict` does.
+
+        Every worker gets all predictions, in the order of the data.
+        """
+        arguments = fit_arguments.bind(super().predict, args, kwargs)
+        fit_arguments.call_functions(arguments, self.distribute_strategy)
+        replicas.meet(self.distribute_strategy, "predict")
+        with guards.reported(arguments):
+            return self.trainer.predict(arguments, super().predict)
+
+    def average_statistics(self) -> None:
+        """Gives all replicas the mean of the batch statistics.
+
+        Replicas keep them apart. A collective: all workers of the group call
+        it at the same step.
+        """
+        if self._statistics is None and self.model.built:
+            self._statistics = replica_trainer.BatchStatistics(
+                self.model, self.distribute_strategy
+            )
+        if self._statistics is not None:
+            self._statistics.average()
+
+    # ---- Keras' hooks ----
+
+    def _maybe_symbolic_build(
+        self, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        spec = data_batch
+        if iterator is not None:
+            spec = keras_internals.distributed_element_spec(iterator)
+        own_steps.mark_built(self.model)
+        if self.model.built:
+            self.built = True
+        self.trainer.build(spec, iterator)
+
+    def _symbolic_build(
+        self, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        super()._symbolic_build(iterator, data_batch)
+        if self._is_compiled_inside:
+            # Its own metrics and losses.
+            self.model._symbolic_build(data_batch=data_batch)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Builds what `fit` calls for each execution; kept and returned."""
+        if self.train_function is None or force:
+            super().make_train_function(force=True)  # Traces nothing.
+            if self._is_split("train_step"):
+                own_steps.take_gradients(self.model)
+            self.train_function = self.trainer.train_function(
+                self._on_replicas("train_step"), self.train_function
+            )
+        return self.train_function
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Builds what `evaluate` calls for each execution; kept, returned."""
+        if self.test_function is None or force:
+            super().make_test_function(force=True)  # Traces nothing.
+            self.test_function = self.trainer.test_function(
+                self._on_replicas("test_step"), self.test_function
+            )
+        return self.test_function
+
+    def _is_split(self, name: str) -> bool:
+        """Whether several replicas run a method that knows of one device."""
+        if self.distribute_strategy.num_replicas_in_sync == 1:
+            return False
+        # Its own `compile` took the losses, which therefore know of no share.
+        is_loss = name == "compute_loss"
+        return self._has_own_loss if is_loss else self._is_own(name)
+
+    def _is_own(self, name: str) -> bool:
+        return own_steps.is_own(type(self.model), name)
+
+    def _on_replicas(self, name: str) -> own_steps.Step:
+        step = getattr(self, name)
+        return (
+            own_steps.on_replicas(step, self) if self._is_split(name) else step
+        )
+
+    # ---- one step ----
+
+    def train_step(self, data: Any) -> Logs:
+        """Runs one update on one replica's part of the global batch.
+
+        Args:
+            data: `x`, `(x, y)` or `(x, y, sample_weight)`.
+
+        Returns:
+            The metrics' results.
+        """
+        x, y, sample_weight = self._unpacked(data)
+        if self._is_own("train_step"):
+            return self.model.train_step(data)
+        batch = global_batch.GlobalBatch.of(x)
+        with batch.scope(), self.trainer.tape() as tape:
+            y_pred = self(x, training=True)
+            loss = self._share_of_loss(
+                batch, x, y, y_pred, sample_weight, training=True
+            )
+            scaled = self.optimizer.scale_loss(loss)
+        self.trainer.apply(tape, scaled, batch)
+        batch.record(self.metrics, {"loss": loss})
+        metrics = self.compute_metrics(x, y, y_pred, sample_weight)
+        return {**metrics, steps.EXAMPLES: batch.total}
+
+    def test_step(self, data: Any) -> Logs:
+        """Evaluates one replica's part of the global batch.
+
+        Args:
+            data: `x`, `(x, y)` or `(x, y, sample_weight)`.
+
+        Returns:
+            The metrics' results.
+        """
+        x, y, sample_weight = self._unpacked(data)
+        if self._is_own("test_step"):
+            return self.model.test_step(data)
+        batch = global_batch.GlobalBatch.of(x)
+        with batch.scope():
+            y_pred = self(x, training=False)
+            loss = self._share_of_loss(
+                batch, x, y, y_pred, sample_weight, training=False
+            )
+        batch.record(self.metrics, {"loss": loss})
+        return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def predict_step(self, data: Any) -> Any:
+        """Predicts for one replica's part of the global batch.
+
+        On several workers it answers in a dtype that collectives can gather,
+        which `predict` turns back.
+        """
+        own = self.model.predict_step if self._is_own("predict_step") else None
+        step = own or super().predict_step
+        return self.trainer.sendable(step(self.bare(data)))
+
+    def _unpacked(self, data: Any) -> tuple[Any, Any, Any]:
+        found = keras.utils.unpack_x_y_sample_weight(self.bare(data))
+        is_inside = self._is_compiled_inside and self._is_split("compute_loss")
+        if found[2] is not None and is_inside:
+            raise ValueError(
+                "Examples must have no weights if several replicas run a "
+                "model's own steps or loss, which count by rows; received "
+                f"`sample_weight` or `class_weight` for {self.model.name}. "
+                "Make the weights an input of the model and multiply in its "
+                "own loss."
+            )
+        return found
+
+    def _share_of_loss(
+        self, batch: global_batch.GlobalBatch, *args: Any, training: bool
+    ) -> tf.Tensor:
+        """This replica's share of what `compute_loss` gives of the batch."""
+        if not self._is_split("compute_loss"):
+            return own_steps.loss_of(self, *args, training=training)
+        with batch.alone():
+            loss = own_steps.loss_of(self, *args, training=training)
+        return loss * tf.cast(batch.share, loss.dtype)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        """Returns the loss; see `keras.Model.compute_loss`.
+
+        The model's own is called in its place. On several replicas each calls
+        it with its own rows, and its value is taken for a mean over these.
+        """
+        given = (x, y, y_pred, sample_weight)
+        if self._has_own_loss:
+            return own_steps.loss_of(self.model, *given, training=training)
+        return super().compute_loss(*given, training=training)
+
+    @property
+    def metrics(self) -> list[keras.Metric]:
+        """The metrics that a step updates."""
+        if self._is_compiled_inside:
+            return self.model.metrics
+        return super().metrics
+
+    def compute_metrics(self, *args: Any, **kwargs: Any) -> Logs:
+        """Updates the metrics; see `keras.Model.compute_metrics`."""
+        if self._is_compiled_inside:
+            return self.model.compute_metrics(*args, **kwargs)
+        return super().compute_metrics(*args, **kwargs)
+
+    # ---- files, shapes and names are those of the model inside ----
+
+    def save(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Saves the model inside as `.keras`; see `keras.Model.save`."""
+        self.model.save(filepath, **kwargs)
+
+    def save_weights(
+        self, filepath: str | os.PathLike[str], **kwargs: Any
+    ) -> None:
+        """Saves the weights inside; see `keras.Model.save_weights`."""
+        self.model.save_weights(filepath, **kwargs)
+
+    def load_weights(
+        self, filepath: str | os.PathLike[str], **kwargs: Any
+    ) -> None:
+        """Loads the weights inside; see `keras.Model.load_weights`."""
+        self.model.load_weights(filepath, **kwargs)
+
+    def export(self, filepath: str | os.PathLike[str], **kwargs: Any) -> Any:
+        """Exports the model inside for inference; see `keras.Model.export`."""
+        saved_model.export_for_inference(self.model, filepath, **kwargs)
+
+    @property
+    def inputs(self) -> Any:
+        """The symbolic inputs, if the model inside is a functional one."""
+        return self.model.inputs
+
+    @property
+    def outputs(self) -> Any:
+        """The symbolic outputs, if the model inside is a functional one."""
+        return self.model.outputs
+
+    @property
+    def input_shape(self) -> Any:
+        """The shape of the inputs, if the model inside is a functional one."""
+        return self.model.input_shape
+
+    @property
+    def output_shape(self) -> Any:
+        """The shape of the outputs, if the model inside is a functional one."""
+        return self.model.output_shape
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs, if the outputs have names.
+
+        `compile` looks for them, so that a dict of losses, metrics or targets
+        finds the outputs of a functional model that returns a list.
+        """
+        return self.model.output_names
+
+    def get_layer(
+        self, name: str | None = None, index: int | None = None
+    ) -> keras.Layer:
+        """Returns a layer of the model inside; see `keras.Model.get_layer`."""
+        return self.model.get_layer(name=name, index=index)
+
+    # ---- copies ----
+
+    def get_compile_config(self) -> None:
+        """Returns nothing: the model inside says how it was compiled."""
+        return None
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the model, serialized, and the name."""
+        return {
+            "model": keras.saving.serialize_keras_object(self.model),
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> "DistributedModel":
+        """Makes the model from `get_config`."""
+        model = keras.saving.deserialize_keras_object(
+            config["model"], custom_objects=custom_objects
+        )
+        return cls(model, name=config["name"])
+
+
+def _check_preprocessor(student: Any) -> None:
     is_hub = any(
         kind.__module__.partition(".")[0] == "keras_hub"
         for kind in type(student).__mro__
@@ -88,73 +617,14 @@ def _is_keras(part: Any) -> bool:
     return all(home.partition(".")[0] == "keras" for home in homes)
 
 
-def add_launched_callbacks(
-    arguments: dict[str, Any],
-    teachers: teacher_list.TeacherList,
-    cluster: identity.Cluster,
-) -> None:
-    """Adds a `RunLog` and `Summaries` in a launched run, to those of `fit`.
-
-    Warns of teachers that nobody follows, and of a group that nobody hears.
-    """
-    callbacks = arguments.get("callbacks")
-    is_list = isinstance(callbacks, keras.callbacks.CallbackList)
-    found = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks) or [])
-    exports = _has(found, steps.Exporter)
-    teachers.has_exporter = exports
-    if is_list:
-        _introduce(found)
-        return
-    follows = _has(found, steps.Loader)
-    if teachers.moves_at_refreshes and not follows:
-        warnings.warn(
-            "The model has teachers in other groups, or in its own past, and "
-            "`fit` got no tfdistill.TeacherLoader, so they stay as they are "
-            "or never arrive. Add "
-            "tfdistill.TeacherLoader(every_steps=...) to `callbacks`.",
-            stacklevel=3,
-        )
-    if teachers.needs_versions and cluster.num_groups > 1 and not exports:
-        warnings.warn(
-            f"This is group {cluster.group} of {cluster.num_groups}, and `fit` "
-            "got no tfdistill.StudentExporter, so the other groups will never "
-            "learn from it. Add tfdistill.StudentExporter(exchange, "
-            "every_steps=...) to `callbacks`.",
-            stacklevel=3,
-        )
-    directory = cluster.group_dir
-    run_log.add_to(found, directory)
-    if directory and not _has(found, summaries.Summaries):
-        path = f"{directory}/{summaries.DIRECTORY}"
-        found.append(summaries.Summaries(path))
-    if len(teachers):
-        found = [teaching.TeachingWatch(), *found]
-    _introduce(found)
-    arguments["callbacks"] = found
-
-
-def _introduce(callbacks: list[keras.callbacks.Callback]) -> None:
-    """Shows all callbacks to those of this package."""
-    for callback in callbacks:
-        if isinstance(callback, steps.SteppedCallback):
-            callback.meet(callbacks)
-
-
-def _has(callbacks: list[keras.callbacks.Callback], kind: type) -> bool:
-    return any(isinstance(callback, kind) for callback in callbacks)
-
-
+# Arguments of Keras' `compile` that files say.
+_COMPARING = ("loss", "metrics", "weighted_metrics")
 # What is logged of the loss besides `loss` itself.
 _PARTS = ("task_loss", "distillation_loss", "feature_loss")
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
-class CodistillModel(
-    steps.Codistilled,
-    wrapper.Wrapper,
-    multi_worker.MultiWorkerTraining,
-    keras.Model,
-):
+class CodistillModel(steps.Codistilled, DistributedModel):
     """Trains a student on its task and on what its teachers predict.
 
     The loss of a step is
@@ -183,6 +653,9 @@ class CodistillModel(
         >>> model.compile("sgd", "mse")
     """
 
+    # Loops of its own may do the same as Keras', as those of KerasHub.
+    _INSIDE, _PREFIX, _NEVER_RUN = "student", "codistill", _STEPS
+
     def __init__(
         self,
         student: keras.Model,
@@ -204,31 +677,25 @@ class CodistillModel(
             ValueError: `student` is not a `keras.Model`, has a training step
                 of its own or a preprocessor; or `teachers` are none.
         """
-        check_student(student)
-        super().__init__(name=name or f"codistill_{student.name}")
-        self.student = student
-        self.built = student.built
-        self._has_compiled_student = False
-        self._has_own_loss = own_steps.is_own(type(student), "compute_loss")
+        super().__init__(student, name=name)
+        # Its own loss uses what this model is compiled with.
+        self._is_compiled_inside = False
+        self._has_own_loss = self._is_own("compute_loss")
+        self._is_told_to_files = False
         self._projections: list[keras.Layer] = []
-        strategy = tf.distribute.get_strategy()
+        cluster = strategy_lib.cluster_of(tf.distribute.get_strategy())
         self.codistillation = term.Codistillation(
-            student,
-            teacher_list.TeacherList(
-                teachers, strategy_lib.cluster_of(strategy)
-            ),
+            student, teacher_list.TeacherList(teachers, cluster)
         )
 
-    def make_trainer(self) -> replica_trainer.Trainer:
-        """Makes what trains this model under its strategy."""
-        return multi_worker.trainer_of(
-            self,
-            before_tracing=functools.partial(self.codistillation.attach, self),
-        )
+    def _check(self, model: Any) -> None:
+        super()._check(model)
+        _check_preprocessor(model)
 
-    def wrapped_model(self) -> keras.Model:
-        """Returns the student."""
-        return self.student
+    @property
+    def student(self) -> keras.Model:
+        """The student."""
+        return self.model
 
     @property
     def teachers(self) -> teacher_list.TeacherList:
@@ -248,6 +715,16 @@ class CodistillModel(
             "distillation_weight": self.codistillation.weight,
             "feature_loss": self.codistillation.feature_loss,
         }
+
+    # ---- what a training asks of it ----
+
+    def bare(self, data: Any) -> Any:
+        """Returns data, or their spec, without what teachers said of them."""
+        return attached.detach(data)[0]
+
+    def before_tracing(self) -> Any:
+        """Makes what a step needs of teachers; returns what travels along."""
+        return self.codistillation.attach(self)
 
     def compile(
         self,
@@ -283,9 +760,12 @@ class CodistillModel(
                 f"teachers; received None with {len(self.teachers)} of them. "
                 "For classes: tfdistill.losses.SoftTargetCrossEntropy()."
             )
+        arguments = fit_arguments.bind(
+            super(DistributedModel, self).compile, args, kwargs
+        )
         if self.teachers.swaps_predictions:
-            args, kwargs = (), self._without_xla(args, kwargs)
-        super().compile(*args, **kwargs)
+            _leave_out_xla(arguments)
+        self._compile(arguments)
         self.codistillation.compile(
             distillation_loss,
             schedules.get(distillation_weight),
@@ -296,9 +776,7 @@ class CodistillModel(
         if projections or self._projections:
             # An attribute, by which the optimizer and backups find them.
             self._projections = projections
-        keras_compile = types.MethodType(keras.Model.compile, self)
-        arguments = fit_arguments.bind(keras_compile, args, kwargs)
-        self._compile_student(arguments)
+        self._compile_for_files(arguments)
         # Attributes, by which Keras finds metrics.
         self._task_tracker = keras.metrics.Mean("task_loss")
         self._distillation_tracker = keras.metrics.Mean("distillation_loss")
@@ -306,120 +784,65 @@ class CodistillModel(
             keras.metrics.Mean("feature_loss") if feature_loss else None
         )
 
-    def _without_xla(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        """Returns the arguments without XLA, which waits for no peer."""
-        keras_compile = types.MethodType(keras.Model.compile, self)
-        arguments = fit_arguments.bind(keras_compile, args, kwargs)
-        if arguments.get("jit_compile", "auto") not in ("auto", False, None):
-            raise ValueError(
-                "`jit_compile` must be left out of `compile` if peers teach by "
-                "their predictions; received "
-                f"{arguments['jit_compile']!r}. XLA cannot compile what the "
-                "groups send each other."
-            )
-        return {**arguments, "jit_compile": False}
-
-    def _compile_student(self, arguments: dict[str, Any]) -> None:
+    def _compile_for_files(self, arguments: dict[str, Any]) -> bool:
         """Has files of the student say how it was compiled, as Keras' do.
 
         Unless that needs classes beyond Keras' own, without which the file
         would not load; or the student has a `compile` of its own, which Keras
-        could not call again; or the optimizer's state is not in this process,
-        or partly that of a `ShardedEmbedding` or of projections. A student's
+        could not call again; or projections are trained beside it. A student's
         own `compute_loss` may use what this model is compiled with.
         """
         if self._has_own_loss:
             keras_internals.lend_compiled_loss(self, self.student)
-            self.student.compiled, self.student.optimizer = False, None
-            return
-        parts = [self.optimizer, arguments.get("loss")]
-        parts += [arguments.get(n) for n in ("metrics", "weighted_metrics")]
-        is_elsewhere = replicas.on_servers(self.distribute_strategy) or [
-            *embedding_layer.layers_of(self.student),
-            *self._projections,
-        ]
-        is_plain = not own_steps.is_own(type(self.student), "compile")
-        if (
-            not is_elsewhere
-            and is_plain
+        parts = [self.optimizer, *(arguments.get(name) for name in _COMPARING)]
+        is_told = (
+            not self._has_own_loss
+            and not self._projections
+            and not self._is_own("compile")
             and all(map(_is_keras, keras.tree.flatten(parts)))
-        ):
-            # Not the student's own method, which may do anything else.
-            keras.Model.compile(
-                self.student, **{**arguments, "optimizer": self.optimizer}
-            )
-            self._has_compiled_student = True
-        elif self._has_compiled_student:
+            and super()._compile_for_files(arguments)
+        )
+        if not is_told and (self._has_own_loss or self._is_told_to_files):
             # What was said of it before is not true any more.
             self.student.compiled, self.student.optimizer = False, None
+        self._is_told_to_files = is_told
+        return is_told
 
-    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
-        """Trains the student; takes what `keras.Model.fit` takes.
+    def _introduced(self, callbacks: Any) -> Any:
+        given = callbacks
+        if isinstance(given, keras.callbacks.CallbackList):
+            given = given.callbacks
+        found = keras.tree.flatten(given or [])
+        self.teachers.has_exporter = bool(steps.first(found, steps.Exporter))
+        return super()._introduced(callbacks)
 
-        In a launched run it adds a `RunLog` and `Summaries`. The `Backup`, if
-        there is one, decides where to begin (`backup.callback.session`), checks
-        are added (`training.guards.over`), and the trainer prepares the data
-        and runs Keras' own loop (`training.trainer.ReplicaTrainer`) or that
-        over the workers of parameter servers
-        (`parameter_server.trainer.ServerTrainer`). Callbacks run in this order,
-        those in brackets only if they are needed:
-
-            [_Before], _DataWatch, FiniteLoss, [_Restoring], [TeachingWatch],
-            yours, [RunLog], [Summaries], [Backup], [_BackUpAndEnd],
-            [StepWatchdog], [_After]
-
-        Resumes from a `tfdistill.Backup` among the callbacks. Under parameter
-        servers one batch of the data is one step of one worker, and
-        `steps_per_epoch` counts the steps of all workers.
-
-        Args:
-            *args: As for `keras.Model.fit`.
-            **kwargs: As for `keras.Model.fit`; see `MultiWorkerTraining.fit`.
-
-        Returns:
-            The `History`, equal on all workers.
-
-        Raises:
-            ValueError: Arguments are out of range or contradict each other, or
-                a backup is of another model.
-            data_checks.DataError: The data are empty, faulty or too few.
-            RuntimeError: The loss is not finite; see `FiniteLoss`.
-        """
-        keras_fit = types.MethodType(keras.Model.fit, self)
-        arguments = fit_arguments.bind(keras_fit, args, kwargs)
-        cluster = strategy_lib.cluster_of(self.distribute_strategy)
-        add_launched_callbacks(arguments, self.teachers, cluster)
-        return super().fit(**arguments)
+    def _with_more(
+        self,
+        callbacks: list[keras.callbacks.Callback],
+        cluster: identity.Cluster,
+    ) -> list[keras.callbacks.Callback]:
+        _check_roles(callbacks, self.teachers, cluster)
+        found = super()._with_more(callbacks, cluster)
+        directory = cluster.group_dir
+        if directory and not steps.first(found, summaries.Summaries):
+            path = f"{directory}/{summaries.DIRECTORY}"
+            found.append(summaries.Summaries(path))
+        watch = [teaching.TeachingWatch()] if len(self.teachers) else []
+        return [*watch, *found]
 
     # ---- one step ----
 
-    def compute_loss(
-        self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
-        training: bool = True,
-    ) -> Any:
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the task's loss; 0 if the student has teachers and no task.
 
-        See `keras.Model.compute_loss`. A student's own `compute_loss` is
-        called in its place. On several replicas each calls it with its own
-        rows, and its value is taken for a mean over these.
+        See `DistributedModel.compute_loss`.
         """
-        given = (x, y, y_pred, sample_weight)
-        if self._has_own_loss:
-            return own_steps.loss_of(self.student, *given, training=training)
-        if self.loss is None and not self.losses and self.codistillation:
+        has_task = self._has_own_loss or self.loss is not None or self.losses
+        if not has_task and self.codistillation:
             return tf.zeros([], keras.config.floatx())
-        return super().compute_loss(*given, training=training)
+        return super().compute_loss(*args, **kwargs)
 
-    def _is_split(self, name: str) -> bool:
-        if name == "compute_loss" and self._has_own_loss:
-            return self.distribute_strategy.num_replicas_in_sync > 1
-        return super()._is_split(name)
-
-    def train_step(self, data: Any) -> steps.Logs:
+    def train_step(self, data: Any) -> Logs:
         """Runs one codistilled update on one replica's part of the batch."""
         data, labels = attached.detach(data)
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
@@ -458,67 +881,76 @@ class CodistillModel(
         metrics = self.compute_metrics(x, y, y_pred, weights)
         return {**metrics, **logs, steps.EXAMPLES: batch.total}
 
-    def test_step(self, data: Any) -> steps.Logs:
+    def test_step(self, data: Any) -> Logs:
         """Evaluates only the student on one replica's part of the batch."""
-        logs = super().test_step(attached.detach(data)[0])
+        logs = super().test_step(data)
         return {k: v for k, v in logs.items() if k not in _PARTS}
 
-    def predict_step(self, data: Any) -> Any:
-        """Predicts by the student; see `MultiWorkerTraining.predict_step`."""
-        return super().predict_step(attached.detach(data)[0])
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates only the student; see `keras.Model.evaluate`."""
-        if self.student.built:
-            self.codistillation.average_statistics(self.distribute_strategy)
-        return super().evaluate(*args, **kwargs)
-
-    # ---- copies of the model ----
+    # ---- copies ----
 
     def __reduce__(self) -> Any:
         """Copies and pickles as Keras does, which knows of no teachers."""
-        if self.codistillation:
-            raise ValueError(
-                "A CodistillModel with teachers must not be copied or "
-                f"pickled; received one with {len(self.teachers)}, which the "
-                "copy would lack. Copy `model.student` and wrap the copy: "
-                "tfdistill.CodistillModel(copy, teachers=...)."
-            )
+        _check_copy(self.name, len(self.teachers))
         return super().__reduce__()
-
-    def get_compile_config(self) -> None:
-        """Returns nothing: `compile` is called again, with the teachers' part.
-
-        Otherwise Keras would save only the task's half of it.
-        """
-        return None
 
     def get_config(self) -> dict[str, Any]:
         """Returns the student, serialized; of the teachers their number."""
-        return {
-            "student": keras.saving.serialize_keras_object(self.student),
-            "name": self.name,
-            "num_teachers": len(self.teachers),
-        }
+        return {**super().get_config(), "num_teachers": len(self.teachers)}
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: Any = None
-    ) -> "CodistillModel":
+    ) -> Any:
         """Makes the model from `get_config`, if it has no teachers.
 
         Raises:
             ValueError: It has, and the copy would lack them.
         """
-        if config.get("num_teachers"):
-            raise ValueError(
-                "A CodistillModel with teachers must not be cloned; received "
-                f"{config['name']!r} with {config['num_teachers']}, which the "
-                "clone would lack. Clone the student and wrap the clone: "
-                "tfdistill.CodistillModel("
-                "keras.models.clone_model(model.student), teachers=...)."
-            )
-        student = keras.saving.deserialize_keras_object(
-            config["student"], custom_objects=custom_objects
+        _check_copy(config["name"], config["num_teachers"])
+        return super().from_config(config, custom_objects)
+
+
+def _check_copy(name: str, num_teachers: int) -> None:
+    if num_teachers:
+        raise ValueError(
+            "A CodistillModel with teachers must not be copied, cloned or "
+            f"pickled; received {name!r} with {num_teachers}, which the copy "
+            "would lack. Copy `model.student` and wrap the copy: "
+            "tfdistill.CodistillModel(copy, teachers=...)."
         )
-        return cls(student, name=config["name"])
+
+
+def _leave_out_xla(arguments: dict[str, Any]) -> None:
+    """Has a model compile without XLA, which waits for no peer."""
+    if arguments.get("jit_compile", "auto") not in ("auto", False, None):
+        raise ValueError(
+            "`jit_compile` must be left out of `compile` if peers teach by "
+            f"their predictions; received {arguments['jit_compile']!r}. XLA "
+            "cannot compile what the groups send each other."
+        )
+    arguments["jit_compile"] = False
+
+
+def _check_roles(
+    callbacks: list[keras.callbacks.Callback],
+    teachers: teacher_list.TeacherList,
+    cluster: identity.Cluster,
+) -> None:
+    """Warns of teachers that nobody follows, and of a group nobody hears."""
+    if teachers.moves_at_refreshes and not steps.first(callbacks, steps.Loader):
+        warnings.warn(
+            "The model has teachers in other groups, or in its own past, and "
+            "`fit` got no tfdistill.TeacherLoader, so they stay as they are "
+            "or never arrive. Add "
+            "tfdistill.TeacherLoader(every_steps=...) to `callbacks`.",
+            stacklevel=5,
+        )
+    is_heard = cluster.num_groups == 1 or steps.first(callbacks, steps.Exporter)
+    if teachers.needs_versions and not is_heard:
+        warnings.warn(
+            f"This is group {cluster.group} of {cluster.num_groups}, and `fit` "
+            "got no tfdistill.StudentExporter, so the other groups will never "
+            "learn from it. Add tfdistill.StudentExporter(exchange, "
+            "every_steps=...) to `callbacks`.",
+            stacklevel=5,
+        )

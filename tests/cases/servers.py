@@ -461,9 +461,12 @@ def model(
 class OnServers(tfdistill.CodistillModel):
     """Trains as on parameter servers, whatever the strategy."""
 
-    def make_trainer(self) -> trainer.ServerTrainer:
+    @property
+    def trainer(self) -> trainer.ServerTrainer:
         """Connects to nobody, unless it is asked to `fit`."""
-        return trainer.ServerTrainer(self)
+        if self._trainer is None:
+            self._trainer = trainer.ServerTrainer(self)
+        return self._trainer
 
 
 def remote(*args: Any, **kwargs: Any) -> tfdistill.CodistillModel:

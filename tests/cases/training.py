@@ -43,9 +43,9 @@ class Case:
     is_lazy: bool = False
 
     @property
-    def reference(self) -> type:
+    def reference(self) -> Any:
         """The model that trains on one device to the expected results."""
-        return SharedModel if self.is_lazy else keras.Model
+        return shared if self.is_lazy else keras.Model
 
 
 def _rng() -> np.random.Generator:
@@ -154,7 +154,7 @@ def weighted(num_examples: int = 30) -> tuple:
 def subclassed(model_class: type) -> keras.Model:
     """A user's subclassed model with a regularizer."""
 
-    class Subclassed(*bases(model_class)):
+    class Subclassed(keras.Model):
         def __init__(self) -> None:
             super().__init__()
             self.hidden = keras.layers.Dense(
@@ -167,7 +167,7 @@ def subclassed(model_class: type) -> keras.Model:
         def call(self, inputs: Any) -> Any:
             return self.top(self.hidden(inputs))
 
-    return Subclassed()
+    return wrapped(model_class, Subclassed())
 
 
 def wrapped(model_class: type, model: keras.Model) -> keras.Model:
@@ -280,15 +280,9 @@ def taught(model_class: type) -> keras.Model:
     return Taught(named(4, "own"), teachers=teachers)
 
 
-def bases(model_class: type) -> tuple[type, ...]:
-    """The bases of a new class that trains as `model_class` does."""
-    if model_class is keras.Model:
-        return (keras.Model,)
-    return (tfdistill.MultiWorkerTraining, keras.Model)
-
-
-class SharedModel(tfdistill.MultiWorkerTraining, keras.Model):
+def shared(*args: Any) -> keras.Model:
     """The functional model whose training is under test."""
+    return tfdistill.DistributedModel(keras.Model(*args))
 
 
 def _sparse_crossentropy() -> keras.losses.Loss:
@@ -438,12 +432,7 @@ CASES: dict[str, Case] = {
         loss=lambda: keras.losses.BinaryCrossentropy(from_logits=True),
         metrics=("AUC",),
     ),
-    # Finished models, which a wrapper trains.
-    "wrapped": Case(
-        build=lambda c: wrapped(c, subclassed(keras.Model)),
-        optimizer=lambda: sgd(0.3, momentum=0.5, global_clipnorm=0.05),
-        data=weighted,
-    ),
+    # Models with steps and losses of their own.
     "wrapped_own_loss": Case(
         build=lambda c: wrapped(
             c, dense(Penalized, kernel_regularizer=keras.regularizers.L2(0.1))
@@ -458,13 +447,6 @@ CASES: dict[str, Case] = {
         steps_per_execution=3,
         data=lambda: regression(25),
         tolerance=2e-5,
-    ),
-    "subclass_own_step": Case(
-        build=lambda c: dense(
-            type("Own", bases(c), {"train_step": OwnStep.train_step})
-        ),
-        optimizer=lambda: sgd(0.3, momentum=0.5, global_clipnorm=0.05),
-        **PARTIAL,
     ),
     "wrapped_own_losses": Case(
         build=lambda c: wrapped(
@@ -495,7 +477,6 @@ NOT_ON_WORKERS = (
     "class_weight",
     "masked_sequence",
     "mixed_bfloat16",
-    "subclass_own_step",
     "taught_in_memory",
 )
 
@@ -616,7 +597,7 @@ def main(path: str, devices: int) -> None:
     results = {}
     for name, case in cases(devices).items():
         print("case", name, flush=True)
-        found = run(case, SharedModel, strategy)
+        found = run(case, shared, strategy)
         results |= {f"{name}/{key}": value for key, value in found.items()}
     np.savez(f"{path}/worker_{cluster.task_index}.npz", **results)
 

@@ -12,8 +12,8 @@ from tfdistill.embedding import layer as embedding_layer
 NUM_EPOCHS, BATCH_SIZE = 2, 8
 
 
-class SharedModel(tfdistill.MultiWorkerTraining, keras.Model):
-    pass
+def _shared(*args):
+    return tfdistill.DistributedModel(keras.Model(*args))
 
 
 class DenseModel(keras.Model):
@@ -48,7 +48,7 @@ def _results(model):
     table = model.get_layer("table")
     order = table.layout.storage_rows(tf.range(table.layout.num_rows))
     by_id = cases.table(table)[order.numpy()]
-    return [by_id, *model.layers[-1].get_weights()]
+    return [by_id, *model.get_layer(index=-1).get_weights()]
 
 
 # Rows without a gradient stay by these rules, as they do here.
@@ -66,7 +66,7 @@ def _results(model):
 )
 def test_it_trains_as_keras_does_on_dense_gradients(optimizer):
     expected = _results(_train(cases.model(DenseModel), optimizer()))
-    found = _results(_train(cases.model(SharedModel), optimizer()))
+    found = _results(_train(cases.model(_shared), optimizer()))
     for actual, value in zip(found, expected, strict=True):
         np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-6)
 
@@ -90,7 +90,7 @@ def test_lazy_adam_trains_the_dense_layer_as_keras_does():
         return _results(model)
 
     for actual, value in zip(
-        results(SharedModel), results(DenseModel), strict=True
+        results(_shared), results(DenseModel), strict=True
     ):
         np.testing.assert_allclose(actual, value, rtol=1e-4, atol=1e-5)
 
@@ -100,7 +100,7 @@ def test_shards_replicas_and_eager_steps_change_nothing(sharding, two_replicas):
     def results(strategy, num_shards, **kwargs):
         with strategy.scope():
             optimizer = keras.optimizers.Adam(0.05, global_clipnorm=0.3)
-            model = cases.model(SharedModel, num_shards, sharding)
+            model = cases.model(_shared, num_shards, sharding)
             return _results(_train(model, optimizer, **kwargs))
 
     alone = tf.distribute.get_strategy()
@@ -116,7 +116,7 @@ def test_shards_replicas_and_eager_steps_change_nothing(sharding, two_replicas):
 
 @pytest.mark.parametrize("name", ["Adagrad", "Adam", "Ftrl", "SGD"])
 def test_rows_that_no_batch_names_stay_to_the_bit(name):
-    model = cases.model(SharedModel, num_shards=2)
+    model = cases.model(_shared, num_shards=2)
     x, y = cases.data()
     x = x % 3
     before = cases.table(model.get_layer("table"))
@@ -141,7 +141,7 @@ def test_rows_that_no_batch_names_stay_to_the_bit(name):
 
 
 def test_keras_keeps_no_slots_for_tables():
-    model = _train(cases.model(SharedModel, 2), keras.optimizers.Adam(0.1))
+    model = _train(cases.model(_shared, 2), keras.optimizers.Adam(0.1))
     shapes = [v.shape.as_list() for v in model.optimizer.variables]
     # Step, learning rate, and two moments for each of kernel and bias.
     assert sorted(shapes, key=len) == [[], [], [1], [1], [24, 1], [24, 1]]
@@ -157,7 +157,7 @@ def test_keras_keeps_no_slots_for_tables():
 
 
 def test_slots_live_as_long_as_their_optimizer():
-    model = _train(cases.model(SharedModel), keras.optimizers.Adagrad(0.1))
+    model = _train(cases.model(_shared), keras.optimizers.Adagrad(0.1))
     (_, _, before), *_ = model.trainer.table_slots
     model.fit(*cases.data(), verbose=0)
     assert model.trainer.table_slots[0][2] is before
@@ -168,7 +168,7 @@ def test_slots_live_as_long_as_their_optimizer():
 def test_a_model_of_a_table_alone_counts_its_steps():
     inputs = keras.Input((3,), dtype="int32")
     layer = tfdistill.ShardedEmbedding(cases.FIELDS, 1, seed=5, name="table")
-    model = SharedModel(inputs, keras.ops.sum(layer(inputs), axis=1))
+    model = _shared(inputs, keras.ops.sum(layer(inputs), axis=1))
     before = cases.table(layer)
     _train(model, keras.optimizers.SGD(0.1))
     assert model.optimizer.iterations.numpy() == 8
@@ -176,7 +176,7 @@ def test_a_model_of_a_table_alone_counts_its_steps():
 
 
 def test_a_frozen_table_stays_as_it_is():
-    model = cases.model(SharedModel)
+    model = cases.model(_shared)
     layer = model.get_layer("table")
     layer.trainable = False
     before = cases.table(layer)
@@ -187,11 +187,11 @@ def test_a_frozen_table_stays_as_it_is():
 
 def test_an_optimizer_without_a_fused_form_is_refused():
     with pytest.raises(ValueError, match="received RMSprop"):
-        _train(cases.model(SharedModel), keras.optimizers.RMSprop(0.1))
+        _train(cases.model(_shared), keras.optimizers.RMSprop(0.1))
 
 
 def test_a_table_used_in_any_other_way_is_refused():
-    class Tied(tfdistill.MultiWorkerTraining, keras.Model):
+    class Tied(keras.Model):
         def call(self, ids, training=None):
             hidden = self.embedding(ids)[:, 0]
             return hidden @ tf.transpose(self.embedding.shards[0].value)
@@ -203,7 +203,11 @@ def test_a_table_used_in_any_other_way_is_refused():
 
     x, y = cases.data()
     with pytest.raises(ValueError, match="'mine' must be used by lookups"):
-        _train(Tied(), keras.optimizers.SGD(0.1), data=(x, np.tile(y, 26)))
+        _train(
+            tfdistill.DistributedModel(Tied()),
+            keras.optimizers.SGD(0.1),
+            data=(x, np.tile(y, 26)),
+        )
 
 
 # ---- cost ----
@@ -227,7 +231,7 @@ def test_no_operation_of_a_step_has_the_table_s_size():
     layer = embedding_layer.ShardedEmbedding(
         num_rows, 1, num_shards=3, embeddings_initializer="zeros"
     )
-    model = SharedModel(inputs, keras.ops.sum(layer(inputs), axis=1))
+    model = _shared(inputs, keras.ops.sum(layer(inputs), axis=1))
     model.compile(keras.optimizers.Adagrad(0.1), "mse")
     x = np.array([[0, num_rows - 1], [7, 7]])
     model.fit(x, np.ones([2, 1]), verbose=0)
@@ -244,12 +248,12 @@ def test_no_operation_of_a_step_has_the_table_s_size():
 def test_one_trace_serves_batches_of_every_content():
     traces = []
 
-    class Model(SharedModel):
+    class Model(tfdistill.DistributedModel):
         def train_step(self, data):
             traces.append(1)
             return super().train_step(data)
 
-    model = cases.model(Model, num_shards=3)
+    model = Model(cases.model(keras.Model, num_shards=3))
     model.compile(keras.optimizers.Adam(0.1), "mse")
     x, y = cases.data(24)
     dataset = tf.data.Dataset.from_tensor_slices((x, y))

@@ -13,20 +13,6 @@ def _dataset():
     return tf.data.Dataset.range(6).batch(2)
 
 
-def _rows(source):
-    return [[part.tolist() for part in e] for e in source.as_numpy_iterator()]
-
-
-def test_arrays_are_shuffled_for_training_only_and_only_if_asked():
-    x, y = np.arange(30), np.arange(30) + 100
-    arrays = {"x": x, "y": y, "validation_data": (x, y)}
-    found = trainer.FitOptions.of(arrays)
-    plain = trainer.FitOptions.of({**arrays, "shuffle": False})
-    in_order = [[x.tolist(), y.tolist()]]
-    assert _rows(found.source) != in_order
-    assert _rows(found.validation) == _rows(plain.source) == in_order
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -40,7 +26,7 @@ def test_arrays_are_shuffled_for_training_only_and_only_if_asked():
 )
 def test_what_does_not_fit_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        trainer.FitOptions.of({"x": _dataset(), **arguments})
+        trainer.ServerTrainer(None).fit({"x": _dataset(), **arguments}, None)
 
 
 FIT = {"epochs": 2, "steps_per_epoch": 7, "verbose": 0}

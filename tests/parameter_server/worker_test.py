@@ -11,7 +11,6 @@ import tfdistill
 from tests.cases import embedding as embedding_cases
 from tests.cases import servers as cases
 from tfdistill.parameter_server import metric_totals
-from tfdistill.parameter_server import trainer
 from tfdistill.parameter_server import variables
 from tfdistill.parameter_server import worker
 from tfdistill.parameter_server import worker_data
@@ -270,11 +269,10 @@ def test_a_share_without_a_batch_is_empty():
 NUM_STEPS = 3
 
 
-class Plain(tfdistill.MultiWorkerTraining, keras.Model):
+class Plain(tfdistill.DistributedModel):
     """A model whose steps log nothing but metrics."""
 
-    def make_trainer(self):
-        return trainer.ServerTrainer(self)
+    trainer = cases.OnServers.trainer
 
 
 @pytest.fixture(autouse=True)
@@ -293,7 +291,6 @@ class _Run:
     """Calls one function again and again, as a coordinator does."""
 
     def __init__(self, model, *, endless, rider=None):
-        rider = rider or worker.NothingAlong()
         self.step, *_ = cases.step_of(model)
         self.totals = metric_totals.MetricTotals(model)
         self.function = worker.TrainFunction(
@@ -304,7 +301,7 @@ class _Run:
             endless=endless,
             metric_names=list(self.totals.results()),
         )
-        self._arguments = rider.arguments()
+        self._arguments = rider.arguments() if rider else ()
 
     def __call__(self, iterator, first_step):
         vector = self.function.function(
@@ -356,8 +353,7 @@ def test_data_that_end_are_counted_as_they_are():
 
 @pytest.mark.parametrize("endless", [False, True], ids=["loop", "unrolled"])
 def test_a_model_may_log_nothing_of_its_own(endless):
-    built = cases.student()
-    model = Plain(built.input, built.output)
+    model = Plain(cases.student())
     model.compile(keras.optimizers.Adagrad(0.1), "mse")
     dataset = cases.batches(5)
     model.trainer.build(dataset.element_spec)
@@ -368,11 +364,14 @@ def test_a_model_may_log_nothing_of_its_own(endless):
     assert run.totals.results()["loss"] > 0
 
 
-class _Rider(worker.NothingAlong):
+class _Rider:
     """Reports two numbers, and notes when it is asked."""
 
     def __init__(self):
         self.told = []
+
+    def arguments(self):
+        return ()
 
     @contextlib.contextmanager
     def on_worker(self, arguments):

@@ -199,7 +199,7 @@ _SMALLER = {"docs/parameter_servers.md": [("100_000", "100")]}
 @pytest.fixture
 def short_fits(monkeypatch, tmp_path):
     """Cuts `fit` to two steps, of one process on one device, in a run."""
-    fit = tfdistill.MultiWorkerTraining.fit
+    fit = tfdistill.DistributedModel.fit
 
     def cut(self, x, *more, **arguments):
         return fit(
@@ -209,7 +209,7 @@ def short_fits(monkeypatch, tmp_path):
             **{**arguments, "epochs": 1, "steps_per_epoch": 2, "verbose": 0},
         )
 
-    monkeypatch.setattr(tfdistill.MultiWorkerTraining, "fit", cut)
+    monkeypatch.setattr(tfdistill.DistributedModel, "fit", cut)
     monkeypatch.setattr(
         tfdistill, "make_strategy", lambda *_: tf.distribute.get_strategy()
     )

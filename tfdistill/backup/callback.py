@@ -70,7 +70,7 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
 
 def _check_optimizers(model: Any) -> None:
     """Refuses optimizers whose state and steps no backup would hold."""
-    found = own_steps.optimizers_of(model.stepping_model())
+    found = own_steps.optimizers_of(model.model)
     more = [n for n, value in found.items() if value is not model.optimizer]
     if more:
         raise ValueError(

@@ -294,7 +294,7 @@ class ShardedEmbedding(keras.layers.Layer):
 
     Momentum, and the moments of Adam, move only for the rows that a batch
     touches (the "lazy" form). `tfdistill.CodistillModel` and
-    `MultiWorkerTraining` do that; in any other model Keras' own optimizer
+    `DistributedModel` do that; in any other model Keras' own optimizer
     updates the table, at a cost that grows with it.
 
     Attributes:

@@ -96,7 +96,7 @@ class TrainingEpochs:
         data: worker_data.WorkerData,
         window: Executions,
         *,
-        rider: worker.Rider,
+        rider: Any,
         last: steps.LastExecution,
         num_workers: int,
         steps_per_epoch: int | None,
@@ -233,17 +233,19 @@ class TrainingEpochs:
                 metric_names=self._metric_names,
             )
         function = self._functions[num_steps]
+        told = self._rider.arguments() if self._rider is not None else ()
         first_step = tf.constant(self._global_step + ahead, tf.int64)
         self._window.schedule(
             function.function,
-            (self._iterator, first_step, self._rider.arguments()),
+            (self._iterator, first_step, told),
             tag=num_steps,
         )
 
     def _note(self, result: worker.TrainResult) -> steps.Logs:
         self._global_step += result.num_steps
         self._totals.add(result.added)
-        self._rider.note(result.report)
+        if self._rider is not None:
+            self._rider.note(result.report)
         shown = self._last.taken_from(result.logs)
         self._last.examples = result.num_examples
         return {**self._totals.results(), **shown}

@@ -12,7 +12,6 @@ worker is free, keeps a few of them in flight, and takes their results in order.
   servers, in `updates.RemoteUpdate.apply`.
 """
 
-import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
@@ -24,7 +23,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistill.embedding import plain
-from tfdistill.labels import attached
 from tfdistill.parameter_server import epochs as training_epochs
 from tfdistill.parameter_server import metric_totals
 from tfdistill.parameter_server import updates
@@ -40,47 +38,15 @@ Logs = steps.Logs
 _UNSUPPORTED = ("validation_split", "class_weight")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FitOptions:
-    """The arguments of `fit`, whose steps are those of the whole group."""
-
-    source: worker_data.Source
-    epochs: int
-    initial_epoch: int
-    steps_per_epoch: int | None
-    verbose: int
-    callbacks: list[keras.callbacks.Callback]
-    validation: worker_data.Source | None
-    validation_steps: int | None
-    validation_freq: int
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> "FitOptions":
-        """Reads and checks the arguments of `keras.Model.fit`, by name."""
-        for name in _UNSUPPORTED:
-            if arguments.get(name):
-                raise ValueError(
-                    f"`{name}` does not work with parameter servers; received "
-                    f"{arguments[name]!r}. Split or weight the examples in "
-                    "the data set."
-                )
-        verbose = arguments.get("verbose", "auto")
-        found = cls(
-            source=_source(
-                arguments, shuffle=bool(arguments.get("shuffle", True))
-            ),
-            epochs=arguments.get("epochs", 1),
-            initial_epoch=arguments.get("initial_epoch", 0),
-            steps_per_epoch=arguments.get("steps_per_epoch"),
-            verbose=1 if verbose == "auto" else int(verbose),
-            callbacks=list(arguments.get("callbacks") or []),
-            validation=_validation(arguments),
-            validation_steps=arguments.get("validation_steps"),
-            validation_freq=arguments.get("validation_freq", 1),
-        )
-        # Here each epoch reads the data from their start.
-        fit_arguments.check(arguments, starts_over=True)
-        return found
+def _check(arguments: Mapping[str, Any]) -> None:
+    """Checks the arguments of `fit`."""
+    for name in _UNSUPPORTED:
+        if arguments.get(name):
+            raise ValueError(
+                f"`{name}` does not work with parameter servers; received "
+                f"{arguments[name]!r}. Split or weight the examples in the "
+                "data set."
+            )
 
 
 def _source(
@@ -137,19 +103,9 @@ class ServerTrainer:
 
     counts_done = True
 
-    def __init__(
-        self,
-        model: keras.Model,
-        *,
-        before_tracing: Callable[[], worker.Rider | None] = lambda: None,
-    ) -> None:
-        """Connects to nobody yet: that is for the first `fit`.
-
-        `before_tracing` makes what a step will need, and returns what each
-        execution takes along for it.
-        """
+    def __init__(self, model: Any) -> None:
+        """Connects to nobody yet: that is for the first `fit`."""
         self._model = model
-        self._before_tracing = before_tracing
         self._workers_met: _Workers | None = None
         self._variables: variables.RemoteVariables | None = None
         self._update: updates.RemoteUpdate | None = None
@@ -175,7 +131,7 @@ class ServerTrainer:
         trainer.check_scope(self._model)
         self.input_spec = keras_internals.build_from_spec(
             self._model,
-            attached.detach(element_spec)[0],
+            self._model.bare(element_spec),
             scope=self._model.distribute_strategy.scope,
             # Fused updates keep their own slots, beside the variables.
             optimized=lambda model: [],
@@ -230,31 +186,47 @@ class ServerTrainer:
         self, arguments: dict[str, Any], keras_own: Callable[..., Any]
     ) -> keras.callbacks.History:
         """Trains the model; see `keras.Model.fit`."""
-        options = FitOptions.of(arguments)
+        _check(arguments)
+        shuffle = bool(arguments.get("shuffle", True))
+        source = _source(arguments, shuffle=shuffle)
+        validation = _validation(arguments)
+        # Here each epoch reads the data from their start.
+        fit_arguments.check(arguments, starts_over=True)
         data = worker_data.WorkerData(
-            self._workers.coordinator,
-            options.source,
-            num_workers=self._workers.count,
+            self._workers.coordinator, source, num_workers=self._workers.count
         )
         self.build(data.element_spec)
         for table in plain.whole_tables(self._model):
             warnings.warn(f"{table}. {plain.REMEDY}", stacklevel=2)
-        epochs = self._training(data, options)
-        callbacks = self._callbacks(options)
+        epochs = self._training(data, arguments.get("steps_per_epoch"))
+        callbacks = self._callbacks(arguments)
         self._model.stop_training = False
         try:
-            first_epoch = epochs.start(options.initial_epoch)
+            first_epoch = epochs.start(arguments.get("initial_epoch", 0))
             callbacks.on_train_begin()
-            logs = self._epochs(epochs, first_epoch, options, callbacks)
+            logs: Logs = {}
+            for epoch in range(first_epoch, arguments.get("epochs", 1)):
+                callbacks.on_epoch_begin(epoch)
+                logs = epochs.run(epoch, callbacks)
+                is_due = (epoch + 1) % arguments.get("validation_freq", 1) == 0
+                if validation is not None and is_due:
+                    found = self._evaluated(
+                        validation, arguments.get("validation_steps"), callbacks
+                    )
+                    logs.update({f"val_{k}": v for k, v in found.items()})
+                callbacks.on_epoch_end(epoch, logs)
+                epochs.back_up(epoch + 1, 0)
+                if self._model.stop_training:
+                    break
             callbacks.on_train_end(logs)
         finally:
             self._workers.executions.cancel()
         return self._model.history
 
     def _training(
-        self, data: worker_data.WorkerData, options: FitOptions
+        self, data: worker_data.WorkerData, steps_per_epoch: int | None
     ) -> training_epochs.TrainingEpochs:
-        rider = self._before_tracing() or worker.NothingAlong()
+        rider = self._model.before_tracing()
         state = variables.ServerState(self.known_variables, self.update)
         return training_epochs.TrainingEpochs(
             self._model,
@@ -264,43 +236,23 @@ class ServerTrainer:
             rider=rider,
             last=self.last,
             num_workers=self._workers.count,
-            steps_per_epoch=options.steps_per_epoch,
+            steps_per_epoch=steps_per_epoch,
             state=state,
             backup=self.backup,
         )
 
-    def _epochs(
-        self,
-        epochs: training_epochs.TrainingEpochs,
-        first_epoch: int,
-        options: FitOptions,
-        callbacks: keras.callbacks.CallbackList,
-    ) -> Logs:
-        logs: Logs = {}
-        for epoch in range(first_epoch, options.epochs):
-            callbacks.on_epoch_begin(epoch)
-            logs = epochs.run(epoch, callbacks)
-            if options.validation is not None and (
-                (epoch + 1) % options.validation_freq == 0
-            ):
-                found = self._evaluated(
-                    options.validation, options.validation_steps, callbacks
-                )
-                logs.update({f"val_{k}": v for k, v in found.items()})
-            callbacks.on_epoch_end(epoch, logs)
-            epochs.back_up(epoch + 1, 0)
-            if self._model.stop_training:
-                break
-        return logs
-
-    def _callbacks(self, options: FitOptions) -> keras.callbacks.CallbackList:
+    def _callbacks(
+        self, arguments: Mapping[str, Any]
+    ) -> keras.callbacks.CallbackList:
+        verbose = arguments.get("verbose", "auto")
+        verbose = 1 if verbose == "auto" else int(verbose)
         return keras.callbacks.CallbackList(
-            options.callbacks,
+            list(arguments.get("callbacks") or []),
             add_history=True,
-            add_progbar=options.verbose != 0,
-            verbose=options.verbose,
-            epochs=options.epochs,
-            steps=options.steps_per_epoch,
+            add_progbar=verbose != 0,
+            verbose=verbose,
+            epochs=arguments.get("epochs", 1),
+            steps=arguments.get("steps_per_epoch"),
             model=self._model,
         )
 

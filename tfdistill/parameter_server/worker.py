@@ -12,9 +12,7 @@ and no counter or metric is ever updated by two workers at once. Only the
 tables of `ShardedEmbedding` are looked up where they are.
 """
 
-import contextlib
 import dataclasses
-import typing
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -90,45 +88,6 @@ class RemoteStep:
             return self._model.predict_step(data)
 
 
-class Rider(typing.Protocol):
-    """What travels with each execution, beside the step's own."""
-
-    def arguments(self) -> tf.Tensor:
-        """Returns what the next execution is told, an int64 tensor."""
-
-    def on_worker(
-        self, arguments: tf.Tensor
-    ) -> contextlib.AbstractContextManager[None]:
-        """Returns a context for one execution while it is traced."""
-
-    def reported(self) -> tf.Tensor:
-        """Returns what an execution reports at its end, float64 `[size]`."""
-
-    def note(self, report: np.ndarray) -> None:
-        """Takes an execution's report, on the coordinator, in their order."""
-
-
-class NothingAlong:
-    """The rider of a model that has nothing to send along."""
-
-    def arguments(self) -> tf.Tensor:
-        """Returns nothing."""
-        return tf.zeros([0], tf.int64)
-
-    def on_worker(
-        self, arguments: tf.Tensor
-    ) -> contextlib.AbstractContextManager[None]:
-        """Does nothing."""
-        return contextlib.nullcontext()
-
-    def reported(self) -> tf.Tensor:
-        """Returns nothing."""
-        return tf.zeros([0], tf.float64)
-
-    def note(self, report: np.ndarray) -> None:
-        """Does nothing."""
-
-
 def _nothing() -> tf.Tensor:
     return tf.zeros([0], tf.float64)
 
@@ -153,12 +112,15 @@ class TrainFunction:
         step: RemoteStep,
         totals: metric_totals.MetricTotals,
         *,
-        rider: Rider,
+        rider: Any,
         num_steps: int,
         endless: bool,
         metric_names: Sequence[str],
     ) -> None:
         """Traces nothing yet.
+
+        The `rider` tells each execution of a model's teachers, and hears of
+        them from it; None without any.
 
         If the data never end (`endless`), the steps are unrolled, which spares
         servers and workers a message for each turn of a loop (85k against 63k
@@ -181,6 +143,8 @@ class TrainFunction:
         first_step: tf.Tensor,
         arguments: tf.Tensor,
     ) -> tf.Tensor:
+        if self._rider is None:
+            return self._run(iterator, first_step)
         with self._rider.on_worker(arguments):
             return self._run(iterator, first_step)
 
@@ -292,7 +256,7 @@ class TrainFunction:
             tf.cast(worker, tf.float64),
         ]
         added = self._totals.added(states)
-        report = self._rider.reported()
+        report = _nothing() if self._rider is None else self._rider.reported()
         return tf.concat([tf.stack(head), logs, added, report], axis=0)
 
 

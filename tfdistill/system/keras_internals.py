@@ -69,7 +69,7 @@ def leave_reduction_to_caller(optimizer: keras.Optimizer) -> None:
     Keras 3 clips in `apply` and sums over replicas only afterwards
     (`BaseOptimizer._backend_apply_gradients`), so clipping sees one
     replica's gradient and the update depends on the number of replicas.
-    `MultiWorkerTraining` sums first; the sum inside the optimizer has no public
+    `training.trainer` sums first; the sum inside the optimizer has no public
     switch and is turned off on this instance.
     """
     inner = getattr(optimizer, "inner_optimizer", None)

@@ -30,23 +30,6 @@ def is_own(kind: type, name: str) -> bool:
     return home.__module__.partition(".")[0] not in ("keras", "tfdistill")
 
 
-def is_for_one_device(kind: type, name: str) -> bool:
-    """Whether a method is a user's own, and does not extend this package's.
-
-    One that calls this package's by `super()` leaves the replicas to it.
-    """
-    for base in kind.__mro__:
-        if name not in vars(base):
-            continue
-        package = base.__module__.partition(".")[0]
-        if package in ("keras", "tfdistill"):
-            return package == "keras" and is_own(kind, name)
-        code = getattr(vars(base)[name], "__code__", None)
-        if code is None or "super" not in code.co_names:
-            return True
-    return False
-
-
 def loss_of(model: keras.Model, *given: Any, training: bool) -> Any:
     """Calls `compute_loss`, whose `training` a model's own may not have.
 
@@ -59,7 +42,7 @@ def loss_of(model: keras.Model, *given: Any, training: bool) -> Any:
 
 def check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Checks that a model's own `train_step` can run under a strategy."""
-    if not is_for_one_device(type(model), "train_step"):
+    if not is_own(type(model), "train_step"):
         return
     name = f"{type(model).__name__}.train_step"
     remedy = (
@@ -86,7 +69,7 @@ def mark_built(model: keras.Model) -> None:
 
     Keras would call it for this, and one such as a GAN has no `call`.
     """
-    if is_for_one_device(type(model), "train_step"):
+    if is_own(type(model), "train_step"):
         layers = [
             x for x in keras_internals.all_layers(model) if x is not model
         ]
@@ -155,7 +138,7 @@ def _flat(logs: Logs) -> Logs:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, float) or (
-        hasattr(value, "dtype")
+        isinstance(value, tf.Tensor | tf.Variable | keras.Variable)
         and tf.as_dtype(value.dtype).is_floating
-        and not value.shape.rank
+        and not len(value.shape)
     )

@@ -96,9 +96,21 @@ class EverySteps:
 
 
 class Trained:
-    """A model that this package trains; callbacks may ask it for these."""
+    """A model that this package trains, by its `trainer`."""
 
     trainer: Any
+
+    def bare(self, data: Any) -> Any:
+        """Returns data, or their spec, as a plain model would get them."""
+        return data
+
+    def before_tracing(self) -> Any:
+        """Makes what a training step needs.
+
+        Returns what each execution takes along to the workers of parameter
+        servers, which is None if there is nothing.
+        """
+        return None
 
 
 class Codistilled(Trained):

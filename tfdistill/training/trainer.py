@@ -25,7 +25,6 @@ from tfdistill.cluster import replicas
 from tfdistill.cluster import signs
 from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import updates
-from tfdistill.labels import attached
 from tfdistill.system import keras_internals
 from tfdistill.training import fit_arguments
 from tfdistill.training import global_batch
@@ -116,15 +115,9 @@ class ReplicaTrainer:
 
     counts_done = False
 
-    def __init__(
-        self,
-        model: keras.Model,
-        *,
-        before_tracing: Callable[[], Any] = lambda: None,
-    ) -> None:
-        """Does nothing yet; `before_tracing` makes what a step will need."""
+    def __init__(self, model: Any) -> None:
+        """Does nothing yet; `model` is a `steps.Trained` of Keras."""
         self._model = model
-        self._before_tracing = before_tracing
         self._tables: updates.TableUpdates | None = None
         self._sent = _Sent()
         self.input_spec: Any = None
@@ -150,10 +143,9 @@ class ReplicaTrainer:
         signs.own_start().begin(signs.BUILD)
         if self._has_replicas:
             check_scope(self._model)
-        element_spec, _ = attached.detach(element_spec)
         self.input_spec = keras_internals.build_from_spec(
             self._model,
-            element_spec,
+            self._model.bare(element_spec),
             scope=self._strategy.scope,
             optimized=updates.dense_variables,
         )
@@ -164,7 +156,7 @@ class ReplicaTrainer:
         self, step: Callable[[Any], Logs], keras_own: Any
     ) -> Callable[[Any], Logs]:
         """Runs Keras' own function, or the step on each replica."""
-        self._before_tracing()
+        self._model.before_tracing()
         self._table_updates()
         run = self.test_function(self._without_rows_unchanged(step), keras_own)
 
