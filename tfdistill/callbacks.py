@@ -1,4 +1,8 @@
-"""What happens between steps: exports of the student, news of teachers."""
+"""What happens between steps: exports of the student, news of teachers.
+
+And the other callbacks that users add to `fit`, each of whose code is in its
+room: `Backup`, `BestEffort`, `FiniteLoss`, `RunLog`, `Summaries`.
+"""
 
 import logging
 import pathlib
@@ -11,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistill.backup import callback as backup
+from tfdistill.backup.callback import Backup
 from tfdistill.cluster import identity
 from tfdistill.cluster import replicas
 from tfdistill.cluster import strategy as strategy_lib
@@ -22,11 +26,14 @@ from tfdistill.exports import saved_model
 from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
 from tfdistill.follow import screen
+from tfdistill.observe.best_effort import BestEffort
+from tfdistill.observe.run_log import RunLog
+from tfdistill.observe.summaries import Summaries
 from tfdistill.system import background
-from tfdistill.system import fresh_copies
 from tfdistill.system import keras_internals
 from tfdistill.system import run_files
 from tfdistill.training import steps
+from tfdistill.training.guards import FiniteLoss
 
 # Exports that fail cost a snapshot each and may fill the disk's last bytes.
 _FIRST_PAUSE_SECS = 1.0
@@ -36,17 +43,22 @@ _MOST_UNCOUNTED = 64
 # Of a group that has taken its first step, in its directory.
 _STARTED = "started"
 _LOOK_SECS = 0.01
-# What versions hold: the student's weights, or an average of them.
-_MODEL, _EMA = "model", "ema"
-_EMA_DECAY = 0.95
 _log = logging.getLogger(__name__)
+__all__ = [
+    "Backup",
+    "BestEffort",
+    "FiniteLoss",
+    "RunLog",
+    "StartTogether",
+    "StudentExporter",
+    "Summaries",
+    "TeacherLoader",
+    "defaults",
+]
 
 
-def callbacks(
-    exchange: publisher.Exchange,
-    *,
-    every_steps: int,
-    cluster: identity.Cluster | None = None,
+def defaults(
+    every_steps: int, exchange: publisher.Exchange | None = None
 ) -> list[keras.callbacks.Callback]:
     """Makes the callbacks that a codistilled training usually has.
 
@@ -55,11 +67,10 @@ def callbacks(
     Use the classes themselves for any other option of theirs.
 
     Args:
-        exchange: Where this group publishes, and finds its teachers.
         every_steps: Steps between exports, and between refreshes, >= 1.
-        cluster: Says whether the run was launched, and where its files are.
-            Defaults to the cluster of the strategy in whose scope the call is
-            made, and elsewhere to `Cluster.from_env()`.
+        exchange: Where this group publishes. Defaults to that of its cluster:
+            of the strategy in whose scope the call is made, and elsewhere of
+            the environment.
 
     Returns:
         A new list, to which you may add callbacks of your own.
@@ -68,22 +79,20 @@ def callbacks(
         ValueError: `every_steps` is no whole number >= 1.
 
     Example:
-        >>> found = callbacks(publisher.Exchange(None), every_steps=50)
-        >>> [type(callback).__name__ for callback in found]
+        >>> [type(callback).__name__ for callback in defaults(every_steps=50)]
         ['StudentExporter', 'TeacherLoader']
     """
-    if cluster is None:
-        cluster = strategy_lib.cluster_of(tf.distribute.get_strategy())
+    cluster = strategy_lib.cluster_of(tf.distribute.get_strategy())
     found: list[keras.callbacks.Callback] = [
         StudentExporter(exchange, every_steps=every_steps),
         TeacherLoader(every_steps=every_steps),
     ]
     if cluster.group_dir is not None:
-        found.append(backup.Backup(f"{cluster.group_dir}/backup"))
+        found.append(Backup(f"{cluster.group_dir}/backup"))
     return found
 
 
-class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
+class StudentExporter(steps.Exporter):
     """Publishes the student for the other groups every so many steps.
 
     The training thread only takes a snapshot; a background thread writes and
@@ -91,7 +100,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
     The last one is always written, at the end of training. After a failure,
     exports pause for a second, then for twice as long each time, up to 30 s.
     With `use_ema` in the optimizer, versions hold the averages of the weights,
-    which `fit` leaves in the model at its end. With `weights="ema"` they hold a
+    which `fit` leaves in the model at its end. With `ema_decay` they hold a
     running mean, and the student keeps its own weights.
 
     During training the chief holds the claim of its group: a chief of another
@@ -102,21 +111,21 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
 
     def __init__(
         self,
-        exchange: publisher.Exchange,
+        exchange: publisher.Exchange | None = None,
         *,
         every_steps: int,
         group: int | None = None,
         variables_dtype: str | None = None,
         schema: Mapping[str, Any] | None = None,
         offset_steps: int | None = None,
-        weights: str = "model",
-        ema_decay: float = _EMA_DECAY,
+        ema_decay: float | None = None,
         finish_timeout_secs: float = 600.0,
     ) -> None:
         """Writes nothing yet.
 
         Args:
-            exchange: Where to publish.
+            exchange: Where to publish. Defaults to the exchange of the
+                cluster which the model's strategy was made for.
             every_steps: Steps between exports, >= 1. The last step of training
                 is exported, too.
             group: This group's index. Defaults to that of the cluster which
@@ -129,15 +138,14 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
                 `every_steps`, >= 0 and less than that. Default: the groups
                 take turns, `group * every_steps // num_groups`, unless another
                 callback of `fit` mixes the versions of one step.
-            weights: What versions hold: `"model"`, the student's weights at
-                the step of the export (default), or `"ema"`, their exponential
-                moving average over steps, a smoother teacher. It is taken of
-                trained weights only; batch statistics and integers are the
-                student's own. Memory holds the trained weights once more.
-            ema_decay: What the average keeps of itself at each update of the
-                weights, >= 0 and < 1: at the default 0.95, a version is about
-                the mean of the last 20 updates. It begins with the student's
-                initial weights.
+            ema_decay: Has versions hold the exponential moving average of the
+                weights over steps, a smoother teacher: what the average keeps
+                of itself at each update, >= 0 and < 1. With 0.95, a version is
+                about the mean of the last 20 updates. It begins with the
+                student's initial weights, and is taken of trained weights
+                only; batch statistics and integers are the student's own.
+                Memory holds the trained weights once more. Default: versions
+                hold the weights at the step of the export.
             finish_timeout_secs: Longest wait for the last export at the end
                 of training. Default 600.
 
@@ -145,16 +153,17 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
             ValueError: An argument is not as above.
         """
         super().__init__()
-        _check_weights(weights, ema_decay)
-        _check_offset(offset_steps, every_steps)
-        publisher.check_exchange(exchange)
-        self._exchange = exchange
+        _check_decay(ema_decay)
         self._schedule = steps.EverySteps(every_steps)
+        _check_offset(offset_steps, every_steps)
+        if exchange is not None:
+            publisher.check_exchange(exchange)
+        self._given_exchange = exchange
         self._given_group = group
         self._given_offset = offset_steps
         self._variables_dtype = variables_dtype
         self._schema = screen.digests(schema or {})
-        self._ema_decay = ema_decay if weights == _EMA else None
+        self._ema_decay = ema_decay
         self._finish_timeout_secs = finish_timeout_secs
         self._writer: saved_model.SavedModelWriter | None = None
         self._worker: background.OneJobThread | None = None
@@ -178,11 +187,6 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
         # On the training thread, and on the one that writes.
         self.blocked = background.WorkTimes()
         self.writes = background.WorkTimes()
-
-    @property
-    def is_in_use(self) -> bool:
-        """Whether `fit` is running with it on the chief."""
-        return self._worker is not None
 
     @property
     def totals(self) -> dict[str, int]:
@@ -230,9 +234,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
         """Updates and examples that this group has trained on, in total."""
         self._num_examples += sum(map(float, self._uncounted))
         self._uncounted.clear()
-        every = getattr(
-            self.model.optimizer, "gradient_accumulation_steps", None
-        )
+        every = self.model.optimizer.gradient_accumulation_steps
         return {
             "updates": self.step // (every or 1),
             "examples": self._num_examples,
@@ -252,7 +254,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
             raise ValueError(
                 "All StudentExporters of a `fit` must export the same weights; "
                 f"received {[c._ema_decay for c in others]} as their decays. "
-                "Give them the same `weights` and `ema_decay`."
+                "Give them the same `ema_decay`."
             )
 
     def _offset(self, cluster: identity.Cluster) -> int:
@@ -272,6 +274,12 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
         if self._ema_decay is not None:
             _check_averages(model)
         model.codistillation.keep_mean(model, self._ema_decay)
+
+    @property
+    def variables(self) -> Sequence[tf.Variable]:
+        """The average of the weights, if versions hold it."""
+        mean = self.codistilled.codistillation.mean
+        return mean.variables if mean is not None else ()
 
     def state(self) -> dict[str, Any]:
         """Returns how many examples were trained on."""
@@ -293,6 +301,9 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
         cluster = strategy_lib.cluster_of(strategy)
         given = self._given_group
         self._group = cluster.group if given is None else given
+        self._exchange = self._given_exchange or publisher.Exchange(
+            cluster.exchange
+        )
         self._schedule = steps.EverySteps(
             self._schedule.every_steps, offset_steps=self._offset(cluster)
         )
@@ -347,7 +358,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
     def _export(self, *, wait: bool) -> None:
         # A collective, so it comes before anything that workers differ in.
         model = self.codistilled
-        model.codistillation.average_statistics(model.distribute_strategy)
+        model.average_statistics()
         values = self._values()
         if self.step:
             model.teachers.note_export(self.step, values)
@@ -426,9 +437,7 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
     def _publish(
         self, snapshot: saved_model.Snapshot, step: int, extras: dict[str, Any]
     ) -> None:
-        writer = self._writer
-        if writer is None:
-            raise RuntimeError("published before the writer was made.")
+        writer: Any = self._writer
         graph = writer.graph
         try:
             version = self._exchange.publish(
@@ -461,20 +470,11 @@ class StudentExporter(fresh_copies.FreshCopies, steps.Exporter):
             _log.warning("Step %d was not exported%s: %s", step, goes_on, error)
 
 
-def _check_weights(weights: Any, ema_decay: Any) -> None:
-    if weights not in (_MODEL, _EMA):
+def _check_decay(ema_decay: Any) -> None:
+    if ema_decay is not None and not 0 <= ema_decay < 1:
         raise ValueError(
-            f'`weights` must be "{_MODEL}" or "{_EMA}"; received {weights!r}.'
-        )
-    is_number = isinstance(ema_decay, int | float)
-    if not is_number or isinstance(ema_decay, bool) or not 0 <= ema_decay < 1:
-        raise ValueError(
-            f"`ema_decay` must be >= 0 and < 1; received {ema_decay!r}."
-        )
-    if weights == _MODEL and ema_decay != _EMA_DECAY:
-        raise ValueError(
-            f'`ema_decay` is of weights="{_EMA}"; received {ema_decay!r} with '
-            f'weights="{_MODEL}". Leave it out, or pass weights="{_EMA}".'
+            f"`ema_decay` must be None, or >= 0 and < 1; received "
+            f"{ema_decay!r}."
         )
 
 
@@ -493,20 +493,20 @@ def _check_averages(model: Any) -> None:
     """Checks that a model's weights can be averaged at each step."""
     if replicas.on_servers(model.distribute_strategy):
         raise ValueError(
-            'StudentExporter(weights="ema") does not work with parameter '
-            "servers, where no worker has all of the student's weights. "
-            'Leave `weights` at "model", or train without parameter servers.'
+            "StudentExporter(ema_decay=...) does not work with parameter "
+            "servers, where no worker has all of the student's weights. Leave "
+            "`ema_decay` out, or train without parameter servers."
         )
     if keras_internals.keeps_averages(model.optimizer):
         raise ValueError(
             "Only one average of the weights can be exported; received "
-            'StudentExporter(weights="ema") and an optimizer with '
+            "StudentExporter(ema_decay=...) and an optimizer with "
             "use_ema=True, whose average versions hold already. Leave one of "
             "them out."
         )
 
 
-class TeacherLoader(fresh_copies.FreshCopies, steps.Loader):
+class TeacherLoader(steps.Loader):
     """Lets the group agree on newer teachers every so many steps.
 
     A background thread looks for versions and reads them, from the start of
@@ -554,9 +554,7 @@ class TeacherLoader(fresh_copies.FreshCopies, steps.Loader):
         with self.blocked.measured():
             if teachers.past_moves_at_refreshes:
                 # The mean of the moving statistics that replicas keep apart.
-                self.model.codistillation.average_statistics(
-                    self.model.distribute_strategy
-                )
+                self.model.average_statistics()
             swapped = teachers.refresh(step=self.step)
             self.num_refreshes += len(swapped)
             if teachers.generation != generation:
@@ -576,19 +574,23 @@ class StartTogether(keras.callbacks.Callback):
     other's first steps in the workdir of the run.
 
     Example:
-        callbacks = [tfdistill.StartTogether(cluster), exporter, loader]
+        callbacks = [StartTogether(), *defaults(every_steps=50)]
     """
 
     # The other workers of the group wait for it in their next step.
     chief_only = True
 
     def __init__(
-        self, cluster: identity.Cluster, *, limit_secs: float = 600.0
+        self,
+        cluster: identity.Cluster | None = None,
+        *,
+        limit_secs: float = 600.0,
     ) -> None:
         """Waits for nothing yet.
 
         Args:
             cluster: Says which group this is, and where the run's files are.
+                Defaults to the environment's.
             limit_secs: Longest wait; then training continues without the
                 others, with a warning. Default 600.
 
@@ -596,6 +598,7 @@ class StartTogether(keras.callbacks.Callback):
             ValueError: There are several groups and no workdir.
         """
         super().__init__()
+        cluster = cluster or identity.Cluster.from_env()
         if cluster.num_groups > 1 and cluster.workdir is None:
             raise ValueError(
                 "`cluster` must have a workdir, in which groups see each "

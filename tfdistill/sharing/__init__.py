@@ -1,1 +1,0 @@
-"""What groups share between steps: students go out, teachers come in."""
