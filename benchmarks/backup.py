@@ -1,6 +1,6 @@
 """How long a backup blocks training, against Keras' own.
 
-Two sides take turns: a `fit` of five steps with a `tfdistill.Backup`, and one
+Two sides take turns: a `fit` of five steps with a `callbacks.Backup`, and one
 with a `keras.callbacks.BackupAndRestore`, both with one backup after the third
 step, of the same model and optimizer. What blocks is the time that the
 callback takes between two steps: all of Keras' backup, and our snapshot. What
@@ -151,7 +151,9 @@ def run(options: programs.Options, record: dict[str, Any]) -> None:
     secs = measure.interleave(
         {
             "ours": lambda: ours.turn(
-                lambda root: tfdistill.Backup(root, every_steps=_NUM_STEPS)
+                lambda root: tfdistill.callbacks.Backup(
+                    root, every_steps=_NUM_STEPS
+                )
             ),
             "keras": lambda: theirs.turn(
                 lambda root: keras.callbacks.BackupAndRestore(

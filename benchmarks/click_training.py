@@ -119,7 +119,7 @@ def our_model(setting: Setting, *, steps_per_execution: int) -> Any:
     import tfdistill
 
     sizes = [setting.rows_per_field] * NUM_FIELDS
-    table = tfdistill.ShardedEmbedding(sizes, setting.dim)
+    table = tfdistill.layers.ShardedEmbedding(sizes, setting.dim)
     model = tfdistill.CodistillModel(click_model(keras, setting, table))
     model.compile(
         keras.optimizers.Adagrad(LEARNING_RATE),

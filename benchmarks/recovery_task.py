@@ -66,7 +66,7 @@ def main() -> None:
         model.compile("sgd", "mse")
     x = np.ones((256, 8), "float32")
     data = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
-    backup = tfdistill.Backup(
+    backup = tfdistill.callbacks.Backup(
         workdir / f"group_{cluster.group}" / "backup", every_steps=BACKUP_STEPS
     )
     model.fit(

@@ -95,13 +95,13 @@ def _train(options: programs.Options) -> None:
         steps_per_epoch=_STEPS_PER_EPOCH,
         epochs=options.num_steps // _STEPS_PER_EPOCH,
         callbacks=[
-            tfdistill.Backup(directory / "backup", every_steps=every),
-            tfdistill.StudentExporter(exchange, every_steps=50),
+            tfdistill.callbacks.Backup(directory / "backup", every_steps=every),
+            tfdistill.callbacks.StudentExporter(exchange, every_steps=50),
             tfdistill.mixing.WeightMixer(
                 tfdistill.mixing.ModelAveraging(0.5), every_steps=50
             )
             if mixes
-            else tfdistill.TeacherLoader(every_steps=5),
+            else tfdistill.callbacks.TeacherLoader(every_steps=5),
             Pace(options.steps_per_second),
         ],
         verbose=0,

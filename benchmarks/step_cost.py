@@ -126,7 +126,7 @@ class _Workload:
                 self.data,
                 steps_per_epoch=2,
                 verbose=0,
-                callbacks=[tfdistill.TeacherLoader(every_steps=1)],
+                callbacks=[tfdistill.callbacks.TeacherLoader(every_steps=1)],
             )
             if np.isfinite(history.history["teacher_staleness"][-1]):
                 return model
@@ -139,7 +139,7 @@ class _Workload:
     def _publish_teacher(self, exchange: tfdistill.Exchange) -> None:
         model = tfdistill.CodistillModel(self.teacher)
         model.compile(_optimizer(), _task_loss(), jit_compile=False)
-        exporter = tfdistill.StudentExporter(
+        exporter = tfdistill.callbacks.StudentExporter(
             exchange, every_steps=1, group=_TEACHER_GROUP
         )
         model.fit(self.data, steps_per_epoch=1, verbose=0, callbacks=[exporter])

@@ -59,7 +59,7 @@ class _TimedExchange(tfdistill.Exchange):
         return version
 
 
-class _TimedExporter(tfdistill.StudentExporter):
+class _TimedExporter(tfdistill.callbacks.StudentExporter):
     """Notes how long each export holds up the training thread."""
 
     def __init__(self, exchange: _TimedExchange) -> None:
@@ -77,7 +77,7 @@ class _TimedExporter(tfdistill.StudentExporter):
             self.blocked_secs.append(elapsed)
 
 
-class _TimedLoader(tfdistill.TeacherLoader):
+class _TimedLoader(tfdistill.callbacks.TeacherLoader):
     """Notes how long each refresh holds up the training thread."""
 
     def __init__(self) -> None:

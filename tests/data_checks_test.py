@@ -216,10 +216,10 @@ def test_a_loss_that_is_not_finite_is_seen_within_an_epoch(monkeypatch):
 
 def test_who_wants_to_go_on_can():
     with pytest.warns(UserWarning, match="The loss must be finite"):
-        _diverging(callbacks=[tfdistill.FiniteLoss(action="warn")])
+        _diverging(callbacks=[tfdistill.callbacks.FiniteLoss(action="warn")])
     _diverging(callbacks=[keras.callbacks.TerminateOnNaN()])
     with pytest.raises(ValueError, match="`action` must be one of"):
-        tfdistill.FiniteLoss(action="ignore")
+        tfdistill.callbacks.FiniteLoss(action="ignore")
 
 
 def _with(feature=0.0, label=0, weight=1.0):
@@ -307,7 +307,7 @@ def test_a_loader_that_has_nobody_to_follow_is_told_of(monkeypatch):
     monkeypatch.setenv("TFDISTILL_GROUP", "0")
     monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "2")
     monkeypatch.setenv("TFDISTILL_EXCHANGE", "/nowhere")
-    loader = tfdistill.TeacherLoader(every_steps=1)
+    loader = tfdistill.callbacks.TeacherLoader(every_steps=1)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         _fit(x=_batches(), callbacks=[loader])

@@ -64,7 +64,7 @@ def test_a_backup_resumes_it(tmp_path):
     x, y = cases.regression(16)
     model = _model()
     for epochs, resumed in ((1, None), (2, 2)):
-        backup = tfdistill.Backup(tmp_path)
+        backup = tfdistill.callbacks.Backup(tmp_path)
         model.fit(x, y, 8, epochs, verbose=0, callbacks=[backup])
         assert backup.resumed_step == resumed
     assert model.optimizer.iterations.numpy() == 4
@@ -73,7 +73,10 @@ def test_a_backup_resumes_it(tmp_path):
 def test_a_backup_that_would_lack_an_optimizer_is_refused(tmp_path):
     model = _model(cases.dense(cases.OwnLosses))
     with pytest.raises(ValueError, match="received top_optimizer besides"):
-        model.fit(*cases.regression(8), callbacks=[tfdistill.Backup(tmp_path)])
+        model.fit(
+            *cases.regression(8),
+            callbacks=[tfdistill.callbacks.Backup(tmp_path)],
+        )
 
 
 def test_it_trains_on_servers_as_plain_keras(monkeypatch):
@@ -106,7 +109,7 @@ def test_a_step_of_its_own_is_refused_on_servers(monkeypatch):
 
 def test_a_step_of_its_own_is_refused_with_a_table():
     inputs = keras.Input((3,), dtype="int64")
-    table = tfdistill.ShardedEmbedding([5, 5, 5], 2)(inputs)
+    table = tfdistill.layers.ShardedEmbedding([5, 5, 5], 2)(inputs)
     model = tfdistill.DistributedModel(cases.OwnStep(inputs, table))
     with pytest.raises(ValueError, match="ShardedEmbedding.*OwnStep"):
         model.compile("sgd", "mse")

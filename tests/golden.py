@@ -76,7 +76,7 @@ def _mixer(exchange: tfdistill.Exchange) -> list[keras.callbacks.Callback]:
         quorum="all",
         grace_secs=60.0,
     )
-    return [tfdistill.StudentExporter(exchange, every_steps=2), mixer]
+    return [tfdistill.callbacks.StudentExporter(exchange, every_steps=2), mixer]
 
 
 # ---- students and data ----
@@ -97,7 +97,9 @@ def _table(seed: int = 0) -> keras.Model:
     """A table of the ids of two fields beside features."""
     x = keras.Input((cases.NUM_FEATURES,), name="x")
     ids = keras.Input((2,), dtype="int64", name="ids")
-    rows = tfdistill.ShardedEmbedding([_NUM_IDS] * 2, 3, num_shards=2)(ids)
+    rows = tfdistill.layers.ShardedEmbedding([_NUM_IDS] * 2, 3, num_shards=2)(
+        ids
+    )
     both = keras.layers.Concatenate()([x, keras.layers.Flatten()(rows)])
     hidden = keras.layers.Dense(6, activation="tanh")(both)
     outputs = keras.layers.Dense(cases.NUM_CLASSES)(hidden)

@@ -587,7 +587,7 @@ class _Schedule(keras.optimizers.schedules.LearningRateSchedule):
 @pytest.mark.parametrize(
     "compiled",
     [
-        {"optimizer": tfdistill.LARS, "loss": "mse"},
+        {"optimizer": tfdistill.optimizers.LARS, "loss": "mse"},
         {"optimizer": lambda: keras.optimizers.SGD(_Schedule()), "loss": "mse"},
         {"optimizer": keras.optimizers.SGD, "loss": lambda y, p: p},
     ],
@@ -753,7 +753,9 @@ def test_a_raw_variable_is_refused_before_any_step(exchange):
 
 def test_teachers_that_nobody_will_load_are_told(exchange):
     model = cases.codistill(cases.linear(), cases.teacher_set(exchange))
-    with pytest.warns(UserWarning, match="no tfdistill.TeacherLoader"):
+    with pytest.warns(
+        UserWarning, match="no tfdistill.callbacks.TeacherLoader"
+    ):
         cases.fit(model, _X, _Y, callbacks=[])
 
 

@@ -96,7 +96,7 @@ def test_it_is_the_paper_s_algorithm(nesterov, two_replicas):
     expected = by_numpy(nesterov=nesterov)
     for strategy in (tf.distribute.get_strategy(), two_replicas):
         with strategy.scope():
-            optimizer = tfdistill.LARS(
+            optimizer = tfdistill.optimizers.LARS(
                 rate_of_step(),
                 nesterov=nesterov,
                 trust_coefficient=0.02,
@@ -111,7 +111,9 @@ def test_it_is_the_paper_s_algorithm(nesterov, two_replicas):
 
 def test_without_decay_and_momentum_the_step_is_a_share_of_the_weights():
     kernel = keras.Variable(np.full([4, 4], 2.0, "float32"), name="kernel")
-    optimizer = tfdistill.LARS(1.0, momentum=0.0, trust_coefficient=0.01)
+    optimizer = tfdistill.optimizers.LARS(
+        1.0, momentum=0.0, trust_coefficient=0.01
+    )
     for scale in (1e-6, 1.0, 1e6):
         before = kernel.numpy()
         optimizer.apply([scale * tf.eye(4)], [kernel])
@@ -123,7 +125,7 @@ def test_without_decay_and_momentum_the_step_is_a_share_of_the_weights():
 
 def test_without_a_gradient_there_is_the_decay_alone():
     kernel = keras.Variable(np.ones([2, 2], "float32"), name="kernel")
-    optimizer = tfdistill.LARS(0.5, momentum=0.0, weight_decay=0.1)
+    optimizer = tfdistill.optimizers.LARS(0.5, momentum=0.0, weight_decay=0.1)
     optimizer.apply([tf.zeros([2, 2])], [kernel])
     np.testing.assert_allclose(kernel.numpy(), 1 - 0.5 * 0.1, rtol=1e-6)
 
@@ -131,7 +133,9 @@ def test_without_a_gradient_there_is_the_decay_alone():
 def test_bfloat16_weights_get_a_rate_in_float32():
     # In bfloat16 a sum of 4096 ones ends at 256.
     kernel = keras.Variable(np.ones([64, 64]), dtype="bfloat16", name="kernel")
-    optimizer = tfdistill.LARS(8.0, momentum=0.0, trust_coefficient=1 / 64)
+    optimizer = tfdistill.optimizers.LARS(
+        8.0, momentum=0.0, trust_coefficient=1 / 64
+    )
     optimizer.apply([tf.fill([64, 64], tf.cast(2.0, tf.bfloat16))], [kernel])
     np.testing.assert_allclose(
         np.asarray(kernel.numpy(), "float32"), 1 - 8 / 64, rtol=1e-2
@@ -139,7 +143,7 @@ def test_bfloat16_weights_get_a_rate_in_float32():
 
 
 def test_a_config_gives_back_an_equal_lars():
-    optimizer = tfdistill.LARS(
+    optimizer = tfdistill.optimizers.LARS(
         rate_of_step(),
         momentum=0.8,
         nesterov=True,
@@ -149,7 +153,7 @@ def test_a_config_gives_back_an_equal_lars():
     )
     text = keras.saving.serialize_keras_object(optimizer)
     again = keras.saving.deserialize_keras_object(text)
-    assert type(again) is tfdistill.LARS
+    assert type(again) is tfdistill.optimizers.LARS
     assert again.get_config() == optimizer.get_config()
     expected = trained_by_lars(optimizer)
     for name, value in trained_by_lars(again).items():
@@ -158,7 +162,7 @@ def test_a_config_gives_back_an_equal_lars():
 
 def test_a_saved_model_goes_on_with_its_velocities(tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
-    model.compile(tfdistill.LARS(0.5, weight_decay=0.1), "mse")
+    model.compile(tfdistill.optimizers.LARS(0.5, weight_decay=0.1), "mse")
     x, y = np.ones([4, 2]), np.ones([4, 3])
     model.fit(x, y, verbose=0)
     model.save(tmp_path / "model.keras")
@@ -179,12 +183,12 @@ def test_a_saved_model_goes_on_with_its_velocities(tmp_path):
 )
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        tfdistill.LARS(**options)
+        tfdistill.optimizers.LARS(**options)
 
 
 def test_fused_updates_refuse_lars():
     with pytest.raises(ValueError, match="for fused updates; received LARS"):
-        rules.rule_for(tfdistill.LARS())
+        rules.rule_for(tfdistill.optimizers.LARS())
 
 
 SGD = keras.optimizers.SGD

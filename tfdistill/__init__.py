@@ -11,63 +11,36 @@ from tfdistill._version import __version__ as __version__
 from tfdistill.system import registration
 
 if typing.TYPE_CHECKING:
+    from tfdistill import callbacks as callbacks
     from tfdistill import contrib as contrib
     from tfdistill import data as data
     from tfdistill import data_checks as data_checks
     from tfdistill import labels as labels
+    from tfdistill import layers as layers
     from tfdistill import losses as losses
     from tfdistill import metrics as metrics
     from tfdistill import mixing as mixing
     from tfdistill import optimizers as optimizers
     from tfdistill import schedules as schedules
     from tfdistill import teachers as teachers
-    from tfdistill.backup.callback import Backup as Backup
     from tfdistill.cluster.identity import Cluster as Cluster
     from tfdistill.cluster.strategy import make_strategy as make_strategy
-    from tfdistill.embedding.features import (
-        FeatureEmbedding as FeatureEmbedding,
-    )
-    from tfdistill.embedding.layer import ShardedEmbedding as ShardedEmbedding
     from tfdistill.exchange.publisher import Exchange as Exchange
     from tfdistill.launcher.launch import LaunchError as LaunchError
     from tfdistill.launcher.launch import launch as launch
     from tfdistill.model import CodistillModel as CodistillModel
     from tfdistill.model import DistributedModel as DistributedModel
-    from tfdistill.observe.best_effort import BestEffort as BestEffort
-    from tfdistill.observe.run_log import RunLog as RunLog
-    from tfdistill.observe.summaries import Summaries as Summaries
-    from tfdistill.optimizers import LARS as LARS
-    from tfdistill.sharing.callbacks import StartTogether as StartTogether
-    from tfdistill.sharing.callbacks import StudentExporter as StudentExporter
-    from tfdistill.sharing.callbacks import TeacherLoader as TeacherLoader
-    from tfdistill.sharing.callbacks import callbacks as callbacks
-    from tfdistill.training.guards import FiniteLoss as FiniteLoss
 
 _MODULES = (
-    *("contrib", "data", "data_checks", "labels", "losses", "metrics"),
-    "mixing",
-    "optimizers",
-    "schedules",
-    "teachers",
+    *("callbacks", "contrib", "data", "data_checks", "labels", "layers"),
+    *("losses", "metrics", "mixing", "optimizers", "schedules", "teachers"),
 )
 _HOMES = {
-    "Backup": "backup.callback",
-    "BestEffort": "observe.best_effort",
     "Cluster": "cluster.identity",
     "CodistillModel": "model",
     "DistributedModel": "model",
     "Exchange": "exchange.publisher",
-    "FeatureEmbedding": "embedding.features",
-    "FiniteLoss": "training.guards",
-    "LARS": "optimizers",
     "LaunchError": "launcher.launch",
-    "RunLog": "observe.run_log",
-    "ShardedEmbedding": "embedding.layer",
-    "StartTogether": "sharing.callbacks",
-    "StudentExporter": "sharing.callbacks",
-    "Summaries": "observe.summaries",
-    "TeacherLoader": "sharing.callbacks",
-    "callbacks": "sharing.callbacks",
     "launch": "launcher.launch",
     "make_strategy": "cluster.strategy",
 }

@@ -429,7 +429,7 @@ class StudentExporter(steps.Exporter):
                 "of an earlier one, up to step %d: %s. They teach the other "
                 "groups until this training passes that step. Use a new "
                 "directory for a new run. To resume a run, add a "
-                "tfdistill.Backup.",
+                "tfdistill.callbacks.Backup.",
                 earlier[-1],
                 self._exchange.group_path(self._group),
             )

@@ -245,7 +245,7 @@ def test_it_ends_as_if_it_had_never_stopped(name, stops, tmp_path):
 
 
 def test_a_backup_asked_for_by_an_earlier_callback_is_of_that_step(tmp_path):
-    backup = tfdistill.Backup(tmp_path)
+    backup = tfdistill.callbacks.Backup(tmp_path)
     asks = cases.AtStep(8, lambda model: backup.backup_now())
     cases.train(CASES["endless"], callbacks=[asks, backup], stop_after=9)
     model, _, resumed = cases.train(CASES["endless"], tmp_path)
@@ -342,7 +342,7 @@ def test_a_silent_teacher_fades_as_if_training_had_never_stopped(tmp_path):
         epochs=5,
         callbacks=lambda: [
             cases.AtStep(2, lambda model: peers.load(model, 10)),
-            tfdistill.TeacherLoader(every_steps=1),
+            tfdistill.callbacks.TeacherLoader(every_steps=1),
         ],
     )
 
@@ -397,7 +397,7 @@ def test_versions_never_go_backwards(tmp_path):
     newest = _Newest(exchange)
     totals = []
     for after in (11, None):
-        exporter = tfdistill.StudentExporter(exchange, every_steps=1)
+        exporter = tfdistill.callbacks.StudentExporter(exchange, every_steps=1)
         cases.train(
             CASES["endless"],
             tmp_path / "backup",
@@ -425,6 +425,8 @@ def test_a_finished_training_is_not_done_again(tmp_path):
 
 
 def test_only_one_backup_is_taken_by_a_fit(tmp_path):
-    backups = [tfdistill.Backup(tmp_path) for _ in range(2)]
-    with pytest.raises(ValueError, match="must hold one tfdistill.Backup"):
+    backups = [tfdistill.callbacks.Backup(tmp_path) for _ in range(2)]
+    with pytest.raises(
+        ValueError, match="must hold one tfdistill.callbacks.Backup"
+    ):
         cases.train(CASES["endless"], callbacks=backups)

@@ -66,7 +66,7 @@ def _fit(data, directory, *, stops=False, **more):
         cases.linear(), optimizer=keras.optimizers.Adam(0.05)
     )
     # One only: the next would be left out while this one is written.
-    backup = tfdistill.Backup(directory, every_steps=_BACKUP_STEP)
+    backup = tfdistill.callbacks.Backup(directory, every_steps=_BACKUP_STEP)
 
     def stop(batch, logs):
         if stops and int(model.optimizer.iterations.numpy()) > _BACKUP_STEP:

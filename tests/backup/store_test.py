@@ -232,7 +232,7 @@ def test_weights_that_are_not_finite_are_not_backed_up(tmp_path, caplog):
         kernel = model.student.trainable_variables[0]
         kernel.assign(np.full(kernel.shape, np.nan))
 
-    goes_on = tfdistill.FiniteLoss(action="warn")
+    goes_on = tfdistill.callbacks.FiniteLoss(action="warn")
     callbacks = [cases.AtStep(7, poison), goes_on]
     _, _, backup = cases.train(cases.Case(), tmp_path, callbacks=callbacks)
     assert _steps(tmp_path) == [3, 6]

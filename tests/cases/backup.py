@@ -204,7 +204,9 @@ def train(
     """
     model = build(case, strategy, teachers)
     logs = Logs()
-    backup = tfdistill.Backup(directory or "unused", every_steps=every_steps)
+    backup = tfdistill.callbacks.Backup(
+        directory or "unused", every_steps=every_steps
+    )
     data = case.data()
     x = {"x": data} if isinstance(data, tf.data.Dataset) else data
     try:

@@ -170,9 +170,9 @@ def outputs_of_teachers(
     return [o.numpy() for o in soft.outputs[0]], soft.weights.numpy()
 
 
-def never() -> tfdistill.TeacherLoader:
+def never() -> tfdistill.callbacks.TeacherLoader:
     """A loader that is never due, so that a test decides on refreshes."""
-    return tfdistill.TeacherLoader(every_steps=10**9)
+    return tfdistill.callbacks.TeacherLoader(every_steps=10**9)
 
 
 def fit(model: Any, x: Any, y: Any = None, **kwargs: Any) -> dict[str, list]:

@@ -119,7 +119,7 @@ def click_student() -> keras.Model:
     """A student with a table of several fields and dictionaries as inputs."""
     x = keras.Input((5,), name="x")
     ids = keras.Input((len(FIELD_SIZES),), dtype="int64", name="ids")
-    rows = tfdistill.ShardedEmbedding(FIELD_SIZES, 4)(ids)
+    rows = tfdistill.layers.ShardedEmbedding(FIELD_SIZES, 4)(ids)
     both = keras.layers.Concatenate()([x, keras.layers.Flatten()(rows)])
     hidden = keras.layers.Dense(6, activation="tanh")(both)
     return keras.Model({"x": x, "ids": ids}, keras.layers.Dense(1)(hidden))
@@ -128,7 +128,9 @@ def click_student() -> keras.Model:
 def bag_student() -> keras.Model:
     """A student of bags; ids that are out of range are id 3."""
     ids = keras.Input((None,), dtype="int64", ragged=True)
-    table = tfdistill.ShardedEmbedding(20, 4, combiner="mean", oov_index=3)
+    table = tfdistill.layers.ShardedEmbedding(
+        20, 4, combiner="mean", oov_index=3
+    )
     return keras.Model(ids, keras.layers.Dense(1)(table(ids)))
 
 
@@ -566,7 +568,7 @@ def publish(directory: pathlib.Path) -> None:
     peer = tfdistill.CodistillModel(click_student())
     peer.compile(keras.optimizers.Adagrad(0.3), _loss())
     for step in VERSIONS:
-        exporter = tfdistill.StudentExporter(
+        exporter = tfdistill.callbacks.StudentExporter(
             tfdistill.Exchange(directory / f"kept_{step}"),
             every_steps=1000,
             group=1,
@@ -610,7 +612,9 @@ def learn(directory: pathlib.Path, strategy: Any) -> tuple[dict, Any, Any]:
         verbose=0,
         callbacks=[
             codistillation_cases.never(),
-            tfdistill.StudentExporter(exchange, every_steps=1000, group=0),
+            tfdistill.callbacks.StudentExporter(
+                exchange, every_steps=1000, group=0
+            ),
             teaching,
         ],
     )
@@ -654,8 +658,8 @@ def crash_and_resume(directory: pathlib.Path, strategy: Any) -> dict:
     """Is cut off after a backup, and goes on with another model."""
     fit = {"epochs": 2, "steps_per_epoch": RESUMED_STEPS, "verbose": 0}
 
-    def backup() -> tfdistill.Backup:
-        return tfdistill.Backup(directory, every_steps=BACKUP_STEPS)
+    def backup() -> tfdistill.callbacks.Backup:
+        return tfdistill.callbacks.Backup(directory, every_steps=BACKUP_STEPS)
 
     try:
         _plain_model(strategy, 3).fit(

@@ -100,7 +100,7 @@ def embedding(model_class: type) -> keras.Model:
 
 def sharded_table(model_class: type) -> keras.Model:
     inputs = keras.Input((6,), dtype="int32")
-    table = tfdistill.ShardedEmbedding([20] * 6, 4, num_shards=3)(inputs)
+    table = tfdistill.layers.ShardedEmbedding([20] * 6, 4, num_shards=3)(inputs)
     hidden = keras.layers.Flatten()(table)
     return model_class(inputs, keras.layers.Dense(1)(hidden))
 
@@ -317,7 +317,7 @@ CASES: dict[str, Case] = {
         tolerance=2e-5,
     ),
     "lars": Case(
-        optimizer=lambda: tfdistill.LARS(
+        optimizer=lambda: tfdistill.optimizers.LARS(
             0.1,
             trust_coefficient=0.1,
             weight_decay=falling(0.1),

@@ -180,7 +180,7 @@ def trained(strategy, *, backup=None, stop_at=None, schedule=None, **kwargs):
     watch = Watch(scaler, stop_at)
     callbacks = [scaler, watch]
     if backup:
-        callbacks.append(tfdistill.Backup(backup, every_steps=4))
+        callbacks.append(tfdistill.callbacks.Backup(backup, every_steps=4))
     model.fit(
         batches, steps_per_epoch=30, epochs=1, callbacks=callbacks, verbose=0
     )

@@ -91,7 +91,7 @@ def test_groups_that_begin_alike_are_averaged_to_the_end(tmp_path):
             callbacks=[
                 mixing_cases._exporter(exchange, group=group),
                 barrier,
-                tfdistill.TeacherLoader(every_steps=1),
+                tfdistill.callbacks.TeacherLoader(every_steps=1),
                 compared,
             ],
         )
@@ -142,7 +142,7 @@ def _trained(exchange, *callbacks, epochs, margin=0.0):
         callbacks=[
             mixing_cases._exporter(exchange),
             barrier,
-            tfdistill.TeacherLoader(every_steps=1),
+            tfdistill.callbacks.TeacherLoader(every_steps=1),
             compared,
             *callbacks,
         ],
@@ -153,7 +153,7 @@ def _trained(exchange, *callbacks, epochs, margin=0.0):
 def test_groups_far_apart_distil_from_the_next_mix_on(tmp_path, caplog):
     exchange = tfdistill.Exchange(tmp_path / "exchange")
     _publish(exchange, _two_units([-1, 1]), 1)
-    backup = tfdistill.Backup(tmp_path / "backup", every_steps=6)
+    backup = tfdistill.callbacks.Backup(tmp_path / "backup", every_steps=6)
     with caplog.at_level(logging.WARNING, logger="tfdistill.contrib"):
         barrier, compared = _trained(exchange, backup, epochs=3)
     # Mixed at step 2, when the version was read; compared; opened at step 3.
@@ -168,7 +168,7 @@ def test_groups_far_apart_distil_from_the_next_mix_on(tmp_path, caplog):
     extras = exchange.latest(0).manifest.extras
     assert extras["merge_barrier_open"] is True
     # It stays open, also in the process that resumes.
-    backup = tfdistill.Backup(tmp_path / "backup", every_steps=6)
+    backup = tfdistill.callbacks.Backup(tmp_path / "backup", every_steps=6)
     again, compared = _trained(exchange, backup, epochs=5)
     assert backup.resumed_step == 6 and again.num_mixes == 1
     assert again.is_open and again.losses == pytest.approx(barrier.losses)
@@ -194,7 +194,7 @@ def test_what_was_opened_is_repeated_at_the_same_step(tmp_path):
             if self.model.optimizer.iterations == 5:
                 raise InterruptedError
 
-    class Once(tfdistill.Backup):
+    class Once(tfdistill.callbacks.Backup):
         """One that is written at step 2 alone."""
 
         def _take(self, *args, **kwargs):
@@ -204,7 +204,7 @@ def test_what_was_opened_is_repeated_at_the_same_step(tmp_path):
     with pytest.raises(InterruptedError):
         once = Once(tmp_path / "backup", every_steps=2)
         _trained(exchange, once, Stop(), epochs=3)
-    backup = tfdistill.Backup(tmp_path / "backup", every_steps=2)
+    backup = tfdistill.callbacks.Backup(tmp_path / "backup", every_steps=2)
     barrier, compared = _trained(exchange, backup, epochs=3)
     assert backup.resumed_step == 2
     assert barrier.is_open and barrier.num_mixes == 1

@@ -41,7 +41,7 @@ def _inputs(num_examples=BATCH):
 def _alike(configs):
     """Both layers of the same tables."""
     theirs = layers.DistributedEmbedding(configs)
-    ours = tfdistill.FeatureEmbedding(configs)
+    ours = tfdistill.layers.FeatureEmbedding(configs)
     theirs(_inputs()), ours(_inputs())
     for name, table in theirs.get_embedding_tables().items():
         ours.tables[name].load_own_variables(
@@ -108,7 +108,7 @@ def test_it_trains_as_keras_rs(on_servers, monkeypatch):
 
 
 def test_a_file_keeps_shared_tables(tmp_path):
-    model = _model(tfdistill.FeatureEmbedding(_configs(), oov_index=2))
+    model = _model(tfdistill.layers.FeatureEmbedding(_configs(), oov_index=2))
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(
@@ -143,11 +143,11 @@ def _feature(table, dim=DIM):
 )
 def test_what_the_tables_have_not_is_refused(features, message):
     with pytest.raises(ValueError, match=message):
-        tfdistill.FeatureEmbedding(features())
+        tfdistill.layers.FeatureEmbedding(features())
 
 
 def test_weights_are_refused():
-    layer = tfdistill.FeatureEmbedding(_configs())
+    layer = tfdistill.layers.FeatureEmbedding(_configs())
     with pytest.raises(ValueError, match="`weights` must be None"):
         layer(_inputs(), _inputs())
 
@@ -155,4 +155,4 @@ def test_weights_are_refused():
 def test_without_keras_rs_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "keras_rs", None)
     with pytest.raises(ImportError, match=r"tfdistill\[recommenders\]"):
-        tfdistill.FeatureEmbedding([None])
+        tfdistill.layers.FeatureEmbedding([None])

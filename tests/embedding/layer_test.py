@@ -17,7 +17,7 @@ LAYOUTS = [("hash", 1), ("hash", 3), ("contiguous", 1), ("contiguous", 3)]
 
 def _layer(input_dim=20, dim=3, **kwargs):
     kwargs.setdefault("seed", 1)
-    layer = tfdistill.ShardedEmbedding(input_dim, dim, **kwargs)
+    layer = tfdistill.layers.ShardedEmbedding(input_dim, dim, **kwargs)
     layer.build()
     return layer
 
@@ -124,7 +124,7 @@ def test_ragged_ids_without_a_combiner_stay_ragged():
 
 def test_ragged_inputs_of_a_functional_model():
     inputs = keras.Input((None,), dtype="int64", ragged=True)
-    layer = tfdistill.ShardedEmbedding(20, 3, combiner="mean", seed=1)
+    layer = tfdistill.layers.ShardedEmbedding(20, 3, combiner="mean", seed=1)
     model = keras.Model(inputs, layer(inputs))
     assert model.output_shape == (None, 3)
     bags = tf.ragged.constant(BAGS, dtype=tf.int64)
@@ -278,7 +278,7 @@ def test_a_layer_built_by_fit_starts_with_the_same_values():
     class Model(keras.Model):
         def __init__(self):
             super().__init__()
-            self.embedding = tfdistill.ShardedEmbedding(45, 3, seed=1)
+            self.embedding = tfdistill.layers.ShardedEmbedding(45, 3, seed=1)
 
         def call(self, ids):
             return self.embedding(ids)[:, 0]
@@ -366,7 +366,7 @@ def test_a_table_of_another_shape_is_not_loaded():
 
 
 def test_the_configuration_makes_the_layer_again():
-    layer = tfdistill.ShardedEmbedding(
+    layer = tfdistill.layers.ShardedEmbedding(
         np.array([5, 6]),
         2,
         embeddings_initializer=keras.initializers.RandomNormal(seed=3),
@@ -377,7 +377,7 @@ def test_the_configuration_makes_the_layer_again():
         seed=4,
     )
     config = layer.get_config()
-    other = tfdistill.ShardedEmbedding.from_config(config)
+    other = tfdistill.layers.ShardedEmbedding.from_config(config)
     assert other.get_config() == config
     layer.build()
     other.build()
@@ -390,7 +390,7 @@ def test_the_configuration_makes_the_layer_again():
 def test_nested_layers_are_found_once():
     inner = cases.model()
     inputs = keras.Input((3,), dtype="int32")
-    other = tfdistill.ShardedEmbedding(13, 2, name="other")
+    other = tfdistill.layers.ShardedEmbedding(13, 2, name="other")
     joined = inner(inputs) + inner(inputs) + keras.ops.sum(other(inputs))
     found = embedding_layer.layers_of(keras.Model(inputs, joined))
     assert sorted(layer.name for layer in found) == ["other", "table"]
@@ -449,7 +449,7 @@ def test_graphs_do_not_depend_on_the_shards(two_replicas):
 def test_graphs_do_not_depend_on_the_layer_s_name():
     def named(name):
         inputs = keras.Input((2,), dtype="int32")
-        table = tfdistill.ShardedEmbedding([4, 5], 2, name=name)
+        table = tfdistill.layers.ShardedEmbedding([4, 5], 2, name=name)
         return keras.Model(inputs, table(inputs))
 
     spec = tf.TensorSpec([None, 2], tf.int32)

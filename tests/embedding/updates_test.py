@@ -78,7 +78,7 @@ def test_lazy_adam_trains_the_dense_layer_as_keras_does():
 
     def results(model_class):
         inputs = keras.Input((3,), dtype="int32")
-        layer = tfdistill.ShardedEmbedding(
+        layer = tfdistill.layers.ShardedEmbedding(
             cases.FIELDS, 4, seed=5, name="table"
         )
         flat = keras.layers.Flatten()(layer(inputs))
@@ -167,7 +167,9 @@ def test_slots_live_as_long_as_their_optimizer():
 
 def test_a_model_of_a_table_alone_counts_its_steps():
     inputs = keras.Input((3,), dtype="int32")
-    layer = tfdistill.ShardedEmbedding(cases.FIELDS, 1, seed=5, name="table")
+    layer = tfdistill.layers.ShardedEmbedding(
+        cases.FIELDS, 1, seed=5, name="table"
+    )
     model = _shared(inputs, keras.ops.sum(layer(inputs), axis=1))
     before = cases.table(layer)
     _train(model, keras.optimizers.SGD(0.1))
@@ -198,7 +200,9 @@ def test_a_table_used_in_any_other_way_is_refused():
 
         def __init__(self):
             super().__init__()
-            self.embedding = tfdistill.ShardedEmbedding(26, 4, name="mine")
+            self.embedding = tfdistill.layers.ShardedEmbedding(
+                26, 4, name="mine"
+            )
             self.embedding.build()
 
     x, y = cases.data()

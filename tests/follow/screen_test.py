@@ -84,7 +84,7 @@ def test_a_manifest_without_a_schema_differs(theirs):
 def _export(exchange, schema):
     """One version of group 1, published while it trains."""
     model = cases.codistill(cases.linear(1))
-    exporter = tfdistill.StudentExporter(
+    exporter = tfdistill.callbacks.StudentExporter(
         exchange, every_steps=100, group=1, schema=schema
     )
     cases.fit(model, _X, _Y, callbacks=[exporter])

@@ -36,7 +36,7 @@ def _mixer(rule=None, *, every_steps=1, peers=(1,), **kwargs):
 
 
 def _exporter(exchange, every_steps=1, group=0):
-    return tfdistill.StudentExporter(
+    return tfdistill.callbacks.StudentExporter(
         exchange, every_steps=every_steps, group=group
     )
 
@@ -116,7 +116,7 @@ def test_groups_mix_and_teach_each_other_at_once(tmp_path):
             callbacks=[
                 _exporter(exchange, group=group),
                 mixers[group],
-                tfdistill.TeacherLoader(every_steps=1),
+                tfdistill.callbacks.TeacherLoader(every_steps=1),
             ],
         )
         losses[group] = found["distillation_loss"]
@@ -565,7 +565,7 @@ def _resumable(tmp_path, notes, *, stop_at=None, publishes=True):
     exchange = _exchange(tmp_path, max_to_keep=20)
     rule = mixing.OuterOptimizer(keras.optimizers.Adam(0.1))
     mixer = _mixer(rule)
-    backup = tfdistill.Backup(tmp_path / "backup", every_steps=4)
+    backup = tfdistill.callbacks.Backup(tmp_path / "backup", every_steps=4)
 
     class Notes(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -626,7 +626,7 @@ def _callbacks(exchange, case):
         "after": [mixer, exporter],
         "other_steps": [_exporter(exchange, every_steps=2), mixer],
         "offset": [
-            tfdistill.StudentExporter(exchange, every_steps=3, offset_steps=1),
+            tfdistill.callbacks.StudentExporter(exchange, every_steps=3, offset_steps=1),
             mixer,
         ],
     }[case]

@@ -37,13 +37,15 @@ class FullDisk(keras.callbacks.Callback):
 
 
 model = cases.codistill(cases.linear(0))
-board = tfdistill.BestEffort(keras.callbacks.TensorBoard(directory + "/board"))
+board = tfdistill.callbacks.BestEffort(
+    keras.callbacks.TensorBoard(directory + "/board")
+)
 callbacks = [
     FullDisk(),
-    tfdistill.RunLog(directory, every_secs=0.0),
-    tfdistill.Summaries(directory + "/summaries", every_steps=1),
+    tfdistill.callbacks.RunLog(directory, every_secs=0.0),
+    tfdistill.callbacks.Summaries(directory + "/summaries", every_steps=1),
     board,
-    tfdistill.BestEffort(
+    tfdistill.callbacks.BestEffort(
         keras.callbacks.ModelCheckpoint(directory + "/{epoch}.keras")
     ),
     cases.never(),
@@ -101,7 +103,7 @@ def test_every_hook_is_handed_on():
             return super().__getattribute__(name)
 
     model = cases.codistill(cases.linear(0))
-    callbacks = [tfdistill.BestEffort(Spy()), cases.never()]
+    callbacks = [tfdistill.callbacks.BestEffort(Spy()), cases.never()]
     cases.fit(
         model,
         _X,
@@ -123,7 +125,7 @@ def test_every_hook_is_handed_on():
 )
 def test_what_is_no_fault_of_storage_is_raised(error):
     model = cases.codistill(cases.linear(0))
-    callback = tfdistill.BestEffort(_Raises(error))
+    callback = tfdistill.callbacks.BestEffort(_Raises(error))
     with pytest.raises(type(error)):
         cases.fit(
             model, _X, _Y, batch_size=4, callbacks=[callback, cases.never()]

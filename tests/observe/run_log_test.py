@@ -33,7 +33,7 @@ def _lines(directory):
 
 
 def _log(directory, secs=0.01, **kwargs):
-    return tfdistill.RunLog(directory, clock=_Clock(secs), **kwargs)
+    return tfdistill.callbacks.RunLog(directory, clock=_Clock(secs), **kwargs)
 
 
 def _fit(model, log, **kwargs):

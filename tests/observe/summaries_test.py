@@ -54,7 +54,9 @@ def exchange(tmp_path):
 
 
 def _fit(model, directory, *more, epochs=1, every_steps=2, **kwargs):
-    summaries = tfdistill.Summaries(directory, every_steps=every_steps)
+    summaries = tfdistill.callbacks.Summaries(
+        directory, every_steps=every_steps
+    )
     return cases.fit(
         model,
         _X,
@@ -124,14 +126,18 @@ def _mixing(exchange):
         peers=[1],
         grace_secs=60.0,
     )
-    exporter = tfdistill.StudentExporter(exchange, every_steps=1, group=0)
+    exporter = tfdistill.callbacks.StudentExporter(
+        exchange, every_steps=1, group=0
+    )
     return exporter, mixer
 
 
 def test_every_documented_tag_is_written_and_no_other(tmp_path, exchange):
     model = _taught(exchange)
-    exporter = tfdistill.StudentExporter(exchange, every_steps=1, group=0)
-    loader = tfdistill.TeacherLoader(every_steps=1)
+    exporter = tfdistill.callbacks.StudentExporter(
+        exchange, every_steps=1, group=0
+    )
+    loader = tfdistill.callbacks.TeacherLoader(every_steps=1)
     _fit(
         model,
         tmp_path / "log",
@@ -143,7 +149,11 @@ def test_every_documented_tag_is_written_and_no_other(tmp_path, exchange):
     # A peer that teaches by its predictions, and sends none.
     silent_peer = cases.teacher_set(exchange, by="predictions", wait_secs=0.0)
     model = cases.codistill(cases.linear(0), silent_peer)
-    _fit(model, tmp_path / "sent", tfdistill.TeacherLoader(every_steps=1))
+    _fit(
+        model,
+        tmp_path / "sent",
+        tfdistill.callbacks.TeacherLoader(every_steps=1),
+    )
     found |= summary_cases.tags(tmp_path / "sent")
     _fit(
         cases.codistill(cases.linear(0)),
@@ -203,7 +213,7 @@ def test_metrics_of_several_values_have_a_point_for_each(tmp_path):
     model = cases.codistill(
         cases.linear(0), metrics=["accuracy", _CountOfClasses()]
     )
-    log = tfdistill.RunLog(tmp_path / "log")
+    log = tfdistill.callbacks.RunLog(tmp_path / "log")
     _fit(model, tmp_path, log)
     counts = np.bincount(_Y, minlength=3)
     for index, count in enumerate(counts):
@@ -264,7 +274,10 @@ def test_quarantines_are_told_with_version_and_reason(tmp_path, exchange):
 
 def test_weights_and_logs_are_those_without_summaries(tmp_path, exchange):
     results = []
-    for more in ([], [tfdistill.Summaries(tmp_path / "log", every_steps=1)]):
+    for more in (
+        [],
+        [tfdistill.callbacks.Summaries(tmp_path / "log", every_steps=1)],
+    ):
         model = _taught(exchange)
         logs = cases.fit(
             model,
@@ -317,10 +330,10 @@ def test_a_resumed_training_repeats_no_step(tmp_path):
     data = tf.data.Dataset.from_tensor_slices((_X, _Y)).repeat().batch(4)
     for more in ([Crash()], []):
         model = cases.codistill(cases.linear(0))
-        backup = tfdistill.Backup(tmp_path / "backup", every_steps=8)
+        backup = tfdistill.callbacks.Backup(tmp_path / "backup", every_steps=8)
         callbacks = [
             backup,
-            tfdistill.Summaries(tmp_path / "log", every_steps=2),
+            tfdistill.callbacks.Summaries(tmp_path / "log", every_steps=2),
             *more,
         ]
         try:

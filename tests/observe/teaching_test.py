@@ -22,7 +22,7 @@ def _train(tmp_path, caplog, *, published=True, **kwargs):
     if published:
         cases.publish(exchange, cases.linear(1))
         cases.load(model, 10)
-    log = tfdistill.RunLog(tmp_path / "log")
+    log = tfdistill.callbacks.RunLog(tmp_path / "log")
     callbacks = [cases.never(), log]
     cases.fit(model, _X, _Y, batch_size=4, epochs=2, callbacks=callbacks)
     text = (tmp_path / "log" / "metrics.jsonl").read_text(encoding="utf-8")

@@ -83,8 +83,8 @@ def main(num_steps: int, step_secs: float) -> None:
         epochs=2,
         verbose=0,
         callbacks=[
-            tfdistill.StudentExporter(exchange, every_steps=10),
-            tfdistill.TeacherLoader(every_steps=5),
+            tfdistill.callbacks.StudentExporter(exchange, every_steps=10),
+            tfdistill.callbacks.TeacherLoader(every_steps=5),
             notes,
         ],
     )

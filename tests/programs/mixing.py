@@ -32,7 +32,7 @@ def main(directory: str) -> None:
         quorum="all",
         grace_secs=60.0,
     )
-    exporter = tfdistill.StudentExporter(exchange, every_steps=1)
+    exporter = tfdistill.callbacks.StudentExporter(exchange, every_steps=1)
     # Another worker's group would be the same without these.
     model.fit(data, epochs=NUM_EPOCHS, verbose=0, callbacks=[exporter, mixer])
     notes = {

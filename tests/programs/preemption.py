@@ -131,11 +131,13 @@ def main(phase: str, directory: pathlib.Path) -> None:
         )
     callbacks = [Phase(slow)]
     if phase == "exchange":
-        callbacks.append(tfdistill.StudentExporter(exchange, every_steps=5))
-        callbacks.append(tfdistill.TeacherLoader(every_steps=5))
+        callbacks.append(
+            tfdistill.callbacks.StudentExporter(exchange, every_steps=5)
+        )
+        callbacks.append(tfdistill.callbacks.TeacherLoader(every_steps=5))
     if phase == "backup":
         callbacks.append(
-            tfdistill.Backup(directory / "backup", every_steps=10**6)
+            tfdistill.callbacks.Backup(directory / "backup", every_steps=10**6)
         )
     x = np.ones((4 * BATCH_SIZE, 3), "float32")
     data = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))

@@ -105,7 +105,9 @@ def main(directory: pathlib.Path, num_steps: int) -> None:
     notes = Notes(directory)
     callbacks = [
         notes,
-        tfdistill.Backup(directory / "backup", every_steps=BACKUP_STEPS),
+        tfdistill.callbacks.Backup(
+            directory / "backup", every_steps=BACKUP_STEPS
+        ),
     ]
     if learns:
         callbacks.append(codistillation_cases.never())
@@ -135,7 +137,7 @@ def publish(directory: pathlib.Path) -> None:
     """Publishes a teacher: the same student after a few steps."""
     model = tfdistill.CodistillModel(counting.student())
     model.compile(keras.optimizers.SGD(0.1), counting.rewarded)
-    exporter = tfdistill.StudentExporter(
+    exporter = tfdistill.callbacks.StudentExporter(
         tfdistill.Exchange(directory / "exchange"), every_steps=1000, group=1
     )
     model.fit(

@@ -48,7 +48,7 @@ def student() -> keras.Model:
     """Predicts `weight * x + table[id]`, both 0 at first."""
     x = keras.Input((1,), name="x")
     ids = keras.Input((1,), dtype="int64", name="ids")
-    table = tfdistill.ShardedEmbedding(
+    table = tfdistill.layers.ShardedEmbedding(
         NUM_IDS, 1, embeddings_initializer="zeros", name="table_of_ids"
     )
     product = keras.layers.Dense(

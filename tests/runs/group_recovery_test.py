@@ -51,7 +51,10 @@ model.fit(
     tf.data.Dataset.from_tensor_slices((x, x[:, :1])).repeat().batch(8),
     steps_per_epoch={NUM_STEPS},
     verbose=0,
-    callbacks=[Steps(), tfdistill.Backup(work / "backup", every_steps=10)],
+    callbacks=[
+        Steps(),
+        tfdistill.callbacks.Backup(work / "backup", every_steps=10),
+    ],
 )
 (work / f"{{name}}.json").write_text(json.dumps([
     int(model.optimizer.iterations.numpy()),

@@ -415,8 +415,10 @@ def test_05_training_waits_for_no_write_and_no_read(exchange):
             assert not release.is_set()
             release.set()
 
-    exporter = tfdistill.StudentExporter(exchange, every_steps=1, group=0)
-    loader = tfdistill.TeacherLoader(every_steps=1)
+    exporter = tfdistill.callbacks.StudentExporter(
+        exchange, every_steps=1, group=0
+    )
+    loader = tfdistill.callbacks.TeacherLoader(every_steps=1)
     cases.fit(
         model,
         _X,
@@ -516,7 +518,7 @@ def test_07_a_bad_teacher_is_quarantined(exchange, kind, caplog):
             _X,
             _Y,
             epochs=3,
-            callbacks=[tfdistill.TeacherLoader(every_steps=1)],
+            callbacks=[tfdistill.callbacks.TeacherLoader(every_steps=1)],
         )
     # The last good version goes on teaching.
     assert logs["distillation_weight"] == [1, 1, 1]
@@ -540,7 +542,9 @@ def test_09_only_the_student_is_saved(exchange, tmp_path):
     )
     cases.prepare(model, _X, _Y)
     cases.load(model, 10)
-    exporter = tfdistill.StudentExporter(exchange, every_steps=1, group=0)
+    exporter = tfdistill.callbacks.StudentExporter(
+        exchange, every_steps=1, group=0
+    )
     cases.fit(model, _X, _Y, callbacks=[exporter, cases.never()])
     shapes = sorted(tuple(v.shape) for v in model.student.variables)
     assert sorted(tuple(v.shape) for v in model.weights) == shapes
@@ -620,7 +624,9 @@ _MISTAKES = {
         r"\[1.0, 1.0\]",
     ),
     "no steps": (
-        lambda e: tfdistill.StudentExporter(e, every_steps=0, group=0),
+        lambda e: tfdistill.callbacks.StudentExporter(
+            e, every_steps=0, group=0
+        ),
         "every_steps.*received 0",
     ),
     "a negative bound": (
@@ -649,8 +655,8 @@ def test_12_nothing_is_silently_ignored(exchange, mistake):
 def test_12_unknown_options_are_refused(exchange):
     for make in (
         lambda: tfdistill.TeacherSet(exchange, [1], max_stale=1),
-        lambda: tfdistill.TeacherLoader(every_step=1),
-        lambda: tfdistill.StudentExporter(exchange, every_step=1),
+        lambda: tfdistill.callbacks.TeacherLoader(every_step=1),
+        lambda: tfdistill.callbacks.StudentExporter(exchange, every_step=1),
         lambda: cases.codistill(cases.linear(), distilation_weight=1.0),
     ):
         with pytest.raises(TypeError):

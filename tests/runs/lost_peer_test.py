@@ -93,7 +93,7 @@ def test_a_lost_peer_fades_away_and_counts_again_when_it_is_back(tmp_path):
             data,
             steps_per_epoch=10**6,
             # The story first: it sees what was in force in the step.
-            callbacks=[story, tfdistill.TeacherLoader(every_steps=1)],
+            callbacks=[story, tfdistill.callbacks.TeacherLoader(every_steps=1)],
         )
     assert len(story.chapters) == 3, teachers.status()
     for step, (version, weight) in enumerate(story.steps):

@@ -105,7 +105,7 @@ def _check_group(workdir, group):
     assert newest.step == NUM_STEPS
     student = keras.models.load_model(
         workdir / f"group_{group}" / "student.keras",
-        custom_objects={"ShardedEmbedding": tfdistill.ShardedEmbedding},
+        custom_objects={"ShardedEmbedding": tfdistill.layers.ShardedEmbedding},
     )
     weights = [np.isfinite(w).all() for w in student.get_weights()]
     assert weights and all(weights)

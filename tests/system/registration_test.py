@@ -45,12 +45,12 @@ def saved(tmp_path_factory):
     model = keras.Sequential(
         [
             keras.Input([2], dtype="int32"),
-            tfdistill.ShardedEmbedding([5, 7], 3),
+            tfdistill.layers.ShardedEmbedding([5, 7], 3),
             keras.layers.Flatten(),
             keras.layers.Dense(2),
         ]
     )
-    model.compile(tfdistill.LARS(0.1), "mse")
+    model.compile(tfdistill.optimizers.LARS(0.1), "mse")
     path = tmp_path_factory.mktemp("file") / "model.keras"
     model.save(path)
     return path, model.predict(np.array([[1, 2]]), verbose=0)[0]

@@ -84,7 +84,7 @@ def test_a_teacher_of_nan_gives_the_run_without_a_teacher(
         _X,
         _Y,
         epochs=6,
-        callbacks=[tfdistill.TeacherLoader(every_steps=1)],
+        callbacks=[tfdistill.callbacks.TeacherLoader(every_steps=1)],
     )
     expected = cases.fit(plain, _X, _Y, epochs=6)
     assert logs["distillation_weight"] == [0] * 6
@@ -140,7 +140,7 @@ def test_a_version_beyond_its_bound_has_no_weight_at_the_very_step(
     data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
     cases.prepare(model, data)
     # Rarer than the steps: the step itself sees the age.
-    callbacks = [tfdistill.TeacherLoader(every_steps=5)]
+    callbacks = [tfdistill.callbacks.TeacherLoader(every_steps=5)]
     cases.publish(exchange, cases.linear(1), step=0)
     cases.load(model, 0)
     with caplog.at_level(logging.WARNING):
@@ -177,7 +177,7 @@ def test_a_silent_peer_fades_by_itself(exchange, replicas, request, caplog):
     cases.prepare(model, data)
     cases.publish(exchange, cases.linear(1), extras={"every_steps": 1})
     cases.load(model, 10)
-    callbacks = [tfdistill.TeacherLoader(every_steps=1)]
+    callbacks = [tfdistill.callbacks.TeacherLoader(every_steps=1)]
     with caplog.at_level(logging.WARNING):
         logs = cases.fit(model, data, epochs=24, callbacks=callbacks)
     falling = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]

@@ -112,7 +112,7 @@ def test_it_resumes_with_its_projection(tmp_path):
         model = _taught(
             _network(4, 0), _network(7, 3), projection=True, optimizer="adam"
         )
-        backup = tfdistill.Backup(directory)
+        backup = tfdistill.callbacks.Backup(directory)
         cases.fit(model, _X, _Y, epochs=epochs, callbacks=[backup])
         return model
 

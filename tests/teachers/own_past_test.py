@@ -35,7 +35,7 @@ class _Values(keras.callbacks.Callback):
 
 
 def _exporter(every_steps=2, **kwargs):
-    return tfdistill.StudentExporter(
+    return tfdistill.callbacks.StudentExporter(
         _NOWHERE, every_steps=every_steps, **kwargs
     )
 
@@ -110,10 +110,12 @@ def test_a_mean_of_versions_needs_no_loader_and_a_refresh_no_exporter():
     values = _Values()
     model = _trained(values, _exporter())
     _assert_close(_held(model), _mean(values.seen[1::2]))
-    alone = _trained(tfdistill.TeacherLoader(every_steps=2))
+    alone = _trained(tfdistill.callbacks.TeacherLoader(every_steps=2))
     _assert_close(_held(alone), _held(model))
     # With both, it is the exporter that counts.
-    both = _trained(_exporter(), tfdistill.TeacherLoader(every_steps=1))
+    both = _trained(
+        _exporter(), tfdistill.callbacks.TeacherLoader(every_steps=1)
+    )
     _assert_close(_held(both), _held(model))
 
 
@@ -128,7 +130,7 @@ def test_two_replicas_have_one_mean(two_replicas):
 def test_statistics_of_replicas_are_averaged_first(two_replicas):
     with two_replicas.scope():
         model = _trained(
-            tfdistill.TeacherLoader(every_steps=2), student=_student()
+            tfdistill.callbacks.TeacherLoader(every_steps=2), student=_student()
         )
     for variable in model.teachers.variables:
         first, second = two_replicas.experimental_local_results(variable)
@@ -147,8 +149,12 @@ def test_a_resumed_training_has_the_same_past(tmp_path):
                 raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        run(tfdistill.Backup(tmp_path, every_steps=10), Stop(), epochs=4)
-    backup = tfdistill.Backup(tmp_path, every_steps=10)
+        run(
+            tfdistill.callbacks.Backup(tmp_path, every_steps=10),
+            Stop(),
+            epochs=4,
+        )
+    backup = tfdistill.callbacks.Backup(tmp_path, every_steps=10)
     values = _Values()
     resumed = run(backup, values, epochs=4)
     assert backup.resumed_step == 10

@@ -449,7 +449,7 @@ def test_a_fixed_teacher_on_two_replicas(tmp_path, two_replicas):
 def test_a_fixed_teacher_that_turns_bad_is_dropped(tmp_path, caplog):
     _overflowing().export(str(tmp_path), verbose=False)
     model = cases.taught(kinds.FixedTeacher(tmp_path))
-    loader = tfdistill.TeacherLoader(every_steps=1)
+    loader = tfdistill.callbacks.TeacherLoader(every_steps=1)
     with caplog.at_level(logging.WARNING):
         cases.fit(model, _FAR, _Y, epochs=5, callbacks=[loader])
     assert caplog.text.count("Dropped the teacher") == 1

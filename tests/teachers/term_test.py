@@ -420,7 +420,7 @@ def test_a_regression_writes_its_own_tag(tmp_path):
     teacher = cases.linear(1, classes=1)
     cases.publish(exchange, teacher, step=10)
     cases.load(model, 10)
-    summaries = tfdistill.Summaries(tmp_path / "log", every_steps=2)
+    summaries = tfdistill.callbacks.Summaries(tmp_path / "log", every_steps=2)
     model.fit(
         x, y, batch_size=8, verbose=0, callbacks=[cases.never(), summaries]
     )

@@ -148,8 +148,12 @@ def test_weights_that_are_not_finite_end_the_training(tmp_path, where):
     other = {
         "epoch": keras.callbacks.Callback(),
         "own": keras.callbacks.TerminateOnNaN(),
-        "export": tfdistill.StudentExporter(exchange, every_steps=1, group=0),
-        "backup": tfdistill.Backup(tmp_path / "backup", every_steps=1),
+        "export": tfdistill.callbacks.StudentExporter(
+            exchange, every_steps=1, group=0
+        ),
+        "backup": tfdistill.callbacks.Backup(
+            tmp_path / "backup", every_steps=1
+        ),
     }[where]
     losses, is_late = [], where in ("epoch", "own")
 
@@ -182,6 +186,9 @@ def test_weights_that_are_not_finite_may_only_be_warned_of(model):
     x[0, 0] = np.nan
     with pytest.warns(UserWarning, match="must be finite") as said:
         model.fit(
-            x, Y, verbose=0, callbacks=[tfdistill.FiniteLoss(action="warn")]
+            x,
+            Y,
+            verbose=0,
+            callbacks=[tfdistill.callbacks.FiniteLoss(action="warn")],
         )
     assert len(said) == 1

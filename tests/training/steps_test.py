@@ -63,7 +63,9 @@ def test_batches_whose_gradients_are_accumulated_are_steps_too(tmp_path):
             weights.append(self.model.student.get_weights()[0])
 
     exchange = tfdistill.Exchange(tmp_path / "own", max_to_keep=100)
-    exporter = tfdistill.StudentExporter(exchange, every_steps=6, group=0)
+    exporter = tfdistill.callbacks.StudentExporter(
+        exchange, every_steps=6, group=0
+    )
     callbacks = [cases.never(), Note(), exporter]
     cases.fit(model, x, y, batch_size=2, epochs=2, callbacks=callbacks)
     assert seen == list(range(1, 21))

@@ -77,7 +77,9 @@ def test_one_device_keeps_its_own():
 def test_exports_and_evaluations_see_the_mean(two_replicas, tmp_path):
     model, data = _trained(two_replicas)
     exchange = tfdistill.Exchange(tmp_path)
-    exporter = tfdistill.StudentExporter(exchange, every_steps=1, group=0)
+    exporter = tfdistill.callbacks.StudentExporter(
+        exchange, every_steps=1, group=0
+    )
     cases.fit(model, data, callbacks=[exporter])
     mean = model.student.layers[0].non_trainable_variables[0]
     one, other = _local(mean, two_replicas)
@@ -164,7 +166,7 @@ def test_versions_of_averaged_weights_are_what_fit_leaves(
     exchange = tfdistill.Exchange(tmp_path, max_to_keep=100)
     optimizer = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
     model = cases.codistill(cases.linear(), optimizer=optimizer)
-    exporter = tfdistill.StudentExporter(
+    exporter = tfdistill.callbacks.StudentExporter(
         exchange, every_steps=every_steps, group=0
     )
     wait = keras.callbacks.LambdaCallback(

@@ -43,7 +43,7 @@ def _expected(seen):
 
 
 def _exporter(exchange=None, **kwargs):
-    return tfdistill.StudentExporter(
+    return tfdistill.callbacks.StudentExporter(
         exchange or tfdistill.Exchange(None),
         every_steps=10**9,
         group=0,
@@ -141,7 +141,7 @@ def test_replicas_have_the_mean_of_one_process(two_replicas):
 def test_tables_have_a_mean(two_replicas):
     def made():
         ids = keras.Input((2,), dtype="int64")
-        table = tfdistill.ShardedEmbedding(6, 3, num_shards=2, seed=1)
+        table = tfdistill.layers.ShardedEmbedding(6, 3, num_shards=2, seed=1)
         flat = keras.layers.Flatten()(table(ids))
         head = keras.layers.Dense(3, kernel_initializer="ones")
         return cases.codistill(keras.Model(ids, head(flat)))
@@ -176,7 +176,7 @@ def test_a_resumed_training_has_the_same_mean(tmp_path):
 
     def run(epochs):
         model = cases.codistill(cases.linear())
-        backup = tfdistill.Backup(tmp_path, every_steps=6)
+        backup = tfdistill.callbacks.Backup(tmp_path, every_steps=6)
         _fit(model, _exporter(), backup, epochs=epochs)
         return model, backup
 
@@ -189,7 +189,7 @@ def test_a_resumed_training_has_the_same_mean(tmp_path):
     with pytest.raises(ValueError, match="mean/0"):
         _fit(
             cases.codistill(cases.linear()),
-            tfdistill.Backup(tmp_path),
+            tfdistill.callbacks.Backup(tmp_path),
             epochs=4,
         )
 

@@ -16,7 +16,6 @@ from tfdistill.backup import store
 from tfdistill.cluster import ending
 from tfdistill.cluster import replicas as replicas_lib
 from tfdistill.cluster import signs
-from tfdistill.system import fresh_copies
 from tfdistill.system import keras_internals
 from tfdistill.training import own_steps
 from tfdistill.training import steps
@@ -42,7 +41,7 @@ def session(model: Any, arguments: dict[str, Any]) -> Iterator[None]:
         return
     if len(backups) > 1:
         raise ValueError(
-            "`callbacks` must hold one tfdistill.Backup; received "
+            "`callbacks` must hold one tfdistill.callbacks.Backup; received "
             f"{len(backups)}. A larger `max_to_keep` keeps more backups."
         )
     (backup,) = backups
@@ -74,14 +73,14 @@ def _check_optimizers(model: Any) -> None:
     more = [n for n, value in found.items() if value is not model.optimizer]
     if more:
         raise ValueError(
-            "A model that a tfdistill.Backup resumes must have one optimizer, "
+            "A model that a callbacks.Backup resumes must have one optimizer, "
             "that of Keras' `compile`, by whose steps backups are numbered; "
             f"received {', '.join(sorted(more))} besides. Leave the Backup "
             "out, and save weights with keras.callbacks.ModelCheckpoint."
         )
 
 
-class Backup(fresh_copies.FreshCopies, steps.SteppedCallback):
+class Backup(steps.SteppedCallback):
     """Backs the training up, and resumes from the newest complete backup.
 
     `fit` with the same arguments resumes from it, on one or several workers
@@ -139,11 +138,6 @@ class Backup(fresh_copies.FreshCopies, steps.SteppedCallback):
         self.wants_quiet = False
         self.num_skipped = 0
         self.resumed_step: int | None = None
-
-    @property
-    def is_in_use(self) -> bool:
-        """Whether `fit` is running with it."""
-        return self._replicas is not None
 
     @property
     def directory(self) -> str:
@@ -233,7 +227,7 @@ class Backup(fresh_copies.FreshCopies, steps.SteppedCallback):
     ) -> None:
         if self._data is None:
             raise RuntimeError(
-                "No `fit` with this tfdistill.Backup is running."
+                "No `fit` with this tfdistill.callbacks.Backup is running."
             )
         step = self.step if step is None else step
         point = steps.TrainingPoint(

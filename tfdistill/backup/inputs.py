@@ -32,7 +32,7 @@ def check(arguments: Mapping[str, Any]) -> None:
         if job_name is not None and job_name.numpy():
             raise ValueError(
                 "Data of a tf.data service must have no `job_name` if `fit` "
-                f"has a tfdistill.Backup; received {job_name.numpy()!r}. A "
+                f"has a callbacks.Backup; received {job_name.numpy()!r}. A "
                 "shared job goes on where it is, so that a resumed training "
                 "would skip examples that it has never seen. Leave the name "
                 "out, or train without a backup."

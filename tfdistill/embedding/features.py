@@ -127,7 +127,7 @@ class FeatureEmbedding(keras.layers.Layer):
             raise ValueError(
                 "`weights` must be None: the tables of tfdistill combine ids "
                 "of equal weight; received weights. Look the ids up with a "
-                "tfdistill.ShardedEmbedding without `combiner`, and combine "
+                "layers.ShardedEmbedding without `combiner`, and combine "
                 "its vectors."
             )
         features = self._features.structure
@@ -193,7 +193,7 @@ def _check_feature(feature: Any) -> None:
         raise ValueError(
             "`feature_configs` must be a structure of "
             f"keras_rs.layers.FeatureConfig; received {feature!r}. A table "
-            "without features is a tfdistill.ShardedEmbedding."
+            "without features is a tfdistill.layers.ShardedEmbedding."
         )
     table = feature.table
     if table.optimizer != _NO_OPTIMIZER:

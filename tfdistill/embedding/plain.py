@@ -11,7 +11,7 @@ from tfdistill.system import keras_internals
 MAX_VALUES = 1_000_000
 
 REMEDY = (
-    "Use tfdistill.ShardedEmbedding(input_dim, output_dim) in its place, which "
+    "Use layers.ShardedEmbedding(input_dim, output_dim) in its place, which "
     "sends only the rows of a batch."
 )
 

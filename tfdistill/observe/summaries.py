@@ -177,11 +177,11 @@ class Summaries(steps.SteppedCallback):
 
     TensorBoard's own writer writes in the background. If storage fails, points
     are lost, but training continues. If a training resumes from a
-    `tfdistill.Backup`, TensorBoard drops the points of the steps that are
+    `callbacks.Backup`, TensorBoard drops the points of the steps that are
     repeated.
 
     Example:
-        callbacks = [tfdistill.Summaries("logs", every_steps=100)]
+        callbacks = [tfdistill.callbacks.Summaries("logs", every_steps=100)]
     """
 
     chief_only = True

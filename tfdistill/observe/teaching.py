@@ -68,8 +68,8 @@ class TeachingWatch(keras.callbacks.Callback):
         if model.teachers.follows_peers:
             remedy = (
                 "Train for longer, export more often (`every_steps` of "
-                "tfdistill.StudentExporter), or let the groups begin together "
-                "(tfdistill.StartTogether)."
+                "callbacks.StudentExporter), or let the groups begin together "
+                "(tfdistill.callbacks.StartTogether)."
             )
         return f"{teachers}. {remedy}"
 

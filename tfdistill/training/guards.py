@@ -170,7 +170,7 @@ def select(
             raise ValueError(
                 "keras.callbacks.BackupAndRestore does not work on several "
                 "workers: each would overwrite the others' files and only one "
-                "would be restored. Use tfdistill.Backup, which does."
+                "would be restored. Use tfdistill.callbacks.Backup, which does."
             )
     if replicas.is_chief(strategy):
         return list(callbacks)

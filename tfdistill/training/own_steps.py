@@ -59,7 +59,7 @@ def check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     if embedding_layer.layers_of(model):
         raise ValueError(
             "A training step of your own must not be run with a "
-            f"tfdistill.ShardedEmbedding; received {name}. The optimizer alone "
+            f"layers.ShardedEmbedding; received {name}. The optimizer alone "
             f"cannot update its table by rows. {remedy}."
         )
 

@@ -170,7 +170,7 @@ class SteppedCallback(keras.callbacks.Callback):
     def misplaced(self) -> ValueError:
         """Returns the error of a callback that `fit` could not prepare."""
         return ValueError(
-            f"tfdistill.{type(self).__name__} must be given to the `fit` of a "
+            f"{type(self).__name__} must be given to the `fit` of a "
             "tfdistill.CodistillModel, in a list of callbacks; received "
             f"{type(self.model).__name__}. Wrap your model: "
             "tfdistill.CodistillModel(model)."

@@ -44,7 +44,7 @@ class Trainer(typing.Protocol):
     input_spec: Any
     # What the last execution reported.
     last: steps.LastExecution
-    # The `tfdistill.Backup` of the `fit` in progress, if it has one.
+    # The `tfdistill.callbacks.Backup` of the `fit` in progress, if it has one.
     backup: Any
     # Whether callbacks get the index of the last batch that was done. Keras
     # gives them the last one that was asked for.

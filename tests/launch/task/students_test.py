@@ -157,7 +157,7 @@ def test_options_reach_the_teachers(tmp_path):
         ),
         (
             sections.Exchange,
-            tfdistill.StudentExporter,
+            tfdistill.callbacks.StudentExporter,
             {
                 "ema_decay",
                 "every_steps",

@@ -34,27 +34,32 @@ def test_one_call_makes_them_all(tmp_path, monkeypatch):
     exchange = tfdistill.Exchange(None)
 
     def kinds(**kwargs):
-        found = tfdistill.callbacks(exchange, every_steps=5, **kwargs)
+        found = tfdistill.callbacks.defaults(
+            exchange=exchange, every_steps=5, **kwargs
+        )
         return [type(callback) for callback in found]
 
-    both = [tfdistill.StudentExporter, tfdistill.TeacherLoader]
+    both = [
+        tfdistill.callbacks.StudentExporter,
+        tfdistill.callbacks.TeacherLoader,
+    ]
     assert kinds() == both
     # In a launched run, whoever says so.
     launched = tfdistill.Cluster(workdir=str(tmp_path), group=2, num_groups=3)
-    assert kinds(cluster=launched) == [*both, tfdistill.Backup]
+    assert kinds(cluster=launched) == [*both, tfdistill.callbacks.Backup]
     monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
-    found = tfdistill.callbacks(exchange, every_steps=5)
+    found = tfdistill.callbacks.defaults(exchange=exchange, every_steps=5)
     model = cases.codistill(cases.linear())
     model.fit(_X, _Y, verbose=0, callbacks=[*found, cases.never()])
     assert list((tmp_path / "group_0" / "backup").iterdir())
     with pytest.raises(ValueError, match="`every_steps` must be a whole"):
-        tfdistill.callbacks(exchange, every_steps=0)
+        tfdistill.callbacks.defaults(exchange=exchange, every_steps=0)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda root: tfdistill.callbacks(root, every_steps=5),
+        lambda root: tfdistill.callbacks.defaults(5, root),
         lambda root: tfdistill.TeacherSet(root, [1]),
     ],
 )
@@ -66,7 +71,7 @@ def test_a_directory_is_no_exchange(tmp_path, make):
 
 
 def _exporter(exchange, every_steps=1, *, pause_secs=None, **kwargs):
-    exporter = tfdistill.StudentExporter(
+    exporter = tfdistill.callbacks.StudentExporter(
         exchange, every_steps=every_steps, group=0, **kwargs
     )
     if pause_secs is not None:
@@ -154,7 +159,7 @@ def test_several_steps_an_execution(exchange):
         steps_per_execution=steps_per_execution,
     )
     exporter = _exporter(exchange, every_steps=2)
-    loader = tfdistill.TeacherLoader(every_steps=2)
+    loader = tfdistill.callbacks.TeacherLoader(every_steps=2)
     for epochs in (1, 2):
         cases.fit(
             model,
@@ -188,7 +193,7 @@ def test_groups_take_turns_to_export(
     monkeypatch.setenv("TFDISTILL_NUM_GROUPS", "4")
     monkeypatch.setenv("TFDISTILL_EXCHANGE", str(tmp_path))
     exchange = tfdistill.Exchange(tmp_path, max_to_keep=9, min_keep_secs=0)
-    exporter = tfdistill.StudentExporter(
+    exporter = tfdistill.callbacks.StudentExporter(
         exchange, every_steps=4, group=group, **arguments
     )
     mixer = steps.Mixer() if mixes else keras.callbacks.Callback()
@@ -208,7 +213,7 @@ def test_groups_take_turns_to_export(
 def test_an_offset_is_within_the_interval():
     for wrong in (-1, 5, 2.0):
         with pytest.raises(ValueError, match="`offset_steps` must be None or"):
-            tfdistill.StudentExporter(
+            tfdistill.callbacks.StudentExporter(
                 tfdistill.Exchange(None), every_steps=5, offset_steps=wrong
             )
 
@@ -259,7 +264,7 @@ def test_weights_that_are_not_finite_are_not_published(exchange, caplog):
     model = cases.codistill(student, optimizer=keras.optimizers.SGD(0.0))
     student.variables[1].assign([np.nan, 0.0, 0.0])
     exporter = _exporter(exchange)
-    going_on = tfdistill.FiniteLoss(action="warn")
+    going_on = tfdistill.callbacks.FiniteLoss(action="warn")
     with caplog.at_level(logging.WARNING):
         _train(model, exporter, more=(going_on,))
     assert exchange.steps(0) == []
@@ -365,7 +370,7 @@ def in_group_3(exchange, monkeypatch):
 
 @pytest.mark.usefixtures("in_group_3")
 def test_the_group_comes_from_the_environment(exchange):
-    exporter = tfdistill.StudentExporter(exchange, every_steps=1)
+    exporter = tfdistill.callbacks.StudentExporter(exchange, every_steps=1)
     _train(cases.codistill(cases.linear(0)), exporter)
     assert exchange.steps(3)
 
@@ -379,7 +384,7 @@ def test_a_cluster_built_by_hand_trains_and_exports_as_it_says(
     monkeypatch.setattr(strategy_lib, "_one_task", lambda: own)
     with tfdistill.make_strategy(given).scope():
         model = cases.codistill(cases.linear(0))
-    exporter = tfdistill.StudentExporter(exchange, every_steps=1)
+    exporter = tfdistill.callbacks.StudentExporter(exchange, every_steps=1)
     _train(model, exporter)
     assert exchange.steps(1) and not exchange.steps(3)
 
@@ -426,7 +431,7 @@ def test_a_refresh_is_due_every_so_many_steps(exchange, monkeypatch):
         return refresh(**kwargs)
 
     monkeypatch.setattr(model.teachers, "refresh", noted)
-    loader = tfdistill.TeacherLoader(every_steps=3)
+    loader = tfdistill.callbacks.TeacherLoader(every_steps=3)
     cases.fit(model, _X, _Y, batch_size=2, epochs=2, callbacks=[loader])
     assert refreshed == [3, 6, 9, 12, 15]
 
@@ -442,7 +447,7 @@ def _train_until_taught(exchange, model, peer):
                 model.stop_training = True
 
     cases.publish(exchange, peer, step=7)
-    loader = tfdistill.TeacherLoader(every_steps=1)
+    loader = tfdistill.callbacks.TeacherLoader(every_steps=1)
     data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(4).repeat()
     cases.fit(
         model, data, steps_per_epoch=20_000, callbacks=[loader, Patience()]
@@ -487,15 +492,15 @@ def test_intervals_are_checked(exchange, every_steps):
     with pytest.raises(ValueError, match="every_steps"):
         _exporter(exchange, every_steps=every_steps)
     with pytest.raises(ValueError, match="every_steps"):
-        tfdistill.TeacherLoader(every_steps=every_steps)
+        tfdistill.callbacks.TeacherLoader(every_steps=every_steps)
 
 
 @pytest.mark.parametrize("kind", ["exporter", "loader", "log"])
 def test_a_plain_model_is_refused(exchange, tmp_path, kind):
     callback = {
         "exporter": lambda: _exporter(exchange),
-        "loader": lambda: tfdistill.TeacherLoader(every_steps=1),
-        "log": lambda: tfdistill.RunLog(tmp_path),
+        "loader": lambda: tfdistill.callbacks.TeacherLoader(every_steps=1),
+        "log": lambda: tfdistill.callbacks.RunLog(tmp_path),
     }[kind]()
     model = cases.linear(0)
     model.compile("sgd", "mse")
@@ -520,7 +525,9 @@ class _Strategy:
 
 def test_backup_and_restore_is_refused_on_several_workers(tmp_path):
     backup = keras.callbacks.BackupAndRestore(str(tmp_path))
-    with pytest.raises(ValueError, match="BackupAndRestore.*tfdistill.Backup"):
+    with pytest.raises(
+        ValueError, match="BackupAndRestore.*tfdistill.callbacks.Backup"
+    ):
         guards.select([backup], _Strategy(0))
     one = tf.distribute.get_strategy()
     assert guards.select([backup], one) == [backup]
@@ -530,10 +537,10 @@ def test_backup_and_restore_is_refused_on_several_workers(tmp_path):
 def test_files_are_written_by_the_chief(tmp_path, exchange, task_id, kept):
     given = [
         keras.callbacks.CSVLogger(tmp_path / "a.csv"),
-        tfdistill.RunLog(tmp_path),
+        tfdistill.callbacks.RunLog(tmp_path),
         # These take part in collectives: on every worker.
         _exporter(exchange),
-        tfdistill.TeacherLoader(every_steps=1),
+        tfdistill.callbacks.TeacherLoader(every_steps=1),
     ]
     found = guards.select(given, _Strategy(task_id))
     assert found == given[4 - kept :]
