@@ -29,7 +29,7 @@ def _taught(exchange, student=None, x=_X, y=_Y, *, spec=None, **kwargs):
     """A prepared model with one teacher: the same student, other values."""
     is_linear = student is None
     student = student or cases.linear(0)
-    model = cases.codistill(student, cases.teacher_set(exchange), **kwargs)
+    model = cases.codistill(student, cases.peers(exchange), **kwargs)
     cases.prepare(model, x, y)
     if is_linear:
         cases.publish(exchange, _peer(), spec=spec or model.graph.input_spec)
@@ -84,7 +84,7 @@ def test_one_update_by_hand(exchange, temperature, shares, sample_weight):
         cases.publish(exchange, cases.linear(group), group=group)
     model = cases.codistill(
         cases.linear(0),
-        cases.teacher_set(exchange, (1, 2), weights=shares),
+        cases.peers(exchange, (1, 2), weights=shares),
         distillation_loss=losses.SoftTargetCrossEntropy(
             temperature=temperature
         ),
@@ -138,7 +138,7 @@ def test_a_student_equal_to_its_teacher_has_nothing_to_learn(exchange, loss):
     cases.publish(exchange, cases.linear(0))
     model = cases.codistill(
         cases.linear(0),
-        cases.teacher_set(exchange),
+        cases.peers(exchange),
         distillation_loss=loss(),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
@@ -160,7 +160,7 @@ def test_binary_outputs(exchange):
     cases.publish(exchange, build(1))
     model = cases.codistill(
         build(0),
-        cases.teacher_set(exchange),
+        cases.peers(exchange),
         loss=keras.losses.BinaryCrossentropy(from_logits=True),
         distillation_loss=losses.BinarySoftTargetCrossEntropy(),
     )
@@ -256,7 +256,7 @@ def test_without_teachers_it_trains_as_keras_does():
 def test_without_a_task_the_student_learns_from_its_teachers(exchange):
     cases.publish(exchange, cases.linear(1))
     model = tfdistill.CodistillModel(
-        cases.linear(0), teachers=cases.teacher_set(exchange)
+        cases.linear(0), teachers=cases.peers(exchange)
     )
     model.compile(
         keras.optimizers.SGD(0.1),
@@ -635,7 +635,7 @@ def test_a_clone_that_would_lack_the_teachers_is_refused(exchange):
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_copy_that_would_lack_the_teachers_is_refused(exchange, copied):
-    model = cases.codistill(cases.linear(), cases.teacher_set(exchange))
+    model = cases.codistill(cases.linear(), cases.peers(exchange))
     with pytest.raises(ValueError, match="copied or pickled; received one wi"):
         copied(model)
     alone = tfdistill.CodistillModel(cases.linear())
@@ -682,7 +682,7 @@ def test_keras_tracks_nothing_of_a_teacher(exchange):
 
 def test_teachers_need_a_distillation_loss(exchange):
     model = tfdistill.CodistillModel(
-        cases.linear(), teachers=cases.teacher_set(exchange)
+        cases.linear(), teachers=cases.peers(exchange)
     )
     with pytest.raises(ValueError, match="distillation_loss.*None with 1"):
         model.compile("sgd", "mse")
@@ -690,7 +690,7 @@ def test_teachers_need_a_distillation_loss(exchange):
 
 def test_from_logits_must_be_known(exchange):
     model = tfdistill.CodistillModel(
-        cases.linear(), teachers=cases.teacher_set(exchange)
+        cases.linear(), teachers=cases.peers(exchange)
     )
     with pytest.raises(ValueError, match="from_logits=True or"):
         model.compile(
@@ -726,7 +726,7 @@ def test_unknown_outputs_are_refused(exchange):
     student = keras.Model(inputs, {"a": keras.layers.Dense(3)(inputs)})
     model = cases.codistill(
         student,
-        cases.teacher_set(exchange),
+        cases.peers(exchange),
         distillation_loss={"b": losses.ForwardKL(from_logits=True)},
     )
     with pytest.raises(ValueError, match=r"\['a'\]; received \['b'\]"):
@@ -745,14 +745,14 @@ def test_a_raw_variable_is_refused_before_any_step(exchange):
     student = keras.Sequential(
         [keras.Input((4,)), Raw(), keras.layers.Dense(3)]
     )
-    model = cases.codistill(student, cases.teacher_set(exchange))
+    model = cases.codistill(student, cases.peers(exchange))
     with pytest.raises(ValueError, match="my_scale.*add_weight"):
         cases.fit(model, _X, _Y)
     assert int(model.optimizer.iterations) == 0
 
 
 def test_teachers_that_nobody_will_load_are_told(exchange):
-    model = cases.codistill(cases.linear(), cases.teacher_set(exchange))
+    model = cases.codistill(cases.linear(), cases.peers(exchange))
     with pytest.warns(
         UserWarning, match="no tfdistill.callbacks.TeacherLoader"
     ):
@@ -763,7 +763,7 @@ def test_a_group_that_others_will_never_hear_is_told(exchange):
     with pytest.warns(UserWarning, match="group 0 of 2, .*StudentExporter"):
         model_lib._check_roles(
             [cases.never()],
-            cases.teacher_set(exchange),
+            cases.peers(exchange),
             tfdistill.Cluster(num_groups=2),
         )
 
@@ -881,7 +881,7 @@ def test_outputs_are_found_by_name_as_in_keras(named, model_class):
 def test_one_of_the_outputs_of_a_list_is_distilled_by_name(exchange):
     model = cases.codistill(
         _two_outputs(named=False),
-        cases.teacher_set(exchange),
+        cases.peers(exchange),
         loss="mse",
         distillation_loss={
             "size": losses.LogitsMeanSquaredError(from_logits=True)

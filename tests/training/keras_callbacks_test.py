@@ -43,7 +43,7 @@ class Bench:
         with strategy.scope():
             self.model = cases.codistill(
                 cases.linear(0),
-                cases.teacher_set(self.exchange),
+                cases.peers(self.exchange),
                 metrics=["accuracy"],
             )
         cases.prepare(self.model, *_data())

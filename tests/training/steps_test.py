@@ -49,7 +49,7 @@ def test_batches_whose_gradients_are_accumulated_are_steps_too(tmp_path):
     optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
     model = cases.codistill(
         cases.linear(),
-        cases.teacher_set(tfdistill.Exchange(tmp_path), [1]),
+        cases.peers(tfdistill.Exchange(tmp_path), [1]),
         optimizer=optimizer,
         distillation_weight=lambda step: tf.cast(step, tf.float32),
     )
@@ -89,31 +89,6 @@ def test_an_epoch_resumed_in_its_middle_counts_from_there():
     counter.begin(40)
     counter.advance(60, num_batches=50)
     assert counter.step == 4 + 15
-
-
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
-@pytest.mark.filterwarnings("ignore:.*input ran out of data")
-def test_it_counts_where_the_number_of_batches_is_unknown(
-    steps_per_execution,
-):
-    x, y = cases.data(20)
-    model = cases.codistill(
-        cases.linear(), steps_per_execution=steps_per_execution
-    )
-    recorder = _Recorder()
-    cases.fit(model, _generator(x, y), callbacks=[recorder])
-    for counted, actual in recorder.seen:
-        assert counted == actual
-    assert recorder.seen[-1] == (10, 10)
-
-
-def test_it_goes_on_where_the_last_training_ended():
-    x, y = cases.data(8)
-    model = cases.codistill(cases.linear())
-    for done in (0, 2):
-        recorder = _Recorder()
-        cases.fit(model, x, y, batch_size=4, callbacks=[recorder])
-        assert recorder.seen == [(done + 1, done + 1), (done + 2, done + 2)]
 
 
 def test_the_device_is_asked_once_an_epoch():
@@ -158,14 +133,6 @@ def test_an_offset_comes_first():
         schedule.start(begin)
         found = [s for s in range(begin, 25) if schedule.due(s)]
         assert found[0] == due
-
-
-def test_the_step_to_start_from_is_not_due():
-    schedule = steps_lib.EverySteps(5)
-    schedule.start(10)
-    assert not schedule.due(10)
-    assert not schedule.due(14)
-    assert schedule.due(15)
 
 
 @pytest.mark.parametrize("every", [0, -1, 2.5, "3", None, True])
