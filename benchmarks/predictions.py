@@ -133,7 +133,7 @@ def _plain(workload: Any) -> keras.Model:
 
 def _turns(model: Any, workload: Any, num_steps: int) -> Callable[[], float]:
     """Returns one turn: mean processor seconds of a step."""
-    loader = [tfdistill.callbacks.TeacherLoader(every_steps=10**9)]
+    loader = [tfdistill.TeacherLoader(every_steps=10**9)]
     has_teachers = isinstance(model, tfdistill.CodistillModel)
     model.fit(
         workload.batches,

@@ -39,7 +39,7 @@ _OF_ONE_LOSS = {
 }
 # Data that TensorFlow Datasets may be read for, by name.
 _FROM_TFDS = ("criteo", "language_model")
-# As in `tfdistill.callbacks.StudentExporter`.
+# As in `tfdistill.StudentExporter`.
 _EMA_DECAY = 0.95
 CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 
@@ -260,18 +260,18 @@ class Exchange(fields.Section):
 
     PREFIX: ClassVar[str] = "exchange."
     # Steps between two exports, and between two looks for newer teachers; as
-    # in `tfdistill.callbacks.StudentExporter` and `tfdistill.callbacks.TeacherLoader`.
+    # in `tfdistill.StudentExporter` and `tfdistill.TeacherLoader`.
     every_steps: int = fields.option(least=1)
     refresh_every_steps: int = fields.option(least=1)
     # As in `tfdistill.TeacherSet`.
     poll_secs: float = fields.option(0.1, above=0, first_default=1.0)
     # As in `tfdistill.Exchange`.
     max_to_keep: int = fields.option(3, least=2)
-    # As in `tfdistill.callbacks.StudentExporter`.
+    # As in `tfdistill.StudentExporter`.
     variables_dtype: str | None = fields.option(None, choices=("bfloat16",))
-    # As in `tfdistill.callbacks.StudentExporter`: null has the groups take turns.
+    # As in `tfdistill.StudentExporter`: null has the groups take turns.
     offset_steps: int | None = fields.option(None, least=0)
-    # As in `tfdistill.callbacks.StudentExporter`: what versions hold.
+    # As in `tfdistill.StudentExporter`: what versions hold.
     weights: str = fields.option("model", choices=("model", "ema"))
     ema_decay: float = fields.option(_EMA_DECAY, least=0, below=1)
     # From whom a group learns: all others, its predecessor in a ring, or a
@@ -351,14 +351,14 @@ class Mixing(fields.Section):
     rule: str = fields.option("none", choices=MIXING_RULES)
     # Of the rule, such as `alpha`; of "outer_optimizer", of its SGD.
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # As in `tfdistill.mixing.WeightMixer`.
+    # As in `tfdistill.WeightMixer`.
     every_steps: int = fields.option(50, least=1)
     # With whom: all other groups, those before and after it in a ring, pairs
     # that are drawn for each mix, or a list of groups for each group.
     topology: str | tuple[tuple[int, ...], ...] = fields.option(
         "all", choices=("all", "ring", "gossip")
     )
-    # As in `tfdistill.mixing.WeightMixer`.
+    # As in `tfdistill.WeightMixer`.
     quorum: int | str = fields.option(1, least=1, choices=("all",))
     grace_secs: float = fields.option(0.0, least=0)
     weigh_by: str = fields.option("groups", choices=("groups", "examples"))
@@ -400,7 +400,7 @@ class Mixing(fields.Section):
                     )
 
 
-# Those of Keras, `tfdistill.optimizers.LARS`, and SGD with
+# Those of Keras, `tfdistill.LARS`, and SGD with
 # `tfdistill.optimizers.QuasiGlobalMomentum`.
 OPTIMIZERS = (
     "adadelta",

@@ -49,7 +49,7 @@ def make(
 def kind_of(name: str) -> Any:
     """Returns the class of a name in `sections.OPTIMIZERS`."""
     # By class: `keras.optimizers.get` does not know "lamb".
-    kinds: dict[str, Any] = {"lars": tfdistill.optimizers.LARS}
+    kinds: dict[str, Any] = {"lars": tfdistill.LARS}
     for attribute, found in vars(keras.optimizers).items():
         if isinstance(found, type):
             kinds[attribute.lower()] = found

@@ -185,13 +185,13 @@ def make_exporter(
     config: config.Config,
     cluster: tfdistill.Cluster,
     exchange: tfdistill.Exchange,
-) -> tfdistill.callbacks.StudentExporter:
+) -> tfdistill.StudentExporter:
     """Returns the callback that publishes the group's student."""
-    return tfdistill.callbacks.StudentExporter(
+    return tfdistill.StudentExporter(
         exchange,
         group=cluster.group,
         schema=schema(config),
-        **config.exchange.taken_by(tfdistill.callbacks.StudentExporter),
+        **config.exchange.taken_by(tfdistill.StudentExporter),
     )
 
 
@@ -267,7 +267,7 @@ def _make_optimizer(
     options = config.optimizer_of(learns=learns(config, cluster))
     try:
         optimizer = optimizers.make(options, num_steps=config.num_steps)
-        table = tfdistill.layers.ShardedEmbedding
+        table = tfdistill.ShardedEmbedding
         has_tables = any(
             isinstance(layer, table)
             for one in cohort.students_of(student)

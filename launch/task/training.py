@@ -209,7 +209,7 @@ def _fit(
     """Trains, and returns what was measured meanwhile."""
     pace = _Pace(config.data.global_batch_size)
     exporter = students.make_exporter(config, cluster, exchange)
-    together = tfdistill.callbacks.StartTogether(
+    together = tfdistill.StartTogether(
         cluster, limit_secs=config.start_together_secs
     )
     backup = _backup(config, cluster)
@@ -288,10 +288,10 @@ def _summary(
 
 def _backup(
     config: config.Config, cluster: tfdistill.Cluster
-) -> tfdistill.callbacks.Backup:
+) -> tfdistill.Backup:
     directory = outputs.group_dir(str(cluster.workdir), cluster.group)
     every = config.backup_every_steps
-    return tfdistill.callbacks.Backup(directory / "backup", every_steps=every)
+    return tfdistill.Backup(directory / "backup", every_steps=every)
 
 
 def _callbacks(
@@ -301,8 +301,8 @@ def _callbacks(
     """Returns the callbacks; `fit` runs those that write on the chief only."""
     directory = outputs.group_dir(str(cluster.workdir), cluster.group)
     callbacks: list[keras.callbacks.Callback] = [
-        tfdistill.callbacks.RunLog(str(directory)),
-        tfdistill.callbacks.Summaries(
+        tfdistill.RunLog(str(directory)),
+        tfdistill.Summaries(
             directory / summaries.DIRECTORY,
             configuration=dataclasses.asdict(config),
         ),
@@ -317,14 +317,14 @@ def _callbacks(
     ) and learn.num_students == 1
     if students.learns(config, cluster) and loads:
         every = config.exchange.refresh_every_steps
-        callbacks.append(tfdistill.callbacks.TeacherLoader(every_steps=every))
+        callbacks.append(tfdistill.TeacherLoader(every_steps=every))
     if config.checkpoints != "none":
         best = config.checkpoints == "best"
         name = "best.keras" if best else "checkpoints/{epoch:05d}.keras"
         checkpoint = keras.callbacks.ModelCheckpoint(
             str(directory / name), monitor="val_loss", save_best_only=best
         )
-        callbacks.append(tfdistill.callbacks.BestEffort(checkpoint))
+        callbacks.append(tfdistill.BestEffort(checkpoint))
     return callbacks
 
 

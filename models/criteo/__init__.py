@@ -138,7 +138,7 @@ def build_model(
     categories = keras.Input(
         (rows.NUM_CATEGORIES,), dtype="int32", name="categories"
     )
-    embedding = tfdistill.layers.ShardedEmbedding(
+    embedding = tfdistill.ShardedEmbedding(
         sizes,
         embedding_dim,
         oov_index=rows.RARE_ROW,

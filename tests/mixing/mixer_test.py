@@ -626,7 +626,9 @@ def _callbacks(exchange, case):
         "after": [mixer, exporter],
         "other_steps": [_exporter(exchange, every_steps=2), mixer],
         "offset": [
-            tfdistill.callbacks.StudentExporter(exchange, every_steps=3, offset_steps=1),
+            tfdistill.callbacks.StudentExporter(
+                exchange, every_steps=3, offset_steps=1
+            ),
             mixer,
         ],
     }[case]

@@ -139,7 +139,9 @@ def test_partial_labels_are_seen_as_such(tmp_path):
     )
     model = cases.codistill(cases.linear(), kinds.LabelTeacher("big"))
     log = tfdistill.callbacks.Summaries(tmp_path, every_steps=2)
-    model.fit(data, verbose=0, callbacks=[tfdistill.callbacks.RunLog(tmp_path), log])
+    model.fit(
+        data, verbose=0, callbacks=[tfdistill.callbacks.RunLog(tmp_path), log]
+    )
     (status,) = model.teachers.status()
     assert (status["share"], status["step"], status["age_steps"]) == (
         0.5,

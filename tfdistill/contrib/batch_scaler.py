@@ -228,7 +228,7 @@ class BatchScaler(steps.SteppedCallback):
     Every `every_steps` steps, the group's workers agree on the size of a block
     of as many batches, which begins `every_steps` later: by then no pipeline
     has read so far. All workers change at the same step, no example is lost,
-    and nothing is traced again. A `tfdistill.callbacks.Backup` keeps the sizes, so that a
+    and nothing is traced again. A `callbacks.Backup` keeps the sizes, so that a
     resumed training cuts the same batches.
 
     Attributes:

@@ -50,7 +50,7 @@ class Topology:
         self.everyone = tuple(sorted(g for g in found if g != group))
         if not self.everyone:
             raise ValueError(
-                "A tfdistill.mixing.WeightMixer needs another group to mix with; "
+                "A mixing.WeightMixer needs another group to mix with; "
                 f"received peers={peers!r} for group {group} of {num_groups}. "
                 "Start more groups, or leave the mixer out."
             )

@@ -27,7 +27,7 @@ class RunLog(steps.SteppedCallback):
     status reads it. Each line holds the step, the epoch, the time (Unix
     seconds), the logs (null for NaN), `examples_per_second` since the line
     before, and `total_steps` if it is known; with a `WeightMixer`
-    its totals, as `mixing`. In a training that `tfdistill.callbacks.Backup` resumes,
+    its totals, as `mixing`. In a training that `callbacks.Backup` resumes,
     lines of steps that are done again go. If no step had a teacher, the last
     line says why, as `untaught`.
     """

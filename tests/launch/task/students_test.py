@@ -157,7 +157,7 @@ def test_options_reach_the_teachers(tmp_path):
         ),
         (
             sections.Exchange,
-            tfdistill.callbacks.StudentExporter,
+            tfdistill.StudentExporter,
             {
                 "ema_decay",
                 "every_steps",

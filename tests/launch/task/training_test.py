@@ -15,7 +15,7 @@ def _callback(workdir, group, limit_secs=30.0):
     cluster = tfdistill.Cluster(
         group=group, num_groups=2, workdir=str(workdir), exchange=str(workdir)
     )
-    return tfdistill.callbacks.StartTogether(cluster, limit_secs=limit_secs)
+    return tfdistill.StartTogether(cluster, limit_secs=limit_secs)
 
 
 @pytest.mark.parametrize("mode", ["shared", "coordinated"])
