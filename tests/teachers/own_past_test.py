@@ -99,7 +99,7 @@ def test_it_teaches_what_that_version_predicts():
 
 
 def test_it_is_the_average_if_versions_are():
-    exporter = _exporter(10**9, weights="ema", ema_decay=0.5)
+    exporter = _exporter(10**9, ema_decay=0.5)
     model = _trained(exporter, past=0.0)
     mean = [v.numpy() for v in model.codistillation.mean.variables]
     _assert_close(_held(model), mean)

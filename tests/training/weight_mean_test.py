@@ -47,7 +47,7 @@ def _exporter(exchange=None, **kwargs):
         exchange or tfdistill.Exchange(None),
         every_steps=10**9,
         group=0,
-        **{"weights": "ema", "ema_decay": _DECAY, **kwargs},
+        **{"ema_decay": _DECAY, **kwargs},
     )
 
 
@@ -196,7 +196,7 @@ def test_a_resumed_training_has_the_same_mean(tmp_path):
 
 def test_each_fit_has_the_mean_that_it_asks_for():
     model = cases.codistill(cases.linear())
-    _fit(model, _exporter(weights="model", ema_decay=0.95))
+    _fit(model, _exporter(ema_decay=None))
     assert model.codistillation.mean is None
     _fit(model, _exporter())
     first = model.codistillation.mean
@@ -205,18 +205,13 @@ def test_each_fit_has_the_mean_that_it_asks_for():
     values = _Values()
     _fit(model, _exporter(ema_decay=0.5), values)
     assert model.codistillation.mean.decay == 0.5
-    _fit(model, _exporter(weights="model", ema_decay=0.95))
+    _fit(model, _exporter(ema_decay=None))
     assert model.codistillation.mean is None
 
 
 def test_nonsense_is_refused():
-    for arguments, message in (
-        ({"weights": "mean"}, '`weights` must be "model" or "ema"'),
-        ({"ema_decay": 1.0}, "`ema_decay` must be >= 0 and < 1"),
-        ({"weights": "model"}, '`ema_decay` is of weights="ema"'),
-    ):
-        with pytest.raises(ValueError, match=message):
-            _exporter(**arguments)
+    with pytest.raises(ValueError, match="`ema_decay` must be None, or >= 0"):
+        _exporter(ema_decay=1.0)
     optimizer = keras.optimizers.SGD(0.1, use_ema=True)
     model = cases.codistill(cases.linear(), optimizer=optimizer)
     with pytest.raises(ValueError, match="use_ema=True.*Leave one"):

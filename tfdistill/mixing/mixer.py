@@ -195,7 +195,7 @@ class WeightMixer(steps.Mixer):
                 "The StudentExporter beside a WeightMixer must publish the "
                 "weights that are to be mixed; received one that publishes "
                 "their averages. Leave out use_ema of the optimizer and "
-                'weights="ema" of the exporter.'
+                "`ema_decay` of the exporter."
             )
         self._schedule.start(self.step)
         self._ahead.start(self.step)
