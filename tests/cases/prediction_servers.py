@@ -15,7 +15,6 @@ import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2
 
 from tests.cases import free_ports
-from tfdistill.serving import followed as followed_lib
 from tfdistill.serving import server as server_lib
 
 WAIT_SECS = 60.0
@@ -49,7 +48,7 @@ def certificate(directory: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
 @contextlib.contextmanager
 def serving(exchange, *, group=1, wait=True, port=0, **options) -> Iterator:
     """Our server over an exchange; waits for a first version."""
-    followed = followed_lib.Followed(exchange, group, poll_secs=0.01, **options)
+    followed = server_lib.Followed(exchange, group, **options)
     server = server_lib.Server(followed, port=port)
     server.followed = followed
     server.address = f"127.0.0.1:{server.port}"

@@ -3,7 +3,6 @@
 import json
 import signal
 import time
-import urllib.request
 
 import grpc
 import pytest
@@ -19,9 +18,8 @@ from tfdistill.serving import command
 
 def test_wrong_options_are_refused(tmp_path, capsys):
     for options, text in (
-        (["--exchange=x", "--port=70000"], "--port must be a port"),
+        (["--exchange=x", "--port=70000"], "--port from 0 to 65535"),
         (["--exchange=x", "--group=-1"], "--group must be >= 0"),
-        (["--exchange=x", "--canary=/missing.npz"], "missing.npz"),
         (["--exchange=x", "--tls_key=key.pem"], "must come together"),
     ):
         with pytest.raises(SystemExit) as caught:
@@ -59,9 +57,6 @@ def test_a_group_teaches_through_the_program(tmp_path, no_process_left):
         with process.log.open() as log:
             lines = _records(log)
             first = next(line for line in lines if line["version"] == 10)
-            url = f"http://127.0.0.1:{first['health_port']}/healthz"
-            with urllib.request.urlopen(url, timeout=30) as answer:
-                assert json.load(answer)["version"] == 10
             address = f"127.0.0.1:{first['port']}"
             # Only who expects TLS gets an answer.
             with pytest.raises(RuntimeError, match="A server must describe"):

@@ -24,34 +24,12 @@ def _add_options(options: programs.Flags) -> None:
     add("exchange", "<DIR>: exchange of the run, or its URL", required=True)
     add("group", "group whose student answers", 0)
     add("port", "port of gRPC; 0 for any that is free", 8500)
-    add("health_port", "port of /healthz; default any that is free", 0)
     add("host", "address to listen on; 0.0.0.0 for all", "127.0.0.1")
     add("model_name", "name that clients ask for", "default")
     add("threads", "requests that are answered at once", 4, kind=programs.count)
-    add(
-        "canary",
-        "<FILE>: .npz of inputs by name, and of class indices as `labels`; "
-        "each version must predict them sensibly",
-    )
-    add("probabilities", "outputs are probabilities, not logits", False)
     add("tls_key", "<FILE>: private key, PEM; clients then need TLS")
     add("tls_cert", "<FILE>: certificate of this key, PEM, with its chain")
     add("trust_graph", "load a graph that is not known to be harmless", False)
-
-
-def _canary(options: programs.Options) -> Any:
-    if options.canary is None:
-        return None
-    import numpy as np
-
-    from tfdistill.teachers import canary
-
-    with np.load(options.canary, allow_pickle=False) as found:
-        inputs = dict(found)
-    labels = inputs.pop("labels", None)
-    return canary.Canary(
-        inputs, labels=labels, from_logits=not options.probabilities
-    )
 
 
 def _credentials(options: programs.Options) -> Any:
@@ -69,17 +47,20 @@ def _credentials(options: programs.Options) -> Any:
 def _run(options: programs.Options) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfdistill.exchange import publisher
-    from tfdistill.serving import followed as followed_lib
     from tfdistill.serving import server as server_lib
 
+    if options.group < 0 or not 0 <= options.port < 65536:
+        raise programs.UsageError(
+            "--group must be >= 0 and --port from 0 to 65535; received "
+            f"{options.group} and {options.port}."
+        )
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     try:
-        followed = followed_lib.Followed(
+        followed = server_lib.Followed(
             publisher.Exchange(options.exchange),
             options.group,
-            canary=_canary(options),
             trust_graph=options.trust_graph,
         )
         server = server_lib.Server(
@@ -87,7 +68,6 @@ def _run(options: programs.Options) -> int:
             model=options.model_name,
             host=options.host,
             port=options.port,
-            health_port=options.health_port,
             num_threads=options.threads,
             credentials=_credentials(options),
         )
@@ -103,8 +83,7 @@ def _run(options: programs.Options) -> int:
             read_bytes=followed.num_bytes,
             process_seconds=round(time.process_time() - begin, 3),
             port=server.port,
-            health_port=server.health_port,
-            **server.load.take(),
+            **server.counts,
         )
 
     followed.start()
