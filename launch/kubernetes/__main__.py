@@ -44,10 +44,7 @@ def _add_options(options: programs.Flags) -> None:
     fields.add(options, run.Run)
     recipe_options.add(options)
     options.section("output")
-    options.add(
-        "output",
-        "<FILE>: file to write, or a directory for a file for each object",
-    )
+    options.add("output", "<FILE>: file to write; default stdout")
 
 
 def _command(options: programs.Options) -> list[str]:
@@ -85,30 +82,18 @@ def _dump(found: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _write(found: Sequence[Mapping[str, Any]], output: str | None) -> None:
-    if output is None:
-        print(_dump(found), end="")
-        return
-    path = pathlib.Path(output)
-    if not path.is_dir() and not output.endswith("/"):
-        path.write_text(_dump(found), "utf-8")
-        return
-    path.mkdir(parents=True, exist_ok=True)
-    for number, each in enumerate(found):
-        # kubectl reads a directory's files by name: services come first.
-        kind, name = each["kind"].lower(), each["metadata"]["name"]
-        file = path / f"{number:03d}-{name}-{kind}.yaml"
-        file.write_text(_dump([each]), "utf-8")
-
-
 def _run(options: programs.Options) -> int:
     try:
         made = run.Run(
             command=_command(options), **fields.chosen(run.Run, options)
         )
-        _write(objects(made), options.output)
+        text = _dump(objects(made))
+        if options.output is not None:
+            pathlib.Path(options.output).write_text(text, "utf-8")
     except (ValueError, OSError) as error:
         raise programs.UsageError(str(error)) from error
+    if options.output is None:
+        print(text, end="")
     if made.volume_claim is None:
         logging.warning(
             "no --volume_claim: %s ends with its pod, and with it backups, "

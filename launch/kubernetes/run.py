@@ -12,19 +12,11 @@ from tfdistill.launcher import fields
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import trackers
 
-MAX_LABEL = 63
+_MAX_LABEL = 63
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_SUBDOMAIN = re.compile(
-    r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_TAINT = re.compile(
+    r"([^=:]+)(=[^:]*)?(:(?:NoSchedule|PreferNoSchedule|NoExecute))?"
 )
-_QUANTITY = re.compile(r"(?=.*[1-9])[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
-_KEY = re.compile(
-    r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?"
-    r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-)
-_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
 def error(option: str, must: str, received: object, remedy: str) -> ValueError:
@@ -34,48 +26,13 @@ def error(option: str, must: str, received: object, remedy: str) -> ValueError:
     )
 
 
-def check_label(option: str, name: str, longest: str) -> None:
-    """Checks a name from which names of pods and services are made."""
-    if not _LABEL.fullmatch(name):
-        raise error(
-            option,
-            "be a DNS label: lower-case letters, digits and hyphens, a letter "
-            "first and no hyphen last",
-            name,
-            "Try one like run1.",
-        )
-    if len(longest) > MAX_LABEL:
-        raise error(
-            option,
-            f"leave room for {longest!r}, which has {len(longest)} characters "
-            f"and may have {MAX_LABEL}",
-            name,
-            f"Shorten it by {len(longest) - MAX_LABEL}.",
-        )
-
-
-def check_object(option: str, name: str | None) -> None:
-    """Checks the name of an object that the cluster has already."""
-    if name is None or (len(name) <= 253 and _SUBDOMAIN.fullmatch(name)):
-        return
-    must = "be the name of an object: lower-case letters, digits, - and ."
-    raise error(option, must, name, "Look with kubectl get.")
-
-
-def check_quantity(option: str, text: str | None) -> None:
-    """Checks an amount of a resource."""
-    if text is not None and not _QUANTITY.fullmatch(text):
-        must = "be a positive quantity of Kubernetes"
-        raise error(option, must, text, "Write it as, say, 2, 500m or 8Gi.")
-
-
-def node_label(text: str) -> tuple[str, str]:
-    """Splits `KEY=VALUE` of a node's label."""
-    key, equals, value = text.partition("=")
-    if equals and _KEY.fullmatch(key) and _VALUE.fullmatch(value):
-        return key, value
-    must = "be KEY=VALUE of a node's label"
-    raise error("node_selector", must, text, "Say disktype=ssd.")
+def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """Splits each `NAME=VALUE`."""
+    for text in texts:
+        if "=" not in text:
+            raise error(option, "be NAME=VALUE", text, "Give it a value.")
+    split = (text.partition("=") for text in texts)
+    return {name: value for name, _, value in split}
 
 
 def toleration(text: str) -> dict[str, str]:
@@ -87,27 +44,18 @@ def toleration(text: str) -> dict[str, str]:
         >>> toleration("spot=true:NoSchedule")["operator"]
         'Equal'
     """
-    taint, colon, effect = text.partition(":")
-    key, equals, value = taint.partition("=")
-    sound = _KEY.fullmatch(key) and _VALUE.fullmatch(value)
-    if not sound or (colon and effect not in _EFFECTS):
-        must = f"be KEY[=VALUE][:EFFECT], the effect one of {_EFFECTS}"
-        raise error("toleration", must, text, "Say nvidia.com/gpu:NoSchedule.")
-    result = {"key": key, "operator": "Equal" if equals else "Exists"}
-    if equals:
-        result["value"] = value
-    if colon:
-        result["effect"] = effect
+    match = _TAINT.fullmatch(text)
+    if match is None:
+        must = "be KEY[=VALUE][:EFFECT] with one of Kubernetes' effects"
+        remedy = "Say nvidia.com/gpu:NoSchedule."
+        raise error("toleration", must, text, remedy)
+    key, value, effect = match.groups()
+    result = {"key": key, "operator": "Exists" if value is None else "Equal"}
+    if value is not None:
+        result["value"] = value[1:]
+    if effect is not None:
+        result["effect"] = effect[1:]
     return result
-
-
-def variable(text: str) -> tuple[str, str]:
-    """Splits `NAME=VALUE` of an environment variable."""
-    name, equals, value = text.partition("=")
-    if equals and _VARIABLE.fullmatch(name):
-        return name, value
-    remedy = "Say TF_CPP_MIN_LOG_LEVEL=1."
-    raise error("env", "be NAME=VALUE", text, remedy)
 
 
 def literal(text: str) -> str:
@@ -218,103 +166,78 @@ class Run(local_cluster.Topology):
     def __post_init__(self) -> None:
         """Validates the fields."""
         super().__post_init__()
-        self._check_resources()
         self._check_names()
         self._check_paths()
-        self._check_sharing()
+        self._check_together()
         self._check_env()
         _ = self.node_labels, self.tolerations
 
     @functools.cached_property
     def variables(self) -> dict[str, str]:
         """What `env` sets."""
-        return dict(variable(text) for text in self.env)
+        return pairs("env", self.env)
 
     @functools.cached_property
     def node_labels(self) -> dict[str, str]:
         """What `node_selector` asks of a node."""
-        return dict(node_label(text) for text in self.node_selector)
+        return pairs("node_selector", self.node_selector)
 
     @functools.cached_property
     def tolerations(self) -> list[dict[str, str]]:
         """What `toleration` tolerates."""
         return [toleration(text) for text in self.toleration]
 
-    def _check_resources(self) -> None:
-        if self.ps_per_group and self.gpus_per_worker > 1:
-            raise error(
-                "gpus_per_worker",
-                "be 0 or 1 if there are parameter servers",
-                self.gpus_per_worker,
-                "Ask for more workers with one GPU each.",
-            )
-        for name in (
-            "cpus_per_worker",
-            "memory_per_worker",
-            "cpus_per_ps",
-            "memory_per_ps",
-            "shm_size",
-        ):
-            value = getattr(self, name)
-            check_quantity(name, value)
-            if value and name.endswith("_ps") and not self.ps_per_group:
-                must = "be left out if ps_per_group is 0"
-                raise error(name, must, value, "Leave it out.")
-
     def _check_names(self) -> None:
-        longest = max(
-            (
-                self.host(self.num_groups - 1, task_type, size - 1)
-                for task_type, size in self.sizes.items()
-            ),
-            key=len,
+        """Checks that all names that are made of the run's own are labels.
+
+        Kubernetes would refuse a pod long after its Job.
+        """
+        if not _LABEL.fullmatch(self.name):
+            raise error(
+                "name",
+                "be a DNS label: lower-case letters, digits and hyphens, a "
+                "letter first and no hyphen last",
+                self.name,
+                "Try one like run1.",
+            )
+        hosts = (
+            self.host(self.num_groups - 1, task_type, size - 1)
+            for task_type, size in self.sizes.items()
         )
-        if self.form == "jobset":
-            longest += _POD_SUFFIX
-        check_label("name", self.name, longest)
-        if self.namespace is not None:
-            check_label("namespace", self.namespace, self.namespace)
-        for name in ("volume_claim", "key_secret", "service_account"):
-            check_object(name, getattr(self, name))
-        if self.queue is not None:
-            check_label("queue", self.queue, self.queue)
-            if self.form != "jobset":
-                raise error(
-                    "queue",
-                    "come with --form=jobset, whose groups Kueue admits whole",
-                    self.queue,
-                    "Leave it out.",
-                )
+        longest = max(hosts, key=len)
+        longest += _POD_SUFFIX if self.form == "jobset" else ""
+        if len(longest) > _MAX_LABEL:
+            raise error(
+                "name",
+                f"leave room for {longest!r}, which has {len(longest)} "
+                f"characters and may have {_MAX_LABEL}",
+                self.name,
+                f"Shorten it by {len(longest) - _MAX_LABEL}.",
+            )
 
     def _check_paths(self) -> None:
         for name in ("workdir", "mount_path"):
-            path = getattr(self, name)
-            if path is None:
-                continue
-            if path != posixpath.normpath(path) or path[:1] != "/":
-                must = "be an absolute path without //, . and .. in it"
-                raise error(name, must, path, "Say /mnt/run1.")
-            if path == "/" or ":" in path:
-                must = "be a directory other than / and without a colon"
+            path = getattr(self, name) or "/run"
+            clean = path == posixpath.normpath(path) and ":" not in path
+            if not clean or path[0] != "/" or path == "/":
+                must = "be an absolute path other than /, without .. and :"
                 raise error(name, must, path, "Say /mnt/run1.")
         mounted = self.mount_path or self.workdir
         if posixpath.commonpath([mounted, self.workdir]) != mounted:
             remedy = "Mount the volume where the workdir can lie in it."
             must = f"lie in mount_path, {mounted!r}"
             raise error("workdir", must, self.workdir, remedy)
-        if self.mount_path and not self.volume_claim:
-            must = "be left out without volume_claim"
-            remedy = "Name the claim."
-            raise error("mount_path", must, self.mount_path, remedy)
-        if self.exchange is not None and "://" not in self.exchange:
-            if self.exchange[:1] != "/":
-                must = "be a URL or an absolute path"
-                remedy = "Say gs://bucket/run1/exchange."
-                raise error("exchange", must, self.exchange, remedy)
 
-    def _check_sharing(self) -> None:
+    def _check_together(self) -> None:
+        """Checks options that one form, or a run without a volume, lacks."""
+        if self.queue is not None and self.form != "jobset":
+            must = "come with --form=jobset, whose groups Kueue admits whole"
+            raise error("queue", must, self.queue, "Leave it out.")
         if self.volume_claim:
             return
+        if self.mount_path:
+            must = "be left out without volume_claim"
+            raise error("mount_path", must, self.mount_path, "Name the claim.")
         if self.ps_per_group:
             raise error(
                 "volume_claim",
@@ -333,14 +256,10 @@ class Run(local_cluster.Topology):
             )
 
     def _check_env(self) -> None:
-        for name in self.variables:
-            if name in OWN_VARIABLES:
-                raise error(
-                    "env",
-                    "leave alone what the manifests set for each task",
-                    name,
-                    "Use the options; the key comes from --key_secret.",
-                )
+        for name in OWN_VARIABLES & set(self.variables):
+            must = "leave alone what the manifests set for each task"
+            remedy = "Use the options; the key comes from --key_secret."
+            raise error("env", must, name, remedy)
         # Refuses unknown TFDISTILL_ names, and says which one is near.
         tfdistill.Cluster.from_env(self.variables)
 
