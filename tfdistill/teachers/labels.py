@@ -15,9 +15,9 @@ from tfdistill.labels import forms
 from tfdistill.system import run_files
 from tfdistill.teachers import teacher
 
-# What a step reports of each teacher: the share of rows that it taught, and
-# the newest version of its labels.
-TAUGHT_ROWS, VERSION = "taught_rows", "label_version"
+# What a step reports: of each teacher the share of rows that it taught, and the
+# newest version of its labels; and its own number.
+TAUGHT_ROWS, VERSION, STEP = "taught_rows", "label_version", "step"
 # Losses of outputs that are not one distribution over classes.
 _OF_NUMBERS = (
     losses.BinarySoftTargetCrossEntropy,
@@ -59,7 +59,6 @@ class LabelTeacher(teacher.Teacher):
             )
         super().__init__(name=name, weight=weight)
         self._is_group = run_files.group_of(name) is not None
-        self._now: int | None = None
 
     def attach(self, student: teacher.Student) -> None:
         """Takes where the last step's report is."""
@@ -120,10 +119,6 @@ class LabelTeacher(teacher.Teacher):
             )
         return output
 
-    def refresh(self, step: int | None) -> None:
-        """Notes the student's step, by which the age of labels is logged."""
-        self._now = step
-
     def _last(self, what: str) -> float:
         """What the last step reported of this teacher; NaN if nothing."""
         found = self._student.last.detail(what)
@@ -137,8 +132,8 @@ class LabelTeacher(teacher.Teacher):
         found = super().status()
         if not math.isnan(version):
             found["step"] = int(version)
-            if self._now is not None:
-                found["age_steps"] = self._now - int(version)
+            (step,) = self._student.last.detail(STEP) or [version]
+            found["age_steps"] = int(step) - int(version)
         if not math.isnan(rows):
             found["share"] = rows
         if rows == 0:

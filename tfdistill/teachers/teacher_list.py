@@ -364,8 +364,10 @@ class TeacherList:
                 )
         for index, peer in enumerate(self._peers):
             peer.take_verdicts(*news.as_chief[_NUM_VERDICTS * index :][:2])
-            if peer.follower.announced < 0 and news.newest[index] >= 0:
-                peer.follower.announce(news.newest[index])
+            newest = news.newest[index]
+            is_free = index not in news.failed and peer.follower.announced < 0
+            if is_free and newest >= 0:
+                peer.follower.announce(newest)
         ready = self._load_graphs(news.ready)
         self._swap(ready, step)
         for each in self._teachers:

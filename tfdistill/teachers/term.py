@@ -446,6 +446,7 @@ class Codistillation:
                 **steps.hidden(*compared),
                 **steps.hidden(labels_lib.TAUGHT_ROWS, soft.taught_rows),
                 **steps.hidden(labels_lib.VERSION, versions),
+                **steps.hidden(labels_lib.STEP, step[tf.newaxis]),
             },
         )
 
