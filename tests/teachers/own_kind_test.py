@@ -1,0 +1,140 @@
+"""A kind of teacher that is not ours: all that it takes is one class."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+from tests.cases import servers
+
+_X, _Y = cases.data()
+_FREQUENCIES = np.bincount(_Y) / len(_Y)
+
+
+class ClassPriors(tfdistill.teachers.Teacher):
+    """Predicts each class as often as it occurs."""
+
+    def __init__(self, frequencies, **kwargs):
+        super().__init__(**kwargs)
+        self._logits = np.log(frequencies).astype("float32")
+
+    def ask(self, batch):
+        return tf.broadcast_to(self._logits, tf.shape(batch.outputs))
+
+
+class _Counting(ClassPriors):
+    """One with a variable, which changes between steps and is backed up."""
+
+    def attach(self, student):
+        self.count = tf.Variable(0, trainable=False)
+
+    def refresh(self, step):
+        self.count.assign_add(1)
+
+    @property
+    def variables(self):
+        return [self.count]
+
+    def status(self):
+        return {**super().status(), "refreshes": int(self.count)}
+
+
+def _cross_entropy(student):
+    own = cases.softmax(student(_X).numpy())
+    return -(_FREQUENCIES * np.log(own)).sum(axis=-1).mean()
+
+
+def test_it_teaches_as_any_other(two_replicas):
+    expected = _cross_entropy(cases.linear(0))
+    found = []
+    for strategy in (tf.distribute.get_strategy(), two_replicas):
+        with strategy.scope():
+            model = cases.codistill(cases.linear(0), ClassPriors(_FREQUENCIES))
+        data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
+        found.append(cases.fit(model, data))
+        (status,) = model.teachers.status()
+        assert (status["name"], status["health"]) == ("class_priors", "good")
+        assert found[-1]["distillation_weight"] == [1]
+    for logs in found:
+        np.testing.assert_allclose(
+            logs["distillation_loss"], [expected], rtol=1e-5
+        )
+
+
+def test_it_is_weighed_beside_peers(tmp_path):
+    exchange = tfdistill.Exchange(tmp_path)
+    model = cases.taught(
+        [cases.peers(exchange), ClassPriors(_FREQUENCIES, weight=0.5)]
+    )
+    cases.publish(exchange, cases.linear(1))
+    cases.load(model, 10, -1)
+    outputs, weights = cases.outputs_of_teachers(model, _X)
+    np.testing.assert_array_equal(weights[:, 0], [1, 0.5])
+    np.testing.assert_allclose(outputs[1][0], np.log(_FREQUENCIES), rtol=1e-6)
+
+
+def test_what_it_keeps_comes_back_with_a_backup(tmp_path):
+    def run(epochs):
+        model = cases.codistill(cases.linear(0), _Counting(_FREQUENCIES))
+        cases.fit(
+            model,
+            _X,
+            _Y,
+            epochs=epochs,
+            callbacks=[
+                tfdistill.TeacherLoader(every_steps=1),
+                tfdistill.Backup(tmp_path),
+            ],
+        )
+        return model.teachers.status()[0]["refreshes"]
+
+    assert run(2) == 2
+    assert run(5) == 5
+
+
+def test_it_teaches_a_group_of_parameter_servers(monkeypatch):
+    def trained():
+        model = tfdistill.CodistillModel(
+            servers.student(), teachers=ClassPriors([0.25])
+        )
+        model.compile(
+            "sgd",
+            "mse",
+            distillation_loss=tfdistill.losses.LogitsMeanSquaredError(
+                from_logits=True
+            ),
+        )
+        callbacks = [cases.never()]
+        return model.fit(
+            servers.batches(), callbacks=callbacks, verbose=0
+        ).history
+
+    expected = trained()
+    servers.pretend(monkeypatch)
+    found = trained()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4)
+    assert found["distillation_weight"] == [1]
+
+
+def test_an_answer_of_another_number_of_outputs_says_whose():
+    class Silent(tfdistill.teachers.Teacher):
+        def ask(self, batch):
+            return []
+
+    model = cases.codistill(cases.linear(0), Silent())
+    with pytest.raises(ValueError, match="silent must answer.*1 outputs.*0"):
+        cases.fit(model, _X, _Y)
+
+
+def test_it_is_dropped_when_it_makes_no_sense(caplog):
+    model = cases.codistill(
+        cases.linear(0), ClassPriors(np.array([1.0, np.nan, 1.0]))
+    )
+    loader = tfdistill.TeacherLoader(every_steps=1)
+    logs = cases.fit(model, _X, _Y, epochs=5, callbacks=[loader])
+    assert logs["distillation_weight"] == [0] * 5
+    (status,) = model.teachers.status()
+    assert (status["health"], status["num_dropped"]) == ("dropped", 1)
+    assert "3 batches in a row" in status["reason"]
