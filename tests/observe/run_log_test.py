@@ -100,7 +100,7 @@ def test_examples_a_second(tmp_path, steps_per_execution):
 
 def test_it_tells_of_teachers(tmp_path):
     exchange = tfdistill.Exchange(tmp_path / "exchange")
-    model = cases.codistill(cases.linear(0), cases.teacher_set(exchange))
+    model = cases.codistill(cases.linear(0), cases.peers(exchange))
     cases.prepare(model, _X, _Y)
     cases.publish(exchange, cases.linear(1, classes=9), step=9)
     cases.refresh_until(model, lambda: cases.quarantined(model))

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import summaries as summary_cases
+from tfdistill import teachers
 from tfdistill.cluster import strategy
 from tfdistill.observe import summaries
 from tfdistill.observe import tags
@@ -72,7 +73,7 @@ def _taught(exchange, **kwargs):
     """A model with one teacher in use, and one version in quarantine."""
     model = cases.codistill(
         cases.linear(0),
-        cases.teacher_set(exchange),
+        cases.peers(exchange),
         metrics=["accuracy"],
         **kwargs,
     )
@@ -147,7 +148,7 @@ def test_every_documented_tag_is_written_and_no_other(tmp_path, exchange):
     )
     found = summary_cases.tags(tmp_path / "log")
     # A peer that teaches by its predictions, and sends none.
-    silent_peer = cases.teacher_set(exchange, by="predictions", wait_secs=0.0)
+    silent_peer = teachers.PeerPredictions(exchange, peers=[1], wait_secs=0.0)
     model = cases.codistill(cases.linear(0), silent_peer)
     _fit(
         model,
@@ -372,9 +373,8 @@ def clock():
 
 def test_evaluations_do_not_count(clock):
     pace = summaries.TrainingPace(clock)
-    pace.add(2, 20.0)
     clock.now += 4.0
-    pace.pause()
+    pace.add(2, 20.0)
     clock.now += 100.0
     pace.go_on()
     clock.now += 1.0

@@ -15,9 +15,7 @@ _X, _Y = cases.data()
 def _train(tmp_path, caplog, *, published=True, **kwargs):
     """Trains for two epochs; returns the warnings and the last line."""
     exchange = tfdistill.Exchange(tmp_path / "exchange")
-    model = cases.codistill(
-        cases.linear(0), cases.teacher_set(exchange), **kwargs
-    )
+    model = cases.codistill(cases.linear(0), cases.peers(exchange), **kwargs)
     cases.prepare(model, _X, _Y)
     if published:
         cases.publish(exchange, cases.linear(1))

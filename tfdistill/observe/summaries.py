@@ -39,21 +39,17 @@ class TeacherNews:
         news = {}
         names = tags.teacher_tags(status)
         for name, teacher in zip(names, status, strict=True):
-            before = self._known.get(name, ("absent", frozenset()))
-            refused = frozenset(teacher["quarantined"])
-            self._known[name] = teacher["health"], refused
+            health, reasons = teacher["health"], teacher["quarantined"]
+            before, known = self._known.get(name, ("absent", frozenset()))
+            self._known[name] = health, frozenset(reasons)
             lines = [
-                f"version {version} is quarantined: "
-                f"{_quoted(teacher['quarantined'][version])}"
-                for version in sorted(refused - before[1])
+                f"version {version} is quarantined: {_quoted(reasons[version])}"
+                for version in sorted(reasons.keys() - known)
             ]
-            if teacher["health"] != before[0]:
-                why = teacher["reason"]
-                lines.append(
-                    f"version {teacher['step']} is "
-                    f"**{teacher['health'].replace('_', ' ')}**"
-                    + (f": {_quoted(why)}" if why else "")
-                )
+            if health != before:
+                why = teacher["reason"] and f": {_quoted(teacher['reason'])}"
+                health = health.replace("_", " ")
+                lines.append(f"version {teacher['step']} is **{health}**{why}")
             if lines:
                 news[f"teachers/{name}/news"] = "\n".join(
                     f"- step {step}, {now} UTC: {line}" for line in lines
@@ -106,54 +102,43 @@ class TrainingPace:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        # Callbacks whose `blocked` says how long they held training up.
-        self._blocking: list[Any] = []
-        self._paused_at: float | None = None
-        self.begin()
+        self.begin([])
 
-    def begin(self, blocking: Sequence[Any] | None = None) -> None:
-        """Starts to measure again; callbacks in `blocking` replace the last."""
-        if blocking is not None:
-            self._blocking = list(blocking)
-        self._start = self._clock()
-        if self._paused_at is not None:
-            self._paused_at = self._start
-        self._paused_secs = 0.0
-        self._blocked_before = self._blocked_secs()
-        self.num_steps, self._num_examples = 0, 0.0
+    def begin(self, blocking: Sequence[Any]) -> None:
+        """Starts to measure.
+
+        `blocked` of the callbacks in `blocking` says how long they held
+        training up.
+        """
+        self._blocking = blocking
+        self._blocked = sum(c.blocked.total_secs for c in blocking)
+        self._secs = self._num_examples = 0.0
+        self.num_steps = 0
+        self.go_on()
+
+    def go_on(self) -> None:
+        """What took place since the last step was no training."""
+        self._mark = self._clock()
 
     def add(self, num_steps: int, num_examples: float) -> None:
         """Counts what one execution did."""
+        self._secs += self._clock() - self._mark
+        self.go_on()
         self.num_steps += num_steps
         self._num_examples += num_examples
 
-    def pause(self) -> None:
-        """Stops the clock: an evaluation begins, or an epoch has ended."""
-        self._paused_at = self._clock()
-
-    def go_on(self) -> None:
-        """Starts the clock again."""
-        if self._paused_at is not None:
-            self._paused_secs += self._clock() - self._paused_at
-            self._paused_at = None
-
     def take(self) -> dict[str, float]:
         """Returns what was measured, by tag, and starts again."""
-        now = self._clock() if self._paused_at is None else self._paused_at
-        secs = now - self._start - self._paused_secs
-        blocked = self._blocked_secs() - self._blocked_before
-        steps, examples = self.num_steps, self._num_examples
-        self.begin()
+        secs, steps, before = self._secs, self.num_steps, self._blocked
+        examples = self._num_examples
+        self.begin(self._blocking)
         if not steps or secs <= 0.0:
             return {}
         return {
             "host/examples_per_second": examples / secs,
             "host/step_secs": secs / steps,
-            "exchange/blocked_share": min(1.0, blocked / secs),
+            "exchange/blocked_share": min(1.0, (self._blocked - before) / secs),
         }
-
-    def _blocked_secs(self) -> float:
-        return sum(c.blocked.total_secs for c in self._blocking)
 
 
 # Of a group, in its directory: `tensorboard --logdir` shows it as the run.
@@ -298,17 +283,12 @@ class Summaries(steps.SteppedCallback):
         if self._schedule.due(self.step):
             self._point(logs or {})
 
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Stops the clock of training."""
-        self._pace.pause()
-
     def on_test_end(self, logs: Any = None) -> None:
-        """Starts the clock of training again."""
+        """Does not count the time of the evaluation."""
         self._pace.go_on()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes the epoch's metrics."""
-        self._pace.pause()
         self._counter.read(self.model)
         found = tags.of_logs(
             {
@@ -389,7 +369,6 @@ class Summaries(steps.SteppedCallback):
 
 
 def _learning_rate(model: Any) -> float | None:
-    rate = getattr(model.optimizer, "learning_rate", None)
-    if rate is None or replicas.on_servers(model.distribute_strategy):
+    if replicas.on_servers(model.distribute_strategy):
         return None
-    return float(keras.ops.convert_to_numpy(rate))
+    return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))

@@ -57,8 +57,7 @@ class TeachingWatch(keras.callbacks.Callback):
         model: Any = self.model
         done = int(keras_internals.num_batches(model.optimizer).numpy())
         last = tf.constant(max(0, done - 1), tf.int64)
-        weight = model.codistillation.weight
-        if not float(weight(last)):
+        if not float(model.codistillation.weight(last)):
             return (
                 f"`distillation_weight` was still 0 at step {done}. "
                 "Shorten the burn-in, or train for longer."
@@ -67,9 +66,9 @@ class TeachingWatch(keras.callbacks.Callback):
         remedy = "See what the teacher predicts of one batch of the data."
         if model.teachers.follows_peers:
             remedy = (
-                "Train for longer, export more often (`every_steps` of "
-                "callbacks.StudentExporter), or let the groups begin together "
-                "(tfdistill.callbacks.StartTogether)."
+                "Train for longer, export more often (`every_steps` of the "
+                "StudentExporter), or let the groups begin together "
+                "(StartTogether)."
             )
         return f"{teachers}. {remedy}"
 
