@@ -69,13 +69,6 @@ def test_parameter_servers_come_with_a_chief(tmp_path):
     assert ps0.environ({"GRPC_FAIL_FAST": "x"})["GRPC_FAIL_FAST"] == "x"
 
 
-def test_restarts_of_workers_go_with_parameter_servers(tmp_path):
-    assert _topology(tmp_path).num_worker_restarts == 0
-    assert _topology(tmp_path, ps_per_group=1).num_worker_restarts == 10
-    topology = _topology(tmp_path, ps_per_group=1, worker_restarts=3)
-    assert topology.num_worker_restarts == 3
-
-
 def test_identity_of_the_launcher_itself_is_not_inherited(tmp_path):
     topology = _topology(tmp_path, env={"MINE": "1"})
     ((task,),) = topology.tasks([])
@@ -123,25 +116,12 @@ def test_exchange_may_be_a_url_and_local_paths_become_absolute(
     "fields, message",
     [
         ({"num_groups": 0}, "`num_groups` must be >= 1; received 0"),
-        ({"workers_per_group": 0}, "`workers_per_group` must be >= 1"),
-        ({"ps_per_group": -1}, "`ps_per_group` must be >= 0"),
-        ({"grace_secs": -1}, "`grace_secs` must be >= 0"),
-        ({"worker_restarts": -1}, "`worker_restarts` must be >= 0"),
-        ({"max_restarts": -1}, "`max_restarts` must be >= 0"),
-        ({"stuck_secs": -1}, "`stuck_secs` must be >= 0"),
-        ({"worker_restarts": 1}, "`worker_restarts` must be left out"),
         ({"start_timeout_secs": float("nan")}, "`start_timeout_secs` must be"),
+        ({"worker_restarts": 1}, "`worker_restarts` must be left out"),
         ({"on_group_failure": "retry"}, "`on_group_failure`.*'retry'"),
         ({"command": "python x"}, "`command` must be a list"),
-        ({"command": ()}, "`command` must be a list"),
-        ({"command": ("./no.py",)}, "`command` must begin with a program"),
-        ({"workdir": ""}, "`workdir` must be a local directory"),
         ({"workdir": "gs://b/x"}, "URL may be given as `exchange`"),
         ({"env": {"TF_CONFIG": ""}}, "`env`.*received TF_CONFIG"),
-        (
-            {"env": {"TFDISTILL_EXCHANGE_KEY": "secret"}},
-            "`env`.*received TFDISTILL_EXCHANGE_KEY. Use",
-        ),
     ],
 )
 def test_wrong_fields(tmp_path, fields, message):
@@ -193,13 +173,6 @@ def test_two_launchers_do_not_share_a_workdir(tmp_path):
         with pytest.raises(ValueError, match="in use by another launcher"):
             files.lock(topology)
     files.lock(topology).close()
-
-
-def test_workdir_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").touch()
-    topology = _topology(tmp_path, workdir=str(tmp_path / "file"))
-    with pytest.raises(ValueError, match="`workdir` must be a directory"):
-        files.lock(topology)
 
 
 def test_an_error_is_quoted_though_much_was_said_after_it(tmp_path):

@@ -421,44 +421,6 @@ def test_wrong_options(tmp_path, monkeypatch, capsys, main, arguments, message):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ("--workdir=W --recipe=digits -- true", "either --recipe=NAME or"),
-        ("--workdir=W --override=a=1 -- true", "pass --recipe=NAME too"),
-        ("--workdir=W --recipe=digits --override=a", "must be FIELD=VALUE"),
-        # Before any task is started, which would find it out, too.
-        ("--workdir=W --recipe=digts", "Did you mean 'digits'"),
-        ("--workdir=W --recipe=digits --override=num_stps=1", "num_stps"),
-        ("--workdir=W --recipe=digits --workers_per_group=999", "999"),
-    ],
-)
-def test_wrong_recipe_options(capsys, arguments, message):
-    with pytest.raises(SystemExit) as error:
-        local.main(arguments.split())
-    assert error.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_recipe_runs_the_training_program(tmp_path):
-    arguments = [f"--workdir={tmp_path}", "--recipe=digits"]
-    given = ["--override=data.path=a=b", "--override=seed=7"]
-    options = local.PROGRAM.parse([*arguments, *given])
-    assert local.command_of(options) == [
-        *(sys.executable, "-m", "launch.train"),
-        *("--recipe=digits", f"--workdir={tmp_path}"),
-        *given,
-    ]
-
-
-def test_help_names_the_exit_codes(capsys):
-    with pytest.raises(SystemExit) as error:
-        cli.main(["--help"])
-    assert error.value.code == 0
-    out = capsys.readouterr().out
-    assert "75" in out and "example" in out
-
-
 def test_status_versions_restarts_and_errors_are_shown(tmp_path, capsys):
     run_cases.version(tmp_path / "run" / "exchange", 0, 5)
     # Of an earlier run: not of this one.
@@ -508,25 +470,12 @@ def test_a_task_alone_that_trains_needs_no_strategy(tmp_path, capsys):
     assert "make_strategy" not in capsys.readouterr().out
 
 
-_INTERFACES = ("lo", "eth0", "wlan0")
-
-
-def test_interfaces_that_are_down_and_loopback_do_not_count(tmp_path):
-    for name, state in (("lo", "unknown"), ("eth0", "up"), ("wlan0", "down")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "operstate").write_text(state + "\n")
-    found = local_run.reachable_interfaces(_INTERFACES, described_in=tmp_path)
-    assert found == ["eth0"]
-
-
-def test_without_a_description_all_but_loopback_count(tmp_path):
-    found = local_run.reachable_interfaces(_INTERFACES, described_in=tmp_path)
-    assert found == ["eth0", "wlan0"]
-
-
-def test_the_warning_names_the_interfaces():
-    assert "4 ports" in local_run.ports_warning(4, lambda: ["eth0"])
-    assert "eth0" in local_run.ports_warning(4, lambda: ["eth0"])
+def test_a_machine_with_a_network_is_warned_of_its_open_ports(monkeypatch):
+    names = [(1, "lo"), (2, "eth0")]
+    monkeypatch.setattr(local_run.socket, "if_nameindex", lambda: names)
+    warning = local_run.ports_warning(4)
+    assert "4 ports" in warning and "(eth0)" in warning
     # A run of single tasks opens no port.
-    assert local_run.ports_warning(0, lambda: ["eth0"]) is None
-    assert local_run.ports_warning(4, list) is None
+    assert local_run.ports_warning(0) is None
+    names.pop()
+    assert local_run.ports_warning(4) is None

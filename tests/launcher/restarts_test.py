@@ -71,10 +71,6 @@ def test_what_would_fail_again_is_not_started_again(exit_code, what):
     assert restarts.made == 0
 
 
-def test_without_restarts_there_is_nothing_to_say():
-    assert _plan(restarts_lib.GroupRestarts(limit=0)) == (None, "")
-
-
 def test_a_taken_port_does_not_count_but_is_not_tried_for_ever():
     restarts = restarts_lib.GroupRestarts(limit=0)
     for start in (2, 3):
@@ -107,22 +103,6 @@ def test_a_worker_is_due_after_a_delay_that_doubles_up_to_a_bound(clock):
     assert delays[:6] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert set(delays[6:]) == {10.0}
     assert restarts.made == {"a": 20, "b": 0}
-
-
-def test_the_delay_is_short_again_after_a_worker_has_worked(clock):
-    restarts = _worker_restarts(20, clock)
-    healthy = restarts_lib.HEALTHY_SECS
-    for now in (0.0, healthy - 1, 2 * healthy - 2):
-        clock.now = now
-        restarts.note_end("a")
-        restarts.note_start("a")
-    clock.now = 3 * healthy - 3
-    assert restarts.note_end("a") == 8.0
-    clock.now = 100.0
-    restarts.note_start("a")
-    clock.now = 100.0 + healthy
-    assert restarts.note_end("a") == 1.0
-    assert restarts.made["a"] == 4
 
 
 def test_once_one_is_given_up_no_other_is_started_again(clock):

@@ -36,19 +36,6 @@ def test_a_start_has_two_limits(tmp_path):
     assert late.startswith("b did not appear within 10 s")
 
 
-def test_tasks_that_connect_or_end_may_take_their_time(tmp_path):
-    paths = {name: tmp_path / name for name in ("a", "b")}
-    limit = watches.StartLimit(paths, limit_secs=10.0, now=0.0)
-    paths["a"].touch()
-    assert limit.late(["a"], now=9.0) is None  # The other has ended.
-    assert limit.late(["a", "b"], now=1e9) is None
-    never = watches.StartLimit(paths, limit_secs=0.0, now=0.0)
-    assert never.late(["b"], now=1e9) is None
-    # Nor is it said that none has appeared, where none is expected to.
-    (tmp_path / "a").unlink()
-    assert never.unseen(has_metrics=False) is None
-
-
 class _Task:
     """A task under watch that takes given times."""
 
@@ -99,13 +86,6 @@ def test_the_limit_follows_slow_steps_both_ways():
     assert task.limit(signs.STEP) == 8.0
 
 
-def test_a_step_may_trace_again():
-    task = _Task()
-    task.do(signs.FIRST_STEP, 60.0)
-    task.do(signs.STEP, 0.1, times=5)
-    assert task.limit(signs.STEP) == 120.0
-
-
 def test_what_was_never_seen_may_take_long():
     task = _Task()
     task.do(signs.FIRST_STEP, 599.0)
@@ -124,19 +104,6 @@ def test_callbacks_may_always_take_long(phase):
     task.do(phase, 300.0)
     assert task.limit(phase) == 3000.0
     assert task.limit(signs.STEP) == 8.0
-
-
-def test_outside_the_library_nothing_is_judged():
-    task = _Task()
-    task.do(signs.STEP, 0.1, times=3)
-    task.do(signs.IDLE, 1e6)
-    assert not task.watch.is_stuck(now=task.now)
-
-
-def test_it_can_be_switched_off():
-    task = _Task(stuck_secs=0.0)
-    task.do(signs.STEP, 0.1, times=3)
-    assert not task.watch.is_stuck(now=task.now + 1e9)
 
 
 def test_an_excused_silence_neither_counts_nor_lengthens_the_limit():
@@ -232,12 +199,6 @@ def test_workers_may_wait_for_one_that_saves(tmp_path, phase):
     # Nor does this wait lengthen what is allowed later.
     assert not group.go_on(2, worker_0=signs.STEP, worker_1=signs.STEP)
     assert group.go_on(9)
-
-
-def test_workers_may_wait_for_one_that_has_not_come_so_far(tmp_path):
-    group = _Group(tmp_path, workers_per_group=2)
-    group.go_on(1, worker_0=signs.FIRST_STEP)
-    assert not group.go_on(1000)
 
 
 def test_a_frozen_task_is_found_and_a_short_stop_is_only_told(tmp_path):

@@ -17,18 +17,6 @@ def worker():
     thread.close(_WAIT_SECS)
 
 
-def test_a_job_runs_on_the_other_thread(worker):
-    names, done = [], threading.Event()
-
-    def job():
-        names.append(threading.current_thread().name)
-        done.set()
-
-    assert worker.submit(job, wait_secs=0.0)
-    assert done.wait(_WAIT_SECS)
-    assert names == ["test-export"]
-
-
 def test_nobody_queues_for_a_busy_thread(worker):
     started, release, ran = threading.Event(), threading.Event(), []
 
@@ -45,22 +33,6 @@ def test_nobody_queues_for_a_busy_thread(worker):
     assert worker.submit(lambda: ran.append("third"), wait_secs=_WAIT_SECS)
     worker.close(_WAIT_SECS)
     assert ran == ["first", "third"]
-
-
-def test_closing_waits_for_the_job_in_progress():
-    worker = background.OneJobThread("test-export")
-    started, release, done = threading.Event(), threading.Event(), []
-
-    def job():
-        started.set()
-        release.wait(_WAIT_SECS)
-        done.append(True)
-
-    worker.submit(job, wait_secs=0.0)
-    assert started.wait(_WAIT_SECS)
-    threading.Timer(0.05, release.set).start()
-    worker.close(_WAIT_SECS)
-    assert done == [True]
 
 
 def test_closing_gives_up_in_time_and_says_so(caplog):
@@ -110,9 +82,3 @@ def test_pauses_double_up_to_the_longest_and_a_success_ends_them():
     pause.failed()
     now += 1.01
     assert pause.is_over
-
-
-@pytest.mark.parametrize(("first", "longest"), [(0, 1), (2, 1), (-1, 1)])
-def test_bad_pauses_are_named(first, longest):
-    with pytest.raises(ValueError, match="`first_secs`"):
-        background.Backoff(first_secs=first, longest_secs=longest)

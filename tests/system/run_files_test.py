@@ -9,14 +9,6 @@ import pytest
 from tfdistill.system import run_files
 
 
-def test_a_file_is_written_and_replaced(tmp_path):
-    path = str(tmp_path / "x")
-    for content in (b"first", b"", b"second"):
-        run_files.write(path, [content[:2], content[2:]])
-        assert (tmp_path / "x").read_bytes() == content
-    assert os.listdir(tmp_path) == ["x"]
-
-
 def test_a_reader_sees_one_or_the_other(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     path = tmp_path / "x"

@@ -7,14 +7,11 @@ authenticates nobody; docs/security.md says what to do about it.
 import contextlib
 import dataclasses
 import os
-import pathlib
 import select
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import IO
@@ -30,44 +27,19 @@ from tfdistill.status import run_events
 from tfdistill.status import tables
 from tfdistill.system import background
 
-_INTERFACES = pathlib.Path("/sys/class/net")
 _POLL_SECS = 0.2
 _RECORD_SECS = 10.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def reachable_interfaces(
-    names: Iterable[str], *, described_in: pathlib.Path = _INTERFACES
-) -> list[str]:
-    """Returns those network interfaces by which others may reach this machine.
-
-    An interface that Linux does not describe counts, except for the loopback.
-    """
-    found = []
-    for name in sorted(set(names) - {"lo", "lo0"}):
-        try:
-            state = (described_in / name / "operstate").read_text().strip()
-        except OSError:
-            state = "unknown"
-        if state != "down":
-            found.append(name)
-    return found
-
-
-def _own_interfaces() -> list[str]:
-    return reachable_interfaces(name for _, name in socket.if_nameindex())
-
-
-def ports_warning(
-    num_ports: int, interfaces: Callable[[], list[str]] = _own_interfaces
-) -> str | None:
+def ports_warning(num_ports: int) -> str | None:
     """Returns a warning if others may reach the tasks' ports."""
-    found = interfaces() if num_ports else []
-    if not found:
+    found = {name for _, name in socket.if_nameindex()} - {"lo", "lo0"}
+    if not num_ports or not found:
         return None
     return (
         f"warning: the tasks' TensorFlow servers ({num_ports} ports) listen on "
-        f"every network interface ({', '.join(found)}) and ask for no "
+        f"every network interface ({', '.join(sorted(found))}) and ask for no "
         "password: whoever reaches them can run code as you. Keep this "
         "machine behind a firewall; see docs/security.md."
     )

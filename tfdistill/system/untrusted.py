@@ -1,7 +1,6 @@
 """What others wrote, read with distrust: text, JSON values, growing files."""
 
 import json
-import math
 import pathlib
 import re
 import socket
@@ -40,22 +39,6 @@ def one_line(value: Any, *, max_chars: int = 500) -> str:
     text = value if isinstance(value, str) else repr(value)
     text = without_control(" ".join(text[: 4 * max_chars].split()))
     return text if len(text) <= max_chars else f"{text[: max_chars - 3]}..."
-
-
-def number(value: Any) -> float | None:
-    """Returns a finite number as a float, or None for anything else.
-
-    Example:
-        >>> number(3), number(True), number("3"), number(float("nan"))
-        (3.0, None, None, None)
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        result = float(value)
-    except OverflowError:
-        return None
-    return result if math.isfinite(result) else None
 
 
 def whole(value: Any) -> int | None:
