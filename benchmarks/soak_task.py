@@ -65,12 +65,12 @@ def _train(options: programs.Options) -> None:
     )
     exchange = tfdistill.Exchange(cluster.exchange)
     # Of predictions, all groups read what the first one would.
-    train, validation = digits.make_datasets(
-        dataclasses.replace(cluster, group=0) if by_predictions else cluster,
-        global_batch_size=_BATCH_SIZE,
-        data="shared" if by_predictions else "disjoint",
+    workload = dataclasses.replace(
+        digits.workload(batch_size=_BATCH_SIZE),
+        mode="coordinated" if by_predictions else "disjoint",
         seed=options.seed,
     )
+    train, validation = workload.datasets(cluster)
     with strategy.scope():
         model = tfdistill.CodistillModel(
             digits.build_model(),

@@ -16,7 +16,7 @@ from typing import Any
 from absl import logging
 
 from launch import recipes
-from launch.comparison import methods
+from launch.comparison import trials
 from tfdistill.launcher import parent
 from tfdistill.system import programs
 
@@ -25,11 +25,10 @@ EXIT_FAILURE, EXIT_OPTIONS, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def _notes() -> str:
-    described = {name: m.describe for name, m in methods.METHODS.items()}
-    swept = ", ".join([*methods.ALIASES, methods.NUM_GROUPS])
+    swept = ", ".join([*trials.ALIASES, trials.NUM_GROUPS])
     return (
-        programs.listing("methods", described)
-        + f"\n\nsweeps by name:\n  {swept},\nor by any field of the recipe"
+        programs.listing("methods", trials.DESCRIPTIONS)
+        + f"\n\nsweeps by name:\n  {swept},\nor by any argument of the recipe"
     )
 
 
@@ -44,7 +43,8 @@ def _add_options(options: programs.Flags) -> None:
 def _add_what(add: Callable[..., None]) -> None:
     add(
         "recipe",
-        "<NAME>: a recipe, or the config.json of an earlier run",
+        "<NAME>: a recipe, a file or module with a function workload, or the "
+        "config.json of an earlier run",
         required=True,
     )
     add(
@@ -60,8 +60,8 @@ def _add_what(add: Callable[..., None]) -> None:
     add(
         "trials",
         "retrains of each method, with different seeds; default "
-        f"{methods.LEAST_TRIALS}, the fewest that allow a verdict",
-        methods.LEAST_TRIALS,
+        f"{trials.LEAST_TRIALS}, the fewest that allow a verdict",
+        trials.LEAST_TRIALS,
         kind=programs.count,
     )
     add(
@@ -89,7 +89,7 @@ def _add_what(add: Callable[..., None]) -> None:
     )
 
 
-# Field of `methods.Setup` to what it is.
+# Field of `trials.Setup` to what it is.
 _SETUP = {
     "num_groups": "groups of a codistilled run",
     "workers_per_group": "workers in each group",
@@ -103,7 +103,7 @@ _SETUP = {
 
 def _add_how(add: Callable[..., None]) -> None:
     for name, text in _SETUP.items():
-        value = getattr(methods.Setup, name)
+        value = getattr(trials.Setup, name)
         add(name, text, value)
     add(
         "budget",
@@ -111,7 +111,7 @@ def _add_how(add: Callable[..., None]) -> None:
         "of several groups train on more examples in all; total: all methods "
         "train on as many examples in all as independent does",
         "per_group",
-        enum_values=methods.BUDGETS,
+        enum_values=trials.BUDGETS,
     )
     add(
         "jobs",
@@ -122,27 +122,27 @@ def _add_how(add: Callable[..., None]) -> None:
     add("report_only", "train nothing; report what is done", False)
 
 
-def _setup(options: programs.Options) -> methods.Setup:
+def _setup(options: programs.Options) -> trials.Setup:
     from launch.comparison import collect
 
-    config = recipes.override(recipes.get(options.recipe), options.override)
+    recipe = recipes.override(recipes.get(options.recipe), options.override)
     collect.check(options.target)
-    return methods.Setup(
-        config=config,
+    return trials.Setup(
+        recipe=recipe,
         budget=options.budget,
         **{name: getattr(options, name) for name in _SETUP},
     )
 
 
-def _variants(options: programs.Options) -> list[methods.Variant]:
-    named: list[methods.Variant] = []
+def _variants(options: programs.Options) -> list[trials.Variant]:
+    named: list[trials.Variant] = []
     # --report_only adds no method that was not asked for.
     if options.methods is not None:
-        named = methods.parse_methods(options.methods)
+        named = trials.parse_methods(options.methods)
     elif not options.report_only:
-        named = methods.parse_methods(_METHODS)
-    swept = [v for text in options.sweep for v in methods.parse_sweep(text)]
-    return methods.unique([*named, *swept])
+        named = trials.parse_methods(_METHODS)
+    swept = [v for text in options.sweep for v in trials.parse_sweep(text)]
+    return trials.unique([*named, *swept])
 
 
 def _tuning(options: programs.Options) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import tfdistill
 from launch import recipe_options
-from launch.config import config
+from launch import recipes
 from tfdistill.doctor import check
 from tfdistill.doctor import command
 from tfdistill.doctor import examination
@@ -30,10 +30,10 @@ class RecipeChecks:
     """Makes the checks of one recipe; they share its data and its student."""
 
     def __init__(
-        self, config: config.Config, *, limit_secs: float = 60.0
+        self, recipe: recipes.Recipe, *, limit_secs: float = 60.0
     ) -> None:
         """Loads nothing yet."""
-        self._config = config
+        self._recipe = recipe
         self._limit_secs = limit_secs
         self._student: Any = None
         self._spec: Any = None
@@ -49,7 +49,7 @@ class RecipeChecks:
         yield examination.teachers_check(
             cluster,
             self._limit_secs,
-            peers=lambda: _peers(self._config, cluster),
+            peers=lambda: cluster.peers,
             student=self._described,
         )
 
@@ -58,22 +58,21 @@ class RecipeChecks:
         # Only here: wrong options are reported before seconds of imports.
         import keras
 
-        from launch.task import students
-        from launch.task import training
+        from launch import task
         from tfdistill import data_checks
 
-        name, config = examination.DATA, self._config
-        keras.config.set_dtype_policy(config.dtype_policy)
+        name = examination.DATA
         try:
-            datasets = training.make(config, cluster)
-            student = students.build_student(config, cluster.group)
-        except (data_checks.DataError, students.OptionsError) as error:
+            workload = self._recipe.workload()
+            keras.config.set_dtype_policy(workload.dtype_policy)
+            datasets = task.open_data(workload, cluster)
+            student = task.make_student(workload)
+        except (data_checks.DataError, recipes.OptionsError) as error:
             yield check.failed(
                 name,
                 str(error),
-                "Correct data.path, data.arguments or model.arguments "
-                "(--override=data.path=...); the files must be the same on "
-                "every task's host.",
+                "Correct the recipe's arguments (--override=path=...); the "
+                "files must be the same on every task's host.",
             )
             return
         for kind, dataset in zip(
@@ -94,14 +93,6 @@ class RecipeChecks:
         return student_graph.StudentGraph(self._student, self._spec)
 
 
-def _peers(
-    config: config.Config, cluster: tfdistill.Cluster
-) -> tuple[int, ...]:
-    from launch.task import students
-
-    return tuple(students.peers_of(config, cluster))
-
-
 def _first_batch(kind: str, dataset: Any, student: Any) -> check.Result:
     """Reads a batch, and has the student predict it."""
     import numpy as np
@@ -109,8 +100,8 @@ def _first_batch(kind: str, dataset: Any, student: Any) -> check.Result:
 
     name = examination.DATA
     remedy = (
-        "Give the data and the model the same sizes (data.arguments, "
-        "model.arguments), and look at the first rows of the files."
+        "Give the data and the model the same sizes, and look at the first "
+        "rows of the files."
     )
     try:
         batch = next(iter(dataset))
@@ -120,7 +111,7 @@ def _first_batch(kind: str, dataset: Any, student: Any) -> check.Result:
         return check.failed(
             name,
             f"the {kind} data have no batch for this task",
-            "Lower data.global_batch_size or the number of groups and "
+            "Lower batch_size or the number of groups and "
             "workers, or give it more data.",
         )
     except (OSError, TypeError, ValueError, tf.errors.OpError) as error:
@@ -151,12 +142,12 @@ def _add_options(options: programs.Flags) -> None:
 
 def _run(options: programs.Options) -> int:
     try:
-        config = recipe_options.config(options)
+        recipe = recipe_options.recipe(options)
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
     more: examination.More | None = None
-    if config is not None:
-        more = RecipeChecks(config, limit_secs=options.limit_secs)
+    if recipe is not None:
+        more = RecipeChecks(recipe, limit_secs=options.limit_secs)
     return command.examine(options, more=more)
 
 

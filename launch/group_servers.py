@@ -16,7 +16,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
-from launch.config import config as config_lib
+from launch import recipes
 from tfdistill.exchange import signing
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import task_process
@@ -30,11 +30,10 @@ _POLL_SECS, _WATCH_SECS = 0.05, 0.5
 _TAIL_BYTES = 4096
 
 
-def are_needed(config: config_lib.Config, num_groups: int) -> bool:
+def are_needed(recipe: recipes.Recipe, num_groups: int) -> bool:
     """Whether groups ask servers that somebody has yet to start."""
-    learn = config.codistillation
-    asks = learn.enabled and learn.by == "served" and num_groups > 1
-    return asks and not learn.addresses
+    asks = recipe.method == "served" and num_groups > 1
+    return asks and not recipe.method_arguments.get("addresses")
 
 
 def addresses(workdir: str | os.PathLike[str]) -> tuple[str, ...] | None:

@@ -2,9 +2,9 @@
 
 python -m launch.label --teacher=SAVED_MODEL --recipe=NAME --output=DIR
 
-Groups that train with the same recipe read them by
-`--override=codistillation.labels_from=DIR`. tfdistill.labels.write does the
-same for any data set.
+Groups that train with the same recipe read them by `--method=labels
+--override=method.directory=DIR`. tfdistill.labels.write does the same for any
+data set.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from typing import Any
 from absl import logging
 
 from launch import recipes
-from launch.config import config as config_lib
+from tfdistill import workload as workload_lib
 from tfdistill.system import programs
 
 EXIT_FAILURE = 1
@@ -34,9 +34,7 @@ def _add_options(options: programs.Flags) -> None:
     add("teacher", "<DIR>: a SavedModel", required=True)
     add("recipe", "<NAME>: a recipe, or a config.json", required=True)
     add("output", "<DIR>: new directory for the labels", required=True)
-    recipes.add_override(
-        options, "the recipe, such as data.global_batch_size=64"
-    )
+    recipes.add_override(options, "the recipe, such as batch_size=64")
     add("group", "group whose examples are labelled", 0)
     add("num_groups", "groups of the training", 1)
     add("num_steps", "steps to label; default all of the recipe", kind=int)
@@ -52,18 +50,18 @@ def _add_options(options: programs.Flags) -> None:
 
 
 def _dataset(
-    options: programs.Options, config: config_lib.Config, num_steps: int
+    options: programs.Options, workload: workload_lib.Workload, num_steps: int
 ) -> Any:
     """Returns the batches that the group's chief will train on."""
     import tfdistill
-    from launch.task import training
+    from launch import task
 
     cluster = dataclasses.replace(
         tfdistill.Cluster.from_env({}),
         group=options.group,
         num_groups=options.num_groups,
     )
-    return training.make(config, cluster)[0].take(num_steps)
+    return task.open_data(workload, cluster)[0].take(num_steps)
 
 
 def _progress(num_rows: int) -> Callable[[int], None]:
@@ -88,7 +86,7 @@ def _progress(num_rows: int) -> Callable[[int], None]:
 
 def _run(options: programs.Options) -> int:
     try:
-        config = recipes.override(recipes.get(options.recipe), options.override)
+        recipe = recipes.override(recipes.get(options.recipe), options.override)
         if not 0 <= options.group < options.num_groups:
             raise ValueError(
                 f"`group` must be from 0 to {options.num_groups - 1}; received "
@@ -101,14 +99,14 @@ def _run(options: programs.Options) -> int:
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
     # Only here: wrong options are reported before seconds of imports.
-    from launch.task import students
     from tfdistill import data_checks
     from tfdistill import labels
 
-    steps = options.num_steps or config.num_steps
     try:
+        workload = recipe.workload()
+        steps = options.num_steps or workload.num_steps
         num_rows = labels.write(
-            _dataset(options, config, steps),
+            _dataset(options, workload, steps),
             options.teacher,
             options.output,
             form=labels.Form(
@@ -116,13 +114,13 @@ def _run(options: programs.Options) -> int:
                 num_samples=options.num_samples,
                 dtype=options.dtype,
             ),
-            seed=config.seed or 0,
+            seed=workload.seed,
             trust=options.trust,
-            progress=_progress(steps * config.data.global_batch_size),
+            progress=_progress(steps * workload.batch_size),
         )
     except (
         data_checks.DataError,
-        students.OptionsError,
+        recipes.OptionsError,
         OSError,
         ValueError,
     ) as error:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from launch import group_servers
+from launch import outputs
 from launch import recipe_options
-from launch.task import outputs
 from tfdistill.launcher import command
 from tfdistill.system import programs
 
@@ -44,7 +44,7 @@ def run(
         options.command = command_of(options)
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
-    chosen = recipe_options.config(options)
+    chosen = recipe_options.recipe(options)
     if chosen and group_servers.are_needed(chosen, options.num_groups):
         say = functools.partial(print, flush=True)
         servers = functools.partial(group_servers.GroupServers, say=say)

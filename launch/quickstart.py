@@ -21,8 +21,8 @@ import rich.table
 from absl import logging
 
 from launch import local
+from launch import outputs
 from launch import recipes
-from launch.task import outputs
 from tfdistill.launcher import parent
 from tfdistill.system import programs
 
@@ -155,11 +155,8 @@ def plot(runs: Sequence[Run], path: str | os.PathLike[str]) -> None:
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _EXIT_INTERRUPTED = 130
-# The same in all but this one field.
-METHODS = {
-    "independent": "codistillation.enabled=false",
-    "codistilled": "codistillation.enabled=true",
-}
+# By name, the method of `launch.methods`: the same in all else.
+METHODS = {"independent": "independent", "codistilled": "codistill"}
 PLOT = "comparison.png"
 
 
@@ -188,11 +185,8 @@ def run(
     launch: Callable[[Sequence[str]], int] = local.main,
 ) -> int:
     """Makes both runs by a launcher, and sets their results side by side."""
-    try:  # Both runs' options, before the first of them starts.
-        for field in METHODS.values():
-            changes = [*options.override, field]
-            config = recipes.override(recipes.get(options.recipe), changes)
-            config.check_num_groups(options.num_groups)
+    try:  # Before the first run starts.
+        recipes.override(recipes.get(options.recipe), options.override)
         directory = _new_directory(pathlib.Path(options.workdir))
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
@@ -212,7 +206,7 @@ def _compare(
     launch: Callable[[Sequence[str]], int],
 ) -> int:
     start = time.monotonic()
-    for number, (name, field) in enumerate(METHODS.items(), start=1):
+    for number, (name, method) in enumerate(METHODS.items(), start=1):
         print(f"\n== {number} of {len(METHODS)}: {name}", flush=True)
         code = launch(
             [
@@ -221,7 +215,7 @@ def _compare(
                 f"--workdir={directory / name}",
                 f"--recipe={options.recipe}",
                 *(f"--override={change}" for change in options.override),
-                f"--override={field}",
+                f"--method={method}",
             ]
         )
         if code:

@@ -1,422 +1,277 @@
-"""Named configurations, and the changes that a command line makes to them.
+"""Recipes: functions that return a workload, found without running them.
 
-A recipe is a function without arguments that returns a valid `Config`.
-Imports neither TensorFlow nor Keras.
+A recipe's arguments and their defaults are read from its source, so that a
+launcher refuses a wrong option at once. Imports neither TensorFlow nor Keras.
 """
 
+import ast
 import dataclasses
 import difflib
+import functools
+import importlib
+import importlib.util
 import json
+import math
+import os
+import pathlib
+import sys
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
-from launch.config import config
-from launch.config import fields
-from launch.config import sections
+from launch import methods
+from tfdistill import workload as workload_lib
 from tfdistill.system import programs
 
-Config = config.Config
-
-_NUM_IMAGES, _BATCH_SIZE = 1_281_167, 16_384
-
-
-def imagenet() -> Config:
-    """Returns a run of ResNet-50 on ImageNet at batch 16,384, for clusters.
-
-    The large-batch setting of Anil et al. 2018 (arXiv:1804.03235), by the
-    recipe of Goyal et al. 2017 (arXiv:1706.02677): 78 steps are a pass over
-    the 1,281,167 images, and the run has 90 of them; two groups that share
-    the images out see each their half twice as often. The rate rises to
-    0.1 x batch / 256 in 5 passes and drops after 30, 60 and 80. A group that
-    learns from others drops later, and its weight decay falls with the rate,
-    as Sodhani et al. 2020 (arXiv:2010.02838) found needful: 36, 76 and 88
-    passes are their schedule at twice its length. Keras keeps the rate in the
-    momentum and does not correct it at a drop (Goyal et al., remark 2). On
-    hardware for it override dtype_policy=mixed_bfloat16.
-    """
-    pass_steps = _NUM_IMAGES // _BATCH_SIZE
-    return Config(
-        recipe="imagenet",
-        model=sections.Model(name="imagenet"),
-        data=sections.Data(name="imagenet", global_batch_size=_BATCH_SIZE),
-        optimizer=sections.Optimizer(
-            name="sgd",
-            learning_rate=0.1 * _BATCH_SIZE / 256,
-            schedule="steps",
-            boundaries=tuple(pass_steps * drop for drop in (30, 60, 80)),
-            warmup_steps=5 * pass_steps,
-            warmup_from=0.1,
-            weight_decay=1e-4,
-            arguments={"momentum": 0.9, "nesterov": True},
-        ),
-        codistillation=sections.Codistillation(
-            canary_examples=32,
-            burn_in_steps=3000,
-            boundaries=tuple(pass_steps * drop for drop in (36, 76, 88)),
-            weight_decay_factors=(0.1, 0.0, 0.0),
-        ),
-        exchange=sections.Exchange(every_steps=50, refresh_every_steps=10),
-        num_steps=90 * pass_steps,
-        evaluate_every_steps=5 * pass_steps,
-        checkpoints="best",
-    )
-
-
-def language_model() -> Config:
-    """Returns a run of the paper's language model on reviews, for clusters.
-
-    The sizes of Anil et al. 2018 (arXiv:1804.03235), section 3.1: an embedding
-    of 256, two layer-normalized LSTMs of 1024 units, 24,000 sub-words, Adam,
-    an exchange every 50 steps, and 128 sequences of 32 tokens for each worker:
-    set data.global_batch_size to 128 times the workers of a group. For more
-    text set data.path, to `tfds:c4/en` say, and how much of it by
-    data.arguments.num_train_tokens and num_validation_tokens.
-    """
-    return Config(
-        recipe="language_model",
-        model=sections.Model(name="language_model"),
-        data=sections.Data(
-            name="language_model",
-            global_batch_size=128,
-            arguments={
-                "vocabulary_size": 24_000,
-                "sequence_length": 32,
-                "validation_fraction": 0.01,
-            },
-        ),
-        optimizer=sections.Optimizer(
-            learning_rate=1e-3,
-            schedule="cosine",
-            warmup_steps=500,
-            global_clipnorm=1.0,
-        ),
-        codistillation=sections.Codistillation(
-            canary_examples=32, burn_in_steps=2000, ramp_steps=1000
-        ),
-        exchange=sections.Exchange(every_steps=50, refresh_every_steps=10),
-        num_steps=20_000,
-        evaluate_every_steps=1000,
-        checkpoints="best",
-    )
-
-
-def language_model_small() -> Config:
-    """Returns a short run on a million tokens of reviews: minutes on a core.
-
-    A group sees its half three times: a constant learning rate, so that runs
-    can be compared at any step. Set data.arguments.num_train_tokens for more
-    or less text.
-    """
-    return Config(
-        recipe="language_model_small",
-        model=sections.Model(
-            name="language_model",
-            arguments={"embedding_dim": 128, "units": 128, "num_layers": 1},
-        ),
-        data=sections.Data(
-            name="language_model",
-            global_batch_size=32,
-            arguments={
-                "vocabulary_size": 2000,
-                "sequence_length": 32,
-                "num_train_tokens": 1_000_000,
-                "num_validation_tokens": 40_000,
-            },
-        ),
-        optimizer=sections.Optimizer(
-            learning_rate=3e-3,
-            global_clipnorm=1.0,
-        ),
-        codistillation=sections.Codistillation(
-            canary_examples=32, burn_in_steps=300, ramp_steps=150
-        ),
-        exchange=sections.Exchange(
-            every_steps=50, refresh_every_steps=10, poll_secs=0.1
-        ),
-        num_steps=1500,
-        evaluate_every_steps=150,
-        steps_per_execution=5,
-    )
-
-
-def digits() -> Config:
-    """Returns a run on scikit-learn's digits, under a minute on 2 cores.
-
-    Two groups share out 1,297 images of 8 x 8 pixels; 500 more are for
-    validation. Measured over several seeds in docs/quickstart.md.
-    """
-    return Config(
-        recipe="digits",
-        model=sections.Model(
-            name="digits", arguments={"hidden_sizes": [128, 64]}
-        ),
-        data=sections.Data(name="digits", global_batch_size=64),
-        optimizer=sections.Optimizer(learning_rate=2e-3, schedule="cosine"),
-        codistillation=sections.Codistillation(burn_in_steps=100),
-        exchange=sections.Exchange(
-            every_steps=25, refresh_every_steps=5, poll_secs=0.1
-        ),
-        num_steps=1000,
-        evaluate_every_steps=100,
-    )
-
-
-def cifar10() -> Config:
-    """Returns a run of ResNet-20 on CIFAR-10: 64 epochs of a group's half.
-
-    For GPUs, or patience: on two cores a step takes seconds.
-    """
-    return Config(
-        recipe="cifar10",
-        model=sections.Model(name="cifar10"),
-        data=sections.Data(name="cifar10", global_batch_size=128),
-        optimizer=sections.Optimizer(
-            name="sgd",
-            learning_rate=0.1,
-            schedule="cosine",
-            warmup_steps=400,
-            global_clipnorm=5.0,
-            arguments={"momentum": 0.9, "nesterov": True},
-        ),
-        codistillation=sections.Codistillation(
-            # As in cifar10_small.
-            canary_student_margin=0.5,
-            burn_in_steps=2000,
-            ramp_steps=1000,
-        ),
-        exchange=sections.Exchange(every_steps=100, refresh_every_steps=20),
-        num_steps=12_500,
-        evaluate_every_steps=500,
-        checkpoints="best",
-    )
-
-
-def cifar10_small() -> Config:
-    """Returns a short run on 10,000 images of CIFAR-10: minutes on 2 cores."""
-    return Config(
-        recipe="cifar10_small",
-        model=sections.Model(name="cifar10_small"),
-        data=sections.Data(
-            name="cifar10",
-            global_batch_size=64,
-            arguments={"num_train": 10_000, "num_test": 1_000},
-        ),
-        optimizer=sections.Optimizer(
-            learning_rate=2e-3, schedule="cosine", global_clipnorm=5.0
-        ),
-        codistillation=sections.Codistillation(
-            # Versions of honest peers are up to .33 nats worse for a moment;
-            # the loss of one that knows nothing is 2.3.
-            canary_student_margin=0.5,
-            burn_in_steps=200,
-            ramp_steps=100,
-        ),
-        exchange=sections.Exchange(every_steps=25, refresh_every_steps=5),
-        num_steps=800,
-        evaluate_every_steps=100,
-    )
-
-
-def criteo() -> Config:
-    """Returns a run on Criteo's clicks with the paper's layers, for clusters.
-
-    The network of Anil et al. 2018 (arXiv:1804.03235): 2560, 1024 and 256
-    units, Adagrad. For the 45.8 million rows of the whole log: about one
-    epoch of a group's half, on parameter servers.
-    """
-    return Config(
-        recipe="criteo",
-        model=sections.Model(
-            name="criteo",
-            arguments={
-                "embedding_dim": 16,
-                "hidden_units": [2560, 1024, 256],
-            },
-        ),
-        data=sections.Data(
-            name="criteo",
-            global_batch_size=512,
-            arguments={"field_sizes": 200_000, "min_count": 10},
-        ),
-        optimizer=sections.Optimizer(name="adagrad", learning_rate=1e-3),
-        codistillation=sections.Codistillation(
-            loss="BinarySoftTargetCrossEntropy",
-            # A model that knows the base rates only is .1 nats worse.
-            canary_examples=1024,
-            canary_student_margin=0.03,
-            burn_in_steps=4000,
-            ramp_steps=2000,
-        ),
-        exchange=sections.Exchange(every_steps=500, refresh_every_steps=100),
-        num_steps=36_000,
-        evaluate_every_steps=2000,
-        steps_per_execution=10,
-    )
-
-
-def criteo_dlrm() -> Config:
-    """Returns the run of `criteo` with a DLRM in the place of its network.
-
-    The network of Naumov et al. 2019 (arXiv:1906.00091), of keras-rs' layers:
-    `pip install tfdistill[recommenders]`.
-    """
-    return dataclasses.replace(
-        criteo(), recipe="criteo_dlrm", model=sections.Model(name="criteo_dlrm")
-    )
-
-
-def criteo_small() -> Config:
-    """Returns a run on some thousand rows of clicks: a minute on 2 cores."""
-    return Config(
-        recipe="criteo_small",
-        model=sections.Model(
-            name="criteo",
-            arguments={"embedding_dim": 16, "hidden_units": [256, 128, 64]},
-        ),
-        data=sections.Data(
-            name="criteo",
-            global_batch_size=128,
-            arguments={"field_sizes": 2000, "min_count": 5},
-        ),
-        # Rows of few examples see tiny gradients: with Keras' 0.1 to start
-        # from, the tables hardly learn in so few steps (log loss .496).
-        optimizer=sections.Optimizer(
-            name="adagrad",
-            learning_rate=3e-3,
-            arguments={"initial_accumulator_value": 1e-6},
-        ),
-        codistillation=sections.Codistillation(
-            loss="BinarySoftTargetCrossEntropy",
-            # A model that knows the base rates only is .1 nats worse; at .01,
-            # groups of unequal speed took each other for worse.
-            canary_examples=1024,
-            canary_student_margin=0.03,
-            burn_in_steps=60,
-            ramp_steps=30,
-        ),
-        # So often that ten intervals, after which a silent peer fades, are a
-        # small part of the run.
-        exchange=sections.Exchange(
-            every_steps=5, refresh_every_steps=5, poll_secs=0.1
-        ),
-        num_steps=300,
-        evaluate_every_steps=50,
-        steps_per_execution=5,
-    )
-
-
-def shakespeare() -> Config:
-    """Returns a run on 200,000 characters of Shakespeare: seconds on 2 cores.
-
-    A doubled batch does not help here any more: training is limited by
-    overfitting. Set data.path for any other text. docs/results.md has the
-    comparison.
-    """
-    return Config(
-        recipe="shakespeare",
-        model=sections.Model(name="shakespeare"),
-        data=sections.Data(name="shakespeare", global_batch_size=4096),
-        optimizer=sections.Optimizer(
-            learning_rate=0.02, schedule="cosine", arguments={"beta_2": 0.99}
-        ),
-        codistillation=sections.Codistillation(
-            # Versions of honest peers are up to .2 nats worse for a moment;
-            # the loss of one that knows nothing is 4.2.
-            canary_student_margin=0.5,
-            burn_in_steps=50,
-        ),
-        # At the steps 50, 150 and 250, in all groups. A step takes
-        # milliseconds: versions must be seen soon.
-        exchange=sections.Exchange(
-            every_steps=100,
-            offset_steps=50,
-            refresh_every_steps=5,
-            poll_secs=0.02,
-        ),
-        num_steps=300,
-        evaluate_every_steps=20,
-        # A backup would take longer than the steps between evaluations.
-        backup_every_steps=300,
-    )
-
-
-def shakespeare_decayed() -> Config:
-    """Returns the run of `shakespeare` with a tuned weight decay.
-
-    A group that learns from others decays its weights a third as much.
-    """
-    config = shakespeare()
-    return dataclasses.replace(
-        config,
-        recipe="shakespeare_decayed",
-        optimizer=dataclasses.replace(config.optimizer, weight_decay=0.3),
-        codistillation=dataclasses.replace(
-            config.codistillation, weight_decay=0.1
-        ),
-    )
-
-
-RECIPES: Mapping[str, Callable[[], Config]] = {
-    recipe.__name__: recipe
-    for recipe in (
-        cifar10,
-        cifar10_small,
-        criteo,
-        criteo_dlrm,
-        criteo_small,
-        digits,
-        imagenet,
-        language_model,
-        language_model_small,
-        shakespeare,
-        shakespeare_decayed,
-    )
+# Our own, by name: the module, and the function in it.
+RECIPES: Mapping[str, str] = {
+    "cifar10": "models.cifar10:workload",
+    "cifar10_small": "models.cifar10:small",
+    "criteo": "models.criteo:workload",
+    "criteo_dlrm": "models.criteo:dlrm",
+    "criteo_small": "models.criteo:small",
+    "digits": "models.digits:workload",
+    "imagenet": "models.imagenet:workload",
+    "language_model": "models.language_model:workload",
+    "language_model_small": "models.language_model:small",
+    "shakespeare": "models.shakespeare:workload",
 }
+_FUNCTION = "workload"
+_FIELDS = {
+    field.name: field for field in dataclasses.fields(workload_lib.Workload)
+}
+# Arguments that count steps of the whole run: all of them shrink with it.
+_STEPS = (
+    *("num_steps", "evaluate_every_steps", "burn_in_steps", "ramp_steps"),
+    *("warmup_steps", "boundaries", "learning_boundaries"),
+)
 
 
-def get(name: str) -> Config:
-    """Returns the configuration of a recipe, or the one in a `.json` file."""
-    if name in RECIPES:
-        return RECIPES[name]()
-    if name.endswith(".json"):
-        return Config.read(name)
-    near = difflib.get_close_matches(name, RECIPES, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(
-        f"There is no recipe {name!r}.{hint} Recipes: {', '.join(RECIPES)}; "
-        "or the path of a config.json."
+class OptionsError(ValueError):
+    """A recipe or a method does not take what it was given."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A recipe with all that its function is called with.
+
+    Attributes:
+        recipe: One of `RECIPES`, `file.py` or a dotted module, the last two
+            with `:function` behind it unless that is `workload`.
+        arguments: All of its arguments.
+        settings: Fields of the workload that replace the recipe's own.
+        method: Of `launch.methods`, and its arguments. None: as the recipe is.
+    """
+
+    recipe: str
+    arguments: Mapping[str, Any]
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    method: str | None = None
+    method_arguments: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict
     )
 
+    def changed(self, changes: Mapping[str, Any]) -> "Recipe":
+        """Returns the same with other values of some arguments or settings.
 
-def override(config: Config, changes: Sequence[str]) -> Config:
-    """Returns a configuration with some fields changed by `FIELD=VALUE`.
+        `method.NAME` is an argument of the method.
+        """
+        source = _source(self.recipe)
+        arguments, settings = dict(self.arguments), dict(self.settings)
+        of_method = dict(self.method_arguments)
+        for name, value in changes.items():
+            if name.startswith("method."):
+                key = methods.check_argument(self.method, name[7:])
+                of_method[key] = value
+                continue
+            # A dotted name, such as optimizer.learning_rate, means its end.
+            plain = name.rpartition(".")[2]
+            if plain in source.defaults:
+                default = source.defaults[plain]
+                arguments[plain] = _checked(name, value, default)
+            elif plain in workload_lib.SETTINGS:
+                settings[plain] = _checked(name, value, _FIELDS[plain].default)
+            elif source.takes_any:
+                arguments[plain] = value
+            else:
+                raise ValueError(_unknown(name, self.recipe, source.defaults))
+        return dataclasses.replace(
+            self,
+            arguments=arguments,
+            settings=settings,
+            method_arguments=of_method,
+        )
 
-    A field is a dotted name, a value JSON or a bare string. All changes are
-    made before the result is validated. Below an `arguments` field, names may
-    be new.
+    def by_method(self, name: str, **arguments: Any) -> "Recipe":
+        """Returns the same recipe, trained by a method."""
+        methods.check(name)
+        for argument in arguments:
+            methods.check_argument(name, argument)
+        return dataclasses.replace(
+            self, method=name, method_arguments=arguments
+        )
+
+    def shortened(self, parts: int) -> "Recipe":
+        """Returns the same training in a part of the steps.
+
+        Evaluations keep their number, and come at the same shares of the run:
+        `num_steps / parts` steps, or a few less.
+        """
+        if parts == 1:
+            return self
+        given = {**self.arguments, **self.settings}
+        steps = given.get("num_steps")
+        every = given.get("evaluate_every_steps")
+        if steps is None or every is None:
+            raise ValueError(
+                "A recipe must have the arguments `num_steps` and "
+                "`evaluate_every_steps` to be trained in fewer steps; "
+                f"{self.recipe} has {', '.join(self.arguments)}. Use "
+                "--budget=per_group."
+            )
+        unit = given.get("steps_per_execution") or 1
+        shorter = math.floor(every / parts / unit) * unit
+        if not shorter:
+            raise ValueError(
+                f"1/{parts} of {steps} steps leave less than one step for each "
+                f"of {steps // every} evaluations. Raise num_steps or "
+                "evaluate_every_steps, or use --budget=per_group."
+            )
+        share = shorter / every
+        return self.changed(
+            {
+                name: _shrunk(given[name], share)
+                for name in _STEPS
+                if given.get(name) is not None
+            }
+        )
+
+    def workload(self) -> workload_lib.Workload:
+        """Calls the recipe, and the method; imports TensorFlow.
+
+        Raises OptionsError if they refuse their arguments.
+        """
+        try:
+            made = _function(self.recipe)(**self.arguments)
+            made = dataclasses.replace(made, **self.settings)
+            if self.method is None:
+                return made
+            method = methods.METHODS[self.method]
+            return method(made, **self.method_arguments)
+        except (TypeError, ValueError) as cause:
+            raise OptionsError(f"{self.recipe}: {cause}") from cause
+
+    def to_json(self) -> str:
+        """Returns JSON text from which `read` makes an equal recipe."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+
+def _shrunk(steps: Any, share: float) -> Any:
+    if isinstance(steps, list | tuple):
+        return [max(1, round(step * share)) for step in steps]
+    return round(steps * share)
+
+
+def get(name: str) -> Recipe:
+    """Returns a recipe as it is, or the one in a `.json` file."""
+    if name.endswith(".json"):
+        return read(name)
+    name = place(name)
+    return Recipe(recipe=name, arguments=dict(_source(name).defaults))
+
+
+def place(name: str) -> str:
+    """Returns a recipe's name, or the absolute path of its file."""
+    is_file = name.partition(":")[0].endswith((".py", ".json"))
+    return os.path.abspath(name) if is_file else name
+
+
+def read(path: str | os.PathLike[str]) -> Recipe:
+    """Returns the recipe in a file, such as a run's config.json."""
+    try:
+        tree = json.loads(pathlib.Path(path).read_bytes())
+    except OSError as cause:
+        raise ValueError(
+            f"The configuration {path} cannot be read: {cause.strerror}."
+        ) from cause
+    except (ValueError, RecursionError) as cause:
+        raise ValueError(f"{path}: A recipe must be JSON: {cause}") from None
+    known = [field.name for field in dataclasses.fields(Recipe)]
+    if not isinstance(tree, dict) or sorted(tree) != sorted(known):
+        raise ValueError(
+            f"{path}: a recipe must be a JSON object with "
+            f"{', '.join(known)}; received "
+            f"{', '.join(tree) if isinstance(tree, dict) else tree!r}. "
+            "Make one with launch.train --print_config."
+        )
+    try:
+        found = get(tree["recipe"]).changed(
+            {**tree["arguments"], **tree["settings"]}
+        )
+        if tree["method"] is None:
+            return found
+        return found.by_method(tree["method"], **tree["method_arguments"])
+    except ValueError as cause:
+        raise ValueError(f"{path}: {cause}") from cause
+
+
+def override(recipe: Recipe, changes: Sequence[str]) -> Recipe:
+    """Returns a recipe with some arguments changed by `NAME=VALUE`.
+
+    A value is JSON or a bare string.
 
     Example:
-        >>> changed = override(digits(), ["optimizer.learning_rate=0.1"])
-        >>> changed.optimizer.learning_rate
+        >>> changed = override(get("digits"), ["learning_rate=0.1"])
+        >>> changed.arguments["learning_rate"]
         0.1
     """
-    tree = json.loads(config.to_json())
+    found = {}
     for change in changes:
-        field, equals, text = change.partition("=")
-        if not equals or not field:
+        name, equals, text = change.partition("=")
+        if not equals or not name:
             raise ValueError(
-                "An override must be FIELD=VALUE, such as "
-                f"optimizer.learning_rate=0.1; received {change!r}."
+                "An override must be NAME=VALUE, such as learning_rate=0.1; "
+                f"received {change!r}."
             )
-        _set(tree, field, _value(text))
-    return Config.from_tree(tree)
+        found[name] = _value(text)
+    return recipe.changed(found)
 
 
 def add_override(options: programs.Flags, of: str) -> None:
     """Adds the option --override, whose values `override` takes."""
-    options.add("override", f"<FIELD=VALUE>: change one field of {of}", [])
+    options.add("override", f"<NAME=VALUE>: change one argument of {of}", [])
+
+
+def describe(name: str) -> str:
+    """Returns the first line of what a recipe's function says of itself."""
+    return _source(name).about
+
+
+def changed_names(recipe: Recipe, other: Recipe) -> list[str]:
+    """Returns in what two recipes differ."""
+    first, second = (
+        {
+            "recipe": one.recipe,
+            "method": one.method,
+            **one.method_arguments,
+            **one.settings,
+            **one.arguments,
+        }
+        for one in (recipe, other)
+    )
+    missing = object()
+    # Of JSON, tuples come back as lists.
+    return [
+        name
+        for name in dict.fromkeys([*first, *second])
+        if _plain(first.get(name, missing)) != _plain(second.get(name, missing))
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _value(text: str) -> Any:
@@ -426,50 +281,145 @@ def _value(text: str) -> Any:
         return text
 
 
-def _set(tree: dict[str, Any], field: str, value: Any) -> None:
-    *path, last = field.split(".")
-    prefix, place, is_free = "", tree, False
-    for name in path:
-        if not is_free:
-            fields.check_name(name, tuple(place), prefix=prefix)
-        elif name not in place:
-            place[name] = {}
-        is_free = is_free or name == "arguments"
-        prefix += f"{name}."
-        place = place[name]
-        if not isinstance(place, dict):
-            raise ValueError(
-                f"`{prefix[:-1]}` has no fields; received the override of "
-                f"`{field}`. Override {prefix[:-1]} as a whole."
-            )
-    if not is_free:
-        fields.check_name(last, tuple(place), prefix=prefix)
-    place[last] = value
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Source:
+    """What the source of a recipe says of its function."""
+
+    defaults: Mapping[str, Any]
+    takes_any: bool
+    about: str
 
 
-def describe(name: str) -> str:
-    """Returns the first line of what a recipe's function says of itself."""
-    text = (RECIPES[name].__doc__ or "").splitlines()[0]
-    return text.removeprefix("Returns ")
+def _place(name: str) -> tuple[str, str]:
+    """Returns the module or file of a recipe, and the function in it."""
+    module, _, function = RECIPES.get(name, name).partition(":")
+    return module, function or _FUNCTION
 
 
-def changed_fields(config: Config, other: Config) -> list[str]:
-    """Returns the dotted names of the fields in which two differ."""
-    first, second = (
-        dict(_leaves(dataclasses.asdict(one))) for one in (config, other)
+@functools.cache
+def _source(name: str) -> _Source:
+    module, function = _place(name)
+    path = _path(name, module)
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except (OSError, SyntaxError, ValueError) as cause:
+        raise ValueError(
+            f"The recipe {name} must be Python source; received {path}, of "
+            f"which Python says: {cause}."
+        ) from cause
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return _read(name, node)
+    raise ValueError(
+        f"{path} must define the function {function!r}, which takes keyword "
+        "arguments and returns a tfdistill.Workload; it was not found. For a "
+        "function of another name pass --recipe=PLACE:FUNCTION."
     )
-    missing = object()
-    names = [*first, *(name for name in second if name not in first)]
-    return [
-        name
-        for name in names
-        if first.get(name, missing) != second.get(name, missing)
+
+
+def _path(name: str, module: str) -> pathlib.Path:
+    if module.endswith(".py"):
+        return pathlib.Path(module)
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        near = difflib.get_close_matches(name, RECIPES, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"There is no recipe {name!r}.{hint} Recipes: "
+            f"{', '.join(RECIPES)}; or a file such as my_model.py or a module "
+            f"that defines {_FUNCTION}(...), or the path of a config.json."
+        )
+    return pathlib.Path(spec.origin)
+
+
+def _read(name: str, node: ast.FunctionDef) -> _Source:
+    given = node.args
+    positional = [*given.posonlyargs, *given.args]
+    first = len(positional) - len(given.defaults)
+    pairs = [
+        *((one, None) for one in positional[:first]),
+        *zip(positional[first:], given.defaults, strict=True),
+        *zip(given.kwonlyargs, given.kw_defaults, strict=True),
     ]
+    defaults = {}
+    for argument, default in pairs:
+        try:
+            defaults[argument.arg] = ast.literal_eval(default)  # type: ignore[arg-type]
+        except (TypeError, ValueError) as cause:
+            raise ValueError(
+                f"The argument `{argument.arg}` of the recipe {name} must have "
+                "a default that is a number, a string, true, false, None, or a "
+                "list or dict of those: it is written to config.json. Give it "
+                "one."
+            ) from cause
+    about = (ast.get_docstring(node) or "").partition("\n")[0]
+    return _Source(
+        defaults=defaults,
+        takes_any=given.kwarg is not None,
+        about=about.removeprefix("Returns "),
+    )
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Any:
-    for name, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+def _function(name: str) -> Callable[..., workload_lib.Workload]:
+    module, function = _place(name)
+    if module.endswith(".py"):
+        return getattr(_of_file(pathlib.Path(module)), function)
+    return getattr(importlib.import_module(module), function)
+
+
+def _of_file(path: pathlib.Path) -> ModuleType:
+    """Imports a file as Python runs a script: its neighbors can be imported."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} cannot be imported as a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _checked(name: str, value: Any, default: Any) -> Any:
+    """Returns a value of the kind of the default that it replaces."""
+    kinds: Mapping[Any, Any] = {
+        bool: (bool,),
+        int: (int,),
+        float: (int, float),
+        str: (str,),
+        list: (list, tuple),
+        tuple: (list, tuple),
+        dict: (dict,),
+    }
+    wanted = kinds.get(type(default))
+    if wanted is None:
+        return value
+    is_bool = isinstance(value, bool) and type(default) is not bool
+    if not isinstance(value, wanted) or is_bool:
+        words = {
+            bool: "true or false",
+            int: "a whole number",
+            float: "a number",
+            str: "a string",
+            dict: "a JSON object",
+        }
+        raise ValueError(
+            f"`{name}` must be {words.get(type(default), 'a list')}, such as "
+            f"the default {default!r}; received {value!r}."
+        )
+    return float(value) if type(default) is float else value
+
+
+def _unknown(name: str, recipe: str, known: Mapping[str, Any]) -> str:
+    names = [*known, *workload_lib.SETTINGS]
+    near = difflib.get_close_matches(
+        name.rpartition(".")[2], names, n=3, cutoff=0.5
+    )
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    return (
+        f"`{name}` is not an argument of the recipe {recipe}. {hint}Its "
+        f"arguments: {', '.join(known)}; and of every recipe: "
+        f"{', '.join(workload_lib.SETTINGS)}."
+    )

@@ -17,12 +17,16 @@ from typing import Any
 from absl import logging
 
 import tfdistill
+from launch import outputs
+from launch import recipe_options
 from launch import recipes
-from launch.config import config
-from launch.task import outputs
 from tfdistill.cluster import signs
 from tfdistill.system import programs
 
+_WHAT = (
+    "a recipe, a file or module with a function workload, or the config.json "
+    "of an earlier run"
+)
 EXIT_FAILURE, EXIT_OPTIONS, EXIT_DATA = 1, 2, 65
 
 
@@ -36,16 +40,9 @@ def _notes() -> str:
 
 
 def _add_options(options: programs.Flags) -> None:
+    recipe_options.add(options, what=_WHAT)
     add = options.add
-    add(
-        "recipe",
-        "<NAME>: a recipe, or the config.json of an earlier run",
-        required=True,
-    )
     add("workdir", "<DIR>: directory of the run; default TFDISTILL_WORKDIR")
-    recipes.add_override(
-        options, "the recipe, such as optimizer.learning_rate=0.1"
-    )
     add("verbose", "show Keras' progress", False)
     add("print_config", "print the complete configuration and exit", False)
 
@@ -69,19 +66,15 @@ def _cluster(workdir: str | None) -> tfdistill.Cluster:
 
 
 def _train(
-    config: config.Config,
+    recipe: recipes.Recipe,
     cluster: tfdistill.Cluster,
     options: programs.Options,
 ) -> int:
     # Only here: wrong options are reported before seconds of imports.
-    from launch.task import training
+    from launch import task
 
     try:
-        result = training.run(
-            config,
-            cluster,
-            verbose=options.verbose,
-        )
+        result = task.run(recipe, cluster, verbose=options.verbose)
     except Exception as error:
         return exit_code_of(error)
     if cluster.is_chief:
@@ -93,11 +86,10 @@ def exit_code_of(error: Exception) -> int:
     """Reports what ended training; returns the exit code of the task."""
     import tensorflow as tf
 
-    from launch.task import students
     from tfdistill import data_checks
     from tfdistill.exchange import claim
 
-    if isinstance(error, (students.OptionsError, claim.GroupClaimedError)):
+    if isinstance(error, (recipes.OptionsError, claim.GroupClaimedError)):
         logging.error("wrong options: %s", error)
         return EXIT_OPTIONS
     if isinstance(error, data_checks.DataError):
@@ -130,15 +122,14 @@ def _tell(result: Mapping[str, Any]) -> None:
 
 def _run(options: programs.Options) -> int:
     try:
-        config = recipes.override(recipes.get(options.recipe), options.override)
+        recipe = recipe_options.recipe(options)
+        if recipe is None:
+            raise ValueError("--recipe=NAME is missing")
         if options.print_config:
-            print(config.to_json(), end="")
+            print(recipe.to_json(), end="")
             return 0
         cluster = _cluster(options.workdir)
-        config.check_num_groups(cluster.num_groups)
-        if not cluster.uses_parameter_servers:
-            config.data.check_num_workers(cluster.num_workers)
-        outputs.check_new(config, cluster)
+        outputs.check_new(recipe, cluster)
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
     if outputs.is_complete(cluster):
@@ -148,11 +139,7 @@ def _run(options: programs.Options) -> int:
             flush=True,
         )
         return 0
-    learn = config.codistillation
-    is_alone = cluster.num_groups == 1 and learn.num_students == 1
-    if learn.enabled and is_alone:
-        print("One group only: it has nobody to learn from.", flush=True)
-    return _train(config, cluster, options)
+    return _train(recipe, cluster, options)
 
 
 PROGRAM = programs.Program(

@@ -2,13 +2,13 @@
 
 A module for some data has three functions:
 
-`make_datasets(cluster, *, global_batch_size, data, seed, **arguments)` returns
+`make_datasets(cluster, *, batch_size, data, seed, **arguments)` returns
 a group's training data, endless shuffled batches of the full size, and the
 validation data in order, whose last batch may be partial. Both are the same on
 every worker of a group; `fit` gives each worker its rows of every batch.
 
 - `cluster` says which group this is.
-- `global_batch_size`: examples per step of the whole group.
+- `batch_size`: examples per step of the whole group.
 - `data`: `"disjoint"` (default): the groups share out the training examples;
   `"shared"`: all groups get all of them, each in its own order.
 - `seed` chooses the order of the training examples, together with the group.

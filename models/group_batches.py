@@ -7,14 +7,12 @@ from tfdistill import data
 __all__ = ["check_size", "shuffled_indices"]
 
 
-def check_size(
-    global_batch_size: int, *, num_examples: int, examples: str
-) -> None:
+def check_size(batch_size: int, *, num_examples: int, examples: str) -> None:
     """Checks that a group's share fills at least one batch."""
-    if not 1 <= global_batch_size <= num_examples:
+    if not 1 <= batch_size <= num_examples:
         raise ValueError(
-            "`global_batch_size` must be from 1 to the group's "
-            f"{num_examples} training {examples}; received {global_batch_size}."
+            "`batch_size` must be from 1 to the group's "
+            f"{num_examples} training {examples}; received {batch_size}."
         )
 
 
@@ -22,17 +20,17 @@ def shuffled_indices(
     num_examples: int,
     cluster: data.GroupIdentity,
     *,
-    global_batch_size: int,
+    batch_size: int,
     seed: int,
     examples: str,
 ) -> tf.data.Dataset:
     """Returns endless full batches of indices of a group's examples.
 
-    int64 `[global_batch_size]`, in the order that the seed and the group
+    int64 `[batch_size]`, in the order that the seed and the group
     choose.
     """
-    check_size(global_batch_size, num_examples=num_examples, examples=examples)
+    check_size(batch_size, num_examples=num_examples, examples=examples)
     indices = data.shuffled_indices(
         num_examples, seed=seed, group=cluster.group
     )
-    return indices.batch(global_batch_size, drop_remainder=True)
+    return indices.batch(batch_size, drop_remainder=True)

@@ -5,6 +5,7 @@ The network and the training examples are few, so that a step takes
 milliseconds and a group soon has nothing more to learn from larger batches.
 """
 
+import functools
 import pathlib
 from typing import Any
 
@@ -12,11 +13,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import tfdistill
 from models import group_batches
 from models import places
 from tfdistill import data as tfdistill_data
 
-__all__ = ["build_model", "make_datasets", "make_schema"]
+__all__ = ["build_model", "make_datasets", "make_schema", "workload"]
 
 _VOCABULARY_SIZE = 65  # Of tiny Shakespeare.
 _SEQUENCE_LENGTH = 8
@@ -29,11 +31,80 @@ _PARTS = ("report", "tuning")
 _POSITIONS_SEED = 0
 
 
+def workload(
+    learning_rate: float = 0.02,
+    weight_decay: float | None = None,
+    batch_size: int = 4096,
+    num_steps: int = 300,
+    evaluate_every_steps: int = 20,
+    path: str | None = None,
+    num_train: int = 200_000,
+    validation: str = "report",
+    vocabulary_size: int = 65,
+    sequence_length: int = 8,
+    burn_in_steps: int = 50,
+    weight: float = 1.0,
+    temperature: float = 1.0,
+    every_steps: int = 100,
+    refresh_every_steps: int = 5,
+) -> tfdistill.Workload:
+    """Returns a run on 200,000 characters of Shakespeare: seconds on 2 cores.
+
+    A doubled batch does not help here any more: training is limited by
+    overfitting. Set `path` for any other text. docs/results.md has the
+    comparison.
+    """
+    schema = functools.partial(
+        make_schema, path=path, vocabulary_size=vocabulary_size
+    )
+
+    def optimizer() -> keras.optimizers.Optimizer:
+        rate = keras.optimizers.schedules.CosineDecay(learning_rate, num_steps)
+        kind: Any = keras.optimizers.Adam
+        if weight_decay is not None:
+            kind = tfdistill.optimizers.with_kernel_decay(kind, coupled=False)
+        return kind(rate, beta_2=0.99, weight_decay=weight_decay)
+
+    return tfdistill.Workload(
+        model=lambda: build_model(
+            vocabulary_size=vocabulary_size, sequence_length=sequence_length
+        ),
+        data=functools.partial(
+            make_datasets,
+            path=path,
+            num_train=num_train,
+            validation=validation,
+            sequence_length=sequence_length,
+            vocabulary_size=vocabulary_size,
+        ),
+        schema=schema,
+        batch_size=batch_size,
+        num_steps=num_steps,
+        evaluate_every_steps=evaluate_every_steps,
+        # A backup would take longer than the steps between evaluations.
+        backup_every_steps=num_steps,
+        optimizer=optimizer,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=lambda: ["accuracy"],
+        distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(
+            from_logits=True, temperature=temperature
+        ),
+        distillation_weight=tfdistill.schedules.BurnIn(
+            steps=burn_in_steps, weight=weight
+        ),
+        # At the steps 50, 150 and 250, in all groups. A step takes
+        # milliseconds: versions must be seen soon.
+        every_steps=every_steps,
+        exporter={"offset_steps": every_steps // 2},
+        refresh_every_steps=refresh_every_steps,
+    )
+
+
 def make_datasets(
     cluster: tfdistill_data.GroupIdentity,
     *,
-    global_batch_size: int,
-    data: str = "disjoint",
+    batch_size: int,
+    mode: str = "disjoint",
     seed: int = 0,
     path: places.Path | None = None,
     num_train: int = 200_000,
@@ -76,11 +147,11 @@ def make_datasets(
         found = tf.gather(ids, starts[:, tf.newaxis] + offsets)
         return found[:, :-1], found[:, -1]
 
-    begin, size = _share(num_train - sequence_length, cluster, data)
+    begin, size = _share(num_train - sequence_length, cluster, mode)
     train = group_batches.shuffled_indices(
         size,
         cluster,
-        global_batch_size=global_batch_size,
+        batch_size=batch_size,
         seed=seed,
         examples="positions",
     )
@@ -89,7 +160,7 @@ def make_datasets(
     _check_length("num_validation", num_validation, 0, num_positions)
     drawn = np.random.default_rng(_POSITIONS_SEED).permutation(num_positions)
     asked = tf.data.Dataset.from_tensor_slices(first + drawn[:num_validation])
-    asked = asked.batch(global_batch_size).map(gather)
+    asked = asked.batch(batch_size).map(gather)
     return (
         train.prefetch(tf.data.AUTOTUNE),
         asked.cache().prefetch(tf.data.AUTOTUNE),
@@ -154,7 +225,7 @@ def _read(path: places.Path | None) -> str:
     except (OSError, UnicodeDecodeError) as cause:
         raise ValueError(
             f"`path` must be a text file in UTF-8; received {str(file)!r}: "
-            f"{cause}. Override data.path, or set TFDISTILL_DATA to where "
+            f"{cause}. Override path, or set TFDISTILL_DATA to where "
             "tinyshakespeare/input.txt is."
         ) from cause
 
@@ -211,12 +282,12 @@ def _check_length(name: str, value: int, above: int, most: int) -> None:
 
 
 def _share(
-    num_positions: int, cluster: tfdistill_data.GroupIdentity, data: str
+    num_positions: int, cluster: tfdistill_data.GroupIdentity, mode: str
 ) -> tuple[int, int]:
     """Returns a group's first training position, and how many it has."""
     parts = np.arange(num_positions)
-    # Checks `data`, and says whether groups have parts at all.
-    own = tfdistill_data.shard_arrays(parts, cluster, mode=data)
+    # Checks `mode`, and says whether groups have parts at all.
+    own = tfdistill_data.shard_arrays(parts, cluster, mode=mode)
     if len(own) == num_positions:
         return 0, num_positions
     borders = np.arange(cluster.num_groups + 1) * num_positions

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
+from launch import recipes
+from launch import task as task_lib
 from launch import train
-from launch.config import sections
-from launch.task import training
 from tests.cases import servers as parameter_server_cases
 from tests.programs import commands
 from tests.programs import data_errors as program
@@ -316,7 +316,7 @@ def test_a_loader_that_has_nobody_to_follow_is_told_of(monkeypatch):
 
 
 def test_recipes_tell_of_too_small_a_batch_and_of_faulty_data(
-    tmp_path, monkeypatch, capsys, caplog
+    tmp_path, monkeypatch, caplog
 ):
     cluster = {"worker": ["localhost:1", "localhost:2"]}
     task = {"type": "worker", "index": 0}
@@ -324,19 +324,18 @@ def test_recipes_tell_of_too_small_a_batch_and_of_faulty_data(
     monkeypatch.setenv(
         "TF_CONFIG", json.dumps({"cluster": cluster, "task": task})
     )
-    with pytest.raises(SystemExit, match="2"):
-        train.main([*options, "--override=data.global_batch_size=1"])
-    assert "workers of a group, 2; received 1" in capsys.readouterr().err
+    workload = recipes.get("digits").changed({"batch_size": 1}).workload()
+    two = tfdistill.Cluster.from_env()
+    with pytest.raises(recipes.OptionsError, match="group, 2; received 1"):
+        task_lib.open_data(workload, two)
     monkeypatch.delenv("TF_CONFIG")
 
     def fail(*args, **kwargs):
         raise data_checks.DataError("x must be finite")
 
-    monkeypatch.setattr(training, "run", fail)
+    monkeypatch.setattr(task_lib, "run", fail)
     assert train.main(options) == 65
     assert "wrong data: x must be finite" in caplog.text
-    section = sections.Data(name="digits", global_batch_size=2)
-    section.check_num_workers(2)
 
 
 @pytest.mark.multiprocess

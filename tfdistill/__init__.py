@@ -30,6 +30,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.launcher.launch import launch as launch
     from tfdistill.model import CodistillModel as CodistillModel
     from tfdistill.model import DistributedModel as DistributedModel
+    from tfdistill.workload import Workload as Workload
 
 _MODULES = (
     *("callbacks", "contrib", "data", "data_checks", "labels", "layers"),
@@ -41,6 +42,7 @@ _HOMES = {
     "DistributedModel": "model",
     "Exchange": "exchange.publisher",
     "LaunchError": "launcher.launch",
+    "Workload": "workload",
     "launch": "launcher.launch",
     "make_strategy": "cluster.strategy",
 }

@@ -12,6 +12,7 @@ import numpy as np
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 5_000
+Interval = tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class Estimate:
 
     mean: float
     standard_error: float | None
-    interval: tuple[float, float] | None
+    interval: Interval | None
     values: tuple[float, ...]
 
     def to_tree(self) -> dict[str, Any]:
@@ -34,18 +35,13 @@ class Estimate:
 def over_trials(values: Sequence[float]) -> Estimate:
     """Returns the mean of one value for each trial."""
     found = np.asarray(values, np.float64)
-    if len(found) < 2:
-        return Estimate(
-            mean=float(found.mean()),
-            standard_error=None,
-            interval=None,
-            values=tuple(found.tolist()),
-        )
-    drawn = found[_resamples(len(found))].mean(axis=1)
+    several = len(found) > 1
     return Estimate(
         mean=float(found.mean()),
-        standard_error=float(found.std(ddof=1) / np.sqrt(len(found))),
-        interval=_interval(drawn, len(found)),
+        standard_error=float(found.std(ddof=1) / np.sqrt(len(found)))
+        if several
+        else None,
+        interval=interval(np.mean, found),
         values=tuple(found.tolist()),
     )
 
@@ -60,21 +56,21 @@ def over_pairs(matrix: np.ndarray) -> Estimate:
     The diagonal of the symmetric matrix is not looked at.
     """
     size = len(matrix)
-    upper = _above_diagonal(matrix)
-    error, interval = None, None
+    upper = matrix[np.triu_indices(size, 1)]
+    error, found = None, None
     if size > 2:
         left_out = [
-            _above_diagonal(
-                np.delete(np.delete(matrix, index, 0), index, 1)
-            ).mean()
+            _mean_of_pairs(matrix, np.delete(np.arange(size), index))
             for index in range(size)
         ]
         error = float(np.sqrt((size - 1) * np.var(left_out)))
-        interval = _interval(_pair_means(matrix), size)
+        found = interval(
+            lambda rows, axis: _mean_of_pairs(matrix, rows), np.arange(size)
+        )
     return Estimate(
         mean=float(upper.mean()),
         standard_error=error,
-        interval=interval,
+        interval=found,
         values=tuple(upper.tolist()),
     )
 
@@ -99,128 +95,98 @@ def jackknifed(figure: float, left_out: Sequence[float]) -> Estimate:
     )
 
 
-def ratio(
-    numerator: Sequence[float], denominator: Sequence[float]
-) -> tuple[float, tuple[float, float] | None]:
-    """Returns the ratio of two methods' means, and its interval."""
-    return _of_means(numerator, denominator, np.divide)
-
-
 def difference(
     values: Sequence[float], others: Sequence[float]
-) -> tuple[float, tuple[float, float] | None]:
+) -> tuple[float, Interval | None]:
     """Returns the difference of two methods' means, and its interval."""
-    return _of_means(values, others, np.subtract)
+    return _compared(
+        lambda ours, theirs, axis: ours.mean(axis) - theirs.mean(axis),
+        values,
+        others,
+    )
+
+
+def ratio(
+    values: Sequence[float], others: Sequence[float]
+) -> tuple[float, Interval | None]:
+    """Returns the ratio of two methods' means, and its interval."""
+    return _compared(
+        lambda ours, theirs, axis: ours.mean(axis) / theirs.mean(axis),
+        values,
+        others,
+    )
 
 
 def ratio_of_pairs(
-    matrix: np.ndarray, other: np.ndarray, *, num_resamples: int = NUM_RESAMPLES
-) -> tuple[float, tuple[float, float] | None]:
+    matrix: np.ndarray, other: np.ndarray
+) -> tuple[float, Interval | None]:
     """Returns the ratio of two methods' means over pairs, and its interval."""
-    both = (matrix, other)
-    means = tuple(float(_above_diagonal(one).mean()) for one in both)
-    size = min(map(len, both))
-    value, interval = _compared(
-        _pair_means(matrix, 1, num_resamples),
-        _pair_means(other, 2, num_resamples),
-        means,
-        np.divide,
-        size,
+    sizes = len(matrix), len(other)
+    value, found = _compared(
+        lambda ours, theirs, axis: (
+            _mean_of_pairs(matrix, ours) / _mean_of_pairs(other, theirs)
+        ),
+        *map(np.arange, sizes),
     )
     # Two trials are one pair: all resamples of it are equal.
-    return value, interval if size > 2 else None
-
-
-def of_resamples(
-    combine: Callable[[np.ndarray, np.ndarray], float], size: int, other: int
-) -> tuple[float, float] | None:
-    """Returns the interval of any figure of two methods' trials.
-
-    `combine` takes indices of trials of both, drawn with replacement, and
-    returns NaN if those have no such figure. None for single trials, or if
-    draws have no such figure.
-    """
-    if min(size, other) < 2:
-        return None
-    pairs = zip(_resamples(size, 1), _resamples(other, 2), strict=True)
-    drawn = np.array([combine(ours, theirs) for ours, theirs in pairs])
-    if not np.isfinite(drawn).all():
-        return None
-    return _interval(drawn, min(size, other))
-
-
-def _of_means(
-    values: Sequence[float],
-    others: Sequence[float],
-    combine: Callable[..., Any],
-) -> tuple[float, tuple[float, float] | None]:
-    return _compared(
-        _bootstrap_means(values, 1),
-        _bootstrap_means(others, 2),
-        (float(np.mean(values)), float(np.mean(others))),
-        combine,
-        min(len(values), len(others)),
-    )
+    return value, found if min(sizes) > 2 else None
 
 
 def _compared(
-    drawn: np.ndarray,
-    others: np.ndarray,
-    means: tuple[float, ...],
-    combine: Callable[..., Any],
-    size: int,
-) -> tuple[float, tuple[float, float] | None]:
-    length = min(len(drawn), len(others))
+    statistic: Callable[..., Any], *samples: Any
+) -> tuple[float, Interval | None]:
+    arrays = [np.asarray(sample) for sample in samples]
     with np.errstate(divide="ignore", invalid="ignore"):
-        both = np.asarray(combine(drawn[:length], others[:length]))
-        value = float(combine(np.float64(means[0]), np.float64(means[1])))
-    if size < 2 or not np.isfinite(both).all():
-        return value, None
-    return value, _interval(both, size)
+        value = float(statistic(*arrays, axis=-1))
+        return value, interval(statistic, *arrays)
 
 
-def _bootstrap_means(values: Sequence[float], stream: int) -> np.ndarray:
-    found = np.asarray(values, np.float64)
-    return found[_resamples(len(found), stream)].mean(axis=1)
+def _mean_of_pairs(matrix: np.ndarray, rows: np.ndarray) -> Any:
+    """Mean over the pairs of drawn trials `[..., trials]`; NaN without one."""
+    rows = rows.astype(np.int64)
+    one, other = rows[..., :, np.newaxis], rows[..., np.newaxis, :]
+    is_pair = one != other
+    number = is_pair.sum((-1, -2))
+    total = np.where(is_pair, matrix[one, other], 0.0).sum((-1, -2))
+    return np.where(number > 0, total / np.maximum(number, 1), np.nan)
 
 
-def _above_diagonal(matrix: np.ndarray) -> np.ndarray:
-    return matrix[np.triu_indices(len(matrix), 1)]
+def interval(
+    statistic: Callable[..., Any], *samples: np.ndarray, vectorized: bool = True
+) -> Interval | None:
+    """Returns the interval of a figure of one method's trials, or two's.
 
+    The percentiles are the expanded ones of Hesterberg 2015 (What Teachers
+    Should Know About the Bootstrap): plain ones are too narrow for small
+    samples; these are as far out as a t interval is for normal data.
 
-def _pair_means(
-    matrix: np.ndarray, stream: int = 0, num_resamples: int = NUM_RESAMPLES
-) -> np.ndarray:
-    """Mean over the pairs of each resample, as far as it has any."""
-    size = len(matrix)
-    rows = _resamples(size, stream, num_resamples)
-    # How often each trial was drawn: [resamples, trials].
-    counts = (rows[:, :, np.newaxis] == np.arange(size)).sum(axis=1)
-    apart = np.where(np.eye(size, dtype=bool), 0.0, matrix)
-    totals = (counts @ apart * counts).sum(axis=1)
-    num_pairs = size**2 - (counts**2).sum(axis=1)
-    # One trial drawn again and again has no pair; such draws are rare.
-    return totals[num_pairs > 0] / num_pairs[num_pairs > 0]
+    Args:
+        statistic: Takes drawn samples, and an `axis` if it is vectorized. NaN
+            for trials that have no pair; infinite if there is no such figure.
+        *samples: Of each method, one value for each of its trials.
+        vectorized: Whether the statistic takes many draws at once.
 
-
-def _resamples(
-    size: int, stream: int = 0, num_resamples: int = NUM_RESAMPLES
-) -> np.ndarray:
-    """Indices of trials, drawn with replacement: `[resamples, size]`."""
-    rng = np.random.default_rng([size, stream])
-    return rng.integers(0, size, [num_resamples, size])
-
-
-def _interval(drawn: np.ndarray, size: int) -> tuple[float, float]:
-    """Percentiles, widened for few trials.
-
-    Plain percentiles are too narrow for small samples. These are the expanded
-    ones of Hesterberg 2015 (What Teachers Should Know About the Bootstrap):
-    as far out as a t interval is for normal data.
+    Returns:
+        None for a single trial, or if a draw has no such figure.
     """
+    size = min(map(len, samples))
+    if size < 2:
+        return None
     # Only here: it takes a second.
     from scipy import stats
 
+    drawn = stats.bootstrap(
+        samples,
+        statistic,
+        n_resamples=NUM_RESAMPLES,
+        method="percentile",
+        vectorized=vectorized,
+        random_state=np.random.default_rng(size),
+    ).bootstrap_distribution
+    # One trial drawn again and again has no pair; such draws are rare.
+    drawn = drawn[~np.isnan(drawn)]
+    if not len(drawn) or not np.isfinite(drawn).all():
+        return None
     quantile = stats.t.ppf(0.5 + CONFIDENCE / 2, size - 1)
     tail = stats.norm.cdf(-np.sqrt(size / (size - 1)) * quantile)
     low, high = np.quantile(drawn, [tail, 1 - tail])

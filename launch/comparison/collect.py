@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from launch import group_servers
+from launch import outputs
+from launch import predictions
 from launch.comparison import bootstrap
-from launch.comparison import runs
-from launch.config import config as config_lib
-from launch.task import outputs
-from launch.task import predictions
+from launch.comparison import trials as trials_lib
 
 # The validation figure that curves and targets are about, in nats.
 METRIC = "log_loss"
@@ -123,17 +122,17 @@ class Finished:
 
 
 def collect(
-    trial: runs.Trial,
+    trial: trials_lib.Trial,
     *,
     seed: int,
     workdir: pathlib.Path,
-    directory: Callable[[runs.Run], pathlib.Path],
+    directory: Callable[[trials_lib.Run], pathlib.Path],
 ) -> Finished:
     """Reads one trial, all of whose runs are done."""
     groups = [
         outputs.group_dir(directory(run), group)
         for run in trial.students
-        for group in range(run.num_students)
+        for group in range(run.num_groups)
     ]
     found = [predictions.read(path) for path in groups]
     if trial.averaged:
@@ -215,7 +214,7 @@ def _spread(trials: Sequence[Finished]) -> dict[str, float]:
 
 
 def _cost(
-    trial: runs.Trial, directory: Callable[[runs.Run], pathlib.Path]
+    trial: trials_lib.Trial, directory: Callable[[trials_lib.Run], pathlib.Path]
 ) -> dict[str, float]:
     """What training took in a trial, the first trace included."""
     found = {
@@ -234,9 +233,9 @@ def _cost(
         for group in students
     ]
     return {
-        "total_steps": trial.num_steps,
-        "total_examples": trial.num_examples,
-        "student_examples": sum(run.num_examples for run in trial.students),
+        "total_steps": sum(group["steps"] for group in groups),
+        "total_examples": sum(group["examples"] for group in groups),
+        "student_examples": sum(group["examples"] for group in students),
         "teacher_seconds": before,
         "seconds": before + _slowest(students),
         "process_seconds": sum(group["process_seconds"] for group in groups)
@@ -246,10 +245,10 @@ def _cost(
 
 
 def _server_seconds(
-    run: runs.Run, directory: Callable[[runs.Run], pathlib.Path]
+    run: trials_lib.Run, directory: Callable[[trials_lib.Run], pathlib.Path]
 ) -> float:
     """Processor time of the servers that a run took besides its groups."""
-    if not group_servers.are_needed(run.config, run.num_groups):
+    if not group_servers.are_needed(run.recipe, run.num_groups):
         return 0.0
     found = group_servers.usage(directory(run), run.num_groups)
     return sum(server["process_seconds"] for server in found)
@@ -260,9 +259,9 @@ def _slowest(groups: Sequence[dict[str, Any]]) -> float:
 
 
 def _exchanged(
-    trial: runs.Trial,
+    trial: trials_lib.Trial,
     groups: Sequence[pathlib.Path],
-    directory: Callable[[runs.Run], pathlib.Path],
+    directory: Callable[[trials_lib.Run], pathlib.Path],
 ) -> dict[str, float]:
     """What groups that teach each other sent, and what else they might have.
 
@@ -272,19 +271,16 @@ def _exchanged(
     n - 1 peers move (n - 1) P / T.
     """
     (run, *others) = trial.students
-    if run.config.codistillation.num_students > 1:
-        # In one process.
-        return {"bytes_written": 0.0, "bytes_read": 0.0}
     results = list(map(outputs.read_results, groups))
-    if run.part == runs.LARGE_GROUP:
+    if run.part == trials_lib.LARGE_GROUP:
         return {"slow_bytes_per_step": float(results[0]["parameter_bytes"])}
-    talks = run.config.codistillation.enabled or run.config.mixing.enabled
-    if others or not talks or run.num_groups < 2:
+    teaches = any(result["teachers"] for result in results)
+    if others or run.num_groups < 2 or not (teaches or "mixing" in results[0]):
         return {}
-    steps, size = run.config.num_steps, results[0]["parameter_bytes"]
+    steps, size = results[0]["steps"], results[0]["parameter_bytes"]
     found = _mixes(results)
-    if run.config.codistillation.enabled:
-        found |= _taught(results, size, run.config)
+    if teaches:
+        found |= _taught(results, size, run.recipe.method)
     sent, received = (
         _mean(
             sum(t.get(name, 0) for t in result["teachers"])
@@ -292,11 +288,11 @@ def _exchanged(
         )
         for name in ("sent_bytes", "bytes")
     )
-    if run.config.codistillation.by != "predictions":
+    if run.recipe.method != "predictions":
         # Which are read by the peers, or by the group's own server.
         sent += _mean(result["exports"]["bytes"] for result in results)
     received += _mean(_mixing(result)["bytes"] for result in results)
-    if group_servers.are_needed(run.config, run.num_groups):
+    if group_servers.are_needed(run.recipe, run.num_groups):
         servers = group_servers.usage(directory(run), run.num_groups)
         received += _mean(server["read_bytes"] for server in servers)
     found = {
@@ -332,46 +328,22 @@ def _mixes(results: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _taught(
-    results: Sequence[dict[str, Any]], size: int, config: config_lib.Config
+    results: Sequence[dict[str, Any]], size: int, method: str | None
 ) -> dict[str, float]:
     """What groups heard of their teachers."""
-    if config.codistillation.by != "versions":
+    if method in ("predictions", "served"):
         return _answers(results)
-    peers = sum(len(result["teachers"]) for result in results) / len(results)
-    num_exports = config.num_steps / config.exchange.every_steps
-    return {
-        **_versions(results, peers, config),
-        "exchange_formula_bytes": peers * size * num_exports,
-    }
-
-
-def _versions(
-    results: Sequence[dict[str, Any]], peers: float, config: config_lib.Config
-) -> dict[str, float]:
-    """How many versions were written and read, and should have been."""
+    peers = _mean(len(result["teachers"]) for result in results)
+    steps, every = results[0]["steps"], results[0]["exports"]["every_steps"]
     read = [sum(t["swaps"] for t in r["teachers"]) for r in results]
-    due = peers * _mean(
-        _num_exports(config, group=group, num_groups=len(results))
-        for group in range(len(results))
-    )
     return {
         "versions_written": _mean(r["exports"]["published"] for r in results),
         "versions_read": _mean(read),
-        "versions_due": float(due),
+        # The version of the last step has no reader in its run.
+        "versions_due": float(peers * ((steps - 1) // every)),
         "groups_without_teacher": _num_deaf(results, read),
+        "exchange_formula_bytes": peers * size * steps / every,
     }
-
-
-def _num_exports(
-    config: config_lib.Config, *, group: int, num_groups: int
-) -> int:
-    """Exports before the last step, whose version has no reader in its run."""
-    every, first = config.exchange.every_steps, config.exchange.offset_steps
-    if first is None:
-        # Groups take turns, unless they mix versions of the same step.
-        turns = not config.mixing.enabled
-        first = group * every // num_groups if turns else 0
-    return (config.num_steps - 1 - first) // every + (first > 0)
 
 
 def _answers(results: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -468,15 +440,18 @@ def compare_steps(
     @functools.cache  # Few trials have few different resamples.
     def steps_to(index: int, loss: float) -> float:
         found = _steps(curves[index], loss)
-        return np.nan if found is None else found
+        return math.inf if found is None else found
 
     def resampled(ours: np.ndarray, theirs: np.ndarray) -> float:
         loss = float(losses[np.sort(theirs)].mean())
         found = [steps_to(index, loss) for index in ours.tolist()]
         return sum(found) / len(found) / float(own[theirs].mean())
 
-    return value, bootstrap.of_resamples(
-        resampled, len(curves), len(independent)
+    return value, bootstrap.interval(
+        resampled,
+        np.arange(len(curves)),
+        np.arange(len(independent)),
+        vectorized=False,
     )
 
 

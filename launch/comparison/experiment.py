@@ -17,17 +17,15 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from launch import outputs
 from launch import recipes
 from launch.comparison import collect
 from launch.comparison import markdown
-from launch.comparison import methods
 from launch.comparison import plots
 from launch.comparison import report
 from launch.comparison import runs
+from launch.comparison import trials as trials_lib
 from launch.comparison import tuning
-from launch.config import config as config_lib
-from launch.config import sections
-from launch.task import outputs
 
 RECORD = "compare.json"
 REPORT, MARKDOWN = "report.json", "report.md"
@@ -43,8 +41,8 @@ class Experiment:
         self,
         workdir: pathlib.Path,
         *,
-        setup: methods.Setup,
-        variants: Sequence[methods.Variant],
+        setup: trials_lib.Setup,
+        variants: Sequence[trials_lib.Variant],
         num_trials: int,
         tune: tuning.Tuning | None = None,
     ) -> None:
@@ -56,25 +54,25 @@ class Experiment:
         self._setup = setup
         self._tune = tune
         earlier, trials = _earlier(workdir, setup, tune)
-        self._variants = methods.unique([*earlier, *variants])
+        self._variants = trials_lib.unique([*earlier, *variants])
         self._num_trials = max(trials, num_trials)
         # By method and value; none if nothing is tuned.
-        self._tuning_trials: dict[str, dict[str, list[runs.Trial]]] = {}
+        self._tuning_trials: dict[str, dict[str, list[trials_lib.Trial]]] = {}
         if tune is not None:
             for variant in self._variants:
                 found = tune.trials(variant, setup)
                 self._tuning_trials[variant.name] = found
         # What was chosen for each method, as far as it is known.
         self._tuned: dict[str, dict[str, Any]] = {}
-        self._trials: dict[str, list[runs.Trial]] = {
+        self._trials: dict[str, list[trials_lib.Trial]] = {
             variant.name: self._planned(variant, setup)
             for variant in self._variants
         }
         self._check_sweeps()
 
     def _planned(
-        self, variant: methods.Variant, setup: methods.Setup
-    ) -> list[runs.Trial]:
+        self, variant: trials_lib.Variant, setup: trials_lib.Setup
+    ) -> list[trials_lib.Trial]:
         return [variant.trial(setup, seed) for seed in range(self._num_trials)]
 
     def _choose(self) -> None:
@@ -171,18 +169,18 @@ class Experiment:
         done = {name: trials for name, trials in finished.items() if trials}
         if not done:
             raise ValueError(f"there is no finished trial in {self.workdir}")
-        config, setup = self._setup.config, self._described_setup()
+        recipe, setup = self._setup.recipe, self._described_setup()
         found = report.make(
             done,
             target=target,
             descriptions={v.name: v.describe for v in self._variants},
             context={
-                "recipe": config.recipe,
+                "recipe": recipe.recipe,
                 "setup": {**setup, "jobs": jobs},
-                "config": dataclasses.asdict(config),
+                "config": dataclasses.asdict(recipe),
                 "failures": dict(failures),
                 "tuned": self._tuned,
-                "notes": self._notes(finished),
+                "notes": self._undone(finished),
             },
         )
         text = json.dumps(found, indent=1, allow_nan=False)
@@ -191,24 +189,6 @@ class Experiment:
         names = plots.draw(found, self.workdir)
         self._write(MARKDOWN, markdown.render(found, names))
         return found
-
-    def _notes(self, finished: Mapping[str, Sequence[Any]]) -> list[str]:
-        learning = [
-            run.config
-            for trials in self._trials.values()
-            for run in (trials[0].runs if trials else ())
-            if run.config.codistillation.enabled
-        ]
-        notices = [
-            sections.constant_decay_notice(
-                config.optimizer_of(learns=True), config.codistillation
-            )
-            for config in learning
-        ]
-        return [
-            *dict.fromkeys(notice for notice in notices if notice),
-            *self._undone(finished),
-        ]
 
     def _undone(self, finished: Mapping[str, Sequence[Any]]) -> list[str]:
         return [
@@ -227,7 +207,7 @@ class Experiment:
         ]
 
     def _read(
-        self, name: str, trial: runs.Trial, seed: int
+        self, name: str, trial: trials_lib.Trial, seed: int
     ) -> collect.Finished:
         directory = runs.Runner(self.workdir).directory
         try:
@@ -244,12 +224,12 @@ class Experiment:
 
     def _described_setup(self) -> dict[str, Any]:
         fields = dataclasses.fields(self._setup)
-        names = [field.name for field in fields if field.name != "config"]
+        names = [field.name for field in fields if field.name != "recipe"]
         return {name: getattr(self._setup, name) for name in names}
 
     def _write_record(self) -> None:
         record = {
-            "config": dataclasses.asdict(self._setup.config),
+            "recipe": dataclasses.asdict(self._setup.recipe),
             "setup": self._described_setup(),
             "variants": [dataclasses.asdict(v) for v in self._variants],
             "num_trials": self._num_trials,
@@ -287,8 +267,8 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def _earlier(
-    workdir: pathlib.Path, setup: methods.Setup, tune: tuning.Tuning | None
-) -> tuple[list[methods.Variant], int]:
+    workdir: pathlib.Path, setup: trials_lib.Setup, tune: tuning.Tuning | None
+) -> tuple[list[trials_lib.Variant], int]:
     """Returns the methods and trials of earlier calls in the directory."""
     path = workdir / RECORD
     if not path.exists():
@@ -300,8 +280,9 @@ def _earlier(
             f"{path} must be JSON that an earlier call has written; received "
             f"{cause}. Remove it to continue without its methods and checks."
         ) from cause
-    config = config_lib.Config.from_tree(record["config"])
-    changed = recipes.changed_fields(config, setup.config)
+    changed = recipes.changed_names(
+        recipes.Recipe(**record["recipe"]), setup.recipe
+    )
     changed += [
         name
         for name, value in record["setup"].items()
@@ -316,5 +297,5 @@ def _earlier(
             f"{', '.join(changed)}. Choose another workdir, or give the same "
             "options as before; methods, sweeps and trials may be added."
         )
-    earlier = [methods.Variant(**v) for v in record["variants"]]
+    earlier = [trials_lib.Variant(**v) for v in record["variants"]]
     return earlier, record["num_trials"]

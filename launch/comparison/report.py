@@ -13,7 +13,7 @@ import numpy as np
 
 from launch.comparison import bootstrap
 from launch.comparison import collect
-from launch.comparison import methods as methods_lib
+from launch.comparison import trials as trials_lib
 
 _NAMES = {
     "codistill": "codistillation",
@@ -25,7 +25,7 @@ def verdict_on(name: str, figures: Mapping[str, Any], *, target: float) -> str:
     """Returns the verdict on a method, from its part of the report."""
     shown = _shown(name)
     versus = figures["versus_independent"]
-    least = methods_lib.LEAST_TRIALS
+    least = trials_lib.LEAST_TRIALS
     for count, whose in (
         (figures["num_trials"], ""),
         (versus["num_trials"], " of independent"),
@@ -229,7 +229,7 @@ def _exchanges(found: Mapping[str, Any]) -> list[str]:
                 f"{name}: {answered:.0%} of the questions about batches were "
                 "answered in time: the groups' steps are too fast for their "
                 "answers, or the machine is busy. With another speed it would "
-                "come out differently; a larger codistillation.wait_secs helps "
+                "come out differently; a larger method.wait_secs helps "
                 "groups that send predictions, longer steps help all."
             )
         read, due = (
@@ -242,8 +242,7 @@ def _exchanges(found: Mapping[str, Any]) -> list[str]:
                 f"but its exchange interval asks for {due:.0f}: its steps "
                 "are faster than exports, or the machine is busy. With "
                 "another speed it would come out differently; a larger "
-                "exchange.every_steps, a smaller exchange.poll_secs, or "
-                "longer steps help."
+                "every_steps or longer steps help."
             )
         deaf = sum(figures["groups_without_teacher"]["values"])
         if deaf:
@@ -262,8 +261,8 @@ def _mixes(name: str, figures: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"{name}: a group left out {left_out:.1f} of {done + left_out:.0f} "
-        "mixes, because too few of its peers had a version in time. A larger "
-        "mixing.grace_secs waits for them."
+        "mixes, because too few of its peers had a version in time. On a less "
+        "busy machine they would be there."
     ]
 
 
@@ -394,7 +393,7 @@ def _beyond_own_past(
     for pair in pairs:
         name, trials = pair["one"], found[pair["one"]]["num_trials"]
         teaches = "between_groups_churn" in found[name]["figures"]
-        enough = min(trials, pair["num_trials"]) >= methods_lib.LEAST_TRIALS
+        enough = min(trials, pair["num_trials"]) >= trials_lib.LEAST_TRIALS
         if pair["other"] == OWN_PAST and aim and teaches and enough:
             text = _said(found[name], pair, aim.value, OWN_PAST)
             said.append(f"{_shown(name)} against {OWN_PAST}: {text}")

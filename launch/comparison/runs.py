@@ -8,8 +8,6 @@ member is the independent group of the same seed.
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 import pathlib
 import shutil
 import sys
@@ -18,115 +16,18 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-from typing import Any
 
 from launch import group_servers
-from launch.config import config as config_lib
-from launch.config import fields
-from launch.task import outputs
+from launch import outputs
+from launch import recipes
+from launch.comparison import trials
 from tfdistill.cluster import signs
 from tfdistill.launcher import local_cluster
 
 if TYPE_CHECKING:
     from tfdistill.launcher import local_run
 
-
-# The part of a group that has all workers: its gradients take the slow links
-# that groups of their own leave alone.
-LARGE_GROUP = "large_group"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-    """One training of some groups.
-
-    `part` names its role in its trial. The last exports of `teachers`, runs of
-    one group, are its fixed teachers.
-    """
-
-    part: str
-    config: config_lib.Config
-    num_groups: int
-    workers_per_group: int
-    ps_per_group: int = 0
-    teachers: tuple["Run", ...] = ()
-
-    @property
-    def key(self) -> str:
-        """Equal for runs that train the same; the name of its directory."""
-        content = {
-            "config": _essentials(self.config),
-            "shape": [
-                self.num_groups,
-                self.workers_per_group,
-                self.ps_per_group,
-            ],
-            "teachers": [teacher.key for teacher in self.teachers],
-        }
-        text = json.dumps(content, sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-        return f"seed_{self.config.seed}_{digest}"
-
-    @property
-    def num_students(self) -> int:
-        """Students of all groups together, each with files of its own."""
-        return self.num_groups * self.config.codistillation.num_students
-
-    @property
-    def num_steps(self) -> int:
-        """Training steps of all students together."""
-        return self.num_students * self.config.num_steps
-
-    @property
-    def num_examples(self) -> int:
-        """Training examples of all students together, repeats counted."""
-        return self.num_steps * self.config.data.global_batch_size
-
-
-def _essentials(section: Any) -> dict[str, Any]:
-    """A configuration without what the first release had as its default.
-
-    So that runs keep their names when a later release has more fields, or
-    other defaults.
-    """
-    found = {}
-    for field in dataclasses.fields(section):
-        value = getattr(section, field.name)
-        default = (
-            field.default_factory()
-            if field.default_factory is not dataclasses.MISSING
-            else field.metadata.get(fields.FIRST_DEFAULT, field.default)
-        )
-        if value == default:
-            continue
-        nested = dataclasses.is_dataclass(value)
-        found[field.name] = _essentials(value) if nested else value
-    return found
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Trial:
-    """What one method takes for one seed.
-
-    `runs` are in the order in which they must run; the groups of `students`
-    predict, as one ensemble if `averaged`.
-    """
-
-    runs: tuple[Run, ...]
-    students: tuple[Run, ...]
-    averaged: bool = False
-
-    @property
-    def num_steps(self) -> int:
-        """Training steps of all groups of all runs."""
-        return sum(run.num_steps for run in self.runs)
-
-    @property
-    def num_examples(self) -> int:
-        """Training examples of all groups of all runs, repeats counted."""
-        return sum(run.num_examples for run in self.runs)
-
-
+Run = trials.Run
 RUNS = "runs"
 # Wrong options and wrong data: of these no other run knows better.
 _EXITS_OF_ALL = (2, 65)
@@ -220,12 +121,12 @@ class Runner:
         total: int,
     ) -> None:
         for key, run in list(waiting.items()):
-            lost = [t.key for t in run.teachers if t.key in failures]
-            if lost:
-                failures[key] = f"its teacher {lost[0]} failed"
+            teacher = run.teacher
+            if teacher is not None and teacher.key in failures:
+                failures[key] = f"its teacher {teacher.key} failed"
                 del waiting[key]
                 continue
-            ready = all(map(self.is_done, run.teachers))
+            ready = teacher is None or self.is_done(teacher)
             if len(self._active) < self._num_at_once and ready:
                 del waiting[key]
                 number = total - len(waiting)
@@ -247,7 +148,7 @@ class Runner:
             shutil.rmtree(directory)
         directory.mkdir(parents=True, exist_ok=True)
         recipe = directory / "recipe.json"
-        recipe.write_text(self._config(run).to_json())
+        recipe.write_text(self._recipe(run).to_json())
         command = [sys.executable, "-m", "launch.train"]
         command += [f"--recipe={recipe}", f"--workdir={directory}"]
         topology = local_cluster.LocalCluster(
@@ -261,7 +162,7 @@ class Runner:
         # It takes the workdir, and makes the key that servers need.
         process = self._launch(topology)
         with contextlib.ExitStack() as stack:
-            if group_servers.are_needed(run.config, run.num_groups):
+            if group_servers.are_needed(run.recipe, run.num_groups):
                 stack.enter_context(
                     group_servers.GroupServers(topology, say=self._say)
                 )
@@ -270,17 +171,11 @@ class Runner:
                 _Active(run, process, stack.pop_all(), time.monotonic(), tries)
             )
 
-    def _config(self, run: Run) -> config_lib.Config:
-        if not run.teachers:
-            return run.config
-        paths = tuple(
-            str(outputs.last_export(self.directory(teacher), 0))
-            for teacher in run.teachers
-        )
-        learn = dataclasses.replace(
-            run.config.codistillation, saved_models=paths
-        )
-        return dataclasses.replace(run.config, codistillation=learn)
+    def _recipe(self, run: Run) -> recipes.Recipe:
+        if run.teacher is None:
+            return run.recipe
+        path = outputs.last_export(self.directory(run.teacher), 0)
+        return run.recipe.changed({"method.saved_model": str(path)})
 
     def _poll(self, failures: dict[str, str]) -> None:
         for active in list(self._active):
@@ -317,4 +212,4 @@ class Runner:
 
 def _describe(run: Run) -> str:
     shape = f"{run.num_groups} x {run.workers_per_group} workers"
-    return f"{run.key}: {shape}, {run.config.num_steps} steps"
+    return f"{run.key}: {run.recipe.method}, {shape}"

@@ -11,8 +11,7 @@ import numpy as np
 
 from launch import recipes
 from launch.comparison import collect
-from launch.comparison import methods
-from launch.comparison import runs
+from launch.comparison import trials
 
 # Far from the seeds of trials, and of further members of ensembles.
 _FIRST_SEED = 500
@@ -37,34 +36,33 @@ class Tuning:
     ) -> "Tuning":
         """Returns what the options of `launch.compare` ask for."""
         field, equals, after = text.partition("=")
-        values = methods.split(after)
+        values = trials.split(after)
         if not equals or not field or len(set(values)) < 2 or not all(values):
             raise ValueError(
                 "--tune must be FIELD=VALUE,VALUE,... with different values, "
-                "such as optimizer.learning_rate=0.01,0.02; received "
+                "such as learning_rate=0.01,0.02; received "
                 f"{text!r}."
             )
-        if not any(change.startswith("data.") for change in overrides):
+        if not overrides:
             raise ValueError(
                 "--tune must choose by other validation data than the report "
-                f"is about; received {len(overrides)} --tune_override, none "
-                "of data. Name other data, such as --tune_override="
-                "data.arguments.validation=tuning or another data.path."
+                "is about; received no --tune_override. Name other data, such "
+                "as --tune_override=validation=tuning or another path."
             )
         return cls(
-            field=methods.ALIASES.get(field, field),
+            field=trials.ALIASES.get(field, field),
             values=tuple(values),
             overrides=tuple(overrides),
             num_trials=num_trials,
         )
 
-    def tuned(self, setup: methods.Setup, value: str) -> methods.Setup:
+    def tuned(self, setup: trials.Setup, value: str) -> trials.Setup:
         """Returns the setup with a value of the field."""
         return _changed(setup, [f"{self.field}={value}"])
 
     def trials(
-        self, variant: methods.Variant, setup: methods.Setup
-    ) -> dict[str, list[runs.Trial]]:
+        self, variant: trials.Variant, setup: trials.Setup
+    ) -> dict[str, list[trials.Trial]]:
         """Returns the trials of one method, by value.
 
         A batch is that of a whole group: one worker trains the same.
@@ -92,6 +90,6 @@ class Tuning:
         return {"field": self.field, "value": best, "losses": losses}
 
 
-def _changed(setup: methods.Setup, changes: Sequence[str]) -> methods.Setup:
-    config = recipes.override(setup.config, changes)
-    return dataclasses.replace(setup, config=config)
+def _changed(setup: trials.Setup, changes: Sequence[str]) -> trials.Setup:
+    recipe = recipes.override(setup.recipe, changes)
+    return dataclasses.replace(setup, recipe=recipe)

@@ -1,5 +1,7 @@
 """CIFAR-10: real photographs in ten classes, and small ResNets for them."""
 
+import dataclasses
+import functools
 import os
 from typing import Any
 
@@ -7,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import tfdistill
 from models import group_batches
 from models import residual
 from models.cifar10 import files
@@ -14,10 +17,11 @@ from tfdistill import data as tfdistill_data
 
 __all__ = [
     "build_model",
-    "build_small_model",
     "load",
     "make_datasets",
     "make_schema",
+    "small",
+    "workload",
 ]
 
 
@@ -31,11 +35,100 @@ _VARIANCE = (0.0601, 0.0589, 0.0679)
 _PADDING = 4
 
 
+def workload(
+    learning_rate: float = 0.1,
+    batch_size: int = 128,
+    num_steps: int = 12_500,
+    evaluate_every_steps: int = 500,
+    warmup_steps: int = 400,
+    depth: int = 20,
+    norm: str = "group",
+    num_train: int | None = None,
+    num_test: int | None = None,
+    data_dir: str | None = None,
+    burn_in_steps: int = 2000,
+    ramp_steps: int = 1000,
+    weight: float = 1.0,
+    temperature: float = 1.0,
+    every_steps: int = 100,
+    refresh_every_steps: int = 20,
+) -> tfdistill.Workload:
+    """Returns a run of ResNet-20 on CIFAR-10: 64 epochs of a group's half.
+
+    For GPUs, or patience: on two cores a step takes seconds.
+    """
+
+    def rate() -> keras.optimizers.schedules.LearningRateSchedule:
+        return keras.optimizers.schedules.CosineDecay(
+            0.0,
+            num_steps - warmup_steps,
+            warmup_target=learning_rate,
+            warmup_steps=warmup_steps,
+        )
+
+    return tfdistill.Workload(
+        model=lambda: build_model(depth=depth, norm=norm),
+        data=functools.partial(
+            make_datasets,
+            num_train=num_train,
+            num_test=num_test,
+            data_dir=data_dir,
+        ),
+        schema=make_schema,
+        batch_size=batch_size,
+        num_steps=num_steps,
+        evaluate_every_steps=evaluate_every_steps,
+        checkpoints="best",
+        optimizer=lambda: keras.optimizers.SGD(
+            rate(), momentum=0.9, nesterov=True, global_clipnorm=5.0
+        ),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=lambda: ["accuracy"],
+        distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(
+            from_logits=True, temperature=temperature
+        ),
+        distillation_weight=tfdistill.schedules.LinearRamp(
+            start_step=burn_in_steps,
+            end_step=burn_in_steps + ramp_steps,
+            weight=weight,
+        ),
+        every_steps=every_steps,
+        refresh_every_steps=refresh_every_steps,
+    )
+
+
+def small(
+    learning_rate: float = 2e-3,
+    batch_size: int = 64,
+    num_steps: int = 800,
+    evaluate_every_steps: int = 100,
+    depth: int = 8,
+    norm: str = "group",
+    num_train: int = 10_000,
+    num_test: int = 1_000,
+    data_dir: str | None = None,
+    burn_in_steps: int = 200,
+    ramp_steps: int = 100,
+    weight: float = 1.0,
+    temperature: float = 1.0,
+    every_steps: int = 25,
+    refresh_every_steps: int = 5,
+) -> tfdistill.Workload:
+    """Returns a short run on 10,000 images of CIFAR-10: minutes on 2 cores."""
+    given = dict(locals())
+    rate = keras.optimizers.schedules.CosineDecay(learning_rate, num_steps)
+    return dataclasses.replace(
+        workload(**given, warmup_steps=0),
+        checkpoints="none",
+        optimizer=lambda: keras.optimizers.Adam(rate, global_clipnorm=5.0),
+    )
+
+
 def make_datasets(
     cluster: tfdistill_data.GroupIdentity,
     *,
-    global_batch_size: int,
-    data: str = "disjoint",
+    batch_size: int,
+    mode: str = "disjoint",
     seed: int = 0,
     num_train: int | None = None,
     num_test: int | None = None,
@@ -63,17 +156,17 @@ def make_datasets(
     train, test = load(data_dir=data_dir, cache_dir=cache_dir)
     train = _first(train, num_train, "num_train")
     test = _first(test, num_test, "num_test")
-    train = tfdistill_data.shard_arrays(train, cluster, mode=data)
+    train = tfdistill_data.shard_arrays(train, cluster, mode=mode)
     batches = group_batches.shuffled_indices(
         len(train[1]),
         cluster,
-        global_batch_size=global_batch_size,
+        batch_size=batch_size,
         seed=seed,
         examples="images",
     )
     train_batches = _augmented(batches, train, seed=seed, group=cluster.group)
     validation = tf.data.Dataset.from_tensor_slices(test)
-    validation = validation.batch(global_batch_size).map(_to_float)
+    validation = validation.batch(batch_size).map(_to_float)
     return (
         train_batches.prefetch(tf.data.AUTOTUNE),
         validation.prefetch(tf.data.AUTOTUNE),
@@ -194,13 +287,6 @@ def build_model(
     # float32 even under a mixed policy: losses want exact logits.
     logits = keras.layers.Dense(NUM_CLASSES, dtype="float32", name="logits")(x)
     return keras.Model(inputs, logits, name=name)
-
-
-def build_small_model(
-    *, norm: str = "group", name: str = "cifar10_small"
-) -> keras.Model:
-    """Returns `build_model` at depth 8: an epoch in a minute or so of CPU."""
-    return build_model(depth=8, width=16, norm=norm, name=name)
 
 
 def _block(

@@ -1,5 +1,7 @@
 """Criteo's display ads: data sets, schema and network."""
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,21 +12,153 @@ import tfdistill
 from models import places
 from models.criteo import batches
 from models.criteo import converted
-from models.criteo import dlrm
+from models.criteo import dlrm as dlrm_lib
 from models.criteo import files
 from models.criteo import rows
 from tfdistill import data
 
-__all__ = ["build_dlrm", "build_model", "make_datasets", "make_schema"]
+__all__ = [
+    "build_dlrm",
+    "build_model",
+    "dlrm",
+    "make_datasets",
+    "make_schema",
+    "small",
+    "workload",
+]
 
-build_dlrm = dlrm.build_dlrm
+
+build_dlrm = dlrm_lib.build_dlrm
+
+
+def workload(
+    learning_rate: float = 1e-3,
+    initial_accumulator_value: float = 0.1,
+    batch_size: int = 512,
+    num_steps: int = 36_000,
+    evaluate_every_steps: int = 2000,
+    steps_per_execution: int = 10,
+    embedding_dim: int = 16,
+    hidden_units: Sequence[int] = (2560, 1024, 256),
+    field_sizes: int = 200_000,
+    min_count: int = 10,
+    burn_in_steps: int = 4000,
+    ramp_steps: int = 2000,
+    weight: float = 1.0,
+    every_steps: int = 500,
+    refresh_every_steps: int = 100,
+    **data_options: Any,
+) -> tfdistill.Workload:
+    """Returns a run on Criteo's clicks with the paper's layers, for clusters.
+
+    The network of Anil et al. 2018 (arXiv:1804.03235): 2560, 1024 and 256
+    units, Adagrad. For the 45.8 million rows of the whole log: about one
+    epoch of a group's half, on parameter servers. Further arguments, such as
+    `path`, are those of `make_datasets`.
+    """
+    options = {
+        **data_options,
+        "field_sizes": field_sizes,
+        "min_count": min_count,
+    }
+    start, end = burn_in_steps, burn_in_steps + ramp_steps
+    return tfdistill.Workload(
+        # The tables must have the sizes that the rows are hashed for.
+        model=lambda: build_model(
+            field_sizes=field_sizes,
+            embedding_dim=embedding_dim,
+            hidden_units=hidden_units,
+        ),
+        data=functools.partial(make_datasets, **options),
+        schema=functools.partial(make_schema, **options),
+        batch_size=batch_size,
+        num_steps=num_steps,
+        evaluate_every_steps=evaluate_every_steps,
+        steps_per_execution=steps_per_execution,
+        optimizer=lambda: keras.optimizers.Adagrad(
+            learning_rate, initial_accumulator_value=initial_accumulator_value
+        ),
+        loss=keras.losses.BinaryCrossentropy(from_logits=True),
+        metrics=lambda: [keras.metrics.AUC(from_logits=True, name="auc")],
+        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(
+            from_logits=True
+        ),
+        distillation_weight=tfdistill.schedules.LinearRamp(
+            start_step=start, end_step=end, weight=weight
+        )
+        if ramp_steps
+        else tfdistill.schedules.BurnIn(steps=start, weight=weight),
+        every_steps=every_steps,
+        refresh_every_steps=refresh_every_steps,
+    )
+
+
+def dlrm(
+    batch_size: int = 512,
+    num_steps: int = 36_000,
+    evaluate_every_steps: int = 2000,
+    embedding_dim: int = 16,
+    bottom_units: Sequence[int] = (512, 256, 64),
+    top_units: Sequence[int] = (512, 256),
+    field_sizes: int = 200_000,
+    **others: Any,
+) -> tfdistill.Workload:
+    """Returns the run of `criteo` with a DLRM in the place of its network.
+
+    The network of Naumov et al. 2019 (arXiv:1906.00091), of keras-rs' layers:
+    `pip install tfdistill[recommenders]`. Further arguments are those of
+    `workload`.
+    """
+    return dataclasses.replace(
+        workload(
+            batch_size=batch_size,
+            num_steps=num_steps,
+            evaluate_every_steps=evaluate_every_steps,
+            field_sizes=field_sizes,
+            **others,
+        ),
+        model=lambda: build_dlrm(
+            field_sizes=field_sizes,
+            embedding_dim=embedding_dim,
+            bottom_units=bottom_units,
+            top_units=top_units,
+        ),
+    )
+
+
+def small(
+    learning_rate: float = 3e-3,
+    # Rows of few examples see tiny gradients: with Keras' 0.1 to start from,
+    # the tables hardly learn in so few steps (log loss 0.496).
+    initial_accumulator_value: float = 1e-6,
+    batch_size: int = 128,
+    num_steps: int = 300,
+    evaluate_every_steps: int = 50,
+    steps_per_execution: int = 5,
+    hidden_units: Sequence[int] = (256, 128, 64),
+    field_sizes: int = 2000,
+    min_count: int = 5,
+    burn_in_steps: int = 60,
+    ramp_steps: int = 30,
+    # So often that ten intervals, after which a silent peer fades, are a small
+    # part of the run.
+    every_steps: int = 5,
+    refresh_every_steps: int = 5,
+    **others: Any,
+) -> tfdistill.Workload:
+    """Returns a run on some thousand rows of clicks: a minute on 2 cores.
+
+    Further arguments are those of `workload`.
+    """
+    given = dict(locals())
+    return workload(**given.pop("others"), **given)
 
 
 def make_datasets(
     cluster: data.GroupIdentity,
     *,
-    global_batch_size: int,
-    data: str = "disjoint",
+    batch_size: int,
+    mode: str = "disjoint",
     seed: int = 0,
     path: places.Paths | None = None,
     missing_value: float = 0.0,
@@ -69,13 +203,13 @@ def make_datasets(
     train = batches.train_batches(
         binary,
         cluster,
-        global_batch_size=global_batch_size,
-        data=data,
+        batch_size=batch_size,
+        mode=mode,
         seed=seed,
         missing_value=missing_value,
     )
     validation = batches.validation_batches(
-        binary, global_batch_size=global_batch_size, missing_value=missing_value
+        binary, batch_size=batch_size, missing_value=missing_value
     )
     return train, validation
 

@@ -28,8 +28,8 @@ def train_batches(
     binary: converted.Binary,
     cluster: tfdistill_data.GroupIdentity,
     *,
-    global_batch_size: int,
-    data: str = "disjoint",
+    batch_size: int,
+    mode: str = "disjoint",
     seed: int = 0,
     missing_value: float = 0.0,
 ) -> tf.data.Dataset:
@@ -43,9 +43,9 @@ def train_batches(
     All groups read all rows, which costs less than a copy for each number of
     groups; of disjoint ones row i is for group `i % num_groups`.
     """
-    own_rows = _share(binary.num_rows["train"], cluster, data)
+    own_rows = _share(binary.num_rows["train"], cluster, mode)
     group_batches.check_size(
-        global_batch_size, num_examples=len(own_rows), examples="rows"
+        batch_size, num_examples=len(own_rows), examples="rows"
     )
     names = [str(path) for path in binary.parts("train")]
 
@@ -70,16 +70,14 @@ def train_batches(
         return parts.batch(_WINDOW_PARTS).enumerate().map(mix)
 
     windows = tf.data.Dataset.range(tf.int64.max).flat_map(epoch_windows)
-    batches = windows.prefetch(1).rebatch(
-        global_batch_size, drop_remainder=True
-    )
+    batches = windows.prefetch(1).rebatch(batch_size, drop_remainder=True)
     return batches.prefetch(tf.data.AUTOTUNE)
 
 
 def validation_batches(
     binary: converted.Binary,
     *,
-    global_batch_size: int,
+    batch_size: int,
     missing_value: float = 0.0,
 ) -> tf.data.Dataset:
     """Returns the validation rows in the order of the text."""
@@ -88,7 +86,7 @@ def validation_batches(
     known = tf.data.experimental.assert_cardinality(
         binary.num_rows["validation"]
     )
-    batches = records.apply(known).batch(global_batch_size)
+    batches = records.apply(known).batch(batch_size)
     batches = batches.map(
         lambda records: _features(_decoded(records), missing_value)
     )
@@ -96,12 +94,12 @@ def validation_batches(
 
 
 def _share(
-    num_rows: int, cluster: tfdistill_data.GroupIdentity, data: str
+    num_rows: int, cluster: tfdistill_data.GroupIdentity, mode: str
 ) -> range:
     """Returns the numbers of a group's rows."""
-    # Checks `data` and the number of rows on the way.
+    # Checks `mode` and the number of rows on the way.
     own = tfdistill_data.group_shard(
-        tf.data.Dataset.range(num_rows), cluster, mode=data
+        tf.data.Dataset.range(num_rows), cluster, mode=mode
     )
     if int(own.cardinality()) == num_rows:
         return range(num_rows)

@@ -2,19 +2,22 @@
 
 import functools
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+import tfdistill
 from models import group_batches
 from models import places
 from models import residual
 from models.imagenet import files
 from models.imagenet import images
+from models.imagenet import rates
 from tfdistill import data as tfdistill_data
 
-__all__ = ["build_model", "make_datasets", "make_schema"]
+__all__ = ["build_model", "make_datasets", "make_schema", "workload"]
 
 
 # Of the training images in [0, 1], per colour channel.
@@ -32,11 +35,98 @@ _convolve = functools.partial(
 )
 
 
+def workload(
+    learning_rate: float = 6.4,
+    weight_decay: float = 1e-4,
+    batch_size: int = 16_384,
+    num_steps: int = 7020,
+    evaluate_every_steps: int = 390,
+    warmup_steps: int = 390,
+    boundaries: Sequence[int] = (2340, 4680, 6240),
+    learning_boundaries: Sequence[int] = (2808, 5928, 6864),
+    learning_decay_factors: Sequence[float] = (0.1, 0.0, 0.0),
+    path: str | None = None,
+    data_dir: str | None = None,
+    image_size: int = 224,
+    num_classes: int = 1000,
+    depth: int = 50,
+    width: int = 64,
+    norm: str = "batch",
+    burn_in_steps: int = 3000,
+    weight: float = 1.0,
+    temperature: float = 1.0,
+    every_steps: int = 50,
+    refresh_every_steps: int = 10,
+) -> tfdistill.Workload:
+    """Returns a run of ResNet-50 on ImageNet at batch 16,384, for clusters.
+
+    The large-batch setting of Anil et al. 2018 (arXiv:1804.03235), by the
+    recipe of Goyal et al. 2017 (arXiv:1706.02677): 78 steps are a pass over
+    the 1,281,167 images, and the run has 90 of them; two groups that share
+    the images out see each their half twice as often. The rate rises to
+    0.1 x batch / 256 in 5 passes and drops after 30, 60 and 80. A group that
+    learns from others drops later, and its weight decay falls with the rate,
+    as Sodhani et al. 2020 (arXiv:2010.02838) found needful: 36, 76 and 88
+    passes are their schedule at twice its length. Keras keeps the rate in the
+    momentum and does not correct it at a drop (Goyal et al., remark 2). On
+    hardware for it override dtype_policy=mixed_bfloat16.
+    """
+    source: dict[str, Any] = {
+        "path": path,
+        "data_dir": data_dir,
+        "image_size": image_size,
+    }
+
+    def optimizer(drops: Sequence[int], decay: Any) -> Any:
+        sgd = tfdistill.optimizers.with_kernel_decay(
+            keras.optimizers.SGD, coupled=True
+        )
+        rate = rates.stepped(
+            learning_rate, drops, warmup_steps=warmup_steps, warmup_share=0.1
+        )
+        return sgd(rate, momentum=0.9, nesterov=True, weight_decay=decay)
+
+    return tfdistill.Workload(
+        model=lambda: build_model(
+            depth=depth,
+            width=width,
+            norm=norm,
+            image_size=image_size,
+            num_classes=num_classes,
+        ),
+        data=functools.partial(
+            make_datasets, num_classes=num_classes, **source
+        ),
+        schema=functools.partial(make_schema, **source),
+        batch_size=batch_size,
+        num_steps=num_steps,
+        evaluate_every_steps=evaluate_every_steps,
+        checkpoints="best",
+        optimizer=lambda: optimizer(
+            learning_boundaries,
+            rates.piecewise(
+                weight_decay, learning_boundaries, learning_decay_factors
+            ),
+        ),
+        optimizer_alone=lambda: optimizer(boundaries, weight_decay),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=lambda: ["accuracy"],
+        distillation_loss=tfdistill.losses.SoftTargetCrossEntropy(
+            from_logits=True, temperature=temperature
+        ),
+        distillation_weight=tfdistill.schedules.BurnIn(
+            steps=burn_in_steps, weight=weight
+        ),
+        every_steps=every_steps,
+        refresh_every_steps=refresh_every_steps,
+    )
+
+
 def make_datasets(
     cluster: tfdistill_data.GroupIdentity,
     *,
-    global_batch_size: int,
-    data: str = "disjoint",
+    batch_size: int,
+    mode: str = "disjoint",
     seed: int = 0,
     path: places.Path | None = None,
     image_size: int = 224,
@@ -69,23 +159,23 @@ def make_datasets(
     if source.num_classes != num_classes:
         raise ValueError(
             f"`num_classes` must be that of the data, {source.num_classes}; "
-            f"received {num_classes}. Set data.arguments.num_classes."
+            f"received {num_classes}. Override num_classes."
         )
     share = functools.partial(
         tfdistill_data.at_workers_share,
         cluster=cluster,
-        global_batch_size=global_batch_size,
+        global_batch_size=batch_size,
     )
     encoded, num_images = source.train(
-        cluster, mode=data, seed=seed, share=share
+        cluster, mode=mode, seed=seed, share=share
     )
     group_batches.check_size(
-        global_batch_size, num_examples=num_images, examples="images"
+        batch_size, num_examples=num_images, examples="images"
     )
     auto = tf.data.AUTOTUNE
     crop = _random_crop(image_size, seed=seed, group=cluster.group)
     train = encoded.map(crop, num_parallel_calls=auto)
-    train = train.batch(global_batch_size, drop_remainder=True)
+    train = train.batch(batch_size, drop_remainder=True)
     validation = source.validation().map(
         lambda image, label: (
             images.central_crop(image, size=image_size),
@@ -93,7 +183,7 @@ def make_datasets(
         ),
         num_parallel_calls=auto,
     )
-    validation = validation.batch(global_batch_size)
+    validation = validation.batch(batch_size)
     return train.prefetch(auto), validation.prefetch(auto)
 
 

@@ -81,7 +81,7 @@ def find(
         "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar from "
         "image-net.org, put them into <data dir>/downloads/manual and run "
         f"tfds.builder('{_NAME}', data_dir=<data dir>).download_and_prepare();"
-        " or set data.path to a directory with train/<class>/*.jpg and "
+        " or override path with a directory with train/<class>/*.jpg and "
         "val/<class>/*.jpg."
     )
 
@@ -160,7 +160,7 @@ def _folders(path: pathlib.Path) -> list[str]:
     except OSError as cause:
         raise ValueError(
             f"{path} must be a directory of class folders; it cannot be read: "
-            f"{cause.strerror}. Set data.path to the directory that holds "
+            f"{cause.strerror}. Override path with the directory of "
             "train and val."
         ) from cause
     if not names:

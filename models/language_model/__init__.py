@@ -1,10 +1,13 @@
 """A language model: which sub-word comes next, by LSTMs over real text."""
 
+import dataclasses
+import functools
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+import tfdistill
 from models import places
 from models.language_model import batches
 from models.language_model import lstm
@@ -12,14 +15,149 @@ from models.language_model import text
 from models.language_model import tokens
 from tfdistill import data
 
-__all__ = ["build_model", "make_datasets", "make_schema", "open_tokens"]
+__all__ = [
+    "build_model",
+    "make_datasets",
+    "make_schema",
+    "open_tokens",
+    "small",
+    "workload",
+]
+
+
+def workload(
+    learning_rate: float = 1e-3,
+    batch_size: int = 128,
+    num_steps: int = 20_000,
+    evaluate_every_steps: int = 1000,
+    steps_per_execution: int = 1,
+    warmup_steps: int = 500,
+    path: Any = None,
+    vocabulary_size: int = 24_000,
+    sequence_length: int = 32,
+    validation_fraction: float | None = 0.01,
+    num_train_tokens: int | None = None,
+    num_validation_tokens: int | None = None,
+    embedding_dim: int = 256,
+    units: int = 1024,
+    num_layers: int = 2,
+    dropout: float = 0.0,
+    layer_norm: str = "cell",
+    burn_in_steps: int = 2000,
+    ramp_steps: int = 1000,
+    weight: float = 1.0,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    every_steps: int = 50,
+    refresh_every_steps: int = 10,
+    **text_options: Any,
+) -> tfdistill.Workload:
+    """Returns a run of the paper's language model on reviews, for clusters.
+
+    The sizes of Anil et al. 2018 (arXiv:1804.03235), section 3.1: an embedding
+    of 256, two layer-normalized LSTMs of 1024 units, 24,000 sub-words, Adam,
+    an exchange every 50 steps, and 128 sequences of 32 tokens for each worker:
+    set `batch_size` to 128 times the workers of a group. For more text set
+    `path`, to `tfds:c4/en` for example, and how much of it by
+    `num_train_tokens` and `num_validation_tokens`. With `top_k`, teachers are
+    compared by their likeliest sub-words only. Further arguments are those of
+    `open_tokens`.
+    """
+    options = {
+        **text_options,
+        "path": path,
+        "vocabulary_size": vocabulary_size,
+        "validation_fraction": validation_fraction,
+        "num_train_tokens": num_train_tokens,
+        "num_validation_tokens": num_validation_tokens,
+    }
+    losses, ramp_end = tfdistill.losses, burn_in_steps + ramp_steps
+
+    def rate() -> keras.optimizers.schedules.LearningRateSchedule:
+        return keras.optimizers.schedules.CosineDecay(
+            0.0,
+            num_steps - warmup_steps,
+            warmup_target=learning_rate,
+            warmup_steps=warmup_steps,
+        )
+
+    return tfdistill.Workload(
+        model=lambda: build_model(
+            vocabulary_size=vocabulary_size,
+            sequence_length=sequence_length,
+            embedding_dim=embedding_dim,
+            units=units,
+            num_layers=num_layers,
+            dropout=dropout,
+            layer_norm=layer_norm,
+        ),
+        data=functools.partial(
+            make_datasets, sequence_length=sequence_length, **options
+        ),
+        schema=functools.partial(make_schema, **options),
+        batch_size=batch_size,
+        num_steps=num_steps,
+        evaluate_every_steps=evaluate_every_steps,
+        steps_per_execution=steps_per_execution,
+        checkpoints="best",
+        optimizer=lambda: keras.optimizers.Adam(rate(), global_clipnorm=1.0),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=lambda: ["accuracy"],
+        distillation_loss=losses.SoftTargetCrossEntropy(
+            from_logits=True, temperature=temperature
+        )
+        if top_k is None
+        else losses.TopKSoftTargetCrossEntropy(
+            from_logits=True, temperature=temperature, k=top_k
+        ),
+        distillation_weight=tfdistill.schedules.LinearRamp(
+            start_step=burn_in_steps, end_step=ramp_end, weight=weight
+        )
+        if ramp_steps
+        else tfdistill.schedules.BurnIn(steps=burn_in_steps, weight=weight),
+        every_steps=every_steps,
+        refresh_every_steps=refresh_every_steps,
+    )
+
+
+def small(
+    learning_rate: float = 3e-3,
+    batch_size: int = 32,
+    num_steps: int = 1500,
+    evaluate_every_steps: int = 150,
+    steps_per_execution: int = 5,
+    vocabulary_size: int = 2000,
+    validation_fraction: float | None = None,
+    num_train_tokens: int | None = 1_000_000,
+    num_validation_tokens: int | None = 40_000,
+    embedding_dim: int = 128,
+    units: int = 128,
+    num_layers: int = 1,
+    burn_in_steps: int = 300,
+    ramp_steps: int = 150,
+    **others: Any,
+) -> tfdistill.Workload:
+    """Returns a short run on a million tokens of reviews: minutes on a core.
+
+    A group sees its half three times: a constant learning rate, so that runs
+    can be compared at any step. Set `num_train_tokens` for more or less text.
+    Further arguments are those of `workload`.
+    """
+    given = dict(locals())
+    return dataclasses.replace(
+        workload(**given.pop("others"), **given),
+        checkpoints="none",
+        optimizer=lambda: keras.optimizers.Adam(
+            learning_rate, global_clipnorm=1.0
+        ),
+    )
 
 
 def make_datasets(
     cluster: data.GroupIdentity,
     *,
-    global_batch_size: int,
-    data: str = "disjoint",
+    batch_size: int,
+    mode: str = "disjoint",
     seed: int = 0,
     path: places.Paths | None = None,
     sequence_length: int = 32,
@@ -50,14 +188,14 @@ def make_datasets(
     train = batches.train_batches(
         tokens,
         cluster,
-        global_batch_size=global_batch_size,
+        batch_size=batch_size,
         sequence_length=sequence_length,
-        data=data,
+        mode=mode,
         seed=seed,
     )
     validation = batches.validation_batches(
         tokens,
-        global_batch_size=global_batch_size,
+        batch_size=batch_size,
         sequence_length=sequence_length,
     )
     return train, validation

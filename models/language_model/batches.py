@@ -18,9 +18,9 @@ def train_batches(
     tokens: tokens.Tokens,
     cluster: tfdistill_data.GroupIdentity,
     *,
-    global_batch_size: int,
+    batch_size: int,
     sequence_length: int,
-    data: str = "disjoint",
+    mode: str = "disjoint",
     seed: int = 0,
 ) -> tf.data.Dataset:
     """Returns endless shuffled batches of a group's training windows.
@@ -32,12 +32,12 @@ def train_batches(
     Full batches of (tokens int32 `[batch, sequence_length]`, labels alike).
     Disjoint groups share out whole documents.
     """
-    first, last = share(tokens, cluster, data=data)
+    first, last = share(tokens, cluster, mode=mode)
     num_windows = _num_windows(last - first, sequence_length, "train")
     batches = group_batches.shuffled_indices(
         num_windows,
         cluster,
-        global_batch_size=global_batch_size,
+        batch_size=batch_size,
         seed=seed,
         examples="windows",
     )
@@ -47,7 +47,7 @@ def train_batches(
 def validation_batches(
     tokens: tokens.Tokens,
     *,
-    global_batch_size: int,
+    batch_size: int,
     sequence_length: int,
 ) -> tf.data.Dataset:
     """Returns the validation windows in order.
@@ -56,7 +56,7 @@ def validation_batches(
     """
     number = tokens.num_tokens["validation"]
     num_windows = _num_windows(number, sequence_length, "validation")
-    batches = tf.data.Dataset.range(num_windows).batch(global_batch_size)
+    batches = tf.data.Dataset.range(num_windows).batch(batch_size)
     return _windows(batches, tokens, "validation", 0, sequence_length)
 
 
@@ -64,7 +64,7 @@ def share(
     tokens: tokens.Tokens,
     cluster: tfdistill_data.GroupIdentity,
     *,
-    data: str,
+    mode: str,
 ) -> tuple[int, int]:
     """Returns where a group's training tokens begin and end.
 
@@ -73,9 +73,9 @@ def share(
     """
     total = tokens.num_tokens["train"]
     ends = tokens.train_documents()
-    # Checks `data` and the number of documents on the way.
+    # Checks `mode` and the number of documents on the way.
     own = tfdistill_data.group_shard(
-        tf.data.Dataset.range(len(ends)), cluster, mode=data
+        tf.data.Dataset.range(len(ends)), cluster, mode=mode
     )
     if int(own.cardinality()) == len(ends):
         return 0, total

@@ -73,7 +73,7 @@ _LAYERS = keras.layers
 _OURS = {
     "digits": lambda _: (digits.build_model(), tf.TensorSpec([None, 8, 8])),
     "cifar10": lambda _: (
-        cifar10.build_small_model(norm="batch"),
+        cifar10.build_model(depth=8, norm="batch"),
         tf.TensorSpec([None, 32, 32, 3]),
     ),
     "language model": lambda _: (

@@ -14,9 +14,9 @@ import PIL.Image
 import pytest
 import rich.console
 
+from launch import outputs
+from launch import predictions
 from launch import quickstart
-from launch.task import outputs
-from launch.task import predictions
 
 ROOT = pathlib.Path(quickstart.__file__).parent.parent
 LIMIT_SECS = 480.0
@@ -25,8 +25,8 @@ TINY = (
     "--workers_per_group=1",
     "--override=num_steps=40",
     "--override=evaluate_every_steps=20",
-    "--override=exchange.every_steps=10",
-    "--override=codistillation.burn_in_steps=5",
+    "--override=every_steps=10",
+    "--override=burn_in_steps=5",
 )
 
 
@@ -110,7 +110,6 @@ def test_report_of_an_unfinished_run_is_refused(tmp_path):
     [
         (["--override=num_step=3"], "Did you mean num_steps"),
         (["--recipe=digit"], "Did you mean 'digits'"),
-        (["--override=exchange.topology=[[]]"], "for each of 2 groups"),
         (["--num_groups=x"], "--num_groups"),
     ],
 )
@@ -143,7 +142,7 @@ def test_earlier_runs_are_kept_and_a_failed_run_ends_it(tmp_path, caplog):
         assert quickstart.run(options, launch=fail) == 65
         (argv,) = calls
         assert f"--workdir={tmp_path / number / 'independent'}" in argv
-        assert argv[-1] == "--override=codistillation.enabled=false"
+        assert argv[-1] == "--method=independent"
         calls.clear()
     assert "the independent run ended with exit code 65" in caplog.text
     assert sorted(p.name for p in tmp_path.iterdir()) == [
@@ -152,12 +151,6 @@ def test_earlier_runs_are_kept_and_a_failed_run_ends_it(tmp_path, caplog):
         "009",
         "notes",
     ]
-
-
-def test_both_runs_differ_in_one_field_only():
-    assert list(quickstart.METHODS) == ["independent", "codistilled"]
-    fields = {change.split("=")[0] for change in quickstart.METHODS.values()}
-    assert fields == {"codistillation.enabled"}
 
 
 @pytest.fixture
@@ -305,7 +298,7 @@ def test_the_script_installs_first_and_passes_options_on(tmp_path):
     python.chmod(0o755)
     environ = {"PATH": os.environ["PATH"]}
     found = subprocess.run(
-        ["bash", str(script), "--override=recipe=a b"],
+        ["bash", str(script), "--override=mode=a b"],
         cwd=tmp_path,
         env=environ,
         timeout=30,
@@ -313,7 +306,7 @@ def test_the_script_installs_first_and_passes_options_on(tmp_path):
     assert found.returncode == 7
     assert log.read_text().splitlines() == [
         "install",
-        f"{root} -m launch.quickstart --override=recipe=a b",
+        f"{root} -m launch.quickstart --override=mode=a b",
     ]
     (root / "launch" / "install.sh").write_text("exit 3\n")
     found = subprocess.run(

@@ -183,7 +183,7 @@ def test_a_prepared_tensorflow_datasets_copy_is_used(tmp_path, monkeypatch):
 
 def test_the_same_batches_on_every_worker_and_after_a_skip(places):
     def make(seed):
-        kwargs = {"global_batch_size": 5, "seed": seed, **places}
+        kwargs = {"batch_size": 5, "seed": seed, **places}
         return cifar10.make_datasets(cluster(), **kwargs)[0]
 
     cases.check_order(make, num_batches=9, skip=4)
@@ -193,7 +193,7 @@ def test_groups_see_their_part_and_labels_stay_with_images(places):
     seen = []
     for group in range(2):
         train, validation = cifar10.make_datasets(
-            cluster(group), global_batch_size=5, **places
+            cluster(group), batch_size=5, **places
         )
         images, labels = cases.joined(read(train, 4))
         images *= 255
@@ -207,9 +207,7 @@ def test_groups_see_their_part_and_labels_stay_with_images(places):
 
 
 def test_validation_is_the_test_split_in_order_and_unchanged(places):
-    _, validation = cifar10.make_datasets(
-        cluster(), global_batch_size=8, **places
-    )
+    _, validation = cifar10.make_datasets(cluster(), batch_size=8, **places)
     _, (x_test, y_test) = cifar10.load(**places)
     batches = read(validation)
     assert [len(y) for _, y in batches] == [8, 8, 4]
@@ -220,7 +218,7 @@ def test_validation_is_the_test_split_in_order_and_unchanged(places):
 
 def test_fewer_images_where_asked_for(places):
     train, validation = cifar10.make_datasets(
-        cluster(), global_batch_size=4, num_train=16, num_test=6, **places
+        cluster(), batch_size=4, num_train=16, num_test=6, **places
     )
     images, _ = cases.joined(read(train, 20))
     assert len(set(red_index(images * 255))) == 8
@@ -230,15 +228,15 @@ def test_fewer_images_where_asked_for(places):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"global_batch_size": 0}, "from 1 to the group's 20"),
-        ({"global_batch_size": 21}, "received 21"),
+        ({"batch_size": 0}, "from 1 to the group's 20"),
+        ({"batch_size": 21}, "received 21"),
         ({"num_train": 41}, "`num_train` must be from 1 to 40; received 41"),
         ({"num_test": 0}, "`num_test` must be from 1 to 20; received 0"),
-        ({"data": "half"}, "`mode` must be one of"),
+        ({"mode": "half"}, "`mode` must be one of"),
     ],
 )
 def test_bad_options_are_refused(places, options, message):
-    options = {"global_batch_size": 4, **options}
+    options = {"batch_size": 4, **options}
     with pytest.raises(ValueError, match=message):
         cifar10.make_datasets(cluster(), **options, **places)
 
@@ -271,7 +269,7 @@ def test_augmentation_depends_on_its_seed_alone():
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_model_shapes(norm):
-    model = cifar10.build_small_model(norm=norm)
+    model = cifar10.build_model(depth=8, norm=norm)
     convolutions = [
         layer
         for layer in model.layers
@@ -289,7 +287,7 @@ def test_resnet_20_has_the_size_of_the_paper():
     # 0.27 million parameters: He et al. 2015, table 6.
     assert round(cifar10.build_model().count_params(), -4) == 270_000
     keras.config.set_dtype_policy("mixed_bfloat16")
-    logits = cifar10.build_small_model()(np.zeros((2, 32, 32, 3)))
+    logits = cifar10.build_model(depth=8, )(np.zeros((2, 32, 32, 3)))
     assert logits.dtype == tf.float32
 
 

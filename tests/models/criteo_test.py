@@ -52,9 +52,7 @@ def streamed(places, **kwargs):
 
 
 def test_shapes_and_types(places):
-    train, validation = criteo.make_datasets(
-        cluster(), global_batch_size=8, **places
-    )
+    train, validation = criteo.make_datasets(cluster(), batch_size=8, **places)
     for dataset, size in ((train, 8), (validation, None)):
         inputs, labels = dataset.element_spec
         assert inputs["integers"] == tf.TensorSpec([size, 13], tf.float32)
@@ -68,7 +66,7 @@ def test_groups_share_out_the_rows_which_stay_whole(places, small_parts):
     seen = []
     for group in range(3):
         train, validation = criteo.make_datasets(
-            cluster(group, 3), global_batch_size=5, num_train=90, **places
+            cluster(group, 3), batch_size=5, num_train=90, **places
         )
         epoch = read(train, 6)
         order = numbers(epoch)
@@ -92,7 +90,7 @@ def test_shared_rows_come_in_another_order_in_each_group(places):
     orders = []
     for group in range(2):
         train, _ = criteo.make_datasets(
-            cluster(group), global_batch_size=10, data="shared", **places
+            cluster(group), batch_size=10, mode="shared", **places
         )
         orders.append(numbers(read(train, 10)))
     assert sorted(orders[0]) == sorted(orders[1])
@@ -101,7 +99,7 @@ def test_shared_rows_come_in_another_order_in_each_group(places):
 
 def test_the_same_batches_on_every_worker_and_after_a_skip(places, small_parts):
     def make(seed):
-        kwargs = {"global_batch_size": 7, "seed": seed, **places}
+        kwargs = {"batch_size": 7, "seed": seed, **places}
         return criteo.make_datasets(cluster(), **kwargs)[0]
 
     cases.check_order(make, num_batches=20, skip=4)
@@ -113,9 +111,7 @@ def test_the_same_batches_on_every_worker_and_after_a_skip(places, small_parts):
 
 def test_all_rows_are_mixed_where_they_fit(places, small_parts, monkeypatch):
     monkeypatch.setattr(batches, "_WINDOW_PARTS", 16)
-    train, _ = criteo.make_datasets(
-        cluster(0, 1), global_batch_size=10, **places
-    )
+    train, _ = criteo.make_datasets(cluster(0, 1), batch_size=10, **places)
     places_of = {n: [] for n in numbers(read(train, 10))}
     for place, number in enumerate(numbers(read(train, 300))):
         places_of[number].append(place % 100)
@@ -127,7 +123,7 @@ def test_all_rows_are_mixed_where_they_fit(places, small_parts, monkeypatch):
 
 def test_a_last_part_of_a_single_row(places, small_parts):
     train, validation = criteo.make_datasets(
-        cluster(1), global_batch_size=5, num_train=97, **places
+        cluster(1), batch_size=5, num_train=97, **places
     )
     assert len(set(numbers(read(train, 60)))) == 48
     assert sum(len(labels) for _, labels in read(validation)) == 20
@@ -141,9 +137,7 @@ def graph_of(dataset):
 
 
 def test_data_sets_can_be_sent_to_other_processes(places):
-    for dataset in criteo.make_datasets(
-        cluster(), global_batch_size=7, **places
-    ):
+    for dataset in criteo.make_datasets(cluster(), batch_size=7, **places):
         text, graph = graph_of(dataset)
         functions = graph.library.function
         nodes = [*graph.node, *(n for f in functions for n in f.node_def)]
@@ -166,9 +160,7 @@ def test_data_sets_can_be_sent_to_other_processes(places):
 
 
 def test_replicas_share_out_each_global_batch(places, two_replicas):
-    train, validation = criteo.make_datasets(
-        cluster(), global_batch_size=8, **places
-    )
+    train, validation = criteo.make_datasets(cluster(), batch_size=8, **places)
     for dataset, num_batches in ((train, 9), (validation, 3)):
         distributed = two_replicas.experimental_distribute_dataset(dataset)
         for expected, found in zip(
@@ -189,7 +181,7 @@ def test_missing_integers(places):
         inputs, _ = streamed(places, missing_value=value)
         assert (inputs["integers"][missing] == value).all()
         _, validation = criteo.make_datasets(
-            cluster(), global_batch_size=20, missing_value=value, **places
+            cluster(), batch_size=20, missing_value=value, **places
         )
         ((found, _),) = read(validation)
         order = numbers([(found, None)])
@@ -219,15 +211,15 @@ def test_streamed_batches_join_to_the_rows(places, size, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"global_batch_size": 0}, "from 1 to the group's 50"),
-        ({"global_batch_size": 51}, "received 51"),
-        ({"data": "half"}, "`mode` must be one of"),
+        ({"batch_size": 0}, "from 1 to the group's 50"),
+        ({"batch_size": 51}, "received 51"),
+        ({"mode": "half"}, "`mode` must be one of"),
         ({"split": "none"}, "`split` must be one of"),
         ({"path": "nowhere.tsv"}, "stands for no file"),
     ],
 )
 def test_bad_options_are_refused(places, options, message):
-    options = {"global_batch_size": 4, **places, **options}
+    options = {"batch_size": 4, **places, **options}
     with pytest.raises(ValueError, match=message):
         criteo.make_datasets(cluster(), **options)
 
@@ -238,12 +230,10 @@ def test_the_log_of_the_data_directory_is_the_default(
     monkeypatch.setenv("TFDISTILL_DATA", str(tmp_path))
     del places["path"]
     with pytest.raises(ValueError, match="stands for no file"):
-        criteo.make_datasets(cluster(), global_batch_size=4, **places)
+        criteo.make_datasets(cluster(), batch_size=4, **places)
     (tmp_path / "criteo").mkdir()
     criteo_cases.write(tmp_path / "criteo" / "some.tsv", 60)
-    _, validation = criteo.make_datasets(
-        cluster(), global_batch_size=4, **places
-    )
+    _, validation = criteo.make_datasets(cluster(), batch_size=4, **places)
     assert len(numbers(read(validation))) == 10
 
 
@@ -308,7 +298,7 @@ def test_wrong_model_options_are_refused(options, message):
 def test_clicks_of_the_real_log_can_be_told(data_dir, tmp_path):
     train, validation = criteo.make_datasets(
         cluster(0, 1),
-        global_batch_size=256,
+        batch_size=256,
         path=data_dir / "criteo",
         field_sizes=1000,
         min_count=5,

@@ -112,7 +112,7 @@ def test_groups_see_their_part_and_labels_stay_with_images(places):
     seen = []
     for group in range(2):
         train_data, _ = imagenet.make_datasets(
-            cluster(group), global_batch_size=4, **places
+            cluster(group), batch_size=4, **places
         )
         images, labels = cases.joined(read(train_data, 6))
         assert (images.dtype, labels.dtype) == (np.float32, np.int64)
@@ -131,7 +131,7 @@ def test_shared_data_come_whole_and_in_another_order(places):
     orders = []
     for group in range(2):
         train_data, _ = imagenet.make_datasets(
-            cluster(group), global_batch_size=24, data="shared", **places
+            cluster(group), batch_size=24, mode="shared", **places
         )
         ((images, _),) = read(train_data, 1)
         orders.append(list(level_of(images)))
@@ -141,16 +141,14 @@ def test_shared_data_come_whole_and_in_another_order(places):
 
 def test_the_same_batches_on_every_worker(places):
     def make(seed):
-        kwargs = {"global_batch_size": 5, "seed": seed, **places}
+        kwargs = {"batch_size": 5, "seed": seed, **places}
         return imagenet.make_datasets(cluster(), **kwargs)[0]
 
     cases.check_order(make, num_batches=6)
 
 
 def test_validation_comes_whole_and_once(places):
-    _, validation = imagenet.make_datasets(
-        cluster(), global_batch_size=4, **places
-    )
+    _, validation = imagenet.make_datasets(cluster(), batch_size=4, **places)
     batches = read(validation)
     assert [len(y) for _, y in batches] == [4, 4, 1]
     images, labels = cases.joined(batches)
@@ -162,14 +160,14 @@ def test_validation_comes_whole_and_once(places):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"global_batch_size": 13}, "from 1 to the group's 12"),
+        ({"batch_size": 13}, "from 1 to the group's 12"),
         ({"image_size": 0}, "`image_size` must be >= 1"),
         ({"num_classes": 1000}, "that of the data, 3; received 1000"),
-        ({"data": "half"}, "`mode` must be"),
+        ({"mode": "half"}, "`mode` must be"),
     ],
 )
 def test_bad_options_are_refused(places, options, message):
-    kwargs = {"global_batch_size": 4, **places, **options}
+    kwargs = {"batch_size": 4, **places, **options}
     with pytest.raises(ValueError, match=message):
         imagenet.make_datasets(cluster(), **kwargs)
 
@@ -183,7 +181,7 @@ def test_missing_images_are_an_error_that_says_what_to_do(
     assert str(tmp_path / "usual") in str(caught.value)
     with pytest.raises(ValueError, match="No such file") as caught:
         files.find(tmp_path, None)
-    assert "Set data.path" in str(caught.value)
+    assert "Override path" in str(caught.value)
 
 
 def test_folders_that_do_not_fit_are_refused(folders):
@@ -312,7 +310,7 @@ def test_the_recipe_trains(folders, tmp_path, monkeypatch, capsys):
     workdir = tmp_path / "run"
     changes = {
         "data.path": folders["path"],
-        "data.global_batch_size": 4,
+        "batch_size": 4,
         "data.arguments.image_size": 32,
         "data.arguments.num_classes": 3,
         "model.arguments.width": 8,
@@ -320,8 +318,8 @@ def test_the_recipe_trains(folders, tmp_path, monkeypatch, capsys):
         "optimizer.learning_rate": 0.1,
         "optimizer.warmup_steps": 1,
         "optimizer.boundaries": "[1]",
-        "codistillation.boundaries": "[1]",
-        "codistillation.weight_decay_factors": "[0]",
+        "learning_boundaries": "[1]",
+        "learning_decay_factors": "[0]",
         "exchange.every_steps": 2,
         "num_steps": 2,
         "evaluate_every_steps": 2,
@@ -340,12 +338,14 @@ def test_the_recipe_trains(folders, tmp_path, monkeypatch, capsys):
 
 
 def test_the_recipe_counts_in_passes_over_the_images():
-    config = recipes.get("imagenet")
-    assert config.num_steps == 90 * 78
-    apart = config.optimizer_of(learns=False)
-    assert apart.boundaries == (30 * 78, 60 * 78, 80 * 78)
-    assert apart.weight_decay_factors == ()
-    learning = config.optimizer_of(learns=True)
-    assert learning.boundaries == (36 * 78, 76 * 78, 88 * 78)
-    assert learning.weight_decay_factors == (0.1, 0.0, 0.0)
-    assert learning.learning_rate == apart.learning_rate == 6.4
+    workload = recipes.get("imagenet").workload()
+    assert workload.num_steps == 90 * 78
+    alone, learning = workload.optimizer_alone(), workload.optimizer()
+    # At the step of a drop and before it, by the schedule of each.
+    for optimizer, drop in ((alone, 30 * 78), (learning, 36 * 78)):
+        rate = optimizer.get_config()["learning_rate"]
+        schedule = keras.optimizers.schedules.deserialize(rate)
+        rates = [float(schedule(drop - 1)), float(schedule(drop))]
+        np.testing.assert_allclose(rates, [6.4, 0.64], rtol=1e-6)
+    assert alone.weight_decay == 1e-4
+    assert float(learning.weight_decay) == pytest.approx(1e-4)

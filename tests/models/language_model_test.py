@@ -31,7 +31,7 @@ def text(tmp_path_factory):
 
 
 def datasets(text, cluster=None, **kwargs):
-    kwargs = {"global_batch_size": 16, "sequence_length": LENGTH, **kwargs}
+    kwargs = {"batch_size": 16, "sequence_length": LENGTH, **kwargs}
     return language_model.make_datasets(
         group(0, 1) if cluster is None else cluster, **text, **kwargs
     )
@@ -63,7 +63,7 @@ def test_batches_are_windows_with_the_tokens_that_follow(text):
     assert batch.dtype == labels.dtype == tf.int32
     assert batch.shape == labels.shape == (16, LENGTH)
     np.testing.assert_array_equal(batch[:, 1:], labels[:, :-1])
-    whole, _ = datasets(text, global_batch_size=1)
+    whole, _ = datasets(text, batch_size=1)
     found = epoch(whole, len(expected), 1)
     assert ordered(found) == ordered(expected)
     assert not np.array_equal(found, expected)
@@ -78,7 +78,7 @@ def test_batches_are_windows_with_the_tokens_that_follow(text):
 
 def test_the_order_is_that_of_the_arguments(text):
     def make(seed, index=0):
-        return datasets(text, group(index), data="shared", seed=seed)[0]
+        return datasets(text, group(index), mode="shared", seed=seed)[0]
 
     dataset_cases.check_order(make, num_batches=3, skip=1)
     one, other = (epoch(make(3, index), 48, 16) for index in range(2))
@@ -93,13 +93,13 @@ def test_groups_share_out_whole_documents(text, num_groups):
     end = 0
     for index in range(num_groups):
         first, last = batches.share(
-            tokens, group(index, num_groups), data="disjoint"
+            tokens, group(index, num_groups), mode="disjoint"
         )
         assert first == end
         assert not first or stream[first - 1] == 1  # The end of a document.
         assert abs((last - first) - total / num_groups) < 200
         end = last
-        train, _ = datasets(text, group(index, num_groups), global_batch_size=1)
+        train, _ = datasets(text, group(index, num_groups), batch_size=1)
         own = windows(stream[first:last])
         assert ordered(epoch(train, len(own), 1)) == ordered(own)
     assert end == total
@@ -107,7 +107,7 @@ def test_groups_share_out_whole_documents(text, num_groups):
 
 def test_shared_data_are_all_of_them(text):
     tokens = language_model.open_tokens(**text)
-    share = batches.share(tokens, group(1), data="shared")
+    share = batches.share(tokens, group(1), mode="shared")
     assert share == (0, tokens.num_tokens["train"])
 
 
@@ -116,9 +116,9 @@ def test_one_document_cannot_be_shared_out(text, tmp_path):
     one.pop("validation_fraction")
     one["validation_path"] = text["path"]
     one["vocabulary_size"] = 300
-    datasets(one, global_batch_size=1)
+    datasets(one, batch_size=1)
     with pytest.raises(ValueError, match="at least one element per group"):
-        datasets(one, group(1), global_batch_size=1)
+        datasets(one, group(1), batch_size=1)
 
 
 TEXTS = cases.documents(40, first=1000)
@@ -127,11 +127,11 @@ TEXTS = cases.documents(40, first=1000)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"global_batch_size": 0}, "from 1 to the group's"),
-        ({"global_batch_size": 10**6}, "from 1 to the group's"),
+        ({"batch_size": 0}, "from 1 to the group's"),
+        ({"batch_size": 10**6}, "from 1 to the group's"),
         ({"sequence_length": 0}, "must be >= 1; received 0"),
         ({"sequence_length": 10**6}, "Use a shorter one"),
-        ({"data": "some"}, "must be one of"),
+        ({"mode": "some"}, "must be one of"),
     ],
 )
 def test_arguments_out_of_range_are_refused(text, changes, words):
@@ -238,7 +238,7 @@ def test_a_peer_teaches_by_its_export(text, tmp_path):
 def test_replicas_do_as_one_process_also_with_a_partial_batch(
     text, tmp_path, two_replicas
 ):
-    _, validation = datasets(text, global_batch_size=19)
+    _, validation = datasets(text, batch_size=19)
     # Batches of 14 and 5, of which two replicas get 7 and 7, 3 and 2.
     partial = tf.data.Dataset.from_tensor_slices(next(iter(validation)))
     partial = partial.batch(14)
@@ -279,7 +279,7 @@ def test_training_on_reviews_lowers_the_loss(data_dir, tmp_path):
         "num_validation_tokens": 5_000,
         "cache_dir": tmp_path,
     }
-    train, validation = datasets(options, global_batch_size=64)
+    train, validation = datasets(options, batch_size=64)
     model = small_model(vocabulary_size=1000, num_layers=1, units=64)
     model.compile(
         keras.optimizers.Adam(1e-2),

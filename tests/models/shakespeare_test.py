@@ -29,7 +29,7 @@ def text(tmp_path_factory):
 def _make(path, group=0, batch=64, **options):
     return shakespeare.make_datasets(
         cluster(group),
-        global_batch_size=batch,
+        batch_size=batch,
         path=path,
         **{**_SIZES, **options},
     )
@@ -43,7 +43,7 @@ def _characters(path, numbers, **options):
 
 
 def test_a_label_is_the_character_behind_its_eight(text):
-    train, validation = _make(text, data="shared")
+    train, validation = _make(text, mode="shared")
     all_text = text.read_text("utf-8")
     for dataset, number in ((train, 3), (validation, 5)):
         x, y = cases.joined(read(dataset, number))
@@ -71,7 +71,7 @@ def test_disjoint_parts_are_consecutive_and_shared_ones_are_all(text):
     for data, each in (("disjoint", 496), ("shared", 992)):
         seen = []
         for group in range(2):
-            train, _ = _make(text, group, batch=each, data=data)
+            train, _ = _make(text, group, batch=each, mode=data)
             x, _ = cases.joined(read(train, 1))
             seen.append({row.tobytes() for row in x})
         common = len(seen[0] & seen[1])
@@ -102,7 +102,7 @@ def test_rare_characters_share_the_last_number(text):
         ({"num_validation": 0}, "must be from 1 to 109992; received 0"),
         ({"vocabulary_size": 1}, "must be >= 2; received 1"),
         ({"batch": 497}, "from 1 to the group's 496"),
-        ({"path": "nowhere.txt"}, "text file in UTF-8; .* Override data.path"),
+        ({"path": "nowhere.txt"}, "text file in UTF-8; .* Override path"),
     ],
 )
 def test_wrong_options_are_refused(text, options, message):
@@ -121,5 +121,5 @@ def test_the_text_by_default_is_tiny_shakespeare(data_dir, monkeypatch):
     monkeypatch.setenv("TFDISTILL_DATA", str(data_dir))
     known = shakespeare.make_schema()["characters"]
     assert len(known) == 65 and None not in known
-    _, validation = shakespeare.make_datasets(cluster(), global_batch_size=4096)
+    _, validation = shakespeare.make_datasets(cluster(), batch_size=4096)
     assert len(cases.joined(read(validation))[1]) == 8000

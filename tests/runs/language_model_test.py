@@ -8,10 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfdistill
-from launch import recipes
+from launch import predictions
 from launch import train
-from launch.task import predictions
-from launch.task import students
 from tests.cases import language_model as cases
 
 SHORT = (
@@ -21,7 +19,7 @@ SHORT = (
     "exchange.refresh_every_steps=5",
     "codistillation.burn_in_steps=0",
     "codistillation.ramp_steps=0",
-    "data.global_batch_size=8",
+    "batch_size=8",
     "data.arguments.vocabulary_size=330",
     "data.arguments.sequence_length=8",
     "data.arguments.num_train_tokens=3000",
@@ -80,17 +78,11 @@ def test_two_groups_learn_from_each_other(tmp_path, monkeypatch, capsys):
     assert student.output_shape == (None, 8, 330)
 
 
-def test_the_paper_recipe_builds_the_paper_model():
-    arguments = students.builder_arguments(recipes.get("language_model"), 0)
-    # The model takes over what its data have.
-    assert arguments == {"vocabulary_size": 24_000, "sequence_length": 32}
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("data.arguments.vocabulary=9", "`data.arguments` do not fit"),
-        ("model.arguments.layers=9", "`model.arguments` do not fit"),
+        ("data.arguments.vocabulary=9", "data do not fit"),
+        ("model.arguments.layers=9", "data do not fit"),
         ("data.arguments.num_train_tokens=999999", "Lower it"),
     ],
 )

@@ -36,7 +36,6 @@ def test_two_groups_on_parameter_servers_learn_from_each_other(
             # before its second version, of which an export takes seconds: a
             # peer that is late is neither worse nor silent here.
             "--override=start_together_secs=60",
-            "--override=codistillation.canary_examples=0",
             "--override=exchange.every_steps=20",
             # Any version is one to learn from: where other work delays
             # exports, only early ones come before the end.

@@ -10,8 +10,8 @@ import time
 import psutil
 import pytest
 
+from launch import outputs
 from launch import slurm as slurm_lib
-from launch.task import outputs
 from tests.cases import slurm_nodes
 
 pytestmark = [

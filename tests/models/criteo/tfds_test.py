@@ -8,9 +8,9 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 import tfdistill
+from launch import predictions
 from launch import recipes
-from launch.task import predictions
-from launch.task import training
+from launch import task
 from models.criteo import converted
 from models.criteo import tfds as tfds_lib
 from tests.cases import criteo as criteo_cases
@@ -130,8 +130,8 @@ def test_a_recipe_trains_on_prepared_rows(prepared, tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     overrides = (
-        "data.tfds=criteo_display_ads",
-        "data.global_batch_size=16",
+        "path=tfds:criteo_display_ads",
+        "batch_size=16",
         "data.arguments.field_sizes=50",
         "model.arguments.hidden_units=[4]",
         *("num_steps=4", "evaluate_every_steps=2", "steps_per_execution=1"),
@@ -142,9 +142,7 @@ def test_a_recipe_trains_on_prepared_rows(prepared, tmp_path, monkeypatch):
         workdir=str(tmp_path / "run"), exchange=str(tmp_path / "exchange")
     )
     # One of the two devices that tests have.
-    result = training.run(
-        config, cluster, strategy=tf.distribute.get_strategy()
-    )
+    result = task.run(config, cluster, strategy=tf.distribute.get_strategy())
     assert (result["steps"], result["examples"]) == (4, 64)
     found = predictions.read(tmp_path / "run" / "group_0")
     assert len(found.labels) == 50

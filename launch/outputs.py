@@ -20,7 +20,6 @@ from typing import Any
 
 import tfdistill
 from launch import recipes
-from launch.config import config as config_lib
 from tfdistill.exchange import filesystem
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
@@ -38,7 +37,7 @@ _AGREEMENT: Mapping[str, str] = {
 }
 
 
-def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
+def check_new(recipe: recipes.Recipe, cluster: tfdistill.Cluster) -> None:
     """Checks that the workdir can take this run of this group.
 
     A group resumes from its last backup, or starts from the beginning if there
@@ -48,7 +47,7 @@ def check_new(config: config_lib.Config, cluster: tfdistill.Cluster) -> None:
     path = pathlib.Path(cluster.workdir or "") / CONFIG
     if not path.exists():
         return
-    names = recipes.changed_fields(config_lib.Config.read(path), config)
+    names = recipes.changed_names(recipes.read(path), recipe)
     if names:
         raise ValueError(
             "All groups of a run must have the same configuration, before and "
@@ -63,9 +62,9 @@ def is_complete(cluster: tfdistill.Cluster) -> bool:
     return (directory / RESULTS).exists()
 
 
-def write_config(config: config_lib.Config, workdir: str) -> None:
+def write_config(recipe: recipes.Recipe, workdir: str) -> None:
     """Writes the configuration from which the run can be repeated."""
-    write(pathlib.Path(workdir, CONFIG), config.to_json().encode())
+    write(pathlib.Path(workdir, CONFIG), recipe.to_json().encode())
 
 
 def group_dir(workdir: str | os.PathLike[str], group: int) -> pathlib.Path:
@@ -90,13 +89,13 @@ def write_predictions(directory: pathlib.Path, predicted: Any) -> None:
     """
     import numpy as np
 
-    from launch.task import predictions
+    from launch import predictions
 
     arrays = predicted.arrays()
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise RuntimeError(
             "The student predicts NaN: its training has diverged. Lower "
-            "optimizer.learning_rate or set optimizer.global_clipnorm."
+            "learning_rate, or clip the gradients."
         )
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
@@ -195,7 +194,7 @@ def _agreement(directories: Sequence[pathlib.Path]) -> dict[str, float] | None:
     """How far the groups' predictions are apart; None for one group."""
     if len(directories) < 2:
         return None
-    from launch.task import predictions
+    from launch import predictions
 
     found = predictions.between(list(map(predictions.read, directories)))
     return {name: found[key] for name, key in _AGREEMENT.items()}

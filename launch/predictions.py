@@ -8,8 +8,6 @@ import itertools
 import os
 from collections.abc import Sequence
 from typing import Any
-from typing import Protocol
-from typing import Self
 
 import numpy as np
 
@@ -17,27 +15,6 @@ from models import click_metrics
 from tfdistill import metrics as metrics_lib
 
 FILE = "predictions.npz"
-
-
-class Predictions(Protocol):
-    """One model's predictions for examples in a fixed order."""
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Returns what the file holds, by name."""
-
-    def figures(self) -> dict[str, float]:
-        """Returns the quality of the predictions, by name."""
-
-    def churn(self, other: Any) -> dict[str, float]:
-        """Returns how far another model is from this one, by name."""
-
-    @classmethod
-    def mean(cls, members: Sequence[Any]) -> Self:
-        """Returns the predictions of an ensemble: the mean probabilities."""
-
-    @classmethod
-    def spread(cls, retrains: Sequence[Any]) -> dict[str, float]:
-        """Returns how far several models are from their mean, by name."""
 
 
 class Distributions:

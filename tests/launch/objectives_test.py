@@ -5,37 +5,41 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launch.config import sections
-from launch.task import objectives
-from models import click_metrics
+from launch import objectives
+
+_CLASSES = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+_CLICKS = keras.losses.BinaryCrossentropy(from_logits=True)
 
 
-def test_each_data_set_has_an_objective():
-    assert set(objectives.OBJECTIVES) == set(sections.MODELS.values())
-
-
-@pytest.mark.parametrize("name", sorted(objectives.OBJECTIVES))
-def test_losses_are_of_logits_and_agree_with_the_figures(name):
-    objective = objectives.of(name)
+@pytest.mark.parametrize("loss", [_CLASSES, _CLICKS])
+def test_losses_agree_with_the_figures(loss):
+    objective = objectives.of(loss)
     rng = np.random.default_rng(0)
-    is_click = isinstance(objective, objectives.Clicks)
+    is_click = objective is objectives.Clicks
     logits = rng.normal(size=[20, 1 if is_click else 3])
     labels = np.arange(20) % (2 if is_click else 3)
     shaped = labels.reshape(-1, 1) if is_click else labels
-    loss = objective.loss()(shaped, logits)
-    figures = objective.predictions(logits, labels).figures()
-    (metric,) = [
-        m for m in objective.metrics() if getattr(m, "name", "") == "log_loss"
-    ]
+    expected = float(loss(shaped, logits))
+    metric = objective.log_loss()
     metric.update_state(shaped, logits)
-    assert float(metric.result()) == pytest.approx(float(loss), rel=1e-5)
-    assert figures["log_loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert float(metric.result()) == pytest.approx(expected, rel=1e-5)
+    figures = objective.predictions(logits, labels).figures()
+    assert figures["log_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_loss_that_gives_no_figures_is_refused():
+    for loss in (
+        keras.losses.MeanSquaredError(),
+        keras.losses.BinaryCrossentropy(),
+    ):
+        with pytest.raises(ValueError, match="with from_logits=True"):
+            objectives.of(loss)
 
 
 def test_probabilities_do_not_overflow():
     logits = np.array([[-1e4], [-1.0], [0.0], [1.0], [1e4]])
     with np.errstate(all="raise", under="ignore"):
-        clicks = objectives.Clicks().predictions(logits, np.ones(5))
+        clicks = objectives.Clicks.predictions(logits, np.ones(5))
         classes = objectives.softmax(
             np.concatenate([0 * logits, logits], axis=1)
         )
@@ -44,25 +48,11 @@ def test_probabilities_do_not_overflow():
     np.testing.assert_allclose(classes[:, 1], expected, atol=1e-15)
 
 
-def test_the_auc_that_fit_logs_is_the_one_of_the_figures():
-    rng = np.random.default_rng(1)
-    labels = rng.integers(0, 2, size=500)
-    logits = rng.normal(size=[500, 1]) + labels[:, np.newaxis]
-    objective = objectives.Clicks()
-    metric, _ = objective.metrics()
-    metric.update_state(labels[:, np.newaxis], logits)
-    predicted = objective.predictions(logits, labels).probabilities
-    exact = click_metrics.auc(labels, predicted)
-    # Keras counts at 200 thresholds.
-    assert float(metric.result()) == pytest.approx(exact, abs=2e-3)
-    assert isinstance(metric, keras.metrics.AUC)
-
-
 def test_tokens_keep_what_figures_need():
     rng = np.random.default_rng(2)
     logits, labels = rng.normal(size=[4, 5, 7]), rng.integers(0, 7, [4, 5])
-    found = objectives.Tokens().predictions(logits, labels)
-    whole = objectives.Classes().predictions(
+    found = objectives.Classes.predictions(logits, labels)
+    whole = objectives.Classes.predictions(
         logits.reshape(-1, 7), labels.reshape(-1)
     )
     ours = found.figures()
@@ -81,7 +71,7 @@ def test_smoothing_is_a_loss_of_soft_targets(counts):
     expected = -np.mean(
         np.sum(targets * np.log(objectives.softmax(logits)), axis=-1)
     )
-    loss = objectives.Classes().smoothed_loss(0.2, counts=counts, num_outputs=3)
+    loss = objectives.smoothed(_CLASSES, weight=0.2, counts=counts)
     assert float(loss(labels, logits)) == pytest.approx(expected, rel=1e-5)
 
 
@@ -93,26 +83,22 @@ def test_clicks_are_smoothed_likewise(counts, prior):
     target = 0.9 * labels + 0.1 * prior
     expected = -np.mean(target * np.log(p) + (1 - target) * np.log(1 - p))
     counts = None if counts is None else np.array(counts)
-    clicks = objectives.Clicks()
-    loss = clicks.smoothed_loss(0.1, counts=counts, num_outputs=1)
+    loss = objectives.smoothed(_CLICKS, weight=0.1, counts=counts)
     assert float(loss(labels, logits)) == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(ValueError, match="one output; received .* 2"):
-        clicks.smoothed_loss(0.1, counts=counts, num_outputs=2)
 
 
 def test_a_confidence_penalty_is_the_loss_less_the_entropy():
     """Of classes, and of a click, which is a choice of two."""
     rng = np.random.default_rng(3)
     logits, labels = rng.normal(size=[8, 3]), rng.integers(0, 3, 8)
-    for given, p, objective in (
-        (logits, objectives.softmax(logits), objectives.Classes()),
-        (logits[:, :1], None, objectives.Clicks()),
+    for given, p, inner in (
+        (logits, objectives.softmax(logits), _CLASSES),
+        (logits[:, :1], None, _CLICKS),
     ):
         truth = labels if p is not None else (labels[:, np.newaxis] > 1)
         if p is None:
             click = 1 / (1 + np.exp(-given))
             p = np.concatenate([click, 1 - click], axis=-1)
-        inner = objective.loss()
         entropy = -np.mean(np.sum(p * np.log(p), axis=-1))
         loss = objectives.ConfidencePenalty(inner, weight=0.2)
         expected = float(inner(truth, given)) - 0.2 * entropy

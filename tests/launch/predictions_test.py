@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from launch.task import outputs
-from launch.task import predictions
+from launch import outputs
+from launch import predictions
 from tfdistill import metrics
 
 

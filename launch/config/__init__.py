@@ -1,1 +1,0 @@
-"""What a run of a recipe consists of: checked, immutable, exact in JSON."""

@@ -1,0 +1,93 @@
+"""An optimizer made of another one: what a method changes of it."""
+
+from typing import Any
+
+import keras
+
+import tfdistill
+from tfdistill import contrib
+
+# Of DiLoCo's inner optimizer; Keras' default.
+_ADAMW_DECAY = 0.004
+
+
+@keras.saving.register_keras_serializable("tfdistill")
+class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):
+    """A multiple of another schedule."""
+
+    def __init__(self, schedule: Any, factor: float) -> None:
+        """Takes the other schedule, and the factor."""
+        super().__init__()
+        self._schedule = schedule
+        self._factor = factor
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the rate at a step."""
+        return self._factor * self._schedule(step)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what makes an equal schedule; for `from_config`."""
+        schedule = keras.optimizers.schedules.serialize(self._schedule)
+        return {"schedule": schedule, "factor": self._factor}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "ScaledRate":
+        """Returns the schedule that `get_config` has described."""
+        schedule = keras.optimizers.schedules.deserialize(config["schedule"])
+        return cls(schedule, config["factor"])
+
+
+def rescaled(optimizer: Any, factor: float) -> Any:
+    """Returns an equal optimizer with a multiple of the learning rate."""
+    if factor == 1.0:
+        return optimizer
+    config = optimizer.get_config()
+    rate = config["learning_rate"]
+    if isinstance(rate, dict):
+        schedule = keras.optimizers.schedules.deserialize(rate)
+        config["learning_rate"] = keras.optimizers.schedules.serialize(
+            ScaledRate(schedule, factor)
+        )
+    else:
+        config["learning_rate"] = factor * rate
+    return type(optimizer).from_config(config)
+
+
+def decayed(optimizer: Any, decay: float, *, kind: Any = None) -> Any:
+    """Returns an equal optimizer, perhaps of another kind, whose kernels decay.
+
+    SGD and LARS add the decay to the gradient, as their papers do.
+    """
+    library = tfdistill.optimizers
+    kind = kind or type(optimizer)
+    if not issubclass(kind, library.KernelDecay):
+        coupled = issubclass(kind, keras.optimizers.SGD)
+        kind = library.with_kernel_decay(kind, coupled=coupled)
+    return kind.from_config(
+        {**optimizer.get_config(), "weight_decay": decay, "name": None}
+    )
+
+
+def as_adamw(optimizer: Any) -> Any:
+    """Returns AdamW in the place of Adam, and any other optimizer as it is."""
+    if type(optimizer) is not keras.optimizers.Adam:
+        return optimizer
+    return decayed(optimizer, _ADAMW_DECAY, kind=keras.optimizers.AdamW)
+
+
+def quasi_global(optimizer: Any, *, every_steps: int) -> Any:
+    """Returns SGD whose momentum follows what mixes leave of the steps."""
+    if not isinstance(optimizer, keras.optimizers.SGD):
+        raise ValueError(
+            "quasi_global replaces the momentum of SGD; received the optimizer "
+            f"{type(optimizer).__name__}. Use a recipe that trains by SGD, or "
+            "leave the method out."
+        )
+    config = optimizer.get_config()
+    plain = {**config, "momentum": 0.0, "nesterov": False}
+    return contrib.QuasiGlobalMomentum(
+        type(optimizer).from_config(plain),
+        momentum=config["momentum"],
+        nesterov=config["nesterov"],
+        every_steps=every_steps,
+    )

@@ -1,1 +1,0 @@
-"""What one task of one group does when it runs a recipe."""

@@ -1,0 +1,225 @@
+"""What a recipe returns: one training, ready to run by any launch program.
+
+Imports neither TensorFlow nor Keras.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from typing import Any
+
+if TYPE_CHECKING:
+    from tfdistill.cluster import identity
+
+__all__ = ["Workload"]
+
+MODES = ("disjoint", "shared", "coordinated")
+DTYPE_POLICIES = ("float32", "mixed_bfloat16", "bfloat16", "float64")
+CHECKPOINTS = ("none", "best", "all")
+
+
+def peers() -> Any:
+    """All other groups, by their exports."""
+    from tfdistill.teachers import peers as peers_lib
+
+    return peers_lib.Peers()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One training: its model, its data, and how groups learn from each other.
+
+    A recipe is a function whose keyword arguments all have plain defaults and
+    that returns a workload. `--override=NAME=VALUE` changes one of its
+    arguments, or one of the fields below that hold a number or a string.
+
+    Attributes:
+        model: Called in the strategy's scope; returns the student.
+        data: `((x, y), (x, y))`, arrays for training and for validation. Or a
+            function `data(cluster, *, batch_size, mode, seed)` that returns
+            two `tf.data.Dataset`: the group's training data, endless and in
+            batches of the whole group, and the validation data. Both must be
+            the same on every worker of a group.
+        batch_size: Examples per step of the whole group.
+        num_steps: Training steps of each group.
+        optimizer: Returns a new optimizer.
+        loss: `SparseCategoricalCrossentropy` or `BinaryCrossentropy`, or a
+            loss derived from one. Or a function of the training data that
+            returns it.
+        metrics: Returns what `compile` takes. `log_loss` is added.
+        schema: Returns what inputs and outputs mean, to compare between
+            groups. Default: nothing is compared.
+        evaluate_every_steps: Steps between two evaluations. Default: ten
+            evaluations, or one if `num_steps` is no multiple of ten.
+        steps_per_execution: As `compile` takes it.
+        dtype_policy: Of the student.
+        seed: Of initial weights, dropout and the order of the examples.
+            Groups make different ones of it.
+        mode: Which examples a group trains on; see `tfdistill.data`.
+        checkpoints: `"best"` keeps the student of the lowest validation loss
+            as `best.keras`, `"all"` one of each evaluation. Default `"none"`.
+        backup_every_steps: Default: a backup at each evaluation.
+        teachers: Returns the teachers. Default: all other groups, by their
+            exports. None: there are none.
+        optimizer_alone: Returns the optimizer of a group without teachers.
+            Default: `optimizer`.
+        distillation_loss: Default: `SoftTargetCrossEntropy` of logits.
+        distillation_weight: Of `tfdistill.schedules`, or a number.
+        every_steps: Steps between two exports.
+        refresh_every_steps: Steps between two looks for newer versions.
+        exporter: Further arguments of `StudentExporter`.
+        mixer: Called with the exchange; returns a `WeightMixer`. All groups
+            then begin with the same weights.
+        callbacks: Returns further callbacks for `fit`.
+        start_together_secs: How long a group waits after its first step for
+            the first step of the others. For runs that are short compared to
+            the time that a start takes.
+
+    Example:
+        >>> workload = Workload(
+        ...     model=lambda: keras.Sequential([keras.layers.Dense(10)]),
+        ...     data=(([[0.0]], [1]), ([[0.0]], [1])),
+        ...     batch_size=1,
+        ...     num_steps=20,
+        ...     optimizer=lambda: keras.optimizers.SGD(0.1),
+        ...     loss=None,
+        ... )
+        >>> workload.epoch_steps
+        2
+    """
+
+    model: Callable[[], Any]
+    data: Any
+    batch_size: int
+    num_steps: int
+    optimizer: Callable[[], Any]
+    loss: Any
+    metrics: Callable[[], list[Any]] = list
+    schema: Callable[[], Mapping[str, Any]] | None = None
+    evaluate_every_steps: int | None = None
+    steps_per_execution: int = 1
+    dtype_policy: str = "float32"
+    seed: int = 0
+    mode: str = "disjoint"
+    checkpoints: str = "none"
+    backup_every_steps: int | None = None
+    teachers: Callable[[], Any] | None = peers
+    optimizer_alone: Callable[[], Any] | None = None
+    distillation_loss: Any = None
+    distillation_weight: Any = 1.0
+    every_steps: int = 50
+    refresh_every_steps: int = 10
+    exporter: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    mixer: Callable[[Any], Any] | None = None
+    callbacks: Callable[[], list[Any]] = list
+    start_together_secs: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without making anything."""
+        for name in (
+            *("batch_size", "num_steps", "epoch_steps", "every_steps"),
+            *("refresh_every_steps", "steps_per_execution"),
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"`{name}` must be >= 1; received {getattr(self, name)}."
+                )
+        for name, known in (
+            ("mode", MODES),
+            ("dtype_policy", DTYPE_POLICIES),
+            ("checkpoints", CHECKPOINTS),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"`{name}` must be one of {', '.join(known)}; received "
+                    f"{getattr(self, name)!r}."
+                )
+        self._check_divides("evaluate_every_steps", "num_steps")
+        self._check_divides("steps_per_execution", "evaluate_every_steps")
+
+    def _check_divides(self, part: str, whole: str) -> None:
+        found = {
+            name: self.epoch_steps
+            if name == "evaluate_every_steps"
+            else getattr(self, name)
+            for name in (part, whole)
+        }
+        if found[whole] % found[part]:
+            raise ValueError(
+                f"`{part}` must divide `{whole}`; received {found[part]} and "
+                f"{found[whole]}. Override both."
+            )
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps between two evaluations."""
+        if self.evaluate_every_steps is not None:
+            return self.evaluate_every_steps
+        return self.num_steps // (1 if self.num_steps % 10 else 10)
+
+    def datasets(self, cluster: "identity.Cluster") -> tuple[Any, Any]:
+        """Returns the training data of a group and the validation data.
+
+        Args:
+            cluster: Says which group this is.
+        """
+        mode = self.mode
+        if mode == "coordinated":
+            # All groups read what the first one would.
+            cluster, mode = dataclasses.replace(cluster, group=0), "shared"
+        opened = self.data if callable(self.data) else _in_memory(*self.data)
+        return opened(
+            cluster, batch_size=self.batch_size, mode=mode, seed=self.seed
+        )
+
+
+# Fields that an override may change whatever the recipe.
+SETTINGS = (
+    "backup_every_steps",
+    "batch_size",
+    "checkpoints",
+    "dtype_policy",
+    "evaluate_every_steps",
+    "every_steps",
+    "exporter",
+    "mode",
+    "num_steps",
+    "refresh_every_steps",
+    "seed",
+    "start_together_secs",
+    "steps_per_execution",
+)
+
+
+def _in_memory(train: Any, validation: Any) -> Callable[..., tuple[Any, Any]]:
+    """Returns a function that makes batches of arrays."""
+
+    def open_data(
+        cluster: "identity.Cluster", *, batch_size: int, mode: str, seed: int
+    ) -> tuple[Any, Any]:
+        import tensorflow as tf
+
+        from tfdistill import data
+
+        own = data.shard_arrays(train, cluster, mode=mode)
+        leaves = tf.nest.flatten(own)
+        if not 1 <= batch_size <= len(leaves[0]):
+            raise ValueError(
+                "`batch_size` must be from 1 to the group's "
+                f"{len(leaves[0])} training examples; received {batch_size}."
+            )
+        # Made once, outside the traced function: not constants of its graph.
+        own = tf.nest.map_structure(tf.constant, own)
+        batches = data.shuffled_indices(
+            len(leaves[0]), seed=seed, group=cluster.group
+        ).batch(batch_size, drop_remainder=True)
+        batches = batches.map(
+            lambda rows: tf.nest.map_structure(
+                lambda array: tf.gather(array, rows), own
+            )
+        )
+        held_out = tf.data.Dataset.from_tensor_slices(validation)
+        return batches.prefetch(tf.data.AUTOTUNE), held_out.batch(batch_size)
+
+    return open_data
