@@ -26,7 +26,6 @@ import tfdistill
 from benchmarks import measure
 from benchmarks import predictions_peer
 from launch import recipes
-from launch.task import students
 from tfdistill import teachers
 from tfdistill.labels import forms
 from tfdistill.system import programs
@@ -48,7 +47,7 @@ class _Clicks:
         self.loss = keras.losses.BinaryCrossentropy(from_logits=True)
         self.distillation_loss = tfdistill.losses.BinarySoftTargetCrossEntropy()
         rng = np.random.default_rng(0)
-        rows = self.recipe.data.global_batch_size
+        rows = self.recipe.arguments["batch_size"]
         student = self.build()
         shapes = {i.name: tuple(i.shape[1:]) for i in student.inputs}
         x = {
@@ -63,7 +62,7 @@ class _Clicks:
         self.batches = tf.data.Dataset.from_tensors((x, y)).repeat().prefetch(2)
 
     def build(self) -> keras.Model:
-        return students.build_student(self.recipe, group=0)
+        return self.recipe.workload().model()
 
     def optimizer(self) -> keras.Optimizer:
         return keras.optimizers.Adagrad(3e-3)
@@ -215,9 +214,9 @@ def _bytes(costs: dict[str, Any]) -> dict[str, Any]:
         found["criteo_small"] = measure.judge(
             2 * message, at_most=_CLICK_BYTES_TARGET
         )
-    arguments = recipes.get("language_model").data.arguments
-    rows = recipes.get("language_model").data.global_batch_size
-    shape = (rows, arguments["sequence_length"], arguments["vocabulary_size"])
+    names = ("batch_size", "sequence_length", "vocabulary_size")
+    arguments = recipes.get("language_model").arguments
+    shape = tuple(arguments[name] for name in names)
     dense = forms.Form().num_bytes(shape)
     for dtype in ("float32", "float16"):
         form = forms.Form(top_k=_TOP_K, dtype=dtype)

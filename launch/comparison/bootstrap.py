@@ -4,6 +4,7 @@ Imports neither TensorFlow nor Keras.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -175,14 +176,17 @@ def interval(
     # Only here: it takes a second.
     from scipy import stats
 
-    drawn = stats.bootstrap(
-        samples,
-        statistic,
-        n_resamples=NUM_RESAMPLES,
-        method="percentile",
-        vectorized=vectorized,
-        random_state=np.random.default_rng(size),
-    ).bootstrap_distribution
+    with warnings.catch_warnings():
+        # Of draws without the figure, which are looked at below.
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+        drawn = stats.bootstrap(
+            samples,
+            statistic,
+            n_resamples=NUM_RESAMPLES,
+            method="percentile",
+            vectorized=vectorized,
+            random_state=np.random.default_rng(size),
+        ).bootstrap_distribution
     # One trial drawn again and again has no pair; such draws are rare.
     drawn = drawn[~np.isnan(drawn)]
     if not len(drawn) or not np.isfinite(drawn).all():

@@ -77,13 +77,13 @@ def test_a_server_that_ends_early_is_told(tmp_path, no_process_left):
 
 
 def test_they_are_started_only_for_who_asks_them():
-    served = recipes.override(recipes.digits(), ["codistillation.by=served"])
+    digits = recipes.get("digits")
+    served = digits.by_method("served")
     assert group_servers.are_needed(served, 2)
     assert not group_servers.are_needed(served, 1)
-    assert not group_servers.are_needed(recipes.digits(), 2)
-    for overrides, num_given in (([], 0), (["codistillation.by=served"], 1)):
-        options = ["--recipe=digits", "--workdir=w", "--num_groups=2"]
-        options += [f"--override={override}" for override in overrides]
+    assert not group_servers.are_needed(digits, 2)
+    for method, num_given in (([], 0), (["--method=served"], 1)):
+        options = ["--recipe=digits", "--workdir=w", "--num_groups=2", *method]
         given = {}
 
         def launch(options, given=given, **beside):
@@ -92,5 +92,5 @@ def test_they_are_started_only_for_who_asks_them():
 
         assert local.run(local.PROGRAM.parse(options), launch=launch) == 0
         assert len(given) == num_given
-    given = 'codistillation.addresses=["a:1","b:1"]'
+    given = 'method.addresses=["a:1","b:1"]'
     assert not group_servers.are_needed(recipes.override(served, [given]), 2)

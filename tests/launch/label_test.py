@@ -9,8 +9,7 @@ import tensorflow as tf
 import tfdistill
 from launch import label
 from launch import recipes
-from launch.task import students
-from launch.task import training
+from launch import task
 from tfdistill import data_checks
 from tfdistill import labels
 
@@ -18,22 +17,21 @@ _STEPS = 12
 _OVERRIDES = [
     f"num_steps={_STEPS}",
     "evaluate_every_steps=6",
-    "codistillation.burn_in_steps=0",
-    "codistillation.ramp_steps=0",
-    "exchange.every_steps=6",
+    "burn_in_steps=0",
+    "every_steps=6",
     "start_together_secs=0",
 ]
 
 
-def _config(*overrides):
-    return recipes.override(recipes.get("digits"), [*_OVERRIDES, *overrides])
+def _recipe():
+    return recipes.override(recipes.get("digits"), _OVERRIDES)
 
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     """A student of the recipe, exported untrained."""
     path = tmp_path_factory.mktemp("teacher") / "model"
-    student = students.build_student(_config(), 0)
+    student = _recipe().workload().model()
     tfdistill.CodistillModel(student).export(path, verbose=False)
     return path
 
@@ -50,16 +48,14 @@ def _label(teacher, output, *options):
     )
 
 
-def _train(tmp_path, *overrides, group=0):
+def _train(tmp_path, recipe, group=0):
     cluster = tfdistill.Cluster(
         group=group,
         num_groups=1 + group,
         workdir=str(tmp_path),
         exchange=str(tmp_path / "exchange"),
     )
-    result = training.run(
-        _config(*overrides), cluster, strategy=tf.distribute.get_strategy()
-    )
+    result = task.run(recipe, cluster, strategy=tf.distribute.get_strategy())
     metrics = tmp_path / f"group_{group}" / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     weights = [r["distillation_weight"] for r in rows if "loss" in r]
@@ -72,13 +68,15 @@ def test_a_recipe_learns_from_its_labels_as_from_the_model(
     assert _label(teacher, tmp_path / "labels") == 0
     num_rows = labels.read(tmp_path / "labels").num_rows
     assert f"labels of {num_rows:,} examples" in capsys.readouterr().out
+    written = {"directory": f"{tmp_path}/labels"}
     found, weights = _train(
-        tmp_path / "a", f"codistillation.labels_from={tmp_path}/labels"
+        tmp_path / "a", _recipe().by_method("labels", **written)
     )
+    offline = {"saved_model": str(teacher)}
     expected, _ = _train(
-        tmp_path / "b", f'codistillation.saved_models=["{teacher}"]'
+        tmp_path / "b", _recipe().by_method("offline_distillation", **offline)
     )
-    alone, _ = _train(tmp_path / "c")
+    alone, _ = _train(tmp_path / "c", _recipe())
     assert weights and set(weights) == {1.0}
     loss = found["metrics"]["log_loss"]
     assert loss == pytest.approx(expected["metrics"]["log_loss"], rel=1e-4)
@@ -90,7 +88,8 @@ def test_the_labels_of_other_steps_or_of_another_group_are_refused(
 ):
     output = tmp_path / "labels_0"
     assert _label(teacher, output, "--num_steps=3", "--top_k=4") == 0
-    given = "codistillation.labels_from=" + str(tmp_path / "labels_{group}")
+    directory = str(tmp_path / "labels_{group}")
+    given = _recipe().by_method("labels", directory=directory)
     with pytest.raises(tf.errors.InvalidArgumentError, match="other data"):
         _train(tmp_path / "a", given)
     with pytest.raises(data_checks.DataError, match="complete labels in .*_1"):

@@ -1,7 +1,6 @@
 """Plans, budgets, bootstrap and the report of a comparison, without runs."""
 
 import dataclasses
-import fractions
 import json
 import math
 import re
@@ -11,271 +10,115 @@ import pytest
 from scipy import stats
 
 from launch import compare
+from launch import outputs
+from launch import predictions
 from launch import recipes
 from launch.comparison import bootstrap
 from launch.comparison import collect
 from launch.comparison import experiment
-from launch.comparison import methods
 from launch.comparison import plots
 from launch.comparison import report
 from launch.comparison import runs
+from launch.comparison import trials
 from launch.comparison import tuning
-from launch.task import outputs
-from launch.task import predictions
 from tfdistill import metrics
 
 
 def _setup(**changes):
-    return methods.Setup(config=recipes.digits(), **changes)
+    return trials.Setup(recipe=recipes.get("digits"), **changes)
 
 
 def _trial(name, seed=0, **changes):
-    # It replaces the momentum of SGD, and nothing else.
-    sgd = ["optimizer.name=sgd"] if name == "quasi_global" else []
-    config = recipes.override(recipes.digits(), sgd)
-    setup = methods.Setup(config=config, **changes)
-    return methods.METHODS[name].make(setup, seed)
+    return trials.Variant(method=name).trial(_setup(**changes), seed)
 
 
 # --- plans -------------------------------------------------------------------
 
 
-def test_nobody_learns_from_anybody_in_the_controls():
-    for name in ("independent", "large_group", "ensemble"):
-        for run in _trial(name).runs:
-            assert not run.config.codistillation.enabled
-            assert run.num_groups == 1
-            assert run.config.exchange.every_steps == run.config.num_steps
-
-
-def test_methods_differ_from_independent_in_what_they_are_about():
-    (base,) = _trial("independent").runs
-    for name, changed in {
-        "large_group": {"data.global_batch_size"},
-        "label_smoothing": {"smoothing.kind"},
-        "unigram_smoothing": {"smoothing.kind"},
-        "confidence_penalty": {"smoothing.kind"},
-        "weight_decay": {"optimizer.weight_decay"},
+def test_a_method_is_a_run_of_its_name_and_its_arguments():
+    for name, arguments in {
+        "independent": {},
+        "large_group": {"parts": 3, "learning_rate_scale": 2.0},
+        "label_smoothing": {"weight": 0.2},
+        "weight_decay": {"decay": 0.1},
+        "own_past": {},
     }.items():
-        (run,) = _trial(name).runs
-        assert set(recipes.changed_fields(base.config, run.config)) == changed
-    (past,) = _trial("ema_teacher").runs
-    assert set(recipes.changed_fields(base.config, past.config)) == {
-        "codistillation.enabled",
-        "codistillation.include_past",
-        # Each version moves its mean.
-        "exchange.every_steps",
-    }
-    (last,) = _trial("own_past").runs
-    assert set(recipes.changed_fields(recipes.digits(), last.config)) == {
-        "codistillation.include_past"
-    }
-    assert past.num_groups == last.num_groups == 1
-    (big,) = _trial("large_group", num_groups=3, workers_per_group=2).runs
-    assert big.config.data.global_batch_size == 3 * 64
-    assert (big.num_groups, big.workers_per_group) == (1, 6)
-    (own,) = _trial("codistill").runs
-    (shared,) = _trial("codistill_shared").runs
-    assert recipes.changed_fields(own.config, shared.config) == ["data.mode"]
-    (sent,) = _trial("predictions").runs
-    assert set(recipes.changed_fields(own.config, sent.config)) == {
-        "codistillation.by",
-        "data.mode",
-        # Nobody reads its exports.
-        "exchange.every_steps",
-        "exchange.offset_steps",
-    }
-    (asked,) = _trial("served").runs
-    assert recipes.changed_fields(shared.config, asked.config) == [
-        "codistillation.by"
-    ]
-    (same,) = _trial("codistill_coordinated").runs
-    assert recipes.changed_fields(own.config, same.config) == ["data.mode"]
-    (together,) = _trial("mutual_learning", num_groups=3).runs
-    assert set(recipes.changed_fields(sent.config, together.config)) == {
-        "codistillation.by",
-        "codistillation.num_students",
-        "start_together_secs",
-    }
-    assert (together.num_groups, together.num_students) == (1, 3)
-    assert recipes.changed_fields(recipes.digits(), own.config) == [
-        "start_together_secs"
-    ]
-    assert own.num_groups == shared.num_groups == 2
+        (run,) = _trial(
+            name,
+            num_groups=3,
+            workers_per_group=2,
+            learning_rate_scale=2.0,
+            smoothing_weight=0.2,
+        ).runs
+        assert (run.recipe.method, run.num_groups) == (name, 1)
+        assert run.recipe.method_arguments == arguments
+        assert run.workers_per_group == (6 if name == "large_group" else 2)
+    (run,) = _trial("codistill", num_groups=3).runs
+    assert (run.num_groups, run.workers_per_group) == (3, 1)
 
 
-def test_groups_that_mix_weights_do_so_at_the_steps_of_their_exports():
-    changed = {}
-    for name in ("averaging", "diloco", "quasi_global"):
-        (run,) = _trial(name, num_groups=3).runs
-        config, mixing = run.config, run.config.mixing
-        assert run.num_groups == 3 and config.seed_groups_alike
-        assert not config.codistillation.enabled
-        assert config.exchange.every_steps == mixing.every_steps == 50
-        # Fast groups wait: the result does not depend on the machine.
-        assert mixing.quorum == "all" and mixing.grace_secs > 60
-        changed[name] = mixing.rule, mixing.topology, config.optimizer.name
-    assert changed == {
-        "averaging": ("model_averaging", "all", "adam"),
-        "diloco": ("outer_optimizer", "all", "adamw"),
-        "quasi_global": ("model_averaging", "ring", "quasi_global_momentum"),
-    }
-    assert config.optimizer.arguments == {"every_steps": 50}
-    (both,) = _trial("averaging_then_codistill").runs
-    assert both.config.codistillation.enabled
-    assert both.config.mixing.barrier_margin == 0.0
-    (swept,) = methods.parse_sweep("averaging:mixing.every_steps=10")
-    (run,) = swept.trial(_setup(), 0).runs
-    assert run.config.exchange.every_steps == 10
-    # Of a recipe with this rule the numbers are kept, for this method only.
-    given = recipes.override(
-        recipes.digits(),
-        [
-            "mixing.rule=outer_optimizer",
-            "mixing.arguments.learning_rate=0.3",
-            "seed_groups_alike=true",
-        ],
-    )
-    setup = methods.Setup(config=given)
-    (run,) = methods.METHODS["diloco"].make(setup, 0).runs
-    assert run.config.mixing == given.mixing
-    (run,) = methods.METHODS["codistill"].make(setup, 0).runs
-    assert not run.config.mixing.enabled and not run.config.seed_groups_alike
-    # Codistilled groups may exchange averages, beside groups that cannot.
-    averages = ["exchange.weights=ema", "exchange.ema_decay=0.9"]
-    given = recipes.override(recipes.digits(), averages)
-    setup = methods.Setup(config=given)
-    (run,) = methods.METHODS["averaging"].make(setup, 0).runs
-    assert run.config.exchange.weights == "model"
-    (run,) = methods.METHODS["codistill"].make(setup, 0).runs
-    assert run.config.exchange.ema_decay == 0.9
-    with pytest.raises(ValueError, match="momentum of SGD; received .* adam"):
-        methods.METHODS["quasi_global"].make(_setup(), 0)
-
-
-def test_large_group_takes_a_scaled_learning_rate():
-    (run,) = _trial("large_group", learning_rate_scale=2.0).runs
-    assert run.config.optimizer.learning_rate == pytest.approx(4e-3)
-
-
-def test_seeds_differ_between_trials_and_members_and_splits_do_not():
-    seeds = [run.config.seed for run in _trial("ensemble", 3).runs]
-    orders = [run.config.data.seed for run in _trial("ensemble", 3).runs]
-    assert seeds == orders == [3, 1003]
-    assert _trial("independent", 3).runs[0].config.seed == 3
-
-
-def test_equal_runs_are_trained_once():
-    (alone,) = _trial("independent", 1).runs
-    ensemble = _trial("ensemble", 1)
-    assert ensemble.runs[0].key == alone.key != ensemble.runs[1].key
-    first, second = (
-        _trial("offline_distillation", seed).runs for seed in (0, 1)
-    )
-    assert first[1].teachers == (first[0],)
-    assert first[1].key != second[1].key
+def test_seeds_differ_between_trials_and_members():
+    found = [r.recipe.settings["seed"] for r in _trial("ensemble", 3).runs]
+    assert found == [3, 1003]
+    recipe = recipes.override(recipes.get("digits"), ["seed=100"])
+    setup = trials.Setup(recipe=recipe)
+    (run,) = trials.Variant(method="independent").trial(setup, 3).runs
+    assert run.recipe.settings["seed"] == 103
 
 
 def test_a_student_of_another_teacher_is_another_run():
-    teacher, student = _trial("offline_distillation").runs
-    other = dataclasses.replace(
-        student,
-        teachers=(dataclasses.replace(teacher, workers_per_group=2),),
+    first, second = (
+        _trial("offline_distillation", seed).runs for seed in (0, 1)
     )
-    assert other.key != student.key
+    assert first[1].teacher == first[0] and first[1].key != second[1].key
+    other = dataclasses.replace(
+        first[1], teacher=dataclasses.replace(first[0], workers_per_group=2)
+    )
+    assert other.key != first[1].key
 
 
-# --- budgets -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", methods.METHODS)
+@pytest.mark.parametrize("name", trials.DESCRIPTIONS)
 @pytest.mark.parametrize("num_groups", [2, 4])
 def test_a_total_budget_is_the_same_for_all(name, num_groups):
     trial = _trial(name, budget="total", num_groups=num_groups, ensemble_size=5)
-    assert trial.num_examples == _trial("independent").num_examples
-
-
-def test_a_budget_per_group_gives_each_group_the_steps_of_the_recipe():
-    for name in methods.METHODS:
-        assert {run.config.num_steps for run in _trial(name).runs} == {1000}
-    assert _trial("codistill").num_examples == 2 * 64_000
-    assert _trial("ensemble", ensemble_size=3).num_examples == 3 * 64_000
-
-
-@pytest.mark.parametrize("num_groups", [3, 4, 6, 7])
-def test_a_total_budget_is_never_exceeded(num_groups):
-    setup = methods.Setup(
-        config=recipes.criteo_small(), budget="total", num_groups=num_groups
-    )
-    whole = methods.METHODS["independent"].make(setup, 0).num_examples
-    for name in ("codistill", "large_group"):
-        found = methods.METHODS[name].make(setup, 0).num_examples
-        assert 0.5 * whole < found <= whole
-
-
-def test_one_group_of_several_that_differ_is_the_first():
-    config = recipes.override(
-        recipes.digits(),
-        [
-            'model.group_arguments=[{"dropout":0.1},{"dropout":0.2}]',
-            "exchange.allow_other_graphs=true",
-            'codistillation.saved_models=["old"]',
-        ],
-    )
-    setup = methods.Setup(config=config, ps_per_group=1)
-    (run,) = methods.METHODS["large_group"].make(setup, 0).runs
-    assert run.config.model.arguments["dropout"] == 0.1
-    assert run.config.model.group_arguments == ()
-    assert run.config.codistillation.saved_models == ()
-    assert (run.workers_per_group, run.ps_per_group) == (2, 2)
-
-
-def test_a_shorter_run_keeps_the_shape_of_its_schedule():
-    config = recipes.override(
-        recipes.digits(),
-        ["steps_per_execution=10", "codistillation.ramp_steps=8"],
-    )
-    half = methods.scaled(config, fractions.Fraction(1, 2))
-    assert (half.num_steps, half.evaluate_every_steps) == (500, 50)
-    assert half.codistillation.burn_in_steps == 50
-    assert half.codistillation.ramp_steps == 4
-    with pytest.raises(ValueError, match="less than one step"):
-        methods.scaled(config, fractions.Fraction(1, 1000))
+    shares = [
+        run.num_groups
+        * run.recipe.method_arguments.get("parts", 1)
+        * run.recipe.arguments["num_steps"]
+        for run in trial.runs
+    ]
+    assert sum(shares) == 1000
+    each = _trial(name).runs
+    assert {run.recipe.arguments["num_steps"] for run in each} == {1000}
 
 
 # --- variants ----------------------------------------------------------------
 
 
-def test_sweeps_set_one_field():
-    first, second = methods.parse_sweep("exchange_interval=2,1000")
+def test_sweeps_set_one_argument():
+    first, second = trials.parse_sweep("exchange_interval=2,1000")
     assert first.name == "codistill[exchange_interval=2]"
     (run,) = first.trial(_setup(), 0).runs
-    assert run.config.exchange.every_steps == 2
-    assert run.config.exchange.refresh_every_steps == 2
+    assert run.recipe.arguments["every_steps"] == 2
+    assert run.recipe.arguments["refresh_every_steps"] == 2
     (run,) = second.trial(_setup(), 0).runs
-    assert run.config.exchange.every_steps == 1000
-    (groups,) = methods.parse_sweep("codistill_shared:num_groups=4")
+    assert run.recipe.arguments["every_steps"] == 1000
+    (groups,) = trials.parse_sweep("codistill_shared:num_groups=4")
     (run,) = groups.trial(_setup(), 0).runs
-    assert (run.num_groups, run.config.data.mode) == (4, "shared")
-    ring, listed = methods.parse_sweep("topology=ring,[[1],[0]]")
-    assert ring.trial(_setup(), 0).runs[0].config.exchange.topology == "ring"
-    assert listed.trial(_setup(), 0).runs[0].config.exchange.topology == (
-        (1,),
-        (0,),
-    )
-    (any_field,) = methods.parse_sweep("large_group:optimizer.learning_rate=1")
-    (run,) = any_field.trial(_setup(), 0).runs
-    assert run.config.optimizer.learning_rate == 1.0
+    assert run.num_groups == 4
+    (any_,) = trials.parse_sweep("large_group:optimizer.learning_rate=1")
+    (run,) = any_.trial(_setup(), 0).runs
+    assert run.recipe.arguments["learning_rate"] == 1.0
 
 
 @pytest.mark.parametrize(
     "parse, text, message",
     [
-        (methods.parse_sweep, "burn_in", "must be .*METHOD.*received"),
-        (methods.parse_sweep, "burn_in=", "must be .*METHOD.*received"),
-        (methods.parse_sweep, "=3", "must be .*METHOD.*received"),
-        (methods.parse_sweep, "codistil:burn_in=1", "mean 'codistill'"),
-        (methods.parse_methods, "independant", "mean 'independent'"),
+        (trials.parse_sweep, "burn_in", "must be .*METHOD.*received"),
+        (trials.parse_sweep, "burn_in=", "must be .*METHOD.*received"),
+        (trials.parse_sweep, "=3", "must be .*METHOD.*received"),
+        (trials.parse_sweep, "codistil:burn_in=1", "mean 'codistill'"),
+        (trials.parse_methods, "independant", "mean 'independent'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(parse, text, message):
@@ -286,7 +129,7 @@ def test_what_cannot_be_meant_is_refused(parse, text, message):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--trials=0"], "--trials=0: 0 is not a positive integer"),
+        (["--trials=0"], "--trials: must be >= 1; received 0"),
         (["--methods=codistilled"], "There is no method"),
         (["--sweep=burn=1"], "burn"),
         (["--target=last"], "--target must be .* received 'last'"),
@@ -296,16 +139,18 @@ def test_what_cannot_be_meant_is_refused(parse, text, message):
         (["--ps_per_group=-1"], "--ps_per_group must be >= 0; received -1"),
         (["--learning_rate_scale=0"], "--learning_rate_scale must be > 0"),
         (["--weight_decay=-1"], "--weight_decay must be > 0; received -1"),
-        (["--tune=optimizer.learning_rate=1,2"], "other validation data than"),
-        (["--tune=seed=1,1", "--tune_override=data.x=1"], "different values"),
-        (["--tune_override=data.seed=1"], "--tune_override is of the runs of"),
+        (["--tune=learning_rate=1,2"], "other validation data than"),
+        (
+            ["--tune=seed=1,1", "--tune_override=seed=1"],
+            "different values",
+        ),
+        (["--tune_override=seed=1"], "--tune_override is of the runs of"),
         (["--smoothing_weight=1"], "--smoothing_weight must be in"),
         (["--sweep=num_groups=two"], "whole number; received 'two'"),
         (["--sweep=num_groups=2.5"], "whole number; received '2.5'"),
         (["--sweep=independent:burn_in=1"], "learns from nobody"),
         (["--sweep=weight=1,1.0"], "would train the same"),
         (["--sweep=independent:num_groups=2,4"], "would train the same"),
-        (["--override=exchange.topology=[[1],[2],[0]]"], "3 groups|2 groups"),
     ],
 )
 def test_wrong_options_are_told_before_anything_starts(
@@ -377,13 +222,11 @@ def test_a_churn_ratio_of_a_method_to_itself_is_seldom_clear(num_trials):
 
     clear = 0
     for _ in range(200):
-        _, (low, high) = bootstrap.ratio_of_pairs(
-            matrix(), matrix(), num_resamples=500
-        )
+        _, (low, high) = bootstrap.ratio_of_pairs(matrix(), matrix())
         clear += not low <= 1 <= high
     # .32 of them at three trials, which is why those get no verdict.
     assert clear / 200 <= 0.1
-    assert methods.LEAST_TRIALS >= 4
+    assert trials.LEAST_TRIALS >= 4
 
 
 def test_one_pair_has_no_interval():
@@ -532,7 +375,7 @@ def test_a_verdict_claims_nothing_that_the_intervals_do_not():
 def _write(directory, run, *, rng, shift, **answers):
     """Writes what a run would leave behind, and returns its predictions."""
     found, groups = [], []
-    for group in range(run.num_students):
+    for group in range(run.num_groups):
         place = outputs.group_dir(directory, group)
         place.mkdir(parents=True)
         logits = rng.normal(size=[40, 3]) + shift * np.eye(3)[np.arange(40) % 3]
@@ -555,14 +398,14 @@ def _write(directory, run, *, rng, shift, **answers):
         (place / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
         result = {
             "group": group,
-            "steps": 300,
-            "examples": 3000,
+            "steps": 1000,
+            "examples": 64_000,
             "examples_per_second": 50.0,
             "seconds": 9.0,
             "waited_seconds": 1.0,
             "process_seconds": 4.0,
             "parameter_bytes": 1000,
-            "exports": {"published": 3, "bytes": 3600},
+            "exports": {"published": 3, "bytes": 3600, "every_steps": 25},
             "teachers": [{"swaps": 2, "bytes": 2400, **answers}],
         }
         (place / "results.json").write_text(json.dumps(result))
@@ -577,7 +420,7 @@ def compared(tmp_path):
     """A finished comparison of made-up runs, with what they predicted."""
     rng = np.random.default_rng(0)
     setup = _setup()
-    chosen = methods.parse_methods("independent,ensemble,codistill")
+    chosen = trials.parse_methods("independent,ensemble,codistill")
     found = experiment.Experiment(
         tmp_path, setup=setup, variants=chosen, num_trials=4
     )
@@ -638,8 +481,8 @@ def test_the_report_can_be_recomputed_from_the_predictions(compared, tmp_path):
     assert figures["all_reduce_formula_bytes"]["mean"] == 1000 * 1000
     assert figures["exchange_formula_bytes"]["mean"] == 1000 * 1000 / 25
     assert figures["versions_read"]["mean"] == 2.0
-    # One group at the steps 25 to 975, the other at 12 to 987.
-    assert figures["versions_due"]["mean"] == 39.5
+    # At the steps 25 to 975.
+    assert figures["versions_due"]["mean"] == 39
     assert figures["groups_without_teacher"]["mean"] == 0.0
     assert figures["seconds"]["mean"] == 8.0
     for name, measure in (
@@ -706,7 +549,7 @@ def test_more_trials_and_methods_join_and_other_settings_do_not(
     again = experiment.Experiment(
         tmp_path,
         setup=_setup(),
-        variants=methods.parse_methods("large_group"),
+        variants=trials.parse_methods("large_group"),
         num_trials=2,
     )
     made = again.report("final", {}, jobs=1)
@@ -716,7 +559,7 @@ def test_more_trials_and_methods_join_and_other_settings_do_not(
         experiment.Experiment(
             tmp_path,
             setup=_setup(budget="total"),
-            variants=methods.parse_methods("large_group"),
+            variants=trials.parse_methods("large_group"),
             num_trials=2,
         )
 
@@ -760,11 +603,11 @@ def _tuned(workdir, chosen="independent,large_group"):
     return experiment.Experiment(
         workdir,
         setup=_setup(workers_per_group=2),
-        variants=methods.parse_methods(chosen),
+        variants=trials.parse_methods(chosen),
         num_trials=1,
         tune=tuning.Tuning.parse(
-            "optimizer.learning_rate=0.1,0.2,0.3",
-            overrides=["data.arguments.part=tuning"],
+            "learning_rate=0.1,0.2,0.3",
+            overrides=["mode=shared"],
             num_trials=2,
         ),
     )
@@ -775,20 +618,21 @@ def test_each_method_is_tuned_by_runs_apart_from_those_of_the_report(tmp_path):
     runner = runs.Runner(tmp_path)
     best = {"independent": "0.2", "large_group": "0.3"}
     for name, by_value in found._tuning_trials.items():
-        for value, trials in by_value.items():
-            for trial in trials:
+        for value, tried in by_value.items():
+            for trial in tried:
                 (run,) = trial.runs
-                assert run.config.seed >= 500
-                assert run.config.data.arguments == {"part": "tuning"}
-                assert run.config.optimizer.learning_rate == float(value)
+                assert run.recipe.settings["seed"] >= 500
+                assert run.recipe.settings["mode"] == "shared"
+                rate = run.recipe.arguments["learning_rate"]
+                assert rate == float(value)
                 directory = runner.directory(run)
                 shift = 3.0 * (value == best[name])
                 _write(directory, run, rng=rng, shift=shift)
     found._choose()
-    for name, trials in found._trials.items():
-        (run,) = trials[0].runs
-        assert run.config.optimizer.learning_rate == float(best[name])
-        assert run.config.seed == 0 and not run.config.data.arguments
+    for name, planned in found._trials.items():
+        (run,) = planned[0].runs
+        assert run.recipe.arguments["learning_rate"] == float(best[name])
+        assert run.recipe.settings == {"seed": 0}
         _write(runner.directory(run), run, rng=rng, shift=0.0)
     # Another call, of more methods, finds all of it again.
     found._write_record()
@@ -807,31 +651,6 @@ def test_each_method_is_tuned_by_runs_apart_from_those_of_the_report(tmp_path):
         )
 
 
-def test_a_constant_weight_decay_is_told_of_where_groups_teach_each_other(
-    compared,
-):
-    found, _ = compared
-    assert not any("decay" in note for note in found._notes({}))
-    config = recipes.override(
-        recipes.digits(), ["optimizer.weight_decay=0.01", "optimizer.name=sgd"]
-    )
-    chosen = recipes.override(config, ["codistillation.weight_decay=0.003"])
-    assert chosen.optimizer_of(learns=True).weight_decay == 0.003
-    for one, methods_, told in (
-        (config, "independent", 0),
-        (config, "independent,codistill", 1),
-        (chosen, "independent,codistill", 0),
-    ):
-        other = experiment.Experiment(
-            found.workdir / "other",
-            setup=methods.Setup(config=one),
-            variants=methods.parse_methods(methods_),
-            num_trials=2,
-        )
-        notes = [n for n in other._notes({}) if "constant weight decay" in n]
-        assert len(notes) == told
-
-
 def test_predictions_of_other_examples_are_not_compared():
     one, other = (
         predictions.Distributions(
@@ -847,7 +666,7 @@ def test_nothing_finished_is_an_error(tmp_path):
     empty = experiment.Experiment(
         tmp_path,
         setup=_setup(),
-        variants=methods.parse_methods("independent"),
+        variants=trials.parse_methods("independent"),
         num_trials=1,
     )
     with pytest.raises(ValueError, match="no finished trial"):
@@ -985,7 +804,7 @@ def test_what_goes_over_the_network_and_what_servers_cost_is_counted(tmp_path):
     rng, runner = np.random.default_rng(0), runs.Runner(tmp_path)
     answers = {"num_answers": 6, "num_missed": 2, "sent_bytes": 500}
     found = {}
-    for name in ("predictions", "served", "mutual_learning"):
+    for name in ("predictions", "served"):
         trial = _trial(name)
         (run,) = trial.runs
         directory = runner.directory(run)
@@ -1008,9 +827,6 @@ def test_what_goes_over_the_network_and_what_servers_cost_is_counted(tmp_path):
         assert found[name]["groups_without_teacher"] == 0.0
     assert found["predictions"]["process_seconds"] == 2 * 4.0
     assert found["served"]["process_seconds"] == 2 * (4.0 + 1.5)
-    together = found["mutual_learning"]
-    assert (together["bytes_written"], together["bytes_read"]) == (0, 0)
-    assert together["total_steps"] == 2 * 1000
 
 
 def test_what_slow_links_carry_stands_beside_quality(tmp_path):

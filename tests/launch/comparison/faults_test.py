@@ -9,15 +9,15 @@ import pytest
 from launch import compare
 from launch import recipes
 from launch.comparison import experiment
-from launch.comparison import methods
+from launch.comparison import trials
 
 
 def _experiment(workdir, *overrides, chosen="independent,large_group"):
-    config = recipes.override(recipes.digits(), overrides)
+    recipe = recipes.override(recipes.get("digits"), overrides)
     return experiment.Experiment(
         workdir,
-        setup=methods.Setup(config=config),
-        variants=methods.parse_methods(chosen),
+        setup=trials.Setup(recipe=recipe),
+        variants=trials.parse_methods(chosen),
         num_trials=4,
     )
 
@@ -114,7 +114,7 @@ def test_broken_files_are_named(tmp_path, started):
     found.run(1, say=lambda text: None, launch=started.launch)
     with pytest.raises(ValueError, match="Trial 0 of independent .* Remove"):
         found.report("final", {}, jobs=1)
-    (tmp_path / experiment.RECORD).write_text('{"config"')
+    (tmp_path / experiment.RECORD).write_text('{"recipe"')
     with pytest.raises(ValueError, match="must be JSON .* Remove it"):
         _experiment(tmp_path)
 
