@@ -296,16 +296,14 @@ def _mixed(
     every_steps: int,
     peers: str = "all",
 ) -> Workload:
-    def mixer(exchange: Any) -> Any:
-        return tfdistill.WeightMixer(
-            exchange,
+    def mixer() -> Any:
+        return tfdistill.mixing.WeightMixer(
             rule(),
             every_steps=every_steps,
             peers=peers,
             quorum="all",
             grace_secs=_WAIT_SECS,
             seed=workload.seed,
-            schema=workload.schema and workload.schema(),
         )
 
     return dataclasses.replace(

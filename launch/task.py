@@ -235,7 +235,7 @@ class _Watched:
         self._together = tfdistill.StartTogether(
             cluster, limit_secs=workload.start_together_secs
         )
-        self._mixer = workload.mixer and workload.mixer(exchange)
+        self._mixer = workload.mixer and workload.mixer()
         self._backup = tfdistill.Backup(
             directory / "backup", every_steps=workload.backup_every_steps
         )

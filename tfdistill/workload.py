@@ -69,8 +69,8 @@ class Workload:
         every_steps: Steps between two exports.
         refresh_every_steps: Steps between two looks for newer versions.
         exporter: Further arguments of `StudentExporter`.
-        mixer: Called with the exchange; returns a `WeightMixer`. All groups
-            then begin with the same weights.
+        mixer: Returns a `mixing.WeightMixer`. All groups then begin with the
+            same weights.
         callbacks: Returns further callbacks for `fit`.
         start_together_secs: How long a group waits after its first step for
             the first step of the others. For runs that are short compared to
@@ -111,7 +111,7 @@ class Workload:
     every_steps: int = 50
     refresh_every_steps: int = 10
     exporter: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    mixer: Callable[[Any], Any] | None = None
+    mixer: Callable[[], Any] | None = None
     callbacks: Callable[[], list[Any]] = list
     start_together_secs: float = 0.0
 

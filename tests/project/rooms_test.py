@@ -31,8 +31,8 @@ _PUBLIC = {
 # `cluster`: the exit codes of a task. `exports`: `launch.promote` checks an
 # unsigned graph as teachers are checked. `serving`: the server of teachers.
 _OF_PROGRAMS = {
-    *("cluster", "doctor", "exchange", "exports", "launcher", "observe"),
-    *("serving", "slurm", "status", "system"),
+    *("cluster", "doctor", "exchange", "exports", "follow", "launcher"),
+    *("observe", "serving", "slurm", "status", "system"),
 }
 
 
