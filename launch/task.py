@@ -201,7 +201,7 @@ def _optimizer(
         make = workload.optimizer_alone
     try:
         optimizer = make()
-        table = tfdistill.ShardedEmbedding
+        table = tfdistill.layers.ShardedEmbedding
         has_tables = any(isinstance(x, table) for x in model.student.layers)
         if cluster.uses_parameter_servers or has_tables:
             table.check_optimizer(optimizer)
@@ -225,18 +225,18 @@ class _Watched:
         directory = outputs.group_dir(str(cluster.workdir), cluster.group)
         self._directory = directory
         self._pace = _Pace(workload.batch_size)
-        self._exporter = tfdistill.StudentExporter(
+        self._exporter = tfdistill.callbacks.StudentExporter(
             exchange,
             group=cluster.group,
             schema=workload.schema and workload.schema(),
             every_steps=workload.every_steps,
             **workload.exporter,
         )
-        self._together = tfdistill.StartTogether(
+        self._together = tfdistill.callbacks.StartTogether(
             cluster, limit_secs=workload.start_together_secs
         )
         self._mixer = workload.mixer and workload.mixer()
-        self._backup = tfdistill.Backup(
+        self._backup = tfdistill.callbacks.Backup(
             directory / "backup", every_steps=workload.backup_every_steps
         )
 
@@ -248,8 +248,8 @@ class _Watched:
             *[self._pace, self._exporter],
             *([self._mixer] if self._mixer else []),
             self._backup,
-            tfdistill.RunLog(str(self._directory)),
-            tfdistill.Summaries(
+            tfdistill.callbacks.RunLog(str(self._directory)),
+            tfdistill.callbacks.Summaries(
                 self._directory / summaries.DIRECTORY,
                 configuration=dataclasses.asdict(recipe),
             ),
@@ -262,7 +262,7 @@ class _Watched:
         if not self._has_teachers:
             return []
         every = self._workload.refresh_every_steps
-        return [tfdistill.TeacherLoader(every_steps=every)]
+        return [tfdistill.callbacks.TeacherLoader(every_steps=every)]
 
     def _checkpoint(self) -> list[Any]:
         if self._workload.checkpoints == "none":
@@ -274,7 +274,7 @@ class _Watched:
             monitor="val_loss",
             save_best_only=best,
         )
-        return [tfdistill.BestEffort(checkpoint)]
+        return [tfdistill.callbacks.BestEffort(checkpoint)]
 
     def measured(self) -> dict[str, Any]:
         """Returns what the results say of the training."""

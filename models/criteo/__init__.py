@@ -272,7 +272,7 @@ def build_model(
     categories = keras.Input(
         (rows.NUM_CATEGORIES,), dtype="int32", name="categories"
     )
-    embedding = tfdistill.ShardedEmbedding(
+    embedding = tfdistill.layers.ShardedEmbedding(
         sizes,
         embedding_dim,
         oov_index=rows.RARE_ROW,

@@ -62,7 +62,7 @@ def build_dlrm(
     bottom = integers
     for units in (*bottom_units, embedding_dim):
         bottom = keras.layers.Dense(units, activation="relu")(bottom)
-    embedded = tfdistill.ShardedEmbedding(
+    embedded = tfdistill.layers.ShardedEmbedding(
         sizes, embedding_dim, oov_index=rows.RARE_ROW, name="embedding"
     )(categories)
     products = recommender_layers.DotInteraction(name="products")(

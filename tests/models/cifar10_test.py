@@ -287,7 +287,9 @@ def test_resnet_20_has_the_size_of_the_paper():
     # 0.27 million parameters: He et al. 2015, table 6.
     assert round(cifar10.build_model().count_params(), -4) == 270_000
     keras.config.set_dtype_policy("mixed_bfloat16")
-    logits = cifar10.build_model(depth=8, )(np.zeros((2, 32, 32, 3)))
+    logits = cifar10.build_model(
+        depth=8,
+    )(np.zeros((2, 32, 32, 3)))
     assert logits.dtype == tf.float32
 
 
