@@ -8,12 +8,12 @@ import contextlib
 import json
 import os
 import pathlib
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from launch import recipes
@@ -56,109 +56,96 @@ def usage(
     return found
 
 
+def _command(
+    topology: local_cluster.LocalCluster, group: int, port: int
+) -> list[str]:
+    exchange = topology.exchange or f"{topology.workdir}/exchange"
+    return [
+        *(sys.executable, "-m", "launch.teach"),
+        *(f"--exchange={exchange}", f"--group={group}", f"--port={port}"),
+    ]
+
+
 def _log(workdir: str | os.PathLike[str], group: int) -> pathlib.Path:
     name = f"{run_files.group_name(group)}.log"
     return pathlib.Path(workdir, _DIRECTORY, name)
 
 
-class GroupServers:
-    """Runs the servers; leaving its `with` block ends them.
+@contextlib.contextmanager
+def running(
+    topology: local_cluster.LocalCluster,
+    *,
+    say: Callable[[str], None],
+    command: Callable[..., list[str]] = _command,
+) -> Iterator[None]:
+    """Runs the servers beside a block, which does not wait for them.
 
-    They cannot outlive this process. One that ends before is reported at once;
-    the groups train on without it.
+    They cannot outlive this process. One that ends before the block is
+    reported at once, by a line that `say` takes; the groups train on without
+    it.
     """
-
-    def __init__(
-        self,
-        topology: local_cluster.LocalCluster,
-        *,
-        say: Callable[[str], None],
-    ) -> None:
-        """Starts nothing yet; `say` takes a line for the user."""
-        self._topology = topology
-        self._say = say
-        self._path = pathlib.Path(topology.workdir, _DIRECTORY, _ADDRESSES)
-        self._ports: list[socket.socket] = []
-        self._servers: list[task_process.TaskProcess] = []
-        self._closing = threading.Event()
-        self._watch = threading.Thread(target=self._report_ends, daemon=True)
-
-    def __enter__(self) -> "GroupServers":
-        """Starts all servers, without waiting for them."""
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Ends what is left."""
-        self.close()
-
-    def _start(self) -> None:
-        num_groups = self._topology.num_groups
-        self._ports = local_cluster.reserve_ports(num_groups)
-        ports = [held.getsockname()[1] for held in self._ports]
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        found = [f"{local_cluster.HOST}:{port}" for port in ports]
-        run_files.write(self._path, [json.dumps(found).encode()])
-        env = self._environ()
-        for group, port in enumerate(ports):
-            with _log(self._topology.workdir, group).open("wb") as log:
-                self._servers.append(
+    path = pathlib.Path(topology.workdir, _DIRECTORY, _ADDRESSES)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    env = {**os.environ, **topology.env}
+    if not signing.has_key(os.environ):
+        # The key that the tasks sign with.
+        env[signing.FILE_VARIABLE] = str(topology.key_path)
+    with contextlib.ExitStack() as stack:
+        found: list[str] = []
+        servers: list[task_process.TaskProcess] = []
+        stack.callback(_end, servers)
+        for group, held in enumerate(
+            local_cluster.reserve_ports(topology.num_groups)
+        ):
+            stack.enter_context(held)
+            port = held.getsockname()[1]
+            found.append(f"{local_cluster.HOST}:{port}")
+            with _log(topology.workdir, group).open("wb") as log:
+                servers.append(
                     task_process.TaskProcess(
-                        self._command(group, port), env=env, log_file=log
+                        command(topology, group, port), env=env, log_file=log
                     )
                 )
-        self._watch.start()
+        run_files.write(path, [json.dumps(found).encode()])
+        stack.callback(path.unlink, missing_ok=True)
+        ending = threading.Event()
+        watch = threading.Thread(
+            target=_report_ends, args=(topology, servers, ending, say)
+        )
+        watch.start()
+        stack.callback(watch.join)
+        stack.callback(ending.set)
+        yield
 
-    def _command(self, group: int, port: int) -> list[str]:
-        topology = self._topology
-        exchange = topology.exchange or f"{topology.workdir}/exchange"
-        return [
-            *(sys.executable, "-m", "launch.teach"),
-            *(f"--exchange={exchange}", f"--group={group}", f"--port={port}"),
-        ]
 
-    def _environ(self) -> Mapping[str, str]:
-        """The launcher's environment, with the key that the tasks sign with."""
-        env = {**os.environ, **self._topology.env}
-        if not signing.has_key(os.environ):
-            env[signing.FILE_VARIABLE] = str(self._topology.key_path)
-        return env
+def _report_ends(
+    topology: local_cluster.LocalCluster,
+    servers: Sequence[task_process.TaskProcess],
+    ending: threading.Event,
+    say: Callable[[str], None],
+) -> None:
+    running = dict(enumerate(servers))
+    while not ending.wait(_WATCH_SECS):
+        for group, server in list(running.items()):
+            server.read()
+            if server.exit_code is None:
+                continue
+            del running[group]
+            say(
+                f"warning: the server of group {group} ended before the "
+                f"run, with exit code {server.exit_code}; from now on "
+                "nobody learns from this group. Its log: "
+                f"{_log(topology.workdir, group)}"
+            )
 
-    def _report_ends(self) -> None:
-        running = dict(enumerate(self._servers))
-        while not self._closing.wait(_WATCH_SECS):
-            for group, server in list(running.items()):
-                server.read()
-                if server.exit_code is None:
-                    continue
-                del running[group]
-                self._say(
-                    f"warning: the server of group {group} ended before the "
-                    f"run, with exit code {server.exit_code}; from now on "
-                    "nobody learns from this group. Its log: "
-                    f"{_log(self._topology.workdir, group)}"
-                )
 
-    def close(self) -> None:
-        """Ends all servers, each after the requests in progress."""
-        self._closing.set()
-        if self._watch.is_alive():
-            self._watch.join()
-        with contextlib.suppress(OSError):
-            self._path.unlink()
-        for server in self._servers:
-            server.request_stop()
-        deadline = time.monotonic() + _STOP_SECS
-        for server in self._servers:
-            while not server.closed and time.monotonic() < deadline:
-                time.sleep(_POLL_SECS)
-                server.read()
-            server.kill()
-        self._servers = []
-        for held in self._ports:
-            held.close()
-        self._ports = []
+def _end(servers: Sequence[task_process.TaskProcess]) -> None:
+    """Ends all servers, each after the requests in progress."""
+    for server in servers:
+        server.request_stop()
+    deadline = time.monotonic() + _STOP_SECS
+    for server in servers:
+        while not server.closed and time.monotonic() < deadline:
+            time.sleep(_POLL_SECS)
+            server.read()
+        server.kill()

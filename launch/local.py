@@ -47,7 +47,7 @@ def run(
     chosen = recipe_options.recipe(options)
     if chosen and group_servers.are_needed(chosen, options.num_groups):
         say = functools.partial(print, flush=True)
-        servers = functools.partial(group_servers.GroupServers, say=say)
+        servers = functools.partial(group_servers.running, say=say)
         launch = functools.partial(launch, beside=servers)
     result = launch(options)
     if is_recipe and result.exit_code:

@@ -164,7 +164,7 @@ class Runner:
         with contextlib.ExitStack() as stack:
             if group_servers.are_needed(run.recipe, run.num_groups):
                 stack.enter_context(
-                    group_servers.GroupServers(topology, say=self._say)
+                    group_servers.running(topology, say=self._say)
                 )
             stack.enter_context(process)
             self._active.append(

@@ -15,22 +15,18 @@ from tfdistill.launcher import local_cluster
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(60)]
 
 
-class _Servers(group_servers.GroupServers):
-    """Runs a script in the place of each server."""
-
-    script = ""
-
-    def _command(self, group, port):
-        return [sys.executable, "-c", self.script, str(port)]
-
-
 def _servers(workdir, script, said):
+    """Runs a script in the place of each server."""
     cluster = local_cluster.LocalCluster(
         command=["true"], workdir=str(workdir), num_groups=2
     )
-    found = _Servers(cluster, say=said.append)
-    found.script = script
-    return found
+    return group_servers.running(
+        cluster,
+        say=said.append,
+        command=lambda _, group, port: [
+            *(sys.executable, "-c", script, str(port)),
+        ],
+    )
 
 
 _LISTEN = """
