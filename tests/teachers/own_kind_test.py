@@ -83,8 +83,8 @@ def test_what_it_keeps_comes_back_with_a_backup(tmp_path):
             _Y,
             epochs=epochs,
             callbacks=[
-                tfdistill.TeacherLoader(every_steps=1),
-                tfdistill.Backup(tmp_path),
+                tfdistill.callbacks.TeacherLoader(every_steps=1),
+                tfdistill.callbacks.Backup(tmp_path),
             ],
         )
         return model.teachers.status()[0]["refreshes"]
@@ -132,7 +132,7 @@ def test_it_is_dropped_when_it_makes_no_sense(caplog):
     model = cases.codistill(
         cases.linear(0), ClassPriors(np.array([1.0, np.nan, 1.0]))
     )
-    loader = tfdistill.TeacherLoader(every_steps=1)
+    loader = tfdistill.callbacks.TeacherLoader(every_steps=1)
     logs = cases.fit(model, _X, _Y, epochs=5, callbacks=[loader])
     assert logs["distillation_weight"] == [0] * 5
     (status,) = model.teachers.status()
