@@ -2,6 +2,7 @@
 
 import json
 import math
+import types
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from tensorboard.compat.proto import summary_pb2
 from tensorboard.plugins.hparams import api as hparams
 
 from tfdistill.cluster import strategy as strategy_lib
+from tfdistill.training import global_batch
 
 # What groups and runs are compared by more often than by anything else.
 _FIRST = (
@@ -58,13 +60,16 @@ def _described(value: Any) -> Any:
         return [_described(part) for part in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    value = getattr(value, "inner", value)
+    if isinstance(value, types.FunctionType):
+        return value.__name__
+    if isinstance(value, global_batch.GlobalBatchLoss):
+        value = value.inner
     try:
         arguments = value.get_config()
         # What can be restored is a mapping of plain values.
         arguments = json.loads(json.dumps(arguments, default=str))
     except Exception:  # A user's class may lack it, or do anything in it.
-        return getattr(value, "__name__", type(value).__name__)
+        return type(value).__name__
     return {"class": type(value).__name__, **arguments}
 
 
