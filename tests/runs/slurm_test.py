@@ -227,13 +227,16 @@ if told:
 """
 
 
-def test_tasks_are_told_once_that_they_must_end(slurm, tmp_path, capsys):
+def test_tasks_of_a_node_have_one_parent_and_are_told_once(
+    slurm, tmp_path, capsys
+):
     workdir = tmp_path / "run"
     job = _submit(
         capsys,
         workdir,
         "--workers_per_group=4",
         f"--sbatch=--ntasks-per-node={4 // len(slurm_nodes.node_names())}",
+        "--preload=json",
         "--",
         *[sys.executable, "-c", TOLD],
     )
@@ -245,8 +248,14 @@ def test_tasks_are_told_once_that_they_must_end(slurm, tmp_path, capsys):
         found = re.findall(rf"^{name} (\d+)\n", text, re.MULTILINE)
         return [int(n) for n in found] if len(found) == 4 else None
 
+    parents = []
     for group in (0, 1):
-        _until(lambda g=group: numbers("pid", g), "four tasks")
+        pids = _until(lambda g=group: numbers("pid", g), "four tasks")
+        tasks = [psutil.Process(pid) for pid in pids]
+        parents.append({task.parent().parent() for task in tasks})
+        assert len(parents[group]) == len(slurm_nodes.node_names())
+        assert all("-c" in parent.cmdline() for parent in parents[group])
+    parents[1].pop().kill()
     slurm.run("scancel", "--batch", "--signal=USR1", f"{job}_1")
     told = _until(lambda: numbers("told", 1), "four that were told")
     assert told == [1] * 4
@@ -255,3 +264,4 @@ def test_tasks_are_told_once_that_they_must_end(slurm, tmp_path, capsys):
         name = f"{job}_{group}"
         slurm.wait(name, "COMPLETED", "FAILED", limit_secs=LIMIT_SECS)
         assert slurm.job(name)["JobState"] == "COMPLETED", _describe(workdir)
+    assert not any(p.is_running() for found in parents for p in found)

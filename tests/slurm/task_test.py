@@ -1,17 +1,25 @@
 """Tests of how a task of Slurm finds out who it is, and how it runs."""
 
+import contextlib
 import json
+import os
+import re
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import time
+import uuid
 
+import psutil
 import pytest
 
+from tests.cases import tasks
 from tfdistill.cluster import identity
 from tfdistill.cluster import signs
 from tfdistill.slurm import job
+from tfdistill.slurm import node_parent
 from tfdistill.slurm import place
 from tfdistill.slurm import task as slurm_task
 
@@ -280,3 +288,179 @@ def test_the_first_failure_of_a_step_counts(tmp_path):
     assert "SLURM_STEP_TASKS_PER_NODE must be set" in done.stderr
     record = {"task": "rank 3", "exit_code": 2, "told": False}
     assert json.loads(failure_file.read_text()) == record
+
+
+# Notes signals, and ends with the code that a test writes into a file.
+TASK = """
+import os, pathlib, signal, time
+def say(*words):
+    os.write(1, f"{' '.join(map(str, words))}\\n".encode())
+def note(number, frame):
+    say("got", signal.Signals(number).name)
+for name in ("SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1"):
+    signal.signal(getattr(signal, name), note)
+group, rank = os.environ["TFDISTILL_GROUP"], os.environ["SLURM_PROCID"]
+say("pid", os.getpid(), *os.sched_getaffinity(0))
+end = pathlib.Path(os.environ["TFDISTILL_WORKDIR"], f"end_{rank}")
+while not end.exists():
+    time.sleep(0.02)
+raise SystemExit(int(end.read_text()))
+"""
+
+
+class Step:
+    """The two tasks of a step on the first of two nodes."""
+
+    def __init__(self, workdir):
+        self.workdir = workdir
+        self.preload = "json"
+        # Its name is that of the step: one more run may be under way.
+        self.failure_file = workdir / f"{uuid.uuid4().hex}.failed"
+        self.processes = {}
+
+    def start(self, rank, cores=()):
+        ids = {"SLURM_LOCALID": str(rank), "SLURM_PROCID": str(rank)}
+        with self.errors(rank).open("wb") as errors:
+            self.processes[rank] = psutil.Popen(
+                [
+                    *[sys.executable, "-m", "tfdistill.slurm.task"],
+                    *["--nodes=node01,node02", "--num_groups=2"],
+                    *["--workers_per_group=3", f"--preload={self.preload}"],
+                    f"--workdir={self.workdir}",
+                    f"--failure_file={self.failure_file}",
+                    *["--", sys.executable, "-c", TASK],
+                ],
+                env=os.environ | _environ(**ids),
+                stderr=errors,
+            )
+        self.processes[rank].cpu_affinity(cores)
+
+    def errors(self, rank):
+        return self.workdir / f"stderr_{rank}"
+
+    def log(self, rank):
+        path = self.workdir / "logs" / f"group_1_worker_{rank}.log"
+        return path.read_text() if path.exists() else ""
+
+    def task(self, rank):
+        """Waits for the command of a rank: its process, and its cores."""
+        line = re.compile(r"^pid (.*)\n", re.MULTILINE)
+        found = tasks.until(lambda: line.search(self.log(rank)))
+        pid, *cores = found[1].split()
+        return psutil.Process(int(pid)), {int(core) for core in cores}
+
+    def wait(self, rank, code=None):
+        if code is not None:
+            (self.workdir / f"end_{rank}").write_text(str(code))
+        return self.processes[rank].wait(tasks.LIMIT_SECS)
+
+    def signal(self, number):
+        """Signals every process of the step, as Slurm does."""
+        for process in self.processes.values():
+            for found in [process, *process.children(recursive=True)]:
+                found.send_signal(number)
+
+    def got(self, rank):
+        lines = self.log(rank).splitlines()
+        return [line for line in lines if line.startswith("got ")]
+
+
+@pytest.fixture
+def step(tmp_path, monkeypatch, no_process_left):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    made = Step(tmp_path)
+    yield made
+    for process in made.processes.values():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+        process.wait()
+
+
+@pytest.mark.multiprocess
+def test_the_tasks_of_a_node_are_forks_of_one_parent(step):
+    cores = sorted(os.sched_getaffinity(0))[-1:]
+    step.start(1, cores)
+    step.start(0)
+    found = [step.task(rank) for rank in (0, 1)]
+    parent, other = (task.parent().parent() for task, _ in found)
+    assert parent == other
+    assert parent.parent() == step.processes[0]
+    assert found[0][1] == os.sched_getaffinity(0)
+    assert found[1][1] == set(cores)
+    assert "which has imported json" in step.errors(0).read_text()
+
+    # The commands get them once, and nobody else minds.
+    step.signal(signal.SIGUSR1)
+    tasks.until(lambda: step.got(0) and step.got(1))
+    step.signal(signal.SIGTERM)
+    time.sleep(2 * node_parent._TELL_SECS)
+    for rank in (0, 1):
+        assert step.got(rank) == ["got SIGUSR1", "got SIGTERM"]
+    assert parent.is_running()
+
+    parent.kill()
+    assert step.wait(0, 0) == 0
+    assert step.wait(1, 65) == 65
+    assert json.loads(step.failure_file.read_text())["exit_code"] == 65
+
+
+@pytest.mark.multiprocess
+def test_a_task_does_not_notice_the_end_of_the_others(step):
+    for rank in (0, 1):
+        step.start(rank)
+    (first, _), (second, _) = step.task(0), step.task(1)
+    parent = first.parent().parent()
+    step.processes[0].kill()
+    psutil.wait_procs([first, parent], timeout=tasks.LIMIT_SECS)
+    assert not first.is_running() and not parent.is_running()
+    # Slurm may not find it any more.
+    step.processes[1].terminate()
+    tasks.until(lambda: step.got(1) == ["got SIGTERM"])
+    second.kill()
+    assert step.wait(1) == 128 + 9
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    "preload, why",
+    [("os._exit(3)", "ended with 3"), ("os.kill(os.getpid(), 9)", "with -9")],
+)
+def test_without_a_parent_commands_are_started_as_ever(step, preload, why):
+    (step.workdir / "own.py").write_text(f"import os\n{preload}\n")
+    step.preload = "own"
+    for rank in (0, 1):
+        step.start(rank)
+    for rank in (0, 1):
+        assert step.task(rank)[0].parent() == step.processes[rank]
+        assert step.wait(rank, 0) == 0
+    assert why in step.errors(0).read_text()
+
+
+def test_a_parent_that_is_not_to_be_found_is_not_waited_for(monkeypatch):
+    name = f"tfdistill/test/{os.getpid()}"
+    own = node_parent.NodeParent(
+        name=name, starts=False, preload=(), signals=(), told=()
+    )
+    monkeypatch.setattr(node_parent, "_MEET_SECS", 0.2)
+    command = [sys.executable, "-c", "raise SystemExit(1)"]
+    assert own.run(command, env={}, log_fd=1) is None
+    # One of another user is not asked.
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        monkeypatch.setattr(os, "getuid", lambda: -1)
+        assert own.run(command, env={}, log_fd=1) is None
+
+
+@pytest.mark.multiprocess
+def test_a_task_that_is_to_end_is_not_started(step):
+    (step.workdir / "own.py").write_text("import time\ntime.sleep(600)\n")
+    step.preload = "own"
+    for rank in (0, 1):
+        step.start(rank)
+    tasks.until(lambda: step.processes[0].children() and step.log(1))
+    step.signal(signal.SIGTERM)
+    for rank in (0, 1):
+        assert step.wait(rank) == 128 + signal.SIGTERM
+        assert "pid" not in step.log(rank)
+    assert json.loads(step.failure_file.read_text())["told"]

@@ -144,7 +144,8 @@ class Keeper:
             asked = self._launcher.recv(16)
         except ConnectionResetError:
             return False
-        if asked:
+        # One that is held back (slurm/node_parent.py) the task has had, too.
+        if asked and signal.SIGTERM not in signal.sigpending():
             self._forward(signal.SIGTERM, None)
         return bool(asked)
 

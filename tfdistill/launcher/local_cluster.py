@@ -121,8 +121,22 @@ class Topology:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SharedFiles(Topology):
-    """Groups whose files lie on this machine; paths become absolute."""
+class StartedGroups(Topology):
+    """Groups whose tasks this package starts itself; paths become absolute."""
+
+    start: str = fields.option(
+        "fork: tasks that run a Python command are forks of one parent that "
+        "has imported --preload, where that can be; spawn: each task is a new "
+        "program",
+        parent.FORK,
+        section="start",
+        choices=parent.METHODS,
+    )
+    preload: str = fields.option(
+        "<NAME,...>: modules that the parent imports; they must neither start "
+        "a thread nor run an operation of TensorFlow",
+        ",".join(parent.PRELOAD),
+    )
 
     def __post_init__(self) -> None:
         """Validates the fields."""
@@ -137,6 +151,11 @@ class SharedFiles(Topology):
         if self.exchange and "://" not in self.exchange:
             path = os.path.abspath(self.exchange)
             object.__setattr__(self, "exchange", path)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The names in `preload`."""
+        return tuple(name for name in self.preload.split(",") if name)
 
     @property
     def ports_per_group(self) -> int:
@@ -205,7 +224,7 @@ class SharedFiles(Topology):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LocalCluster(SharedFiles):
+class LocalCluster(StartedGroups):
     """A command to be run as groups of tasks on this machine.
 
     Its options are those of `tfdistill-local` and of `tfdistill.launch`.
@@ -238,19 +257,6 @@ class LocalCluster(SharedFiles):
         None,
         least=0,
         kind=int,
-    )
-    start: str = fields.option(
-        "fork: tasks that run a Python command are forks of one parent that "
-        "has imported --preload, where that can be; spawn: each task is a new "
-        "program",
-        parent.FORK,
-        section="start",
-        choices=parent.METHODS,
-    )
-    preload: str = fields.option(
-        "<NAME,...>: modules that the parent imports; they must neither start "
-        "a thread nor run an operation of TensorFlow",
-        ",".join(parent.PRELOAD),
     )
     start_timeout_secs: float = fields.option(
         "longest wait until a group's first task has started, and again until "
@@ -304,11 +310,6 @@ class LocalCluster(SharedFiles):
                 "A script is run by: python SCRIPT"
             )
         object.__setattr__(self, "command", tuple(self.command))
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """The names in `preload`."""
-        return tuple(name for name in self.preload.split(",") if name)
 
     @property
     def num_ports(self) -> int:

@@ -19,6 +19,8 @@ import json
 import os
 import pathlib
 import re
+import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -42,13 +44,15 @@ _VARIABLE = "TFDISTILL_PARENT"
 # imported reads them.
 _OF_A_TASK = re.compile(r"TF_CONFIG|(TFDISTILL|WANDB|COMET|MLFLOW)_\w+")
 # A parent that has imported all answers at once.
-_ANSWER_SECS = 3.0
+ANSWER_SECS = 3.0
 _IMPORT_SECS = 120.0
 _STOPPED = ("T", "t")
 # One that dies on the way to its first task is tried again this often.
 _MOST_FAILURES = 2
 # Parents that are kept at a time, for commands that differ.
 _MOST_PARENTS = 2
+# As of setrlimit(2).
+_LIMITS = {v for k, v in vars(resource).items() if k.startswith("RLIMIT_")}
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _FLAGS = re.compile(r"-[uBObq]+")
 _FLAGS_WITH_VALUE = ("-W", "-X")
@@ -242,17 +246,14 @@ class Parent:
         Nothing comes of it if the parent fails, which closes that end. Returns
         False if as many tasks as can be are asked for already.
         """
-        request = {
-            "command": program.command,
-            "environ": dict(env),
-            "num_arguments": program.num_arguments,
-        }
         try:
-            with _file_in_memory() as file:
-                file.write(json.dumps(request).encode())
-                file.seek(0)
-                fds = [file.fileno(), keeper_fd, log_fd]
-                socket.send_fds(self._socket, [b"fork"], fds)
+            ask(
+                self._socket,
+                program,
+                env=env,
+                log_fd=log_fd,
+                keeper_fd=keeper_fd,
+            )
         except BlockingIOError:
             return False
         except OSError as error:
@@ -262,8 +263,8 @@ class Parent:
     def look_whether_it_answers(self, asked: float) -> None:
         """Ends one that has started no task for long, this one neither."""
         self.read()
-        if time.monotonic() - max(asked, self.last_sign) > _ANSWER_SECS:
-            self._fail(f"it has not answered within {_ANSWER_SECS:g} s")
+        if time.monotonic() - max(asked, self.last_sign) > ANSWER_SECS:
+            self._fail(f"it has not answered within {ANSWER_SECS:g} s")
 
     def _fail(self, why: str) -> None:
         self.failure = why
@@ -280,6 +281,36 @@ class Parent:
         self._fail(self.failure or "it is no longer needed")
         self._socket.close()
         self._output.close()
+
+
+def ask(
+    control: socket.socket,
+    program: PythonCommand,
+    *,
+    env: Mapping[str, str],
+    log_fd: int,
+    keeper_fd: int,
+) -> None:
+    """Asks, as `Parent.fork` does, by the launcher's end of a parent's socket.
+
+    The task gets from this process what a program that it starts would get.
+    """
+    mask = os.umask(0o077)
+    os.umask(mask)
+    request = {
+        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        "command": program.command,
+        "cores": sorted(os.sched_getaffinity(0)),
+        "environ": dict(env),
+        "limits": [(n, resource.getrlimit(n)) for n in sorted(_LIMITS)],
+        "num_arguments": program.num_arguments,
+        "umask": mask,
+    }
+    with _file_in_memory() as file:
+        file.write(json.dumps(request).encode())
+        file.seek(0)
+        fds = [file.fileno(), keeper_fd, log_fd]
+        socket.send_fds(control, [b"fork"], fds)
 
 
 def _file_in_memory() -> IO[bytes]:

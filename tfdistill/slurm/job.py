@@ -14,7 +14,7 @@ from tfdistill.slurm import place
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Step(local_cluster.SharedFiles):
+class Step(local_cluster.StartedGroups):
     """One start of a group's tasks."""
 
     gpus_per_worker: int = fields.option(

@@ -26,7 +26,9 @@ from tfdistill.launcher import command as launcher
 from tfdistill.launcher import fields
 from tfdistill.launcher import files
 from tfdistill.launcher import local_cluster
+from tfdistill.launcher import parent
 from tfdistill.slurm import job
+from tfdistill.slurm import node_parent
 from tfdistill.slurm import place as slurm_place
 from tfdistill.system import programs
 
@@ -98,8 +100,13 @@ def run(
     task: local_cluster.Task,
     place: slurm_place.Place,
     env: Mapping[str, str],
+    *,
+    shared: node_parent.NodeParent | None = None,
 ) -> int:
-    """Runs a task's command; its exit code, or 128 + n after signal n."""
+    """Runs a task's command, as a fork of a shared parent if there is one.
+
+    Returns its exit code, or 128 + n after signal n.
+    """
     task.ready_path.parent.mkdir(parents=True, exist_ok=True)
     files.forget_progress(task.ready_path)
     for number in _SIGNALS:
@@ -117,14 +124,20 @@ def run(
                 "; the group will be started on other ports.\n".encode()
             )
             return signs.EXIT_RETRY
-        process = subprocess.Popen(
-            command,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        code = process.wait()
+        code = None
+        if shared is not None:
+            code = shared.run(command, env=env, log_fd=log.fileno())
+        if code is None and signal.SIGTERM in _told:
+            return 128 + signal.SIGTERM
+        if code is None:
+            process = subprocess.Popen(
+                command,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            code = process.wait()
     return 128 - code if code < 0 else code
 
 
@@ -177,7 +190,22 @@ def _run(options: programs.Options) -> int:
         name = f"rank {environ.get('SLURM_PROCID')}"
         record_failure(failure_file, name, programs.EXIT_OPTIONS)
         raise programs.UsageError(str(error)) from error
-    code = run(options.command, task, place, env)
+    shared = None
+    if (
+        place.hosts.count(place.hosts[place.rank]) > 1
+        and not step.gpus_per_worker
+        and not parent.why_not(step.start, options.command, env)
+    ):
+        shared = node_parent.NodeParent(
+            # The file's name is this step's only.
+            name=f"tfdistill/{failure_file.name}/"
+            f"{place.rank - place.local_rank}",
+            starts=place.local_rank == 0,
+            preload=step.modules,
+            signals=_SIGNALS,
+            told=_told,
+        )
+    code = run(options.command, task, place, env, shared=shared)
     if code and record_failure(failure_file, task.name, code) and not _told:
         print(f"{task.name} ended with {code}", file=sys.stderr)
         print("\n".join(files.quote(task.log_path)), file=sys.stderr)

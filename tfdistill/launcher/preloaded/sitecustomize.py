@@ -31,6 +31,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
 import tempfile
@@ -367,6 +368,11 @@ class _Parent:
     def _make_fresh(self, request: dict[str, Any]) -> None:
         """Makes this process what a new program would be."""
         command, environ = request["command"], request["environ"]
+        os.umask(request["umask"])
+        for number, limits in request["limits"]:
+            resource.setrlimit(number, tuple(limits))
+        os.sched_setaffinity(0, request["cores"])
+        signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
         os.environ.clear()
         os.environ.update(environ)
         for name, value in self._site.items():
