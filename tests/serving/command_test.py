@@ -83,7 +83,7 @@ def test_a_group_teaches_through_the_program(tmp_path, no_process_left):
                 label = attached.detach(element)[1]["served"]
                 assert set(label["version"].numpy()) == {20}
             busy = next(line for line in lines if line["requests"])
-            assert busy["rows"] >= 8 and busy["failed"] == 0
+            assert busy["failed"] == 0
             teachers.close()
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
