@@ -50,7 +50,7 @@ def main() -> None:
         model = tfdistill.CodistillModel(
             keras.Sequential([keras.Input((1,)), dense])
         )
-        model.compile(keras.optimizers.SGD(RATE), "mse")
+        model.compile(keras.optimizers.SGD(scaler.scaled(RATE)), "mse")
 
     def batches(worker):
         part = tfdistill.data.worker_shard(rows(), worker)

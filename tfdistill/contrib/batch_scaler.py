@@ -188,29 +188,25 @@ class _Plan:
 
 @keras.saving.register_keras_serializable(package="tfdistill")
 class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule times a factor; see `BatchScaler.scaled`."""
+    """A rate times a factor; see `BatchScaler.scaled`."""
 
-    def __init__(
-        self,
-        schedule: keras.optimizers.schedules.LearningRateSchedule,
-        factor: tf.Variable | None = None,
-    ) -> None:
+    def __init__(self, rate: Any, factor: tf.Variable | None = None) -> None:
         """Takes both; a saved one has lost its factor."""
-        self._schedule, self._factor = schedule, factor
+        self._rate, self._factor = rate, factor
 
     def __call__(self, step: Any) -> Any:
         """Returns the rate of a step."""
-        rate = self._schedule(step)
+        rate = self._rate(step) if callable(self._rate) else self._rate
         return rate if self._factor is None else rate * self._factor
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the schedule's own configuration."""
-        return {"schedule": keras.saving.serialize_keras_object(self._schedule)}
+        """Returns the rate's own configuration."""
+        return {"rate": keras.saving.serialize_keras_object(self._rate)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ScaledRate":
         """Makes it from what `get_config` returned."""
-        return cls(keras.saving.deserialize_keras_object(config["schedule"]))
+        return cls(keras.saving.deserialize_keras_object(config["rate"]))
 
 
 class BatchScaler(steps.SteppedCallback):
@@ -236,6 +232,7 @@ class BatchScaler(steps.SteppedCallback):
 
     Example:
         scaler = contrib.BatchScaler(exchange, batch_size=64, every_steps=100)
+        model.compile(keras.optimizers.SGD(scaler.scaled(0.1)), "mse")
         data = scaler.batched(examples.shuffle(10_000, seed=1).repeat())
         model.fit(data, steps_per_epoch=1000, callbacks=[exporter, scaler])
     """
@@ -246,9 +243,6 @@ class BatchScaler(steps.SteppedCallback):
         *,
         batch_size: int,
         every_steps: int,
-        min_size: int | None = None,
-        max_size: int | None = None,
-        peers: Sequence[int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Reads nothing yet.
@@ -256,13 +250,11 @@ class BatchScaler(steps.SteppedCallback):
         Args:
             exchange: Where the groups publish, each with a `StudentExporter`.
             batch_size: Examples of the first steps, of the whole group; >= 1.
-                The same in all groups.
+                The same in all groups. Sizes are from a quarter of it to four
+                times as many.
             every_steps: Steps between two decisions, and from one to its
                 effect; >= 1, and more than any pipeline reads ahead. Give it
                 several times the exporters' interval.
-            min_size: The smallest size. Default: a quarter of `batch_size`.
-            max_size: The largest size. Default: four times `batch_size`.
-            peers: Groups to keep pace with. Default: all others of the run.
             clock: Seconds of a clock that never goes backwards.
 
         Raises:
@@ -277,20 +269,17 @@ class BatchScaler(steps.SteppedCallback):
                 f"in that of {type(tf.distribute.get_strategy()).__name__}."
             )
         self._schedule = steps.EverySteps(every_steps)
-        least = max(1, batch_size // 4) if min_size is None else min_size
-        most = 4 * batch_size if max_size is None else max_size
-        if not 1 <= least <= batch_size <= most:
+        if not batch_size >= 1:
             raise ValueError(
-                "`min_size`, `batch_size` and `max_size` must be >= 1 and in "
-                f"ascending order; received {least}, {batch_size} and {most}."
+                f"`batch_size` must be >= 1; received {batch_size}."
             )
-        self._exchange, self._given_peers = exchange, peers
-        self._least, self._most = least, most
+        self._exchange = exchange
         self._clock = clock
         self._first_size = batch_size
         self._plan = _Plan(batch_size, self._schedule.every_steps)
-        # Of the rates of a schedule, if there is one.
-        self._factor: tf.Variable | None = None
+        with tf.device("CPU:0"):
+            self._factor = tf.Variable(1.0, trainable=False)
+        self._is_scaled = False
         self._multiple = 1
         self._start = 0  # The step at which batch 0 was read.
         self._done = 0  # Steps since, at the last look.
@@ -362,7 +351,9 @@ class BatchScaler(steps.SteppedCallback):
             dataset.scan((zero, zero), cut)
             .group_by_window(
                 key_func=lambda number, _: number,
-                reduce_func=lambda _, window: window.batch(self._most),
+                reduce_func=lambda _, window: window.batch(
+                    4 * self._first_size
+                ),
                 window_size_func=size,
             )
             .map(lambda _, batch: batch)
@@ -373,38 +364,30 @@ class BatchScaler(steps.SteppedCallback):
         return windows.with_options(options)
 
     def scaled(
-        self, schedule: keras.optimizers.schedules.LearningRateSchedule
+        self, rate: float | keras.optimizers.schedules.LearningRateSchedule
     ) -> keras.optimizers.schedules.LearningRateSchedule:
-        """Returns a schedule whose rates follow the batch size.
+        """Returns a learning rate that follows the batch size, in proportion.
 
-        Call it outside of `strategy.scope()`. A learning rate that is a number
-        needs none of this.
+        Call it outside of `strategy.scope()`.
 
         Args:
-            schedule: Rates for the size that the training begins with.
+            rate: A number or a schedule, for the size at the beginning.
 
         Example:
             rate = keras.optimizers.schedules.CosineDecay(0.1, 10_000)
             model.compile(keras.optimizers.SGD(scaler.scaled(rate)), "mse")
         """
-        if self._factor is None:
-            with tf.device("CPU:0"):
-                self._factor = tf.Variable(1.0, trainable=False)
-        return ScaledRate(schedule, self._factor)
+        self._is_scaled = True
+        return ScaledRate(rate, self._factor)
 
     def _share(self, num_shares: int) -> None:
         """Has all sizes be ones that so many replicas can share."""
         self._multiple = num_shares
-        for name, size in (
-            ("batch_size", self._plan.sizes[0]),
-            ("min_size", self._least),
-            ("max_size", self._most),
-        ):
-            if size % num_shares:
-                raise ValueError(
-                    f"`{name}` must be a multiple of the number of replicas; "
-                    f"received {size} for {num_shares}."
-                )
+        if self._first_size % num_shares:
+            raise ValueError(
+                "`batch_size` must be a multiple of the number of replicas; "
+                f"received {self._first_size} for {num_shares}."
+            )
 
     # ---- Keras' hooks ----
 
@@ -426,27 +409,20 @@ class BatchScaler(steps.SteppedCallback):
                 f"{self._schedule.every_steps} and "
                 f"{model.steps_per_execution}."
             )
-        rate = model.optimizer.learning_rate
-        self._is_number = isinstance(rate, keras.Variable)
-        if not self._is_number and self._factor is None:
+        if not self._is_scaled:
             raise ValueError(
-                "The learning rate must be one that a BatchScaler can change; "
-                "received a schedule. Pass the optimizer scaler.scaled("
-                "schedule)."
+                "The learning rate must follow the batch size; received one "
+                "that does not. Pass the optimizer scaler.scaled(rate)."
             )
-        cluster = strategy_lib.cluster_of(strategy)
-        peers = (
-            cluster.peers if self._given_peers is None else self._given_peers
-        )
-        # A change that is on its way from an earlier `fit` has not moved the
-        # learning rate yet.
+        # A change that is on its way from an earlier `fit` is none of this one.
         self._plan.begin(self.batch_size if self.step else self._first_size)
         self._start, self._done, self._examples = self.step, 0, 0
         self._began, self._busy_before = None, 0.0
         self._own = Pace()
         self._set_factor(self._plan.size(0))
         # Only the chief's sizes count.
-        watched = peers if replicas.is_chief(strategy) else ()
+        is_chief = replicas.is_chief(strategy)
+        watched = strategy_lib.cluster_of(strategy).peers if is_chief else ()
         self._paces = {group: Pace() for group in watched}
         self._seen.clear()
         self._values = replicas.WorkerValues(strategy)
@@ -460,7 +436,6 @@ class BatchScaler(steps.SteppedCallback):
         super().on_train_batch_end(batch, logs)
         before, done = self._done, self.step - self._start
         self._done = done
-        last = self._plan.size(before)
         for number in range(before, done):
             self._examples += self._plan.size(number)
         if self._began is None:
@@ -469,7 +444,7 @@ class BatchScaler(steps.SteppedCallback):
         # The last execution of an epoch may have passed the step in question.
         while self._plan.is_short(done):
             self._plan.decide(self._agreed(done))
-        self._follow(last, self._plan.size(done))
+        self._set_factor(self._plan.size(done))
 
     def on_train_end(self, logs: Any = None) -> None:
         """Ends the thread."""
@@ -489,8 +464,9 @@ class BatchScaler(steps.SteppedCallback):
                     now,
                     speeds,
                     start=self._first_size,
-                    least=self._least,
-                    most=self._most,
+                    least=self._multiple
+                    * -(-self._first_size // (4 * self._multiple)),
+                    most=4 * self._first_size,
                     multiple_of=self._multiple,
                 )
         size = self._values.gathered(size)[0]
@@ -527,18 +503,8 @@ class BatchScaler(steps.SteppedCallback):
         """Finds who may wait between steps."""
         self._mixers = [c for c in callbacks if isinstance(c, steps.Mixer)]
 
-    def _follow(self, before: int, now: int) -> None:
-        """Moves the learning rate from one size to another."""
-        if now == before:
-            return
-        self._set_factor(now)
-        if self._is_number:
-            rate = self.model.optimizer.learning_rate
-            rate.assign(rate * (now / before))
-
     def _set_factor(self, size: int) -> None:
-        if self._factor is not None:
-            self._factor.assign(size / self._first_size)
+        self._factor.assign(size / self._first_size)
 
     def _look(self) -> None:
         """Notes the peers' versions as they arrive; errors are tried again."""

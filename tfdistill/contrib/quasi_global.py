@@ -3,12 +3,12 @@
 Lin et al. 2021, arXiv:2102.04761: momentum of what a mix left of the steps.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tfdistill import data
@@ -224,163 +224,81 @@ def _check_inner(inner: Any) -> None:
 
 
 def dirichlet_shard(
-    dataset: tf.data.Dataset,
+    arrays: Any,
+    labels: npt.ArrayLike,
     cluster: identity.Cluster | None = None,
     *,
     alpha: float,
     seed: int,
-    label: Callable[..., tf.Tensor] | None = None,
-    num_classes: int | None = None,
-) -> tf.data.Dataset:
-    """Returns a part of a data set in which some labels are rare.
+) -> Any:
+    """Returns this group's examples of arrays, among which labels are rare.
 
     For each label, the groups' proportions are drawn from a Dirichlet
     distribution whose parameters are all `alpha` (Hsu et al. 2019,
     arXiv:1909.06335, by label as in Yurochkin et al. 2019, arXiv:1905.12022).
     With `alpha=0.1` most examples of a label are one group's; with 100 the
-    parts are nearly alike. Parts are disjoint and cover all of the data. At any
-    point of the stream, a group has had its proportion of each label to within
-    about one example. The proportions are drawn anew, up to 100 times, until
-    each group's part is half of an equal part or more, as Lin et al. 2021
-    (arXiv:2102.04761) do in their code; else the most even draw counts.
-
-    Elements are filtered as they are read; every group reads them all.
+    parts are nearly alike. Parts are disjoint and cover all of the data. The
+    proportions are drawn anew, up to 100 times, until each group's part is half
+    of an equal part or more, as Lin et al. 2021 do in their code; else the most
+    even draw counts.
 
     Args:
-        dataset: In the same order in every group, not yet batched, repeated or
-            shuffled. Elements `(x, y)` or `(x, y, sample_weight)`.
+        arrays: An array `[examples, ...]` or a nested structure of them, in the
+            same order in every group.
+        labels: Their labels, whole numbers `[examples]`.
         cluster: Says which group this is. Default: `Cluster.from_env()`.
         alpha: > 0.
         seed: Seed of the proportions, the same in all groups.
-        label: Called with an element as a function in `dataset.map` is; returns
-            its label, an integer scalar >= 0. Default None: y. For one-hot
-            targets: `lambda x, y: tf.argmax(y)`.
-        num_classes: Number of labels, taken to be equally frequent. Default
-            None: the labels are counted in a first pass over the data.
-
-    Returns:
-        The group's data set.
 
     Raises:
-        ValueError: If a number is out of range, labels are not integers, or the
-            data never end and `num_classes` is not given.
-        DataError: If a group would have no element.
+        ValueError: `alpha` or the labels are not as above.
+        DataError: This group would have no example.
 
     Example:
         >>> cluster = identity.Cluster(group=1, num_groups=2)
-        >>> examples = tf.data.Dataset.range(8).map(lambda i: (i, i % 2))
-        >>> part = dirichlet_shard(examples, cluster, alpha=0.5, seed=3)
-        >>> [int(x) for x, _ in part]
-        [0, 3, 4, 6]
+        >>> x = np.arange(8)
+        >>> dirichlet_shard(x, x % 2, cluster, alpha=0.5, seed=3).tolist()
+        [1, 3, 4, 6]
     """
+    cluster = cluster or identity.Cluster.from_env()
+    of_examples = np.asarray(labels)
     if not alpha > 0:
         raise ValueError(f"`alpha` must be > 0; received {alpha}.")
-    if num_classes is not None and num_classes < 1:
-        raise ValueError(f"`num_classes` must be >= 1; received {num_classes}.")
-    label_of = _checked_label(dataset, label)
-    cluster = cluster or identity.Cluster.from_env()
-    if cluster.num_groups == 1:
-        return dataset
-    counts = np.ones(num_classes or 0)
-    if num_classes is None:
-        counts = _label_counts(dataset.map(label_of))
-    shares = _dirichlet_shares(
+    if of_examples.ndim != 1 or of_examples.dtype.kind not in "iu":
+        raise ValueError(
+            "`labels` must be one whole number for each example; received "
+            f"{of_examples.dtype} of shape {of_examples.shape}. One-hot "
+            "labels: pass their argmax."
+        )
+    kinds, counts = np.unique(of_examples, return_counts=True)
+    shares = _balanced_shares(
         counts, cluster.num_groups, alpha=alpha, seed=seed
     )
-    # A label is dealt out in whole elements, the first to its largest share.
-    whole = np.floor(counts[:, np.newaxis] * shares)
-    whole[counts > 0, shares[counts > 0].argmax(axis=1)] += 1
-    if num_classes is None and not whole.sum(axis=0).min() >= 1:
+    parts = []
+    for kind, share in zip(kinds, shares, strict=True):
+        places = np.flatnonzero(of_examples == kind)
+        ends = np.rint(np.cumsum(share)[:-1] * len(places)).astype(int)
+        parts.append(np.split(places, ends)[cluster.group])
+    mine = np.sort(np.concatenate(parts)) if parts else of_examples
+    if not len(mine):
         raise data.DataError(
-            "Each group must get at least one element; received "
-            f"{counts.sum():.0f} elements of {len(counts)} labels for "
+            "Each group must get at least one example; received "
+            f"{len(of_examples)} of {len(kinds)} labels for "
             f"{cluster.num_groups} groups and alpha={alpha}. Use fewer groups, "
             "or a larger `alpha`."
         )
-    table, group = tf.constant(shares), cluster.group
-
-    def deal(dealt: tf.Tensor, element: Any) -> tuple[tf.Tensor, Any]:
-        # To whoever is furthest behind its proportion of this label.
-        index = label_of(*_as_arguments(element))
-        in_range = tf.debugging.assert_less(
-            index,
-            tf.cast(len(shares), index.dtype),
-            message=f"Labels must be < num_classes, which is {len(shares)}.",
-        )
-        with tf.control_dependencies([in_range]):
-            index = tf.identity(index)
-        had = tf.gather(dealt, index)
-        due = tf.gather(table, index) * (tf.reduce_sum(had) + 1.0)
-        taker = tf.argmax(due - had)
-        dealt = tf.tensor_scatter_nd_add(dealt, [[index, taker]], [1.0])
-        return dealt, (taker, element)
-
-    start = tf.zeros(table.shape, table.dtype)
-    return (
-        dataset.scan(start, deal)
-        .filter(lambda taker, _: tf.equal(taker, group))
-        .map(lambda _, element: element)
-    )
+    return keras.tree.map_structure(lambda array: array[mine], arrays)
 
 
-def _as_arguments(element: Any) -> tuple[Any, ...]:
-    """An element as `Dataset.map` passes it to a function."""
-    return element if isinstance(element, tuple) else (element,)
-
-
-def _checked_label(
-    dataset: tf.data.Dataset, label: Callable[..., tf.Tensor] | None
-) -> Callable[..., tf.Tensor]:
-    """What takes an element's parts and returns its label, int64."""
-
-    def of_pair(x: Any, y: Any, sample_weight: Any = None) -> tf.Tensor:
-        del x, sample_weight
-        return y
-
-    spec = dataset.element_spec
-    found: Any = None
-    if label is not None:
-        found = dataset.map(label).element_spec
-    elif isinstance(spec, tuple) and len(spec) in (2, 3):
-        label, found = of_pair, spec[1]
-    is_label = isinstance(found, tf.TensorSpec) and found.dtype.is_integer
-    if label is None or not is_label or found.shape.rank != 0:
-        raise ValueError(
-            "A label must be an integer scalar, one for each element; received "
-            f"{found if found is not None else spec}. Shard before batching, "
-            "and pass `label`, which finds the label of an element, as in "
-            "label=lambda x, y: tf.argmax(y)."
-        )
-    chosen = label
-    return lambda *parts: tf.cast(chosen(*parts), tf.int64)
-
-
-def _label_counts(labels: tf.data.Dataset) -> np.ndarray:
-    """How often each label comes, float64 `[labels]`; one pass."""
-    if labels.cardinality() == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(
-            "`num_classes` must be given for data that never end; received "
-            "None. Pass it, or call dirichlet_shard() before repeat()."
-        )
-    counts = np.zeros(0, np.int64)
-    for batch in labels.batch(8192).as_numpy_iterator():
-        if batch.min() < 0:
-            raise ValueError(f"Labels must be >= 0; received {batch.min()}.")
-        counts = np.bincount(batch, minlength=len(counts)) + np.pad(
-            counts, (0, max(0, batch.max() + 1 - len(counts)))
-        )
-    return counts.astype("float64")
-
-
-def _dirichlet_shares(
+def _balanced_shares(
     counts: np.ndarray, num_groups: int, *, alpha: float, seed: int
 ) -> np.ndarray:
     """Each label's proportions, float64 `[labels, groups]`; rows sum to 1."""
-    best, most = np.zeros([len(counts), num_groups]), 0.0
+    best, most = np.full([len(counts), num_groups], 1 / num_groups), -1.0
     for draw in range(_MOST_DRAWS):
         generator = np.random.default_rng([seed, draw])
         shares = generator.dirichlet([alpha] * num_groups, size=len(counts))
-        smallest = (counts @ shares).min()
+        smallest = (counts @ shares).min(initial=counts.sum())
         if smallest > most:
             best, most = shares, smallest
         if most >= 0.5 * counts.sum() / num_groups:
