@@ -52,10 +52,6 @@ BEFORE = {
         lambda b: {"x": b.take(0)},
         "`x` must hold .* 0 batches",
     ),
-    "no batch, repeated": (
-        lambda b: {"x": b.take(0).repeat(), "steps_per_epoch": 2},
-        "`x` must hold .* 0 batches",
-    ),
     "no row": (
         lambda b: {"x": X[:0], "y": Y[:0]},
         "`x` must hold .* 0 examples",
@@ -76,14 +72,6 @@ BEFORE = {
         lambda b: {"x": b, "batch_size": 8},
         "`batch_size` is for arrays",
     ),
-    "weights of a data set": (
-        lambda b: {"x": b, "sample_weight": np.ones(16)},
-        "`sample_weight` is for arrays",
-    ),
-    "split of a data set": (
-        lambda b: {"x": b, "validation_split": 0.5},
-        "`validation_split` is for arrays",
-    ),
     "two validations": (
         lambda b: {
             "x": X,
@@ -92,18 +80,6 @@ BEFORE = {
             "validation_data": (X, Y),
         },
         "received both",
-    ),
-    "steps of no validation": (
-        lambda b: {"x": b, "validation_steps": 3},
-        "`validation_steps` needs validation data; received 3",
-    ),
-    "no steps": (
-        lambda b: {"x": b, "steps_per_epoch": 0},
-        ">= 1; received 0",
-    ),
-    "past the last epoch": (
-        lambda b: {"x": b, "initial_epoch": 3, "epochs": 2},
-        "received 3 and 2.*epochs=5",
     ),
 }
 
@@ -120,7 +96,7 @@ def test_what_can_be_known_is_told_before_training(
         parameter_server_cases.pretend(monkeypatch, 2)
         if "split" in arguments or "validation_split" in arguments:
             message = "`validation_split` does not work"
-        elif "of a data set" in case:
+        elif case == "batch size of a data set":
             message = "must be left out"
         # There each epoch reads the data from their start.
         message = message.replace(" for 3 .*", ".*")
@@ -182,10 +158,6 @@ def test_a_batch_with_fewer_examples_than_replicas(kind, two_replicas):
     }[kind]
     with pytest.raises(ValueError, match="each of 2 replicas; received 1"):
         _fit(two_replicas, **arguments)
-
-
-def test_a_batch_that_replicas_share_unevenly_is_no_error(two_replicas):
-    assert _fit(two_replicas, x=_batches().unbatch().batch(5)).built
 
 
 def test_xla_on_several_replicas_is_refused(two_replicas):
@@ -274,18 +246,6 @@ def test_checked_data_are_unchanged():
         strict=True,
     ):
         assert (one == other).numpy().all()
-
-
-@pytest.mark.parametrize(
-    ("num_classes", "message"),
-    [
-        (0, "must be >= 1"),
-        ({"y": 3}, r"for integer targets.*received {'y': 3}"),
-    ],
-)
-def test_wrong_numbers_of_classes(num_classes, message):
-    with pytest.raises(ValueError, match=message):
-        data_checks.checked(_batches(), num_classes=num_classes)
 
 
 def test_a_worker_without_an_element_is_an_error():

@@ -75,22 +75,6 @@ def test_arrays_in_any_structure_keep_their_rows_together():
     assert labels[0].tolist() == [10, 30, 50]
 
 
-@pytest.mark.parametrize("mode", ["disjoint", "shared"])
-def test_arrays_of_unequal_length_are_refused(mode):
-    for arrays in ((np.ones(3), np.ones(4)), {"a": np.float32(1)}, []):
-        with pytest.raises(ValueError, match="same number of examples"):
-            data.shard_arrays(arrays, cluster(), mode=mode)
-
-
-def test_unknown_mode_is_refused():
-    for shard, given in (
-        (data.group_shard, tf.data.Dataset.range(4)),
-        (data.shard_arrays, np.arange(4)),
-    ):
-        with pytest.raises(ValueError, match="`mode` must be .*'split'"):
-            shard(given, cluster(), mode="split")
-
-
 def test_a_group_without_data_is_refused():
     here = cluster(num_groups=3)
     with pytest.raises(ValueError, match="2 elements for 3 groups"):
@@ -124,12 +108,6 @@ def test_worker_parts_cover_the_groups_part_once():
         num_input_pipelines=3, input_pipeline_id=2
     )
     assert elements(data.worker_shard(part, context)) == [5, 11]
-
-
-@pytest.mark.parametrize("worker", [(2, 2), (2, -1), (0, 0)])
-def test_a_worker_that_does_not_exist_is_refused(worker):
-    with pytest.raises(ValueError, match="0 <= index < num_workers"):
-        data.worker_shard(tf.data.Dataset.range(4), worker)
 
 
 def test_distribute_batches_for_the_replicas(two_replicas):
@@ -207,15 +185,6 @@ def test_each_worker_reads_its_own_part_only(monkeypatch):
     assert sorted(seen) == list(range(12))
 
 
-def test_distribute_refuses_an_uneven_batch(two_replicas):
-    with pytest.raises(ValueError, match="received 7 for 2. Use 8"):
-        data.distribute(
-            two_replicas,
-            lambda _: tf.data.Dataset.range(8),
-            global_batch_size=7,
-        )
-
-
 def test_keras_fit_takes_a_distributed_data_set():
     x = np.linspace(-1, 1, 32, dtype=np.float32)[:, None]
 
@@ -254,8 +223,3 @@ def test_the_order_depends_on_seed_and_group_alone():
     assert epochs(2, seed=1, group=1) != expected
     resumed = data.shuffled_indices(20, seed=1).skip(25).take(15)
     assert elements(resumed) == expected[1][5:]
-
-
-def test_no_examples_is_refused():
-    with pytest.raises(ValueError, match="received 0"):
-        data.shuffled_indices(0, seed=1)

@@ -832,7 +832,14 @@ class CodistillModel(steps.Codistilled, DistributedModel):
 
     # ---- one step ----
 
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
         """Returns the task's loss; 0 if the student has teachers and no task.
 
         See `DistributedModel.compute_loss`.
@@ -840,7 +847,9 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         has_task = self._has_own_loss or self.loss is not None or self.losses
         if not has_task and self.codistillation:
             return tf.zeros([], keras.config.floatx())
-        return super().compute_loss(*args, **kwargs)
+        return super().compute_loss(
+            x, y, y_pred, sample_weight, training=training
+        )
 
     def train_step(self, data: Any) -> Logs:
         """Runs one codistilled update on one replica's part of the batch."""

@@ -294,19 +294,6 @@ def test_evaluation_files_and_teachers_see_a_dense_layer(tmp_path):
     assert history["teacher_staleness"]
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"num_classes": 1}, "`num_classes` must be .* >= 2; received 1"),
-        ({"num_sampled": 0}, "`num_sampled` must be .* >= 1; received 0"),
-        ({"proposal": "teacher"}, "`proposal` must be one of"),
-    ],
-)
-def test_arguments_are_checked(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        sampled.SampledOutput(**({"num_classes": 10} | kwargs))
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_outputs_of_the_other_mode_are_refused(training):
     layer, y = make(), labels()

@@ -261,27 +261,6 @@ def test_versions_count_by_what_was_done_since_the_last_mix(tmp_path):
         np.testing.assert_allclose(found, own, rtol=1e-5, atol=1e-6)
 
 
-def test_a_group_counts_what_it_did_since_it_mixed_with_the_same_peer(tmp_path):
-    # As with pairs that are drawn anew: first the one, then the other.
-    exchange = _exchange(tmp_path)
-    students = [cases.deep(1), cases.deep(2)]
-    _publish(exchange, students[0], 10, examples=24)
-    model = _still()
-    mixer = _mixer(peers=[1, 2], weigh_by="examples")
-    news = _News(
-        mixer,
-        lambda: _publish(exchange, students[1], 20, group=2, examples=36),
-        news_of=2,
-    )
-    _fit(model, exchange, mixer, _Read(mixer, (1, 2)), news, epochs=1)
-    first, second = news.mixed_at
-    weights = [m.get_weights() for m in (cases.deep(0), *students)]
-    for found, own, a, b in zip(model.get_weights(), *weights, strict=True):
-        own = (first * own + 6 * a) / (first + 6)
-        own = (second * own + 9 * b) / (second + 9)
-        np.testing.assert_allclose(found, own, rtol=1e-5, atol=1e-6)
-
-
 def test_a_version_that_is_too_old_makes_room_for_a_newer_one(tmp_path):
     exchange = _exchange(tmp_path)
     _publish(exchange, cases.deep(1), 1, examples=0)
@@ -340,21 +319,6 @@ def test_what_was_read_too_late_for_a_pair_is_not_kept_for_its_next_mix(
     _fit(_still(), exchange, mixer, Late(mixer, lambda: None), epochs=2)
     mixed = [exchange.open(1, 10), exchange.open(2, 20)]
     assert mixer.num_bytes == sum(version.num_bytes for version in mixed)
-
-
-def test_a_mix_without_its_quorum_is_left_out_and_logged_once(tmp_path, caplog):
-    exchange = _exchange(tmp_path)
-    _publish(exchange, cases.deep(1), 10)
-    model = _still()
-    mixer = _mixer(peers=[1, 2], quorum="all")
-    with caplog.at_level(logging.WARNING):
-        _fit(model, exchange, mixer, _Read(mixer))
-    assert (mixer.num_mixes, mixer.num_skipped) == (0, 4)
-    assert caplog.text.count("Mixes left out in a row: 1;") == 1
-    for found, begin in zip(
-        model.get_weights(), cases.deep(0).get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(found, begin)
 
 
 def test_a_peer_that_was_missing_is_not_waited_for_until_it_publishes(
@@ -619,57 +583,6 @@ def test_a_resumed_training_repeats_its_mixes(tmp_path, caplog):
 # ---- what is refused ----
 
 
-def _callbacks(exchange, case):
-    exporter, mixer = _exporter(exchange), _mixer(every_steps=3)
-    return {
-        "none": [mixer],
-        "after": [mixer, exporter],
-        "other_steps": [_exporter(exchange, every_steps=2), mixer],
-        "offset": [
-            tfdistill.callbacks.StudentExporter(
-                exchange, every_steps=3, offset_steps=1
-            ),
-            mixer,
-        ],
-    }[case]
-
-
-@pytest.mark.parametrize(
-    ("case", "message"),
-    [
-        ("none", "must have a StudentExporter before"),
-        ("after", "must have a StudentExporter before"),
-        ("other_steps", "received 3 beside 2 and None"),
-        ("offset", "received 3 beside 3 and 1"),
-    ],
-)
-def test_callbacks_that_do_not_fit_are_refused(tmp_path, case, message):
-    callbacks = _callbacks(_exchange(tmp_path), case)
-    with pytest.raises(ValueError, match=message):
-        cases.fit(_still(), _X, _Y, callbacks=callbacks)
-
-
-def test_a_group_alone_has_nobody_to_mix_with(tmp_path):
-    exchange = _exchange(tmp_path)
-    mixer = mixing.WeightMixer(mixing.ModelAveraging(), every_steps=1)
-    with pytest.raises(ValueError, match="needs another group"):
-        _fit(_still(), exchange, mixer)
-
-
-def test_a_quorum_that_no_mix_can_have_is_refused(tmp_path):
-    exchange = _exchange(tmp_path)
-    with pytest.raises(ValueError, match="which is 1 for group 0.*received 2"):
-        _fit(_still(), exchange, _mixer(quorum=2))
-
-
-def test_averaged_weights_are_not_mixed(tmp_path):
-    exchange = _exchange(tmp_path)
-    optimizer = keras.optimizers.SGD(0.1, use_ema=True)
-    model = cases.codistill(cases.deep(0), optimizer=optimizer)
-    with pytest.raises(ValueError, match="publishes their averages"):
-        _fit(model, exchange, _mixer())
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -727,13 +640,3 @@ def test_versions_of_other_models_are_quarantined(
 
 
 # ---- what versions say ----
-
-
-def test_versions_say_what_their_group_has_trained_on(tmp_path):
-    exchange = _exchange(tmp_path, max_to_keep=10)
-    mixer = _mixer(grace_secs=1e-9)
-    _fit(cases.codistill(cases.deep(0)), exchange, mixer)
-    for step in exchange.steps(0):
-        extras = exchange.open(0, step).manifest.extras
-        assert (extras["updates"], extras["examples"]) == (step, 4.0 * step)
-        assert extras["initial_weights"] == _digest(cases.deep(0))

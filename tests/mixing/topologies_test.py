@@ -44,22 +44,6 @@ def test_a_list_is_taken_as_it_is():
     assert topology.peers(3) == (2, 4)
 
 
-@pytest.mark.parametrize(
-    ("peers", "message"),
-    [
-        ("star", "must be one of"),
-        ([1, 1], "different group indices"),
-        ([-1], "different group indices"),
-        ([True], "different group indices"),
-        ([0], "needs another group"),
-        (None, "needs another group"),
-    ],
-)
-def test_peers_that_are_none_are_refused(peers, message):
-    with pytest.raises(ValueError, match=message):
-        topologies.Topology(peers, group=0, num_groups=1)
-
-
 def test_a_mix_of_pairs_has_a_quorum_of_one():
     for kind, most in (("gossip", 1), ("ring", 2), ("all", 4)):
         topology = topologies.Topology(kind, group=0, num_groups=5)
