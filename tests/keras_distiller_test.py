@@ -95,7 +95,7 @@ def test_the_same_training_is_equal(width, how, ours):
     teacher = _net(7, 3)
     before, _ = _distilled(_net(width, 1), teacher, how())
     model = tfdistill.CodistillModel(
-        _net(width, 1), teachers=tfdistill.TeacherSet(models=[teacher])
+        _net(width, 1), teachers=tfdistill.teachers.FixedTeacher(teacher)
     )
     model.compile(
         keras.optimizers.SGD(0.5),

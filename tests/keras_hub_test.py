@@ -84,7 +84,7 @@ def test_a_task_learns_from_another_in_memory(make, tmp_path):
     cases.randomize(teacher, 3)
     before = [value.copy() for value in teacher.get_weights()]
     model = tfdistill.CodistillModel(
-        student, teachers=tfdistill.TeacherSet(models=[teacher])
+        student, teachers=tfdistill.teachers.FixedTeacher(teacher)
     )
     model.compile(
         keras.optimizers.Adam(0.03),
