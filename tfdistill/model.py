@@ -722,6 +722,10 @@ class CodistillModel(steps.Codistilled, DistributedModel):
         """Returns data, or their spec, without what teachers said of them."""
         return attached.detach(data)[0]
 
+    def stateful(self) -> dict[str, steps.Stateful]:
+        """Returns the teachers: backups keep their versions and values."""
+        return {"teachers": self.teachers} if len(self.teachers) else {}
+
     def before_tracing(self) -> Any:
         """Makes what a step needs of teachers; returns what travels along."""
         return self.codistillation.attach(self)

@@ -305,7 +305,7 @@ def _taught(exchange, directory=None, **kwargs):
     return cases.train(
         cases.Case(callbacks=load),
         directory,
-        teachers=tfdistill.TeacherSet(exchange, [1], poll_secs=0.005),
+        teachers=peers.peers(exchange),
         **kwargs,
     )
 
@@ -330,7 +330,7 @@ def test_the_teachers_are_those_of_the_backup(tmp_path, stopped_while_taught):
     copy = _copied(directory / "backup", tmp_path)
     model, logs, backup = _taught(exchange, copy)
     assert backup.resumed_step == 6
-    assert model.teachers.versions() == {1: 10}
+    assert model.teachers.status()[0]["step"] == 10
     cases.assert_same(cases.values(model), cases.values(whole))
     assert logs.found == {key: expected.found[key] for key in logs.found}
 
@@ -347,7 +347,7 @@ def test_a_silent_teacher_fades_as_if_training_had_never_stopped(tmp_path):
     )
 
     def run(directory=None, **kwargs):
-        teachers = tfdistill.TeacherSet(exchange, [1], poll_secs=0.005)
+        teachers = peers.peers(exchange)
         return cases.train(case, directory, teachers=teachers, **kwargs)
 
     whole, expected, _ = run()
@@ -366,7 +366,7 @@ def test_a_teacher_that_is_gone_is_told_of(
     empty = tfdistill.Exchange(tmp_path / "empty")
     copy = _copied(stopped_while_taught[0] / "backup", tmp_path)
     model, logs, _ = _taught(empty, copy)
-    assert "Version 10 of group 1, the teacher at the backup" in caplog.text
+    assert "group_1" in caplog.text
     assert {line["distillation_weight"] for line in logs.batches()} == {"0.0"}
     assert int(model.optimizer.iterations.numpy()) == 15
 
@@ -377,7 +377,7 @@ def test_a_model_without_teachers_resumes_where_one_with_them_stopped(
     copy = _copied(stopped_while_taught[0] / "backup", tmp_path)
     _, _, backup = cases.train(cases.Case(), copy)
     assert backup.resumed_step == 6
-    assert "made with teachers in the groups [1]" in caplog.text
+    assert "the state of teachers, which this training lacks" in caplog.text
 
 
 class _Newest(keras.callbacks.Callback):

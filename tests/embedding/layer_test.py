@@ -489,7 +489,7 @@ def test_a_snapshot_does_not_follow_the_training():
 
 def _codistill(student, exchange, peers=(1,)):
     model = tfdistill.CodistillModel(
-        student, teachers=codistillation_cases.teacher_set(exchange, peers)
+        student, teachers=codistillation_cases.peers(exchange, peers)
     )
     model.compile(
         keras.optimizers.Adagrad(0.1),

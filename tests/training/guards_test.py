@@ -47,8 +47,9 @@ class _Listener(keras.callbacks.Callback):
 def ready_path(tmp_path, monkeypatch):
     path = tmp_path / "0_worker_0"
     monkeypatch.setenv(signs.VARIABLE, str(path))
-    monkeypatch.setattr(signs, "_own", [])
-    return path
+    signs.own.cache_clear()
+    yield path
+    signs.own.cache_clear()
 
 
 @pytest.fixture
@@ -124,8 +125,7 @@ def test_a_callback_list_of_the_users_own_is_left_alone(model, ready_path):
     assert signs.read_progress(ready_path).phase == signs.IDLE
 
 
-def test_without_a_launcher_nothing_is_added(monkeypatch):
-    monkeypatch.setattr(signs, "_own", [])
+def test_without_a_launcher_nothing_is_added():
     arguments = {"callbacks": None}
     with guards.reported(arguments):
         assert arguments == {"callbacks": None}

@@ -1,7 +1,6 @@
 """The backup callback, where `fit` resumes, and a last backup on SIGTERM."""
 
 import contextlib
-import json
 import logging
 import os
 from collections.abc import Iterator
@@ -237,7 +236,7 @@ class Backup(steps.SteppedCallback):
             data=self._data.position(),
         )
         self._is_due, self._last_step = False, step
-        self._begun.take(self.model, point, self._callbacks, wait=wait)
+        self._begun.take(point, self._callbacks, wait=wait)
 
     @property
     def _ends_epoch(self) -> bool:
@@ -251,7 +250,7 @@ class Backup(steps.SteppedCallback):
         """Starts to count the steps."""
         super().on_train_begin(logs)
         if self._on_servers:
-            replicas.set_states(self._callbacks, self._states)
+            replicas.set_states(replicas.kept_of(self._callbacks), self._states)
         else:
             self._begun.restore_callbacks(self._callbacks)
         self.wants_quiet = self._is_due = False
@@ -317,16 +316,17 @@ class Backup(steps.SteppedCallback):
             return None
         store.check_same(version, state)
         state.assign(state.read(version.path))
-        self._states = store.states_in(version)
+        found = store.read(version)
+        self._states = found.host["states"]
         _log.warning("Resuming from step %d of %s.", version.step, version.path)
-        return store.point_of(version)
+        return found.point
 
     def on_quiet(self, point: steps.TrainingPoint, state: store.State) -> None:
         """Writes a backup; a failure is only logged."""
         self.wants_quiet = False
-        states = json.dumps(replicas.states_of(self._callbacks))
+        states = replicas.states_of(replicas.kept_of(self._callbacks))
         self._backups.save(
-            state, state.snapshot(), point, files={store.STATES: states}
+            state, state.snapshot(), point, host={"states": states}
         )
 
 

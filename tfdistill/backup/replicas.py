@@ -9,9 +9,9 @@ small collective, so that one task writes the complete state.
 """
 
 import dataclasses
-import json
 import logging
 import random
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,13 +44,11 @@ class ReplicaState:
     """The variables of a built and compiled model under any such strategy."""
 
     def __init__(
-        self,
-        model: Any,
-        callbacks: Sequence[keras.callbacks.Callback] = (),
+        self, model: Any, kept: Mapping[str, steps.Stateful] | None = None
     ) -> None:
-        """Names the variables of a `CodistillModel` that `fit` has prepared.
+        """Names the variables of a model that `fit` has prepared.
 
-        And the `variables` of its callbacks.
+        And those of what else is `kept`, by name.
         """
         self._strategy = model.distribute_strategy
         self._is_chief = replicas.is_chief(self._strategy)
@@ -65,15 +63,8 @@ class ReplicaState:
             **self._trainable,
             **_numbered("optimizer", model.optimizer.variables),
         }
-        codistillation = getattr(model, "codistillation", None)
-        mean = getattr(codistillation, "mean", None)
-        if mean:
-            self._shared |= _numbered("mean", mean.variables)
-        if codistillation is not None:
-            held = codistillation.teachers.variables
-            self._shared |= _numbered("teachers", held)
-        for name, callback in _stateful(callbacks).items():
-            self._shared |= _numbered(name, callback.variables)
+        for name, each in (kept or {}).items():
+            self._shared |= _numbered(name, each.variables)
         for index, (_, _, slots) in enumerate(model.trainer.table_slots):
             for name, slot in slots.items():
                 self._shared[f"table/{index}/{name}"] = slot
@@ -149,7 +140,7 @@ class ReplicaState:
         weights = {key: snapshot.shared[key] for key in self._trainable}
         saved_model.check_finite(
             list(weights.values()),
-            [getattr(v, "path", key) for key, v in self._trainable.items()],
+            [variable.path for variable in self._trainable.values()],
         )
         with tf.device("CPU:0"):
             own = {key: tf.stack(each) for key, each in snapshot.own.items()}
@@ -266,7 +257,7 @@ def of_callbacks(
             {
                 name: None if value is None else float(value)
                 for name in names
-                for value in [getattr(callback, name, None)]
+                for value in [vars(callback).get(name)]
             },
         ]
         for callback, names in _known(callbacks)
@@ -303,31 +294,30 @@ def _known(
     ]
 
 
-def states_of(
+def kept_of(
     callbacks: Sequence[keras.callbacks.Callback],
-) -> dict[str, Any]:
-    """Returns what callbacks of this package keep, by the class's name."""
-    found = {name: c.state() for name, c in _stateful(callbacks).items()}
-    return {name: state for name, state in found.items() if state}
-
-
-def set_states(
-    callbacks: Sequence[keras.callbacks.Callback], states: dict[str, Any]
-) -> None:
-    """Gives callbacks what `states_of` returned, if they are there again."""
-    for name, callback in _stateful(callbacks).items():
-        if name in states:
-            callback.restore(states[name])
-
-
-def _stateful(
-    callbacks: Sequence[keras.callbacks.Callback],
-) -> dict[str, steps.SteppedCallback]:
+) -> dict[str, steps.Stateful]:
+    """Returns the callbacks of this package, by the name of their class."""
     return {
         type(callback).__name__: callback
         for callback in callbacks
         if isinstance(callback, steps.SteppedCallback)
     }
+
+
+def states_of(kept: Mapping[str, steps.Stateful]) -> dict[str, Any]:
+    """Returns what they keep, by name."""
+    found = {name: each.state() for name, each in kept.items()}
+    return {name: state for name, state in found.items() if state}
+
+
+def set_states(
+    kept: Mapping[str, steps.Stateful], states: Mapping[str, Any]
+) -> None:
+    """Gives them what `states_of` returned, if they are there again."""
+    for name, each in kept.items():
+        if name in states:
+            each.restore(states[name])
 
 
 class ReplicaBackup:
@@ -346,6 +336,8 @@ class ReplicaBackup:
         self._worker: background.OneJobThread | None = None
         self._state: ReplicaState | None = None
         self._values: Snapshot | None = None
+        self._of_model: dict[str, steps.Stateful] = {}
+        self._of_callbacks: dict[str, steps.Stateful] = {}
         self._choice = backup_store.BackupChoice(
             store,
             replicas.WorkerValues(strategy).gathered,
@@ -362,22 +354,25 @@ class ReplicaBackup:
     # ---- before the first step ----
 
     def restore(
-        self,
-        model: Any,
-        callbacks: Sequence[keras.callbacks.Callback] = (),
+        self, model: Any, callbacks: Sequence[keras.callbacks.Callback] = ()
     ) -> None:
         """Gives a model that `fit` has prepared the values of the backup.
 
         And `callbacks` those of the variables that they keep.
         """
-        self._state = ReplicaState(model, callbacks)
+        self._of_callbacks, self._of_model = (
+            kept_of(callbacks),
+            model.stateful(),
+        )
+        self._state = ReplicaState(model, self._of_model | self._of_callbacks)
         if replicas.is_chief(self._strategy):
             self._worker = background.OneJobThread(
                 "tfdistill-backup", job="backup"
             )
         if self._chosen is None:
             return
-        version, values = self._chosen.version, None
+        version = self._chosen.version
+        values: Any = None
         failure: Exception | None = None
         backup_store.check_same(version, self._state)
         try:
@@ -385,17 +380,21 @@ class ReplicaBackup:
         except (tf.errors.OpError, OSError, ValueError) as error:
             failure = error
         self._choice.fail_together(failure)
-        if values is None:
-            raise RuntimeError("continued without a backup.")
-        self._state.assign(values)
         self._values = values
+        self._state.assign(values)
         if replicas.num_workers(self._strategy) == 1:
             # Workers may have generators of their own.
             set_random(self._chosen.host["random"])
         self._check_same_run(self._chosen.host)
-        # Only a `CodistillModel` has any.
-        teachers = getattr(model, "teachers", ())
-        _restore_teachers(teachers, self._chosen.host)
+        states = self._chosen.host["states"]
+        lost = states.keys() - self._of_model.keys() - self._of_callbacks.keys()
+        if lost:
+            _log.warning(
+                "The backup also keeps the state of %s, which this training "
+                "lacks; it continues without.",
+                ", ".join(sorted(lost)),
+            )
+        set_states(self._of_model, states)
         _log.warning(
             "Resuming from step %d of %s; skipping %d batches.",
             version.step,
@@ -415,12 +414,10 @@ class ReplicaBackup:
         self, callbacks: Sequence[keras.callbacks.Callback]
     ) -> None:
         """Gives callbacks what they had counted; `fit` has begun."""
-        if self._chosen:
-            # Backups of earlier versions of this package have none.
-            set_states(callbacks, self._chosen.host.get("states", {}))
-        if self._chosen and not set_callbacks(
-            callbacks, self._chosen.host["callbacks"]
-        ):
+        if self._chosen is None:
+            return
+        set_states(self._of_callbacks, self._chosen.host["states"])
+        if not set_callbacks(callbacks, self._chosen.host["callbacks"]):
             _log.warning(
                 "`fit` has different callbacks from those in the backup: "
                 "their counts start again."
@@ -453,7 +450,6 @@ class ReplicaBackup:
 
     def take(
         self,
-        model: Any,
         point: steps.TrainingPoint,
         callbacks: Sequence[keras.callbacks.Callback],
         *,
@@ -464,9 +460,7 @@ class ReplicaBackup:
         Every worker calls it at the same step. While one is being written, the
         next is left out; `wait` waits for the earlier one, and for this one.
         """
-        state = self._state
-        if state is None:
-            raise RuntimeError("took a backup before training began.")
+        state: Any = self._state
         snapshot = state.snapshot()
         if self._worker is None:
             return
@@ -474,14 +468,12 @@ class ReplicaBackup:
             "seed": keras_internals.global_seed(),
             "random": of_random(),
             "callbacks": of_callbacks(callbacks),
-            "states": states_of(callbacks),
-            **_of_teachers(getattr(model, "teachers", None)),
+            "states": states_of(self._of_model | self._of_callbacks),
             "replicas": int(self._strategy.num_replicas_in_sync),
         }
         limit = self._finish_timeout_secs if wait else 0.0
-        files = {backup_store.HOST: json.dumps(host)}
         submitted = self._worker.submit(
-            lambda: self._store.save(state, snapshot, point, files=files),
+            lambda: self._store.save(state, snapshot, point, host=host),
             wait_secs=limit,
         )
         self.num_skipped += not submitted
@@ -497,18 +489,3 @@ class ReplicaBackup:
         if self._worker is not None:
             self._worker.close(self._finish_timeout_secs)
             self._worker = None
-
-
-def _of_teachers(teachers: Any) -> dict[str, Any]:
-    return {"teachers": {} if teachers is None else teachers.state()}
-
-
-def _restore_teachers(teachers: Any, host: dict[str, Any]) -> None:
-    if len(teachers):
-        teachers.restore(host["teachers"])
-    elif host["teachers"]:
-        _log.warning(
-            "The backup was made with the teachers %s; this model has none, "
-            "and continues without.",
-            ", ".join(sorted(host["teachers"])),
-        )

@@ -24,7 +24,8 @@ from tfdistill.exports import server_bundle
 from tfdistill.training import steps
 
 _log = logging.getLogger(__name__)
-_COPY = "backup.json"
+# What is no variable, and a copy of what the manifest says.
+HOST, _COPY = "host.json", "backup.json"
 # Begins the names of a checkpoint's files.
 PREFIX = "state"
 
@@ -111,20 +112,21 @@ class BackupStore(publisher.Exchange):
         snapshot: Any,
         point: steps.TrainingPoint,
         *,
-        files: Mapping[str, str] | None = None,
+        host: Mapping[str, Any],
     ) -> None:
         """Writes a backup, then prunes the oldest; counts and logs a failure.
 
-        `files` are further texts by name.
+        `host` is what is no variable, as JSON.
         """
         step, variables, extras = point.step, state.specs(), _extras(point)
 
         def write(directory: str) -> None:
             state.write(directory, snapshot)
             # Checksums guard the files, and nothing the manifest itself.
-            copy = {_COPY: json.dumps(_said(step, variables, extras))}
-            for name, text in {**(files or {}), **copy}.items():
-                pathlib.Path(directory, name).write_text(text, encoding="utf-8")
+            said = _said(step, variables, extras)
+            for name, content in ((HOST, host), (_COPY, said)):
+                path = pathlib.Path(directory, name)
+                path.write_text(json.dumps(content), encoding="utf-8")
 
         try:
             self.publish(
@@ -181,8 +183,6 @@ class BackupStore(publisher.Exchange):
         return None
 
     def _check_manifest(self, version: versions.Version) -> None:
-        if _COPY not in version.manifest.files:
-            return  # From before there was one.
         blocks = self._file_system.blocks(f"{version.path}/{_COPY}")
         found = version.manifest
         said = _said(version.step, found.variables, found.extras)
@@ -223,8 +223,6 @@ def check_same(version: versions.Version, state: State) -> None:
     )
 
 
-# What is no variable, as JSON; and under parameter servers what callbacks keep.
-HOST, STATES = "host.json", "states.json"
 _NONE = -1
 
 
@@ -269,7 +267,7 @@ class BackupChoice:
             return None
         chosen = None
         try:
-            chosen = _read(version or self._store.open(0, step))
+            chosen = read(version or self._store.open(0, step))
         except (
             KeyError,
             OSError,
@@ -298,15 +296,8 @@ class BackupChoice:
             )
 
 
-def states_in(version: versions.Version) -> dict[str, Any]:
-    """Returns what callbacks kept in a backup of a parameter-server group."""
-    if STATES not in version.manifest.files:
-        return {}  # Of an earlier version of this package.
-    with tf.io.gfile.GFile(f"{version.path}/{STATES}") as file:
-        return dict(json.loads(file.read()))
-
-
-def _read(version: versions.Version) -> Chosen:
+def read(version: versions.Version) -> Chosen:
+    """Reads what a backup says of a training, but not its variables."""
     with tf.io.gfile.GFile(f"{version.path}/{HOST}") as file:
         host = json.loads(file.read())
     return Chosen(version, point_of(version), host)

@@ -1,6 +1,5 @@
 """Who shares the work under a strategy: chief, workers, replicas, servers."""
 
-import contextvars
 import threading
 import warnings
 import weakref
@@ -76,8 +75,6 @@ class WorkerValues:
 # What all workers of a group do together; the end of the program is the first.
 _CALLS = ("leave", "fit", "evaluate", "predict")
 _LATE_SECS = 60.0
-# The callback that this chief runs, if the other workers do not run it.
-ALONE = contextvars.ContextVar("tfdistill_alone", default="")
 _MEETINGS: weakref.WeakKeyDictionary[tf.distribute.Strategy, WorkerValues] = (
     weakref.WeakKeyDictionary()
 )
@@ -102,14 +99,6 @@ def meet(strategy: tf.distribute.Strategy, call: str) -> None:
     workers = _MEETINGS.get(strategy)
     if workers is None:
         return
-    if name := ALONE.get():
-        raise NotTogetherError(
-            f"`{call}` must be called by all workers of a group together; "
-            f"received it from {name}, which runs on the chief only. Set the "
-            "callback's attribute `chief_only` to False, so that every worker "
-            "runs it. Or call the model on a batch, which needs no other "
-            "worker: model(batch, training=False)."
-        )
     late = threading.Timer(
         _LATE_SECS,
         warnings.warn,

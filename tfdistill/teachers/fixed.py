@@ -15,7 +15,7 @@ from tfdistill.teachers import canary as canary_lib
 from tfdistill.teachers import features as features_lib
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import teacher
-from tfdistill.training import finite
+from tfdistill.training import guards
 
 
 class FixedTeacher(teacher.Teacher):
@@ -95,7 +95,7 @@ class FixedTeacher(teacher.Teacher):
         if not isinstance(self._given, keras.Model):
             self._given = keras.saving.load_model(self._path, compile=False)
         model = getattr(self._given, "student", self._given)
-        if path := finite.Weights(model).first_not_finite():
+        if path := guards.first_not_finite(model):
             raise ValueError(
                 "A FixedTeacher must have finite weights; received "
                 f"{model.name!r} with NaN or infinity in {path}. Pass a model "

@@ -1,4 +1,4 @@
-"""The callbacks that `fit` adds: finite loss, data, progress, watchdog.
+"""The callbacks that `fit` adds: finite values, data, progress, watchdog.
 
 A hang is told from slow code by what a task is at, so one callback comes before
 all others and one after them: what lies between is the user's.
@@ -13,14 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdistill import data_checks
 from tfdistill.cluster import ending
 from tfdistill.cluster import replicas
 from tfdistill.cluster import signs
+from tfdistill.embedding import rows as table_rows
 from tfdistill.system import keras_internals
-from tfdistill.training import finite
 from tfdistill.training import fit_arguments
 from tfdistill.training import steps
 
@@ -66,8 +67,6 @@ def over(
         stack.enter_context(data_checks.told())
         several = replicas.num_workers(strategy) > 1
         if several:
-            callbacks = _in_turn(callbacks)
-            stack.callback(replicas.ALONE.set, "")  # Also after an error.
             _stop_autologging(strategy)
         if several or replicas.on_servers(strategy):
             watch = over_steps(strategy)
@@ -102,16 +101,15 @@ def over_steps(strategy: tf.distribute.Strategy) -> StepWatchdog:
     return StepWatchdog(ending.Watchdog(limit_secs, explain))
 
 
-WRITERS = tuple(
-    getattr(keras.callbacks, name)
-    for name in (
+# By name, since not every Keras has all of them.
+_WRITERS = frozenset(
+    {
         "CSVLogger",
         "ModelCheckpoint",
-        "OrbaxCheckpoint",  # Not in every Keras.
+        "OrbaxCheckpoint",
         "RemoteMonitor",
         "TensorBoard",
-    )
-    if hasattr(keras.callbacks, name)
+    }
 )
 # Packages whose callbacks report to an experiment tracker.
 TRACKERS = frozenset(
@@ -136,8 +134,14 @@ def is_chief_only(callback: keras.callbacks.Callback) -> bool:
     chosen = getattr(callback, "chief_only", None)
     if chosen is not None:
         return bool(chosen)
-    homes = {c.__module__.partition(".")[0] for c in type(callback).__mro__}
-    return isinstance(callback, WRITERS) or not TRACKERS.isdisjoint(homes)
+    kinds = [
+        (kind.__module__.partition(".")[0], kind.__name__)
+        for kind in type(callback).__mro__
+    ]
+    return any(
+        home in TRACKERS or (home == "keras" and name in _WRITERS)
+        for home, name in kinds
+    )
 
 
 def select(
@@ -177,39 +181,6 @@ def select(
     return [c for c in callbacks if not is_chief_only(c)]
 
 
-class _Turn(keras.callbacks.Callback):
-    """Says, before each hook of the next callback, whether it runs alone."""
-
-    async_safe = True
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-
-    def _begin(self, *args: Any, **kwargs: Any) -> None:
-        replicas.ALONE.set(self._name)
-
-
-for _hook in dir(keras.callbacks.Callback):
-    if _hook.startswith("on_"):
-        setattr(_Turn, _hook, _Turn._begin)
-
-
-def _in_turn(
-    callbacks: list[keras.callbacks.Callback],
-) -> list[keras.callbacks.Callback]:
-    """Has the chief know while a callback runs that other workers lack."""
-    found: list[keras.callbacks.Callback] = []
-    before = ""
-    for callback in callbacks:
-        name = type(callback).__name__ if is_chief_only(callback) else ""
-        if name != before:
-            found.append(_Turn(name))
-        found.append(callback)
-        before = name
-    return [*found, _Turn("")] if before else found
-
-
 def _stop_autologging(strategy: tf.distribute.Strategy) -> None:
     """Has `mlflow.autolog`, which patches Keras, begin no run beside a chief's.
 
@@ -220,6 +191,54 @@ def _stop_autologging(strategy: tf.distribute.Strategy) -> None:
     for name in ("mlflow.keras", "mlflow.tensorflow"):
         if flavor := sys.modules.get(name):
             flavor.autolog(disable=True)
+
+
+def first_not_finite(
+    model: keras.Model, workers: replicas.WorkerValues | None = None
+) -> str | None:
+    """Returns the path of a weight that holds NaN or infinity, if any.
+
+    All workers of a group call it at the same step and get the same answer,
+    though moving statistics are each replica's own. Each weight is looked at
+    where it lies.
+    """
+    strategy = model.distribute_strategy
+    floats = [
+        variable
+        for variable in model.variables
+        if tf.as_dtype(variable.dtype).is_floating
+    ]
+    if not floats:
+        return None
+    found = [
+        tf.reduce_all([_is_finite(copy) for copy in copies])
+        for copies in (
+            strategy.experimental_local_results(v.value) for v in floats
+        )
+    ]
+    bad = np.flatnonzero([not is_fine for is_fine in tf.stack(found).numpy()])
+    first = int(bad[0]) if bad.size else -1
+    if replicas.num_workers(strategy) > 1:
+        workers = workers or replicas.WorkerValues(strategy)
+        first = max(workers.gathered(first))
+    return None if first < 0 else floats[first].path
+
+
+def _is_finite(variable: Any) -> tf.Tensor:
+    """Looks at a variable on its device, and at a large one in blocks."""
+    with tf.device(variable.device):
+        value = tf.convert_to_tensor(variable)
+        size = value.shape.num_elements()
+        if size <= table_rows.BLOCK_ELEMENTS:
+            return tf.reduce_all(tf.math.is_finite(value))
+        num_rows = int(value.shape[0])
+        block = table_rows.rows_per_block(size // num_rows)
+        return tf.reduce_all(
+            [
+                tf.reduce_all(tf.math.is_finite(value[first : first + block]))
+                for first in range(0, num_rows, block)
+            ]
+        )
 
 
 _ACTIONS = ("raise", "warn")
@@ -299,12 +318,12 @@ class FiniteLoss(keras.callbacks.Callback):
         self._check(logs, "at the end")
         if self._told or (self.model.stop_training and not self._checks_loss):
             return
-        if found := self._weights.first_not_finite():
+        if found := first_not_finite(self.model, self._workers):
             self._refuse_weights(f"{found} at the end of epoch {epoch + 1}")
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Prepares to look at the model's weights."""
-        self._weights = finite.Weights(self.model)
+        self._workers = replicas.WorkerValues(self.model.distribute_strategy)
         if self._is_ours:
             self.model.trainer.not_finite = None
 

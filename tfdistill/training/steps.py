@@ -7,6 +7,7 @@ servers.
 
 import dataclasses
 import numbers
+import typing
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -95,10 +96,28 @@ class EverySteps:
         return (step - self._offset_steps) // self.every_steps
 
 
+class Stateful(typing.Protocol):
+    """What a backup keeps beside the variables of a model."""
+
+    @property
+    def variables(self) -> Sequence[tf.Variable]:
+        """What it holds; known before training begins."""
+
+    def state(self) -> dict[str, Any]:
+        """Returns the rest, as JSON."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state` returned, once training has begun."""
+
+
 class Trained:
     """A model that this package trains, by its `trainer`."""
 
     trainer: Any
+
+    def stateful(self) -> dict[str, Stateful]:
+        """Returns by name what a backup keeps beside its variables."""
+        return {}
 
     def bare(self, data: Any) -> Any:
         """Returns data, or their spec, as a plain model would get them."""
