@@ -539,6 +539,7 @@ class Peer(teacher.Teacher):
         """Returns which version is in use, and what it counts."""
         return {
             "step": self.step if self.in_use else -1,
+            "now": self._now,
             "is_worse": self._is_worse,
             "silence": self._silence.state(),
         }
@@ -546,5 +547,5 @@ class Peer(teacher.Teacher):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what `state` returned, once its version was read again."""
         if self.step == state["step"] >= 0:
-            self._is_worse = state["is_worse"]
+            self._now, self._is_worse = state["now"], state["is_worse"]
             self._silence.restore(state["silence"])
