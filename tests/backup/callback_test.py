@@ -1,6 +1,5 @@
 """Backups of a training on parameter servers, in one process."""
 
-import logging
 import pathlib
 import shutil
 
@@ -115,16 +114,6 @@ def test_a_failure_to_write_is_counted_and_leaves_what_is_there(
     assert _steps(tmp_path) == [5, 10]
 
 
-def test_a_step_is_backed_up_once(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    state, _ = _state()
-    callback = callback_lib.Backup(tmp_path)
-    for _ in range(2):
-        callback.on_quiet(_point(5), state)
-    assert (callback.num_failed, callback.num_backups) == (0, 1)
-    assert "Step 5 was backed up before" in caplog.text
-
-
 def _attached(callback, monkeypatch, steps=20):
     monkeypatch.setattr(replicas, "on_servers", lambda strategy: True)
     callback.set_params({"steps": steps})
@@ -146,35 +135,6 @@ def test_it_asks_for_quiet_when_a_multiple_is_passed(tmp_path, monkeypatch):
     assert due == [False, True, False, True, True]
     callback.on_epoch_end(0)
     assert not callback.wants_quiet
-
-
-def test_by_default_it_asks_at_the_end_of_each_epoch(tmp_path, monkeypatch):
-    callback = _attached(callback_lib.Backup(tmp_path), monkeypatch)
-    callback.on_epoch_begin(0)
-    callback.on_train_batch_end(19)
-    assert not callback.wants_quiet
-    callback.on_epoch_end(0)
-    assert callback.wants_quiet
-    callback.on_quiet(_point(20, epoch=1), _state()[0])
-    assert not callback.wants_quiet
-
-
-def test_it_is_for_codistilled_models(tmp_path):
-    inputs = keras.Input((3,))
-    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="given to the `fit` of a"):
-        model.fit(
-            np.ones([2, 3]),
-            np.ones([2, 1]),
-            callbacks=[callback_lib.Backup(tmp_path)],
-            verbose=0,
-        )
-
-
-def test_the_interval_is_checked(tmp_path):
-    with pytest.raises(ValueError, match="`every_steps` must be"):
-        callback_lib.Backup(tmp_path, every_steps=0)
 
 
 CASES = {
@@ -242,15 +202,6 @@ def test_it_ends_as_if_it_had_never_stopped(name, stops, tmp_path):
     assert logs.found == {key: expected_logs[key] for key in logs.found}
     if CASES[name].data is cases.finite:
         assert cases.times_seen(model) == {CASES[name].epochs}
-
-
-def test_a_backup_asked_for_by_an_earlier_callback_is_of_that_step(tmp_path):
-    backup = tfdistill.callbacks.Backup(tmp_path)
-    asks = cases.AtStep(8, lambda model: backup.backup_now())
-    cases.train(CASES["endless"], callbacks=[asks, backup], stop_after=9)
-    model, _, resumed = cases.train(CASES["endless"], tmp_path)
-    assert resumed.resumed_step == 8
-    cases.assert_same(cases.values(model), _never_stopped("endless")[0])
 
 
 @pytest.fixture(scope="module")
@@ -422,11 +373,3 @@ def test_a_finished_training_is_not_done_again(tmp_path):
     model, logs, backup = cases.train(CASES["endless"], tmp_path)
     assert (backup.resumed_step, logs.found) == (15, {})
     cases.assert_same(cases.values(model), cases.values(whole))
-
-
-def test_only_one_backup_is_taken_by_a_fit(tmp_path):
-    backups = [tfdistill.callbacks.Backup(tmp_path) for _ in range(2)]
-    with pytest.raises(
-        ValueError, match="must hold one tfdistill.callbacks.Backup"
-    ):
-        cases.train(CASES["endless"], callbacks=backups)

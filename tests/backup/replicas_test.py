@@ -37,10 +37,3 @@ def test_callbacks_count_on():
     assert (after[0].wait, after[0].best) == (2, 0.25)
     assert (after[1].wait, after[1].best) == (1, stopping.best)
     assert type(after[0].wait) is int
-
-
-def test_other_callbacks_are_left_alone():
-    state = replicas.of_callbacks([_plateau()])
-    other = keras.callbacks.EarlyStopping()
-    assert not replicas.set_callbacks([other], state)
-    assert not replicas.set_callbacks([_plateau(), _plateau()], state)

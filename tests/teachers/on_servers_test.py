@@ -366,7 +366,7 @@ def test_a_group_goes_on_with_the_version_that_it_had(tmp_path, monkeypatch):
             tfdistill.Exchange(tmp_path), student, step=step, spec=SPEC
         )
     silence = staleness.Silence().state()
-    state = {"step": 10, "is_worse": False, "silence": silence}
+    state = {"step": 10, "now": None, "is_worse": False, "silence": silence}
     model.teachers.restore({"group_1": state})
     arguments = model.teachers.remote.arguments()
     np.testing.assert_array_equal(arguments[:, :2], [[10, 1]])

@@ -66,7 +66,12 @@ def test_the_versions_in_use_are_known_and_come_back(exchange):
 def _state(*steps):
     silence = staleness.Silence().state()
     return {
-        f"group_{group}": {"step": step, "is_worse": False, "silence": silence}
+        f"group_{group}": {
+            "step": step,
+            "now": None,
+            "is_worse": False,
+            "silence": silence,
+        }
         for group, step in enumerate(steps, 1)
     }
 
