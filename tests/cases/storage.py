@@ -124,9 +124,9 @@ class MemoryFileSystem:
     def stat(self, path):
         if path in self.files:
             size = len(self.files[path])
-            return filesystem.Stat(False, True, size, 0.0)
+            return filesystem.Stat(False, True, size)
         self.list_dir(path)
-        return filesystem.Stat(True, False, 0, 0.0)
+        return filesystem.Stat(True, False, 0)
 
     def blocks(self, path):
         if path not in self.files:
@@ -215,10 +215,10 @@ class DelayedView(MemoryFileSystem):
         self._fail(path)
         if path in self.files:
             size = len(self.files[path])
-            return filesystem.Stat(False, True, size, 0.0)
+            return filesystem.Stat(False, True, size)
         start = path + "/"
         if any(name.startswith(start) for name in self.files):
-            return filesystem.Stat(True, False, 0, 0.0)
+            return filesystem.Stat(True, False, 0)
         raise FileNotFoundError(errno.ENOENT, "no such file", path)
 
     def blocks(self, path):

@@ -121,14 +121,6 @@ def test_what_is_absent_is_an_os_error(place):
         fs.list_dir(f"{root}/file")
 
 
-def test_read_stops_soon_after_the_limit(place, monkeypatch):
-    fs, root = place
-    monkeypatch.setattr(filesystem, "BLOCK_BYTES", 4)
-    fs.write(f"{root}/x", [b"0123456789" * 10])
-    assert filesystem.read(fs, f"{root}/x", max_bytes=100) == b"0123456789" * 10
-    assert filesystem.read(fs, f"{root}/x", max_bytes=9) == b"012345678901"
-
-
 def test_directories_move_as_a_whole_or_not_at_all(place):
     fs, root = place
     fs.write(f"{root}/a/x", [b"1"])
@@ -177,21 +169,6 @@ def test_sync_failures_are_not_hidden(tmp_path, monkeypatch):
     fs.sync(root)
 
 
-def test_roots(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for root in ("here", pathlib.Path("here"), "here/"):
-        fs, path = filesystem.for_root(root)
-        assert isinstance(fs, filesystem.LocalFileSystem)
-        assert path == str(tmp_path / "here")
-
-
-def test_url_roots_are_kept():
-    for root in ("memory://a/b", "s3://a/b/", "gs://bucket/x", "abfs://c/x"):
-        fs, path = filesystem.for_root(root)
-        assert isinstance(fs, filesystem.ObjectStore)
-        assert path == root.rstrip("/")
-
-
 def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
     with pytest.raises(ValueError, match="nope://"):
         filesystem.for_root("nope://bucket/x")
@@ -236,12 +213,6 @@ def test_a_store_that_never_answers_is_an_os_error(s3, monkeypatch):
     filesystem._connected.cache_clear()
     # A read, and a look at what it is that could not be read.
     assert num_tries == 2 * 2 + 2
-
-
-def test_a_bucket_that_is_absent_is_an_os_error(s3):
-    fs, root = filesystem.for_root("s3://no-such-bucket/x")
-    with pytest.raises(OSError, match="bucket"):
-        fs.write(f"{root}/x", [b"1"])
 
 
 def test_a_name_that_looks_like_a_pattern_removes_only_itself(s3):

@@ -1,6 +1,5 @@
 """Manifests: what is written, and what is refused of what is read."""
 
-import dataclasses
 import json
 
 import hypothesis
@@ -85,13 +84,6 @@ def test_format_1_is_read_and_written_as_ever():
     assert found.to_json() == _FORMAT_1
 
 
-def test_text_is_sorted_and_indented():
-    lines = make().to_json().splitlines()
-    top = [line for line in lines if line.startswith(' "')]
-    assert top == sorted(top)
-    assert len(top) == len(dataclasses.fields(manifest.Manifest))
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -159,43 +151,6 @@ def test_unsafe_file_name_is_refused(name):
         make(files={name: manifest.FileEntry(0, SHA)})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "saved_model.pb",
-        "variables/variables.data-00000-of-00001",
-        "assets/vocab-1.txt",
-        "assets/manifest.json",
-        "a" * 255,
-        "-",
-    ],
-)
-def test_safe_file_name_is_taken(name):
-    assert name in make(files={name: manifest.FileEntry(0, SHA)}).files
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"size": -1, "sha256": SHA},
-        {"size": True, "sha256": SHA},
-        {"size": 1.5, "sha256": SHA},
-        {"size": 1, "sha256": SHA[:-1]},
-        {"size": 1, "sha256": SHA.upper()},
-        {"size": 1, "sha256": SHA + "\n"},
-        {"size": 1, "sha256": None},
-        {"size": 1},
-        {"size": 1, "sha256": SHA, "mode": 7},
-        [1, SHA],
-        None,
-    ],
-)
-def test_bad_file_entry_names_the_file(entry):
-    text = json.dumps(fields_of(files={"weights": entry}))
-    with pytest.raises(manifest.ManifestError, match="weights"):
-        manifest.Manifest.from_json(text)
-
-
 def test_unknown_and_missing_fields_are_named():
     with pytest.raises(manifest.ManifestError, match="'sneaky' is unknown"):
         manifest.Manifest.from_json(json.dumps(fields_of(sneaky=1)))
@@ -258,25 +213,6 @@ def test_deep_nesting_is_refused_and_named():
         manifest.Manifest.from_json(text)
 
 
-def test_size_is_capped(monkeypatch):
-    text = make().to_json()
-    monkeypatch.setattr(manifest, "MAX_BYTES", len(text))
-    assert manifest.Manifest.from_json(make().to_json()) == make()
-    monkeypatch.setattr(manifest, "MAX_BYTES", len(text) - 1)
-    with pytest.raises(manifest.ManifestError, match="bytes"):
-        manifest.Manifest.from_json(text)
-    with pytest.raises(manifest.ManifestError, match="bytes"):
-        make().to_json()
-
-
-def test_number_of_files_is_capped(monkeypatch):
-    monkeypatch.setattr(manifest, "MAX_FILES", 2)
-    entry = manifest.FileEntry(0, SHA)
-    assert make(files={"a": entry, "b": entry})
-    with pytest.raises(manifest.ManifestError, match="at most 2"):
-        make(files={"a": entry, "b": entry, "c": entry})
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -332,23 +268,3 @@ def test_flipped_bytes_give_a_manifest_or_a_manifest_error(data):
         place = data.draw(st.integers(0, len(text) - 1))
         text[place] = data.draw(st.integers(0, 255))
     attempt(bytes(text))
-
-
-@hypothesis.settings(deadline=None, max_examples=200)
-@hypothesis.given(
-    st.recursive(
-        st.none()
-        | st.booleans()
-        | st.integers(-(2**63) + 1, 2**63 - 1)
-        | st.floats(allow_nan=False, allow_infinity=False)
-        | st.text(),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-        ),
-        max_leaves=8,
-    )
-)
-def test_any_json_survives_as_inputs(value):
-    original = make(inputs=value)
-    assert attempt(original.to_json()) == original

@@ -9,7 +9,6 @@ import random
 import resource
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -182,39 +181,6 @@ def test_version_that_is_broken_is_replaced(hub, caplog):
     assert hidden_names(hub.root) == []
 
 
-def test_numpy_steps_are_integers_and_bools_are_not(hub):
-    np = pytest.importorskip("numpy")
-    assert publish(hub, np.int64(5)).path.endswith("/5")
-    for bad in (True, -1, 2.0, "3", None, 2**63):
-        with pytest.raises(ValueError, match="`step`"):
-            publish(hub, bad)
-        with pytest.raises(ValueError, match="`group`"):
-            hub.steps(bad)
-
-
-def test_two_groups_on_one_root_do_not_touch_each_other(tmp_path):
-    first = publisher.Exchange(tmp_path, max_to_keep=2, min_keep_secs=0)
-    second = publisher.Exchange(tmp_path, max_to_keep=2, min_keep_secs=0)
-    os.makedirs(tmp_path / "group_1/.tmp-9-someone")
-    for step in range(1, 6):
-        publish(first, step, group=0)
-        if step < 4:
-            publish(second, 10 * step, group=1)
-    assert first.steps(0) == second.steps(0) == [4, 5]
-    assert first.steps(1) == second.steps(1) == [20, 30]
-    assert (tmp_path / "group_1/.tmp-9-someone").exists()
-
-
-@pytest.mark.parametrize(
-    ("option", "values"),
-    [("max_to_keep", (1, 2.5, True)), ("min_keep_secs", (-1, float("nan")))],
-)
-def test_bad_options_are_named(tmp_path, option, values):
-    for value in values:
-        with pytest.raises(ValueError, match=option):
-            publisher.Exchange(tmp_path, **{option: value})
-
-
 def test_importing_and_using_it_locally_needs_no_tensorflow(tmp_path):
     code = (
         "import sys, pathlib\n"
@@ -247,15 +213,6 @@ def test_failing_writer_leaves_nothing_and_keeps_its_cause(hub):
     assert hidden_names(hub.root) == []
     hub.verify(old)
     hub.verify(publish(hub, 2))
-
-
-def test_interrupt_while_writing_leaves_nothing(hub):
-    def write(directory):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        hub.publish(write, group=0, step=2)
-    assert tree(hub.root) == ["group_0"]
 
 
 def test_writer_must_leave_files_that_a_manifest_can_hold(hub, tmp_path):
@@ -292,13 +249,6 @@ def test_writer_must_leave_files_that_a_manifest_can_hold(hub, tmp_path):
             hub.publish(write, group=0, step=2)
         assert ".. No part" not in str(caught.value)
         assert tree(hub.root) == ["group_0"]
-
-
-def test_argument_that_no_manifest_can_hold_is_refused_before_writing(hub):
-    with pytest.raises(ValueError, match="extras"):
-        hub.publish(pytest.fail, group=0, step=1, extras={"x": object()})
-    with pytest.raises(ValueError, match="variables"):
-        hub.publish(pytest.fail, group=0, step=1, variables={"x": {}})
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EDQUOT])
@@ -426,21 +376,6 @@ def test_mount_that_cannot_rename_directories_gets_the_manifest_last(tmp_path):
 # Readers of storage that shows changes late, or fails.
 
 
-def recorded_changes():
-    """A publisher's life on an object store, and what each step must hold."""
-    store = storage_cases.MemoryFileSystem()
-    hub = publisher.Exchange(
-        "root", file_system=store, max_to_keep=2, min_keep_secs=0
-    )
-    small = {"saved_model.pb": b"g", "variables/variables.index": b"i"}
-    for step in (1, 2, 3):
-        hub.publish(writer(small, seed=step), group=0, step=step)
-    return store.changes, {
-        step: {name: data + b"%d" % step for name, data in small.items()}
-        for step in (1, 2, 3)
-    }
-
-
 @pytest.mark.parametrize(
     "number", [errno.ESTALE, errno.EIO, errno.EACCES, errno.ETIMEDOUT]
 )
@@ -458,8 +393,6 @@ def test_storage_that_fails_is_no_answer(tmp_path, number):
         with pytest.raises(OSError) as caught:
             reader.verify(new)
         assert caught.value.errno == number
-        with pytest.raises(TimeoutError, match="newest seen is none"):
-            reader.wait(0, timeout_secs=0)
     faults.hidden = {}
     assert reader.latest(0) == new
 
@@ -479,65 +412,6 @@ def test_each_failing_call_of_a_reader_is_survived(tmp_path):
                 with contextlib.suppress(OSError):
                     assert reader.latest(0) in (None, old, new)
             assert reader.latest(0) == new
-
-
-def test_reader_polling_a_live_publisher_sees_whole_versions(tmp_path):
-    hub = publisher.Exchange(tmp_path, max_to_keep=2, min_keep_secs=5)
-    reader = publisher.Exchange(tmp_path)
-    stop = threading.Event()
-    steps = []
-    failures = []
-
-    def read():
-        while not stop.is_set():
-            try:
-                version = reader.latest(0)
-                if version:
-                    reader.verify(version)
-                    steps.append(version.step)
-            except Exception as error:
-                failures.append(error)
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    for step in range(60):
-        publish(hub, step)
-    stop.set()
-    thread.join(30)
-    assert not thread.is_alive()
-    assert failures == []
-    assert steps == sorted(steps)
-    assert len(set(steps)) > 5
-
-
-# Waiting.
-
-
-def test_wait_returns_the_newest_version(hub):
-    publish(hub, 3)
-    newest = publish(hub, 8)
-    assert hub.wait(0, timeout_secs=0) == newest
-    assert hub.wait(0, newer_than=7, timeout_secs=0) == newest
-
-
-def test_wait_sees_a_version_that_comes_later(hub):
-    publish(hub, 3)
-    later = threading.Timer(0.2, publish, [hub, 4])
-    later.start()
-    version = hub.wait(0, newer_than=3, timeout_secs=30, poll_secs=0.02)
-    later.join(30)
-    assert version.step == 4
-
-
-def test_wait_gives_up_and_says_for_whom(hub):
-    with pytest.raises(TimeoutError, match=r"Group 4 .*group_4.*seen is none"):
-        hub.wait(4, timeout_secs=0.05, poll_secs=0.01)
-    publish(hub, 3)
-    with pytest.raises(TimeoutError, match="newest seen is step 3"):
-        hub.wait(0, newer_than=3, timeout_secs=0.05, poll_secs=0.01)
-    for options in ({"timeout_secs": -1}, {"timeout_secs": 1, "poll_secs": 0}):
-        with pytest.raises(ValueError, match="poll_secs"):
-            hub.wait(0, **options)
 
 
 # Verification.
@@ -605,15 +479,6 @@ def test_file_outside_the_manifest_is_found(hub, name):
         hub.verify(version)
 
 
-def test_linked_directory_is_found(hub, tmp_path):
-    version = publish(hub, 1)
-    variables = pathlib.Path(version.path, "variables")
-    variables.rename(tmp_path / "elsewhere")
-    variables.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(versions.CorruptVersionError, match="variables"):
-        hub.verify(version)
-
-
 def test_linked_version_or_group_is_not_followed(hub, tmp_path):
     version = publish(hub, 1)
     away = tmp_path / "away"
@@ -642,14 +507,6 @@ def test_damaged_manifest_is_not_trusted(hub, damage):
     with pytest.raises(versions.CorruptVersionError, match=str(path)):
         hub.open(0, 1)
     assert hub.latest(0) is None
-
-
-def test_size_limit_is_checked_before_reading(hub):
-    version = publish(hub, 1)
-    total = sum(e.size for e in version.manifest.files.values())
-    hub.verify(version, max_bytes=total)
-    with pytest.raises(versions.CorruptVersionError, match=str(total)):
-        hub.verify(version, max_bytes=total - 1)
 
 
 def test_pruned_version_is_told_from_a_damaged_one(hub):
@@ -720,63 +577,15 @@ def test_restart_from_an_older_step_keeps_what_it_publishes(tmp_path):
     assert hub.latest(0).step == 300
 
 
-def test_reader_of_a_version_being_removed_sees_it_gone(tmp_path):
-    hub = publisher.Exchange(tmp_path, max_to_keep=2, min_keep_secs=0)
-    opened = publish(hub, 1)
-    file = open(f"{opened.path}/saved_model.pb", "rb")
-    publish(hub, 2)
-    publish(hub, 3)
-    with file:
-        assert file.read() == b"graph1"
-    with pytest.raises(versions.VersionNotFoundError):
-        hub.verify(opened)
-
-
-def test_manifest_is_the_last_to_come_and_the_first_to_go():
-    changes, _ = recorded_changes()
-    for step in (1, 2, 3):
-        own = [c for c in changes if c[0].startswith(f"root/group_0/{step}/")]
-        come = [path for path, content in own if content is not None]
-        gone = [path for path, content in own if content is None]
-        assert come[-1].endswith("manifest.json")
-        assert len(gone) == (3 if step == 1 else 0)
-        assert not gone or gone[0].endswith("manifest.json")
-
-
-def abandoned(root, age):
-    names = [".tmp-5-other", ".trash-1-other", "77"]
+def test_what_crashed_publishers_left_goes(hub):
+    publish(hub, 1)
+    names = [".tmp-5-other", f".tmp-9-{hub.incarnation}", ".trash-1-x", "77"]
     for name in names:
-        path = pathlib.Path(root, "group_0", name)
-        (path / "variables").mkdir(parents=True, exist_ok=True)
-        (path / "variables" / "x").write_text("x")
-        when = time.time() - age
-        for item in (path / "variables" / "x", path / "variables", path):
-            os.utime(item, (when, when))
-    return {f"group_0/{name}" for name in names}
-
-
-def test_leftovers_go_after_the_lease(hub):
-    publish(hub, 1)
-    names = abandoned(hub.root, commit.LEASE_SECS - 600)
+        os.makedirs(f"{hub.group_path(0)}/{name}/variables")
+    os.makedirs(f"{hub.root}/group_1/.tmp-9-other")
     publish(hub, 2)
-    assert names & set(tree(hub.root)) == {"group_0/.tmp-5-other", "group_0/77"}
-    abandoned(hub.root, commit.LEASE_SECS + 600)
-    active = pathlib.Path(hub.root, "group_0/.tmp-5-other/variables/y")
-    active.write_text("written a moment ago")
-    publish(hub, 3)
-    assert names & set(tree(hub.root)) == {"group_0/.tmp-5-other"}
-    active.unlink()
-    abandoned(hub.root, commit.LEASE_SECS + 600)
-    publish(hub, 4)
-    assert names & set(tree(hub.root)) == set()
-    assert hub.steps(0) == [1, 2, 3, 4]
-
-
-def test_own_leftovers_go_at_once(hub):
-    publish(hub, 1)
-    os.makedirs(f"{hub.group_path(0)}/.tmp-9-{hub.incarnation}/variables")
-    publish(hub, 2)
-    assert hidden_names(hub.root) == []
+    assert sorted(os.listdir(hub.group_path(0))) == ["1", "2"]
+    assert os.listdir(f"{hub.root}/group_1") == [".tmp-9-other"]
 
 
 def test_pruning_that_fails_does_not_fail_the_export(tmp_path, caplog):

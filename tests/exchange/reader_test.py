@@ -37,16 +37,6 @@ def test_the_newest_version_is_the_highest_step(tmp_path):
     assert found.manifest.created == 5.0
 
 
-def test_an_object_store_is_looked_at_like_a_disk(tmp_path):
-    store = storage_cases.MemoryFileSystem()
-    path = cases.version(tmp_path, 0, 10)
-    for name in ("saved_model.pb", "manifest.json"):
-        store.write(f"m/group_0/10/{name}", [(path / name).read_bytes()])
-    newest = reader.NewestVersions("m", file_system=store)
-    assert newest.look((), limit_secs=30)[0].step == 10
-    assert list(newest.groups) == [0]
-
-
 def test_a_failing_storage_is_told_and_what_was_found_stays(tmp_path):
     cases.version(tmp_path, 0, 10)
     storage = storage_cases.Faults(filesystem.LocalFileSystem())
@@ -67,12 +57,6 @@ def test_a_failing_storage_is_told_and_what_was_found_stays(tmp_path):
     now[0] += 10
     newest.look([0], limit_secs=30)
     assert newest.problem == ""
-
-
-def test_a_scheme_that_nobody_knows_is_told():
-    newest = reader.NewestVersions("nearly:/x")
-    assert newest.look([0], limit_secs=30) == {}
-    assert "must have two slashes" in newest.problem
 
 
 _SMALL = {"saved_model.pb": b"graph", "variables/index": b"index"}
@@ -228,20 +212,6 @@ def test_any_order_of_changes_shows_whole_versions_or_none(caplog, monkeypatch):
     assert seen == {1, 2, 3, 4}
     # Given up for good only after two looks that contradicted the manifest.
     assert missed < 0.05 * _NUM_LIVES
-
-
-def test_a_teacher_arrives_with_the_poll_after_it_came_into_sight():
-    """Hidden for n polls, it arrives with poll n + 1."""
-    changes = _published().changes
-    for hidden in range(1, 8):
-        view = storage_cases.DelayedView(changes, random.Random(1))
-        follower = _Follower(view)
-        for _ in range(hidden):
-            follower.poll()
-        assert follower.taken == []
-        view.settle()
-        follower.poll()
-        assert follower.reader.current == 4
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,6 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 
-from models import cifar10
-from models import criteo
-from models import digits
 from models import language_model
 from tests.cases import codistillation as cases
 from tests.cases import hostile as hostile_cases
@@ -56,26 +53,11 @@ def _sequential(*layers, shape=(), dtype="string"):
     )
 
 
-class _Attention(keras.layers.Layer):
-    def __init__(self):
-        super().__init__()
-        self.inner = keras.layers.MultiHeadAttention(2, 3)
-        self.norm = keras.layers.LayerNormalization()
-
-    def call(self, x):
-        return self.norm(self.inner(x, x, use_causal_mask=True))
-
-
 _TEXT = tf.TensorSpec([None], tf.string)
 _IDS = tf.TensorSpec([None, None], tf.int32)
 _LAYERS = keras.layers
 # Students that we build, and the spec of their inputs.
 _OURS = {
-    "digits": lambda _: (digits.build_model(), tf.TensorSpec([None, 8, 8])),
-    "cifar10": lambda _: (
-        cifar10.build_model(depth=8, norm="batch"),
-        tf.TensorSpec([None, 32, 32, 3]),
-    ),
     "language model": lambda _: (
         language_model.build_model(
             vocabulary_size=20, units=4, embedding_dim=3
@@ -104,20 +86,6 @@ _OURS = {
         _TEXT,
     ),
     "text": lambda _: (_sequential(*_text_model()), _TEXT),
-    "hashing": lambda _: (
-        _sequential(_LAYERS.Hashing(5), _LAYERS.Embedding(5, 3)),
-        _TEXT,
-    ),
-    "attention": lambda _: (
-        _sequential(
-            _LAYERS.Embedding(9, 4),
-            _Attention(),
-            _LAYERS.Dropout(0.5),
-            shape=(6,),
-            dtype="int32",
-        ),
-        tf.TensorSpec([None, 6], tf.int32),
-    ),
 }
 
 
@@ -129,24 +97,6 @@ def test_our_own_exports_pass(tmp_path, name):
     # And those that Keras writes, with another signature and more functions.
     student.export(str(tmp_path / "keras"), verbose=False)
     _check(tmp_path / "keras")
-
-
-def test_criteo_exports_pass(tmp_path):
-    student = criteo.build_model(
-        field_sizes=7, embedding_dim=2, hidden_units=(3,)
-    )
-    spec = {
-        name: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
-        for name, tensor in student.input.items()
-    }
-    _write(student, spec, tmp_path / "ours")
-    _check(tmp_path / "ours")
-
-
-def test_all_names_are_those_of_operations():
-    missing = [n for n in graph_ops.TOP if not hasattr(tf.raw_ops, n)]
-    assert not missing
-    assert graph_ops.RUN < graph_ops.UNCALLED < graph_ops.TOP
 
 
 def test_nothing_that_runs_reads_or_writes_files():
@@ -330,12 +280,6 @@ def test_what_is_no_graph_is_refused(content):
         graph_check.check(content)
 
 
-def test_a_huge_file_is_refused_unread(monkeypatch):
-    monkeypatch.setattr(graph_check, "MAX_GRAPH_BYTES", 10)
-    with pytest.raises(graph_check.GraphError, match="at most 10 bytes"):
-        graph_check.check(b"x" * 11)
-
-
 # ---- files ----
 
 
@@ -359,42 +303,19 @@ def _write_graph(graph, directory):
 
 
 @pytest.mark.parametrize(
-    "more",
-    [
-        [],
-        ["assets/vocabulary.txt"],
-        ["assets/words"],
-        ["assets/words.1.tsv"],
-        ["variables/variables.data-00001-of-00002"],
-    ],
-)
-def test_the_files_of_a_saved_model_pass(more):
-    graph_check.check_names([*WHOLE, *more])
-
-
-@pytest.mark.parametrize(
     "name",
     [
         "saved_model.pbtxt",
-        "saved_model.cpb",
-        "saved_model.pb.bak",
         "student.keras",
-        "weights.h5",
         "weights.pkl",
         "keras_metadata.pb",
         "assets/weights.pickle",
-        "assets/model.keras",
-        "assets/model.h5",
-        "assets/code.py",
         "assets/library.so",
         "assets/deeper/vocabulary.txt",
-        "assets/.hidden",
         "assets/../x.txt",
         "../saved_model.pb",
         "/saved_model.pb",
         "saved_model.pb\n",
-        "variables/variables.data-00000-of-00001\0",
-        "variables/checkpoint",
         "variables/variables.data-\u0660\u0660\u0660\u0660\u0660-of-00001",
         "saved_m\u043edel.pb",
     ],
@@ -402,13 +323,6 @@ def test_the_files_of_a_saved_model_pass(more):
 def test_other_files_are_refused(name):
     with pytest.raises(graph_check.GraphError, match="files must be those of"):
         graph_check.check_names([*WHOLE, name])
-
-
-def test_a_graph_is_needed():
-    with pytest.raises(
-        graph_check.GraphError, match="must include saved_model"
-    ):
-        graph_check.check_names(WHOLE[1:])
 
 
 def test_sizes_are_limited_by_what_the_student_needs(graph):
@@ -438,35 +352,14 @@ def _link_file(directory):
     (directory / "fingerprint.pb").symlink_to("/etc/passwd")
 
 
-def _link_directory(directory):
-    (directory / "variables").rename(directory.parent / "elsewhere")
-    (directory / "variables").symlink_to(directory.parent / "elsewhere")
-
-
-def _pipe(directory):
-    (directory / "fingerprint.pb").unlink()
-    os.mkfifo(directory / "fingerprint.pb")
-
-
 def _pipe_for_graph(directory):
     (directory / "saved_model.pb").unlink()
     os.mkfifo(directory / "saved_model.pb")
 
 
-def _text(directory):
-    (directory / "saved_model.pbtxt").touch()
-
-
-@pytest.mark.parametrize(
-    "change", [_link_file, _link_directory, _pipe, _pipe_for_graph, _text]
-)
+@pytest.mark.parametrize("change", [_link_file, _pipe_for_graph])
 def test_a_changed_directory_is_refused(graph, tmp_path, change):
     _write_graph(graph, tmp_path / "model")
     change(tmp_path / "model")
     with pytest.raises(graph_check.GraphError, match="its files must be"):
         graph_check.check_directory(str(tmp_path / "model"))
-
-
-def test_a_directory_that_is_not_there(tmp_path):
-    with pytest.raises(OSError, match="absent"):
-        graph_check.check_directory(str(tmp_path / "absent"))

@@ -15,7 +15,6 @@ import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import hostile as hostile_cases
 from tfdistill.exchange import manifest
-from tfdistill.exchange import versions
 from tfdistill.exports import other_graphs
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
@@ -83,31 +82,6 @@ def test_a_keras_export_with_several_outputs(tmp_path):
     np.testing.assert_allclose(found[1], expected["b"], rtol=1e-5)
 
 
-def test_more_than_ten_numbered_outputs_stay_in_order(tmp_path):
-    """As text, output_10 comes before output_2."""
-    inputs = keras.Input((4,))
-    heads = [keras.layers.Rescaling(float(i))(inputs) for i in range(12)]
-    keras.Model(inputs, heads).export(str(tmp_path), verbose=False)
-    outputs = [tf.TensorSpec([None, 4])] * 12
-    found = _load(tmp_path, outputs=outputs)(tf.ones([1, 4]))
-    assert [float(value[0, 0]) for value in found] == list(range(12))
-
-
-def test_any_module_with_a_signature(tmp_path):
-    _module(tmp_path, lambda x: {"p": x[:, :3] * 2.0}, cases.input_spec())
-    x, _ = cases.data()
-    np.testing.assert_array_equal(_load(tmp_path)(x)[0], x[:, :3] * 2)
-
-
-def test_inputs_are_cast_to_what_the_teacher_takes(tmp_path):
-    spec = cases.input_spec(dtype=tf.float64)
-    _module(tmp_path, lambda x: {"p": x[:, :3]}, spec)
-    x, _ = cases.data()
-    found = _load(tmp_path)(tf.cast(x, tf.bfloat16))[0]
-    assert found.dtype == tf.float64
-    np.testing.assert_allclose(found, x[:, :3], atol=0.02)
-
-
 def test_inputs_by_name(tmp_path):
     module = tf.Module()
     module.function = tf.function(
@@ -125,24 +99,10 @@ def test_inputs_by_name(tmp_path):
     np.testing.assert_array_equal(found[0], [[2, 2, 2]])
 
 
-def test_names_that_signatures_cannot_hold_still_match(tmp_path):
-    _module(
-        tmp_path, lambda x: {"c-1": x[:, :3], "d": x[:, 1:]}, cases.input_spec()
-    )
-    found = _load(tmp_path, outputs={"d": _OUT, "c-1": _OUT})(tf.ones([1, 4]))
-    assert len(found) == 2
-
-
 @pytest.mark.parametrize("classes", [1, 2, 4])
 def test_other_classes_are_refused(tmp_path, classes):
     _module(tmp_path, lambda x: {"p": x[:, :classes]}, cases.input_spec())
     with pytest.raises(ValueError, match=rf"3\).*found \(None, {classes}\)"):
-        _load(tmp_path)
-
-
-def test_other_features_are_refused(tmp_path):
-    _module(tmp_path, lambda x: {"p": x[:, :3]}, cases.input_spec(9))
-    with pytest.raises(ValueError, match=r"inputs of.*4\).*9\)"):
         _load(tmp_path)
 
 
@@ -151,12 +111,6 @@ def test_other_names_are_refused_naming_both(tmp_path):
     outputs = {"mine": _OUT, "yours": _OUT}
     with pytest.raises(ValueError, match="mine.*yours.*p.*q"):
         _load(tmp_path, outputs=outputs)
-
-
-def test_another_number_of_outputs_is_refused(tmp_path):
-    _module(tmp_path, lambda x: {"p": x[:, :3], "q": x}, cases.input_spec())
-    with pytest.raises(ValueError, match="outputs.*found.*p.*q"):
-        _load(tmp_path)
 
 
 def test_a_savedmodel_without_the_signature_is_refused(tmp_path):
@@ -168,11 +122,6 @@ def test_a_savedmodel_without_the_signature_is_refused(tmp_path):
         module, str(tmp_path), signatures={"mine": module.function}
     )
     with pytest.raises(ValueError, match="'serving_default'; found.*mine"):
-        _load(tmp_path)
-
-
-def test_no_savedmodel_at_all_is_an_error(tmp_path):
-    with pytest.raises(OSError, match=str(tmp_path)):
         _load(tmp_path)
 
 
@@ -194,7 +143,7 @@ def _hostile(directory, path):
 def test_a_hostile_one_is_refused_unless_trusted(graph, tmp_path, caplog):
     _hostile(tmp_path / "model", tmp_path / "reached")
     directory = str(tmp_path / "model")
-    with pytest.raises(ValueError, match="WriteFile.*trust_saved_models=True"):
+    with pytest.raises(ValueError, match="WriteFile.*trust_graph=True"):
         other_graphs.load(directory, graph, trust=False)
     assert not (tmp_path / "reached").exists()
     with caplog.at_level(logging.WARNING):
@@ -205,34 +154,12 @@ def test_a_hostile_one_is_refused_unless_trusted(graph, tmp_path, caplog):
     assert (tmp_path / "reached").exists()
 
 
-def test_a_teacher_set_passes_the_trust_on(tmp_path):
-    _hostile(tmp_path / "model", tmp_path / "reached")
-    paths = [str(tmp_path / "model")]
-    model = cases.codistill(
-        cases.linear(0), cases.teacher_set(peers=(), saved_models=paths)
-    )
-    with pytest.raises(ValueError, match="trust_saved_models=True"):
-        cases.prepare(model, _X, _Y)
-    trusting = cases.teacher_set(
-        peers=(), saved_models=paths, trust_saved_models=True
-    )
-    model = cases.codistill(cases.linear(0), trusting)
-    cases.prepare(model, _X, _Y)
-
-
 def test_a_good_one_is_loaded_without_a_word(graph, tmp_path, caplog):
     student = cases.deep(1)
     student.export(str(tmp_path / "model"), verbose=False)
     function = other_graphs.load(str(tmp_path / "model"), graph, trust=False)
     np.testing.assert_allclose(function(_X)[0], student(_X), rtol=1e-5)
     assert "though" not in caplog.text
-
-
-@pytest.mark.parametrize("name", ["nothing", "student.keras"])
-def test_what_is_no_saved_model_is_told_of_with_a_remedy(graph, tmp_path, name):
-    cases.linear().save(tmp_path / "student.keras")
-    with pytest.raises(ValueError, match=f"{name}'. To convert a .keras"):
-        other_graphs.load(str(tmp_path / name), graph, trust=False)
 
 
 # ---- peers ----
@@ -254,15 +181,6 @@ def test_a_version_is_loaded_from_a_copy(graph, tmp_path, monkeypatch):
     np.testing.assert_allclose(function(_X)[0], cases.deep(1)(_X), rtol=1e-5)
 
 
-def test_a_version_changed_after_its_check_is_refused(graph, tmp_path):
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
-    version = cases.publish(exchange, cases.deep(1))
-    with open(f"{version.path}/saved_model.pb", "ab") as file:
-        file.write(b"more")
-    with pytest.raises(versions.CorruptVersionError, match="saved_model.pb"):
-        other_graphs.load_version(exchange, version, graph)
-
-
 class _Peers:
     """A model that follows group 1 and takes any graph, and what it refused."""
 
@@ -271,7 +189,7 @@ class _Peers:
         self.root = root
         self.model = cases.codistill(
             cases.linear(0),
-            cases.teacher_set(self.exchange, allow_other_graphs=True),
+            cases.peers(self.exchange, allow_other_graphs=True),
         )
         cases.prepare(self.model, _X, _Y)
         self.step = 0

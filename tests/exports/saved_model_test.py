@@ -227,19 +227,6 @@ def test_a_layer_of_a_private_class_is_written(tmp_path):
         np.testing.assert_array_equal(value, variable.value)
 
 
-def test_integers_are_not_narrowed():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5)])
-    writer = _writer(model, variables_dtype="bfloat16")
-    dtypes = {entry["dtype"] for entry in writer.variables.values()}
-    assert len(dtypes) == 1  # The state of the seed generator.
-    assert tf.as_dtype(dtypes.pop()).is_integer
-
-
-def test_unknown_dtypes_are_refused():
-    with pytest.raises(ValueError, match="variables_dtype.*'float8'"):
-        _writer(cases.linear(), variables_dtype="float8")
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_refused(tmp_path, value):
     writer = _writer(cases.linear())
@@ -322,15 +309,6 @@ def test_what_keras_exports_in_training_mode_is_recognised(tmp_path):
 # ---- reading ----
 
 
-def test_variables_are_read_in_order(tmp_path):
-    student = cases.deep(4)
-    writer = _writer(student)
-    path = str(_write(writer, tmp_path / "1"))
-    found = saved_model.read_variables(path, writer.variables)
-    for value, variable in zip(found, student.variables, strict=True):
-        np.testing.assert_array_equal(value, variable.numpy())
-
-
 def test_another_width_is_read_and_another_kind_refused(tmp_path):
     writer = _writer(cases.linear())
     half = _writer(cases.linear(), variables_dtype="bfloat16")
@@ -364,30 +342,6 @@ def test_values_that_are_not_finite_are_not_read(tmp_path, monkeypatch):
         path = str(_write(writer, tmp_path / "1", snapshot))
     with pytest.raises(ValueError, match="NaN"):
         saved_model.read_variables(path, writer.variables)
-
-
-def test_many_variables_keep_their_order():
-    """By number: as text, 10 comes before 2."""
-    inputs = keras.Input((2,))
-    outputs = inputs
-    for _ in range(6):
-        outputs = keras.layers.Dense(2)(outputs)
-    variables = _writer(
-        keras.Model(inputs, outputs), cases.input_spec(2)
-    ).variables
-    assert len(variables) == 12
-    shuffled = dict(sorted(variables.items()))
-    assert list(shuffled) != list(variables)
-    assert list(saved_model.in_order(shuffled)) == list(variables)
-
-
-@pytest.mark.parametrize("drop", ["model_variables/0", "model_variables/1"])
-def test_a_gap_in_the_numbers_is_refused(drop):
-    variables = _writer(cases.deep()).variables
-    left = {k: v for k, v in variables.items() if not k.startswith(drop + "/")}
-    assert len(left) == 3
-    with pytest.raises(ValueError, match="numbered 0 to 2"):
-        saved_model.in_order(left)
 
 
 # ---- tables on parameter servers ----

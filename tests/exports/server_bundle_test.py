@@ -103,18 +103,6 @@ def test_it_fills_one_half_of_each_shard(tmp_path, half):
     assert all((both[1 - half] == -1).all() for both in halves)
 
 
-def test_it_narrows_and_widens(tmp_path):
-    shards = _shards(5, 4, values=_table() / 3)
-    prefix = _write(tmp_path, shards, dtype=tf.bfloat16)
-    reader = tf.train.load_checkpoint(prefix)
-    assert reader.get_variable_to_dtype_map()["table"] == tf.bfloat16
-    expected = tf.cast(tf.cast(_table() / 3, tf.bfloat16), tf.float32)
-    assert server_bundle.read_rows(prefix, "table", shards)
-    found = np.concatenate([shard.numpy() for shard in shards])
-    np.testing.assert_array_equal(found, expected)
-    assert (found != _table() / 3).any()
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_it_writes_only_finite_tables(tmp_path, value):
     shards = _shards(5, 4)

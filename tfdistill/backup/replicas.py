@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tfdistill.backup import store as backup_store
 from tfdistill.cluster import replicas
+from tfdistill.exports import checkpoints
 from tfdistill.exports import saved_model
 from tfdistill.system import background
 from tfdistill.system import keras_internals
@@ -144,13 +145,9 @@ class ReplicaState:
         )
         with tf.device("CPU:0"):
             own = {key: tf.stack(each) for key, each in snapshot.own.items()}
-            values = {**snapshot.shared, **own}
-            tf.raw_ops.SaveV2(
-                prefix=f"{directory}/{backup_store.PREFIX}",
-                tensor_names=list(values),
-                shape_and_slices=[""] * len(values),
-                tensors=[tf.identity(value) for value in values.values()],
-            )
+        checkpoints.write(
+            f"{directory}/{backup_store.PREFIX}", {**snapshot.shared, **own}
+        )
 
     # ---- in ----
 

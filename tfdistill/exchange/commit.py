@@ -3,19 +3,15 @@
 import contextlib
 import functools
 import logging
-import math
 import tempfile
 import uuid
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 
 from tfdistill.exchange import claim
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import versions
-
-LEASE_SECS = 3600.0
 
 _log = logging.getLogger(__name__)
 
@@ -78,56 +74,32 @@ def remove_version(file_system: filesystem.FileSystem, directory: str) -> None:
     file_system.remove_tree(directory)
 
 
-def sweep(
-    file_system: filesystem.FileSystem,
-    group_dir: str,
-    *,
-    incarnation: str,
-    lease_secs: float,
-) -> None:
+def sweep(file_system: filesystem.FileSystem, group_dir: str) -> None:
     """Removes what crashed publishers of one group left behind.
 
-    Trash goes at once, and so do temporary directories of `incarnation`. What
-    another incarnation was writing goes when nothing in it has changed for
-    `lease_secs`, seen from the newest manifest of the group: both times come
-    from the storage's clock, so the clocks of the machines do not matter.
-    `incarnation` must not be publishing meanwhile.
+    Whoever calls it is the group's publisher, and is not publishing meanwhile.
     """
-    manifests = [0.0]
-    unfinished = []
-    for path in _directories(file_system, group_dir):
-        name = path.rpartition("/")[2]
-        if name.startswith(".trash-") or (
-            name.startswith(".tmp-") and name.endswith(incarnation)
-        ):
-            try_to_remove(file_system.remove_tree, path)
-        elif name.startswith(".tmp-"):
-            unfinished.append(path)
-        elif versions.step_of_name(name) is not None:
-            try:
-                found = file_system.stat(f"{path}/{manifest.FILE_NAME}")
-                manifests.append(found.modified)
-            except FileNotFoundError:
-                unfinished.append(path)
-    for path in unfinished:
-        changed = _last_change(file_system, path)
-        if max(manifests) - changed >= lease_secs:
-            _log.info("Removing %s, abandoned by its publisher.", path)
-            try_to_remove(file_system.remove_tree, path)
-
-
-def _directories(
-    file_system: filesystem.FileSystem, parent: str
-) -> Iterator[str]:
     try:
-        names = file_system.list_dir(parent)
+        names = file_system.list_dir(group_dir)
     except (FileNotFoundError, NotADirectoryError):
         return
     for name in sorted(names):
-        path = f"{parent}/{name}"
-        with contextlib.suppress(FileNotFoundError):
-            if file_system.stat(path).is_dir:
-                yield path
+        path = f"{group_dir}/{name}"
+        is_left = name.startswith((".trash-", ".tmp-"))
+        if versions.step_of_name(name) is not None:
+            with contextlib.suppress(FileNotFoundError):
+                if file_system.stat(path).is_dir:
+                    is_left = not _exists(file_system, path)
+        if is_left:
+            try_to_remove(file_system.remove_tree, path)
+
+
+def _exists(file_system: filesystem.FileSystem, directory: str) -> bool:
+    try:
+        file_system.stat(f"{directory}/{manifest.FILE_NAME}")
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def try_to_remove(remove: Callable[[str], None], path: str) -> bool:
@@ -138,16 +110,6 @@ def try_to_remove(remove: Callable[[str], None], path: str) -> bool:
         _log.warning("Could not remove %s: %s", path, error)
         return False
     return True
-
-
-def _last_change(file_system: filesystem.FileSystem, directory: str) -> float:
-    try:
-        changes = [file_system.stat(directory).modified]
-        for _, found in filesystem.walk(file_system, directory):
-            changes.append(found.modified)
-        return max(changes)
-    except FileNotFoundError:  # Its publisher is at work.
-        return math.inf
 
 
 class Staging:

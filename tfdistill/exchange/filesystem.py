@@ -38,8 +38,6 @@ class Stat(NamedTuple):
     is_dir: bool
     is_file: bool
     size: int
-    # In seconds by the storage's own clock, or 0.0.
-    modified: float
 
 
 class LocalFileSystem:
@@ -63,7 +61,6 @@ class LocalFileSystem:
             stat.S_ISDIR(found.st_mode),
             stat.S_ISREG(found.st_mode),
             found.st_size,
-            found.st_mtime,
         )
 
     def blocks(self, path: str) -> Iterator[bytes]:
@@ -165,7 +162,7 @@ class ObjectStore:
         return [name.rpartition("/")[2] for name in names if name != own]
 
     def stat(self, path: str) -> Stat:
-        """Returns what is known of `path`; directories have no times."""
+        """Returns what is known of `path`."""
         with _os_errors(path):
             return _stat(self._store.info(path))
 
@@ -244,7 +241,7 @@ class ObjectStore:
                 continue  # It marks a directory; see `list_dir`.
             while parent and parent not in directories:
                 directories.add(parent)
-                yield parent, Stat(True, False, 0, 0.0)
+                yield parent, Stat(True, False, 0)
                 parent = parent.rpartition("/")[0]
             yield name, _stat(entry)
 
@@ -293,13 +290,7 @@ def _connected(scheme: str, process_id: int) -> Any:
 
 def _stat(entry: dict[str, Any]) -> Stat:
     is_dir = entry["type"] == "directory"
-    changed = 0.0
-    for name in ("LastModified", "last_modified", "mtime", "created"):
-        found: Any = entry.get(name)
-        if hasattr(found, "timestamp") and not is_dir:
-            changed = found.timestamp()
-            break
-    return Stat(is_dir, not is_dir, int(entry["size"] or 0), changed)
+    return Stat(is_dir, not is_dir, int(entry["size"] or 0))
 
 
 @contextlib.contextmanager

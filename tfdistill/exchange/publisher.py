@@ -214,13 +214,7 @@ class Exchange(reader.VersionReader):
                 for step in self._retention.expired(group, self.steps(group))
                 if commit.try_to_remove(remove, self.version_path(group, step))
             ]
-            commit.sweep(
-                self._file_system,
-                self.group_path(group),
-                incarnation=self.incarnation,
-                # Nobody else is writing there while the claim is held.
-                lease_secs=0.0 if self._holds(group) else commit.LEASE_SECS,
-            )
+            commit.sweep(self._file_system, self.group_path(group))
         return removed
 
     def _try_to_prune(self, group: int) -> None:
@@ -236,10 +230,6 @@ class Exchange(reader.VersionReader):
             raise
         except (OSError, RuntimeError) as error:
             _log.debug("The claim of group %d: %s", group, error)
-
-    def _holds(self, group: int) -> bool:
-        claimed = self._claims.get(group)
-        return claimed is not None and claimed.is_held
 
     def _confirm(self, group: int) -> None:
         if group in self._claims:

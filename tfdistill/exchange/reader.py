@@ -1,4 +1,4 @@
-"""Published versions as a reader sees them: list, open, verify, wait.
+"""Published versions as a reader sees them: list, open, verify.
 
 The directory `<root>/group_<g>/<step>/` is a version once it holds a valid
 manifest, and whole once each file agrees with it; docs/protocol.md has the
@@ -7,7 +7,6 @@ rules. Nothing found there is trusted, and links are not followed.
 
 import logging
 import os
-import random
 import threading
 import time
 from collections import Counter
@@ -177,15 +176,8 @@ class VersionReader:
                 self._log_once(group, step, error)
         return None
 
-    def verify(
-        self, version: versions.Version, *, max_bytes: int | None = None
-    ) -> None:
+    def verify(self, version: versions.Version) -> None:
         """Compares each file of a version with its manifest.
-
-        Args:
-          version: What `open`, `latest` or `wait` returned.
-          max_bytes: Refuse a version of more bytes than this, before any file
-            is read. Default: no limit.
 
         Raises:
           CorruptVersionError: If a file is missing, is not a regular file,
@@ -195,11 +187,6 @@ class VersionReader:
           OSError: If the storage fails; the version may well be good.
         """
         try:
-            if max_bytes is not None and version.num_bytes > max_bytes:
-                raise versions.CorruptVersionError(
-                    f"{version.path} must have at most {max_bytes} bytes; its "
-                    f"manifest names {version.num_bytes}."
-                )
             versions.check_listing(self._file_system, version)
             versions.check_content(self._file_system, version)
         except versions.CorruptVersionError as error:
@@ -218,51 +205,6 @@ class VersionReader:
           OSError: If the storage or the disk fails.
         """
         versions.copy_content(self._file_system, version, directory)
-
-    def wait(
-        self,
-        group: int,
-        *,
-        newer_than: int = -1,
-        timeout_secs: float,
-        poll_secs: float = 0.5,
-    ) -> versions.Version:
-        """Returns the group's newest version once it is newer than a step.
-
-        Args:
-          group: The group to wait for.
-          newer_than: Step that the version must exceed. Default: any version.
-          timeout_secs: Seconds after which to give up; 0 looks once.
-          poll_secs: Seconds between two looks, varied a little so that many
-            readers do not come at once.
-
-        Raises:
-          TimeoutError: If no such version appeared in time.
-        """
-        if not timeout_secs >= 0 or not poll_secs > 0:
-            raise ValueError(
-                "`timeout_secs` must be >= 0 and `poll_secs` > 0; received "
-                f"{timeout_secs!r} and {poll_secs!r}."
-            )
-        deadline = time.monotonic() + timeout_secs
-        found = None
-        while True:
-            try:
-                found = self.latest(group)
-            except OSError as error:
-                _log.debug("Looking for group %d: %s", group, error)
-            if found is not None and found.step > newer_than:
-                return found
-            left = deadline - time.monotonic()
-            if left <= 0:
-                seen = "none" if found is None else f"step {found.step}"
-                raise TimeoutError(
-                    f"Group {group} must publish a version newer than step "
-                    f"{newer_than} in {self.group_path(group)} within "
-                    f"{timeout_secs} s; the newest seen is {seen}. Check that "
-                    "the group runs and uses the same exchange."
-                )
-            time.sleep(min(left, poll_secs * random.uniform(0.8, 1.2)))
 
     def _check_signature(self, found: versions.Version) -> None:
         if self._signer is not None:

@@ -1,7 +1,7 @@
-"""A checkpoint from elsewhere, which TensorFlow opens: what it must not exceed.
+"""Checkpoints in TensorFlow's own format, written and read at once.
 
 TensorFlow trusts the index of a checkpoint, so a version's signature and
-SHA-256 are checked before: a forged index can end the process that opens it.
+SHA-256 are checked before it is read: a forged index can end the process.
 """
 
 import contextlib
@@ -12,8 +12,6 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tfdistill.exchange import filesystem
-
-MAX_INDEX_BYTES = 64 * 1024**2
 
 
 class CheckpointError(ValueError):
@@ -27,13 +25,6 @@ def contents(directory: str) -> dict[str, tuple[tf.TensorShape, tf.DType]]:
     the index is damaged; OSError if the storage fails.
     """
     prefix = _prefix(directory)
-    file_system, root = filesystem.for_root(prefix)
-    found = file_system.stat(f"{root}.index")
-    if not found.is_file or found.size > MAX_INDEX_BYTES:
-        raise CheckpointError(
-            "its checkpoint must have an index that is a file of at most "
-            f"{MAX_INDEX_BYTES} bytes; it has {found.size}."
-        )
     with _refusing(directory):
         reader = tf.train.load_checkpoint(prefix)
         dtypes = reader.get_variable_to_dtype_map()
@@ -56,26 +47,27 @@ def read(directory: str, dtypes: Mapping[str, tf.DType]) -> list[tf.Tensor]:
         )
 
 
-@contextlib.contextmanager
-def local_copy(directory: str, *, max_bytes: int) -> Iterator[str]:
-    """Gives `directory`, or a copy of its variables if TensorFlow needs one.
-
-    CheckpointError if there are more bytes of them than `max_bytes`.
-    """
-    file_system, root = filesystem.for_root(f"{directory}/variables")
-    names = file_system.list_dir(root)
-    num_bytes = sum(file_system.stat(f"{root}/{name}").size for name in names)
-    if num_bytes > max_bytes:
-        raise CheckpointError(
-            f"its checkpoint must have at most {max_bytes} bytes; it has "
-            f"{num_bytes}."
+def write(prefix: str, tensors: Mapping[str, tf.Tensor]) -> None:
+    """Writes a checkpoint of whole tensors, by their keys, on this task."""
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=prefix,
+            tensor_names=list(tensors),
+            shape_and_slices=[""] * len(tensors),
+            tensors=[tf.identity(tensor) for tensor in tensors.values()],
         )
+
+
+@contextlib.contextmanager
+def local_copy(directory: str) -> Iterator[str]:
+    """Gives `directory`, or a copy of its variables if TensorFlow needs one."""
     if not filesystem.in_object_store(directory):
         yield directory
         return
+    file_system, root = filesystem.for_root(f"{directory}/variables")
     local = filesystem.LocalFileSystem()
     with tempfile.TemporaryDirectory(prefix="tfdistill-peer-") as copy:
-        for name in names:
+        for name in file_system.list_dir(root):
             blocks = file_system.blocks(f"{root}/{name}")
             local.write(f"{copy}/variables/{name}", blocks)
         yield copy

@@ -81,6 +81,7 @@ def check(content: bytes) -> None:
         for node in function.node_def:
             called.update(_called(node.attr), {node.op} & own)
     run = _reachable(_run_functions(objects), callees)
+    _refuse_training(f for f in definitions if f.signature.name in run)
     for function in definitions:
         name = function.signature.name
         allowed = graph_ops.RUN if name in run else graph_ops.UNCALLED
@@ -183,19 +184,24 @@ def _run_functions(objects: Any) -> Iterator[str]:
         raise GraphError(f"its object {error} is missing.") from error
 
 
+def _refuse_training(functions: Iterable[Any]) -> None:
+    for function in functions:
+        for node in function.node_def:
+            if _DRAWS.search(node.op):
+                raise TrainingModeError(
+                    "it must predict the same for the same inputs; it draws "
+                    f"random numbers ({node.op}, {node.name!r}), as a model "
+                    "does that was exported in training mode. Keras' "
+                    "`model.export` does so with layers that augment: export "
+                    "it again by tfdistill.CodistillModel(model).export(DIR)."
+                )
+
+
 def _check_node(node: Any, allowed: frozenset[str], *, where: str) -> None:
     if node.op not in allowed:
-        if allowed >= graph_ops.UNCALLED or not _DRAWS.search(node.op):
-            raise GraphError(
-                f"{where} must hold only operations that cannot reach beyond "
-                f"the model; found {node.op} ({node.name!r})."
-            )
-        raise TrainingModeError(
-            "it must predict the same for the same inputs; it draws random "
-            f"numbers ({node.op}, {node.name!r}), as a model does that was "
-            "exported in training mode. Keras' `model.export` does so with "
-            "layers that augment: export it again by "
-            "tfdistill.CodistillModel(model).export(DIR)."
+        raise GraphError(
+            f"{where} must hold only operations that cannot reach beyond the "
+            f"model; found {node.op} ({node.name!r})."
         )
     if any(dtype in _OPAQUE for dtype in _tensor_dtypes(node.attr)):
         raise GraphError(

@@ -6,7 +6,6 @@ and writes one copy of each variable beside them. What it writes is a whole
 SavedModel for `tf.saved_model.load` and TensorFlow Serving.
 """
 
-import math
 import os
 import pathlib
 import tempfile
@@ -206,12 +205,7 @@ class SavedModelWriter:
         }
         whole[_OBJECT_GRAPH] = self._object_graph
         if len(whole) > len(keys):
-            tf.raw_ops.SaveV2(
-                prefix=prefix,
-                tensor_names=list(whole),
-                shape_and_slices=[""] * len(whole),
-                tensors=list(whole.values()),
-            )
+            checkpoints.write(prefix, whole)
             return
         bundle = server_bundle.BundleWriter(prefix)
         bundle.add(whole)
@@ -321,9 +315,7 @@ def read_variables(
     missing, is of another shape or kind, or is not finite.
     """
     keys = [key for key in variables if only is None or key in only]
-    with checkpoints.local_copy(
-        directory, max_bytes=_max_bytes(variables)
-    ) as readable:
+    with checkpoints.local_copy(directory) as readable:
         found = checkpoints.contents(readable)
         _check_contents(found, variables)
         values = checkpoints.read(readable, {k: found[k][1] for k in keys})
@@ -357,12 +349,6 @@ def _check_contents(
             f"its checkpoint must hold the {len(variables)} variables of the "
             f"student and no others; received {sorted(more)[:3]} besides."
         )
-
-
-def _max_bytes(variables: Mapping[str, Mapping[str, Any]]) -> int:
-    """How large variables are at most, of whatever width, and their index."""
-    elements = sum(math.prod(entry["shape"]) for entry in variables.values())
-    return elements * tf.complex128.size + 2 * checkpoints.MAX_INDEX_BYTES
 
 
 def in_order(

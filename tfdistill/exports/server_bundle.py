@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistill.embedding import rows as table_rows
+from tfdistill.exports import checkpoints
 
 
 class NotFiniteError(ValueError):
@@ -38,14 +39,8 @@ class BundleWriter:
 
     def add(self, tensors: Mapping[str, tf.Tensor]) -> None:
         """Writes whole tensors, by checkpoint key, on the task that calls."""
-        if not tensors:
-            return
-        with tf.device("CPU:0"):
-            self._save(
-                list(tensors),
-                [""] * len(tensors),
-                [tf.identity(tensor) for tensor in tensors.values()],
-            )
+        if tensors:
+            checkpoints.write(self._next_part(), tensors)
 
     def add_rows(
         self,
@@ -68,7 +63,12 @@ class BundleWriter:
                     finite = tf.reduce_all(tf.math.is_finite(rows))
                     rows = tf.cast(rows, dtype or rows.dtype)
                     where = f"{num_rows} {dim} {start + first},{last - first}"
-                    self._save([key], [f"{where}:0,{dim}"], [rows])
+                    tf.raw_ops.SaveV2(
+                        prefix=self._next_part(),
+                        tensor_names=[key],
+                        shape_and_slices=[f"{where}:0,{dim}"],
+                        tensors=[rows],
+                    )
                 if not bool(finite):
                     raise NotFiniteError(key)
             start += int(shard.shape[0])
@@ -83,20 +83,10 @@ class BundleWriter:
             )
         tf.io.gfile.rmtree(self._directory)
 
-    def _save(
-        self,
-        names: Sequence[str],
-        slices: Sequence[str],
-        tensors: Sequence[tf.Tensor],
-    ) -> None:
+    def _next_part(self) -> str:
         part = f"{self._directory}/part_{len(self._parts)}"
-        tf.raw_ops.SaveV2(
-            prefix=part,
-            tensor_names=list(names),
-            shape_and_slices=list(slices),
-            tensors=list(tensors),
-        )
         self._parts.append(part)
+        return part
 
 
 def read_rows(
