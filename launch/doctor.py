@@ -19,116 +19,67 @@ from tfdistill.doctor import command
 from tfdistill.doctor import examination
 from tfdistill.system import programs
 
-_SLOW_DATA = (
-    "Look at where the data lie: a mount that hangs, or a shuffle buffer that "
-    "takes long to fill. What is prepared once, such as a vocabulary, takes "
-    "minutes the first time: raise --limit_secs."
+_REMEDY = (
+    "Correct the recipe's arguments (--override=path=...): data and model must "
+    "have the same sizes, and the files be the same on every task's host. What "
+    "is prepared once, such as a vocabulary, takes minutes the first time: "
+    "raise --limit_secs."
 )
 
 
-class RecipeChecks:
-    """Makes the checks of one recipe; they share its data and its student."""
-
-    def __init__(
-        self, recipe: recipes.Recipe, *, limit_secs: float = 60.0
-    ) -> None:
-        """Loads nothing yet."""
-        self._recipe = recipe
-        self._limit_secs = limit_secs
-        self._student: Any = None
-        self._spec: Any = None
-
-    def __call__(self, cluster: tfdistill.Cluster) -> Iterable[check.Check]:
-        """Returns the checks."""
+def _checks_of(recipe: recipes.Recipe, limit_secs: float) -> examination.More:
+    def checks(cluster: tfdistill.Cluster) -> Iterable[check.Check]:
+        student: list[Any] = []  # Its graph, once the data were read.
         yield check.Check(
             examination.DATA,
-            lambda: self._data(cluster),
-            self._limit_secs,
-            _SLOW_DATA,
+            lambda: _data(recipe, cluster, student),
+            limit_secs,
+            _REMEDY,
         )
-        yield examination.teachers_check(
-            cluster,
-            self._limit_secs,
-            peers=lambda: cluster.peers,
-            student=self._described,
+        yield examination.teachers_check(cluster, limit_secs, student=student)
+
+    return checks
+
+
+def _data(
+    recipe: recipes.Recipe, cluster: tfdistill.Cluster, student: list[Any]
+) -> Iterator[check.Result]:
+    """Reads a batch of each data set, and has the student predict it."""
+    # Only here: wrong options are reported before seconds of imports.
+    import keras
+
+    from launch import task
+    from tfdistill.exports import student_graph
+
+    workload = recipe.workload()
+    keras.config.set_dtype_policy(workload.dtype_policy)
+    train, validation = task.open_data(workload, cluster)
+    model = task.make_student(workload)
+    for kind, dataset in (("training", train), ("validation", validation)):
+        yield check.ok(
+            examination.DATA, f"{kind}: {_first_batch(dataset, model)}"
         )
-
-    def _data(self, cluster: tfdistill.Cluster) -> Iterator[check.Result]:
-        """Reads one batch of each data set, and predicts with the student."""
-        # Only here: wrong options are reported before seconds of imports.
-        import keras
-
-        from launch import task
-        from tfdistill import data_checks
-
-        name = examination.DATA
-        try:
-            workload = self._recipe.workload()
-            keras.config.set_dtype_policy(workload.dtype_policy)
-            datasets = task.open_data(workload, cluster)
-            student = task.make_student(workload)
-        except (data_checks.DataError, recipes.OptionsError) as error:
-            yield check.failed(
-                name,
-                str(error),
-                "Correct the recipe's arguments (--override=path=...); the "
-                "files must be the same on every task's host.",
-            )
-            return
-        for kind, dataset in zip(
-            ("training", "validation"), datasets, strict=True
-        ):
-            result = _first_batch(kind, dataset, student)
-            yield result
-            if result.status == check.FAILED:
-                return
-        self._student, self._spec = student, datasets[0].element_spec[0]
-
-    def _described(self) -> Any:
-        """Returns the student, as teachers must agree with it."""
-        if self._student is None:
-            return None  # The data were at fault: its own export must do.
-        from tfdistill.exports import student_graph
-
-        return student_graph.StudentGraph(self._student, self._spec)
+    student.append(student_graph.StudentGraph(model, train.element_spec[0]))
 
 
-def _first_batch(kind: str, dataset: Any, student: Any) -> check.Result:
-    """Reads a batch, and has the student predict it."""
-    import numpy as np
+def _first_batch(dataset: Any, student: Any) -> str:
     import tensorflow as tf
 
-    name = examination.DATA
-    remedy = (
-        "Give the data and the model the same sizes, and look at the first "
-        "rows of the files."
-    )
-    try:
-        batch = next(iter(dataset))
-        inputs, labels = batch[0], batch[1]
+    for inputs, labels, *_ in dataset:
         outputs = student(inputs, training=False)
-    except StopIteration:
-        return check.failed(
-            name,
-            f"the {kind} data have no batch for this task",
-            "Lower batch_size or the number of groups and "
-            "workers, or give it more data.",
+        for leaf in tf.nest.flatten((inputs, labels, outputs)):
+            if leaf.dtype.is_floating:
+                tf.debugging.assert_all_finite(leaf, "not all are finite")
+        shapes = tf.nest.map_structure(lambda t: tuple(t.shape), inputs)
+        return (
+            f"the first batch has inputs {shapes}, labels "
+            f"{tuple(labels.shape)}; the student predicts "
+            f"{tuple(outputs.shape)}"
         )
-    except (OSError, TypeError, ValueError, tf.errors.OpError) as error:
-        return check.failed(name, f"the {kind} data: {error}", remedy)
-    shapes = tf.nest.map_structure(lambda t: tuple(t.shape), inputs)
-    seen = (
-        f"{kind}: the first batch has inputs {shapes}, labels "
-        f"{tuple(labels.shape)}; the student predicts {tuple(outputs.shape)}"
+    raise ValueError(
+        "The data have no batch for this task: lower batch_size or the number "
+        "of groups and workers, or give it more data."
     )
-    floats = [
-        leaf.numpy()
-        for leaf in tf.nest.flatten((inputs, labels, outputs))
-        if leaf.dtype.is_floating
-    ]
-    if not all(np.isfinite(np.asarray(f, np.float64)).all() for f in floats):
-        return check.failed(name, f"{seen}; not all values are finite", remedy)
-    return check.ok(name, seen)
 
 
 def _add_options(options: programs.Flags) -> None:
@@ -145,9 +96,7 @@ def _run(options: programs.Options) -> int:
         recipe = recipe_options.recipe(options)
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
-    more: examination.More | None = None
-    if recipe is not None:
-        more = RecipeChecks(recipe, limit_secs=options.limit_secs)
+    more = _checks_of(recipe, options.limit_secs) if recipe else None
     return command.examine(options, more=more)
 
 

@@ -109,7 +109,7 @@ def _peers(**environ):
 
 def test_groups_that_could_not_meet():
     (seen,) = _peers(num_groups="2", group="0")
-    assert "no exchange" in seen
+    assert "needs an exchange" in seen
     (seen,) = _peers(num_groups="2", exchange="/hub")
     assert "every group would be group 0" in seen
     (seen,) = _peers(exchange="/hub")

@@ -80,27 +80,17 @@ def test_the_data_of_a_recipe_are_read(monkeypatch, tmp_path, capsys):
     assert teachers["status"] == check.SKIPPED
 
 
-def test_data_that_are_not_there(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
-    code, (data, _) = _data(capsys, "data.arguments.no_such=1")
-    assert code == 1
-    assert data["status"] == check.FAILED
-    assert "no_such" in data["seen"]
-    assert "data.arguments" in data["remedy"]
-
-
 @pytest.mark.parametrize(
     ("examples", "batch", "seen"),
     [
         (0, 4, "have no batch for this task"),
-        (4, 4, "not all values are finite"),
-        (4, 3, "the training data: "),
+        (4, 4, "not all are finite"),
+        (4, 3, "incompatible"),
     ],
 )
 def test_data_that_do_not_fit_the_model(examples, batch, seen):
     student = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     inputs = np.full((examples, batch), np.nan, np.float32)
     dataset = tf.data.Dataset.from_tensor_slices((inputs, np.zeros(examples)))
-    found = doctor._first_batch("training", dataset.batch(4), student)
-    assert found.status == check.FAILED
-    assert seen in found.seen
+    with pytest.raises((ValueError, tf.errors.OpError), match=seen):
+        doctor._first_batch(dataset.batch(4), student)

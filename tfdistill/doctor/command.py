@@ -92,23 +92,19 @@ def examine(
     """Examines this task as the options say; `more` makes further checks."""
     # What TensorFlow says of itself at its start is no finding.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    asked = examination.Options(
-        limit_secs=options.limit_secs,
-        wait_secs=options.wait_secs,
-        reach=not options.no_reach,
-        tensorflow=not options.no_tensorflow,
-    )
     console = rich.console.Console(
         file=sys.stdout, no_color=options.plain or None, soft_wrap=True
     )
-    results, all_ended = [], True
+    results: list[check.Result] = []
+    all_ended = True
     # What data and libraries print must not break the document.
     aside = sys.stderr if options.json else sys.stdout
     with contextlib.redirect_stdout(aside):
-        for result, ended in examination.examine(asked, more=more):
-            results.append(result)
+        for asked in examination.checks(options, more):
+            found, ended = check.run(asked)
+            results += found
             all_ended = all_ended and ended
-            if not options.json:
+            for result in () if options.json else found:
                 show(console, result)
     if options.json:
         print(json.dumps(document(results), indent=2), flush=True)

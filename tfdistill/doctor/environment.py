@@ -49,30 +49,23 @@ def peers(
 ) -> Iterator[check.Result]:
     """Checks what makes several groups work together."""
     environ = os.environ if environ is None else environ
-    if cluster.num_groups == 1:
-        has_number = "TFDISTILL_NUM_GROUPS" in environ
-        if "TFDISTILL_EXCHANGE" in environ and not has_number:
-            yield check.warning(
-                ENVIRONMENT,
-                "TFDISTILL_EXCHANGE is set and TFDISTILL_NUM_GROUPS is not: "
-                "this is one group, and it learns from nobody",
-                "export TFDISTILL_NUM_GROUPS and TFDISTILL_GROUP for each "
-                "task.",
-            )
-        return
-    if cluster.exchange is None:
-        yield check.failed(
+    has_number = "TFDISTILL_NUM_GROUPS" in environ
+    if "TFDISTILL_EXCHANGE" in environ and not has_number:
+        yield check.warning(
             ENVIRONMENT,
-            f"{cluster.num_groups} groups have no exchange to meet in",
-            "export TFDISTILL_EXCHANGE, a directory or URL that all groups "
-            "reach, or TFDISTILL_WORKDIR.",
+            "TFDISTILL_EXCHANGE is set and TFDISTILL_NUM_GROUPS is not: this "
+            "is one group, and it learns from nobody",
+            "export TFDISTILL_NUM_GROUPS and TFDISTILL_GROUP for each task.",
         )
-    if "TFDISTILL_GROUP" not in environ:
+    if cluster.num_groups > 1 and (
+        cluster.exchange is None or "TFDISTILL_GROUP" not in environ
+    ):
         yield check.failed(
             ENVIRONMENT,
-            f"TFDISTILL_GROUP is not set in a run of {cluster.num_groups} "
-            "groups: every group would be group 0",
-            "export TFDISTILL_GROUP, from 0 up, for each task.",
+            f"a run of {cluster.num_groups} groups needs an exchange to meet "
+            "in, and TFDISTILL_GROUP, or every group would be group 0",
+            "export TFDISTILL_EXCHANGE (or TFDISTILL_WORKDIR), a directory or "
+            "URL that all groups reach, and TFDISTILL_GROUP, from 0 up.",
         )
 
 

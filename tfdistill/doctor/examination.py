@@ -3,10 +3,10 @@
 Those that need no TensorFlow come first.
 """
 
-import dataclasses
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from tfdistill.cluster import identity
@@ -14,6 +14,7 @@ from tfdistill.doctor import check
 from tfdistill.doctor import environment
 from tfdistill.doctor import reach
 from tfdistill.doctor import storage
+from tfdistill.system import programs
 
 DATA = "data"
 TEACHERS = "teachers"
@@ -23,34 +24,14 @@ _SLOW_STORAGE = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """What to examine, how long each check and the wait for others may take."""
-
-    limit_secs: float = 60.0
-    wait_secs: float = 60.0
-    reach: bool = True
-    tensorflow: bool = True
-
-
 # Makes the checks of what the library does not know, such as recipes.
 More = Callable[[identity.Cluster], Iterable[check.Check]]
 
 
-def examine(
-    options: Options, *, more: More | None = None
-) -> Iterator[tuple[check.Result, bool]]:
-    """Yields each result as it comes, and whether its check has ended.
-
-    The checks that `more` makes come last.
-    """
-    for asked in _checks(options, more):
-        results, ended = check.run(asked)
-        for result in results:
-            yield result, ended
-
-
-def _checks(options: Options, more: More | None) -> Iterator[check.Check]:
+def checks(
+    options: programs.Options, more: More | None = None
+) -> Iterator[check.Check]:
+    """Yields the checks that the options ask for; those of `more` come last."""
     limit_secs = options.limit_secs
     cluster, result = environment.cluster_of()
     yield check.Check(environment.ENVIRONMENT, lambda: [result], limit_secs)
@@ -67,7 +48,7 @@ def _checks(options: Options, more: More | None) -> Iterator[check.Check]:
     yield check.Check(
         reach.REACH,
         lambda: reach.examine(
-            cluster, reach=options.reach, wait_secs=options.wait_secs
+            cluster, reach=not options.no_reach, wait_secs=options.wait_secs
         ),
         # An address that does not answer takes its time, too.
         options.wait_secs + 30.0,
@@ -79,7 +60,7 @@ def _checks(options: Options, more: More | None) -> Iterator[check.Check]:
         limit_secs,
         _SLOW_STORAGE,
     )
-    if not options.tensorflow:
+    if options.no_tensorflow:
         return
     yield check.Check(
         environment.TENSORFLOW, environment.of_tensorflow, limit_secs
@@ -91,17 +72,12 @@ def _checks(options: Options, more: More | None) -> Iterator[check.Check]:
 
 
 def teachers_check(
-    cluster: identity.Cluster,
-    limit_secs: float,
-    *,
-    peers: Callable[[], tuple[int, ...]] | None = None,
-    student: Callable[[], Any] | None = None,
+    cluster: identity.Cluster, limit_secs: float, student: Sequence[Any] = ()
 ) -> check.Check:
     """Returns the check of the newest versions of a group's peers.
 
-    `peers` returns the groups to learn from (default: all others), and
-    `student` the `StudentGraph` to compare them with; without one the group's
-    own newest version stands for it.
+    `student` has the `StudentGraph` to compare them with by then; without one
+    the group's own newest version stands for it.
     """
 
     def make() -> Iterator[check.Result]:
@@ -110,11 +86,7 @@ def teachers_check(
         from tfdistill.exchange import reader as reader_lib
 
         reader = reader_lib.VersionReader(cluster.exchange)
-        found = (student() if student else None) or teachers.own_export(
-            reader, cluster.group
-        )
-        yield from teachers.examine(
-            reader, peers() if peers else cluster.peers, found
-        )
+        own = [*student] or [teachers.own_export(reader, cluster.group)]
+        yield from teachers.examine(reader, cluster.peers, *own)
 
     return check.Check(TEACHERS, make, limit_secs, _SLOW_STORAGE)
