@@ -395,7 +395,6 @@ def test_a_recipe_is_checked_before_it_is_sent(capsys):
         return _refused(capsys, *given, *more, command=())
 
     assert "num_stepz" in refused("--override=num_stepz=7")
-    assert "global_batch_size" in refused("--workers_per_group=65")
     given[-1] = "--recipe=config.json"
     assert "`recipe` must be one of" in refused()
     assert all(re.fullmatch(r"\w+", name) for name in recipes.RECIPES)

@@ -45,16 +45,6 @@ def test_tasks_of_two_groups_of_two_workers(tmp_path):
             assert "GRPC_FAIL_FAST" not in environ
 
 
-def test_single_tasks_need_no_port_and_no_config(tmp_path):
-    topology = _topology(tmp_path, num_groups=3)
-    assert topology.num_ports == 0
-    tasks = [task for tasks in topology.tasks([]) for task in tasks]
-    assert [task.cluster.group for task in tasks] == [0, 1, 2]
-    for task in tasks:
-        assert "TF_CONFIG" not in task.env
-        assert task.env["TFDISTILL_NUM_GROUPS"] == "3"
-
-
 def test_parameter_servers_come_with_a_chief(tmp_path):
     topology = _topology(tmp_path, workers_per_group=1, ps_per_group=2)
     ((chief, worker, ps0, ps1),) = topology.tasks([1, 2, 3, 4])

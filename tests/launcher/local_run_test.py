@@ -81,33 +81,6 @@ def test_the_users_own_key_is_passed_on(tmp_path, monkeypatch):
             local_run.LocalRun(topology)
 
 
-def test_every_task_runs_with_its_own_identity(tmp_path):
-    topology = tasks.topology(
-        tmp_path,
-        "print(GROUP, TYPE, INDEX, json.dumps(CONFIG.get('cluster')))",
-        num_groups=2,
-        workers_per_group=2,
-    )
-    result = tasks.run(topology)
-    assert result.exit_code == 0
-    assert [group.state for group in result.groups] == ["done", "done"]
-    assert result.groups[0].exit_codes == {
-        "group_0_worker_0": 0,
-        "group_0_worker_1": 0,
-    }
-    addresses = set()
-    for group in (0, 1):
-        clusters = []
-        for index in (0, 1):
-            log = topology.logs_dir / f"group_{group}_worker_{index}.log"
-            *who, cluster = log.read_text().split(maxsplit=3)
-            assert who == [str(group), "worker", str(index)]
-            clusters.append(json.loads(cluster))
-        assert clusters[0] == clusters[1]
-        addresses |= set(clusters[0]["worker"])
-    assert len(addresses) == 4
-
-
 @pytest.mark.parametrize(
     "end, code, reason",
     [

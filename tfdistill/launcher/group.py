@@ -287,9 +287,6 @@ class SupervisedGroup:
         messages = self._look(now)
         if self._end is None:
             messages += self._restart_workers(now)
-        warning = self._start_limit.warning(now=now)
-        if warning and self._end is None:
-            messages.append(f"group {self._group}: {warning}")
         return messages
 
     def _finish(self) -> list[str]:

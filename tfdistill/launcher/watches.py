@@ -44,7 +44,6 @@ class StartLimit:
         self._launch = now
         self._appeared: float | None = None
         self._over = limit_secs == 0
-        self._warned = False
 
     def late(self, running: Sequence[str], *, now: float) -> str | None:
         """Returns a text for the user once a limit has passed, else None.
@@ -69,20 +68,6 @@ class StartLimit:
         if absent:
             return self._message(absent, "did not appear")
         return self._message(waited_for, "appeared but did not connect")
-
-    def warning(self, *, now: float) -> str | None:
-        """Returns a warning, once, at half the limit with no task in sight."""
-        half = self._launch + self._limit_secs / 2
-        if self._over or self._warned or self._appeared is not None:
-            return None
-        if now < half:
-            return None
-        self._warned = True
-        return (
-            "no task has reached tfdistill.make_strategy yet; the group will "
-            f"be stopped {self._limit_secs:g} s after its launch. For a "
-            "script that does not use tfdistill pass --start_timeout_secs=0."
-        )
 
     def unseen(self, *, has_metrics: bool) -> str | None:
         """Returns a warning if all tasks have ended and none had appeared.
