@@ -34,6 +34,7 @@ build_dlrm = dlrm_lib.build_dlrm
 def workload(
     learning_rate: float = 1e-3,
     initial_accumulator_value: float = 0.1,
+    decays_linearly: bool = False,
     batch_size: int = 512,
     num_steps: int = 36_000,
     evaluate_every_steps: int = 2000,
@@ -76,7 +77,12 @@ def workload(
         evaluate_every_steps=evaluate_every_steps,
         steps_per_execution=steps_per_execution,
         optimizer=lambda: keras.optimizers.Adagrad(
-            learning_rate, initial_accumulator_value=initial_accumulator_value
+            keras.optimizers.schedules.PolynomialDecay(
+                learning_rate, num_steps, 0.0
+            )
+            if decays_linearly
+            else learning_rate,
+            initial_accumulator_value=initial_accumulator_value,
         ),
         loss=keras.losses.BinaryCrossentropy(from_logits=True),
         metrics=lambda: [keras.metrics.AUC(from_logits=True, name="auc")],

@@ -122,6 +122,8 @@ def workload(
 
 def small(
     learning_rate: float = 3e-3,
+    weight_decay: float | None = None,
+    decays: bool = False,
     batch_size: int = 32,
     num_steps: int = 1500,
     evaluate_every_steps: int = 150,
@@ -140,16 +142,28 @@ def small(
     """Returns a short run on a million tokens of reviews: minutes on a core.
 
     A group sees its half three times: a constant learning rate, so that runs
-    can be compared at any step. Set `num_train_tokens` for more or less text.
+    can be compared at any step; with `decays`, one that falls to zero by a
+    cosine. Set `num_train_tokens` for more or less text.
     Further arguments are those of `workload`.
     """
     given = dict(locals())
+    del given["weight_decay"], given["decays"]
+
+    def optimizer() -> keras.optimizers.Optimizer:
+        schedules, rate = keras.optimizers.schedules, learning_rate
+        kind: Any = keras.optimizers.Adam
+        if weight_decay is not None:
+            kind = tfdistill.optimizers.with_kernel_decay(kind, coupled=False)
+        return kind(
+            schedules.CosineDecay(rate, num_steps) if decays else rate,
+            weight_decay=weight_decay,
+            global_clipnorm=1.0,
+        )
+
     return dataclasses.replace(
         workload(**given.pop("others"), **given),
         checkpoints="none",
-        optimizer=lambda: keras.optimizers.Adam(
-            learning_rate, global_clipnorm=1.0
-        ),
+        optimizer=optimizer,
     )
 
 

@@ -107,7 +107,9 @@ def _check_program(name, arguments):
     recipe = getattr(options, "recipe", None)
     if recipe and not recipe.endswith(".json"):
         changes = getattr(options, "override", [])
-        recipes.override(recipes.get(recipe), changes)
+        found, method = recipes.get(recipe), getattr(options, "method", None)
+        found = found.by_method(method) if method else found
+        recipes.override(found, changes)
     if name == "launch.compare":
         compare._setup(options)
         assert compare._variants(options)

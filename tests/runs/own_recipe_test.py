@@ -1,0 +1,59 @@
+"""A user's own file runs by the same commands as our recipes."""
+
+import json
+import shutil
+
+import pytest
+
+from launch import compare
+from launch import local
+from tests.programs import own_recipe
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout_secs(300),
+    pytest.mark.usefixtures("no_process_left"),
+]
+
+
+def test_two_groups_train_by_a_file_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(own_recipe.__file__, "mine.py")
+    code = local.main(
+        [
+            *("--num_groups=2", "--workers_per_group=2", "--workdir=run"),
+            *("--recipe=mine.py", "--override=units=8", "--override=seed=3"),
+            "--override=start_together_secs=60",
+        ]
+    )
+    assert code == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["mean"]["accuracy"] > 0.8
+    assert [len(group["teachers"]) for group in results["groups"]] == [1, 1]
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["recipe"] == str(tmp_path / "mine.py")
+    assert config["arguments"]["units"] == 8
+    # The file is enough to repeat the run.
+    again = ["--num_groups=2", "--workdir=again", "--recipe=run/config.json"]
+    assert local.main(again) == 0
+
+
+def test_methods_are_compared_on_a_module_of_the_user(tmp_path, capsys):
+    methods = "independent,label_smoothing,codistill,averaging"
+    code = compare.main(
+        [
+            *("--recipe=tests.programs.own_recipe", f"--workdir={tmp_path}"),
+            *(f"--methods={methods}", "--trials=1"),
+            "--sweep=large_group:rate=0.1,0.2",
+        ]
+    )
+    assert code == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert list(report["methods"]) == [
+        *methods.split(","),
+        "large_group[rate=0.1]",
+        "large_group[rate=0.2]",
+    ]
+    for method in report["methods"].values():
+        assert method["figures"]["accuracy"]["mean"] > 0.6
+    assert report["recipe"] == "tests.programs.own_recipe"
