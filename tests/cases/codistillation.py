@@ -170,6 +170,11 @@ def outputs_of_teachers(
     return [o.numpy() for o in soft.outputs[0]], soft.weights.numpy()
 
 
+def teacher_variables(model: Any) -> list[tf.Variable]:
+    """Where the first teacher's version in use lies."""
+    return model.teachers._teachers[0]._place._variables
+
+
 def never() -> tfdistill.callbacks.TeacherLoader:
     """A loader that is never due, so that a test decides on refreshes."""
     return tfdistill.callbacks.TeacherLoader(every_steps=10**9)
