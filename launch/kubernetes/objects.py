@@ -1,7 +1,6 @@
 """A run as objects of Kubernetes: services, policies, Jobs and JobSets."""
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from launch.kubernetes import run as run_lib
@@ -26,10 +25,13 @@ def labels(run: run_lib.Run, group: int) -> dict[str, str]:
 
 def metadata(run: run_lib.Run, group: int, name: str) -> dict[str, Any]:
     """Returns the metadata of an object of one group."""
-    found: dict[str, Any] = {"name": name, "labels": labels(run, group)}
-    if run.namespace is not None:
-        found["namespace"] = run.namespace
-    return found
+    own = labels(run, group)
+    return _given(name=name, labels=own, namespace=run.namespace)
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    """Returns the fields that are not None."""
+    return {name: v for name, v in fields.items() if v is not None}
 
 
 def template(
@@ -37,50 +39,39 @@ def template(
     group: int,
     task_type: str,
     *,
-    extra_env: list[dict[str, Any]] | None = None,
-    **spec: Any,
+    extra_env: list[dict[str, Any]],
+    subdomain: str | None,
 ) -> dict[str, Any]:
     """Returns the template of the pods of one type of task.
 
-    `extra_env` comes before all other variables; `spec` holds the fields of the
-    pod that differ between the forms.
+    `extra_env` comes before all other variables.
     """
-    pod: dict[str, Any] = {
-        **spec,
+    user = run.run_as_user
+    pod = _given(
+        restartPolicy="Never",
+        subdomain=subdomain,
         # Then no process of ours is number 1, whose SIGTERM the kernel drops
         # if it has no handler: in imports, and in servers.
-        "shareProcessNamespace": True,
-        "terminationGracePeriodSeconds": _GRACE_SECS,
-        "enableServiceLinks": False,
-        "containers": [_container(run, group, task_type, extra_env or [])],
-        "volumes": _volumes(run),
-    }
-    if run.service_account is not None:
-        pod["serviceAccountName"] = run.service_account
-    else:
-        # No task talks to Kubernetes.
-        pod["automountServiceAccountToken"] = False
-    if run.run_as_user is not None:
-        user = run.run_as_user
-        pod["securityContext"] = {
+        shareProcessNamespace=True,
+        terminationGracePeriodSeconds=_GRACE_SECS,
+        enableServiceLinks=False,
+        containers=[_container(run, group, task_type, extra_env)],
+        volumes=_volumes(run),
+        serviceAccountName=run.service_account,
+        # No task talks to Kubernetes by itself.
+        automountServiceAccountToken=None if run.service_account else False,
+        securityContext=user
+        and {
             "runAsNonRoot": True,
             "runAsUser": user,
             "runAsGroup": user,
             "fsGroup": user,
-        }
-    if run.node_labels:
-        pod["nodeSelector"] = run.node_labels
-    if run.tolerations:
-        pod["tolerations"] = run.tolerations
-    return {
-        "metadata": {
-            "labels": {
-                **labels(run, group),
-                f"{_LABEL}/task-type": task_type,
-            }
         },
-        "spec": pod,
-    }
+        nodeSelector=run.node_labels or None,
+        tolerations=run.tolerations or None,
+    )
+    own = {**labels(run, group), f"{_LABEL}/task-type": task_type}
+    return {"metadata": {"labels": own}, "spec": pod}
 
 
 def _container(
@@ -98,60 +89,49 @@ def _container(
         {"name": name, "value": run_lib.literal(value)}
         for name, value in values.items()
     ]
-    container: dict[str, Any] = {
-        "name": CONTAINER,
-        "image": run.image,
-        "command": [run_lib.literal(part) for part in run.command],
-        "env": extra_env + env,
-        "volumeMounts": _mounts(run),
+    ports = [{"name": "grpc", "containerPort": run_lib.PORT}]
+    return _given(
+        name=CONTAINER,
+        image=run.image,
+        command=[run_lib.literal(part) for part in run.command],
+        env=extra_env + env,
+        ports=ports if run.num_tasks > 1 else None,
+        resources=_resources(run, task_type),
+        volumeMounts=_mounts(run),
         # The last lines of a failed task are then its pod's message.
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-    }
-    if run.num_tasks > 1:
-        container["ports"] = [{"name": "grpc", "containerPort": run_lib.PORT}]
-    if resources := _resources(run, task_type):
-        container["resources"] = resources
-    return container
+        terminationMessagePolicy="FallbackToLogsOnError",
+    )
 
 
-def _resources(run: run_lib.Run, task_type: str) -> Mapping[str, Any]:
+def _resources(run: run_lib.Run, task_type: str) -> dict[str, Any] | None:
     cpus, memory = run.cpus_per_worker, run.memory_per_worker
     if task_type == "ps":
         cpus = run.cpus_per_ps or cpus
         memory = run.memory_per_ps or memory
-    requests: dict[str, str] = {}
-    limits: dict[str, str] = {}
-    if cpus is not None:
-        # No limit: throttled tasks are slow without need.
-        requests["cpu"] = cpus
-    if memory is not None:
-        requests["memory"] = limits["memory"] = memory
+    limits = _given(memory=memory)
     if task_type == "worker" and run.gpus_per_worker:
         limits["nvidia.com/gpu"] = str(run.gpus_per_worker)
-    found = {"requests": requests, "limits": limits}
-    return {name: amounts for name, amounts in found.items() if amounts}
+    # No limit of processors: throttled tasks are slow without need.
+    requests = _given(cpu=cpus, memory=memory)
+    return _given(requests=requests or None, limits=limits or None) or None
 
 
 def _volumes(run: run_lib.Run) -> list[dict[str, Any]]:
-    workdir: dict[str, Any] = {"name": "workdir"}
-    if run.volume_claim is not None:
-        workdir["persistentVolumeClaim"] = {"claimName": run.volume_claim}
-    else:
-        workdir["emptyDir"] = {}
+    claim, secret = run.volume_claim, run.key_secret
+    kept = {"persistentVolumeClaim": {"claimName": claim}}
     # What containers get otherwise, 64 MiB, is too little for NCCL.
     memory = {"medium": "Memory", "sizeLimit": run.shm_size}
-    volumes = [workdir, {"name": "shm", "emptyDir": memory}]
-    if run.key_secret is not None:
-        volumes.append(
-            {
-                "name": "key",
-                "secret": {
-                    "secretName": run.key_secret,
-                    "defaultMode": 0o400,
-                    "items": [{"key": "key", "path": _KEY_FILE}],
-                },
-            }
-        )
+    volumes: list[dict[str, Any]] = [
+        {"name": "workdir", **(kept if claim else {"emptyDir": {}})},
+        {"name": "shm", "emptyDir": memory},
+    ]
+    if secret is not None:
+        found = {
+            "secretName": secret,
+            "defaultMode": 0o400,
+            "items": [{"key": "key", "path": _KEY_FILE}],
+        }
+        volumes.append({"name": "key", "secret": found})
     return volumes
 
 
@@ -219,19 +199,23 @@ def _job(run: run_lib.Run, group: int, task_type: str) -> dict[str, Any]:
     # The others of a group end with the first that is lost, so that one
     # restart of the group may count for each of them.
     retries = run.max_restarts * run.num_tasks
-    spec = _job_spec(run, group, task_type, retries, **_subdomain(run, group))
-    if run.keep_secs is not None:
-        spec["ttlSecondsAfterFinished"] = run.keep_secs
+    subdomain = run.group_name(group) if run.num_tasks > 1 else None
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": metadata(run, group, run.job_name(group, task_type)),
-        "spec": spec,
+        "spec": _job_spec(run, group, task_type, retries, subdomain=subdomain)
+        | _given(ttlSecondsAfterFinished=run.keep_secs),
     }
 
 
 def _job_spec(
-    run: run_lib.Run, group: int, task_type: str, retries: int, **pod: Any
+    run: run_lib.Run,
+    group: int,
+    task_type: str,
+    retries: int,
+    *,
+    subdomain: str | None = None,
 ) -> dict[str, Any]:
     size = run.sizes[task_type]
     return {
@@ -248,8 +232,7 @@ def _job_spec(
             group,
             task_type,
             extra_env=_identity(run, group, task_type),
-            restartPolicy="Never",
-            **pod,
+            subdomain=subdomain,
         ),
     }
 
@@ -271,12 +254,6 @@ def _rules() -> list[dict[str, Any]]:
             "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
         },
     ]
-
-
-def _subdomain(run: run_lib.Run, group: int) -> dict[str, str]:
-    if run.num_tasks == 1:
-        return {}
-    return {"subdomain": run.group_name(group)}
 
 
 def _identity(
@@ -332,42 +309,32 @@ def _jobset(run: run_lib.Run, group: int) -> dict[str, Any]:
     if run.num_tasks > 1:
         # The service that JobSet makes for the hosts of TF_CONFIG.
         network |= {"subdomain": name, "publishNotReadyAddresses": True}
-    spec: dict[str, Any] = {
-        "network": network,
-        "failurePolicy": {
-            "maxRestarts": run.max_restarts,
-            # No task of the last attempt meets one of the next.
-            "restartStrategy": "BlockingRecreate",
-            # Other failures restart the group.
-            "rules": [
-                {
-                    "name": "hopeless",
-                    "action": "FailJobSet",
-                    "onJobFailureReasons": [_BY_RULE],
-                }
-            ],
-        },
-        "replicatedJobs": [
-            {
-                "name": task_type,
-                "replicas": 1,
-                "template": {
-                    "metadata": {"labels": labels(run, group)},
-                    # One lost task is enough to restart the group.
-                    "spec": _job_spec(run, group, task_type, 0),
-                },
-            }
-            for task_type in run.sizes
-        ],
+    # Workers and servers of a chief never end by themselves.
+    chief = {"operator": "All", "targetReplicatedJobs": ["chief"]}
+    hopeless = {
+        "name": "hopeless",
+        "action": "FailJobSet",
+        "onJobFailureReasons": [_BY_RULE],
     }
-    if run.ps_per_group:
-        # Workers and servers never end by themselves.
-        spec["successPolicy"] = {
-            "operator": "All",
-            "targetReplicatedJobs": ["chief"],
+    failures = {
+        "maxRestarts": run.max_restarts,
+        # No task of the last attempt meets one of the next.
+        "restartStrategy": "BlockingRecreate",
+        # Other failures restart the group.
+        "rules": [hopeless],
+    }
+    jobs = [
+        {
+            "name": task_type,
+            "replicas": 1,
+            "template": {
+                "metadata": {"labels": labels(run, group)},
+                # One lost task is enough to restart the group.
+                "spec": _job_spec(run, group, task_type, 0),
+            },
         }
-    if run.keep_secs is not None:
-        spec["ttlSecondsAfterFinished"] = run.keep_secs
+        for task_type in run.sizes
+    ]
     found = metadata(run, group, name)
     if run.queue is not None:
         found["labels"][_QUEUE] = run.queue
@@ -375,5 +342,11 @@ def _jobset(run: run_lib.Run, group: int) -> dict[str, Any]:
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": found,
-        "spec": spec,
+        "spec": _given(
+            network=network,
+            failurePolicy=failures,
+            replicatedJobs=jobs,
+            successPolicy=chief if run.ps_per_group else None,
+            ttlSecondsAfterFinished=run.keep_secs,
+        ),
     }
