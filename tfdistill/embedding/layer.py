@@ -126,7 +126,13 @@ def _refuse(
         return tf.identity(ids)
 
 
-_replaced = threading.local()
+class _Replaced(threading.local):
+    """What this thread's lookups read in place of a layer's own shards."""
+
+    sources: Mapping[int, Any] = {}
+
+
+_replaced = _Replaced()
 
 
 @contextlib.contextmanager
@@ -138,7 +144,7 @@ def rows_from(sources: Mapping[Any, Sequence[Any]]) -> Iterator[None]:
     `RowLayout.with_shards` of their number cuts. It holds in this thread
     only; an outer call's layers keep theirs.
     """
-    before = getattr(_replaced, "sources", {})
+    before = _replaced.sources
     given = {id(layer): list(rows) for layer, rows in sources.items()}
     _replaced.sources = {**before, **given}
     try:
@@ -490,7 +496,7 @@ class ShardedEmbedding(keras.layers.Layer):
         self, ids: tf.Tensor, fields: Any, training: bool | None
     ) -> tf.Tensor:
         """Returns `[number of ids, dim]`."""
-        replaced = getattr(_replaced, "sources", {}).get(id(self))
+        replaced = _replaced.sources.get(id(self))
         sources = replaced or [shard.value for shard in self.shards]
         # A traced inference must not depend on how the layer is called.
         owner = "a ShardedEmbedding" if replaced else f"layer {self.name!r}"

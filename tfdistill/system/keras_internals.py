@@ -106,7 +106,13 @@ def pass_gradients_through(
     optimizer.apply = apply
 
 
-_scaling = threading.local()
+class _Scaling(threading.local):
+    """Whether this thread's losses are left unscaled."""
+
+    is_off = False
+
+
+_scaling = _Scaling()
 
 
 @contextlib.contextmanager
@@ -124,7 +130,7 @@ def losses_of_one_replica() -> Iterator[None]:
         original = getattr(loss_module, name)
         if not hasattr(original, "has_switch"):
             setattr(loss_module, name, _with_switch(original))
-    before = getattr(_scaling, "is_off", False)
+    before = _scaling.is_off
     _scaling.is_off = True
     try:
         yield
@@ -134,7 +140,7 @@ def losses_of_one_replica() -> Iterator[None]:
 
 def _with_switch(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def scale(value: Any) -> Any:
-        is_off = getattr(_scaling, "is_off", False)
+        is_off = _scaling.is_off
         return value if is_off else original(value)
 
     scale.has_switch = True  # type: ignore[attr-defined]
@@ -158,6 +164,11 @@ def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
     return int(optimizer._get_variable_index(variable))
 
 
+def _inner(optimizer: keras.Optimizer) -> keras.Optimizer:
+    """The optimizer that a LossScaleOptimizer wraps; any other is itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def num_batches(optimizer: keras.Optimizer) -> Any:
     """Returns the variable that counts the batches an optimizer was given.
 
@@ -165,7 +176,7 @@ def num_batches(optimizer: keras.Optimizer) -> Any:
     updated the weights. Keras' learning rate schedules count all of them.
     """
     # Under a LossScaleOptimizer, the inner one counts.
-    return getattr(optimizer, "inner_optimizer", optimizer)._iterations
+    return _inner(optimizer)._iterations
 
 
 def share_steps(optimizer: keras.Optimizer, inner: keras.Optimizer) -> None:
@@ -191,7 +202,7 @@ def moving_averages(optimizer: keras.Optimizer) -> list[tuple[Any, Any]]:
     With `use_ema` a finished `fit` leaves the averages in the model. There is
     no public way to them before.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = _inner(optimizer)
     if not keeps_averages(optimizer) or not inner.built:
         return []
     averages = inner._model_variables_moving_average
@@ -201,8 +212,8 @@ def moving_averages(optimizer: keras.Optimizer) -> list[tuple[Any, Any]]:
 
 def keeps_averages(optimizer: keras.Optimizer) -> bool:
     """Whether an optimizer was made with `use_ema`."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return bool(getattr(inner, "use_ema", False))
+    inner = _inner(optimizer)
+    return bool(inner.use_ema)
 
 
 def make_scalars_readable() -> None:

@@ -67,9 +67,9 @@ class FixedTeacher(teacher.Teacher):
                     f"{model.name!r}, which has no variables. Call it once on "
                     "a batch, and load its weights."
                 )
-            path = ""
+            path, default = "", model.name
         elif isinstance(model, str | os.PathLike):
-            path = os.fspath(model)
+            path = default = os.fspath(model)
         else:
             raise ValueError(
                 "A FixedTeacher must be a keras.Model, the path of a .keras "
@@ -77,9 +77,7 @@ class FixedTeacher(teacher.Teacher):
                 f"{type(model).__name__}. Of a KerasHub preset, pass what "
                 "`from_preset` returns."
             )
-        super().__init__(
-            name=name or path or getattr(model, "name", None), weight=weight
-        )
+        super().__init__(name=name or default, weight=weight)
         self._given: Any = model
         self._path = path
         self._trust_graph = trust_graph

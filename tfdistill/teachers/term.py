@@ -26,7 +26,6 @@ from tfdistill.teachers import soft_targets
 from tfdistill.teachers import teacher_list
 from tfdistill.training import global_batch
 from tfdistill.training import steps
-from tfdistill.training import trainer
 from tfdistill.training import weight_mean
 
 # The fraction of predictions for the same class; where an output has no
@@ -281,7 +280,6 @@ class Codistillation:
         self.features: features_lib.Features | None = None
         self._term: DistillationTerm | None = None
         self._graph: student_graph.StudentGraph | None = None
-        self._statistics: trainer.BatchStatistics | None = None
         self._mean_decay: float | None = None
         # Of the student's weights, if somebody has asked for it.
         self.mean: weight_mean.WeightMean | None = None
@@ -481,16 +479,6 @@ class Codistillation:
             for variable, average in averages
         }
 
-    def average_statistics(self, strategy: tf.distribute.Strategy) -> None:
-        """Gives all replicas the mean of the student's batch statistics.
-
-        Replicas keep them apart. A collective: all workers of the group call
-        it at the same step.
-        """
-        if self._statistics is None:
-            self._statistics = trainer.BatchStatistics(self.student, strategy)
-        self._statistics.average()
-
 
 def _map_losses(losses: Any, task_loss: Any) -> Any:
     if isinstance(losses, dict):
@@ -542,7 +530,8 @@ def _settled(
 
 
 def _from_logits(task_loss: Any) -> bool | None:
-    inner = getattr(task_loss, "inner", task_loss)
+    is_global = isinstance(task_loss, global_batch.GlobalBatchLoss)
+    inner = task_loss.inner if is_global else task_loss
     if isinstance(inner, keras.losses.Loss):
         try:
             answer = inner.get_config().get("from_logits")
@@ -564,8 +553,9 @@ def _rows(
     """
     # The whole term is scaled by the greatest share; see `strength`.
     rows = tf.math.divide_no_nan(soft.share_of_rows, tf.reduce_max(soft.shares))
-    shape = getattr(sample_weight, "shape", None)
-    if shape is None or any(size != 1 for size in shape[1:]):
+    if not tf.is_tensor(sample_weight):
+        return rows
+    if any(size != 1 for size in sample_weight.shape[1:]):
         return rows
     return rows * tf.cast(tf.reshape(sample_weight, [-1]), tf.float32)
 

@@ -22,7 +22,14 @@ import tensorflow as tf
 from tfdistill.cluster import replicas
 from tfdistill.system import keras_internals
 
-_active = threading.local()
+
+class _Active(threading.local):
+    """The batch of the step that this thread traces or runs."""
+
+    batch: "GlobalBatch | None" = None
+
+
+_active = _Active()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +68,7 @@ class GlobalBatch:
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Makes this the batch that `GlobalBatchLoss` divides by."""
-        outer = getattr(_active, "batch", None)
+        outer = _active.batch
         _active.batch = self
         try:
             yield
@@ -93,7 +100,7 @@ class GlobalBatch:
     @staticmethod
     def alone_here() -> "GlobalBatch | None":
         """The batch whose `alone` the code here runs in, if it does."""
-        batch = getattr(_active, "batch", None)
+        batch = _active.batch
         return batch if batch is not None and batch.is_alone else None
 
     def cleaned(self, values: Sequence[Any]) -> list[Any]:
@@ -186,7 +193,7 @@ class GlobalBatchLoss(keras.losses.Loss):
         """Returns this replica's share of the loss, a float scalar."""
         if not replicas.in_replica():
             return self.inner(y_true, y_pred, sample_weight)
-        batch = getattr(_active, "batch", None) or GlobalBatch.of(y_pred)
+        batch = _active.batch or GlobalBatch.of(y_pred)
         mask = getattr(y_pred, "_keras_mask", None)
         dtype = self.inner.dtype
         y_true, y_pred = keras.tree.map_structure(
