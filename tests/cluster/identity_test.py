@@ -71,7 +71,7 @@ def test_urls_survive():
 def test_parameter_servers(task_type, index, is_chief):
     cluster = Cluster(task_type=task_type, task_index=index, spec=PS)
     assert cluster.uses_parameter_servers
-    assert (cluster.num_workers, cluster.num_ps) == (2, 2)
+    assert cluster.num_workers == 2
     assert cluster.is_chief == is_chief
 
 
@@ -81,19 +81,6 @@ def test_chief_counts_as_worker_without_parameter_servers():
     assert cluster.num_workers == 3
     assert not cluster.is_chief
     assert Cluster(task_type="chief", spec={"chief": ["a:1"]}).num_workers == 1
-
-
-def test_ring_peers_precede():
-    cluster = Cluster(group=1, num_groups=4)
-    assert cluster.ring_peers() == (0,)
-    assert cluster.ring_peers(2) == (0, 3)
-    assert cluster.ring_peers(3) == (0, 3, 2)
-    assert Cluster().ring_peers() == ()
-    for wrong in (0, 4, -1):
-        with pytest.raises(ValueError, match="num_neighbours.*received"):
-            cluster.ring_peers(wrong)
-    with pytest.raises(ValueError, match="num_neighbours"):
-        Cluster().ring_peers(0)
 
 
 BAD_CONFIGS = {
@@ -250,7 +237,7 @@ def test_forms_of_services(form):
         cluster.address,
         cluster.is_chief,
         cluster.num_workers,
-        cluster.num_ps,
+        len(cluster.spec.get("ps", ())),
     )
     assert cluster.peers == (0,)
     assert Cluster.from_env(cluster.to_env()) == cluster

@@ -259,14 +259,9 @@ class Cluster:
         return environ
 
     @property
-    def num_ps(self) -> int:
-        """Number of parameter servers in this group."""
-        return len(self.spec.get("ps", ()))
-
-    @property
     def uses_parameter_servers(self) -> bool:
         """Whether this group trains under a parameter-server strategy."""
-        return self.num_ps > 0
+        return "ps" in self.spec
 
     @property
     def num_workers(self) -> int:
@@ -313,29 +308,6 @@ class Cluster:
     def peers(self) -> tuple[int, ...]:
         """Indices of all other groups, ascending."""
         return tuple(g for g in range(self.num_groups) if g != self.group)
-
-    def ring_peers(self, num_neighbours: int = 1) -> tuple[int, ...]:
-        """Returns the groups that precede this one round a ring of all groups.
-
-        Args:
-            num_neighbours: How many to return, the nearest first. Default 1.
-
-        Returns:
-            Group indices; empty in a run of one group.
-
-        Raises:
-            ValueError: If there are not that many other groups.
-        """
-        if self.num_groups == 1 and num_neighbours >= 1:
-            return ()
-        if not 1 <= num_neighbours < self.num_groups:
-            raise ValueError(
-                "`num_neighbours` must be between 1 and the number of other "
-                f"groups, {self.num_groups - 1}; received {num_neighbours}. "
-                "Ask for fewer neighbours or start more groups."
-            )
-        steps = range(1, num_neighbours + 1)
-        return tuple((self.group - step) % self.num_groups for step in steps)
 
     @property
     def group_dir(self) -> str | None:

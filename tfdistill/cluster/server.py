@@ -171,8 +171,7 @@ def num_intra_op_threads(cluster: identity.Cluster, num_cores: int) -> int:
     """
     if os.environ.get("TF_NUM_INTRAOP_THREADS"):
         return 0
-    addresses = [a for hosts in cluster.spec.values() for a in hosts]
-    hosts = [address.rpartition(":")[0] for address in addresses]
+    hosts = [a.rpartition(":")[0] for a in cluster.addresses.values()]
     num_here = hosts.count(str(cluster.address).rpartition(":")[0])
     return max(1, num_cores // num_here) if num_here > 1 else 0
 

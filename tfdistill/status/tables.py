@@ -188,12 +188,12 @@ def _notes(run: group.RunStatus, *, errors: bool = True) -> Iterator[str]:
 
 
 def _of_teacher(teacher: Mapping[str, Any]) -> Iterator[str]:
-    name, health = teacher["name"], teacher["health"].replace("_", " ")
+    name, health = teacher["name"], teacher["health"]
     refused = _by_step(teacher["quarantined"])[-_MOST_REFUSED:]
     for step, reason in reversed(refused):
         yield f"{name}, version {step} quarantined: {reason}"
-    if not refused and teacher["reason"]:
-        yield f"{name} is {health}: {teacher['reason']}"
+    if not refused and teacher["reason"] and health != "burn_in":
+        yield f"{name} is {health.replace('_', ' ')}: {teacher['reason']}"
     missed = teacher.get("num_missed", 0)
     asked = missed + teacher.get("num_answers", 0)
     if asked >= _MIN_BATCHES and missed > _MANY_MISSED * asked:
