@@ -4,6 +4,7 @@ Needs neither TensorFlow nor Keras. docs/protocol.md says how a
 version becomes visible and what a reader must check.
 """
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -183,7 +184,8 @@ class Exchange(reader.VersionReader):
             raise
         except Exception as error:
             # It may have failed because a new owner removed its files.
-            self._refuse_lost(draft.group)
+            with contextlib.suppress(OSError):
+                self._confirm(draft.group)
             # A full disk would stay full if only exports that succeed pruned.
             self._try_to_prune(draft.group)
             if isinstance(error, versions.ExportError):
@@ -222,14 +224,6 @@ class Exchange(reader.VersionReader):
             self.prune(group)
         except OSError as error:
             _log.warning("Could not prune group %d: %s", group, error)
-
-    def _refuse_lost(self, group: int) -> None:
-        try:
-            self._confirm(group)
-        except group_claim.ERRORS:
-            raise
-        except (OSError, RuntimeError) as error:
-            _log.debug("The claim of group %d: %s", group, error)
 
     def _confirm(self, group: int) -> None:
         if group in self._claims:

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import operator
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from tfdistill.exchange import filesystem
@@ -47,19 +46,14 @@ class Version:
 
 
 def checksum(
-    file_system: filesystem.FileSystem,
-    path: str,
-    *,
-    max_bytes: int | None = None,
+    file_system: filesystem.FileSystem, path: str
 ) -> manifest_lib.FileEntry:
-    """Returns the size and SHA-256 of a file, of its start beyond a limit."""
+    """Returns the size and SHA-256 of a file."""
     digest = hashlib.sha256()
     size = 0
     for block in file_system.blocks(path):
         digest.update(block)
         size += len(block)
-        if max_bytes is not None and size > max_bytes:
-            break
     return manifest_lib.FileEntry(size, digest.hexdigest())
 
 
@@ -95,7 +89,7 @@ def check_content(file_system: filesystem.FileSystem, version: Version) -> None:
     for name, expected in version.manifest.files.items():
         path = f"{version.path}/{name}"
         try:
-            received = checksum(file_system, path, max_bytes=expected.size)
+            received = checksum(file_system, path)
         except (FileNotFoundError, filesystem.NotRegularFileError) as error:
             raise CorruptVersionError(
                 f"{path} must be a regular file: {error}"
@@ -118,21 +112,12 @@ def copy_content(
     """
     local = filesystem.LocalFileSystem()
     check_listing(file_system, version)
-    for name, expected in version.manifest.files.items():
+    for name in version.manifest.files:
         blocks = file_system.blocks(f"{version.path}/{name}")
-        local.write(f"{directory}/{name}", _at_most(blocks, expected.size))
+        local.write(f"{directory}/{name}", blocks)
     copy = dataclasses.replace(version, path=directory)
     check_listing(local, copy)
     check_content(local, copy)
-
-
-def _at_most(blocks: Iterator[bytes], num_bytes: int) -> Iterator[bytes]:
-    """Yields blocks up to the first beyond a number of bytes."""
-    for block in blocks:
-        yield block
-        num_bytes -= len(block)
-        if num_bytes < 0:
-            return
 
 
 def _check_entry(version: Version, name: str, found: filesystem.Stat) -> None:
