@@ -8,6 +8,11 @@ from typing import Any
 
 from tfdistill.exchange import versions
 
+# A user's own kind of teacher may report less.
+_UNKNOWN_TEACHER: dict[str, Any] = {
+    **{"name": "?", "step": -1, "health": "", "reason": "", "share": None},
+    **{"age_steps": None, "num_quarantined": 0, "quarantined": {}},
+}
 _Pace = collections.deque[tuple[float, float]]
 
 
@@ -60,7 +65,7 @@ class GroupStatus:
     @property
     def teachers(self) -> Sequence[Mapping[str, Any]]:
         """The status of each of its teachers, as its newest line has it."""
-        return self.record.get("teachers", ())
+        return [_UNKNOWN_TEACHER | t for t in self.record.get("teachers", ())]
 
     @property
     def num_quarantined(self) -> int:
