@@ -445,6 +445,7 @@ def test_an_operation_of_tensorflow_makes_a_parent_unfit(real):
 
 
 def test_a_setting_of_tensorflow_made_first_thing_by_the_script(real):
-    assert "oneDNN custom" in _run_real(real, "nothing")
+    if "oneDNN custom" not in _run_real(real, "nothing"):
+        pytest.skip("TensorFlow does not name oneDNN on this processor")
     log = _run_real(real, "setting")
     assert "oneDNN custom" not in log and log.count("begins") == 1
