@@ -224,7 +224,8 @@ class Program:
             parser.set_defaults(**parser.quick)
         options, unknown = parser.parse_known_args(before)
         if unknown:
-            hint = ". A command comes after --" if self.takes_command else ""
+            lacks_command = self.takes_command and not command
+            hint = ". A command comes after --" if lacks_command else ""
             parser.error(f"unknown arguments: {' '.join(unknown)}{hint}")
         if self.takes_command:
             options.command = command
