@@ -80,7 +80,6 @@ def test_a_lost_peer_fades_away_and_counts_again_when_it_is_back(tmp_path):
     data = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(16)
     with commands.starting(tmp_path) as start:
         story = _Story(start)
-        tfdistill.Exchange(tmp_path).wait(1, timeout_secs=_LIMIT_SECS / 2)
         cases.fit(
             model,
             data,
