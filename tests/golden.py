@@ -422,15 +422,17 @@ def read(place: str) -> tuple[Losses, bool]:
 
 def assert_same(found: Losses, expected: Losses, *, to_the_bit: bool) -> None:
     """Compares the losses of a place."""
-    if to_the_bit:
-        assert found == expected
-        return
+    tolerance = 0.0 if to_the_bit else _TOLERANCE
     assert found.keys() == expected.keys()
     for name, losses in expected.items():
         assert found[name].keys() == losses.keys()
         for key, values in losses.items():
             np.testing.assert_allclose(
-                found[name][key], values, _TOLERANCE, err_msg=f"{name}: {key}"
+                found[name][key],
+                values,
+                rtol=tolerance,
+                atol=0.0,
+                err_msg=f"{name}: {key}",
             )
 
 
