@@ -84,7 +84,10 @@ def test_one_update_by_hand(exchange, temperature, shares, sample_weight):
         cases.publish(exchange, cases.linear(group), group=group)
     model = cases.codistill(
         cases.linear(0),
-        cases.peers(exchange, (1, 2), weights=shares),
+        [
+            cases.peers(exchange, [group], weight=share)
+            for group, share in enumerate(shares, 1)
+        ],
         distillation_loss=losses.SoftTargetCrossEntropy(
             temperature=temperature
         ),
