@@ -99,7 +99,7 @@ def _run(options: programs.Options) -> int:
     except ValueError as error:
         raise programs.UsageError(str(error)) from error
     # Only here: wrong options are reported before seconds of imports.
-    from tfdistill import data_checks
+    from tfdistill import data
     from tfdistill import labels
 
     try:
@@ -119,7 +119,7 @@ def _run(options: programs.Options) -> int:
             progress=_progress(steps * workload.batch_size),
         )
     except (
-        data_checks.DataError,
+        data.DataError,
         recipes.OptionsError,
         OSError,
         ValueError,

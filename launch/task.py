@@ -15,7 +15,6 @@ from launch import outputs
 from launch import predictions
 from launch import recipes
 from tfdistill import data
-from tfdistill import data_checks
 from tfdistill import workload as workload_lib
 from tfdistill.follow import screen
 from tfdistill.observe import summaries
@@ -115,7 +114,7 @@ def open_data(
             f"The arguments of the data do not fit: {cause}."
         ) from cause
     except (OSError, ValueError) as cause:
-        raise data_checks.DataError(str(cause)) from cause
+        raise data.DataError(str(cause)) from cause
 
 
 def task_loss(workload: Workload, train: tf.data.Dataset) -> keras.losses.Loss:

@@ -86,13 +86,13 @@ def exit_code_of(error: Exception) -> int:
     """Reports what ended training; returns the exit code of the task."""
     import tensorflow as tf
 
-    from tfdistill import data_checks
+    from tfdistill import data
     from tfdistill.exchange import claim
 
     if isinstance(error, (recipes.OptionsError, claim.GroupClaimedError)):
         logging.error("wrong options: %s", error)
         return EXIT_OPTIONS
-    if isinstance(error, data_checks.DataError):
+    if isinstance(error, data.DataError):
         logging.error("wrong data: %s", error)
         return EXIT_DATA
     traceback.print_exception(error)

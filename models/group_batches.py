@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+import tfdistill
 from tfdistill import data
 
 __all__ = ["check_size", "shuffled_indices"]
@@ -18,7 +19,7 @@ def check_size(batch_size: int, *, num_examples: int, examples: str) -> None:
 
 def shuffled_indices(
     num_examples: int,
-    cluster: data.GroupIdentity,
+    cluster: tfdistill.Cluster,
     *,
     batch_size: int,
     seed: int,

@@ -101,7 +101,7 @@ def workload(
 
 
 def make_datasets(
-    cluster: tfdistill_data.GroupIdentity,
+    cluster: tfdistill.Cluster,
     *,
     batch_size: int,
     mode: str = "disjoint",
@@ -282,7 +282,7 @@ def _check_length(name: str, value: int, above: int, most: int) -> None:
 
 
 def _share(
-    num_positions: int, cluster: tfdistill_data.GroupIdentity, mode: str
+    num_positions: int, cluster: tfdistill.Cluster, mode: str
 ) -> tuple[int, int]:
     """Returns a group's first training position, and how many it has."""
     parts = np.arange(num_positions)

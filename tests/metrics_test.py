@@ -1,7 +1,5 @@
 """Figures of quality and churn against their formulas in NumPy."""
 
-import itertools
-
 import numpy as np
 import pytest
 import sklearn.metrics
@@ -84,18 +82,6 @@ def test_churn_of_opposites_is_one_and_of_equals_zero():
     for metric in (metrics.mean_absolute_churn, metrics.label_churn):
         assert metric(p, p[::-1]) == 1.0
         assert metric(p, p) == 0.0
-
-
-def test_disagreement_is_the_mean_over_all_pairs():
-    models = [probabilities(40, 5, seed=seed) for seed in range(4)]
-    picks = [model.argmax(-1) for model in models]
-    pairs = list(itertools.combinations(picks, 2))
-    expected = np.mean([(a != b).mean() for a, b in pairs])
-    assert metrics.disagreement(models) == pytest.approx(expected)
-    churn = metrics.pairwise_mean(metrics.mean_absolute_churn, models[:2])
-    assert churn == metrics.mean_absolute_churn(*models[:2])
-    with pytest.raises(ValueError, match="at least two models; received 1"):
-        metrics.disagreement(models[:1])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

@@ -14,7 +14,6 @@ if typing.TYPE_CHECKING:
     from tfdistill import callbacks as callbacks
     from tfdistill import contrib as contrib
     from tfdistill import data as data
-    from tfdistill import data_checks as data_checks
     from tfdistill import labels as labels
     from tfdistill import layers as layers
     from tfdistill import losses as losses
@@ -33,7 +32,7 @@ if typing.TYPE_CHECKING:
     from tfdistill.workload import Workload as Workload
 
 _MODULES = (
-    *("callbacks", "contrib", "data", "data_checks", "labels", "layers"),
+    *("callbacks", "contrib", "data", "labels", "layers"),
     *("losses", "metrics", "mixing", "optimizers", "schedules", "teachers"),
 )
 _HOMES = {

@@ -29,8 +29,6 @@ __all__ = [
 ]
 
 _MODES = ("disjoint", "shared", "coordinated")
-# Until recipes name the class itself.
-GroupIdentity = identity.Cluster
 
 
 def group_shard(

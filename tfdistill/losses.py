@@ -325,13 +325,12 @@ class TopKSoftTargetCrossEntropy(SoftTargetCrossEntropy):
             ValueError: If an argument is outside the values above.
         """
         super().__init__(**kwargs)
-        _check_count("k", k)
-        if not isinstance(tail, bool):
+        if k < 1 or k != int(k):
             raise ValueError(
-                f"`tail` must be True or False; received {tail!r}."
+                f"`k` must be a whole number >= 1; received {k!r}."
             )
         self.k = int(k)
-        self.tail = tail
+        self.tail = bool(tail)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, for serialization."""
@@ -372,14 +371,6 @@ class TopKSoftTargetCrossEntropy(SoftTargetCrossEntropy):
         # The lowest number and not -inf, of which a gradient is NaN.
         log_rest = tf.where(in_rest, log_p, log_p.dtype.min)
         return -mass * tf.reduce_logsumexp(log_rest, axis=-1)
-
-
-def _check_count(name: str, value: Any) -> None:
-    is_whole = isinstance(value, numbers.Integral)
-    if isinstance(value, bool) or not is_whole or value < 1:
-        raise ValueError(
-            f"`{name}` must be a whole number >= 1; received {value!r}."
-        )
 
 
 def _gather(values: tf.Tensor, classes: tf.Tensor) -> tf.Tensor:
@@ -545,18 +536,16 @@ class FeatureDistillation:
         Raises:
             ValueError: An argument is not as above.
         """
-        is_list = isinstance(pairs, list | tuple) and len(pairs) > 0
-        if not is_list or not all(_is_pair(pair) for pair in pairs):
+        if not pairs or not all(len(pair) == 2 for pair in pairs):
             raise ValueError(
                 "`pairs` must be a list of (student layer, teacher layer), "
                 f"by their names; received {pairs!r}."
             )
-        is_number = isinstance(weight, numbers.Real)
-        if not (is_number and 0 <= weight < math.inf):
+        if not 0 <= weight < math.inf:
             raise ValueError(
                 f"`weight` must be a finite number >= 0; received {weight!r}."
             )
-        self.pairs = tuple((str(own), str(other)) for own, other in pairs)
+        self.pairs = tuple((own, other) for own, other in pairs)
         self.loss = keras.losses.get(loss)
         self.projection = bool(projection)
         self.weight = float(weight)
@@ -569,11 +558,3 @@ class FeatureDistillation:
             "projection": self.projection,
             "weight": self.weight,
         }
-
-
-def _is_pair(pair: Any) -> bool:
-    return (
-        isinstance(pair, list | tuple)
-        and len(pair) == 2
-        and all(isinstance(name, str) for name in pair)
-    )

@@ -5,8 +5,6 @@ either `[..., classes]` with rows that sum to one, or the probability of "yes"
 of a binary model: `[examples]` or `[examples, 1]`.
 """
 
-import itertools
-from collections.abc import Callable
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,11 +12,9 @@ import numpy.typing as npt
 
 __all__ = [
     "accuracy",
-    "disagreement",
     "label_churn",
     "log_loss",
     "mean_absolute_churn",
-    "pairwise_mean",
     "prediction_difference",
     "relative_prediction_difference",
 ]
@@ -208,46 +204,6 @@ def label_churn(
     """
     first, second = checked_pair(predictions, other_predictions)
     return float(np.mean(_predicted_labels(first) != _predicted_labels(second)))
-
-
-def pairwise_mean(
-    metric: Callable[[npt.ArrayLike, npt.ArrayLike], float],
-    predictions: Sequence[npt.ArrayLike],
-) -> float:
-    """Returns the mean of a metric over all pairs of models.
-
-    Args:
-        metric: A symmetric function of two models' predictions, for instance
-            `mean_absolute_churn`.
-        predictions: One array per model (a group, or a retrain).
-
-    Raises:
-        ValueError: If there are fewer than two models.
-
-    Example:
-        >>> models = [[0.1, 0.2], [0.2, 0.2], [0.3, 0.2]]
-        >>> round(pairwise_mean(mean_absolute_churn, models), 4)
-        0.0667
-    """
-    _check_several(predictions)
-    pairs = itertools.combinations(predictions, 2)
-    return float(np.mean([metric(first, second) for first, second in pairs]))
-
-
-def disagreement(predictions: Sequence[npt.ArrayLike]) -> float:
-    """Returns the mean `label_churn` over all pairs of models.
-
-    Args:
-        predictions: One array of probabilities per model.
-
-    Raises:
-        ValueError: If there are fewer than two models, or they do not fit.
-
-    Example:
-        >>> disagreement([[0.2, 0.9], [0.3, 0.4], [0.1, 0.6]])
-        0.3333333333333333
-    """
-    return pairwise_mean(label_churn, predictions)
 
 
 def prediction_difference(predictions: Sequence[npt.ArrayLike]) -> float:

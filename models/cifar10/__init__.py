@@ -125,7 +125,7 @@ def small(
 
 
 def make_datasets(
-    cluster: tfdistill_data.GroupIdentity,
+    cluster: tfdistill.Cluster,
     *,
     batch_size: int,
     mode: str = "disjoint",

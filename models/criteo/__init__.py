@@ -15,7 +15,6 @@ from models.criteo import converted
 from models.criteo import dlrm as dlrm_lib
 from models.criteo import files
 from models.criteo import rows
-from tfdistill import data
 
 __all__ = [
     "build_dlrm",
@@ -161,7 +160,7 @@ def small(
 
 
 def make_datasets(
-    cluster: data.GroupIdentity,
+    cluster: tfdistill.Cluster,
     *,
     batch_size: int,
     mode: str = "disjoint",

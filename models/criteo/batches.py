@@ -6,6 +6,7 @@ can be sent to other processes, which then read the same files.
 
 import tensorflow as tf
 
+import tfdistill
 from models import group_batches
 from models.criteo import converted
 from models.criteo import rows
@@ -26,7 +27,7 @@ _PARALLEL_READS = 2
 
 def train_batches(
     binary: converted.Binary,
-    cluster: tfdistill_data.GroupIdentity,
+    cluster: tfdistill.Cluster,
     *,
     batch_size: int,
     mode: str = "disjoint",
@@ -93,9 +94,7 @@ def validation_batches(
     return batches.prefetch(tf.data.AUTOTUNE)
 
 
-def _share(
-    num_rows: int, cluster: tfdistill_data.GroupIdentity, mode: str
-) -> range:
+def _share(num_rows: int, cluster: tfdistill.Cluster, mode: str) -> range:
     """Returns the numbers of a group's rows."""
     # Checks `mode` and the number of rows on the way.
     own = tfdistill_data.group_shard(

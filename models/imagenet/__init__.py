@@ -123,7 +123,7 @@ def workload(
 
 
 def make_datasets(
-    cluster: tfdistill_data.GroupIdentity,
+    cluster: tfdistill.Cluster,
     *,
     batch_size: int,
     mode: str = "disjoint",

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+import tfdistill
 from models import places
 from tfdistill import data
 
@@ -37,7 +38,7 @@ class Source(Protocol):
 
     def train(
         self,
-        cluster: data.GroupIdentity,
+        cluster: tfdistill.Cluster,
         *,
         mode: str,
         seed: int,
@@ -125,7 +126,7 @@ class Folders:
 
     def train(
         self,
-        cluster: data.GroupIdentity,
+        cluster: tfdistill.Cluster,
         *,
         mode: str,
         seed: int,
@@ -200,7 +201,7 @@ class Prepared:
 
     def train(
         self,
-        cluster: data.GroupIdentity,
+        cluster: tfdistill.Cluster,
         *,
         mode: str,
         seed: int,

@@ -13,7 +13,6 @@ from models.language_model import batches
 from models.language_model import lstm
 from models.language_model import text
 from models.language_model import tokens
-from tfdistill import data
 
 __all__ = [
     "build_model",
@@ -168,7 +167,7 @@ def small(
 
 
 def make_datasets(
-    cluster: data.GroupIdentity,
+    cluster: tfdistill.Cluster,
     *,
     batch_size: int,
     mode: str = "disjoint",

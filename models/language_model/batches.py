@@ -7,6 +7,7 @@ from the file, which TensorFlow maps into memory.
 import numpy as np
 import tensorflow as tf
 
+import tfdistill
 from models import group_batches
 from models.language_model import tokens
 from tfdistill import data as tfdistill_data
@@ -16,7 +17,7 @@ __all__ = ["share", "train_batches", "validation_batches"]
 
 def train_batches(
     tokens: tokens.Tokens,
-    cluster: tfdistill_data.GroupIdentity,
+    cluster: tfdistill.Cluster,
     *,
     batch_size: int,
     sequence_length: int,
@@ -62,7 +63,7 @@ def validation_batches(
 
 def share(
     tokens: tokens.Tokens,
-    cluster: tfdistill_data.GroupIdentity,
+    cluster: tfdistill.Cluster,
     *,
     mode: str,
 ) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import tfdistill
 from launch import label
 from launch import recipes
 from launch import task
-from tfdistill import data_checks
+from tfdistill import data
 from tfdistill import labels
 
 _STEPS = 12
@@ -92,7 +92,7 @@ def test_the_labels_of_other_steps_or_of_another_group_are_refused(
     given = _recipe().by_method("labels", directory=directory)
     with pytest.raises(tf.errors.InvalidArgumentError, match="other data"):
         _train(tmp_path / "a", given)
-    with pytest.raises(data_checks.DataError, match="complete labels in .*_1"):
+    with pytest.raises(data.DataError, match="complete labels in .*_1"):
         _train(tmp_path / "b", given, group=1)
 
 

@@ -42,12 +42,3 @@ def test_gossip_draws_other_pairs_each_time_and_for_each_seed():
 def test_a_list_is_taken_as_it_is():
     topology = topologies.Topology([4, 2], group=0, num_groups=1)
     assert topology.peers(3) == (2, 4)
-
-
-def test_a_mix_of_pairs_has_a_quorum_of_one():
-    for kind, most in (("gossip", 1), ("ring", 2), ("all", 4)):
-        topology = topologies.Topology(kind, group=0, num_groups=5)
-        for quorum in (most, "all"):
-            topology.check_quorum(quorum)
-        with pytest.raises(ValueError, match=f"which is {most} for group 0"):
-            topology.check_quorum(most + 1)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdistill
-from tfdistill import data_checks
+from tfdistill import data
 
 
 def examples() -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +56,7 @@ def _cases(strategy: tf.distribute.Strategy) -> dict[str, dict[str, Any]]:
         },
         "empty": {"x": rows.batch(4).take(0)},
         # The last: after a step that has failed, collectives fail, too.
-        "faulty": {"x": data_checks.checked(broken.batch(4))},
+        "faulty": {"x": data.checked(broken.batch(4))},
     }
 
 

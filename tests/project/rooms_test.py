@@ -22,7 +22,7 @@ def _table() -> dict[str, set[str]]:
 ROOMS = _table()
 # What `models` and `launch` may use besides the names of `tfdistill.__all__`.
 _PUBLIC = {
-    *("callbacks", "contrib", "data", "data_checks", "labels", "layers"),
+    *("callbacks", "contrib", "data", "labels", "layers"),
     *("losses", "metrics", "mixing", "optimizers", "schedules", "teachers"),
     "workload",
 }

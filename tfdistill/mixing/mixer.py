@@ -213,7 +213,6 @@ class WeightMixer(steps.Mixer):
             num_groups=cluster.num_groups,
             seed=self._seed,
         )
-        self._topology.check_quorum(self._selection.quorum)
         self._find_followers(strategy)
         self._journal = journal_lib.Journal.beside(
             model.trainer.backup, worker=0 if is_chief else cluster.task_index

@@ -75,7 +75,8 @@ class Selection:
             raise ValueError(
                 f"`max_staleness_steps` must be >= 0 or None; received {most}."
             )
-        self.quorum, self._grace_secs, self._clock = quorum, grace_secs, clock
+        self._quorum, self._grace_secs = quorum, grace_secs
+        self._clock = clock
         self._max_staleness_steps = most
         # By group, the newest version in sight when it was missing.
         self._missed: dict[int, int] = {}
@@ -127,7 +128,7 @@ class Selection:
 
     def chosen(self, step: int, groups: Sequence[int]) -> list[int]:
         """Returns the peers to mix with; every worker has read from them."""
-        need = len(groups) if self.quorum == "all" else int(self.quorum)
+        need = len(groups) if self._quorum == "all" else int(self._quorum)
         if self.looks_ahead:
             ready: Collection[int] = set(self._exchange_news().ready)
             ready = set(groups).intersection(ready)

@@ -20,7 +20,7 @@ class Topology:
 
     def __init__(
         self,
-        peers: str | Sequence[int] | None,
+        peers: str | Sequence[int],
         *,
         group: int,
         num_groups: int,
@@ -29,9 +29,9 @@ class Topology:
         """Finds all groups that can be peers, `everyone`.
 
         Args:
-            peers: `"all"`, which None stands for; `"ring"`, the groups before
-                and after this one; `"gossip"`, another group for each mix, or
-                nobody for one group if their number is odd; or group indices.
+            peers: `"all"`; `"ring"`, the groups before and after this one;
+                `"gossip"`, another group for each mix, or nobody for one group
+                if their number is odd; or group indices.
             group: This group's index.
             num_groups: Of the run. A list of peers does without it.
             seed: Of the pairs of `"gossip"`, the same in all groups.
@@ -39,7 +39,7 @@ class Topology:
         Raises:
             ValueError: `peers` is none of these, or there is nobody.
         """
-        self._kind = check_peers(ALL if peers is None else peers)
+        self._kind = check_peers(peers)
         self._group, self._num_groups, self._seed = group, num_groups, seed
         if isinstance(self._kind, tuple):
             found = self._kind
@@ -78,17 +78,6 @@ class Topology:
         if partner >= self._num_groups:
             return ()
         return (int(order[partner]),)
-
-    def check_quorum(self, quorum: int | str) -> None:
-        """Refuses a quorum of more peers than a mix has."""
-        most = 1 if self._kind == GOSSIP else len(self.everyone)
-        if quorum != "all" and int(quorum) > most:
-            raise ValueError(
-                "`quorum` must be at most the number of peers of a mix, which "
-                f"is {most} for group {self._group} of {self._num_groups}; "
-                f"received {quorum}. All mixes would be left out. Pass 'all' "
-                "to mix with all of them only."
-            )
 
 
 def check_peers(peers: Any) -> str | tuple[int, ...]:
