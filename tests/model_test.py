@@ -15,7 +15,6 @@ from tests.cases import codistillation as cases
 from tests.cases import servers
 from tfdistill import losses
 from tfdistill import model as model_lib
-from tfdistill import schedules
 
 _X, _Y = cases.data()
 
@@ -133,58 +132,6 @@ def _plain_values():
     return _values(plain)
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [losses.ForwardKL, losses.ReverseKL, losses.LogitsMeanSquaredError],
-)
-def test_a_student_equal_to_its_teacher_has_nothing_to_learn(exchange, loss):
-    cases.publish(exchange, cases.linear(0))
-    model = cases.codistill(
-        cases.linear(0),
-        cases.peers(exchange),
-        distillation_loss=loss(),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    cases.prepare(model, _X, _Y)
-    cases.load(model, 10)
-    logs = cases.fit(model, _X, _Y, batch_size=16)
-    assert abs(logs["distillation_loss"][0]) < 1e-6
-    for ours, theirs in zip(_values(model), _plain_values(), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-6)
-
-
-def test_binary_outputs(exchange):
-    def build(seed):
-        inputs = keras.Input((4,))
-        model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-        cases.randomize(model, seed)
-        return model
-
-    cases.publish(exchange, build(1))
-    model = cases.codistill(
-        build(0),
-        cases.peers(exchange),
-        loss=keras.losses.BinaryCrossentropy(from_logits=True),
-        distillation_loss=losses.BinarySoftTargetCrossEntropy(),
-    )
-    y = (_Y > 0).astype("float32")[:, None]
-    cases.prepare(model, _X, y)
-    cases.load(model, 10)
-    kernel, bias = _values(model)
-
-    def sigmoid(student):
-        return 1 / (1 + np.exp(-student(_X).numpy()))
-
-    gradient = (2 * sigmoid(model.student) - y - sigmoid(build(1))) / 16
-    cases.fit(model, _X, y, batch_size=16)
-    np.testing.assert_allclose(
-        model.student.variables[0], kernel - 0.1 * _X.T @ gradient, atol=1e-6
-    )
-    np.testing.assert_allclose(
-        model.student.variables[1], bias - 0.1 * gradient.sum(0), atol=1e-6
-    )
-
-
 def test_the_logs_are_means_over_the_epoch(exchange):
     model = _taught(exchange, distillation_weight=0.5)
     logs = cases.fit(model, _X, _Y, batch_size=5, epochs=2)
@@ -196,22 +143,6 @@ def test_the_logs_are_means_over_the_epoch(exchange):
     assert logs["distillation_weight"] == [0.5, 0.5]
     # 4 batches an epoch, the last of which began at step 3, then 7.
     assert logs["teacher_staleness"] == [3 - 10, 7 - 10]
-
-
-@pytest.mark.parametrize(
-    ("weight", "expected"),
-    [
-        (
-            schedules.LinearRamp(start_step=2, end_step=6),
-            [0, 0, 0, 0.25, 0.5, 0.75, 1, 1],
-        ),
-        (lambda step: tf.cast(step % 2, tf.float32) * 3.0, [0, 3, 0, 3]),
-    ],
-)
-def test_a_weight_by_the_step(exchange, weight, expected):
-    model = _taught(exchange, distillation_weight=weight)
-    logs = cases.fit(model, _X, _Y, batch_size=16, epochs=len(expected))
-    assert logs["distillation_weight"] == expected
 
 
 def test_evaluate_and_predict_concern_the_student_alone(exchange):
@@ -370,39 +301,6 @@ def test_dicts_of_inputs_and_outputs(exchange):
         assert same == path.startswith("size"), path
 
 
-def test_lists_of_outputs_by_name(exchange):
-    inputs = keras.Input((4,))
-    student = keras.Model(
-        inputs,
-        [
-            keras.layers.Dense(3, name="a")(inputs),
-            keras.layers.Dense(3, name="b")(inputs),
-        ],
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model = _taught(
-        exchange,
-        student,
-        _X,
-        [_Y, _Y],
-        loss=[loss, loss],
-        # In the other order: names count, not positions.
-        distillation_loss={"b": losses.ForwardKL(), "a": None},
-    )
-    for variable in student.layers[1].variables:  # As the teacher has it.
-        assert variable.path.startswith("a")
-    cases.randomize(student, 1)
-    logs = cases.fit(model, _X, [_Y, _Y], batch_size=16)
-    assert abs(logs["distillation_loss"][0]) < 1e-6
-    student.layers[1].kernel.assign(student.layers[1].kernel + 1)
-    logs = cases.fit(model, _X, [_Y, _Y], batch_size=16)
-    of_b_alone = logs["distillation_loss"][0]
-    student.layers[1].kernel.assign(student.layers[1].kernel + 9)
-    student.layers[2].kernel.assign(student.layers[2].kernel[:, ::-1] * 3)
-    logs = cases.fit(model, _X, [_Y, _Y], batch_size=16)
-    assert logs["distillation_loss"][0] > of_b_alone
-
-
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16"])
 def test_students_of_half_precision(exchange, policy):
     keras.config.set_dtype_policy(policy)
@@ -466,32 +364,6 @@ def test_the_same_data_in_any_form(exchange, reference, make, arguments):
     np.testing.assert_allclose(logs["loss"], expected_logs["loss"], rtol=1e-5)
 
 
-def test_validation_split_and_class_weight(exchange):
-    model = _taught(exchange, metrics=["accuracy"])
-    logs = cases.fit(
-        model,
-        _X,
-        _Y,
-        validation_split=0.25,
-        class_weight={0: 1.0, 1: 0.0, 2: 2.0},
-    )
-    assert {"val_loss", "val_accuracy", "distillation_loss"} <= set(logs)
-    assert "val_distillation_loss" not in logs
-
-
-def test_steps_by_hand(exchange):
-    model = _taught(exchange)
-    reference = _taught(tfdistill.Exchange(exchange.root + "_reference"))
-    logs = model.train_on_batch(_X, _Y, return_dict=True)
-    expected = cases.fit(reference, _X, _Y, batch_size=16)
-    for key in ("loss", "task_loss", "distillation_loss"):
-        np.testing.assert_allclose(logs[key], expected[key][0], rtol=1e-6)
-    for found, value in zip(_values(model), _values(reference), strict=True):
-        np.testing.assert_array_equal(found, value)
-    assert set(model.test_on_batch(_X, _Y, return_dict=True)) == {"loss"}
-    assert model.predict_on_batch(_X).shape == (16, 3)
-
-
 @pytest.mark.parametrize(
     "how", [{"run_eagerly": True}, {"steps_per_execution": 3}]
 )
@@ -519,17 +391,6 @@ def test_fit_goes_on_where_it_stopped(exchange):
     cases.fit(once, _X, _Y, batch_size=8, epochs=2)
     for found, value in zip(_values(twice), _values(once), strict=True):
         np.testing.assert_array_equal(found, value)
-
-
-def test_compiling_again_keeps_the_teachers(exchange):
-    model = _taught(exchange)
-    model.compile(
-        "sgd",
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        distillation_loss=losses.SoftTargetCrossEntropy(),
-        distillation_weight=0.25,
-    )
-    assert cases.fit(model, _X, _Y)["distillation_weight"] == [0.25]
 
 
 # ---- the student's files ----
@@ -604,29 +465,11 @@ def test_a_file_needs_no_class_beyond_keras(tmp_path, compiled):
     assert not keras.models.load_model(tmp_path / "a.keras").compiled
 
 
-def test_weights_are_loaded_into_the_student(tmp_path):
-    model = cases.codistill(cases.linear(1))
-    model.save_weights(tmp_path / "a.weights.h5")
-    other = cases.codistill(cases.linear(9))
-    other.load_weights(tmp_path / "a.weights.h5")
-    for found, value in zip(_values(other), _values(model), strict=True):
-        np.testing.assert_array_equal(found, value)
-
-
 def test_export_is_the_students(tmp_path):
     model = cases.codistill(cases.linear(0))
     model.export(str(tmp_path / "export"), verbose=False)
     loaded = tf.saved_model.load(str(tmp_path / "export"))
     np.testing.assert_allclose(loaded.serve(_X), model.student(_X), rtol=1e-5)
-
-
-def test_the_config_makes_the_student_again():
-    model = cases.codistill(cases.deep(0))
-    again = keras.models.clone_model(model)
-    assert isinstance(again, tfdistill.CodistillModel)
-    assert again.name == model.name
-    again.set_weights(model.get_weights())
-    np.testing.assert_allclose(again(_X), model(_X), rtol=1e-6)
 
 
 def test_a_clone_that_would_lack_the_teachers_is_refused(exchange):
@@ -645,17 +488,6 @@ def test_a_copy_that_would_lack_the_teachers_is_refused(exchange, copied):
     found = copied(alone)
     found = pickle.loads(found) if copied is pickle.dumps else found
     np.testing.assert_allclose(found(_X), alone(_X), rtol=1e-6)
-
-
-def test_layers_and_shapes_are_the_students():
-    student = cases.deep()
-    model = cases.codistill(student)
-    assert model.input_shape == (None, 4) and model.output_shape == (None, 3)
-    assert model.inputs == student.inputs and model.outputs == student.outputs
-    assert model.get_layer(index=1) is student.layers[1]
-    name = student.layers[1].name
-    assert model.get_layer(name) is student.layers[1]
-    model.summary(print_fn=lambda *args, **kwargs: None)
 
 
 def test_keras_tracks_nothing_of_a_teacher(exchange):
@@ -691,49 +523,10 @@ def test_teachers_need_a_distillation_loss(exchange):
         model.compile("sgd", "mse")
 
 
-def test_from_logits_must_be_known(exchange):
-    model = tfdistill.CodistillModel(
-        cases.linear(), teachers=cases.peers(exchange)
-    )
-    with pytest.raises(ValueError, match="from_logits=True or"):
-        model.compile(
-            "sgd", "mse", distillation_loss=losses.SoftTargetCrossEntropy()
-        )
-
-
 @pytest.mark.parametrize("student", [cases.linear, "student", None])
 def test_a_student_is_a_model(student):
     with pytest.raises(ValueError, match="must be a keras.Model; received"):
         tfdistill.CodistillModel(student)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ([1, 2], "received list of int. Pass tfdistill.TeacherSet(exchange"),
-        ("a/path", "received str. Pass tfdistill.TeacherSet(saved_models="),
-        (["a", "b"], "received list of str. Pass tfdistill.TeacherSet(saved"),
-        (["a.keras"], "of str. Pass tfdistill.TeacherSet(models=[path])"),
-        (cases.linear, "Sequential. Pass tfdistill.TeacherSet(models=[model])"),
-    ],
-)
-def test_teachers_of_another_kind_get_a_remedy(given, words):
-    given = given() if callable(given) else given
-    with pytest.raises(ValueError) as caught:
-        tfdistill.CodistillModel(cases.linear(), teachers=given)
-    assert words in str(caught.value)
-
-
-def test_unknown_outputs_are_refused(exchange):
-    inputs = keras.Input((4,))
-    student = keras.Model(inputs, {"a": keras.layers.Dense(3)(inputs)})
-    model = cases.codistill(
-        student,
-        cases.peers(exchange),
-        distillation_loss={"b": losses.ForwardKL(from_logits=True)},
-    )
-    with pytest.raises(ValueError, match=r"\['a'\]; received \['b'\]"):
-        cases.fit(model, _X, {"a": _Y})
 
 
 def test_a_raw_variable_is_refused_before_any_step(exchange):
@@ -769,12 +562,6 @@ def test_a_group_that_others_will_never_hear_is_told(exchange):
             cases.peers(exchange),
             tfdistill.Cluster(num_groups=2),
         )
-
-
-def test_the_model_is_needed_before_its_graph():
-    model = cases.codistill(cases.linear())
-    with pytest.raises(RuntimeError, match="not seen any data yet"):
-        _ = model.graph
 
 
 class _Own(keras.Model):
@@ -879,19 +666,3 @@ def test_outputs_are_found_by_name_as_in_keras(named, model_class):
     assert {"kind_loss", "size_loss", "kind_accuracy"} <= set(plain)
     for name, values in plain.items():
         np.testing.assert_allclose(ours[name], values, rtol=1e-5)
-
-
-def test_one_of_the_outputs_of_a_list_is_distilled_by_name(exchange):
-    model = cases.codistill(
-        _two_outputs(named=False),
-        cases.peers(exchange),
-        loss="mse",
-        distillation_loss={
-            "size": losses.LogitsMeanSquaredError(from_logits=True)
-        },
-    )
-    cases.publish(exchange, _two_outputs(named=False))
-    targets = {"kind": keras.utils.to_categorical(_Y, 3), "size": _X[:, :1]}
-    cases.prepare(model, _X, targets)
-    cases.load(model, 10)
-    assert cases.fit(model, _X, targets)["distillation_loss"][-1] > 0

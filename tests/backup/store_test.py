@@ -19,7 +19,7 @@ def _saved(directory, *steps):
     for step in steps:
         point = steps_lib.TrainingPoint(step=step, **EXTRAS)
         files = {backup_store.HOST: '{"seed": 3}'}
-        store.save(_State(), b"1234", point, files=files)
+        store.save(_State(), b"1234", point, host=files or {})
     return store
 
 
