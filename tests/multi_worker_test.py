@@ -8,7 +8,6 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import training as training_cases
 from tfdistill import data
-from tfdistill.cluster import replicas
 from tfdistill.training import guards
 
 # Real workers run most cases (tests/runs/training_test.py); here are those in
@@ -83,17 +82,6 @@ def test_regularizer_counts_once(two_replicas):
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
-def test_gradient_accumulation_is_refused_on_replicas(two_replicas):
-    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-    training_cases.dense(training_cases.shared).compile(optimizer, "mse")
-    with two_replicas.scope():
-        model = training_cases.dense(training_cases.shared)
-        with pytest.raises(ValueError, match="gradient_accumulation_steps"):
-            model.compile(
-                keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse"
-            )
-
-
 def test_mixed_float16_scales_and_unscales_once(two_replicas):
     def optimizer():
         # From a scale at which nothing overflows: what a replica's own rows
@@ -163,20 +151,6 @@ def test_a_stop_in_mid_epoch_is_heeded(two_replicas):
     assert model.optimizer.iterations.numpy() == 2
 
 
-def test_data_without_a_policy_is_sharded_by_element():
-    dataset = tf.data.Dataset.range(4).batch(2)
-    policy = tf.data.experimental.AutoShardPolicy
-
-    def policy_of(dataset):
-        return dataset.options().experimental_distribute.auto_shard_policy
-
-    assert policy_of(data.by_element(dataset)) == policy.DATA
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = policy.OFF
-    chosen = data.by_element(dataset.with_options(options))
-    assert policy_of(chosen) == policy.OFF
-
-
 @pytest.mark.parametrize(
     "jobs, batch_size, is_marked",
     [
@@ -216,21 +190,6 @@ class _Strategy:
 
 TWO = {"worker": ["a:1", "b:1"]}
 WITH_CHIEF = {"chief": ["c:1"], "worker": ["a:1", "b:1"]}
-
-
-@pytest.mark.parametrize(
-    ("task", "is_chief", "num_workers"),
-    [
-        (("worker", 0, TWO), True, 2),
-        (("worker", 1, TWO), False, 2),
-        (("chief", 0, WITH_CHIEF), True, 3),
-        (("worker", 0, WITH_CHIEF), False, 3),
-    ],
-)
-def test_the_chief_is_one_task(task, is_chief, num_workers):
-    strategy = _Strategy(*task)
-    assert replicas.is_chief(strategy) == is_chief
-    assert replicas.num_workers(strategy) == num_workers
 
 
 def test_writers_run_on_the_chief_only(tmp_path):

@@ -18,8 +18,7 @@ def _saved(directory, *steps):
     store = backup_store.BackupStore(directory, max_to_keep=9)
     for step in steps:
         point = steps_lib.TrainingPoint(step=step, **EXTRAS)
-        files = {backup_store.HOST: '{"seed": 3}'}
-        store.save(_State(), b"1234", point, host=files or {})
+        store.save(_State(), b"1234", point, host={"seed": 3})
     return store
 
 

@@ -1,7 +1,5 @@
 """Tables of keras-rs' configurations, against keras-rs' own layer."""
 
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -144,15 +142,3 @@ def _feature(table, dim=DIM):
 def test_what_the_tables_have_not_is_refused(features, message):
     with pytest.raises(ValueError, match=message):
         tfdistill.layers.FeatureEmbedding(features())
-
-
-def test_weights_are_refused():
-    layer = tfdistill.layers.FeatureEmbedding(_configs())
-    with pytest.raises(ValueError, match="`weights` must be None"):
-        layer(_inputs(), _inputs())
-
-
-def test_without_keras_rs_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "keras_rs", None)
-    with pytest.raises(ImportError, match=r"tfdistill\[recommenders\]"):
-        tfdistill.layers.FeatureEmbedding([None])

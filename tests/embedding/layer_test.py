@@ -8,7 +8,6 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as codistillation_cases
 from tests.cases import embedding as cases
-from tfdistill.embedding import layer as embedding_layer
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 
@@ -40,14 +39,6 @@ def test_each_id_gets_its_row(sharding, num_shards, training):
         ids = tf.constant(ids, tf.int32)
         found = layer(ids, training=training)
         np.testing.assert_array_equal(found, _by_id(layer)[ids.numpy()])
-
-
-@pytest.mark.parametrize(("sharding", "num_shards"), LAYOUTS)
-def test_fields_lie_one_behind_the_other(sharding, num_shards):
-    layer = _layer([5, 2, 6], sharding=sharding, num_shards=num_shards)
-    ids = np.array([[4, 1, 5], [0, 0, 0]])
-    expected = _by_id(layer)[ids + [0, 5, 7]]
-    np.testing.assert_array_equal(layer(ids), expected)
 
 
 @pytest.mark.parametrize(("sharding", "num_shards"), LAYOUTS)
@@ -114,14 +105,6 @@ def test_the_last_axis_of_dense_ids_is_combined(combiner):
     np.testing.assert_array_equal(empty, np.zeros([2, 3]))
 
 
-def test_ragged_ids_without_a_combiner_stay_ragged():
-    layer = _layer()
-    found = layer(tf.ragged.constant(BAGS))
-    assert isinstance(found, tf.RaggedTensor)
-    for row, bag in zip(found, BAGS, strict=True):
-        np.testing.assert_array_equal(row, _by_id(layer)[bag])
-
-
 def test_ragged_inputs_of_a_functional_model():
     inputs = keras.Input((None,), dtype="int64", ragged=True)
     layer = tfdistill.layers.ShardedEmbedding(20, 3, combiner="mean", seed=1)
@@ -144,20 +127,6 @@ def test_mixed_precision_sums_gradients_in_float32():
     np.testing.assert_array_equal(gradient.values, [[1000.0]])
 
 
-def test_replaced_rows_hold_inside_the_context_alone():
-    layer = _layer(num_shards=3)
-    other = np.arange(60, dtype="float32").reshape(20, 3)
-    ids = np.array([4, 4, 9])
-    rows = layer.layout.storage_rows(ids).numpy()
-    before = layer(ids)
-    for sources in ([other], np.split(other, 4)):
-        with embedding_layer.rows_from({layer: sources}):
-            for training in (True, False):
-                found = layer(ids, training=training)
-                np.testing.assert_array_equal(found, other[rows])
-    np.testing.assert_array_equal(layer(ids), before)
-
-
 # ---- ids out of range ----
 
 
@@ -172,14 +141,6 @@ def test_an_id_out_of_range_is_refused_by_name(bad, in_function):
     assert "my_table" in message
     assert f"must be >= 0 and < 20; received {bad}." in message
     assert "oov_index" in message
-
-
-def test_the_message_names_the_field():
-    layer = _layer([20, 5])
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="< 5; received 7 in field 1"
-    ):
-        layer(np.array([[7, 4], [7, 7]]))
 
 
 def test_ids_out_of_range_become_the_chosen_one():
@@ -304,19 +265,6 @@ def test_all_replicas_start_with_the_same_values(two_replicas):
         )
 
 
-def test_the_variance_is_the_whole_table_s(monkeypatch):
-    arguments = {
-        "input_dim": 4000,
-        "dim": 4,
-        "embeddings_initializer": "glorot_uniform",
-    }
-    whole = cases.table(_layer(**arguments)).std()
-    monkeypatch.setattr("tfdistill.embedding.rows.BLOCK_ELEMENTS", 400)
-    blocks = cases.table(_layer(**arguments)).std()
-    np.testing.assert_allclose(blocks, whole, rtol=0.05)
-    np.testing.assert_allclose(whole, (2 / 4004) ** 0.5, rtol=0.05)
-
-
 def test_an_initializer_of_the_user_s_is_called_for_each_block(monkeypatch):
     monkeypatch.setattr("tfdistill.embedding.rows.BLOCK_ELEMENTS", 24)
     shapes = []
@@ -358,42 +306,7 @@ def test_keras_files_keep_the_layer(tmp_path):
     np.testing.assert_array_equal(loaded(x), model(x))
 
 
-def test_a_table_of_another_shape_is_not_loaded():
-    store = {}
-    _layer(20, name="t").save_own_variables(store)
-    with pytest.raises(ValueError, match=r"\(21, 3\); received \(20, 3\)"):
-        _layer(21, name="t").load_own_variables(store)
-
-
-def test_the_configuration_makes_the_layer_again():
-    layer = tfdistill.layers.ShardedEmbedding(
-        np.array([5, 6]),
-        2,
-        embeddings_initializer=keras.initializers.RandomNormal(seed=3),
-        combiner="mean",
-        sharding="contiguous",
-        num_shards=2,
-        oov_index=1,
-        seed=4,
-    )
-    config = layer.get_config()
-    other = tfdistill.layers.ShardedEmbedding.from_config(config)
-    assert other.get_config() == config
-    layer.build()
-    other.build()
-    np.testing.assert_array_equal(cases.table(other), cases.table(layer))
-
-
 # ---- models ----
-
-
-def test_nested_layers_are_found_once():
-    inner = cases.model()
-    inputs = keras.Input((3,), dtype="int32")
-    other = tfdistill.layers.ShardedEmbedding(13, 2, name="other")
-    joined = inner(inputs) + inner(inputs) + keras.ops.sum(other(inputs))
-    found = embedding_layer.layers_of(keras.Model(inputs, joined))
-    assert sorted(layer.name for layer in found) == ["other", "table"]
 
 
 def test_a_plain_keras_model_trains():
@@ -416,24 +329,6 @@ def _trained(num_shards, seed=0):
     return model
 
 
-def test_the_shards_are_one_variable_in_stored_order():
-    model = _trained(3)
-    table, kernel, bias = embedding_layer.variables_of(model)
-    assert isinstance(table, embedding_layer.LogicalTable)
-    assert table.shape.as_list() == [sum(cases.FIELDS), cases.DIM]
-    assert tf.as_dtype(table.dtype) == tf.float32
-    assert table.path == "table/table"
-    layer = model.get_layer("table")
-    np.testing.assert_array_equal(table.value, cases.table(layer))
-    assert [kernel, bias] == model.layers[-1].variables
-
-
-def test_other_variables_stay_as_they_are():
-    model = codistillation_cases.deep()
-    found = embedding_layer.variables_of(model)
-    assert all(a is b for a, b in zip(found, model.variables, strict=True))
-
-
 def test_graphs_do_not_depend_on_the_shards(two_replicas):
     one, three = _graph(_trained(1, seed=1)), _graph(_trained(3, seed=2))
     assert three.fingerprint == one.fingerprint
@@ -444,19 +339,6 @@ def test_graphs_do_not_depend_on_the_shards(two_replicas):
     expected = _trained(3, seed=2)(x)
     np.testing.assert_allclose(one(values, x), expected, rtol=1e-6)
     np.testing.assert_allclose(three(values, x), expected, rtol=1e-6)
-
-
-def test_graphs_do_not_depend_on_the_layer_s_name():
-    def named(name):
-        inputs = keras.Input((2,), dtype="int32")
-        table = tfdistill.layers.ShardedEmbedding([4, 5], 2, name=name)
-        return keras.Model(inputs, table(inputs))
-
-    spec = tf.TensorSpec([None, 2], tf.int32)
-    one, other = (
-        student_graph.StudentGraph(named(name), spec) for name in ("a", "bc")
-    )
-    assert one.fingerprint == other.fingerprint
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
@@ -472,19 +354,6 @@ def test_an_export_predicts_as_the_student_does(tmp_path, num_shards):
         [24, 1],
         [1],
     ]
-
-
-def test_a_snapshot_does_not_follow_the_training():
-    model = cases.model(num_shards=2)
-    writer = saved_model.SavedModelWriter(_graph(model))
-    snapshot = [value.numpy().copy() for value in writer.snapshot()]
-    held = writer.snapshot()
-    student = tfdistill.CodistillModel(model)
-    student.compile(keras.optimizers.Adagrad(0.5), "mse")
-    student.fit(*cases.data(), verbose=0)
-    for value, before in zip(held, snapshot, strict=True):
-        np.testing.assert_array_equal(value, before)
-    assert (writer.snapshot()[0].numpy() != snapshot[0]).any()
 
 
 def _codistill(student, exchange, peers=(1,)):

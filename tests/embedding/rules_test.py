@@ -134,24 +134,6 @@ def test_lazy_adam_by_formula():
     np.testing.assert_allclose(fused.variable, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["momentum", "adagrad", "adam", "ftrl"])
-def test_no_rows_change_nothing(name):
-    start, _ = _start()
-    fused = _Fused(OPTIMIZERS[name](), start)
-    fused.rows(tf.zeros([0], tf.int32), tf.zeros([0, DIM]))
-    np.testing.assert_array_equal(fused.variable, start)
-
-
-def test_slices_for_a_dense_variable_count_as_their_dense_sum():
-    start, _ = _start()
-    one, other = (_Fused(OPTIMIZERS["adam"](), start) for _ in range(2))
-    one.dense(tf.IndexedSlices(tf.ones([3, DIM]), tf.constant([2, 2, 0])))
-    summed = np.zeros_like(start)
-    summed[2], summed[0] = 2, 1
-    other.dense(summed)
-    np.testing.assert_array_equal(one.variable, other.variable)
-
-
 # ---- clipping ----
 
 
@@ -194,16 +176,6 @@ def test_shards_of_a_table_are_clipped_as_one_gradient(clip):
         np.testing.assert_allclose(
             slices.values, expected[0].numpy()[r], rtol=1e-6
         )
-
-
-def test_none_is_passed_on_and_nothing_is_clipped_without_an_option():
-    gradient = tf.constant([3.0])
-    found = rules.clip(keras.optimizers.SGD(), [None, gradient])
-    assert found[0] is None
-    np.testing.assert_array_equal(found[1], gradient)
-    found = rules.clip(keras.optimizers.SGD(clipnorm=1.0), [None, gradient])
-    assert found[0] is None
-    np.testing.assert_allclose(found[1], [1.0])
 
 
 # ---- slots, mistakes ----

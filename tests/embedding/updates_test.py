@@ -156,27 +156,6 @@ def test_keras_keeps_no_slots_for_tables():
         assert np.any(slots["v"].numpy())
 
 
-def test_slots_live_as_long_as_their_optimizer():
-    model = _train(cases.model(_shared), keras.optimizers.Adagrad(0.1))
-    (_, _, before), *_ = model.trainer.table_slots
-    model.fit(*cases.data(), verbose=0)
-    assert model.trainer.table_slots[0][2] is before
-    _train(model, keras.optimizers.SGD(0.1))
-    assert model.trainer.table_slots[0][2] == {}
-
-
-def test_a_model_of_a_table_alone_counts_its_steps():
-    inputs = keras.Input((3,), dtype="int32")
-    layer = tfdistill.layers.ShardedEmbedding(
-        cases.FIELDS, 1, seed=5, name="table"
-    )
-    model = _shared(inputs, keras.ops.sum(layer(inputs), axis=1))
-    before = cases.table(layer)
-    _train(model, keras.optimizers.SGD(0.1))
-    assert model.optimizer.iterations.numpy() == 8
-    assert not np.array_equal(cases.table(layer), before)
-
-
 def test_a_frozen_table_stays_as_it_is():
     model = cases.model(_shared)
     layer = model.get_layer("table")
@@ -247,21 +226,3 @@ def test_no_operation_of_a_step_has_the_table_s_size():
     assert not found & {num_rows, *layer.layout.shard_sizes}
     touched = sum(np.count_nonzero(shard.numpy()) for shard in layer.shards)
     assert touched == 3
-
-
-def test_one_trace_serves_batches_of_every_content():
-    traces = []
-
-    class Model(tfdistill.DistributedModel):
-        def train_step(self, data):
-            traces.append(1)
-            return super().train_step(data)
-
-    model = Model(cases.model(keras.Model, num_shards=3))
-    model.compile(keras.optimizers.Adam(0.1), "mse")
-    x, y = cases.data(24)
-    dataset = tf.data.Dataset.from_tensor_slices((x, y))
-    model.fit(dataset.batch(8, drop_remainder=True), epochs=2, verbose=0)
-    num_traces = len(traces)
-    model.fit(dataset.batch(8, drop_remainder=True), epochs=1, verbose=0)
-    assert num_traces == len(traces) >= 1

@@ -55,33 +55,6 @@ def _double(value):
     return 2 * value
 
 
-def test_results_come_in_the_order_of_scheduling_with_their_tags(coordinator):
-    window = epochs.Executions(coordinator, num_workers=3)
-    assert (window.limit, len(window)) == (6, 0)
-    for value in (5, 3, 4):
-        window.schedule(_double, [value], tag=f"tag {value}")
-    assert coordinator.scheduled == [(_double, (v,)) for v in (5, 3, 4)]
-    assert (len(window), coordinator.waited_for) == (3, [])
-    assert window.oldest() == ("tag 5", 10)
-    assert coordinator.waited_for == [10]
-    window.schedule(_double, [9])
-    assert [window.oldest() for _ in range(3)] == [
-        ("tag 3", 6),
-        ("tag 4", 8),
-        (None, 18),
-    ]
-    assert len(window) == 0
-
-
-def test_run_schedules_all_and_yields_in_order(coordinator):
-    window = epochs.Executions(coordinator, num_workers=1)
-    results = window.run(_double, [(value,) for value in (3, 1, 2)])
-    assert next(results) == 6
-    assert (len(coordinator.scheduled), len(window)) == (3, 2)
-    assert list(results) == [2, 4]
-    assert list(window.run(_double, [])) == []
-
-
 def test_what_went_wrong_is_raised_and_not_the_cancellation(coordinator):
     window = epochs.Executions(coordinator, num_workers=2)
     for value in (1, 2, 3):
@@ -91,25 +64,6 @@ def test_what_went_wrong_is_raised_and_not_the_cancellation(coordinator):
     with pytest.raises(ValueError, match="the data are bad"):
         window.oldest()
     assert (len(window), coordinator.num_joins) == (0, 1)
-
-
-def test_an_error_that_join_does_not_know_is_raised_as_it_is(coordinator):
-    window = epochs.Executions(coordinator, num_workers=2)
-    window.schedule(_double, [1])
-    coordinator.error, coordinator.fails = ValueError("lost"), 0
-    coordinator.join = lambda: None
-    with pytest.raises(RuntimeError, match="cancelled"):
-        window.oldest()
-
-
-@pytest.mark.parametrize("error", [None, ValueError("another")])
-def test_cancel_forgets_waits_and_raises_nothing(coordinator, error):
-    window = epochs.Executions(coordinator, num_workers=2)
-    window.schedule(_double, [1])
-    coordinator.error = error
-    window.cancel()
-    assert (len(window), coordinator.num_joins) == (0, 1)
-    assert coordinator.waited_for == []
 
 
 TrainingPoint = steps_lib.TrainingPoint
@@ -323,19 +277,6 @@ def test_data_that_end_are_used_up(monkeypatch, shares, execution):
     assert case.data.num_iterators == 2
 
 
-@pytest.mark.parametrize(
-    ("steps", "execution", "expected"), [(12, 2, 11), (8, 3, 8)]
-)
-def test_an_epoch_has_its_steps_or_what_the_data_hold(
-    monkeypatch, steps, execution, expected
-):
-    shares = [[1.0] * 9, [1.0] * 2]
-    case = _Case(monkeypatch, shares, steps=steps, execution=execution)
-    case.epochs.start(0)
-    case.run(0)
-    assert case.step == expected
-
-
 def test_endless_data_need_a_number_of_steps(monkeypatch):
     with pytest.raises(ValueError, match="`steps_per_epoch` must be given"):
         _Case(monkeypatch, steps=None)
@@ -373,18 +314,6 @@ def test_quiet_is_between_two_steps_with_none_in_flight(monkeypatch):
     assert logs["loss"] == pytest.approx(np.mean(items))
 
 
-def test_a_backup_between_epochs_holds_no_sums(monkeypatch):
-    backup = _Backup()
-    case = _Case(monkeypatch, steps=4, callbacks=[backup])
-    case.epochs.start(0)
-    case.run(0)
-    case.epochs.back_up(1, 0)
-    assert not backup.points
-    backup.wants_quiet = True
-    case.epochs.back_up(1, 0)
-    assert backup.points == [TrainingPoint(step=4, epoch=1, batch=0)]
-
-
 def test_training_goes_on_in_the_middle_of_an_epoch(monkeypatch):
     point = TrainingPoint(step=10, epoch=1, batch=4, metric_sums=(70.0, 4.0))
     backup, callback = _Backup(found=point), _Callback()
@@ -399,11 +328,3 @@ def test_training_goes_on_in_the_middle_of_an_epoch(monkeypatch):
     # The epochs after it are whole.
     case.run(2)
     assert (case.step, callback.ended[1:]) == (18, [2, 5])
-
-
-def test_without_a_backup_it_starts_where_the_optimizer_stands(monkeypatch):
-    case = _Case(monkeypatch, steps=4, callbacks=[_Backup()])
-    case.model.optimizer.iterations.assign(20)
-    assert case.epochs.start(3) == 3
-    case.run(3)
-    assert (case.calls[0][1], case.step) == (20, 24)

@@ -114,17 +114,6 @@ def test_executions_add_up_to_what_keras_finds(model):
     assert all(type(value) is float for value in found.values())
 
 
-def test_they_start_at_the_metrics_initial_states_and_leave_them(model):
-    before = [variable.numpy() for variable in model.metrics_variables]
-    totals = metric_totals.MetricTotals(model)
-    assert sum(v.size for v in before) == totals.size == len(totals.sums)
-    after = [variable.numpy() for variable in model.metrics_variables]
-    for one, other in zip(after, before, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert totals.results()["biased"] == _Biased.START
-    assert totals.results()["loss"] == 0
-
-
 def test_assign_gives_the_metrics_what_the_sums_stand_for(model):
     totals = metric_totals.MetricTotals(model)
     for batch in _batches():
@@ -154,11 +143,3 @@ def test_sums_are_exact_beyond_float32():
     kept = totals.sums
     totals.add(big)
     assert kept[-1] == 2.0**25 + 6
-
-
-def test_a_model_without_metrics_has_nothing_to_add():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    totals = metric_totals.MetricTotals(model)
-    assert totals.size == 0
-    totals.add(totals.added(totals.initial()).numpy())
-    assert totals.results() == {}

@@ -136,17 +136,6 @@ def _of_unknown_size(dataset):
     return dataset.filter(lambda *_: True)
 
 
-def test_it_connects_when_it_first_has_work_for_workers(monkeypatch):
-    coordinator = cases.pretend(monkeypatch)
-    model = _model()
-    model.compile("sgd", "mse")
-    assert isinstance(model.trainer, trainer.ServerTrainer)
-    assert not coordinator.num_connections
-    for _ in range(2):
-        model.fit(cases.batches(), verbose=0)
-    assert coordinator.num_connections == 1
-
-
 class _Broken(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         raise KeyError("of the callback")
@@ -200,9 +189,3 @@ def test_shares_are_put_into_the_order_of_the_data(rows, num_shares):
         shares.append((np.asarray([len(b) for b in own], np.int64), values))
     found = trainer._interleaved(shares)
     np.testing.assert_array_equal(found, numbered)
-
-
-def test_no_batch_at_all_gives_no_rows():
-    empty = (np.zeros([0], np.int64), np.zeros([0, 5], np.float32))
-    found = trainer._interleaved([empty, empty])
-    assert (found.shape, found.dtype) == ((0, 5), np.float32)

@@ -86,15 +86,6 @@ def test_each_device_and_dtype_is_one_packet_each_way():
     assert len(_crossings(graph, "CPU:1", leaving=False)) == 1
 
 
-def test_it_brings_tensors_to_their_variables():
-    packed = variables_lib.PackedVariables(_variables())
-    found, _ = packed.bring(_tensors(100))
-    _assert_equal(found, _values(100))
-    assert [tensor.device.rpartition("device:")[2] for tensor in found] == [
-        device for device, _, _ in _KINDS
-    ]
-
-
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("absent", [(), (1, 4), (1, 3), range(len(_KINDS))])
 def test_none_leaves_a_variable_as_it_is(absent, traced):
@@ -113,12 +104,6 @@ def test_none_leaves_a_variable_as_it_is(absent, traced):
         for i, value in enumerate(_values(100))
     ]
     _assert_equal([tf.convert_to_tensor(v) for v in variables], expected)
-
-
-def test_no_variables_are_fine():
-    packed = variables_lib.PackedVariables([])
-    assert packed.read() == packed.bring([])[0] == []
-    packed.assign([])
 
 
 def _state(num_shards=None, **kwargs):

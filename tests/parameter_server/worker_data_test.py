@@ -30,36 +30,11 @@ SOURCES = pytest.mark.parametrize(
 # ---- what users give ----
 
 
-def test_arrays_become_batches_in_their_order():
-    x, y, weight = np.arange(70), np.arange(70) + 100, np.ones(70)
-    found = list(worker_data.source_of({"a": x}, y, weight))
-    assert [len(batch[1]) for batch in found] == [32, 32, 6]
-    np.testing.assert_array_equal(found[1][0]["a"], x[32:64])
-    np.testing.assert_array_equal(found[1][1], y[32:64])
-    ((alone,),) = worker_data.source_of(x, batch_size=70)
-    np.testing.assert_array_equal(alone, x)
-
-
 def test_arrays_are_shuffled_whole_and_each_time_anew():
     source = worker_data.source_of(np.arange(64), batch_size=64, shuffle=True)
     first, second = (next(iter(source))[0].numpy().tolist() for _ in range(2))
     assert first != second and first[:8] != sorted(first[:8])
     assert sorted(first) == sorted(second) == list(range(64))
-
-
-@SOURCES
-def test_data_sets_and_functions_are_taken_as_they_are(source):
-    given = source()
-    assert worker_data.source_of(given) is given
-
-
-@SOURCES
-@pytest.mark.parametrize(
-    "extra", [{"y": 1}, {"sample_weight": 1}, {"batch_size": 8}]
-)
-def test_they_hold_their_own_targets(source, extra):
-    with pytest.raises(ValueError, match="must be left out"):
-        worker_data.source_of(source(), **extra)
 
 
 def test_data_that_are_distributed_already_are_refused(two_replicas):
@@ -162,20 +137,6 @@ def test_a_lookup_table_travels_with_its_contents():
     assert _elements(made) == [[102, 103], [108]]
 
 
-def test_what_tensorflow_cannot_serialize_is_refused(monkeypatch):
-    def refuse(**kwargs):
-        raise tf.errors.UnimplementedError(None, None, "a reason\nand more")
-
-    monkeypatch.setattr(tf.raw_ops, "DatasetToGraphV2", refuse)
-    with pytest.raises(ValueError, match="cannot travel.*says: a reason$"):
-        worker_data.TravellingDataset(_ten())
-
-
-def test_a_function_must_return_a_data_set():
-    with pytest.raises(ValueError, match="must return.*received list"):
-        worker_data.TravellingDataset(lambda context: [1, 2])
-
-
 def test_a_function_must_make_its_data_itself():
     made = _ten()
     with pytest.raises(ValueError, match="made outside of it"):
@@ -201,9 +162,3 @@ def test_it_knows_data_that_never_end(repeated, monkeypatch):
     dataset = _ten().repeat() if repeated else _ten()
     found = worker_data.WorkerData(coordinator, dataset, num_workers=1)
     assert found.is_endless() is repeated
-
-
-def test_it_counts_the_rows_of_an_element():
-    x = {"a": tf.zeros([3, 2]), "b": tf.zeros([3])}
-    for element in (x, (x,), (x, tf.zeros([3]), tf.zeros([3]))):
-        assert worker_data.num_rows(element).numpy() == 3

@@ -104,28 +104,6 @@ def test_moving_statistics_and_seeds_are_written_back():
         assert (variable.numpy() != value).any(), variable.path
 
 
-def test_variables_are_sorted_by_how_workers_come_by_them():
-    model = cases.remote(
-        cases.student(keras.layers.BatchNormalization()),
-        metrics=[keras.metrics.BinaryAccuracy()],
-    )
-    found = variables.RemoteVariables(model)
-    layer = model.student.get_layer("table")
-    assert [s.path for s in found.shards] == [s.path for s in layer.shards]
-    assert [v.name for v in found.trainable] == [
-        "gamma",
-        "beta",
-        "kernel",
-        "bias",
-    ]
-    assert [v.name for v in found.others] == ["moving_mean", "moving_variance"]
-    assert len(found.metrics) == 8
-    assert [v.name for v in found.optimizer[:1]] == ["learning_rate"]
-    assert found.iterations is model.optimizer.iterations
-    expected = [v.numpy() for v in [*found.trainable, *found.others]]
-    cases.assert_same(found.read(), expected)
-
-
 def test_a_table_that_a_step_uses_twice_is_updated_once():
     def model(kind):
         made = kind(embedding_cases.model(num_shards=2))
@@ -269,12 +247,6 @@ def test_a_share_without_a_batch_is_empty():
 NUM_STEPS = 3
 
 
-class Plain(tfdistill.DistributedModel):
-    """A model whose steps log nothing but metrics."""
-
-    trainer = cases.OnServers.trainer
-
-
 @pytest.fixture(autouse=True)
 def _one_worker(monkeypatch):
     cases.Coordinator(monkeypatch)
@@ -349,19 +321,6 @@ def test_data_that_end_are_counted_as_they_are():
     # That of the last step done.
     assert results[1].logs["distillation_weight"] == 0
     cases.assert_same(cases.weights(model), cases.weights(expected), atol=1e-5)
-
-
-@pytest.mark.parametrize("endless", [False, True], ids=["loop", "unrolled"])
-def test_a_model_may_log_nothing_of_its_own(endless):
-    model = Plain(cases.student())
-    model.compile(keras.optimizers.Adagrad(0.1), "mse")
-    dataset = cases.batches(5)
-    model.trainer.build(dataset.element_spec)
-    run = _Run(model, endless=endless)
-    result = run(iter(dataset), 0)
-    assert (result.logs, result.num_steps, result.num_examples) == ({}, 3, 15)
-    assert result.added.size == run.totals.size
-    assert run.totals.results()["loss"] > 0
 
 
 class _Rider:

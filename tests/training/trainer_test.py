@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
-from tfdistill.training import trainer
 
 
 def _student():
@@ -55,31 +54,6 @@ def test_replicas_get_the_mean_of_their_own(two_replicas):
     for variable, (one, other) in zip(averaged, before.local, strict=True):
         for value in _local(variable, two_replicas):
             np.testing.assert_allclose(value, (one + other) / 2, rtol=1e-6)
-
-
-def test_trained_and_counting_variables_are_left_alone(two_replicas):
-    with two_replicas.scope():
-        student = keras.Sequential(
-            [
-                keras.Input((4,)),
-                keras.layers.Dropout(0.5),
-                keras.layers.Dense(3),
-            ]
-        )
-    before = [v.numpy() for v in student.variables]
-    trainer.BatchStatistics(student, two_replicas).average()
-    for variable, value in zip(student.variables, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
-
-
-def test_one_device_keeps_its_own():
-    student = _student()
-    cases.randomize(student, 1)
-    before = [v.numpy() for v in student.variables]
-    strategy = tf.distribute.get_strategy()
-    trainer.BatchStatistics(student, strategy).average()
-    for variable, value in zip(student.variables, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
 
 
 def test_exports_and_evaluations_see_the_mean(two_replicas, tmp_path):
