@@ -155,7 +155,7 @@ def test_damaged_ones_never_push_out_whole_ones(tmp_path):
 
 def _publish(store, step):
     point = steps_lib.TrainingPoint(step=step, epoch=0, batch=0)
-    store.save(_State(), b"1234", point)
+    store.save(_State(), b"1234", point, host={})
 
 
 class _State:

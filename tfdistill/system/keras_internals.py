@@ -63,6 +63,12 @@ def _symbolic_build_arguments() -> list[str]:
     return list(inspect.signature(build).parameters)
 
 
+def _inner(optimizer: keras.Optimizer) -> keras.Optimizer:
+    """Returns what updates the weights, inside of one that scales losses."""
+    is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return optimizer.inner_optimizer if is_scaling else optimizer
+
+
 def leave_reduction_to_caller(optimizer: keras.Optimizer) -> None:
     """Makes `optimizer.apply` take gradients that are already reduced.
 
@@ -72,10 +78,7 @@ def leave_reduction_to_caller(optimizer: keras.Optimizer) -> None:
     `training.trainer` sums first; the sum inside the optimizer has no public
     switch and is turned off on this instance.
     """
-    inner = getattr(optimizer, "inner_optimizer", None)
-    for instance in (optimizer, inner):
-        if instance is None:
-            continue
+    for instance in (optimizer, _inner(optimizer)):
         if instance.gradient_accumulation_steps:
             # Keras updates inside a condition, where replicas cannot meet.
             raise ValueError(

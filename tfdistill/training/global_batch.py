@@ -10,6 +10,7 @@ over the global divisor, so that the shares add up to the one-process loss.
 import contextlib
 import dataclasses
 import threading
+import types
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -305,7 +306,8 @@ def over_global_batch(loss: Any) -> Any:
         return GlobalBatchLoss(_Crossentropy(name=loss))
     resolved = keras.losses.get(loss)
     if not isinstance(resolved, keras.losses.Loss):
-        name = getattr(resolved, "__name__", type(resolved).__name__)
+        is_function = isinstance(resolved, types.FunctionType)
+        name = resolved.__name__ if is_function else type(resolved).__name__
         if isinstance(loss, str):
             name = loss
         resolved = _FunctionLoss(resolved, name=name)
