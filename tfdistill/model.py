@@ -76,8 +76,94 @@ _LOOPS = (
 _STEPS = ("train_step", "compute_metrics", "test_step", "predict_step")
 
 
+class _Wrapper:
+    """Calls, files, shapes and copies are those of the model inside."""
+
+    model: keras.Model
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Runs the model inside."""
+        return self.model(inputs, training=training)
+
+    def save(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Saves the model inside as `.keras`; see `keras.Model.save`."""
+        self.model.save(filepath, **kwargs)
+
+    def save_weights(
+        self, filepath: str | os.PathLike[str], **kwargs: Any
+    ) -> None:
+        """Saves the weights inside; see `keras.Model.save_weights`."""
+        self.model.save_weights(filepath, **kwargs)
+
+    def load_weights(
+        self, filepath: str | os.PathLike[str], **kwargs: Any
+    ) -> None:
+        """Loads the weights inside; see `keras.Model.load_weights`."""
+        self.model.load_weights(filepath, **kwargs)
+
+    def export(self, filepath: str | os.PathLike[str], **kwargs: Any) -> Any:
+        """Exports the model inside for inference; see `keras.Model.export`."""
+        saved_model.export_for_inference(self.model, filepath, **kwargs)
+
+    @property
+    def inputs(self) -> Any:
+        """The symbolic inputs, if the model inside is a functional one."""
+        return self.model.inputs
+
+    @property
+    def outputs(self) -> Any:
+        """The symbolic outputs, if the model inside is a functional one."""
+        return self.model.outputs
+
+    @property
+    def input_shape(self) -> Any:
+        """The shape of the inputs, if the model inside is a functional one."""
+        return self.model.input_shape
+
+    @property
+    def output_shape(self) -> Any:
+        """The shape of the outputs, if the model inside is a functional one."""
+        return self.model.output_shape
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs, if the outputs have names.
+
+        `compile` looks for them, so that a dict of losses, metrics or targets
+        finds the outputs of a functional model that returns a list.
+        """
+        return self.model.output_names
+
+    def get_layer(
+        self, name: str | None = None, index: int | None = None
+    ) -> keras.Layer:
+        """Returns a layer of the model inside; see `keras.Model.get_layer`."""
+        return self.model.get_layer(name=name, index=index)
+
+    def get_compile_config(self) -> None:
+        """Returns nothing: the model inside says how it was compiled."""
+        return None
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the model, serialized, and the name."""
+        return {
+            "model": keras.saving.serialize_keras_object(self.model),
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> Any:
+        """Makes the model from `get_config`."""
+        model = keras.saving.deserialize_keras_object(
+            config["model"], custom_objects=custom_objects
+        )
+        return cls(model, name=config["name"])
+
+
 @keras.saving.register_keras_serializable(package="tfdistill")
-class DistributedModel(steps.Trained, keras.Model):
+class DistributedModel(steps.Trained, _Wrapper, keras.Model):
     """Trains a finished model on several workers or parameter servers.
 
     `compile`, `fit`, `evaluate` and `predict` take what those of the model
@@ -133,42 +219,16 @@ class DistributedModel(steps.Trained, keras.Model):
         )
 
     def _check(self, model: Any) -> None:
-        if not isinstance(model, keras.Model):
-            raise ValueError(
-                f"`{self._INSIDE}` must be a keras.Model; received "
-                f"{type(model).__name__}. Pass the model itself, not a "
-                "function that builds it."
-            )
-        if isinstance(model, DistributedModel):
-            raise ValueError(
-                f"`{self._INSIDE}` must be one that does not train on several "
-                f"workers by itself; received {type(model).__name__}. Call "
-                "`fit` on it as it is, or pass the model inside it."
-            )
-        own = [n for n in self._NEVER_RUN if own_steps.is_own(type(model), n)]
-        if own:
-            raise ValueError(
-                f"`{self._INSIDE}` must leave its training to the model that "
-                f"wraps it; received {type(model).__name__} with its own "
-                f"{', '.join(own)}, which would never be run. Put what is "
-                "special into `compute_loss`, or into `self.add_loss` in "
-                "`call` or a layer; or wrap a model of the same layers "
-                "without these methods."
-            )
-
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Runs the model inside."""
-        return self.model(inputs, training=training)
+        _check_inside(model, self._INSIDE, self._NEVER_RUN)
 
     @property
     def trainer(self) -> replica_trainer.Trainer:
         """What trains this model; made when first needed, then kept."""
         if self._trainer is None:
-            on_servers = replicas.on_servers(self.distribute_strategy)
             kind: Any = replica_trainer.ReplicaTrainer
-            self._trainer = (
-                server_trainer.ServerTrainer if on_servers else kind
-            )(self)
+            if replicas.on_servers(self.distribute_strategy):
+                kind = server_trainer.ServerTrainer
+            self._trainer = kind(self)
         return self._trainer
 
     # ---- Keras' methods ----
@@ -399,14 +459,7 @@ class DistributedModel(steps.Trained, keras.Model):
     # ---- one step ----
 
     def train_step(self, data: Any) -> Logs:
-        """Runs one update on one replica's part of the global batch.
-
-        Args:
-            data: `x`, `(x, y)` or `(x, y, sample_weight)`.
-
-        Returns:
-            The metrics' results.
-        """
+        """Runs one update on one replica's part of the global batch."""
         x, y, sample_weight = self._unpacked(data)
         if self._is_own("train_step"):
             return self.model.train_step(data)
@@ -449,8 +502,8 @@ class DistributedModel(steps.Trained, keras.Model):
         On several workers it answers in a dtype that collectives can gather,
         which `predict` turns back.
         """
-        own = self.model.predict_step if self._is_own("predict_step") else None
-        step = own or super().predict_step
+        is_own = self._is_own("predict_step")
+        step = self.model.predict_step if is_own else super().predict_step
         return self.trainer.sendable(step(self.bare(data)))
 
     def _unpacked(self, data: Any) -> tuple[Any, Any, Any]:
@@ -507,85 +560,30 @@ class DistributedModel(steps.Trained, keras.Model):
             return self.model.compute_metrics(*args, **kwargs)
         return super().compute_metrics(*args, **kwargs)
 
-    # ---- files, shapes and names are those of the model inside ----
 
-    def save(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Saves the model inside as `.keras`; see `keras.Model.save`."""
-        self.model.save(filepath, **kwargs)
-
-    def save_weights(
-        self, filepath: str | os.PathLike[str], **kwargs: Any
-    ) -> None:
-        """Saves the weights inside; see `keras.Model.save_weights`."""
-        self.model.save_weights(filepath, **kwargs)
-
-    def load_weights(
-        self, filepath: str | os.PathLike[str], **kwargs: Any
-    ) -> None:
-        """Loads the weights inside; see `keras.Model.load_weights`."""
-        self.model.load_weights(filepath, **kwargs)
-
-    def export(self, filepath: str | os.PathLike[str], **kwargs: Any) -> Any:
-        """Exports the model inside for inference; see `keras.Model.export`."""
-        saved_model.export_for_inference(self.model, filepath, **kwargs)
-
-    @property
-    def inputs(self) -> Any:
-        """The symbolic inputs, if the model inside is a functional one."""
-        return self.model.inputs
-
-    @property
-    def outputs(self) -> Any:
-        """The symbolic outputs, if the model inside is a functional one."""
-        return self.model.outputs
-
-    @property
-    def input_shape(self) -> Any:
-        """The shape of the inputs, if the model inside is a functional one."""
-        return self.model.input_shape
-
-    @property
-    def output_shape(self) -> Any:
-        """The shape of the outputs, if the model inside is a functional one."""
-        return self.model.output_shape
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the outputs, if the outputs have names.
-
-        `compile` looks for them, so that a dict of losses, metrics or targets
-        finds the outputs of a functional model that returns a list.
-        """
-        return self.model.output_names
-
-    def get_layer(
-        self, name: str | None = None, index: int | None = None
-    ) -> keras.Layer:
-        """Returns a layer of the model inside; see `keras.Model.get_layer`."""
-        return self.model.get_layer(name=name, index=index)
-
-    # ---- copies ----
-
-    def get_compile_config(self) -> None:
-        """Returns nothing: the model inside says how it was compiled."""
-        return None
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the model, serialized, and the name."""
-        return {
-            "model": keras.saving.serialize_keras_object(self.model),
-            "name": self.name,
-        }
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: Any = None
-    ) -> "DistributedModel":
-        """Makes the model from `get_config`."""
-        model = keras.saving.deserialize_keras_object(
-            config["model"], custom_objects=custom_objects
+def _check_inside(model: Any, inside: str, never_run: tuple[str, ...]) -> None:
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            f"`{inside}` must be a keras.Model; received "
+            f"{type(model).__name__}. Pass the model itself, not a "
+            "function that builds it."
         )
-        return cls(model, name=config["name"])
+    if isinstance(model, DistributedModel):
+        raise ValueError(
+            f"`{inside}` must be one that does not train on several "
+            f"workers by itself; received {type(model).__name__}. Call "
+            "`fit` on it as it is, or pass the model inside it."
+        )
+    own = [n for n in never_run if own_steps.is_own(type(model), n)]
+    if own:
+        raise ValueError(
+            f"`{inside}` must leave its training to the model that "
+            f"wraps it; received {type(model).__name__} with its own "
+            f"{', '.join(own)}, which would never be run. Put what is "
+            "special into `compute_loss`, or into `self.add_loss` in "
+            "`call` or a layer; or wrap a model of the same layers "
+            "without these methods."
+        )
 
 
 def _check_preprocessor(student: Any) -> None:

@@ -71,9 +71,8 @@ def test_exports_and_evaluations_see_the_mean(two_replicas, tmp_path):
     np.testing.assert_allclose(
         loaded.serve(x), model.student(x, training=False), rtol=1e-5
     )
+    # And so does whoever looks at the model after `fit`.
     cases.fit(model, data, callbacks=[])
-    assert not np.allclose(*_local(mean, two_replicas))
-    model.evaluate(data, verbose=0)
     np.testing.assert_array_equal(*_local(mean, two_replicas))
 
 

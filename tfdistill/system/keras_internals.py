@@ -167,11 +167,6 @@ def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
     return int(optimizer._get_variable_index(variable))
 
 
-def _inner(optimizer: keras.Optimizer) -> keras.Optimizer:
-    """The optimizer that a LossScaleOptimizer wraps; any other is itself."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
-
-
 def num_batches(optimizer: keras.Optimizer) -> Any:
     """Returns the variable that counts the batches an optimizer was given.
 
