@@ -475,7 +475,7 @@ def test_export_is_the_students(tmp_path):
 def test_a_clone_that_would_lack_the_teachers_is_refused(exchange):
     model = _taught(exchange)
     assert json.dumps(model.get_config()).count("teacher") == 1  # How many.
-    with pytest.raises(ValueError, match="must not be cloned; received .* 1, "):
+    with pytest.raises(ValueError, match="must not be copied, cloned .* 1, "):
         keras.models.clone_model(model)
 
 

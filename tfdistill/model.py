@@ -80,6 +80,7 @@ class _Wrapper:
     """Calls, files, shapes and copies are those of the model inside."""
 
     model: keras.Model
+    name: str
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Runs the model inside."""
@@ -159,7 +160,8 @@ class _Wrapper:
         model = keras.saving.deserialize_keras_object(
             config["model"], custom_objects=custom_objects
         )
-        return cls(model, name=config["name"])
+        wrap: Any = cls
+        return wrap(model, name=config["name"])
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
