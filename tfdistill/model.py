@@ -953,16 +953,16 @@ def _check_roles(
     if teachers.moves_at_refreshes and not steps.first(callbacks, steps.Loader):
         warnings.warn(
             "The model has teachers in other groups, or in its own past, and "
-            "`fit` got no callbacks.TeacherLoader, so they stay as they are "
-            "or never arrive. Add "
-            "callbacks.TeacherLoader(every_steps=...) to `callbacks`.",
+            "`fit` got no TeacherLoader, so they stay as they are or never "
+            "arrive. Add tfdistill.callbacks.TeacherLoader(every_steps=...) to "
+            "`callbacks`.",
             stacklevel=5,
         )
     is_heard = cluster.num_groups == 1 or steps.first(callbacks, steps.Exporter)
     if teachers.needs_versions and not is_heard:
         warnings.warn(
             f"This is group {cluster.group} of {cluster.num_groups}, and `fit` "
-            "got no callbacks.StudentExporter, so the other groups will never "
+            "got no StudentExporter, so the other groups will never "
             "learn from it. Add tfdistill.callbacks.StudentExporter(exchange, "
             "every_steps=...) to `callbacks`.",
             stacklevel=5,
