@@ -554,7 +554,7 @@ def test_teachers_that_nobody_will_load_are_told(exchange):
 
 
 def test_a_group_that_others_will_never_hear_is_told(exchange):
-    with pytest.warns(UserWarning, match="group 0 of 2, .*StudentExporter"):
+    with pytest.warns(UserWarning, match="group 0 of 2, .*no StudentExporter"):
         model_lib._check_roles(
             [cases.never()],
             cases.peers(exchange),
