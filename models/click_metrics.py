@@ -9,9 +9,6 @@ import numpy.typing as npt
 
 from tfdistill import metrics
 
-__all__ = ["auc", "calibration", "log_loss", "normalized_entropy", "report"]
-
-
 log_loss = metrics.log_loss
 
 

@@ -10,8 +10,6 @@ from sklearn import model_selection
 
 import tfdistill
 
-__all__ = ["build_model", "load", "make_schema", "workload"]
-
 INPUT_SHAPE = (8, 8)
 NUM_CLASSES = 10
 _BRIGHTEST = 16.0

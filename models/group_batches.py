@@ -5,8 +5,6 @@ import tensorflow as tf
 import tfdistill
 from tfdistill import data
 
-__all__ = ["check_size", "shuffled_indices"]
-
 
 def check_size(batch_size: int, *, num_examples: int, examples: str) -> None:
     """Checks that a group's share fills at least one batch."""

@@ -5,8 +5,6 @@ from typing import Any
 
 import keras
 
-__all__ = ["check", "convolve"]
-
 _NORM_GROUPS = 8
 _NORMS = ("group", "batch")
 

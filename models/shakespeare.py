@@ -14,11 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfdistill
+from models import files as data_files
 from models import group_batches
-from models import places
 from tfdistill import data as tfdistill_data
-
-__all__ = ["build_model", "make_datasets", "make_schema", "workload"]
 
 _VOCABULARY_SIZE = 65  # Of tiny Shakespeare.
 _SEQUENCE_LENGTH = 8
@@ -106,7 +104,7 @@ def make_datasets(
     batch_size: int,
     mode: str = "disjoint",
     seed: int = 0,
-    path: places.Path | None = None,
+    path: data_files.Path | None = None,
     num_train: int = 200_000,
     num_validation: int = 8_000,
     validation: str = "report",
@@ -169,7 +167,7 @@ def make_datasets(
 
 def make_schema(
     *,
-    path: places.Path | None = None,
+    path: data_files.Path | None = None,
     vocabulary_size: int = _VOCABULARY_SIZE,
     **arguments: Any,
 ) -> dict[str, Any]:
@@ -214,9 +212,9 @@ def build_model(
     return keras.Model(inputs, dense(x), name=name)
 
 
-def _read(path: places.Path | None) -> str:
+def _read(path: data_files.Path | None) -> str:
     file = (
-        places.data_dir() / "tinyshakespeare" / "input.txt"
+        data_files.data_dir() / "tinyshakespeare" / "input.txt"
         if path is None
         else pathlib.Path(path)
     )

@@ -15,16 +15,6 @@ from models import residual
 from models.cifar10 import files
 from tfdistill import data as tfdistill_data
 
-__all__ = [
-    "build_model",
-    "load",
-    "make_datasets",
-    "make_schema",
-    "small",
-    "workload",
-]
-
-
 INPUT_SHAPE = files.IMAGE_SHAPE
 NUM_CLASSES = len(files.CLASSES)
 load = files.load

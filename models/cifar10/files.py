@@ -17,11 +17,7 @@ from collections.abc import Callable
 import numpy as np
 import PIL.Image
 
-from models import cache
-from models import places
-
-__all__ = ["CLASSES", "IMAGE_SHAPE", "load"]
-
+from models import files as data_files
 
 CLASSES = (
     "airplane",
@@ -68,9 +64,9 @@ def load(
     Raises:
         ValueError: If there are no images, or they are not those described.
     """
-    key, read = _find(places.data_dir(data_dir))
-    cached = cache.made_once(
-        cache.directory(cache_dir) / f"cifar10-{key}",
+    key, read = _find(data_files.data_dir(data_dir))
+    cached = data_files.made_once(
+        data_files.directory(cache_dir) / f"cifar10-{key}",
         lambda aside: _decode_all(aside, read),
     )
     train, test = (_read_cache(cached, split) for split in SPLITS)
@@ -190,3 +186,6 @@ def _read_cache(cached: pathlib.Path, split: str) -> Arrays:
         for kind in ("images", "labels")
     )
     return images, labels
+
+
+# IMP

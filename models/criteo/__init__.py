@@ -9,23 +9,12 @@ import keras
 import tensorflow as tf
 
 import tfdistill
-from models import places
+from models import files as data_files
 from models.criteo import batches
 from models.criteo import converted
 from models.criteo import dlrm as dlrm_lib
 from models.criteo import files
 from models.criteo import rows
-
-__all__ = [
-    "build_dlrm",
-    "build_model",
-    "dlrm",
-    "make_datasets",
-    "make_schema",
-    "small",
-    "workload",
-]
-
 
 build_dlrm = dlrm_lib.build_dlrm
 
@@ -165,9 +154,9 @@ def make_datasets(
     batch_size: int,
     mode: str = "disjoint",
     seed: int = 0,
-    path: places.Paths | None = None,
+    path: data_files.Paths | None = None,
     missing_value: float = 0.0,
-    cache_dir: places.Path | None = None,
+    cache_dir: data_files.Path | None = None,
     **options: Any,
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
     """Returns a group's training data and the common validation data.

@@ -12,9 +12,6 @@ from models.criteo import converted
 from models.criteo import rows
 from tfdistill import data as tfdistill_data
 
-__all__ = ["Batch", "train_batches", "validation_batches"]
-
-
 Batch = tuple[dict[str, tf.Tensor], tf.Tensor]
 
 _WORDS = rows.NUM_COLUMNS

@@ -14,31 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from models import cache
-from models import places
-from models import prepared
+from models import files as data_files
 from models.criteo import files
 from models.criteo import rows as criteo_rows
-
-__all__ = [
-    "Binary",
-    "DEFAULT_FIELD_SIZE",
-    "Options",
-    "PART_ROWS",
-    "SPLITS",
-    "TRAIN",
-    "UNUSED",
-    "VALIDATION",
-    "Writer",
-    "assign",
-    "checked_field_sizes",
-    "convert",
-    "frequent",
-    "open_or_convert",
-    "part_name",
-    "records_of",
-]
-
 
 # Files of 1.3 MB: large enough to be read at full speed, small enough for a
 # shuffle that takes some of them from anywhere.
@@ -135,11 +113,11 @@ class Options:
         object.__setattr__(self, "field_sizes", sizes)
         _check_one_of("split", self.split, SPLITS)
         _check_one_of("malformed", self.malformed, files.POLICIES)
-        cache.check_at_least("min_count", self.min_count, 1)
-        cache.check_at_least("split_seed", self.split_seed, 0)
+        data_files.check_at_least("min_count", self.min_count, 1)
+        data_files.check_at_least("split_seed", self.split_seed, 0)
         for name in ("num_train", "num_validation"):
             if getattr(self, name) is not None:
-                cache.check_at_least(name, getattr(self, name), 1)
+                data_files.check_at_least(name, getattr(self, name), 1)
         if not 0 < self.validation_fraction < 1:
             raise ValueError(
                 "`validation_fraction` must be in (0, 1); received "
@@ -277,7 +255,7 @@ def convert(
 
 def _write_everything(reader: files.Reader, path: pathlib.Path) -> None:
     """Writes all rows, still with fingerprints for categories."""
-    progress = cache.Progress()
+    progress = data_files.Progress()
     with path.open("wb") as opened:
         for rows in reader.rows():
             records = records_of(rows, rows.fingerprints.view(np.int32))
@@ -377,7 +355,7 @@ def open_or_convert(
     paths: files.Paths,
     *,
     options: Options,
-    cache_dir: places.Path | None = None,
+    cache_dir: data_files.Path | None = None,
 ) -> Binary:
     """Returns the fast form of files, which is made at the first call.
 
@@ -396,11 +374,11 @@ def open_or_convert(
         }
 
     return _open(
-        cache.open_or_make(
+        data_files.open_or_make(
             "criteo",
             describe,
             lambda aside: convert(reader, options, aside),
-            root=cache.directory(cache_dir),
+            root=data_files.directory(cache_dir),
         )
     )
 
@@ -409,18 +387,18 @@ def _with_prepared(paths: files.Paths) -> list[Any]:
     """Returns the paths, but each prepared data set as the source it is."""
     found: list[Any] = []
     for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
-        if str(path).startswith(prepared.PREFIX):
+        if str(path).startswith(data_files.PREFIX):
             # It takes seconds to import, which files need not wait for.
             from models.criteo import tfds
 
-            found.append(tfds.Rows(str(path).removeprefix(prepared.PREFIX)))
+            found.append(tfds.Rows(str(path).removeprefix(data_files.PREFIX)))
         else:
             found.append(path)
     return found
 
 
 def _open(directory: pathlib.Path) -> Binary:
-    header = cache.read_header(directory)
+    header = data_files.read_header(directory)
     binary = Binary(
         directory=directory,
         num_rows=header["num_rows"],
@@ -430,6 +408,6 @@ def _open(directory: pathlib.Path) -> Binary:
     for split, num_rows in binary.num_rows.items():
         for path in binary.parts(split):
             rows = min(num_rows, binary.part_rows)
-            cache.check_size(path, rows * _RECORD_BYTES)
+            data_files.check_size(path, rows * _RECORD_BYTES)
             num_rows -= rows
     return binary

@@ -16,21 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 from typing import Protocol
 
-from models import places
+from models import files as data_files
 from models.criteo import rows as criteo_rows
-
-__all__ = [
-    "BrokenGzipError",
-    "File",
-    "LongLineError",
-    "POLICIES",
-    "Reader",
-    "Source",
-    "blocks",
-    "default_path",
-    "sources",
-]
-
 
 BLOCK_BYTES = 1 << 20
 _READ_BYTES = 1 << 19
@@ -185,7 +172,7 @@ _REMEDIES = {
 
 def default_path() -> pathlib.Path:
     """Returns `criteo` in the data directory, which TFDISTILL_DATA names."""
-    return places.data_dir() / "criteo"
+    return data_files.data_dir() / "criteo"
 
 
 class Source(Protocol):
@@ -206,7 +193,7 @@ class Source(Protocol):
         """Yields whole lines, many at a time."""
 
 
-Paths = places.Path | Sequence[places.Path | Source]
+Paths = data_files.Path | Sequence[data_files.Path | Source]
 
 
 class File:
@@ -250,7 +237,7 @@ def sources(paths: Paths) -> list[Source]:
             found += map(File, _expand(pathlib.Path(path)))
         else:
             found.append(path)
-    places.check_names([source.name for source in found])
+    data_files.check_names([source.name for source in found])
     return found
 
 
@@ -264,7 +251,7 @@ def _expand(path: pathlib.Path) -> list[pathlib.Path]:
         matches = {pathlib.Path(m) for m in glob.glob(str(path))}
         wanted = "an existing file, pattern or directory"
     files = sorted(
-        (m for m in matches if m.is_file()), key=places.natural_order
+        (m for m in matches if m.is_file()), key=data_files.natural_order
     )
     if not files:
         raise ValueError(

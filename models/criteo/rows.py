@@ -13,23 +13,6 @@ import re
 
 import numpy as np
 
-__all__ = [
-    "NUM_CATEGORIES",
-    "NUM_COLUMNS",
-    "NUM_INTEGERS",
-    "Parsed",
-    "REASONS",
-    "Rows",
-    "Text",
-    "fingerprints",
-    "hashed_rows",
-    "integers",
-    "log_integers",
-    "mix",
-    "parse",
-]
-
-
 _MINUS, _DIGIT_ZERO = ord("-"), ord("0")
 _WORD_BYTES = 8
 _DIGITS = re.compile(rb"[0-9]+")

@@ -13,13 +13,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from models import places
-from models import prepared
+from models import files as data_files
 from models.criteo import files
 from models.criteo import rows as criteo_rows
-
-__all__ = ["CriteoDisplayAds", "Rows", "prepare"]
-
 
 _DESCRIPTION = """
 A week of display ads shown by Criteo, in the order of time: was the ad
@@ -100,7 +96,7 @@ class CriteoDisplayAds(tfds.core.GeneratorBasedBuilder):
 
 
 def prepare(
-    manual_dir: places.Path, data_dir: places.Path | None = None
+    manual_dir: data_files.Path, data_dir: data_files.Path | None = None
 ) -> CriteoDisplayAds:
     """Prepares the click log, for the recipes and for `tfds.load`.
 
@@ -126,7 +122,7 @@ _FEATURES = {
 _ROWS_AT_ONCE = 4096
 
 
-class Rows(prepared.Prepared):
+class Rows(data_files.Prepared):
     """A prepared data set with those features, as the lines of a click log.
 
     `files.Source`: the same rows are converted to the same bytes, whether they

@@ -9,16 +9,13 @@ import keras
 import tensorflow as tf
 
 import tfdistill
+from models import files as data_files
 from models import group_batches
-from models import places
 from models import residual
 from models.imagenet import files
 from models.imagenet import images
 from models.imagenet import rates
 from tfdistill import data as tfdistill_data
-
-__all__ = ["build_model", "make_datasets", "make_schema", "workload"]
-
 
 # Of the training images in [0, 1], per colour channel.
 _MEAN = (0.485, 0.456, 0.406)
@@ -128,10 +125,10 @@ def make_datasets(
     batch_size: int,
     mode: str = "disjoint",
     seed: int = 0,
-    path: places.Path | None = None,
+    path: data_files.Path | None = None,
     image_size: int = 224,
     num_classes: int = 1000,
-    data_dir: places.Path | None = None,
+    data_dir: data_files.Path | None = None,
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
     """Returns a group's training data and the common validation data.
 
@@ -189,9 +186,9 @@ def make_datasets(
 
 def make_schema(
     *,
-    path: places.Path | None = None,
+    path: data_files.Path | None = None,
     image_size: int = 224,
-    data_dir: places.Path | None = None,
+    data_dir: data_files.Path | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
     """Returns what inputs and outputs mean, to compare between groups."""

@@ -14,11 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdistill
-from models import places
+from models import files as data_files
 from tfdistill import data
-
-__all__ = ["Folders", "Prepared", "Source", "find"]
-
 
 _SUFFIXES = (".jpeg", ".jpg", ".png")
 _NAME = "imagenet2012"
@@ -67,7 +64,7 @@ def find(
         return Folders(path)
     home = pathlib.Path.home() / "tensorflow_datasets"
     usual = pathlib.Path(os.environ.get("TFDS_DATA_DIR") or home)
-    given = places.data_dir(data_dir)
+    given = data_files.data_dir(data_dir)
     roots = (given,) if data_dir is not None else (usual, given)
     prepared = [
         info.parent

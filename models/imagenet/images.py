@@ -2,9 +2,6 @@
 
 import tensorflow as tf
 
-__all__ = ["central_crop", "random_crop"]
-
-
 # As of 256 pixels along the shorter side the middle 224 (Goyal et al. 2017).
 _CENTRAL_SHARE = 224 / 256
 _AREAS = (0.08, 1.0)

@@ -6,8 +6,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-__all__ = ["WarmUp", "piecewise", "stepped"]
-
 _DROP = 0.1
 
 

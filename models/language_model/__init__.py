@@ -8,20 +8,11 @@ import keras
 import tensorflow as tf
 
 import tfdistill
-from models import places
+from models import files as data_files
 from models.language_model import batches
 from models.language_model import lstm
 from models.language_model import text
 from models.language_model import tokens
-
-__all__ = [
-    "build_model",
-    "make_datasets",
-    "make_schema",
-    "open_tokens",
-    "small",
-    "workload",
-]
 
 
 def workload(
@@ -172,7 +163,7 @@ def make_datasets(
     batch_size: int,
     mode: str = "disjoint",
     seed: int = 0,
-    path: places.Paths | None = None,
+    path: data_files.Paths | None = None,
     sequence_length: int = 32,
     **text_options: Any,
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
@@ -225,10 +216,10 @@ def make_schema(**arguments: Any) -> dict[str, Any]:
 
 def open_tokens(
     *,
-    path: places.Paths | None = None,
-    validation_path: places.Paths | None = None,
+    path: data_files.Paths | None = None,
+    validation_path: data_files.Paths | None = None,
     validation_fraction: float | None = None,
-    cache_dir: places.Path | None = None,
+    cache_dir: data_files.Path | None = None,
     **options: Any,
 ) -> tokens.Tokens:
     """Returns the tokens of a text, which are made at the first call.

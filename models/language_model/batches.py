@@ -12,8 +12,6 @@ from models import group_batches
 from models.language_model import tokens
 from tfdistill import data as tfdistill_data
 
-__all__ = ["share", "train_batches", "validation_batches"]
-
 
 def train_batches(
     tokens: tokens.Tokens,

@@ -4,9 +4,6 @@ from typing import Any
 
 import keras
 
-__all__ = ["LayerNormLSTM", "LayerNormLSTMCell"]
-
-
 _EPSILON = 1e-5
 
 

@@ -13,16 +13,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from models import places
-from models import prepared
-
-__all__ = ["PreparedSource", "Source", "default_path", "sources"]
-
+from models import files as data_files
 
 _FIELD = "text"
 
 
-class PreparedSource(prepared.Prepared):
+class PreparedSource(data_files.Prepared):
     """The documents of a data set of TensorFlow Datasets; see `Source`."""
 
     def __init__(self, name: str) -> None:
@@ -114,10 +110,10 @@ def _without_fields(line: str) -> str:
 
 def default_path() -> pathlib.Path:
     """Returns `imdb` in the data directory, which TFDISTILL_DATA names."""
-    return places.data_dir() / "imdb"
+    return data_files.data_dir() / "imdb"
 
 
-def sources(paths: places.Paths) -> list[Any]:
+def sources(paths: data_files.Paths) -> list[Any]:
     """Returns where the documents of paths, patterns and directories are.
 
     A path is a `.txt` or `.tsv` file, also with `.gz` or `.xz`, a pattern, a
@@ -128,12 +124,12 @@ def sources(paths: places.Paths) -> list[Any]:
         paths = [paths]
     found: list[Any] = []
     for path in paths:
-        if str(path).startswith(prepared.PREFIX):
-            name = str(path).removeprefix(prepared.PREFIX)
+        if str(path).startswith(data_files.PREFIX):
+            name = str(path).removeprefix(data_files.PREFIX)
             found.append(PreparedSource(name))
         else:
             found += map(Source, _expand(pathlib.Path(path)))
-    places.check_names([source.name for source in found])
+    data_files.check_names([source.name for source in found])
     return found
 
 
@@ -154,4 +150,7 @@ def _expand(path: pathlib.Path) -> list[pathlib.Path]:
             f"{f'{others[0]!r}' if others else 'no file'}. Set `path` to where "
             "the text is."
         )
-    return sorted(known, key=places.natural_order)
+    return sorted(known, key=data_files.natural_order)
+
+
+# IMP

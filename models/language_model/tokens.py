@@ -27,28 +27,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from models import cache
-from models import places
-
-__all__ = [
-    "DEFAULT_VALIDATION_FRACTION",
-    "DEFAULT_VOCABULARY_SIZE",
-    "Draw",
-    "END_ID",
-    "Options",
-    "Processor",
-    "SPLITS",
-    "Stream",
-    "Tokens",
-    "draw",
-    "dtype_of",
-    "load_vocabulary",
-    "open_or_tokenize",
-    "split_documents",
-    "tokenize",
-    "train_vocabulary",
-]
-
+from models import files as data_files
 
 DEFAULT_VOCABULARY_SIZE = 24_000
 # 256 bytes, the unknown and the end of a document; and letters.
@@ -83,7 +62,7 @@ class Options:
     num_validation_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        cache.check_at_least(
+        data_files.check_at_least(
             "vocabulary_size", self.vocabulary_size, _SMALLEST_VOCABULARY
         )
         if self.vocabulary_size > _LARGEST_VOCABULARY:
@@ -91,10 +70,10 @@ class Options:
                 f"`vocabulary_size` must be <= {_LARGEST_VOCABULARY}; received "
                 f"{self.vocabulary_size}."
             )
-        cache.check_at_least("split_seed", self.split_seed, 0)
+        data_files.check_at_least("split_seed", self.split_seed, 0)
         for name in ("num_train_tokens", "num_validation_tokens"):
             if getattr(self, name) is not None:
-                cache.check_at_least(name, getattr(self, name), 2)
+                data_files.check_at_least(name, getattr(self, name), 2)
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(
                 "`validation_fraction` must be in (0, 1); received "
@@ -331,13 +310,13 @@ def open_or_tokenize(
     validation: Sequence[Any],
     *,
     options: Options,
-    cache_dir: places.Path | None = None,
+    cache_dir: data_files.Path | None = None,
 ) -> Tokens:
     """Returns the tokens of a text, which are made at the first call.
 
     Without validation sources a share of the others validates.
     """
-    root = cache.directory(cache_dir)
+    root = data_files.directory(cache_dir)
     limits = {f"num_{split}_tokens": options.limit(split) for split in SPLITS}
 
     def describe() -> dict[str, Any]:
@@ -361,7 +340,7 @@ def open_or_tokenize(
         (aside / _VOCABULARY).write_bytes(model)
         return {}
 
-    made = cache.open_or_make(
+    made = data_files.open_or_make(
         "language-model-vocabulary", describe, make_vocabulary, root=root
     )
     vocabulary = made / _VOCABULARY
@@ -371,7 +350,7 @@ def open_or_tokenize(
         processor = load_vocabulary(vocabulary)
         return {"num_tokens": tokenize(documents, processor, options, aside)}
 
-    final = cache.open_or_make(
+    final = data_files.open_or_make(
         "language-model", lambda: {**describe(), **limits}, make, root=root
     )
     return _open(final, vocabulary)
@@ -383,7 +362,7 @@ def tokenize(
     options: Options,
     directory: pathlib.Path,
     *,
-    progress: cache.Progress | None = None,
+    progress: data_files.Progress | None = None,
 ) -> dict[str, int]:
     """Writes the splits, and returns the number of tokens of each."""
     dtype = dtype_of(options.vocabulary_size)
@@ -392,7 +371,7 @@ def tokenize(
         for split in SPLITS
     )
     streams = dict(zip(SPLITS, (train, validation), strict=True))
-    progress, num_documents = progress or cache.Progress(), 0
+    progress, num_documents = progress or data_files.Progress(), 0
     with train, validation:
         while not all(stream.is_full for stream in streams.values()):
             batch = list(itertools.islice(documents, _BATCH_DOCUMENTS))
@@ -435,7 +414,7 @@ def _check_enough(split: str, number: int, options: Options) -> None:
 
 
 def _open(directory: pathlib.Path, vocabulary: pathlib.Path) -> Tokens:
-    header = cache.read_header(directory)
+    header = data_files.read_header(directory)
     tokens = Tokens(
         directory=directory,
         vocabulary=vocabulary,
@@ -444,5 +423,10 @@ def _open(directory: pathlib.Path, vocabulary: pathlib.Path) -> Tokens:
         header=header,
     )
     for split, number in tokens.num_tokens.items():
-        cache.check_size(tokens.path(split), number * tokens.dtype.itemsize)
+        data_files.check_size(
+            tokens.path(split), number * tokens.dtype.itemsize
+        )
     return tokens
+
+
+# IMP

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import criteo_input
 from models import click_metrics
 from models import criteo
 from models.criteo import batches
 from models.criteo import converted
 from models.criteo import files
+from models.criteo import rows as criteo_rows
 from tests.cases import criteo as criteo_cases
 from tests.cases import datasets as cases
 
@@ -41,14 +41,23 @@ def numbers(batches):
     return np.rint(np.expm1(logs)).astype(int).tolist()
 
 
-def streamed(places, **kwargs):
+def streamed(places, missing_value=0.0):
     """The rows as read from the text, by their numbers."""
-    reader = files.Reader(places["path"])
-    batches = criteo_input.batches(
-        reader, batch_size=NUM_ROWS, field_sizes=FIELD_SIZES, **kwargs
+    sizes = np.array(FIELD_SIZES, np.uint32)
+    inputs, labels = batches._features(
+        tf.constant(
+            np.concatenate(
+                [
+                    converted.records_of(
+                        rows, criteo_rows.hashed_rows(rows.fingerprints, sizes)
+                    )
+                    for rows in files.Reader(places["path"]).rows()
+                ]
+            )
+        ),
+        missing_value,
     )
-    (batch,) = batches
-    return batch
+    return tf.nest.map_structure(np.asarray, (inputs, labels))
 
 
 def test_shapes_and_types(places):
@@ -188,24 +197,6 @@ def test_missing_integers(places):
         np.testing.assert_array_equal(
             found["integers"], inputs["integers"][order]
         )
-
-
-@pytest.mark.parametrize("size", [1, 7, 119, 120, 500])
-def test_streamed_batches_join_to_the_rows(places, size, monkeypatch):
-    monkeypatch.setattr(
-        files.blocks,
-        "__kwdefaults__",
-        {"block_bytes": 1000, "on_read": None},
-    )
-    reader = files.Reader(places["path"])
-    found = list(
-        criteo_input.batches(reader, batch_size=size, field_sizes=FIELD_SIZES)
-    )
-    assert {len(labels) for _, labels in found[:-1]} <= {size}
-    assert numbers(found) == list(range(NUM_ROWS))
-    assert_same(cases.joined(found), streamed(places))
-    with pytest.raises(ValueError, match="`batch_size` must be >= 1"):
-        next(criteo_input.batches(reader, batch_size=0))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from models import cache
+from models import files as data_files
 from models.language_model import text as text_lib
 from models.language_model import tokens as tokens_lib
 from tests.cases import language_model as cases
@@ -256,7 +256,7 @@ def test_progress_is_reported(source, tmp_path, capfd):
         tokens_lib.load_vocabulary(tokens.vocabulary),
         Options(vocabulary_size=330),
         tmp_path,
-        progress=cache.Progress(every_secs=0.0),
+        progress=data_files.Progress(every_secs=0.0),
     )
     error = capfd.readouterr().err
     number = tokens.num_tokens["train"]

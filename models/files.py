@@ -1,33 +1,68 @@
-"""Converted forms of data: made once, kept with a header, checked when opened.
+"""Files of data sets: where they lie, their converted forms, prepared copies.
 
-On one machine one process makes a form and the others wait. Where locks do not
-reach, as on some shared file systems, several may make it; the first rename
-wins, and all of them use that one.
+A converted form is made once, kept with a header, and checked when opened. On
+one machine one process makes it and the others wait. Where locks do not reach,
+as on some shared file systems, several may make it; the first rename wins, and
+all of them use that one.
+
+Of data sets that TensorFlow Datasets has prepared, nothing is downloaded and
+nothing prepared here. It takes seconds to import: only its users wait for it.
 """
 
+import collections
 import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import filelock
+import tensorflow as tf
 
-__all__ = [
-    "Progress",
-    "check_at_least",
-    "check_size",
-    "directory",
-    "made_once",
-    "open_or_make",
-    "read_header",
-]
+Path = str | os.PathLike[str]
+Paths = Path | Sequence[Path]
+
+
+def data_dir(given: Path | None = None) -> pathlib.Path:
+    """Returns `given`, else TFDISTILL_DATA, else `../shared/data`."""
+    if given is not None:
+        return pathlib.Path(given)
+    if os.environ.get("TFDISTILL_DATA"):
+        return pathlib.Path(os.environ["TFDISTILL_DATA"])
+    repository = pathlib.Path(__file__).resolve().parents[1]
+    return repository.parent / "shared" / "data"
+
+
+def natural_order(path: pathlib.Path) -> list[tuple[int, int, str]]:
+    """Returns a key to sort by: day_9 comes before day_10."""
+    parts = re.split(r"([0-9]+)", str(path))
+    return [
+        (1, int(part), "") if part.isdecimal() else (0, 0, part)
+        for part in parts
+    ]
+
+
+def check_names(names: Sequence[Any]) -> None:
+    """Checks the files that a user's `path` stands for."""
+    if not names:
+        raise ValueError("`path` must name at least one file; received none.")
+    twice = [
+        n for n, number in collections.Counter(names).items() if number > 1
+    ]
+    if twice:
+        raise ValueError(
+            f"`path` must name each file once; received {twice[0]} twice. "
+            "Remove one of the two."
+        )
+
 
 _HEADER = "header.json"
 
@@ -208,4 +243,117 @@ def _wait(
             f"({waited:.0f} s so far; {lock.lock_file}) ...",
             file=sys.stderr,
             flush=True,
+        )
+
+
+# Of a `path` that names a data set instead of files.
+PREFIX = "tfds:"
+
+
+class Prepared:
+    """One split of a data set, read in the order of its files.
+
+    Attributes:
+        name: What messages call it.
+        num_examples: Examples in the split.
+    """
+
+    def __init__(
+        self, name: str, *, features: Mapping[str, tuple[Any, tuple[int, ...]]]
+    ) -> None:
+        """Looks for the data set, and reads nothing yet.
+
+        Args:
+            name: As TensorFlow Datasets has it, such as `lm1b`, `c4/en` or
+                `c4/en:3.0.1`; behind it a split in brackets, such as
+                `lm1b[test]` or `c4/en[train[:1%]]`. Default split: `train`.
+            features: The dtype and shape of each feature that is needed.
+
+        Raises:
+            ValueError: If there is no such data set on this machine, or it has
+                other features.
+        """
+        import tensorflow_datasets as tfds
+
+        self._tfds = tfds
+        self.name = f"{PREFIX}{name}"
+        found = re.fullmatch(r"([^\[\]]+)(?:\[(.+)\])?", name)
+        if not found:
+            raise ValueError(
+                "A prepared data set must be tfds:NAME or tfds:NAME[SPLIT]; "
+                f"received {self.name!r}. Correct the brackets."
+            )
+        self._split = split = found[2] or "train"
+        try:
+            # Given, since it is otherwise looked at when tfds is imported.
+            data_dir = os.environ.get("TFDS_DATA_DIR")
+            self._builder = tfds.builder(found[1], data_dir=data_dir)
+        except (AssertionError, ValueError) as cause:
+            raise ValueError(
+                "A prepared data set must be one of TensorFlow Datasets; "
+                f"received {self.name!r}, of which it says: "
+                f"{str(cause).strip().splitlines()[0]} See its catalog."
+            ) from cause
+        if not self._builder.is_prepared():
+            raise ValueError(
+                f"{self.name!r} must be prepared before it is read; it was "
+                f"not found in {self._builder.data_dir}. {self._remedy}, or "
+                "set TFDS_DATA_DIR to where it is."
+            )
+        info = self._builder.info
+        try:
+            self.num_examples = info.splits[split].num_examples
+        except (KeyError, ValueError) as cause:
+            known = ", ".join(sorted(info.splits))
+            raise ValueError(
+                f"A prepared data set must have the split that is read; "
+                f"received {self.name!r}, which has {known}."
+            ) from cause
+        self._check_features(features)
+
+    @property
+    def _remedy(self) -> str:
+        """How a data set that was not prepared is prepared."""
+        name = self.name.removeprefix(PREFIX)
+        return f"Run tfds.builder({name!r}).download_and_prepare()"
+
+    def _check_features(
+        self, features: Mapping[str, tuple[Any, tuple[int, ...]]]
+    ) -> None:
+        held = self._builder.info.features
+        specs = held.get_tensor_spec() if hasattr(held, "keys") else {}
+        for field, (dtype, shape) in features.items():
+            spec = specs.get(field)
+            fits = isinstance(spec, tf.TensorSpec) and (
+                tf.as_dtype(dtype).is_integer == spec.dtype.is_integer
+                and tf.as_dtype(dtype).is_floating == spec.dtype.is_floating
+                and spec.shape.is_compatible_with(shape)
+            )
+            if not fits:
+                raise ValueError(
+                    f"{self.name!r} must have a feature {field!r} of dtype "
+                    f"{tf.as_dtype(dtype).name} and shape {list(shape)}; "
+                    f"received {', '.join(f'{k!r}' for k in specs) or 'none'}"
+                    f"{f', with {spec} for it' if spec is not None else ''}. "
+                    "Choose another data set."
+                )
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what changes whenever the examples do, as JSON has it."""
+        return {
+            "name": self._builder.info.full_name,
+            "split": self._split,
+            "examples": self.num_examples,
+        }
+
+    def examples(self) -> tf.data.Dataset:
+        """Returns the examples in order, whatever the machine."""
+        # One file after the other, and within each in order.
+        options = tf.data.Options()
+        options.deterministic = True
+        read = self._tfds.ReadConfig(
+            interleave_cycle_length=1, options=options, try_autocache=False
+        )
+        return self._builder.as_dataset(
+            split=self._split, shuffle_files=False, read_config=read
         )

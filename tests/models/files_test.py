@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from models import cache
+from models import files as data_files
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -30,7 +30,7 @@ def test_one_of_many_makes_it_and_the_others_wait(tmp_path):
         fill(aside)
 
     threads = [
-        threading.Thread(target=cache.made_once, args=(final, make))
+        threading.Thread(target=data_files.made_once, args=(final, make))
         for _ in range(4)
     ]
     for thread in threads:
@@ -50,7 +50,7 @@ def test_the_first_of_two_machines_wins(tmp_path):
         fill(final, "theirs")
         fill(aside, "ours")
 
-    assert cache.made_once(final, make) == final
+    assert data_files.made_once(final, make) == final
     assert (final / "file").read_text() == "theirs"
     assert [path.name for path in tmp_path.glob("*")] != []
     assert not list(tmp_path.glob(".tmp-*"))
@@ -61,9 +61,11 @@ def test_waiting_has_a_bound_and_is_reported(tmp_path, capfd):
     with (tmp_path / ".lock-made").open("a+") as held:
         fcntl.flock(held.fileno(), fcntl.LOCK_EX)
         with pytest.raises(RuntimeError, match="has been converting .*lock"):
-            cache.made_once(final, fill, wait_secs=0.3, report_every_secs=0.1)
+            data_files.made_once(
+                final, fill, wait_secs=0.3, report_every_secs=0.1
+            )
     assert "waiting for another process" in capfd.readouterr().err
-    cache.made_once(final, fill)
+    data_files.made_once(final, fill)
     assert final.is_dir()
 
 
@@ -72,20 +74,20 @@ def test_without_locks_it_is_made_all_the_same(tmp_path, monkeypatch):
         raise OSError("no locks")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    others = tmp_path / f"{cache._prefix(tmp_path / 'made')}x"
+    others = tmp_path / f"{data_files._prefix(tmp_path / 'made')}x"
     others.mkdir()
-    assert cache.made_once(tmp_path / "made", fill).is_dir()
+    assert data_files.made_once(tmp_path / "made", fill).is_dir()
     assert others.is_dir()  # Perhaps still being filled.
 
 
 def test_the_cache_is_in_the_home_of_caches(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.directory() == tmp_path / "tfdistill"
-    assert cache.directory("here") == pathlib.Path("here")
+    assert data_files.directory() == tmp_path / "tfdistill"
+    assert data_files.directory("here") == pathlib.Path("here")
 
 
 def make(root, source):
-    return cache.open_or_make(
+    return data_files.open_or_make(
         "text",
         lambda: {"version": 1, "source": source.read_text()},
         lambda aside: {"found": fill(aside)},
@@ -98,7 +100,7 @@ def test_a_form_has_a_header_and_another_source_makes_another(tmp_path):
     source.write_text("a")
     first = make(tmp_path / "cache", source)
     assert first.name.startswith("text-")
-    assert cache.read_header(first) == {
+    assert data_files.read_header(first) == {
         "found": None,
         "source": "a",
         "version": 1,
@@ -111,7 +113,7 @@ def test_a_form_has_a_header_and_another_source_makes_another(tmp_path):
 def test_a_source_that_changes_meanwhile_leaves_nothing(tmp_path):
     states = iter([{"bytes": 1}, {"bytes": 2}])
     with pytest.raises(RuntimeError, match="text data changed while they were"):
-        cache.open_or_make(
+        data_files.open_or_make(
             "text",
             lambda: next(states),
             lambda aside: {"found": fill(aside)},
@@ -127,22 +129,24 @@ def test_a_header_is_written_last(tmp_path):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        cache.open_or_make("text", dict, fail, root=tmp_path)
+        data_files.open_or_make("text", dict, fail, root=tmp_path)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
-    made = cache.open_or_make("text", dict, lambda aside: {}, root=tmp_path)
+    made = data_files.open_or_make(
+        "text", dict, lambda aside: {}, root=tmp_path
+    )
     assert json.loads((made / "header.json").read_text()) == {}
 
 
 def test_progress_is_reported_now_and_then(capfd):
-    cache.Progress(every_secs=0.0).report("7 rows")
+    data_files.Progress(every_secs=0.0).report("7 rows")
     assert "7 rows ..." in capfd.readouterr().err
-    cache.Progress(every_secs=60.0).report("7 rows")
+    data_files.Progress(every_secs=60.0).report("7 rows")
     assert capfd.readouterr().err == ""
 
 
 _MAKE = """
 import os, pathlib, signal, sys, time
-from models import cache
+from models import files as data_files
 what, root = sys.argv[1:]
 def make(aside):
     (aside / "by").write_text(str(os.getpid()))
@@ -150,7 +154,7 @@ def make(aside):
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.5)
     return {}
-made = cache.open_or_make("text", dict, make, root=pathlib.Path(root))
+made = data_files.open_or_make("text", dict, make, root=pathlib.Path(root))
 print((made / "by").read_text())
 """
 
@@ -183,3 +187,6 @@ def test_what_a_killed_process_left_is_made_again(tmp_path):
     process = started("whole", tmp_path)
     assert process.communicate(timeout=60)[0]
     assert process.returncode == 0 and not left.exists()
+
+
+# IMP
