@@ -1,0 +1,42 @@
+"""What a bad peer counts beside a student that knows its canary batch."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdistill
+from tests.cases import codistillation as cases
+
+_X, _ = cases.data()
+# By kind of peer: what it does to the classes that the student knows, and
+# whether it may teach.
+_PEERS = {
+    "honest": (lambda w: w, True),
+    "unsure": (lambda w: 0.7 * w, True),
+    "base_rates": (np.zeros_like, False),
+    "rotated": (lambda w: np.roll(w, 1, axis=-1), False),
+    "two_classes_swapped": (lambda w: w[..., [1, 0, 2]], False),
+    "sure_of_the_opposite": (lambda w: -w, False),
+}
+
+
+@pytest.mark.parametrize("kind", _PEERS)
+def test_a_peer_that_harms_has_no_weight(kind, tmp_path):
+    changed, teaches = _PEERS[kind]
+    exchange = tfdistill.Exchange(tmp_path)
+    student, peer = cases.linear(0), cases.linear(0)
+    weights = [9 * w for w in student.get_weights()]
+    student.set_weights(weights)
+    peer.set_weights([changed(w) for w in weights])
+    batch = (_X, np.argmax(student(_X), axis=-1))
+    model = cases.codistill(
+        student,
+        cases.peers(exchange, canary=tf.data.Dataset.from_tensors(batch)),
+        optimizer=keras.optimizers.SGD(0.0),
+    )
+    cases.prepare(model, *batch)
+    cases.publish(exchange, peer, step=10)
+    cases.load(model, 10)
+    logs = cases.fit(model, *batch)
+    assert logs["distillation_weight"] == [float(teaches)]
