@@ -19,6 +19,7 @@ import numpy as np
 import tfdistill
 from benchmarks.punish import run_view
 from tfdistill.exchange import signing
+from tfdistill.predictions import addresses
 from tfdistill.predictions import mailbox
 from tfdistill.predictions import message as message_lib
 from tfdistill.system import run_files
@@ -99,12 +100,11 @@ def find(view: run_view.RunView, group: int, draw: float) -> Target | None:
         return None
     index = int(draw * len(tasks))
     worker = int(tasks[index].rpartition("_")[2])
-    name = mailbox.note_name(worker)
-    own = mailbox.Address.of(exchange.notes(group).read(name))
+    own = addresses.Address.find(exchange, group, worker)
     if own is None or not own.learns_from:
         return None
     peer = own.learns_from[0]
-    other = mailbox.Address.of(exchange.notes(peer).read(name))
+    other = addresses.Address.find(exchange, peer, worker)
     lines = untrusted.Tail(
         view.group_dir(group) / run_files.METRICS, last_bytes=65536
     ).read()

@@ -25,15 +25,14 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from tfdistill.exchange import publisher
 from tfdistill.exchange import signing
+from tfdistill.predictions import addresses
 from tfdistill.predictions import message as message_lib
 from tfdistill.system import background
-from tfdistill.system import processes
 
 # Steps of a sender that are kept, each way: how far it may be ahead.
 MAX_KEPT = 16
@@ -83,38 +82,6 @@ class Place:
     host: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Address:
-    """Where a peer's mailbox is, from its note."""
-
-    host: str
-    port: int
-    incarnation: bytes
-    replicas: tuple[int, ...]
-    learns_from: tuple[int, ...]
-
-    @classmethod
-    def of(cls, note: dict[str, Any] | None) -> "Address | None":
-        """Returns what a note says; None if it holds no address."""
-        note = note or {}
-        try:
-            found = cls(
-                str(note["host"]),
-                int(note["port"]),
-                bytes.fromhex(note["incarnation"]),
-                tuple(map(int, note["replicas"])),
-                tuple(map(int, note["learns_from"])),
-            )
-        except (KeyError, TypeError, ValueError):
-            return None
-        is_right = 0 < found.port < 2**16 and len(found.incarnation) == 16
-        if not is_right or not 0 < len(found.host) < 256:
-            return None
-        if note.get("machine") and note["machine"] == processes.machine():
-            return dataclasses.replace(found, host="127.0.0.1")
-        return found
-
-
 class Peer:
     """What a mailbox knows of the worker of the same index in another group.
 
@@ -145,7 +112,7 @@ class Peer:
         self.newest: dict[int, int] = {}
         self.num_silent = 0
         # Only the event loop changes what follows while it runs.
-        self.address: Address | None = None
+        self.address: addresses.Address | None = None
         self.trouble = "its address is not known yet"
         # The newest messages to it, with which each connection begins.
         self.recent: collections.deque[bytes] = collections.deque()
@@ -172,6 +139,79 @@ class Peer:
             or (self.sender is not None and self.stream is None)
             or self.is_silent
         )
+
+    def awaited(
+        self,
+        own: message_lib.Message,
+        end: float,
+        *,
+        clock: Callable[[], float],
+        is_open: Callable[[], bool],
+    ) -> message_lib.Message | None:
+        """Waits for its message of one's own step, if that is worth it."""
+        while True:
+            # Another one once the peer has started again.
+            box = self.boxes.setdefault(own.replica, {})
+            received = box.pop(own.step, None)
+            left = end - clock()
+            is_behind = self.newest.get(own.replica, -1) < own.step
+            is_worth_it = is_open() and is_behind and not self.is_silent
+            if received is not None or left <= 0 or not is_worth_it:
+                break
+            self.arrived.wait(left)
+        for old in [s for s in box if s < own.step]:
+            del box[old]
+        if received is None and left <= 0 and not self.is_silent:
+            self.num_silent += 1
+        return received
+
+    def keep(self, message: message_lib.Message, num_bytes: int) -> int:
+        """Keeps a message; the newest step before, if it goes back too far."""
+        box = self.boxes.setdefault(message.replica, {})
+        newest = self.newest.get(message.replica, -1)
+        goes_back = message.step < newest - MAX_KEPT
+        if goes_back:
+            box.clear()
+            del self.newest[message.replica]
+        box[message.step] = message
+        if len(box) > MAX_KEPT:
+            del box[min(box)]
+        self.newest[message.replica] = max(
+            self.newest.get(message.replica, -1), message.step
+        )
+        self.received_bytes += num_bytes
+        self.last_bytes = num_bytes
+        self.num_silent, self.trouble = 0, ""
+        # Steps that wait for another peer sleep on.
+        self.arrived.notify_all()
+        return newest if goes_back else 0
+
+    def refuse(self, kind: str, reason: str, *, step: int) -> None:
+        """Counts a message that does not count."""
+        self.num_refused[kind] += 1
+        self.refused[step] = f"{reason}."
+        if len(self.refused) > _MAX_LISTED:
+            del self.refused[min(self.refused)]
+
+    def write(self, content: bytes, *, most: int) -> None:
+        """Sends a framed message, if the peer wants it, in the event loop.
+
+        The newest ones, at most `most`, are kept for its next connection.
+        """
+        if self.address is not None and self.sender is None:
+            return
+        self.recent.append(content)
+        if len(self.recent) > most:
+            self.recent.popleft()
+        stream = self.stream
+        if (
+            stream is None
+            or stream.get_write_buffer_size() >= _MAX_QUEUED * len(content)
+        ):
+            self.num_unsent += 1
+            return
+        stream.write(content)
+        self.sent_bytes += len(content) - _LENGTH.size
 
     def forget(self) -> None:
         """Lets go of one incarnation of it; its figures stay."""
@@ -212,23 +252,17 @@ class Mailbox:
         self._wait_secs = wait_secs
         self._clock = clock
         self._lock = threading.Lock()
-        everyone = dict.fromkeys((*peers, *others))
-        self._peers = {
-            g: Peer(g, self._lock) for g in everyone if g != place.group
-        }
+        groups = {*peers, *others} - {place.group}
+        self._peers = {g: Peer(g, self._lock) for g in sorted(groups)}
         self.learns_from = tuple(peers)
         self._wake = threading.Event()
-        self._is_open = False
-        self._incarnation = b""
+        # Where it listens once it is open.
+        self.port = 0
+        self._is_open, self._incarnation = False, b""
         self._said: set[tuple[int, str]] = set()
         self._most_own_bytes = 0
         # Messages of which nobody knows who has sent them, by kind.
         self.num_forged: collections.Counter[str] = collections.Counter()
-
-    @property
-    def port(self) -> int | None:
-        """Where it listens; None unless it is open."""
-        return self._port if self._is_open else None
 
     def peer(self, group: int) -> Peer:
         """Returns what is known of a peer."""
@@ -246,7 +280,7 @@ class Mailbox:
             family=socket.AF_INET6 if is_dual else socket.AF_INET,
             dualstack_ipv6=is_dual,
         )
-        self._port = listener.getsockname()[1]
+        self.port = listener.getsockname()[1]
         self._incarnation = secrets.token_bytes(16)
         self._wake.clear()
         self._loop = asyncio.new_event_loop()
@@ -276,8 +310,8 @@ class Mailbox:
             thread.join(_STOP_SECS)
 
     def _carry(self, listener: socket.socket) -> None:
+        # All other tasks are cancelled at its end.
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            # All other tasks are cancelled at its end.
             runner.run(self._serve(listener))
 
     async def _serve(self, listener: socket.socket) -> None:
@@ -348,7 +382,18 @@ class Mailbox:
     ) -> tuple[np.ndarray, ...] | None:
         step = own.step
         peer.last_asked = max(step, peer.last_asked)
-        received = self._awaited(peer, own, end)
+        was_silent = peer.is_silent
+        received = peer.awaited(
+            own, end, clock=self._clock, is_open=lambda: self._is_open
+        )
+        if peer.is_silent and not was_silent:
+            self._warn_once(
+                peer.group,
+                "silent",
+                f"Group {peer.group} sends no predictions: {peer.why}. "
+                "Training goes on without them. It waits no more until they "
+                "come again; the status of the teachers counts.",
+            )
         refusal = received and message_lib.refusal(received, own)
         if received is None or refusal:
             peer.num_missed += 1
@@ -369,92 +414,24 @@ class Mailbox:
             )
         return received.arrays
 
-    def _awaited(
-        self, peer: Peer, own: message_lib.Message, end: float
-    ) -> message_lib.Message | None:
-        """Waits for a peer's message of a step, if that is worth it."""
-        while True:
-            # Another one once the peer has started again.
-            box = peer.boxes.setdefault(own.replica, {})
-            received = box.pop(own.step, None)
-            left = end - self._clock()
-            is_behind = peer.newest.get(own.replica, -1) < own.step
-            is_worth_it = self._is_open and is_behind and not peer.is_silent
-            if received is not None or left <= 0 or not is_worth_it:
-                break
-            peer.arrived.wait(left)
-        for old in [s for s in box if s < own.step]:
-            del box[old]
-        if received is None and left <= 0 and not peer.is_silent:
-            peer.num_silent += 1
-            if peer.is_silent:
-                self._warn_once(
-                    peer.group,
-                    "silent",
-                    f"Group {peer.group} sends no predictions: {peer.why}. "
-                    "Training goes on without them. It waits no more until "
-                    "they come again; the status of the teachers counts.",
-                )
-        return received
-
     # ---- to peers, in the event loop ----
 
     def _write(self, data: bytes) -> None:
         """Sends a message to all who want it."""
-        content = framed(data)
         for peer in self._peers.values():
-            if peer.address is not None and peer.sender is None:
-                continue
-            peer.recent.append(content)
-            if len(peer.recent) > MAX_KEPT * len(self._place.replicas):
-                peer.recent.popleft()
-            stream = peer.stream
-            if (
-                stream is None
-                or stream.get_write_buffer_size() >= _MAX_QUEUED * len(content)
-            ):
-                peer.num_unsent += 1
-                continue
-            stream.write(content)
-            peer.sent_bytes += len(data)
+            peer.write(framed(data), most=MAX_KEPT * len(self._place.replicas))
 
-    async def _send(self, peer: Peer, address: Address) -> None:
+    async def _send(self, peer: Peer, address: addresses.Address) -> None:
         """Sends to one incarnation of a peer, until it is forgotten."""
         pause = background.Backoff(first_secs=0.1, longest_secs=1.0)
         while True:
             opened = self._clock()
-            reason = await self._send_all(peer, address)
+            reason = await _send_all(peer, address, self._exchange.signer)
             if self._clock() - opened > _LASTED_SECS:
                 pause.succeeded()
             peer.trouble = f"it does not take messages: {reason}"
             self._wake.set()
             await asyncio.sleep(pause.failed())
-
-    async def _send_all(self, peer: Peer, address: Address) -> str:
-        """Sends until the connection breaks; why it has."""
-        try:
-            async with asyncio.timeout(_MEET_SECS):
-                reader, writer = await asyncio.open_connection(
-                    address.host, address.port
-                )
-        except (OSError, UnicodeError) as error:
-            return str(error) or "it cannot be reached"
-        try:
-            _keep_alive(writer)
-            shown = pass_to(
-                peer.group, address.incarnation, self._exchange.signer
-            )
-            writer.writelines([shown, *peer.recent])
-            peer.stream = writer.transport
-            # A peer says nothing; this ends when the connection does.
-            await reader.read(1)
-            return "it has closed the connection"
-        except OSError as error:
-            return str(error)
-        finally:
-            if peer.stream is writer.transport:
-                peer.stream = None
-            writer.transport.abort()
 
     # ---- from peers, in the event loop ----
 
@@ -491,10 +468,9 @@ class Mailbox:
 
     def _is_too_large(self, num_bytes: int) -> bool:
         """Whether a message has more bytes than one that could count."""
-        own, most = self._most_own_bytes, MAX_BYTES
-        if own:
-            most = min(most, 2 * own + _SPARE_BYTES)
-        if num_bytes <= most:
+        own = self._most_own_bytes
+        most = 2 * own + _SPARE_BYTES if own else MAX_BYTES
+        if num_bytes <= min(most, MAX_BYTES):
             return False
         self._refuse_unknown(
             "size",
@@ -513,14 +489,13 @@ class Mailbox:
         if message.group not in self.learns_from:
             self._refuse_unknown(
                 "sender",
-                "it must come from a group that this one learns from, "
-                f"{list(self.learns_from)}; received one of group "
-                f"{message.group}",
+                f"it must come from one of the groups {self.learns_from}; "
+                f"received one of group {message.group}",
             )
             return False
         peer = self._peers[message.group]
-        address = peer.address
-        if address is None or message.incarnation != address.incarnation:
+        known = peer.address and peer.address.incarnation
+        if message.incarnation != known:
             # It has just started, and its note is not read yet; or it is of an
             # earlier run, and its note is that of another. It tries again.
             peer.trouble = "it has started again"
@@ -533,9 +508,8 @@ class Mailbox:
                 self._refuse(
                     peer,
                     "replica",
-                    "it must be for a replica of this worker, "
-                    f"{list(self._place.replicas)}; received replica "
-                    f"{message.replica}",
+                    f"it must be for one of {list(self._place.replicas)}; "
+                    f"received replica {message.replica}",
                     step=message.step,
                 )
         return True
@@ -543,9 +517,7 @@ class Mailbox:
     def _keep(
         self, peer: Peer, message: message_lib.Message, num_bytes: int
     ) -> None:
-        box = peer.boxes.setdefault(message.replica, {})
-        newest = peer.newest.get(message.replica, -1)
-        if message.step < newest - MAX_KEPT:
+        if newest := peer.keep(message, num_bytes):
             # It has never been there, or it would have started again.
             self._refuse(
                 peer,
@@ -553,17 +525,6 @@ class Mailbox:
                 f"its steps must not go back; received it after step {newest}",
                 step=message.step,
             )
-            box.clear()
-            newest = -1
-        box[message.step] = message
-        if len(box) > MAX_KEPT:
-            del box[min(box)]
-        peer.newest[message.replica] = max(newest, message.step)
-        peer.received_bytes += num_bytes
-        peer.last_bytes = num_bytes
-        peer.num_silent, peer.trouble = 0, ""
-        # Steps that wait for another peer sleep on.
-        peer.arrived.notify_all()
 
     # ---- addresses ----
 
@@ -589,27 +550,27 @@ class Mailbox:
 
     def _leave_note(self) -> bool:
         """Leaves this worker's address; whether that has worked."""
-        note = {
-            "host": self._place.host or socket.gethostname(),
-            "port": self._port,
-            "machine": processes.machine(),
-            "incarnation": self._incarnation.hex(),
-            "replicas": list(self._place.replicas),
-            "learns_from": list(self.learns_from),
-        }
-        notes = self._exchange.notes(self._place.group)
+        place = self._place
+        own = addresses.Address(
+            place.host or socket.gethostname(),
+            self.port,
+            self._incarnation,
+            place.replicas,
+            self.learns_from,
+        )
         try:
-            notes.write(note_name(self._place.worker), note)
+            own.leave(self._exchange, place.group, place.worker)
+            return True
         except OSError as error:
             _log.warning("Could not leave an address: %s", error)
             return False
-        return True
 
     def _look_for(self, peer: Peer) -> bool:
         """Reads a peer's note; whether its address is another one."""
-        notes = self._exchange.notes(peer.group)
         try:
-            found = Address.of(notes.read(note_name(self._place.worker)))
+            found = addresses.Address.find(
+                self._exchange, peer.group, self._place.worker
+            )
         except OSError as error:
             peer.trouble = f"its address cannot be read: {error}"
             return False
@@ -620,7 +581,7 @@ class Mailbox:
                 self._loop.call_soon_threadsafe(self._meet, peer, found)
         return True
 
-    def _meet(self, peer: Peer, address: Address) -> None:
+    def _meet(self, peer: Peer, address: addresses.Address) -> None:
         """Takes a peer for what its note says, in the event loop."""
         if address == peer.address:
             return
@@ -642,10 +603,7 @@ class Mailbox:
     # ---- what was refused ----
 
     def _refuse(self, peer: Peer, kind: str, reason: str, *, step: int) -> None:
-        peer.num_refused[kind] += 1
-        peer.refused[step] = f"{reason}."
-        if len(peer.refused) > _MAX_LISTED:
-            del peer.refused[min(peer.refused)]
+        peer.refuse(kind, reason, step=step)
         self._warn_once(
             peer.group,
             kind,
@@ -665,6 +623,33 @@ class Mailbox:
         if (group, kind) not in self._said:
             self._said.add((group, kind))
             _log.warning("%s", text)
+
+
+async def _send_all(
+    peer: Peer, address: addresses.Address, signer: signing.Signer | None
+) -> str:
+    """Sends until the connection breaks; why it has."""
+    try:
+        async with asyncio.timeout(_MEET_SECS):
+            reader, writer = await asyncio.open_connection(
+                address.host, address.port
+            )
+    except (OSError, UnicodeError) as error:
+        return str(error) or "it cannot be reached"
+    try:
+        _keep_alive(writer)
+        shown = pass_to(peer.group, address.incarnation, signer)
+        writer.writelines([shown, *peer.recent])
+        peer.stream = writer.transport
+        # A peer says nothing; this ends when the connection does.
+        await reader.read(1)
+        return "it has closed the connection"
+    except OSError as error:
+        return str(error)
+    finally:
+        if peer.stream is writer.transport:
+            peer.stream = None
+        writer.transport.abort()
 
 
 def pass_to(
@@ -689,8 +674,3 @@ def _keep_alive(writer: asyncio.StreamWriter) -> None:
     for name, value in _KEEPALIVE.items():
         if (option := getattr(socket, name, None)) is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def note_name(worker: int) -> str:
-    """Returns the name of the note with a worker's address."""
-    return f"mailbox-{worker}"
