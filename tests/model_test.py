@@ -554,11 +554,10 @@ def test_teachers_that_nobody_will_load_are_told(exchange):
 
 
 def test_a_group_that_others_will_never_hear_is_told(exchange):
+    model = cases.codistill(cases.linear(), cases.peers(exchange))
     with pytest.warns(UserWarning, match="group 0 of 2, .*no StudentExporter"):
         model_lib._check_roles(
-            [cases.never()],
-            cases.peers(exchange),
-            tfdistill.Cluster(num_groups=2),
+            [cases.never()], model.teachers, tfdistill.Cluster(num_groups=2)
         )
 
 

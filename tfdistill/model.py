@@ -17,6 +17,7 @@ reduces a batch tuple over the workers, and averages logs over a missing axis.
 import json
 import os
 import re
+import types
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -607,7 +608,7 @@ def _is_keras(part: Any) -> bool:
     """Whether plain Keras can load an optimizer, loss or metric from a file."""
     if part is None or isinstance(part, str):
         return True
-    if callable(part) and hasattr(part, "__name__"):
+    if isinstance(part, types.FunctionType | type):
         return part.__module__.startswith("keras.")
     try:
         text = json.dumps(keras.saving.serialize_keras_object(part))
