@@ -16,8 +16,8 @@ _LIMIT_SECS = 240.0
 _SHORT = (
     "--override=num_steps=20",
     "--override=evaluate_every_steps=10",
-    "--override=exchange.every_steps=5",
-    "--override=codistillation.burn_in_steps=5",
+    "--override=every_steps=5",
+    "--override=burn_in_steps=5",
 )
 
 
@@ -75,7 +75,7 @@ def _check(report, workdir):
     offline = report["methods"]["offline_distillation"]["trials"][0]
     teacher, student = (workdir / run for run in offline["runs"])
     config = json.loads((student / "config.json").read_text())
-    (path,) = config["codistillation"]["saved_models"]
+    path = config["method_arguments"]["saved_model"]
     assert path == str(teacher / "exchange" / "group_0" / "20")
     assert offline["figures"]["total_examples"] == 2 * 20 * 64
     lines = (student / "group_0" / "metrics.jsonl").read_text().splitlines()
@@ -106,7 +106,7 @@ def _last(path):
 def test_a_run_that_fails_is_told_and_the_others_are_reported(
     tmp_path, no_process_left, caplog
 ):
-    rate = "independent:optimizer.learning_rate=1e30"
+    rate = "independent:learning_rate=1e30"
     options = _options(
         tmp_path / "c",
         "--methods=independent",
