@@ -6,10 +6,8 @@ What a user imports is here; the files of this room are behind it.
 import importlib
 import typing
 
-from tfdistill.labels.attached import Labelled
 from tfdistill.labels.attached import attach
 from tfdistill.labels.attached import label
-from tfdistill.labels.files import WrittenLabels
 from tfdistill.labels.files import read
 from tfdistill.labels.files import write
 from tfdistill.labels.forms import Form
@@ -19,9 +17,7 @@ if typing.TYPE_CHECKING:
 
 __all__ = [
     "Form",
-    "Labelled",
     "Teachers",
-    "WrittenLabels",
     "attach",
     "label",
     "read",
