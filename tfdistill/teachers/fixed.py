@@ -143,6 +143,23 @@ class FixedTeacher(teacher.Teacher):
         return self._infer(batch.inputs)
 
 
+def only_model(teachers: Sequence[teacher.Teacher]) -> keras.Model:
+    """Returns the one Keras model that is the only teacher.
+
+    Raises:
+        ValueError: There are other teachers, or several.
+    """
+    only = teachers[0] if len(teachers) == 1 else None
+    if not isinstance(only, FixedTeacher) or not only.is_keras:
+        raise ValueError(
+            "`feature_loss` needs exactly one teacher, a Keras model, since it "
+            "names that model's layers; received "
+            f"{[each.name for each in teachers]}. Pass "
+            "teachers.FixedTeacher(model), or leave `feature_loss` out."
+        )
+    return only.keras_model()
+
+
 class FrozenModel:
     """A model's inference on a copy of its values, called as the student is.
 

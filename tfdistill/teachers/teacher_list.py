@@ -157,22 +157,6 @@ class TeacherList:
 
     # ---- before training ----
 
-    def only_model(self) -> keras.Model:
-        """Returns the one Keras model in memory that is the only teacher.
-
-        Raises:
-            ValueError: There are other teachers, or several.
-        """
-        only = self._teachers[0] if len(self) == 1 else None
-        if not isinstance(only, fixed.FixedTeacher) or not only.is_keras:
-            raise ValueError(
-                "`feature_loss` needs exactly one teacher, a Keras model, "
-                f"since it names that model's layers; received {self.names}. "
-                "Pass teachers.FixedTeacher(model), or leave `feature_loss` "
-                "out."
-            )
-        return only.keras_model()
-
     def count_by(self, weight: Callable[[tf.Tensor], Any] | None) -> None:
         """Takes the distillation weight as a function of the step.
 

@@ -20,6 +20,7 @@ from tfdistill import losses as losses_lib
 from tfdistill.exports import student_graph
 from tfdistill.system import keras_internals
 from tfdistill.teachers import features as features_lib
+from tfdistill.teachers import fixed
 from tfdistill.teachers import labels as labels_lib
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import soft_targets
@@ -313,7 +314,9 @@ class Codistillation:
                     f"FeatureDistillation; received {feature_loss!r}."
                 )
             self.features = features_lib.Features(
-                feature_loss, self.student, self.teachers.only_model()
+                feature_loss,
+                self.student,
+                fixed.only_model(list(self.teachers)),
             )
         self._term = DistillationTerm(
             loss,
