@@ -26,6 +26,7 @@ import tfdistill
 from benchmarks import measure
 from benchmarks import predictions_peer
 from launch import recipes
+from tfdistill import callbacks
 from tfdistill import teachers
 from tfdistill.labels import forms
 from tfdistill.system import programs
@@ -132,7 +133,7 @@ def _plain(workload: Any) -> keras.Model:
 
 def _turns(model: Any, workload: Any, num_steps: int) -> Callable[[], float]:
     """Returns one turn: mean processor seconds of a step."""
-    loader = [tfdistill.TeacherLoader(every_steps=10**9)]
+    loader = [callbacks.TeacherLoader(every_steps=10**9)]
     has_teachers = isinstance(model, tfdistill.CodistillModel)
     model.fit(
         workload.batches,

@@ -69,7 +69,7 @@ def test_it_runs_when_it_is_pasted_alone_and_in_groups(tmp_path):
         assert old in command
         command = command.replace(old, new)
     text = script.text
-    callbacks = "tfdistill.callbacks(exchange, every_steps=50)"
+    callbacks = "tfdistill.callbacks.defaults(every_steps=50)"
     for old, new in [
         (callbacks, f"[UntilTaught(), *{callbacks}]"),
         ("\nwith strategy.scope():", _UNTIL_TAUGHT),
@@ -83,6 +83,6 @@ def test_it_runs_when_it_is_pasted_alone_and_in_groups(tmp_path):
         lines = (group / "metrics.jsonl").read_text().splitlines()
         found = [json.loads(line) for line in lines]
         assert any(line.get("distillation_weight") for line in found)
-        # Of `tfdistill.callbacks`, which alone may make it.
+        # Of the default callbacks, which alone may make it.
         assert [path.name for path in (group / "backup").iterdir()]
     assert any((run / "exchange" / "group_1").iterdir())
