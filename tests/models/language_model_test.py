@@ -216,7 +216,7 @@ def test_a_peer_teaches_by_its_export(text, tmp_path):
     _, validation = datasets(text)
     exchange = tfdistill.Exchange(tmp_path / "exchange")
     model = codistillation.codistill(
-        small_model(), codistillation.teacher_set(exchange)
+        small_model(), codistillation.peers(exchange)
     )
     tokens, labels = (np.asarray(array) for array in next(iter(validation)))
     codistillation.prepare(model, tokens, labels)
@@ -251,7 +251,7 @@ def test_replicas_do_as_one_process_also_with_a_partial_batch(
         with strategy.scope():
             model = codistillation.codistill(
                 small_model(),
-                codistillation.teacher_set(exchange),
+                codistillation.peers(exchange),
                 metrics=["accuracy"],
             )
         codistillation.prepare(model, partial)
