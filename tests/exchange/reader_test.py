@@ -20,23 +20,6 @@ from tfdistill.exchange import reader
 from tfdistill.follow import follower as follow
 
 
-def _newest(root, group=0):
-    found = reader.NewestVersions(str(root)).look([group], limit_secs=30)
-    return found.get(group)
-
-
-def test_the_newest_version_is_the_highest_step(tmp_path):
-    assert _newest(tmp_path) is None
-    for step in (9, 100, 20):
-        cases.version(tmp_path, 0, step, created=5.0, num_bytes=step)
-    cases.version(tmp_path, 1, 300)
-    (tmp_path / "group_0" / "400").mkdir()  # Not committed.
-    (tmp_path / "group_0" / ".tmp-500").mkdir()
-    found = _newest(tmp_path)
-    assert (found.step, found.num_bytes) == (100, 100)
-    assert found.manifest.created == 5.0
-
-
 def test_a_failing_storage_is_told_and_what_was_found_stays(tmp_path):
     cases.version(tmp_path, 0, 10)
     storage = storage_cases.Faults(filesystem.LocalFileSystem())
