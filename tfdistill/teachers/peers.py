@@ -237,11 +237,8 @@ class Peer(teacher.Teacher):
 
     def attach(self, student: teacher.Student) -> None:
         """Makes room for a version, and what follows the group."""
-        graph, self._student, self._graph = (
-            student.graph,
-            student,
-            student.graph,
-        )
+        self._student, graph = student, student.graph
+        self._graph = graph
         self._fingerprint = graph.fingerprint
         if student.on_servers:
             self._refuse_other_graphs()
@@ -289,6 +286,8 @@ class Peer(teacher.Teacher):
                     functools.partial(run, values), graph.output_spec
                 ),
             )
+            # The first version may be read before the first refresh.
+            self._merit.take()
 
     # ---- in the step ----
 
