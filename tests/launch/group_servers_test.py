@@ -3,13 +3,10 @@
 import socket
 import sys
 import time
-import types
 
 import pytest
 
 from launch import group_servers
-from launch import local
-from launch import recipes
 from tfdistill.launcher import local_cluster
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout_secs(60)]
@@ -70,23 +67,3 @@ def test_a_server_that_ends_early_is_told(tmp_path, no_process_left):
             time.sleep(0.01)
     assert ["exit code 3" in line for line in said] == [True, True]
     assert str(tmp_path / "servers" / "group_1.log") in " ".join(said)
-
-
-def test_they_are_started_only_for_who_asks_them():
-    digits = recipes.get("digits")
-    served = digits.by_method("served")
-    assert group_servers.are_needed(served, 2)
-    assert not group_servers.are_needed(served, 1)
-    assert not group_servers.are_needed(digits, 2)
-    for method, num_given in (([], 0), (["--method=served"], 1)):
-        options = ["--recipe=digits", "--workdir=w", "--num_groups=2", *method]
-        given = {}
-
-        def launch(options, given=given, **beside):
-            given.update(beside)
-            return types.SimpleNamespace(exit_code=0)
-
-        assert local.run(local.PROGRAM.parse(options), launch=launch) == 0
-        assert len(given) == num_given
-    given = 'method.addresses=["a:1","b:1"]'
-    assert not group_servers.are_needed(recipes.override(served, [given]), 2)

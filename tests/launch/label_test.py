@@ -96,28 +96,6 @@ def test_the_labels_of_other_steps_or_of_another_group_are_refused(
         _train(tmp_path / "b", given, group=1)
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (["--group=1"], 2, "from 0 to 0"),
-        (["--num_steps=0"], 2, "num_steps"),
-        (["--top_k=0"], 1, "top_k"),
-    ],
-)
-def test_wrong_options_are_named(
-    teacher, tmp_path, options, code, message, capsys, caplog
-):
-    if code == 2:
-        with pytest.raises(SystemExit) as caught:
-            _label(teacher, tmp_path / "labels", *options)
-        assert caught.value.code == 2
-        assert message in capsys.readouterr().err
-    else:
-        assert _label(teacher, tmp_path / "labels", *options) == code
-        assert message in caplog.text
-    assert not (tmp_path / "labels" / "labels.json").exists()
-
-
 def test_a_teacher_that_is_none_is_named(tmp_path, caplog):
     np.savez(tmp_path / "a.npz", a=1)
     assert _label(tmp_path, tmp_path / "labels") == 1

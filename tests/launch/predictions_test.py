@@ -5,7 +5,6 @@ import pytest
 
 from launch import outputs
 from launch import predictions
-from tfdistill import metrics
 
 
 def _classes(rng, labels):
@@ -84,14 +83,3 @@ def test_spread_is_the_distance_to_the_mean_of_the_retrains():
     assert spread["relative_prediction_difference"] == pytest.approx(
         relative.mean()
     )
-
-
-def test_prediction_differences_want_several_models():
-    for measure in (
-        metrics.prediction_difference,
-        metrics.relative_prediction_difference,
-    ):
-        with pytest.raises(ValueError, match="at least two models; received 1"):
-            measure([[0.1, 0.2]])
-        with pytest.raises(ValueError, match="same examples"):
-            measure([[0.1, 0.2], [0.1]])

@@ -1,9 +1,6 @@
 """Versions handed over to TensorFlow Serving: whole, checked, described."""
 
 import json
-import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -147,20 +144,3 @@ def test_wrong_options_say_what_must_hold(run, served, capsys):
         assert caught.value.code == 2
         assert said in capsys.readouterr().err
     assert not served.exists()
-
-
-def test_help_and_mistakes_need_no_tensorflow(run):
-    code = (
-        "import sys; from launch import promote\n"
-        "try: promote.main([sys.argv[1], '--to=x', '--step=7'])\n"
-        "except SystemExit: pass\n"
-        "assert 'tensorflow' not in sys.modules"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(run)],
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr

@@ -77,14 +77,7 @@ def test_overrides_are_arguments_or_settings_of_every_workload():
     "change, words",
     [
         ("learning_rat=1", "Did you mean learning_rate"),
-        ("zzz=1", "Its arguments: learning_rate, batch_size"),
-        ("learning_rate", "must be NAME=VALUE"),
-        ("=1", "must be NAME=VALUE"),
         ("learning_rate=fast", "must be a number, such as the default 0.002"),
-        ("learning_rate=true", "must be a number"),
-        ("num_steps=10.5", "must be a whole number"),
-        ("hidden_sizes=8", "must be a list"),
-        ("seed=x", "`seed` must be a whole number"),
         ("method.weight=1", "not an argument of the method None"),
     ],
 )

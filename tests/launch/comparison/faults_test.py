@@ -1,12 +1,10 @@
 """Comparisons that go wrong: wrong data, two at once, files that are broken."""
 
 import fcntl
-import json
 import types
 
 import pytest
 
-from launch import compare
 from launch import recipes
 from launch.comparison import experiment
 from launch.comparison import trials
@@ -79,12 +77,6 @@ def test_what_one_method_cannot_do_does_not_stop_the_others(tmp_path, started):
     assert len(started.workdirs) == 2 and len(failures) == 1
 
 
-def test_a_run_that_diverges_first_does_not_stop_the_others(tmp_path, started):
-    started.codes = [1]
-    _experiment(tmp_path).run(1, say=lambda text: None, launch=started.launch)
-    assert len(started.workdirs) == 8
-
-
 def test_a_mistake_of_which_nothing_came_can_be_corrected(tmp_path, started):
     started.codes = [65]
     _experiment(tmp_path, "num_steps=900").run(
@@ -107,38 +99,3 @@ def test_a_second_comparison_at_the_same_time_is_refused(tmp_path, started):
     assert not started.workdirs
     _experiment(tmp_path).run(1, say=lambda text: None, launch=started.launch)
     assert started.workdirs
-
-
-def test_broken_files_are_named(tmp_path, started):
-    found = _experiment(tmp_path)
-    found.run(1, say=lambda text: None, launch=started.launch)
-    with pytest.raises(ValueError, match="Trial 0 of independent .* Remove"):
-        found.report("final", {}, jobs=1)
-    (tmp_path / experiment.RECORD).write_text('{"recipe"')
-    with pytest.raises(ValueError, match="must be JSON .* Remove it"):
-        _experiment(tmp_path)
-
-
-def test_a_directory_that_cannot_be_written_is_told_in_a_line(
-    tmp_path, capsys, caplog
-):
-    (tmp_path / "file").write_text("")
-    workdir = tmp_path / "file" / "compared"
-    try:
-        code = compare.main(["--recipe=digits", f"--workdir={workdir}"])
-    except SystemExit as ended:
-        code = ended.code
-    assert code in (compare.EXIT_FAILURE, compare.EXIT_OPTIONS)
-    assert "Not a directory" in capsys.readouterr().err + caplog.text
-
-
-def test_a_report_alone_adds_no_methods_and_no_trials(tmp_path, started):
-    _experiment(tmp_path).run(1, say=lambda text: None, launch=started.launch)
-    before = json.loads((tmp_path / experiment.RECORD).read_text())
-    workdir = f"--workdir={tmp_path}"
-    options = compare.PROGRAM.parse(
-        ["--recipe=digits", workdir, "--report_only"]
-    )
-    assert compare._variants(options) == []
-    compare.main(["--recipe=digits", workdir, "--report_only"])
-    assert json.loads((tmp_path / experiment.RECORD).read_text()) == before
