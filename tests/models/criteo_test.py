@@ -60,16 +60,6 @@ def streamed(places, missing_value=0.0):
     return tf.nest.map_structure(np.asarray, (inputs, labels))
 
 
-def test_shapes_and_types(places):
-    train, validation = criteo.make_datasets(cluster(), batch_size=8, **places)
-    for dataset, size in ((train, 8), (validation, None)):
-        inputs, labels = dataset.element_spec
-        assert inputs["integers"] == tf.TensorSpec([size, 13], tf.float32)
-        assert inputs["categories"] == tf.TensorSpec([size, 26], tf.int32)
-        assert labels == tf.TensorSpec([size, 1], tf.float32)
-    assert validation.cardinality() == 3  # 20 rows.
-
-
 def test_groups_share_out_the_rows_which_stay_whole(places, small_parts):
     expected_inputs, expected_labels = streamed(places)
     seen = []
@@ -118,26 +108,6 @@ def test_the_same_batches_on_every_worker_and_after_a_skip(places, small_parts):
     assert sorted(order[:50]) == sorted(order[50:100])
 
 
-def test_all_rows_are_mixed_where_they_fit(places, small_parts, monkeypatch):
-    monkeypatch.setattr(batches, "_WINDOW_PARTS", 16)
-    train, _ = criteo.make_datasets(cluster(0, 1), batch_size=10, **places)
-    places_of = {n: [] for n in numbers(read(train, 10))}
-    for place, number in enumerate(numbers(read(train, 300))):
-        places_of[number].append(place % 100)
-    # The mean of 30 places out of 100 varies by 5.3.
-    means = [np.mean(found) for found in places_of.values()]
-    assert 49.5 - 5 * 5.3 < min(means) and max(means) < 49.5 + 5 * 5.3
-    assert np.std(means) < 9
-
-
-def test_a_last_part_of_a_single_row(places, small_parts):
-    train, validation = criteo.make_datasets(
-        cluster(1), batch_size=5, num_train=97, **places
-    )
-    assert len(set(numbers(read(train, 60)))) == 48
-    assert sum(len(labels) for _, labels in read(validation)) == 20
-
-
 def graph_of(dataset):
     # The variant is what a strategy sends to its workers.
     variant = dataset._variant_tensor
@@ -182,30 +152,11 @@ def test_replicas_share_out_each_global_batch(places, two_replicas):
             assert_same(parts, expected)
 
 
-def test_missing_integers(places):
-    lines = [criteo_cases.fields(n) for n in range(NUM_ROWS)]
-    missing = np.array([[text == "" for text in line[1:14]] for line in lines])
-    assert missing.any() and not missing.all()
-    for value in (0.0, -9.0):
-        inputs, _ = streamed(places, missing_value=value)
-        assert (inputs["integers"][missing] == value).all()
-        _, validation = criteo.make_datasets(
-            cluster(), batch_size=20, missing_value=value, **places
-        )
-        ((found, _),) = read(validation)
-        order = numbers([(found, None)])
-        np.testing.assert_array_equal(
-            found["integers"], inputs["integers"][order]
-        )
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"batch_size": 0}, "from 1 to the group's 50"),
-        ({"batch_size": 51}, "received 51"),
         ({"mode": "half"}, "`mode` must be one of"),
-        ({"split": "none"}, "`split` must be one of"),
         ({"path": "nowhere.tsv"}, "stands for no file"),
     ],
 )
@@ -213,33 +164,6 @@ def test_bad_options_are_refused(places, options, message):
     options = {"batch_size": 4, **places, **options}
     with pytest.raises(ValueError, match=message):
         criteo.make_datasets(cluster(), **options)
-
-
-def test_the_log_of_the_data_directory_is_the_default(
-    places, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("TFDISTILL_DATA", str(tmp_path))
-    del places["path"]
-    with pytest.raises(ValueError, match="stands for no file"):
-        criteo.make_datasets(cluster(), batch_size=4, **places)
-    (tmp_path / "criteo").mkdir()
-    criteo_cases.write(tmp_path / "criteo" / "some.tsv", 60)
-    _, validation = criteo.make_datasets(cluster(), batch_size=4, **places)
-    assert len(numbers(read(validation))) == 10
-
-
-def test_model_shapes():
-    model = criteo.build_model(field_sizes=FIELD_SIZES, hidden_units=(32, 16))
-    assert model.output_shape == (None, 1)
-    dense = [
-        layer for layer in model.layers if isinstance(layer, keras.layers.Dense)
-    ]
-    assert [layer.units for layer in dense] == [32, 16, 1]
-    assert dense[0].kernel.shape[0] == 13 + 26 * 16
-    embedding = model.get_layer("embedding")
-    assert sum(int(np.prod(v.shape)) for v in embedding.weights) >= 16 * sum(
-        FIELD_SIZES
-    )
 
 
 def test_columns_have_tables_of_their_own():
@@ -253,36 +177,6 @@ def test_columns_have_tables_of_their_own():
     base["categories"][:] = 4
     changes = model(inputs).numpy() - model(base).numpy()
     assert len(set(np.round(changes[:, 0], 7).tolist())) == 26
-
-
-def test_the_default_model_is_that_of_the_paper():
-    model = criteo.build_model(field_sizes=3)
-    units = [
-        layer.units
-        for layer in model.layers
-        if isinstance(layer, keras.layers.Dense)
-    ]
-    assert units == [2560, 1024, 256, 1]
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    small = criteo.build_model(field_sizes=3, hidden_units=(4,))
-    inputs = {
-        "integers": np.zeros((2, 13), np.float32),
-        "categories": np.zeros((2, 26), np.int32),
-    }
-    assert small(inputs).dtype == tf.float32
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"embedding_dim": 0}, "`embedding_dim` and .* received 0"),
-        ({"hidden_units": (8, 0)}, r"must be >= 1; received 16 and \(8, 0\)"),
-        ({"field_sizes": 1}, "`field_sizes` must be"),
-    ],
-)
-def test_wrong_model_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        criteo.build_model(**options)
 
 
 @pytest.mark.data

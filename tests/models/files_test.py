@@ -6,8 +6,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 
@@ -18,27 +16,6 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def fill(directory, text="whole"):
     (directory / "file").write_text(text)
-
-
-def test_one_of_many_makes_it_and_the_others_wait(tmp_path):
-    final = tmp_path / "made"
-    calls = []
-
-    def make(aside):
-        calls.append(aside)
-        time.sleep(0.3)
-        fill(aside)
-
-    threads = [
-        threading.Thread(target=data_files.made_once, args=(final, make))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(calls) == 1
-    assert (final / "file").read_text() == "whole"
 
 
 def test_the_first_of_two_machines_wins(tmp_path):
@@ -67,23 +44,6 @@ def test_waiting_has_a_bound_and_is_reported(tmp_path, capfd):
     assert "waiting for another process" in capfd.readouterr().err
     data_files.made_once(final, fill)
     assert final.is_dir()
-
-
-def test_without_locks_it_is_made_all_the_same(tmp_path, monkeypatch):
-    def unsupported(*args):
-        raise OSError("no locks")
-
-    monkeypatch.setattr(fcntl, "flock", unsupported)
-    others = tmp_path / f"{data_files._prefix(tmp_path / 'made')}x"
-    others.mkdir()
-    assert data_files.made_once(tmp_path / "made", fill).is_dir()
-    assert others.is_dir()  # Perhaps still being filled.
-
-
-def test_the_cache_is_in_the_home_of_caches(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert data_files.directory() == tmp_path / "tfdistill"
-    assert data_files.directory("here") == pathlib.Path("here")
 
 
 def make(root, source):
@@ -137,13 +97,6 @@ def test_a_header_is_written_last(tmp_path):
     assert json.loads((made / "header.json").read_text()) == {}
 
 
-def test_progress_is_reported_now_and_then(capfd):
-    data_files.Progress(every_secs=0.0).report("7 rows")
-    assert "7 rows ..." in capfd.readouterr().err
-    data_files.Progress(every_secs=60.0).report("7 rows")
-    assert capfd.readouterr().err == ""
-
-
 _MAKE = """
 import os, pathlib, signal, sys, time
 from models import files as data_files
@@ -187,6 +140,3 @@ def test_what_a_killed_process_left_is_made_again(tmp_path):
     process = started("whole", tmp_path)
     assert process.communicate(timeout=60)[0]
     assert process.returncode == 0 and not left.exists()
-
-
-# IMP

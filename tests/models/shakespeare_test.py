@@ -82,26 +82,11 @@ def test_disjoint_parts_are_consecutive_and_shared_ones_are_all(text):
     )
 
 
-def test_rare_characters_share_the_last_number(text):
-    known = shakespeare.make_schema(path=text, vocabulary_size=7)
-    assert known == {"characters": ["u", "v", "w", "x", "y", "z", None]}
-    x, _ = cases.joined(read(_make(text, vocabulary_size=7)[0], 1))
-    assert set(x.reshape(-1).tolist()) == {6}
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
         ({"validation": "test"}, "one of report, tuning; received 'test'"),
         ({"num_train": 111_001}, "must leave 110000 .* received 111001"),
-        (
-            {"num_train": 2000, "validation": "tuning"},
-            "must leave 220000 .* received 2000",
-        ),
-        ({"num_train": 8}, "must be from 9 to"),
-        ({"num_validation": 0}, "must be from 1 to 109992; received 0"),
-        ({"vocabulary_size": 1}, "must be >= 2; received 1"),
-        ({"batch": 497}, "from 1 to the group's 496"),
         ({"path": "nowhere.txt"}, "text file in UTF-8; .* Override path"),
     ],
 )

@@ -63,55 +63,12 @@ def test_what_is_no_integer(text):
         assert reason_of(block(changed(column, text))) == "bad_integer"
 
 
-@pytest.mark.parametrize("text", ["", "2", "-1", "01", "1.0", "yes", "\0"])
-def test_what_is_no_label(text):
-    assert reason_of(block(changed(0, text))) == "bad_label"
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b"\n", "blank_line"),
-        (b"\r\n", "blank_line"),
-        (b"  \n", "too_few_columns"),
-        (block(ROW[:39]), "too_few_columns"),
-        (block([*ROW, ""]), "too_many_columns"),
-        (block(ROW).replace(b"\n", b"\xff\n"), "invalid_utf8"),
-        (block(ROW).replace(b"\n", b"\xc3\n"), "invalid_utf8"),
-        (b"label,I1,I2\n", "too_few_columns"),
-    ],
-)
-def test_other_faults(line, reason):
-    assert reason_of(line) == reason
-    # Neighbours are none the worse for it.
-    around = criteo_rows.parse(block(ROW) + line + block(ROW))
-    assert around.reasons.astype(bool).tolist() == [False, True, False]
-    assert around.rows.integers[:, 0].tolist() == [5, 5]
-
-
-def test_a_header_is_known_on_the_first_line_alone():
-    names = [f"column_{n}" for n in range(40)]
-    assert reason_of(block(names), starts_file=True) == "header"
-    assert reason_of(block(names)) == "bad_label"
-    both = criteo_rows.parse(block(names, names), starts_file=True)
-    found = [criteo_rows.REASONS[code] for code in both.reasons]
-    assert found == ["header", "bad_label"]
-
-
 def test_carriage_returns_are_no_part_of_the_last_column():
     for last in ("", "abc", "abcdefgh", "abcdefghi"):
         plain = block(changed(39, last))
         windows = plain.replace(b"\n", b"\r\n")
         one, other = (criteo_rows.parse(text).rows for text in (plain, windows))
         np.testing.assert_array_equal(one.fingerprints, other.fingerprints)
-
-
-def test_an_empty_block_and_one_without_its_end():
-    parsed = criteo_rows.parse(b"")
-    assert (len(parsed.rows), len(parsed.reasons)) == (0, 0)
-    assert parsed.rows.fingerprints.shape == (0, 26)
-    with pytest.raises(ValueError, match="must end in a line feed"):
-        criteo_rows.parse(b"1\t2")
 
 
 def test_texts_that_differ_in_any_way_have_other_fingerprints():
@@ -188,15 +145,6 @@ def test_hashed_rows_are_spread_evenly_within_each_size():
     assert max(same) < 0.01
 
 
-def test_logarithms_keep_sign_and_gaps():
-    row = ["0", "0", "1", "-1", "-3", "123456", "", *[""] * 33]
-    logs = criteo_rows.log_integers(criteo_rows.parse(block(row)).rows)[0]
-    expected = [0, np.log(2), -np.log(2), -np.log(4), np.log(123457)]
-    np.testing.assert_allclose(logs[:5], expected, rtol=1e-6)
-    assert np.isnan(logs[5:]).all()
-    assert logs.dtype == np.float32
-
-
 def reference(line):
     """What a line holds or lacks, found in the plainest way."""
     text = line.removesuffix(b"\n").removesuffix(b"\r")
@@ -250,19 +198,3 @@ def test_damaged_lines_are_judged_as_in_a_plain_parser():
         for column, (text, value) in enumerate(zip(texts, row, strict=True)):
             assert (value == 0) == (text == "")
             assert known.setdefault((column, text), value) == value
-
-
-@pytest.mark.data
-def test_the_real_log(data_dir):
-    content = (data_dir / "criteo" / "criteo_kaggle_18k.tsv").read_bytes()
-    parsed = criteo_rows.parse(content)
-    assert len(parsed.rows) == 18_000 and not parsed.reasons.any()
-    assert parsed.rows.labels.mean() == pytest.approx(0.2354, abs=1e-4)
-    assert parsed.rows.integers.min() < 0
-    good = [reference(line) for line in content.splitlines(keepends=True)]
-    assert parsed.rows.integers.tolist() == [g[1] for g in good]
-    prints = parsed.rows.fingerprints
-    for column in range(26):
-        texts = [g[2][column] for g in good]
-        pairs = set(zip(texts, prints[:, column].tolist(), strict=True))
-        assert len(pairs) == len(set(texts))

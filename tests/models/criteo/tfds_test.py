@@ -4,13 +4,8 @@ import pathlib
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_datasets as tfds
 
-import tfdistill
-from launch import predictions
-from launch import recipes
-from launch import task
 from models.criteo import converted
 from models.criteo import tfds as tfds_lib
 from tests.cases import criteo as criteo_cases
@@ -59,13 +54,6 @@ def test_other_text_and_faulty_lines(prepared, capfd):
         assert example["integers"][0] == -2
         texts = [text.decode() for text in example["categories"]]
         assert texts == row[14:]
-
-
-def test_without_the_data_it_is_said_where_they_come_from(prepared):
-    with pytest.raises(ValueError, match="stands for no file"):
-        prepared(b"", name="notes.md")
-    instructions = tfds_lib.CriteoDisplayAds.MANUAL_DOWNLOAD_INSTRUCTIONS
-    assert "manual_dir" in instructions
 
 
 # ---- as a way into the recipes ----
@@ -125,29 +113,6 @@ def test_the_same_rows_are_converted_to_the_same_bytes(
     assert part.header["num_rows_read"] == 60
 
 
-def test_a_recipe_trains_on_prepared_rows(prepared, tmp_path, monkeypatch):
-    prepared(criteo_cases.lines(300))
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    overrides = (
-        "path=tfds:criteo_display_ads",
-        "batch_size=16",
-        "data.arguments.field_sizes=50",
-        "model.arguments.hidden_units=[4]",
-        *("num_steps=4", "evaluate_every_steps=2", "steps_per_execution=1"),
-        "exchange.every_steps=2",
-    )
-    config = recipes.override(recipes.get("criteo_small"), overrides)
-    cluster = tfdistill.Cluster(
-        workdir=str(tmp_path / "run"), exchange=str(tmp_path / "exchange")
-    )
-    # One of the two devices that tests have.
-    result = task.run(config, cluster, strategy=tf.distribute.get_strategy())
-    assert (result["steps"], result["examples"]) == (4, 64)
-    found = predictions.read(tmp_path / "run" / "group_0")
-    assert len(found.labels) == 50
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -173,10 +138,6 @@ import models.criteo
 import models.language_model
 print("tensorflow_datasets" in sys.modules)
 """
-
-
-def test_importing_the_builder_registers_it():
-    assert "criteo_display_ads" in tfds.list_builders()
 
 
 @pytest.mark.multiprocess

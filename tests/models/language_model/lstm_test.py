@@ -64,18 +64,6 @@ def test_outputs_are_those_of_the_formulas():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_the_weights_at_first():
-    layer = lstm.LayerNormLSTM(_UNITS)
-    layer.build((None, _STEPS, _FEATURES))
-    assert layer.compute_output_shape((2, _STEPS, _FEATURES)) == (2, 5, 4)
-    bias = layer.bias.numpy().reshape(4, _UNITS)
-    np.testing.assert_array_equal(bias.sum(axis=1), [_UNITS, 0, 0, 0])
-    shapes = sorted(tuple(w.shape) for w in layer.trainable_weights)
-    gates = 4 * _UNITS
-    expected = [(4,)] * 2 + [(gates,)] * 3 + [(3, gates), (4, gates)]
-    assert shapes == sorted(expected)
-
-
 def test_a_saved_layer_comes_back(tmp_path):
     model, sequences = _layer(), _sequences()
     model.save(tmp_path / "model.keras")
