@@ -61,48 +61,6 @@ class _Compared(keras.callbacks.Callback):
             time.sleep(0.002)
 
 
-def test_groups_that_begin_alike_are_averaged_to_the_end(tmp_path):
-    exchange = tfdistill.Exchange(tmp_path)
-    barriers = []
-
-    def train(group):
-        barrier = merge_barrier.MergeBarrier(
-            mixing.ModelAveraging(),
-            every_steps=1,
-            held_out=cases.data(32, seed=5),
-            margin=0.05,
-            peers=[1 - group],
-            quorum="all",
-            grace_secs=60.0,
-        )
-        barriers.append(barrier)
-        compared = _Compared(barrier)
-        model = cases.codistill(
-            cases.deep(0),
-            cases.peers(exchange, [1 - group]),
-            distillation_weight=barrier,
-        )
-        cases.fit(
-            model,
-            _X[group::2],
-            _Y[group::2],
-            batch_size=4,
-            epochs=3,
-            callbacks=[
-                mixing_cases._exporter(exchange, group=group),
-                barrier,
-                tfdistill.callbacks.TeacherLoader(every_steps=1),
-                compared,
-            ],
-        )
-        assert compared.weights == [0] * 6
-
-    mixing_cases._together(lambda: train(0), lambda: train(1))
-    assert [b.num_mixes for b in barriers] == [6, 6]
-    assert [b.num_compared for b in barriers] == [6, 6]
-    assert not any(b.is_open for b in barriers)
-
-
 def _publish(exchange, student, step, **extras):
     digest = mixing_cases._digest(_two_units([1, -1]))
     cases.publish(
@@ -217,22 +175,3 @@ def test_a_group_follows_another_that_mixes_no_more(tmp_path):
     barrier, compared = _trained(exchange, epochs=2)
     assert (barrier.num_mixes, barrier.is_open) == (0, True)
     assert barrier.losses is None and compared.weights[-1] == 0.5
-
-
-def test_a_mean_that_is_not_finite_is_a_barrier(tmp_path, monkeypatch):
-    exchange = tfdistill.Exchange(tmp_path)
-    _publish(exchange, _two_units([1, -1]), 1)
-    monkeypatch.setattr(
-        merge_barrier,
-        "_mean",
-        lambda versions: [math.nan * value for value in versions[0]],
-    )
-    barrier, _ = _trained(exchange, epochs=3)
-    assert barrier.is_open and math.isnan(barrier.losses[0])
-
-
-def test_what_cannot_be_compared_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="`held_out` must be a batch"):
-        merge_barrier.MergeBarrier(
-            mixing.ModelAveraging(), every_steps=1, held_out=_X
-        )

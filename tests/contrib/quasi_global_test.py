@@ -10,7 +10,6 @@ from tests.optimizers_test import decayed
 from tests.optimizers_test import falling
 from tests.optimizers_test import trained
 from tfdistill.contrib import quasi_global
-from tfdistill.embedding import rules
 
 cluster = cases.cluster
 SGD = keras.optimizers.SGD
@@ -126,27 +125,6 @@ def test_quasi_global_momentum_does_what_its_inner_optimizer_would():
             np.testing.assert_allclose(one[1], other[1], rtol=1e-6)
 
 
-class Moved(keras.optimizers.schedules.LearningRateSchedule):
-    """A rate that is moved from outside, as a `BatchScaler` moves its own."""
-
-    rate = 0.5
-
-    def __call__(self, step):
-        return self.rate
-
-    def get_config(self):
-        return {}
-
-
-def test_quasi_global_momentum_follows_the_schedule_that_it_was_given():
-    schedule = Moved()
-    optimizer = quasi_global.QuasiGlobalMomentum(SGD(schedule))
-    schedule.rate = 0.25
-    kernel = keras.Variable(np.ones([2]), name="kernel")
-    optimizer.apply([tf.ones([2])], [kernel])
-    np.testing.assert_allclose(kernel.numpy(), 0.75)
-
-
 def test_files_keep_buffers_last_weights_and_a_changed_rate(tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
     sgd = decayed(SGD, coupled=True, learning_rate=0.5, weight_decay=falling())
@@ -183,18 +161,11 @@ def test_files_keep_buffers_last_weights_and_a_changed_rate(tmp_path):
             "received SGDWithKernelDecay",
         ),
         (SGD, {"momentum": 1.0}, r"`momentum` must be in \[0, 1\)"),
-        (SGD, {"buffer_decay": -1.0}, "`buffer_decay` must be in"),
-        (SGD, {"every_steps": 0}, "`every_steps` must be >= 1; received 0"),
     ],
 )
 def test_wrong_inner_optimizers_are_refused(inner, options, message):
     with pytest.raises(ValueError, match=message):
         quasi_global.QuasiGlobalMomentum(inner(), **options)
-
-
-def test_fused_updates_refuse_quasi_global_momentum():
-    with pytest.raises(ValueError, match="received QuasiGlobalMomentum"):
-        rules.rule_for(quasi_global.QuasiGlobalMomentum(SGD()))
 
 
 LABELS = np.random.default_rng(0).integers(0, 10, 1000)
@@ -238,13 +209,3 @@ def test_dirichlet_parts_depend_on_the_seed_and_even_out_with_alpha():
     assert one == again != other
     counts = np.bincount(LABELS[even])
     np.testing.assert_allclose(counts, np.bincount(LABELS[:300]) / 2, atol=1.5)
-
-
-def test_dirichlet_parts_that_cannot_be_are_refused():
-    for labels, alpha, message in (
-        (LABELS, 0.0, "`alpha` must be > 0; received 0.0"),
-        (np.eye(3), 0.1, "One-hot labels"),
-        (LABELS[:2], 0.1, "Use fewer groups"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            skewed(labels, 4, alpha=alpha, seed=0)

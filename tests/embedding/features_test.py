@@ -127,16 +127,10 @@ def _feature(table, dim=DIM):
             lambda: _configs(optimizer="adagrad"),
             "leave `optimizer` out.* 'adagrad' for 'words'.*`compile`",
         ),
-        (lambda: _configs(placement="sparsecore"), "`placement`.*'sparsecore'"),
         (
             lambda: [_feature(layers.TableConfig("a", n, DIM)) for n in (3, 4)],
             "two named 'a'",
         ),
-        (
-            lambda: _feature(layers.TableConfig("a", 3, DIM), dim=9),
-            r"`output_shape`.* 3; received \(4, 9\)",
-        ),
-        (lambda: layers.TableConfig("a", 3, DIM), "received TableConfig"),
     ],
 )
 def test_what_the_tables_have_not_is_refused(features, message):

@@ -71,30 +71,6 @@ def test_it_trains_as_keras_does_on_dense_gradients(optimizer):
         np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-6)
 
 
-def test_lazy_adam_trains_the_dense_layer_as_keras_does():
-    # One batch holds every id, so that no row is left behind.
-    x = np.stack([np.arange(13) % size for size in cases.FIELDS], axis=1)
-    data = x.astype("int32"), np.ones([13, 1], "float32")
-
-    def results(model_class):
-        inputs = keras.Input((3,), dtype="int32")
-        layer = tfdistill.layers.ShardedEmbedding(
-            cases.FIELDS, 4, seed=5, name="table"
-        )
-        flat = keras.layers.Flatten()(layer(inputs))
-        kernel = keras.initializers.GlorotUniform(seed=1)
-        top = keras.layers.Dense(1, kernel_initializer=kernel)
-        model = model_class(inputs, top(flat))
-        model.compile(keras.optimizers.Adam(0.05), "mse")
-        model.fit(*data, batch_size=13, epochs=5, verbose=0, shuffle=False)
-        return _results(model)
-
-    for actual, value in zip(
-        results(_shared), results(DenseModel), strict=True
-    ):
-        np.testing.assert_allclose(actual, value, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("sharding", ["hash", "contiguous"])
 def test_shards_replicas_and_eager_steps_change_nothing(sharding, two_replicas):
     def results(strategy, num_shards, **kwargs):
@@ -114,48 +90,6 @@ def test_shards_replicas_and_eager_steps_change_nothing(sharding, two_replicas):
             np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["Adagrad", "Adam", "Ftrl", "SGD"])
-def test_rows_that_no_batch_names_stay_to_the_bit(name):
-    model = cases.model(_shared, num_shards=2)
-    x, y = cases.data()
-    x = x % 3
-    before = cases.table(model.get_layer("table"))
-    optimizer = getattr(keras.optimizers, name)(0.1)
-    _train(model, optimizer, data=(x, y))
-    layer = model.get_layer("table")
-    offsets = np.array([0, 13, 18])
-    looked_up = {*(x + offsets).ravel(), *(x[:, ::-1] + offsets).ravel()}
-    rows = layer.layout.storage_rows(tf.constant(sorted(looked_up))).numpy()
-    others = np.setdiff1d(np.arange(26), rows)
-    assert 0 < len(others) < 26
-    after = cases.table(layer)
-    np.testing.assert_array_equal(after[others], before[others])
-    assert (after[rows] != before[rows]).any(axis=1).all()
-    starts = layer.layout.starts
-    for _, shard, slots in model.trainer.table_slots:
-        local = [r - starts[shard] for r in others]
-        local = [r for r in local if 0 <= r < layer.layout.shard_sizes[shard]]
-        for slot in slots.values():
-            initial = np.unique(slot.numpy()[local])
-            assert len(initial) <= 1
-
-
-def test_keras_keeps_no_slots_for_tables():
-    model = _train(cases.model(_shared, 2), keras.optimizers.Adam(0.1))
-    shapes = [v.shape.as_list() for v in model.optimizer.variables]
-    # Step, learning rate, and two moments for each of kernel and bias.
-    assert sorted(shapes, key=len) == [[], [], [1], [1], [24, 1], [24, 1]]
-    layer = model.get_layer("table")
-    assert [(at, shard) for at, shard, _ in model.trainer.table_slots] == [
-        (layer, 0),
-        (layer, 1),
-    ]
-    for _, shard, slots in model.trainer.table_slots:
-        assert set(slots) == {"m", "v"}
-        assert slots["m"].shape == layer.shards[shard].shape
-        assert np.any(slots["v"].numpy())
-
-
 def test_a_frozen_table_stays_as_it_is():
     model = cases.model(_shared)
     layer = model.get_layer("table")
@@ -164,11 +98,6 @@ def test_a_frozen_table_stays_as_it_is():
     _train(model, keras.optimizers.Adagrad(0.1))
     np.testing.assert_array_equal(cases.table(layer), before)
     assert model.trainer.table_slots == []
-
-
-def test_an_optimizer_without_a_fused_form_is_refused():
-    with pytest.raises(ValueError, match="received RMSprop"):
-        _train(cases.model(_shared), keras.optimizers.RMSprop(0.1))
 
 
 def test_a_table_used_in_any_other_way_is_refused():

@@ -8,7 +8,6 @@ import tempfile
 import keras
 import pytest
 import tensorflow as tf
-from tensorflow.core.framework import types_pb2
 
 from models import language_model
 from tests.cases import codistillation as cases
@@ -63,23 +62,6 @@ _OURS = {
             vocabulary_size=20, units=4, embedding_dim=3
         ),
         _IDS,
-    ),
-    "recurrent": lambda _: (
-        keras.Sequential(
-            [
-                keras.Input((None,)),
-                _LAYERS.Embedding(9, 4),
-                _LAYERS.Bidirectional(_LAYERS.GRU(3, return_sequences=True)),
-                _LAYERS.LSTM(3),
-            ]
-        ),
-        _IDS,
-    ),
-    "lookup": lambda _: (
-        _sequential(
-            _LAYERS.StringLookup(vocabulary=["a", "b"]), _LAYERS.Embedding(4, 3)
-        ),
-        _TEXT,
     ),
     "lookup in a file": lambda tmp_path: (
         _sequential(_vocabulary(tmp_path), _LAYERS.Embedding(4, 3)),
@@ -190,19 +172,9 @@ def _hide_call(model):
     inner.name = "__some_function_of_the_process"
 
 
-def _shadow(model):
-    hostile_cases.functions(model).add().signature.name = "WriteFile"
-
-
 def _custom(model):
     _, node = _first(model, "MatMul")
     node.op = "MyOwnOp"
-
-
-def _handle(model):
-    _, node = _first(model, "MatMul")
-    tensor = node.attr["hidden"].list.tensor.add()
-    tensor.dtype = types_pb2.DT_RESOURCE
 
 
 def _asset(name):
@@ -220,11 +192,6 @@ def _two_graphs(model):
     model.meta_graphs.add().CopyFrom(model.meta_graphs[0])
 
 
-def _missing_object(model):
-    nodes = model.meta_graphs[0].object_graph_def.nodes
-    nodes[0].saveable_objects["x"].restore_function = 10**6
-
-
 def _top(model):
     model.meta_graphs[0].graph_def.node.add(name="w", op="WriteFile")
 
@@ -234,14 +201,10 @@ def _top(model):
     [
         (_call_outside, "its own file only; found '__some"),
         (_hide_call, "its own file only; found '__some"),
-        (_shadow, "must be no operations'; found"),
         (_custom, "found MyOwnOp"),
-        (_handle, "no handle as a constant"),
         (_asset("../../etc/passwd"), "name of an asset is wrong"),
-        (_asset("/etc/passwd"), "name of an asset is wrong"),
         (_no_objects, "one graph with objects"),
         (_two_graphs, "it holds 2 graphs"),
-        (_missing_object, "object 1000000 is missing"),
         (_top, "its graph must hold only.*WriteFile"),
     ],
 )
@@ -306,45 +269,15 @@ def _write_graph(graph, directory):
     "name",
     [
         "saved_model.pbtxt",
-        "student.keras",
         "weights.pkl",
-        "keras_metadata.pb",
-        "assets/weights.pickle",
         "assets/library.so",
-        "assets/deeper/vocabulary.txt",
         "assets/../x.txt",
-        "../saved_model.pb",
-        "/saved_model.pb",
-        "saved_model.pb\n",
         "variables/variables.data-\u0660\u0660\u0660\u0660\u0660-of-00001",
-        "saved_m\u043edel.pb",
     ],
 )
 def test_other_files_are_refused(name):
     with pytest.raises(graph_check.GraphError, match="files must be those of"):
         graph_check.check_names([*WHOLE, name])
-
-
-def test_sizes_are_limited_by_what_the_student_needs(graph):
-    own = 2 * 15 * 4 + graph_check._SPARE_BYTES
-    graph_check.check_size(own, graph, own_graph=True)
-    with pytest.raises(
-        graph_check.GraphError, match="for a student of 60; its"
-    ):
-        graph_check.check_size(own + 1, graph, own_graph=True)
-    most = graph_check.MAX_OTHER_BYTES
-    graph_check.check_size(most, graph, own_graph=False)
-    with pytest.raises(graph_check.GraphError, match="names 1099511627776"):
-        graph_check.check_size(2**40, graph, own_graph=False)
-
-
-def test_a_directory_and_a_link_to_it_pass(graph, tmp_path):
-    _write_graph(graph, tmp_path / "7")
-    (tmp_path / "7" / "manifest.json").touch()
-    (tmp_path / "7" / "keras_metadata.pb").touch()
-    (tmp_path / "latest").symlink_to(tmp_path / "7")
-    graph_check.check_directory(str(tmp_path / "7"))
-    graph_check.check_directory(str(tmp_path / "latest"))
 
 
 def _link_file(directory):

@@ -64,13 +64,6 @@ def test_our_own_export(tmp_path):
     np.testing.assert_allclose(teacher(x)[0], other(x), rtol=1e-5)
 
 
-def test_a_keras_export(tmp_path):
-    student = cases.deep(1)
-    student.export(str(tmp_path), verbose=False)
-    x, _ = cases.data()
-    np.testing.assert_allclose(_load(tmp_path)(x)[0], student(x), rtol=1e-5)
-
-
 def test_a_keras_export_with_several_outputs(tmp_path):
     student = _two_heads()
     student.export(str(tmp_path), verbose=False)
@@ -99,18 +92,11 @@ def test_inputs_by_name(tmp_path):
     np.testing.assert_array_equal(found[0], [[2, 2, 2]])
 
 
-@pytest.mark.parametrize("classes", [1, 2, 4])
+@pytest.mark.parametrize("classes", [1, 4])
 def test_other_classes_are_refused(tmp_path, classes):
     _module(tmp_path, lambda x: {"p": x[:, :classes]}, cases.input_spec())
     with pytest.raises(ValueError, match=rf"3\).*found \(None, {classes}\)"):
         _load(tmp_path)
-
-
-def test_other_names_are_refused_naming_both(tmp_path):
-    _module(tmp_path, lambda x: {"p": x, "q": x}, cases.input_spec())
-    outputs = {"mine": _OUT, "yours": _OUT}
-    with pytest.raises(ValueError, match="mine.*yours.*p.*q"):
-        _load(tmp_path, outputs=outputs)
 
 
 def test_a_savedmodel_without_the_signature_is_refused(tmp_path):

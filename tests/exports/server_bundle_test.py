@@ -65,33 +65,6 @@ def test_it_reads_into_any_number_of_shards(tmp_path, sizes):
     np.testing.assert_array_equal(found, _table())
 
 
-def test_no_block_is_larger_than_it_may_be(tmp_path, monkeypatch):
-    sizes = {"SaveV2": [], "RestoreV2": []}
-    save, restore = tf.raw_ops.SaveV2, tf.raw_ops.RestoreV2
-
-    def saved(**kwargs):
-        sizes["SaveV2"] += [tf.size(t).numpy() for t in kwargs["tensors"]]
-        return save(**kwargs)
-
-    def restored(**kwargs):
-        found = restore(**kwargs)
-        sizes["RestoreV2"] += [tf.size(t).numpy() for t in found]
-        return found
-
-    monkeypatch.setattr(tf.raw_ops, "SaveV2", saved)
-    monkeypatch.setattr(tf.raw_ops, "RestoreV2", restored)
-    shards = _shards(5, 4)
-    prefix = _write(tmp_path, shards)
-    server_bundle.read_rows(prefix, "table", shards)
-    table = [8, 8, 4, 8, 8]
-    assert sizes == {"SaveV2": [2, 1, *table], "RestoreV2": table}
-    # A row is never cut, however long it is.
-    monkeypatch.setattr("tfdistill.embedding.rows.BLOCK_ELEMENTS", 1)
-    sizes["RestoreV2"].clear()
-    server_bundle.read_rows(prefix, "table", shards)
-    assert sizes["RestoreV2"] == [DIM] * 9
-
-
 @pytest.mark.parametrize("half", [0, 1])
 def test_it_fills_one_half_of_each_shard(tmp_path, half):
     prefix = _write(tmp_path, _shards(5, 4))

@@ -29,14 +29,6 @@ def _graph(model):
     return student_graph.StudentGraph(model, tf.TensorSpec([None], tf.string))
 
 
-def test_the_tables_in_use_are_found_at_any_depth_and_once():
-    inner = _text_model()
-    outer = keras.Sequential([keras.Input((), dtype="string"), inner])
-    assert len(_graph(outer).tables) == 1
-    assert len(_graph(inner).tables) == 1
-    assert student_graph.tables_used(outer, []) == []
-
-
 def test_a_text_student_is_exported_with_its_vocabulary(tmp_path):
     model = _text_model()
     writer = saved_model.SavedModelWriter(_graph(model))
@@ -65,10 +57,7 @@ _SPEC = tf.TensorSpec([None, 2], tf.float32)
     [
         (_SPEC, ["x"]),
         ([_SPEC, _SPEC], ["x_0", "x_1"]),
-        ((_SPEC,), ["x_0"]),
-        ({"b": _SPEC, "a": _SPEC}, ["a", "b"]),
         ({"a": [_SPEC, _SPEC], "b": {"c": _SPEC}}, ["a_0", "a_1", "b_c"]),
-        ({"sepal length (cm)": _SPEC}, ["sepal_length__cm_"]),
         ({"C1-x/y": _SPEC, "2nd": _SPEC}, ["x_2nd", "C1_x_y"]),
     ],
 )
@@ -83,14 +72,6 @@ def test_names_are_legal_and_in_the_order_of_the_leaves(structure, expected):
 def test_leaves_of_one_name_are_refused(structure):
     with pytest.raises(ValueError, match="must differ.*a_b"):
         student_graph.leaf_names(structure, "x")
-
-
-def test_to_json_describes_each_leaf():
-    structure = {"a": _SPEC, "b": tf.TensorSpec([], tf.string)}
-    assert student_graph.to_json(structure, "x") == {
-        "a": {"shape": [None, 2], "dtype": "float32"},
-        "b": {"shape": [], "dtype": "string"},
-    }
 
 
 _FINGERPRINT = """
@@ -140,18 +121,6 @@ def test_one_trace_serves_every_batch_size():
         num_traces.append(len(traces))
     assert num_traces[0] >= 1
     assert num_traces[0] == num_traces[-1]
-
-
-def test_structures_of_inputs_and_outputs_are_kept():
-    a, b = keras.Input((2,), name="a"), keras.Input((3,), name="b")
-    joined = keras.layers.Concatenate()([a, b])
-    outputs = {"v": keras.layers.Dense(1)(joined), "k": [joined]}
-    graph = student_graph.StudentGraph(
-        keras.Model({"a": a, "b": b}, outputs),
-        {"a": tf.TensorSpec([4, 2]), "b": tf.TensorSpec([4, 3])},
-    )
-    assert set(graph.input_spec) == {"a", "b"}
-    assert graph.output_spec["k"][0].shape.as_list() == [None, 5]
 
 
 # ---- fingerprint ----

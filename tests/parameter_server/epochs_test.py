@@ -218,10 +218,8 @@ class _Case:
     ("steps", "execution", "sizes"),
     [
         (7, 3, [3, 3, 1]),
-        (6, 3, [3, 3]),
         (2, 5, [2]),
         (9, 1, [1] * 9),
-        (20, 3, [3] * 6 + [2]),
     ],
 )
 def test_an_epoch_has_exactly_its_steps(monkeypatch, steps, execution, sizes):
@@ -253,8 +251,8 @@ def test_an_epoch_has_exactly_its_steps(monkeypatch, steps, execution, sizes):
     assert case.data.num_iterators == 1
 
 
-@pytest.mark.parametrize("execution", [1, 2, 3, 10])
-@pytest.mark.parametrize("shares", [[5, 2], [3, 3], [1, 0], [9, 1]])
+@pytest.mark.parametrize("execution", [1, 3])
+@pytest.mark.parametrize("shares", [[5, 2], [1, 0]])
 def test_data_that_end_are_used_up(monkeypatch, shares, execution):
     lists = [[10.0 * (w + 1)] * count for w, count in enumerate(shares)]
     callback = _Callback()

@@ -17,10 +17,7 @@ def _dataset():
     ("arguments", "message"),
     [
         ({"validation_split": 0.1}, "`validation_split` .* received 0.1"),
-        ({"class_weight": {0: 2.0}}, "`class_weight` .* received {0: 2.0}"),
-        ({"steps_per_epoch": 0}, "`steps_per_epoch` .* received 0"),
         ({"y": np.ones(3)}, "`y`, .* must be left out"),
-        ({"validation_data": (_dataset, 1)}, "`y`, .* must be left out"),
         ({"x": None}, "`x` must be a tf.data.Dataset.* received NoneType"),
     ],
 )
@@ -178,8 +175,8 @@ def _batches_of(rows, width=2):
     return np.split(numbered, np.cumsum(rows)[:-1]), numbered
 
 
-@pytest.mark.parametrize("num_shares", [1, 2, 3, 6])
-@pytest.mark.parametrize("rows", [(4, 4, 4, 4, 1), (3,), (2, 1, 3)])
+@pytest.mark.parametrize("num_shares", [2, 6])
+@pytest.mark.parametrize("rows", [(4, 4, 4, 4, 1), (3,)])
 def test_shares_are_put_into_the_order_of_the_data(rows, num_shares):
     batches, numbered = _batches_of(rows)
     shares = []

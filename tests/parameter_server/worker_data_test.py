@@ -37,12 +37,6 @@ def test_arrays_are_shuffled_whole_and_each_time_anew():
     assert sorted(first) == sorted(second) == list(range(64))
 
 
-def test_data_that_are_distributed_already_are_refused(two_replicas):
-    given = two_replicas.experimental_distribute_dataset(_ten())
-    with pytest.raises(ValueError, match="received DistributedDataset"):
-        worker_data.source_of(given)
-
-
 @pytest.mark.parametrize(
     "given",
     [iter([(np.ones(4), np.ones(4))]), type("P", (keras.utils.PyDataset,), {})],
@@ -72,34 +66,6 @@ def test_shares_hold_each_batch_once(source):
     assert _share(source(), 1) == [_elements(_ten())]
     assert _share(source(), 2) == [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7]]]
     assert _share(source(), 7)[4:] == [[[8]], [], []]
-
-
-@SOURCES
-def test_shares_are_of_as_many_batches_as_were_asked_for(source):
-    found = _share(source(), 2, num_batches=3)
-    assert found == [[[0, 1], [4, 5]], [[2, 3]]]
-    assert _share(source(), 2, num_batches=50) == _share(source(), 2)
-
-
-@SOURCES
-def test_each_worker_reads_its_own(source):
-    travelling = worker_data.TravellingDataset(source())
-    assert travelling.element_spec == _ten().element_spec
-    context = tf.distribute.InputContext(3, 1, 1)
-    assert _elements(travelling.on_worker(context)) == [[2, 3], [8]]
-
-
-def test_files_and_shuffling_travel(tmp_path):
-    path = str(tmp_path / "rows.txt")
-    tf.io.write_file(path, "3\n1\n2\n")
-    dataset = (
-        tf.data.TextLineDataset(path)
-        .shuffle(3)
-        .map(tf.strings.to_number)
-        .batch(2)
-    )
-    (found,) = _share(dataset, 1)
-    assert sorted(sum(found, [])) == [1, 2, 3]
 
 
 def _generator():

@@ -318,13 +318,6 @@ def test_a_connection_of_a_stranger_is_closed(two, tmp_path, monkeypatch):
     assert all(answer is not None for answer in both(one, other, 0))
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
-def test_a_mailbox_is_reached_by_both_kinds_of_addresses(two):
-    one, _ = two
-    for host in ("127.0.0.1", "::1"):
-        connected(one, host).close()
-
-
 def test_an_address_that_is_not_signed_is_none(opened, tmp_path):
     forger = Worker(tmp_path, 1, (0,), key=b"x" * 16)
     forger.box.start()
@@ -399,24 +392,6 @@ def test_what_a_peer_does_not_take_is_bounded(opened):
     assert len(peer.recent) == mailbox.MAX_KEPT
 
 
-def test_no_more_is_sent_while_much_is_on_its_way(two, monkeypatch):
-    one, other = two
-    both(one, other, 0)
-    peer = one.box.peer(1)
-    monkeypatch.setattr(peer, "stream", Full())
-    one.box.send(**predictions(one, 1))
-    tasks.until(lambda: peer.num_unsent == 1)
-    # The next connection begins with it.
-    assert len(peer.recent) == 2
-
-
-class Full:
-    """A connection of which the other end reads nothing."""
-
-    def get_write_buffer_size(self):
-        return 2**30
-
-
 def test_a_peer_that_starts_again_teaches_again(two, opened):
     one, other = two
     both(one, other, 0)
@@ -451,15 +426,6 @@ def test_a_closed_mailbox_answers_at_once_and_opens_again(two):
     one.box.start()
     answers = both(one, other, 2)
     assert all(answer is not None for answer in answers)
-
-
-def test_a_message_that_is_too_large_is_named(two, monkeypatch, caplog):
-    one, _ = two
-    monkeypatch.setattr(mailbox, "MAX_BYTES", 100)
-    without_waiting(one, monkeypatch)
-    assert one.swap(0) is None
-    assert "top_k" in caplog.text
-    assert not one.box.peer(1).sent_bytes
 
 
 @pytest.fixture(autouse=True)

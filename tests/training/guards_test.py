@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import tfdistill
 from tfdistill.cluster import signs
-from tfdistill.training import guards
 
 X, Y = np.ones((12, 3), "float32"), np.ones((12, 1), "float32")
 
@@ -94,21 +93,6 @@ def test_each_phase_of_a_training_is_told(model, ready_path):
     assert signs.read_progress(ready_path).phase == signs.IDLE
 
 
-def test_evaluation_and_prediction_report_too(model, ready_path):
-    listener = _Listener(ready_path)
-    model.evaluate(X, Y, batch_size=6, verbose=0, callbacks=[listener])
-    model.predict(X, batch_size=6, verbose=0, callbacks=[listener])
-    assert [phase for _, phase in listener.said] == [
-        signs.FIRST_EVALUATION_STEP,
-        signs.CALLBACKS,
-        signs.EVALUATION_STEP,
-        signs.CALLBACKS,
-        signs.FIRST_PREDICTION_STEP,
-        signs.PREDICTION_STEP,
-    ]
-    assert signs.read_progress(ready_path).phase == signs.IDLE
-
-
 def test_a_training_that_raises_is_not_left_in_a_step(model, ready_path):
     def fail(batch, logs):
         raise KeyError("own code")
@@ -119,25 +103,12 @@ def test_a_training_that_raises_is_not_left_in_a_step(model, ready_path):
     assert signs.read_progress(ready_path).phase == signs.IDLE
 
 
-def test_a_callback_list_of_the_users_own_is_left_alone(model, ready_path):
-    callbacks = keras.callbacks.CallbackList(model=model)
-    model.evaluate(X, Y, verbose=0, callbacks=callbacks)
-    assert callbacks.callbacks == []
-    assert signs.read_progress(ready_path).phase == signs.IDLE
-
-
-def test_without_a_launcher_nothing_is_added():
-    arguments = {"callbacks": None}
-    with guards.reported(arguments):
-        assert arguments == {"callbacks": None}
-
-
 def _hides_nan(x):
     """As ReLU does on some processors."""
     return tf.where(x > 0, x, 0.0)
 
 
-@pytest.mark.parametrize("where", ["epoch", "export", "backup", "own"])
+@pytest.mark.parametrize("where", ["epoch", "export", "backup"])
 def test_weights_that_are_not_finite_end_the_training(tmp_path, where):
     student = keras.Sequential(
         [
@@ -153,7 +124,6 @@ def test_weights_that_are_not_finite_end_the_training(tmp_path, where):
     exchange = tfdistill.Exchange(tmp_path / "exchange")
     other = {
         "epoch": keras.callbacks.Callback(),
-        "own": keras.callbacks.TerminateOnNaN(),
         "export": tfdistill.callbacks.StudentExporter(
             exchange, every_steps=1, group=0
         ),
@@ -161,7 +131,7 @@ def test_weights_that_are_not_finite_end_the_training(tmp_path, where):
             tmp_path / "backup", every_steps=1
         ),
     }[where]
-    losses, is_late = [], where in ("epoch", "own")
+    losses, is_late = [], where == "epoch"
 
     def note(batch, logs):
         losses.append(float(logs["loss"]))

@@ -23,12 +23,6 @@ class _Recorder(steps_lib.SteppedCallback):
         self.seen.append((self.step, actual))
 
 
-def _generator(x, y):
-    def batches():
-        for index in range(0, len(x), 2):
-            yield x[index : index + 2], y[index : index + 2]
-
-    return batches()
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3, 50])
@@ -76,47 +70,12 @@ def test_batches_whose_gradients_are_accumulated_are_steps_too(tmp_path):
     np.testing.assert_array_equal(loaded.model_variables[0], weights[-1])
 
 
-def test_an_epoch_resumed_in_its_middle_counts_from_there():
-    x, y = cases.data(8)
-    model = cases.codistill(cases.linear())
-    cases.fit(model, x, y, batch_size=2)
-    counter = steps_lib.StepCounter()
-    counter.read(model)
-    assert counter.step == 4
-    counter.begin(35)
-    counter.advance(39, num_batches=50)
-    assert counter.step == 4 + 5
-    counter.begin(40)
-    counter.advance(60, num_batches=50)
-    assert counter.step == 4 + 15
-
-
-def test_the_device_is_asked_once_an_epoch():
-    class Counter(steps_lib.StepCounter):
-        num_reads = 0
-
-        def read(self, model):
-            self.num_reads += 1
-            super().read(model)
-
-    x, y = cases.data(20)
-    model = cases.codistill(cases.linear())
-    callback = steps_lib.SteppedCallback()
-    callback._counter = Counter()
-    cases.fit(model, x, y, batch_size=2, epochs=3, callbacks=[callback])
-    assert callback._counter.num_reads == 1 + 3
-
-
 @pytest.mark.parametrize(
     ("every", "steps", "expected"),
     [
-        (1, [1, 2, 3], [1, 2, 3]),
         (3, list(range(1, 10)), [3, 6, 9]),
-        # With several steps an execution a multiple is passed, not met.
-        (3, [4, 8, 12, 16], [4, 8, 12, 16]),
         (10, [4, 8, 12, 16, 20], [12, 20]),
         (5, [3, 3, 7, 7, 20], [7, 20]),
-        (100, [1, 99], []),
     ],
 )
 def test_multiples_are_due_once(every, steps, expected):
@@ -135,11 +94,7 @@ def test_an_offset_comes_first():
         assert found[0] == due
 
 
-@pytest.mark.parametrize("every", [0, -1, 2.5, "3", None, True])
+@pytest.mark.parametrize("every", [0, 2.5, "3"])
 def test_a_bad_interval_is_refused(every):
     with pytest.raises(ValueError, match="`every_steps` must be.*>= 1"):
         steps_lib.EverySteps(every)
-
-
-def test_whole_numbers_of_other_types():
-    assert steps_lib.EverySteps(np.int64(3)).every_steps == 3

@@ -161,16 +161,3 @@ def test_versions_of_averaged_weights_are_what_fit_leaves(
         loaded.model_variables, model.student.get_weights(), strict=True
     ):
         np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize("distributed", [False, True])
-def test_xla_is_keras_choice_for_one_device_alone(two_replicas, distributed):
-    class OnGpu(tfdistill.CodistillModel):
-        def _resolve_auto_jit_compile(self):
-            return True
-
-    strategy = two_replicas if distributed else tf.distribute.get_strategy()
-    with strategy.scope():
-        model = OnGpu(cases.linear())
-        model.compile("sgd", "mse")
-    assert model.jit_compile is not distributed

@@ -194,21 +194,6 @@ def test_a_resumed_training_has_the_same_mean(tmp_path):
         )
 
 
-def test_each_fit_has_the_mean_that_it_asks_for():
-    model = cases.codistill(cases.linear())
-    _fit(model, _exporter(ema_decay=None))
-    assert model.codistillation.mean is None
-    _fit(model, _exporter())
-    first = model.codistillation.mean
-    _fit(model, _exporter())
-    assert model.codistillation.mean is first
-    values = _Values()
-    _fit(model, _exporter(ema_decay=0.5), values)
-    assert model.codistillation.mean.decay == 0.5
-    _fit(model, _exporter(ema_decay=None))
-    assert model.codistillation.mean is None
-
-
 def test_nonsense_is_refused():
     with pytest.raises(ValueError, match="`ema_decay` must be None, or >= 0"):
         _exporter(ema_decay=1.0)
