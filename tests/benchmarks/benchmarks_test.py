@@ -1,17 +1,12 @@
 """A smoke test of each benchmark, and of what they share."""
 
-import itertools
 import json
 import math
-import sys
 
 import pytest
 
 from benchmarks import backup
-from benchmarks import measure
 from benchmarks import multiworker
-from benchmarks import parameter_server
-from benchmarks import same_numbers
 from benchmarks import step_cost
 from benchmarks import teacher_refresh
 
@@ -143,130 +138,3 @@ def test_multiworker_measures_both_libraries(
     assert setting["bound"]["gradient_bytes_per_step"] == 4 * (
         5 * 4 + 4 + 4 * 10 + 10
     )
-
-
-@pytest.mark.multiprocess
-@pytest.mark.timeout_secs(400)
-def test_parameter_server_measures_both_libraries(
-    capsys, no_process_left
-) -> None:
-    pytest.importorskip(
-        "tf_keras", reason="needs tf_keras: the extra 'benchmarks'"
-    )
-    record = _record(
-        capsys,
-        parameter_server.main,
-        "--settings=tiny",
-        "--tf_keras=tf_keras_legacy_min_size",
-        "--steps_per_execution=10",
-        "--keep=0",
-        "--steps=10",
-        "--epochs=1",
-        "--rounds=1",
-        "--turn_timeout_secs=120",
-    )
-    found = record["settings"]["tiny"]
-    _check_judgement(found["against"]["tf_keras"], larger_is_better=True)
-    assert record["met"] == found["against"]["tf_keras"]["met"]
-    assert set(found["examples_per_second"]) == {
-        "tfdistill_x10",
-        "tfdistill_x1",
-        "tf_keras_legacy_min_size_x10@tf_threads",
-    }
-
-
-def test_parameter_server_compares_with_the_best_of_a_rival() -> None:
-    rates = {
-        "tfdistill_x10": [90.0, 110.0, 100.0],
-        "tf_keras_new_whole_x1": [10.0, 200.0, 20.0],
-        "tf_keras_legacy_whole_x10": [50.0, 40.0, 45.0],
-        "keras_x1": [20.0, 20.0, 20.0],
-    }
-    found = parameter_server.compare(rates, {"tf_keras": 2.0, "keras": 6.0})
-    assert found["tf_keras"]["best"] == "tf_keras_legacy_whole_x10"
-    assert found["tf_keras"]["ratio"] == pytest.approx(100 / 45, rel=1e-4)
-    assert found["tf_keras"]["met"]
-    # Not a way of tf_keras, though its name ends like one.
-    assert found["keras"]["best"] == "keras_x1"
-    assert found["keras"]["ratio"] == 5.0 and not found["keras"]["met"]
-
-
-def test_parameter_server_keeps_the_best_trials() -> None:
-    trials = {"a": 1.0, "b": 3.0, "c": 2.0}
-    threads = parameter_server.TF_THREADS
-    assert parameter_server.kept(trials, 2) == ["b", "c", "b" + threads]
-
-
-def test_interleave_reverses_every_second_round() -> None:
-    calls = []
-    values = itertools.count()
-
-    def side(name: str):
-        def measured() -> float:
-            calls.append(name)
-            return float(next(values))
-
-        return measured
-
-    results = measure.interleave(
-        {"a": side("a"), "b": side("b")}, rounds=2, warm_up_rounds=1
-    )
-    assert calls == ["b", "a", "a", "b", "b", "a"]
-    assert results == {"a": [2.0, 5.0], "b": [3.0, 4.0]}
-
-
-def test_ratio_of_picks_the_best_of_times_and_of_rates() -> None:
-    ours, theirs = [2.0, 4.0, 9.0], [1.0, 2.0, 6.0, 100.0]
-    times = measure.ratio_of(ours, theirs)
-    assert times == {"of_medians": 1.0, "of_best": 2.0, "within_rounds": 2.0}
-    assert measure.ratio_of(ours, theirs, best=max)["of_best"] == 0.09
-
-
-@pytest.mark.parametrize(
-    ("limits", "met"),
-    [
-        ({"at_most": 1.0}, False),
-        ({"at_most": 1.2}, True),
-        ({"at_least": 1.2}, True),
-        ({"at_least": 1.3}, False),
-    ],
-)
-def test_judge_knows_which_way_is_better(limits, met) -> None:
-    found = measure.judge(1.2, **limits)
-    (target,) = limits.values()
-    assert found == {"ratio": 1.2, "target": target, "met": met}
-
-
-def test_one_json_line_keeps_other_output_off_stdout(capsys) -> None:
-    with measure.one_json_line() as record:
-        print("progress of some library")
-        record["ratio"] = 0.5
-    captured = capsys.readouterr()
-    assert captured.out == '{"ratio": 0.5}\n'
-    assert captured.err == "progress of some library\n"
-
-
-def test_one_json_line_prints_nothing_after_a_failure(capsys) -> None:
-    with pytest.raises(RuntimeError, match="broken"):
-        with measure.one_json_line() as record:
-            record["ratio"] = 0.5
-            raise RuntimeError("broken")
-    assert capsys.readouterr().out == ""
-    assert sys.stdout is not sys.stderr
-
-
-def test_same_numbers_names_what_differs(capsys, tmp_path, monkeypatch):
-    path = tmp_path / "found.json"
-    found = {"digits": {"weights": "ab", "loss": 0.25}}
-    monkeypatch.setattr(same_numbers, "run", lambda wanted: (found, {}))
-    assert same_numbers.main(["--case=digits", f"--output={path}"]) == 0
-    assert same_numbers.main(["--case=digits", f"--against={path}"]) == 0
-    found["digits"]["loss"] = math.nextafter(0.25, 1.0)
-    assert same_numbers.main(["--case=digits", f"--against={path}"]) == 1
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    (line,) = record["different"]
-    assert line.startswith("digits: loss is 0.2500000")
-    # A case that is gone is a difference, unless it was not asked for.
-    del found["digits"]
-    assert same_numbers.main(["--case=digits", f"--against={path}"]) == 1
-    assert same_numbers.main(["--case=golden", f"--against={path}"]) == 0

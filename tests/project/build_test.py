@@ -3,7 +3,6 @@
 import ast
 import pathlib
 import re
-import tomllib
 
 import pytest
 
@@ -44,21 +43,3 @@ def test_packages_of_build_files_are_in_the_lock():
         if isinstance(node, ast.Assign) and node.targets[0].id == "PACKAGES"
     )
     assert used | set(packages) <= locked
-
-
-def test_module_file_agrees_with_the_package():
-    calls = {
-        ast.unparse(node.func): {
-            x.arg: ast.literal_eval(x.value) for x in node.keywords
-        }
-        for node in ast.walk(_read("MODULE.bazel"))
-        if isinstance(node, ast.Call)
-    }
-    init = (_ROOT / "tfdistill" / "_version.py").read_text("utf-8")
-    version = re.search(r'^__version__ = "(.+)"$', init, re.MULTILINE)
-    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
-    assert calls["module"]["name"] == project["name"]
-    assert calls["module"]["version"] == version.group(1)
-    oldest = re.match(r">=(3\.\d+)", project["requires-python"]).group(1)
-    assert calls["python.toolchain"]["python_version"] == oldest
-    assert calls["pip.parse"]["python_version"] == oldest

@@ -111,27 +111,6 @@ def test_tests_are_added_to_an_environment_that_has_the_models(machine):
     assert (done.returncode, done.stdout, machine.done()) == (0, "", [])
 
 
-def _add_uv(machine, script):
-    path = machine.folder / "bin" / "uv"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-def test_pip_installs_where_uv_cannot(machine):
-    done = machine.install(UV=_add_uv(machine, "echo none; exit 2"))
-    assert done.returncode == 0, done.stderr
-    assert "uv could not install (none); pip installs instead" in done.stdout
-    assert machine.done()[1].startswith("pip -m pip install")
-
-
-def test_second_run_leaves_a_fitting_environment_alone(machine):
-    assert machine.install().returncode == 0
-    machine.done()
-    done = machine.install()
-    assert (done.returncode, done.stdout, machine.done()) == (0, "", [])
-
-
 def test_failed_install_is_told_and_begun_again(machine):
     machine.fail.touch()
     done = machine.install()
@@ -142,15 +121,6 @@ def test_failed_install_is_told_and_begun_again(machine):
     machine.done()
     assert machine.install().returncode == 0
     assert machine.done()[0] == "venv"
-
-
-def test_unfit_python_is_named(machine):
-    machine.add_python("3.9.2", name="old")
-    done = machine.install(PYTHON=str(machine.folder / "bin" / "old"))
-    assert done.returncode == 1
-    assert "needs Python 3.11, 3.12 or 3.13" in done.stderr
-    assert "old=3.9.2" in done.stderr
-    assert machine.done() == []
 
 
 def test_foreign_directory_is_not_replaced(machine):

@@ -113,14 +113,6 @@ def test_what_runs_beside_a_task_needs_the_standard_library_alone(name):
     assert heads <= sys.stdlib_module_names
 
 
-def test_a_room_has_no_face():
-    """Except for those that users import as well."""
-    for face in (ROOT / "tfdistill").glob("*/__init__.py"):
-        is_public = face.parent.name in _PUBLIC
-        statements = ast.parse(face.read_text("utf-8")).body
-        assert is_public or len(statements) == 1, face
-
-
 @pytest.mark.parametrize(
     ("folder", "allowed"),
     [("models", _PUBLIC), ("launch", _PUBLIC | _OF_PROGRAMS)],
