@@ -1,6 +1,5 @@
 """Exports and refreshes between steps, alone and beside Keras' callbacks."""
 
-import csv
 import logging
 import os
 import resource
@@ -147,13 +146,9 @@ def test_several_steps_an_execution(exchange):
     ("group", "mixes", "arguments", "first"),
     [
         (0, False, {}, 4),
-        (1, False, {}, 1),
         (2, False, {}, 2),
-        (2, True, {}, 4),
         (2, False, {"offset_steps": 3}, 3),
         (0, True, {"offset_steps": 1}, 1),
-        # None of the cluster's.
-        (5, False, {}, 1),
     ],
 )
 def test_groups_take_turns_to_export(
@@ -220,20 +215,6 @@ def test_weights_that_are_not_finite_are_not_published(exchange, caplog):
     assert "NaN or infinite" in caplog.text
 
 
-def test_a_file_where_the_exchange_should_be(tmp_path, caplog):
-    """Works as root too, for whom no directory is read-only."""
-    (tmp_path / "file").write_text("")
-    exchange = tfdistill.Exchange(tmp_path / "file")
-    model = cases.codistill(cases.linear(0))
-    exporter = _exporter(exchange, pause_secs=3600.0)
-    with caplog.at_level(logging.WARNING):
-        logs = _train(model, exporter)
-    # The first and, after the pause between, the last.
-    assert (exporter.num_failed, exporter.num_skipped) == (2, 3)
-    assert np.isfinite(logs["loss"]).all()
-    assert caplog.text.count("training goes on") == 2
-
-
 def test_a_full_disk_costs_exports_only(exchange, caplog):
     model = cases.codistill(cases.deep(0))
     exporter = _exporter(exchange, pause_secs=1e-9)
@@ -259,21 +240,6 @@ def test_a_full_disk_costs_exports_only(exchange, caplog):
     assert sorted(n for n in names if not n.startswith(".")) == ["1", "4"]
     for step in (1, 4):
         exchange.verify(exchange.open(0, step))
-
-
-def test_a_group_is_claimed_for_the_time_of_its_training(exchange):
-    model = cases.codistill(cases.linear(0))
-    claims = []
-
-    class Look(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            claims.append(exchange.claim(0))
-
-    exporter = _exporter(exchange)
-    for _ in range(2):
-        _train(model, exporter, more=[Look()])
-    assert len(set(claims)) == 2
-    assert not any(claim.is_held for claim in claims)
 
 
 def test_a_claim_that_is_lost_ends_training(exchange, caplog):
@@ -334,40 +300,7 @@ def test_training_twice_goes_on_with_versions(exchange):
     assert after <= before
 
 
-def test_versions_of_an_earlier_run_are_told_of(exchange, caplog):
-    for said in (0, 1):
-        caplog.clear()
-        _train(cases.codistill(cases.linear()), _exporter(exchange))
-        told = [r for r in caplog.records if "an earlier one" in r.message]
-        assert len(told) == said
-    assert "up to step 4: " in told[0].message
-
-
-def test_a_replicated_student_is_exported(exchange, two_replicas):
-    with two_replicas.scope():
-        model = cases.codistill(cases.deep(0))
-    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(4)
-    cases.fit(model, data, callbacks=[_exporter(exchange)])
-    loaded = tf.saved_model.load(exchange.latest(0).path)
-    np.testing.assert_allclose(loaded.serve(_X), model.student(_X), rtol=1e-5)
-
-
 # ---- loader ----
-
-
-def test_a_refresh_is_due_every_so_many_steps(exchange, monkeypatch):
-    model = cases.codistill(cases.linear(0), cases.peers(exchange))
-    refreshed = []
-    refresh = model.teachers.refresh
-
-    def noted(**kwargs):
-        refreshed.append(int(model.optimizer.iterations))
-        return refresh(**kwargs)
-
-    monkeypatch.setattr(model.teachers, "refresh", noted)
-    loader = tfdistill.callbacks.TeacherLoader(every_steps=3)
-    cases.fit(model, _X, _Y, batch_size=2, epochs=2, callbacks=[loader])
-    assert refreshed == [3, 6, 9, 12, 15]
 
 
 def _train_until_taught(exchange, model, peer):
@@ -432,53 +365,3 @@ def test_a_plain_model_is_refused(exchange, tmp_path, kind):
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="Wrap your model"):
         model.fit(_X, np.eye(3)[_Y], verbose=0, callbacks=[callback])
-
-
-# ---- Keras' own callbacks ----
-
-
-@pytest.fixture
-def taught(exchange):
-    model = cases.codistill(
-        cases.linear(0), cases.peers(exchange), metrics=["accuracy"]
-    )
-    cases.prepare(model, _X, _Y)
-    cases.publish(exchange, cases.linear(1))
-    cases.load(model, 10)
-    return model
-
-
-def _fit(model, *callbacks, epochs=4):
-    return cases.fit(
-        model,
-        _X,
-        _Y,
-        epochs=epochs,
-        batch_size=8,
-        validation_split=0.25,
-        callbacks=[cases.never(), *callbacks],
-    )
-
-
-def test_csv_and_lambdas_see_all_logs(taught, tmp_path):
-    seen = []
-    logs = _fit(
-        taught,
-        keras.callbacks.CSVLogger(tmp_path / "logs.csv"),
-        keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: seen.append(dict(logs))
-        ),
-    )
-    with (tmp_path / "logs.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    wanted = {
-        "loss",
-        "task_loss",
-        "distillation_loss",
-        "distillation_weight",
-        "teacher_staleness",
-        "accuracy",
-    }
-    assert wanted | {"epoch", "val_loss", "val_accuracy"} == set(rows[0])
-    assert [float(r["loss"]) for r in rows] == pytest.approx(logs["loss"])
-    assert all(set(each) == wanted for each in seen)

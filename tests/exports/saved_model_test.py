@@ -47,8 +47,6 @@ def _write(writer, path, snapshot=None):
     return path
 
 
-
-
 # ---- snapshots ----
 
 

@@ -251,22 +251,6 @@ def test_a_version_that_cannot_be_read_is_given_up():
     assert reader.state == follower.READY
 
 
-def test_behind_a_rejected_version_an_older_one_is_found():
-    exchange = _Exchange(10, 20)
-    reader = _reader(exchange)
-    reader.reject(20, "bad")
-    _round(reader)
-    assert reader.take().version.step == 10
-    # The one in use can be rejected too.
-    reader.reject(10, "its outputs were NaN")
-    _round(reader)
-    assert reader.announced == -1
-    assert reader.rejected == {20: "bad", 10: "its outputs were NaN"}
-    exchange.published.append(30)
-    _round(reader)
-    assert reader.take().version.step == 30
-
-
 def test_an_older_version_does_not_come_after_a_newer_one():
     """The newest version is taken while an older listing is on its way."""
     exchange = _Exchange(20)

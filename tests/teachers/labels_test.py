@@ -57,7 +57,7 @@ def _trained(teachers, data, strategy=None):
     return history, model
 
 
-@pytest.mark.parametrize("taught_by", ["group_1", "big", "big, by steps"])
+@pytest.mark.parametrize("taught_by", ["group_1", "big"])
 def test_labels_of_a_burn_in_teach_nothing(taught_by):
     """Of version 2, where steps are those of a group."""
     name, _, steps = taught_by.partition(", ")
@@ -206,19 +206,6 @@ def test_each_output_is_taken_as_its_own_loss_does():
     expected = trained(kinds.FixedTeacher(teacher), data)
     labelled = kinds.LabelTeacher("big")
     _same(trained(labelled, data.map(add)), expected, rtol=1e-4)
-
-
-def test_top_classes_are_refused_where_a_loss_compares_no_classes():
-    model = cases.codistill(cases.linear(), kinds.LabelTeacher("big"))
-    model.compile(
-        "sgd",
-        None,
-        distillation_loss=tfdistill.losses.BinarySoftTargetCrossEntropy(
-            from_logits=True
-        ),
-    )
-    with pytest.raises(ValueError, match="'big' must be whole for Binary"):
-        model.fit(_data(cases.linear(5), form=forms.Form(top_k=2)), verbose=0)
 
 
 def test_data_without_the_labels_are_refused_with_the_remedy():

@@ -12,10 +12,8 @@ from tests.cases import codistillation as codistillation_cases
 from tests.cases import object_store
 from tests.cases import servers as cases
 from tfdistill import teachers as kinds
-from tfdistill.embedding import layer
 from tfdistill.exports import student_graph
 from tfdistill.follow import agreement
-from tfdistill.teachers import fixed
 from tfdistill.teachers import on_servers
 from tfdistill.teachers import peers
 from tfdistill.teachers import soft_targets
@@ -301,27 +299,6 @@ def test_a_group_learns_from_a_model_in_memory_as_one_process_does(
     found = cases.run(case, strategy)
     cases.assert_equal(found, expected, case.tolerance)
     assert expected["log_feature_loss"][1] > 0
-
-
-def test_tables_of_a_model_in_memory_are_looked_up_where_they_are(monkeypatch):
-    monkeypatch.setattr(layer.LogicalTable, "is_on_servers", True)
-    model = _peer(3)
-    teacher = fixed.FixedTeacher(model)
-    remote = on_servers.RemoteTeachers([teacher])
-    teacher.attach(_student(student_graph.StudentGraph(cases.student(), SPEC)))
-    # Nothing of the size of a table is kept by servers again, or by workers.
-    held = teacher.remote
-    kept = [v.shape for v in (*held._masters.values(), *held._local.values())]
-    assert not any(sum(cases.SIZES) in shape for shape in kept)
-    arguments, (x, _) = remote.arguments(), cases.data()
-
-    @tf.function
-    def ask():
-        with remote.on_worker(arguments):
-            return held.infer(x)[0]
-
-    for _ in range(2):  # The second finds on the worker what was fetched.
-        np.testing.assert_allclose(ask(), model(x), rtol=1e-5)
 
 
 def test_a_group_goes_on_with_the_version_that_it_had(tmp_path, monkeypatch):

@@ -89,15 +89,6 @@ def test_it_is_what_was_last_exported():
     assert found == ["own_past", 8, "good", 3]
 
 
-def test_it_teaches_what_that_version_predicts():
-    values = _Values()
-    model = _trained(values, _exporter(3), past=0.0)
-    kernel, bias = values.seen[7]
-    (answer,), weights = cases.outputs_of_teachers(model, _X)
-    np.testing.assert_allclose(answer, _X @ kernel + bias, rtol=1e-5)
-    assert weights.min() == 1
-
-
 def test_it_is_the_average_if_versions_are():
     exporter = _exporter(10**9, ema_decay=0.5)
     model = _trained(exporter, past=0.0)
@@ -166,20 +157,6 @@ def test_a_resumed_training_has_the_same_past(tmp_path):
         resumed.get_weights(), whole.get_weights(), strict=True
     ):
         np.testing.assert_array_equal(found, wanted)
-
-
-def test_one_that_is_dropped_begins_again(caplog):
-    model = _trained(_exporter(3), past=_DECAY)
-    next(iter(model.teachers)).drop("it says nonsense.")
-    (status,) = model.teachers.status()
-    assert (status["health"], status["reason"]) == (
-        "dropped",
-        "it says nonsense.",
-    )
-    model.teachers.note_export(9, {})
-    _assert_close(_held(model), model.student.get_weights())
-    (status,) = model.teachers.status()
-    assert (status["health"], status["step"]) == ("good", 9)
 
 
 def test_no_file_knows_of_it_and_nonsense_is_refused():

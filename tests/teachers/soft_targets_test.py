@@ -137,17 +137,6 @@ def test_a_row_is_bad_if_any_output_is():
     np.testing.assert_array_equal(soft.weights, [[0, 1]])
 
 
-def test_bad_batches_are_counted_in_a_row():
-    variables = _variables()
-    variables.assign(steps=[10, 10], in_use=[True, True])
-    good, bad = _constant([1.0], [2.0]), _constant([1.0], [_NAN])
-    counts = []
-    for first in (bad, bad, good, bad):
-        _ask(variables, first, good)
-        counts.append(variables.bad_in_a_row().numpy().tolist())
-    assert counts == [[1, 0], [2, 0], [0, 0], [1, 0]]
-
-
 def test_a_new_version_starts_without_the_old_ones_count():
     variables = _variables()
     variables.assign(steps=[10, 10], in_use=[True, True])

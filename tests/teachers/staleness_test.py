@@ -81,14 +81,6 @@ def test_a_slow_peer_is_not_silent():
     assert restored.state() == silence.state()
 
 
-def test_one_long_pause_does_not_make_a_peer_slow():
-    silence = _silence(20, 30, 40, 100)
-    # A quarter of 60, and three quarters of 10.
-    assert silence.interval == 22.5
-    assert _silent(silence, *range(110, 326, 5)) == [1.0] * 44
-    assert _silent(silence, 330)[0] < 1
-
-
 def test_few_refreshes_prove_nothing():
     """Versions arrive at refreshes, and these are rarer than exports."""
     silence = staleness.Silence()

@@ -23,8 +23,6 @@ class _Recorder(steps_lib.SteppedCallback):
         self.seen.append((self.step, actual))
 
 
-
-
 @pytest.mark.parametrize("steps_per_execution", [1, 3, 50])
 def test_it_counts_what_was_done(steps_per_execution):
     x, y = cases.data(20)
