@@ -92,7 +92,6 @@ def main(num_steps: int, step_secs: float) -> None:
         "versions": notes.versions,
         "weights_in_force": notes.weights,
         "student": [w.tolist() for w in student.get_weights()],
-        "prediction": model.predict(data(9)[0], verbose=0).tolist(),
         "steps": int(model.optimizer.iterations.numpy()),
         "pid": os.getpid(),
     }

@@ -5,7 +5,6 @@ has published. Writes DIR/found.npz, and DIR/notes.json: what was seen on the
 way, and the tracebacks of cases that failed.
 """
 
-import collections
 import json
 import pathlib
 import sys
@@ -19,47 +18,12 @@ import tfdistill
 from tests.cases import servers
 
 
-def _consumers(graph: Any, variables: list) -> list[str]:
-    """Types of the operations that take these variables in a graph itself."""
-    handles = {id(v.handle) for v in variables}
-    return [
-        op.type
-        for outer, inner in graph.captures
-        if id(outer) in handles
-        for op in inner.consumers()
-    ]
-
-
 def learn(directory: pathlib.Path, strategy: Any, notes: dict) -> dict:
     """Learns from a peer, and looks at the graph of the training step."""
-    results, model, seen = servers.learn(directory, strategy)
+    results, _, seen = servers.learn(directory, strategy)
     graphs = {id(graph): graph for graph in seen.graphs}
-    tables = [
-        table
-        for teacher in model.teachers.remote.teachers
-        for shards in teacher._tables.values()
-        for table in shards
-    ]
     notes["num_traced"] = seen.num_traced
     notes["num_graphs"] = len(graphs)
-    notes["num_masters"] = len(servers.masters(model))
-    notes["master_consumers"] = [
-        dict(collections.Counter(_consumers(g, servers.masters(model))))
-        for g in graphs.values()
-    ]
-    notes["own_devices"] = sorted(
-        {
-            op.device
-            for graph in graphs.values()
-            for op in graph.get_operations()
-            if op.type == "VarHandleOp"
-        }
-    )
-    notes["table_devices"] = sorted(table.device for table in tables)
-    notes["table_shapes"] = [table.shape.as_list() for table in tables]
-    student = model.student.layers
-    (embedding,) = (x for x in student if hasattr(x, "shards"))
-    notes["student_shards"] = [shard.shape[0] for shard in embedding.shards]
     return results
 
 

@@ -104,8 +104,7 @@ def numbered() -> tf.data.Dataset:
 class Parts:
     """What is to be seen, part by part."""
 
-    def __init__(self, directory: pathlib.Path, strategy: Any) -> None:
-        self._directory = directory
+    def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
 
     def scheduled_steps(self) -> dict:
@@ -167,34 +166,9 @@ class Parts:
             "history": history.history,
             "evaluated": model.evaluate(given, return_dict=True),
             "from_function": model.evaluate(make, return_dict=True),
-            "first_steps": model.evaluate(given, steps=3, return_dict=True),
             "predicted": predicted[:, 0].tolist(),
             "expected": expected.tolist(),
         }
-
-    def callbacks(self) -> dict:
-        """Those that people use, on the coordinator."""
-        model = make_model(self._strategy, rate=0.0)
-        files = self._directory / "files"
-        files.mkdir()
-        history = model.fit(
-            numbered().batch(BATCH_SIZE),
-            epochs=9,
-            validation_data=numbered().batch(10),
-            verbose=0,
-            callbacks=[
-                keras.callbacks.EarlyStopping(
-                    monitor="val_loss", patience=1, restore_best_weights=True
-                ),
-                keras.callbacks.CSVLogger(files / "log.csv"),
-                keras.callbacks.TensorBoard(files / "board", histogram_freq=1),
-                keras.callbacks.ModelCheckpoint(
-                    files / "{epoch}.weights.h5", save_weights_only=True
-                ),
-            ],
-        )
-        names = [str(p.relative_to(files)) for p in files.rglob("*")]
-        return {"epochs": history.epoch, "files": sorted(names)}
 
     def errors(self) -> dict:
         """What goes wrong on a worker, and that the group goes on."""
@@ -220,10 +194,6 @@ class Parts:
                 found[name] = [type(error).__name__, error.message]
             history = model.fit(good, steps_per_epoch=10, verbose=0)
             found[f"after_{name}"] = history.history["count"]
-        try:
-            model.fit(lambda context: good, steps_per_epoch=10)
-        except ValueError as error:
-            found["outside"] = str(error)
         try:
             model.evaluate(bad_ids)
         except tf.errors.OpError as error:
@@ -258,12 +228,11 @@ class Parts:
 
 def main(directory: pathlib.Path) -> None:
     """Runs this task."""
-    parts = Parts(directory, tfdistill.make_strategy())
+    parts = Parts(tfdistill.make_strategy())
     notes: dict[str, Any] = {"failed": {}}
     for name in (
         "scheduled_steps",
         "finite_data",
-        "callbacks",
         "errors",
         "nan",
     ):

@@ -13,11 +13,8 @@ _X, _ = cases.data()
 # whether it may teach.
 _PEERS = {
     "honest": (lambda w: w, True),
-    "unsure": (lambda w: 0.7 * w, True),
     "base_rates": (np.zeros_like, False),
-    "rotated": (lambda w: np.roll(w, 1, axis=-1), False),
     "two_classes_swapped": (lambda w: w[..., [1, 0, 2]], False),
-    "sure_of_the_opposite": (lambda w: -w, False),
 }
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import psutil
 import pytest
 
-import tfdistill
 from tests.programs import codistill as codistill_program
 from tests.programs import commands
 from tfdistill.launcher import local_cluster
@@ -112,54 +111,6 @@ def test_the_weight_is_in_force_after_burn_in_and_first_teacher(
     assert sum(expected) > 0
 
 
-def test_exports_open_in_plain_tensorflow(finished):
-    directory, notes = finished
-    exchange = tfdistill.Exchange(directory / "exchange")
-    newest = exchange.latest(0)
-    exchange.verify(newest)
-    assert newest.step == NUM_STEPS
-    np.save(directory / "x.npy", codistill_program.data(9)[0])
-    code = (
-        "import sys; import numpy as np; import tensorflow as tf\n"
-        "model = tf.saved_model.load(sys.argv[1])\n"
-        "x = tf.constant(np.load(sys.argv[2]))\n"
-        "np.save(sys.argv[3], model.serve(x))\n"
-        "signature = model.signatures['serving_default']\n"
-        "np.testing.assert_array_equal("
-        "signature(inputs=x)['outputs'], model.serve(x))\n"
-        "assert not any('tfdistill' in name for name in sys.modules)\n"
-    )
-    subprocess.run(
-        [
-            sys.executable,
-            "-I",
-            "-c",
-            code,
-            newest.path,
-            directory / "x.npy",
-            directory / "y.npy",
-        ],
-        check=True,
-        cwd="/",
-        timeout=120,
-    )
-    np.testing.assert_allclose(
-        np.load(directory / "y.npy"), notes[0, 0]["prediction"], atol=1e-5
-    )
-
-
-def test_the_run_log_tells_what_the_launcher_shows(finished):
-    directory, _ = finished
-    path = directory / "group_1" / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert lines[-1]["event"] == "end"
-    assert lines[-1]["step"] == lines[-1]["total_steps"] == NUM_STEPS
-    shown = [line for line in lines if "loss" in line]
-    wanted = {"task_loss", "distillation_loss", "teacher_staleness"}
-    assert all(wanted <= set(line) for line in shown)
-    assert any(line.get("examples_per_second", 0) > 0 for line in lines)
-
-
 @pytest.mark.usefixtures("no_process_left")
 def test_08_groups_fail_alone(tmp_path):
     topology = _topology(tmp_path, 240, on_group_failure="continue")
@@ -217,25 +168,3 @@ def test_11_ctrl_c_ends_every_process(tmp_path):
     assert launcher.returncode == 130, output
     _, alive = psutil.wait_procs(tasks, timeout=10)
     assert not alive
-
-
-@pytest.mark.usefixtures("no_process_left")
-def test_a_failing_worker_stops_its_group_and_is_blamed(tmp_path):
-    code = (
-        "import tfdistill, sys\n"
-        "cluster = tfdistill.Cluster.from_env()\n"
-        "strategy = tfdistill.make_strategy(cluster)\n"
-        "if cluster.task_index == 1: raise RuntimeError('worker one is ill')\n"
-        "import time; time.sleep(100)\n"
-    )
-    topology = local_cluster.LocalCluster(
-        command=commands.of("-c", code),
-        workdir=str(tmp_path),
-        workers_per_group=2,
-    )
-    with local_run.LocalRun(topology) as run:
-        result = run.wait(timeout_secs=120)
-    assert result.exit_code == 1
-    group = result.groups[0]
-    assert "worker_1" in group.failed_task
-    assert "worker one is ill" in "\n".join(group.last_lines)

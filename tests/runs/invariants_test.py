@@ -101,19 +101,6 @@ def test_01_without_distillation_it_is_plain_training(exchange, reason):
     _assert_bit_equal(_values(model), _values(plain))
 
 
-def test_01_distillation_begins_at_the_end_of_burn_in(exchange):
-    cases.publish(exchange, cases.linear(1))
-    model = cases.codistill(
-        cases.linear(0),
-        cases.peers(exchange),
-        distillation_weight=schedules.BurnIn(steps=2, weight=0.5),
-    )
-    cases.prepare(model, _X, _Y)
-    cases.load(model, 10)
-    logs = cases.fit(model, _X, _Y, batch_size=16, epochs=4)
-    assert logs["distillation_weight"] == [0, 0, 0.5, 0.5]
-
-
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_01_no_gradient_reaches_a_teacher(exchange, request, replicas):
     strategy = (
@@ -206,7 +193,7 @@ def _scce():
 _X27, _Y27 = cases.data(27)
 _IDS = (np.abs(_X27) * 7).astype("int32") % 20
 _ROWS = np.linspace(0, 3, 27).astype("float32")
-_SGD, _ADAM = keras.optimizers.SGD, keras.optimizers.Adam
+_SGD = keras.optimizers.SGD
 
 # Each: what differs from SGD on 27 examples, 3 in the last batch. Optimizers
 # without teachers are compared in tests/runs/training_test.py.
@@ -214,10 +201,6 @@ _REPLICATED = {
     "momentum_clipnorm": {
         "optimizer": lambda: _SGD(0.3, momentum=0.9, clipnorm=0.05)
     },
-    "adagrad_global_clipnorm": {
-        "optimizer": lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.05)
-    },
-    "adam": {"optimizer": lambda: _ADAM(0.01), "atol": 5e-5},
     "sample_weight_one_left": {"data": (_X27[:17], _Y27[:17], _ROWS[:17])},
     "embedding": {"build": _embedding, "data": (_IDS, _Y27)},
     "two_outputs": {
@@ -285,25 +268,6 @@ def test_02_same_update_at_any_replica_count(name, two_replicas, tmp_path):
 # ---- 3: one version in all workers of a group ----
 # The protocol is tried in many interleavings in peer_reader_test.py, and with
 # real workers in cluster_run_test.py.
-
-
-def test_03_all_replicas_use_the_same_version(exchange, two_replicas):
-    with two_replicas.scope():
-        model = cases.codistill(cases.linear(0), cases.peers(exchange))
-    data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(16)
-    cases.prepare(model, data)
-    for step in (10, 11, 12):
-        cases.publish(exchange, cases.linear(step), step=step)
-        cases.load(model, step)
-        for variable, value in zip(
-            cases.teacher_variables(model),
-            cases.linear(step).variables,
-            strict=True,
-        ):
-            copies = two_replicas.experimental_local_results(variable)
-            assert len(copies) == 2
-            for copy in copies:
-                np.testing.assert_array_equal(copy, value.numpy())
 
 
 # ---- 4: a refresh never retraces ----
@@ -478,15 +442,6 @@ def test_06_a_version_is_visible_only_when_whole(exchange, monkeypatch):
     reader.verify(reader.open(1, 2))
 
 
-def test_06_a_directory_without_a_manifest_is_nothing(exchange):
-    cases.publish(exchange, cases.linear(1), step=1)
-    version = cases.publish(exchange, cases.linear(2), step=2)
-    pathlib.Path(version.path, "manifest.json").unlink()
-    model = cases.codistill(cases.linear(0), cases.peers(exchange))
-    cases.prepare(model, _X, _Y)
-    cases.load(model, 1)
-
-
 # ---- 7: a bad teacher is quarantined, not obeyed ----
 
 
@@ -497,17 +452,11 @@ def _bad_version(exchange, kind):
         content = bytearray(path.read_bytes())
         content[3] ^= 1
         path.write_bytes(bytes(content))
-    elif kind == "classes":
-        cases.publish(exchange, cases.linear(1, classes=9), step=2)
-    elif kind == "architecture":
-        cases.publish(exchange, cases.deep(1), step=2)
     else:
-        cases.publish(exchange, cases.linear(1), step=2, outputs=None)
+        cases.publish(exchange, cases.deep(1), step=2)
 
 
-@pytest.mark.parametrize(
-    "kind", ["corrupt", "classes", "architecture", "signature"]
-)
+@pytest.mark.parametrize("kind", ["corrupt", "architecture"])
 def test_07_a_bad_teacher_is_quarantined(exchange, kind, caplog):
     cases.publish(exchange, cases.linear(1), step=1)
     model = cases.codistill(cases.linear(0), cases.peers(exchange))
@@ -617,17 +566,6 @@ _MISTAKES = {
         lambda e: cases.codistill(cases.linear(), cases.peers(None)),
         "exchange",
     ),
-    "a peer twice": (lambda e: cases.peers(e, [1, 1]), r"\(1, 1\)"),
-    "no steps": (
-        lambda e: tfdistill.callbacks.StudentExporter(
-            e, every_steps=0, group=0
-        ),
-        "every_steps.*received 0",
-    ),
-    "a negative bound": (
-        lambda e: cases.peers(e, max_staleness_steps=-1),
-        "max_staleness_steps.*-1",
-    ),
     "a task loss as distillation loss": (
         lambda e: cases.codistill(
             cases.linear(),
@@ -636,7 +574,6 @@ _MISTAKES = {
         ),
         "DistillationLoss",
     ),
-    "no model": (lambda e: tfdistill.CodistillModel("m"), "keras.Model"),
 }
 
 
@@ -645,9 +582,3 @@ def test_12_nothing_is_silently_ignored(exchange, mistake):
     make, message = _MISTAKES[mistake]
     with pytest.raises(ValueError, match=message):
         make(exchange)
-
-
-def test_12_teachers_that_nobody_loads_are_told(exchange):
-    model = cases.codistill(cases.linear(), cases.peers(exchange))
-    with pytest.warns(UserWarning, match=r"TeacherLoader\(every_steps=\.\.\."):
-        cases.fit(model, _X, _Y, callbacks=[])

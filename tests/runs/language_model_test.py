@@ -82,8 +82,6 @@ def test_two_groups_learn_from_each_other(tmp_path, monkeypatch, capsys):
     ("change", "words"),
     [
         ("data.arguments.vocabulary=9", "data do not fit"),
-        ("model.arguments.layers=9", "data do not fit"),
-        ("data.arguments.num_train_tokens=999999", "Lower it"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(tmp_path, caplog, change, words):

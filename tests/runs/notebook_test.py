@@ -76,8 +76,3 @@ def test_the_notebook_runs_and_shows_what_it_promises(executed, tmp_path):
     right, also_right, different = found
     assert min(right, also_right) > 80 and different < 20
     assert os.path.exists(tmp_path / "train_digits.py")
-
-
-def test_the_notebook_is_stored_without_outputs():
-    for cell in nbformat.read(PAGE, as_version=4).cells:
-        assert not cell.get("outputs") and not cell.get("execution_count")

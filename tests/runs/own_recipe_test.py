@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 
-from launch import compare
 from launch import local
 from tests.programs import own_recipe
 
@@ -36,24 +35,3 @@ def test_two_groups_train_by_a_file_of_the_user(tmp_path, monkeypatch):
     # The file is enough to repeat the run.
     again = ["--num_groups=2", "--workdir=again", "--recipe=run/config.json"]
     assert local.main(again) == 0
-
-
-def test_methods_are_compared_on_a_module_of_the_user(tmp_path, capsys):
-    methods = "independent,label_smoothing,codistill,averaging"
-    code = compare.main(
-        [
-            *("--recipe=tests.programs.own_recipe", f"--workdir={tmp_path}"),
-            *(f"--methods={methods}", "--trials=1"),
-            "--sweep=large_group:rate=0.1,0.2",
-        ]
-    )
-    assert code == 0
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert list(report["methods"]) == [
-        *methods.split(","),
-        "large_group[rate=0.1]",
-        "large_group[rate=0.2]",
-    ]
-    for method in report["methods"].values():
-        assert method["figures"]["accuracy"]["mean"] > 0.6
-    assert report["recipe"] == "tests.programs.own_recipe"

@@ -111,30 +111,6 @@ def test_a_swap_does_not_retrace_the_step(found):
     assert found.notes["num_traced"] == [servers.NUM_STEPS] * 3
 
 
-def test_04_dense_weights_of_a_teacher_are_not_read_in_a_step(found):
-    found.of("learn")
-    notes = found.notes
-    # Only the condition that a new version has come takes them. (That they
-    # are not read is shown too by NaN in them during the last epoch.)
-    assert notes["num_masters"] == 4
-    for consumers in notes["master_consumers"]:
-        assert consumers == {"If": notes["num_masters"]}
-    assert notes["own_devices"]
-    assert not any("ps" in device for device in notes["own_devices"])
-
-
-def test_tables_of_a_teacher_lie_on_the_servers_like_the_students(found):
-    found.of("learn")
-    notes = found.notes
-    jobs = [device.split("/replica")[0] for device in notes["table_devices"]]
-    assert jobs == ["/job:ps", "/job:ps"]
-    assert len(set(notes["table_devices"])) == 2
-    # Room for the version in use and the one that is read.
-    rows = [shape[0] for shape in notes["table_shapes"]]
-    assert rows == [2 * shard for shard in notes["student_shards"]]
-    assert sum(notes["student_shards"]) == sum(servers.FIELD_SIZES)
-
-
 def test_the_export_opens_in_plain_tensorflow(found, tmp_path):
     predicted = found.of("learn")["prediction"]
     exchange = tfdistill.Exchange(found.directory / "exchange")

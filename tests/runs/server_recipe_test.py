@@ -9,7 +9,6 @@ import pytest
 
 import tfdistill
 from launch import local
-from tests.cases import summaries as summary_cases
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -92,12 +91,6 @@ def _check_group(workdir, group):
     assert not any(line["teachers"][0]["quarantined"] for line in lines)
     assert lines[-1]["distillation_weight"] > 0
     assert lines[-1]["distillation_loss"] > 0
-    board = workdir / f"group_{group}" / "tensorboard"
-    teacher = f"teachers/group_{1 - group}"
-    agreement = summary_cases.scalars(board, f"{teacher}/agreement")
-    assert agreement and all(0 <= value <= 1 for _, value in agreement)
-    losses = summary_cases.scalars(board, "codistillation/task_loss")
-    assert losses[-1][0] == NUM_STEPS
     exchange = tfdistill.Exchange(workdir / "exchange")
     newest = exchange.latest(group)
     exchange.verify(newest)

@@ -92,24 +92,10 @@ def test_evaluation_counts_each_example_once(seen, source):
     )
 
 
-def test_evaluation_of_some_steps_reads_the_first_batches(seen):
-    found = seen("finite_data")["first_steps"]
-    assert (found["count"], found["label"]) == (30, 14.5)
-
-
 def test_predictions_keep_the_order_of_the_data(seen):
     found = seen("finite_data")
     assert len(set(found["expected"])) == program.NUM_EXAMPLES
     np.testing.assert_allclose(found["predicted"], found["expected"], rtol=1e-6)
-
-
-def test_callbacks_run_on_the_coordinator(seen):
-    found = seen("callbacks")
-    # Nothing gets better at a learning rate of 0.
-    assert found["epochs"] == [0, 1]
-    files = found["files"]
-    assert {"log.csv", "1.weights.h5", "2.weights.h5"} <= set(files)
-    assert any("events.out" in name for name in files)
 
 
 def test_a_bad_record_surfaces_as_itself(seen):
@@ -118,10 +104,6 @@ def test_a_bad_record_surfaces_as_itself(seen):
     assert kind == "InvalidArgumentError"
     assert "this record is damaged" in message
     assert found["after_bad_record"] == [10 * program.BATCH_SIZE]
-
-
-def test_a_function_must_make_its_data_set_itself(seen):
-    assert "must make its whole data set itself" in seen("errors")["outside"]
 
 
 @pytest.mark.parametrize("name", ["bad_ids", "bad_ids_evaluated"])

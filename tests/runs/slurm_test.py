@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import re
 import sys
 import time
 
@@ -209,59 +208,3 @@ def test_gpus_are_shared_out_and_wrong_data_and_cancelling_are_final(
     assert slurm.job(f"{job}_1")["Restarts"] == "0"
     key = workdir / "exchange.key"
     assert os.stat(key).st_mode & 0o777 == 0o600
-
-
-# Counts what it is told, so that nothing may tell it twice.
-TOLD = """
-import os, pathlib, signal, sys, time
-told = []
-signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
-print("pid", os.getpid(), flush=True)
-end = pathlib.Path(os.environ["TFDISTILL_WORKDIR"], "end")
-while not told and not end.exists():
-    time.sleep(0.05)
-if told:
-    time.sleep(2)
-    print("told", len(told), flush=True)
-    sys.exit(75)
-"""
-
-
-def test_tasks_of_a_node_have_one_parent_and_are_told_once(
-    slurm, tmp_path, capsys
-):
-    workdir = tmp_path / "run"
-    job = _submit(
-        capsys,
-        workdir,
-        "--workers_per_group=4",
-        f"--sbatch=--ntasks-per-node={4 // len(slurm_nodes.node_names())}",
-        "--preload=json",
-        "--",
-        *[sys.executable, "-c", TOLD],
-    )
-
-    def numbers(name, group):
-        """What four tasks have printed after a word, once all have."""
-        logs = (workdir / "logs").glob(f"group_{group}_worker_*.log")
-        text = "".join(path.read_text() for path in logs)
-        found = re.findall(rf"^{name} (\d+)\n", text, re.MULTILINE)
-        return [int(n) for n in found] if len(found) == 4 else None
-
-    parents = []
-    for group in (0, 1):
-        pids = _until(lambda g=group: numbers("pid", g), "four tasks")
-        tasks = [psutil.Process(pid) for pid in pids]
-        parents.append({task.parent().parent() for task in tasks})
-        assert len(parents[group]) == len(slurm_nodes.node_names())
-        assert all("-c" in parent.cmdline() for parent in parents[group])
-    parents[1].pop().kill()
-    slurm.run("scancel", "--batch", "--signal=USR1", f"{job}_1")
-    told = _until(lambda: numbers("told", 1), "four that were told")
-    assert told == [1] * 4
-    (workdir / "end").touch()
-    for group in (0, 1):
-        name = f"{job}_{group}"
-        slurm.wait(name, "COMPLETED", "FAILED", limit_secs=LIMIT_SECS)
-        assert slurm.job(name)["JobState"] == "COMPLETED", _describe(workdir)
-    assert not any(p.is_running() for found in parents for p in found)
