@@ -111,9 +111,3 @@ def test_a_run_on_a_full_disk_is_refused(tmp_path):
 
 def _no_room():
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-
-
-def test_a_launcher_may_print_to_a_full_disk(tmp_path):
-    with open("/dev/full", "w") as full:
-        with _launched(tmp_path / "run", code="pass", stdout=full) as launcher:
-            assert launcher.wait(tasks.LIMIT_SECS) == 0

@@ -93,32 +93,6 @@ train(50)
     assert "group 0: restart 2 of 3 in 1 s" in out
 
 
-@pytest.mark.parametrize(
-    "code, num_starts, exit_code, said",
-    [
-        ("sys.exit(65)", 1, 65, "exit code 65 means wrong data"),
-        (
-            "(WORKDIR / 'x').exists() or (WORKDIR / 'x').touch() or "
-            "sys.exit(75)",
-            2,
-            0,
-            "restart 1 of 2 in 0.5 s",
-        ),
-    ],
-)
-def test_how_often_a_group_is_started(
-    tmp_path, capsys, code, num_starts, exit_code, said
-):
-    topology = _topology(tmp_path, "connect()\n" + code, max_restarts=2)
-    result = tasks.run(topology)
-    assert result.exit_code == exit_code
-    (group,) = result.groups
-    assert group.state == ("failed" if exit_code else "done")
-    assert group.group_restarts == num_starts - 1
-    assert len(_events(topology, "start")) == num_starts
-    assert said in capsys.readouterr().out
-
-
 def test_the_other_groups_end_only_when_one_has_failed_for_good(tmp_path):
     code = """
 connect()
@@ -133,18 +107,6 @@ time.sleep(600)
     (stopped,) = _events(topology, "stopped")
     restart, failed = _events(topology, "restart")[0], _events(topology)[-1]
     assert restart["monotonic"] < stopped["monotonic"] < failed["monotonic"]
-
-
-def test_a_group_that_waits_for_its_restart_can_be_stopped(tmp_path):
-    topology = _topology(tmp_path, "connect(); sys.exit(3)", max_restarts=9)
-    with local_run.LocalRun(topology) as run:
-        tasks.poll_until(run, lambda: len(_events(topology, "restart")) == 2)
-        run.interrupt()
-        result = run.wait(timeout_secs=tasks.LIMIT_SECS)
-    assert result.exit_code == 130
-    (group,) = result.groups
-    assert group.state == "stopped"
-    assert group.reason == "the launcher received SIGINT"
 
 
 def test_a_missing_task_is_named_and_waited_for_again(tmp_path, capsys):

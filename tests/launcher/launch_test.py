@@ -72,17 +72,6 @@ def test_ctrl_c_stops_all_tasks_and_is_raised(tmp_path):
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_it_runs_outside_of_the_main_thread(tmp_path):
-    found = []
-    thread = threading.Thread(
-        target=lambda: found.append(_launch(tmp_path, "connect()"))
-    )
-    thread.start()
-    thread.join()
-    assert found[0].groups[0].state == "done"
-    assert found[0].results is None
-
-
 def test_wrong_arguments_are_refused_before_anything_starts(tmp_path):
     with pytest.raises(ValueError, match="`command` must be a list"):
         tfdistill.launch("python train.py", workdir=tmp_path)

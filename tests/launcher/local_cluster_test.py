@@ -2,8 +2,6 @@
 
 import json
 import os
-import pathlib
-import socket
 import sys
 
 import pytest
@@ -90,49 +88,17 @@ def test_trackers_get_one_run_a_group_with_the_group_as_a_tag(tmp_path):
     assert environ["COMET_AUTO_LOG_DISABLE"] == "true"
 
 
-def test_exchange_may_be_a_url_and_local_paths_become_absolute(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    topology = _topology(tmp_path, workdir="run", exchange="gs://b//x")
-    assert topology.workdir == str(tmp_path / "run")
-    ((task,),) = topology.tasks([])
-    assert task.env["TFDISTILL_EXCHANGE"] == "gs://b//x"
-    topology = _topology(tmp_path, exchange="x")
-    assert topology.exchange == str(tmp_path / "x")
-
-
 @pytest.mark.parametrize(
     "fields, message",
     [
         ({"num_groups": 0}, "`num_groups` must be >= 1; received 0"),
-        ({"start_timeout_secs": float("nan")}, "`start_timeout_secs` must be"),
-        ({"worker_restarts": 1}, "`worker_restarts` must be left out"),
-        ({"on_group_failure": "retry"}, "`on_group_failure`.*'retry'"),
         ({"command": "python x"}, "`command` must be a list"),
         ({"workdir": "gs://b/x"}, "URL may be given as `exchange`"),
-        ({"env": {"TF_CONFIG": ""}}, "`env`.*received TF_CONFIG"),
     ],
 )
 def test_wrong_fields(tmp_path, fields, message):
     with pytest.raises(ValueError, match=message):
         _topology(tmp_path, **fields)
-
-
-def test_reserved_ports_differ_and_still_let_a_server_listen():
-    holders = local_cluster.reserve_ports(40)
-    ports = [holder.getsockname()[1] for holder in holders]
-    assert len(set(ports)) == 40
-    with socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind(("0.0.0.0", ports[0]))
-        server.listen()
-        with socket.create_connection((local_cluster.HOST, ports[0]), 5):
-            pass
-    more = local_cluster.reserve_ports(40)
-    assert not {h.getsockname()[1] for h in more} & set(ports)
-    for holder in holders + more:
-        holder.close()
 
 
 def test_files_of_an_earlier_run_are_kept(tmp_path):
@@ -175,13 +141,3 @@ def test_an_error_is_quoted_though_much_was_said_after_it(tmp_path):
     assert files.quote(path)[1:] == ["ValueError: here", "noise", "---"]
     path.unlink()
     assert files.quote(path)[1:] == ["---"]
-
-
-def test_last_lines_are_as_a_terminal_would_have_shown_them(tmp_path):
-    path = pathlib.Path(tmp_path, "log")
-    path.write_bytes(b"x\n" * 100_000 + b"1/2\r2/2\r\n\x1b[31mred\x1b[0m\xff\n")
-    lines = files.last_lines(path)
-    assert len(lines) == 20
-    assert lines[-3:] == ["x", "2/2", "red\ufffd"]
-    path.write_bytes(b"no newline")
-    assert files.last_lines(path) == ["no newline"]

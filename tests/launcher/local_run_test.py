@@ -11,12 +11,10 @@ import time
 import pytest
 
 from launch import local
-from tests.cases import runs as run_cases
 from tests.cases import tasks
 from tfdistill.launcher import command as cli
 from tfdistill.launcher import local_run
 from tfdistill.status import observed_run
-from tfdistill.status import tables
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -134,35 +132,6 @@ wait_for("go")
         result = run.wait(timeout_secs=tasks.LIMIT_SECS)
     assert [group.state for group in result.groups] == ["done", "failed"]
     assert result.exit_code == 3
-
-
-def test_the_first_failure_makes_the_exit_code(tmp_path):
-    # Group 0 ends once the process of group 1 is no more.
-    task = """
-pid_file = WORKDIR / "pid"
-if GROUP == 1:
-    draft = WORKDIR / "draft"
-    draft.write_text(str(os.getpid()))
-    draft.rename(pid_file)
-    sys.exit(11)
-end = time.monotonic() + 15
-while time.monotonic() < end:
-    time.sleep(0.02)
-    if pid_file.exists():
-        try:
-            os.kill(int(pid_file.read_text()), 0)
-        except ProcessLookupError:
-            sys.exit(10)
-"""
-    topology = tasks.topology(
-        tmp_path, task, num_groups=2, on_group_failure="continue"
-    )
-    result = tasks.run(topology)
-    assert [g.exit_codes for g in result.groups] == [
-        {"group_0_worker_0": 10},
-        {"group_1_worker_0": 11},
-    ]
-    assert result.exit_code == 11
 
 
 def test_task_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path):
@@ -284,16 +253,6 @@ if TYPE == {task_type!r}:
     assert group.restarts == {"group_0_worker_0": 0}
 
 
-def test_leaving_the_block_ends_every_process(tmp_path):
-    code = DEAF + "family()\n" + HANG
-    topology = tasks.topology(tmp_path, code, num_groups=2)
-    with pytest.raises(TimeoutError, match="group 1: starting"):
-        with local_run.LocalRun(topology) as run:
-            pids = _family_pids(tmp_path, 2)
-            run.wait(timeout_secs=0.3)
-    assert not any(tasks.alive(pid) for pid in pids)
-
-
 def test_wrong_environment_is_refused_before_any_start(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDISTILL_GRUOP", "1")
     with pytest.raises(ValueError, match="TFDISTILL_GRUOP.*Did you mean"):
@@ -350,14 +309,6 @@ def test_second_interrupt_kills_at_once(tmp_path, launcher):
     assert not any(tasks.alive(pid) for pid in pids)
 
 
-def test_killed_launcher_leaves_no_process(tmp_path, launcher):
-    process = launcher(DEAF + "family()\n" + HANG, "--num_groups=2")
-    pids = _family_pids(tmp_path, 2)
-    process.kill()
-    process.wait(tasks.LIMIT_SECS)
-    tasks.until(lambda: not any(tasks.alive(pid) for pid in pids))
-
-
 def test_command_line_runs_a_command(tmp_path, capsys):
     arguments = [
         *("--num_groups=2", "--start=spawn", f"--workdir={tmp_path}"),
@@ -376,13 +327,8 @@ def test_command_line_runs_a_command(tmp_path, capsys):
     "arguments, message",
     [
         ("--num_groups=2 -- true", "required: --workdir"),
-        ("--workdir=W", "command after --"),
         ("--workdir=W --workers=2 -- true", "unknown arguments: --workers=2"),
         ("--workdir=W python my.py", "A command comes after --"),
-        ("--workdir=W -- my.py", "A script is run by: python SCRIPT"),
-        ("--workdir=W --frozen-secs=nan -- true", "`frozen_secs` must be"),
-        ("--workdir=W --num_groups=x -- true", "invalid int value: 'x'"),
-        ("--workdir=W --on_group_failure=x -- true", "choose from 'stop'"),
     ],
 )
 def test_wrong_options(tmp_path, monkeypatch, capsys, main, arguments, message):
@@ -392,32 +338,6 @@ def test_wrong_options(tmp_path, monkeypatch, capsys, main, arguments, message):
     assert error.value.code == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_status_versions_restarts_and_errors_are_shown(tmp_path, capsys):
-    run_cases.version(tmp_path / "run" / "exchange", 0, 5)
-    # Of an earlier run: not of this one.
-    run_cases.metrics(tmp_path / "run", 0, {"step": 1, "distillation_loss": 3})
-    code = """
-if not (WORKDIR / "mark").exists():
-    (WORKDIR / "mark").touch()
-    sys.exit("the [last] words")
-with (WORKDIR / "group_0" / "metrics.jsonl").open("a") as file:
-    file.write(json.dumps({"step": 7, "total_steps": 9, "loss": 0.5}) + "\\n")
-connect()
-time.sleep(2)
-"""
-    topology = tasks.topology(tmp_path, code, max_restarts=1)
-    display = tables.Display(plain=True, interval_secs=0.0)
-    with local_run.LocalRun(topology, display=display) as run:
-        assert run.wait(timeout_secs=tasks.LIMIT_SECS).exit_code == 0
-        (status,) = (group.status for group in run._groups)
-    out = capsys.readouterr().out
-    assert "the [last] words" in out
-    assert "group 0: running: model, step 7/9, loss 0.5000, newest 5" in out
-    assert "group 0: done, step 7/9" in out and "restarts 1" in out
-    assert "distillation" not in out
-    assert status.last_error == "group_0_worker_0 ended with exit code 1"
 
 
 def test_a_group_that_never_met_is_told_of(tmp_path, capsys):
@@ -435,20 +355,3 @@ if GROUP == 0:
     seen = observed_run.ObservedRun(topology.workdir).look()
     assert [len(status.warnings) for status in seen.groups] == [0, 1]
     assert seen.groups[1].warnings[0].startswith(unused)
-
-
-def test_a_task_alone_that_trains_needs_no_strategy(tmp_path, capsys):
-    run_cases.metrics(tmp_path / "run", 0, {"step": 1})
-    assert tasks.run(tasks.topology(tmp_path, "")).exit_code == 0
-    assert "make_strategy" not in capsys.readouterr().out
-
-
-def test_a_machine_with_a_network_is_warned_of_its_open_ports(monkeypatch):
-    names = [(1, "lo"), (2, "eth0")]
-    monkeypatch.setattr(local_run.socket, "if_nameindex", lambda: names)
-    warning = local_run.ports_warning(4)
-    assert "4 ports" in warning and "(eth0)" in warning
-    # A run of single tasks opens no port.
-    assert local_run.ports_warning(0) is None
-    names.pop()
-    assert local_run.ports_warning(4) is None

@@ -59,13 +59,13 @@ def student() -> keras.Model:
 
 
 def make_model(
-    strategy: Any, *, rate: float = RATE, steps_per_execution: int = 3
+    strategy: Any, *, steps_per_execution: int = 3
 ) -> tfdistill.CodistillModel:
     """A compiled model whose weights grow by the rate each step."""
     with strategy.scope():
         model = tfdistill.CodistillModel(student())
         model.compile(
-            keras.optimizers.SGD(rate),
+            keras.optimizers.SGD(RATE),
             rewarded,
             metrics=[
                 Count(name="count"),
