@@ -57,15 +57,6 @@ def test_a_group_is_an_element_of_the_array(tmp_path):
     }
 
 
-def test_each_worker_gets_its_gpus_and_a_ps_is_a_task_too(tmp_path):
-    text = _script(tmp_path, workers_per_group=2, gpus_per_worker=1).text
-    assert _directives(text)["gpus-per-task"] == "1"
-    assert "--gpus_per_worker=1" in text
-    text = _script(tmp_path, workers_per_group=2, ps_per_group=1).text
-    assert _directives(text)["ntasks"] == "4"
-    assert "gpus-per-task" not in _directives(text)
-
-
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("no_process_left")
 def test_whatever_stands_in_a_command_arrives_as_it_is(tmp_path):
@@ -107,10 +98,7 @@ def test_whatever_stands_in_a_command_arrives_as_it_is(tmp_path):
     ("fields", "words"),
     [
         ({"stop_secs": 5}, "`stop_secs` must be >= 10"),
-        ({"mem_per_worker": "8"}, "`mem_per_worker` must be a whole number"),
-        ({"ports": "1-2"}, "FIRST-LAST"),
         ({"sbatch": ["--array=0-9"]}, "leave --array to the script"),
-        ({"srun": ["-n9"]}, "leave --ntasks to the script"),
         ({"account": "a\n#SBATCH --x"}, "no quotes, backslashes or line"),
     ],
 )

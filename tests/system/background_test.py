@@ -53,19 +53,6 @@ def test_closing_gives_up_in_time_and_says_so(caplog):
         release.set()
 
 
-def test_an_error_is_logged_and_the_thread_lives_on(worker, caplog):
-    done = threading.Event()
-
-    def fail():
-        raise ZeroDivisionError("in the job")
-
-    with caplog.at_level(logging.ERROR):
-        assert worker.submit(fail, wait_secs=0.0)
-        assert worker.submit(done.set, wait_secs=_WAIT_SECS)
-        assert done.wait(_WAIT_SECS)
-    assert "in the job" in caplog.text
-
-
 def test_pauses_double_up_to_the_longest_and_a_success_ends_them():
     now = 0.0
     pause = background.Backoff(first_secs=1, longest_secs=5, clock=lambda: now)

@@ -3,7 +3,6 @@
 import inspect
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
@@ -21,14 +20,6 @@ def test_this_keras_has_what_we_need():
 def test_another_keras_is_refused_by_name(monkeypatch):
     monkeypatch.delattr(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients")
     with pytest.raises(RuntimeError, match="_all_reduce_sum_gradients"):
-        keras_internals.check_keras()
-
-
-def test_another_signature_is_refused(monkeypatch):
-    monkeypatch.setattr(
-        tf_trainer.TensorFlowTrainer, "_symbolic_build", lambda self, x: None
-    )
-    with pytest.raises(RuntimeError, match="data_batch"):
         keras_internals.check_keras()
 
 
@@ -64,58 +55,6 @@ def test_the_sum_is_left_to_us_in_the_inner_optimizer_too():
     pairs = [("gradient", "variable")]
     assert inner._all_reduce_sum_gradients(pairs) == pairs
     assert outer._all_reduce_sum_gradients(pairs) == pairs
-
-
-def test_a_variable_is_found_by_itself_and_by_a_replica_s_copy(two_replicas):
-    with two_replicas.scope():
-        first, second = (keras.Variable(np.zeros(2)) for _ in range(2))
-        optimizer = keras.optimizers.SGD()
-        optimizer.build([first, second])
-    copies = two_replicas.experimental_local_results(second.value)
-    assert len(copies) == 2
-    found = [
-        keras_internals.variable_index(optimizer, variable)
-        for variable in (first, second, *copies)
-    ]
-    assert found == [0, 1, 1, 1]
-
-
-def test_the_optimizer_is_built_on_the_chosen_variables_alone():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
-    model.compile(keras.optimizers.Adam(), "mse")
-    scope = tf.distribute.get_strategy().scope
-    spec = (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 3]))
-    keras_internals.build_from_spec(
-        model, spec, scope=scope, optimized=lambda m: m.trainable_variables[1:]
-    )
-    assert model.optimizer.built
-    shapes = [v.shape.as_list() for v in model.optimizer.variables]
-    assert shapes == [[], [], [3], [3]]
-
-
-def test_layers_inside_layers_are_found():
-    class Outer(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.inner = keras.layers.Dense(1)
-
-    outer = Outer()
-    model = keras.Sequential([outer])
-    assert keras_internals.all_layers(model) == [model, outer, outer.inner]
-
-
-def test_a_stateless_scope_is_noticed():
-    assert not keras_internals.in_stateless_scope()
-    with keras.StatelessScope():
-        assert keras_internals.in_stateless_scope()
-
-
-def test_the_seed_is_read_without_drawing_from_it():
-    tf.random.set_seed(17)
-    expected = tf.random.uniform([3]).numpy()
-    tf.random.set_seed(17)
-    assert keras_internals.global_seed() == 17
-    assert (tf.random.uniform([3]).numpy() == expected).all()
 
 
 def test_iterators_of_strategies_are_made_without_autotuning(two_replicas):

@@ -44,13 +44,3 @@ def test_a_failure_leaves_what_was_there(tmp_path):
     (tmp_path / "directory").mkdir()
     with pytest.raises(IsADirectoryError):
         run_files.write(str(tmp_path / "directory"), [b"x"])
-
-
-def test_a_mount_that_renames_nothing_gets_the_file_too(tmp_path, monkeypatch):
-    def refuse(source, target):
-        raise OSError(errno.ENOTSUP, "Operation not supported")
-
-    monkeypatch.setattr(os, "replace", refuse)
-    run_files.write(str(tmp_path / "x"), [b"content"])
-    assert (tmp_path / "x").read_bytes() == b"content"
-    assert os.listdir(tmp_path) == ["x"]
