@@ -12,7 +12,6 @@ from tests.cases import backup as cases
 from tests.cases import codistillation as peers
 from tests.cases import servers
 from tfdistill.backup import callback as callback_lib
-from tfdistill.cluster import replicas
 from tfdistill.parameter_server import variables
 from tfdistill.training import steps
 
@@ -62,23 +61,6 @@ def test_it_resumes_from_the_newest(tmp_path):
     assert _values(resumed) == {15.0}
 
 
-def test_a_damaged_backup_is_passed_over(tmp_path, caplog):
-    state, model = _state()
-    callback = callback_lib.Backup(tmp_path)
-    for step in (5, 10):
-        _fill(model, step)
-        callback.on_quiet(_point(step), state)
-    (newest,) = (
-        p.parent for p in _manifests(tmp_path) if p.parent.name == "10"
-    )
-    data = max(newest.glob("state.data*"), key=lambda p: p.stat().st_size)
-    data.write_bytes(data.read_bytes()[:-1])
-    found = callback_lib.Backup(tmp_path).resume(state)
-    assert found == _point(5)
-    assert _values(model) == {5.0}
-    assert "Trying the backup before" in caplog.text
-
-
 @pytest.mark.parametrize(
     "other",
     [{"optimizer": "sgd"}, {"extra": (keras.layers.Dense(3),)}],
@@ -112,29 +94,6 @@ def test_a_failure_to_write_is_counted_and_leaves_what_is_there(
     callback.on_quiet(_point(10), state)
     assert (callback.num_failed, callback.num_backups) == (1, 2)
     assert _steps(tmp_path) == [5, 10]
-
-
-def _attached(callback, monkeypatch, steps=20):
-    monkeypatch.setattr(replicas, "on_servers", lambda strategy: True)
-    callback.set_params({"steps": steps})
-    callback.set_model(servers.remote(steps_per_execution=3))
-    callback.on_train_begin()
-    return callback
-
-
-def test_it_asks_for_quiet_when_a_multiple_is_passed(tmp_path, monkeypatch):
-    callback = _attached(
-        callback_lib.Backup(tmp_path, every_steps=5), monkeypatch
-    )
-    callback.on_epoch_begin(0)
-    due = []
-    for batch in (2, 5, 8, 11, 14):
-        callback.on_train_batch_end(batch)
-        due.append(callback.wants_quiet)
-        callback.wants_quiet = False
-    assert due == [False, True, False, True, True]
-    callback.on_epoch_end(0)
-    assert not callback.wants_quiet
 
 
 CASES = {
@@ -322,15 +281,6 @@ def test_a_teacher_that_is_gone_is_told_of(
     assert int(model.optimizer.iterations.numpy()) == 15
 
 
-def test_a_model_without_teachers_resumes_where_one_with_them_stopped(
-    tmp_path, caplog, stopped_while_taught
-):
-    copy = _copied(stopped_while_taught[0] / "backup", tmp_path)
-    _, _, backup = cases.train(cases.Case(), copy)
-    assert backup.resumed_step == 6
-    assert "the state of teachers, which this training lacks" in caplog.text
-
-
 class _Newest(keras.callbacks.Callback):
     """Notes the newest version that peers see."""
 
@@ -360,12 +310,6 @@ def test_versions_never_go_backwards(tmp_path):
     assert newest.steps == sorted(newest.steps)
     assert exchange.latest(0).step == 15
     assert totals[1]["failed"] == 0
-
-
-def test_another_seed_is_told_of(tmp_path, caplog):
-    cases.train(CASES["endless"], tmp_path, stop_after=5)
-    cases.train(cases.Case(seed=6), tmp_path)
-    assert "The random seed was 5 at the backup and is 6 now" in caplog.text
 
 
 def test_a_finished_training_is_not_done_again(tmp_path):

@@ -106,14 +106,12 @@ def test_a_shared_job_of_a_data_service_is_refused(tmp_path, service):
         _fit(data.prefetch(1), tmp_path, steps_per_epoch=5)
 
 
-@pytest.mark.parametrize("how", ["itself", "generator", "from_generator"])
+@pytest.mark.parametrize("how", ["itself", "from_generator"])
 def test_grain_resumes(tmp_path, how):
     def make():
         data = _of_grain().to_iter_dataset()
         if how == "itself":
             return data
-        if how == "generator":
-            return (batch for batch in data)
         return tf.data.Dataset.from_generator(
             lambda: iter(data),
             output_signature=(

@@ -65,8 +65,6 @@ def test_all_end_with_one_that_cannot_read(tmp_path, others):
 
 DAMAGES = {
     "cut": lambda content: content[: len(content) // 2],
-    "emptied": lambda content: b"",
-    "zeroed": lambda content: bytes(len(content)),
     "flipped": lambda content: (
         content[: len(content) // 2]
         + bytes([content[len(content) // 2] ^ 1])

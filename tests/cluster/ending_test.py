@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -188,23 +187,3 @@ def test_progress_keeps_it_quiet():
         assert not ended
         now[0] += 0.3
         assert _wait_until(lambda: ended)
-
-
-def test_limits_come_from_the_environment(monkeypatch):
-    monkeypatch.delenv("TFDISTILL_STALL_TIMEOUT_SECS", raising=False)
-    name = "TFDISTILL_STALL_TIMEOUT_SECS"
-    assert ending.limit_from_env(name, 7.0) == 7.0
-    monkeypatch.setenv(name, "2.5")
-    assert ending.limit_from_env(name, 7.0) == 2.5
-    for wrong in ("soon", "-1", "inf", "nan"):
-        monkeypatch.setenv(name, wrong)
-        with pytest.raises(ValueError, match=f"{name} must be .*{wrong}"):
-            ending.limit_from_env(name, 7.0)
-
-
-def test_addresses_that_nobody_listens_at_are_named():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        there = f"127.0.0.1:{server.getsockname()[1]}"
-        with socket.create_server(("127.0.0.1", 0)) as closed:
-            gone = f"127.0.0.1:{closed.getsockname()[1]}"
-        assert ending.unreachable([there, gone]) == [gone]

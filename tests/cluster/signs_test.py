@@ -3,7 +3,6 @@
 import pytest
 
 from tfdistill.cluster import signs
-from tfdistill.launcher import watches
 from tfdistill.system import processes
 
 
@@ -82,59 +81,3 @@ def test_who_cannot_write_is_not_taken_for_silent(
     reporter.say(signs.STEP)
     assert signs.read_progress(ready_path) is None
     assert not reporter.is_heard
-
-
-NAMES = ("w0", "w1")
-
-
-@pytest.fixture
-def announce(tmp_path):
-    def act(name, what):
-        what({signs.VARIABLE: str(tmp_path / name)})
-
-    return act
-
-
-@pytest.fixture
-def make_watch(tmp_path):
-    def make(limit_secs):
-        paths = {name: tmp_path / name for name in NAMES}
-        return watches.StartLimit(paths, limit_secs=limit_secs, now=100.0)
-
-    return make
-
-
-def test_announcing_creates_the_two_files(tmp_path):
-    path = tmp_path / "0_worker_0"
-    signs.announce_starting({signs.VARIABLE: str(path)})
-    assert [p.name for p in tmp_path.iterdir()] == ["0_worker_0.starting"]
-    signs.announce_ready({signs.VARIABLE: str(path)})
-    assert path.exists()
-
-
-def test_one_missing_is_named_from_when_the_first_appeared(
-    make_watch, announce
-):
-    watch = make_watch(10)
-    announce("w0", signs.announce_starting)
-    assert watch.late(NAMES, now=105.0) is None
-    assert watch.late(NAMES, now=114.9) is None
-    message = watch.late(NAMES, now=115.0)
-    assert message.startswith("w1 did not appear")
-
-
-def test_all_appear_but_do_not_connect(make_watch, announce):
-    watch = make_watch(10)
-    for name in NAMES:
-        announce(name, signs.announce_starting)
-    assert watch.late(NAMES, now=101.0) is None
-    assert "w0, w1 appeared but did not conn" in watch.late(NAMES, now=111.0)
-
-
-def test_all_ready_ends_the_watch(make_watch, announce):
-    watch = make_watch(10)
-    for name in NAMES:
-        announce(name, signs.announce_ready)
-    assert watch.late(NAMES, now=101.0) is None
-    assert watch.late(NAMES, now=1e9) is None
-    assert watch.warning(now=1e9) is None

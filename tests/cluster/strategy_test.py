@@ -7,7 +7,6 @@ import tfdistill
 from tests.cases import free_ports
 from tfdistill.cluster import identity
 from tfdistill.cluster import rendezvous
-from tfdistill.cluster import server
 from tfdistill.cluster import strategy
 
 
@@ -43,24 +42,6 @@ def test_groups_that_nothing_connects_are_refused():
     """They would train alone, and end as if nothing were wrong."""
     with pytest.raises(ValueError, match="2 groups.*TFDISTILL_EXCHANGE or"):
         tfdistill.make_strategy(identity.Cluster(group=0, num_groups=2))
-
-
-@pytest.mark.parametrize("task_type", ["worker", "ps"])
-def test_workers_and_ps_of_a_coordinator_serve(monkeypatch, task_type):
-    class EndError(Exception):
-        pass
-
-    def serve(cluster, *, limit_secs):
-        raise EndError(cluster.task_name, limit_secs)
-
-    monkeypatch.setattr(server, "serve", serve)
-    cluster = identity.Cluster(
-        task_type=task_type,
-        spec={"chief": ("a:1",), "worker": ("b:1",), "ps": ("c:1",)},
-    )
-    with pytest.raises(EndError) as caught:
-        tfdistill.make_strategy(cluster, start_timeout_secs=7)
-    assert caught.value.args == (f"{task_type}:0", 7)
 
 
 def test_a_missing_worker_is_named_and_the_exit_code_says_retry(capsys):

@@ -11,7 +11,6 @@ from tfdistill.doctor import check
 from tfdistill.doctor import storage
 from tfdistill.doctor import teachers
 from tfdistill.exchange import reader as reader_lib
-from tfdistill.exports import graph_check
 from tfdistill.exports import saved_model
 
 
@@ -50,12 +49,6 @@ def test_a_good_teacher(exchange):
     assert "no student to compare with" in found.seen
 
 
-def test_nothing_published_yet_is_no_fault(exchange):
-    found = _only(_examine(exchange), check.SKIPPED)
-    assert "group 1 has published nothing yet" in found.seen
-    assert _only(_examine(exchange, peers=()), check.SKIPPED)
-
-
 def test_a_damaged_file(exchange, tmp_path):
     _own(exchange)
     version = _publish(exchange)
@@ -68,14 +61,6 @@ def test_a_damaged_file(exchange, tmp_path):
     (tmp_path / "exchange/group_1/10/manifest.json").write_text("{")
     assert "manifest" in _only(_examine(exchange), check.FAILED).seen
     assert version.step == 10
-
-
-def test_another_signature(exchange):
-    _own(exchange)
-    _publish(exchange, cases.linear(1, classes=7))
-    found = _only(_examine(exchange), check.FAILED)
-    assert "its outputs must be those of the student" in found.seen
-    assert "same student" in found.remedy
 
 
 def test_outputs_that_are_not_finite(exchange, monkeypatch):
@@ -114,21 +99,6 @@ def test_a_graph_that_writes_files_is_not_run(exchange, tmp_path):
     found = _only(_examine(exchange), check.FAILED)
     assert "operation" in found.seen
     assert not victim.exists()
-
-
-def test_its_own_graph_is_no_fault_where_it_may_not_be_run(
-    exchange, monkeypatch
-):
-    """As with a student that has an operation of the user's own."""
-    _own(exchange)
-    _publish(exchange)
-
-    def refuse(directory):
-        raise graph_check.GraphError("it holds the operation Own.")
-
-    monkeypatch.setattr(graph_check, "check_directory", refuse)
-    found = _only(_examine(exchange), check.OK)
-    assert "not run here, as it holds the operation Own." in found.seen
 
 
 def test_an_exchange_behind_a_url():

@@ -93,32 +93,6 @@ class _Raises(keras.callbacks.Callback):
         raise self._error
 
 
-def test_every_hook_is_handed_on():
-    calls = []
-
-    class Spy(keras.callbacks.Callback):
-        def __getattribute__(self, name):
-            if name.startswith(("on_", "set_")):
-                calls.append(name)
-            return super().__getattribute__(name)
-
-    model = cases.codistill(cases.linear(0))
-    callbacks = [tfdistill.callbacks.BestEffort(Spy()), cases.never()]
-    cases.fit(
-        model,
-        _X,
-        _Y,
-        batch_size=4,
-        epochs=1,
-        validation_data=(_X, _Y),
-        callbacks=callbacks,
-    )
-    model.predict(_X, callbacks=callbacks[:1], verbose=0)
-    hooks = {n for n in dir(keras.callbacks.Callback) if n.startswith("on_")}
-    assert not hooks - set(calls)
-    assert {"set_model", "set_params"} <= set(calls)
-
-
 @pytest.mark.parametrize(
     "error",
     [ValueError("no file"), tf.errors.UnavailableError(None, None, "a peer")],

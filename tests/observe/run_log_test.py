@@ -77,27 +77,6 @@ def test_lines_in_an_epoch_keep_their_distance(tmp_path):
     assert [line["step"] for line in inside] == [4, 8, 12, 16]
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
-def test_examples_a_second(tmp_path, steps_per_execution):
-    model = cases.codistill(
-        cases.linear(0), steps_per_execution=steps_per_execution
-    )
-    _fit(
-        model,
-        _log(tmp_path, secs=0.5, every_secs=0.0),
-        batch_size=2,
-        epochs=3,
-    )
-    inside = [line for line in _lines(tmp_path) if "event" not in line]
-    # A look for the distance, a look for the line: 1 s between two lines.
-    rates = [line["examples_per_second"] for line in inside[1:-1]]
-    assert rates
-    # Where an epoch ends another look is taken, and fewer steps were done.
-    most = 2.0 * steps_per_execution
-    assert max(rates) == pytest.approx(most)
-    assert min(rates) > 0
-
-
 def test_it_tells_of_teachers(tmp_path):
     exchange = tfdistill.Exchange(tmp_path / "exchange")
     model = cases.codistill(cases.linear(0), cases.peers(exchange))
@@ -126,15 +105,6 @@ def test_a_launched_run_gets_one_by_itself(tmp_path, monkeypatch):
     cases.fit(model, _X, _Y, callbacks=[mine])
     assert _lines(tmp_path / "mine")[-1]["step"] == 2
     assert _lines(tmp_path / "group_1")[-1]["step"] == 1
-
-
-def test_storage_that_fails_ends_no_training(tmp_path, caplog):
-    (tmp_path / "file").touch()
-    model = cases.codistill(cases.linear(0))
-    # No directory can be made below a file, not even by root.
-    _fit(model, _log(tmp_path / "file" / "log"))
-    assert int(model.optimizer.iterations) == 4
-    assert caplog.text.count("lacks lines from now on") == 1
 
 
 def test_a_resumed_training_keeps_what_can_be_read(tmp_path):

@@ -1,7 +1,6 @@
 """What TensorBoard shows of a codistilled training, and what it costs."""
 
 import hashlib
-import json
 import re
 import time
 
@@ -15,36 +14,7 @@ from tests.cases import codistillation as cases
 from tests.cases import summaries as summary_cases
 from tfdistill import teachers
 from tfdistill.cluster import strategy
-from tfdistill.observe import summaries
 from tfdistill.observe import tags
-from tfdistill.system import background
-
-
-def _running(values):
-    """Keras' mean of an epoch, after each of its steps."""
-    return np.cumsum(values) / np.arange(1, len(values) + 1)
-
-
-def test_the_mean_of_the_steps_between_two_looks():
-    values = np.array([4.0, 2.0, 6.0, 8.0, 1.0])
-    means, running = summaries.IntervalMeans(["loss"]), _running(values)
-    means.begin(0)
-    found = [
-        means.take({"loss": running[done - 1], "x": 1}, num_done=done)
-        for done in (2, 3, 5)
-    ]
-    expected = [values[:2], values[2:3], values[3:]]
-    assert [f["loss"] for f in found] == pytest.approx(
-        [part.mean() for part in expected]
-    )
-
-
-def test_nothing_is_told_of_steps_that_were_not_seen():
-    means, running = summaries.IntervalMeans(["loss"]), _running([5, 3, 1])
-    means.begin(1)
-    assert means.take({"loss": running[1]}, num_done=2) == {}
-    assert means.take({"loss": running[2]}, num_done=3)["loss"] == 1.0
-
 
 _X, _Y = cases.data(64)
 
@@ -210,37 +180,6 @@ def test_points_hold_the_means_of_their_own_steps(tmp_path):
     np.testing.assert_allclose([v for _, v in found], expected, rtol=1e-4)
 
 
-def test_metrics_of_several_values_have_a_point_for_each(tmp_path):
-    model = cases.codistill(
-        cases.linear(0), metrics=["accuracy", _CountOfClasses()]
-    )
-    log = tfdistill.callbacks.RunLog(tmp_path / "log")
-    _fit(model, tmp_path, log)
-    counts = np.bincount(_Y, minlength=3)
-    for index, count in enumerate(counts):
-        points = summary_cases.scalars(tmp_path, f"training/counts_{index}")
-        assert points == [(16, count)]
-    last = (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()[-1]
-    assert json.loads(last)["counts"] == counts.tolist()
-
-
-class _CountOfClasses(keras.metrics.Metric):
-    """A metric whose result is a vector."""
-
-    def __init__(self):
-        super().__init__(name="counts")
-        self.total = self.add_variable((3,), "zeros", name="total")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        labels = keras.ops.reshape(y_true, (-1,))
-        self.total.assign_add(
-            keras.ops.sum(keras.ops.one_hot(labels, 3), axis=0)
-        )
-
-    def result(self):
-        return self.total
-
-
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
 def test_agreement_is_that_of_the_batches(
     tmp_path, exchange, steps_per_execution
@@ -314,14 +253,6 @@ def test_a_cluster_built_by_hand_reports_as_what_it_says(
     assert summary_cases.hyperparameters(tmp_path)["group"] == 1.0
 
 
-def test_a_launched_run_gets_one_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
-    model = cases.codistill(cases.linear(0))
-    cases.fit(model, _X, _Y, batch_size=4, callbacks=[])
-    run = tmp_path / "group_0" / "tensorboard"
-    assert summary_cases.scalars(run, "codistillation/loss")[-1][0] == 16
-
-
 def test_a_resumed_training_repeats_no_step(tmp_path):
     class Crash(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -352,50 +283,3 @@ def test_a_resumed_training_repeats_no_step(tmp_path):
     for tag in ("codistillation/distillation_weight", "host/rss_bytes"):
         steps = [s for s, _ in summary_cases.scalars(tmp_path / "log", tag)]
         assert steps == list(range(2, 21, 2))
-
-
-class _Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-class _Blocking:
-    def __init__(self, clock):
-        self.blocked = background.WorkTimes(clock)
-
-
-@pytest.fixture
-def clock():
-    return _Clock()
-
-
-def test_evaluations_do_not_count(clock):
-    pace = summaries.TrainingPace(clock)
-    clock.now += 4.0
-    pace.add(2, 20.0)
-    clock.now += 100.0
-    pace.go_on()
-    clock.now += 1.0
-    pace.add(3, 30.0)
-    found = pace.take()
-    assert found["host/examples_per_second"] == 10.0
-    assert found["host/step_secs"] == 1.0
-    # Measured anew.
-    assert pace.take() == {}
-
-
-def test_the_share_of_time_for_which_training_was_held_up(clock):
-    one, other = _Blocking(clock), _Blocking(clock)
-    pace = summaries.TrainingPace(clock)
-    pace.begin([one, other])
-    for callback in (one, other):
-        with callback.blocked.measured():
-            clock.now += 1.0
-    clock.now += 6.0
-    pace.add(1, 1.0)
-    assert pace.take()["exchange/blocked_share"] == 0.25
-    clock.now += 1.0
-    pace.add(1, 1.0)
-    assert pace.take()["exchange/blocked_share"] == 0.0

@@ -85,13 +85,6 @@ def test_an_exchange_behind_a_url(tmp_path, capsys):
     assert found["groups"][0]["newest_version"]["step"] == 8
 
 
-def test_wrong_options(tmp_path, capsys):
-    _run(tmp_path)
-    with pytest.raises(SystemExit) as raised:
-        command.main([str(tmp_path), "--json", "--watch"])
-    assert raised.value.code == 2
-
-
 def test_no_run_there(tmp_path, capsys):
     with pytest.raises(SystemExit) as raised:
         command.main([str(tmp_path)])
@@ -127,25 +120,6 @@ def test_text_of_others_cannot_steer_the_terminal(tmp_path, capsys):
     _, out = _main(capsys, tmp_path)
     assert "\x1b" not in out and "\x07" not in out and "\r" not in out
     assert "[bold]x[/bold] [/nothing] next" in out
-
-
-@pytest.mark.multiprocess
-@pytest.mark.usefixtures("no_process_left")
-def test_a_check_is_answered_though_its_output_has_no_room(tmp_path):
-    cases.events(
-        tmp_path, ("start", 0, 9, {}), ("failed", 0, 5, {"reason": "x"})
-    )
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "launch.status", str(tmp_path), "--check"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=_ROOT,
-            timeout=60,
-        )
-    assert done.returncode == command.EXIT_CHECK
-    assert done.stderr == "cannot print the status: No space left on device\n"
 
 
 @pytest.mark.multiprocess

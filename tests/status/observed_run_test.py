@@ -68,20 +68,6 @@ def test_a_restarted_group_runs_by_its_own_lines_only(tmp_path):
     assert not seen.over
 
 
-def test_the_reason_outlives_what_follows_from_it(tmp_path):
-    cases.events(
-        tmp_path,
-        ("start", 0, 9, {}),
-        ("exit", 0, 6, {"task": "group_0_worker_1", "exit_code": 3}),
-        ("failed", 0, 5, {"reason": "group_0_worker_1 ended", "exit_code": 3}),
-        ("exit", 0, 4, {"task": "group_0_worker_0", "exit_code": -15}),
-        ("end", None, 3, {"exit_code": 3}),
-    )
-    seen = _look(tmp_path)
-    assert seen.groups[0].last_error == "group_0_worker_1 ended"
-    assert (seen.over, seen.exit_code) == (True, 3)
-
-
 def test_groups_with_launchers_of_their_own(tmp_path):
     """As under Slurm, where a group is a job, which may be requeued."""
     directory = tmp_path / "logs"
@@ -106,12 +92,6 @@ def test_without_a_launcher_the_lines_tell(tmp_path):
     assert _states(seen) == ["running", "silent", "done", "running"]
     assert seen.groups[1].silent_secs == 100
     assert _states(_look(tmp_path, silent_secs=200))[1] == "running"
-
-
-def test_a_start_may_take_long_but_not_for_ever(tmp_path):
-    for ago, state in ((200, "starting"), (400, "silent")):
-        cases.events(tmp_path / state, ("start", 0, ago, {}))
-        assert _states(_look(tmp_path / state)) == [state]
 
 
 def test_groups_seen_in_the_exchange_alone(tmp_path):
@@ -160,16 +140,6 @@ def test_damaged_files_are_told_or_passed_over(tmp_path, content):
     assert any("launch.json" in problem for problem in seen.problems)
 
 
-def test_files_that_are_directories(tmp_path):
-    for name in ("launch.json", "group_0/metrics.jsonl", "logs/events.jsonl"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "exchange").touch()
-    seen = _look(tmp_path)
-    assert _states(seen) == ["starting"]
-    for name in ("launch.json", "metrics.jsonl", "events.jsonl"):
-        assert any(name in problem for problem in seen.problems)
-
-
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(observed_run.NoRunError, match="run in .*found none"):
         observed_run.ObservedRun(tmp_path)
@@ -178,13 +148,6 @@ def test_what_is_no_run_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(observed_run.NoRunError, match="Not a directory"):
         observed_run.ObservedRun(tmp_path / "file")
-
-
-def test_an_exchange_that_was_named_must_be_there(tmp_path):
-    cases.metrics(tmp_path, 0, cases.line(5, _JUST))
-    assert not _look(tmp_path).problems  # Its own comes with a version.
-    (problem,) = _look(tmp_path, exchange=str(tmp_path / "hub")).problems
-    assert "hub" in problem and "No such file" in problem
 
 
 def _record(tmp_path, pid):

@@ -37,14 +37,3 @@ def test_a_full_disk_costs_lines_and_ends_nothing(tmp_path):
     path = tmp_path / run_events.NAME
     path.write_bytes(b'{"event": "st\n{"event": "end"}\n')
     assert [event["event"] for event in run_events.read(path)] == ["end"]
-
-
-def test_a_log_goes_on_where_it_was(tmp_path):
-    path = tmp_path / run_events.NAME
-    for event in ("start", "done"):
-        log = run_events.EventLog(path)
-        log.add(event)
-        # Nothing waits for the file to be closed.
-        assert run_events.read(path)[-1]["event"] == event
-        log.close()
-    assert [e["event"] for e in run_events.read(path)] == ["start", "done"]

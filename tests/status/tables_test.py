@@ -36,15 +36,6 @@ def test_time_left_follows_the_recent_pace():
     assert status.secs_left == 0
 
 
-def test_time_left_after_going_back_to_a_backup():
-    status = group.GroupStatus(0, "running")
-    status.update(_records(500, 510, total_steps=1000))
-    status.update([{"step": 400, "time": 2e9}])
-    assert status.secs_left is None
-    status.update([{"step": 410, "time": 2e9 + 100}])
-    assert status.secs_left == pytest.approx(590 * 10)
-
-
 def _run(*statuses, now=0.0):
     return group.RunStatus(time=1e9 + now, groups=statuses)
 
@@ -90,31 +81,6 @@ def test_plain_lines_are_rare_and_only_on_change():
     display.close()
 
 
-class _Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_live_table_and_messages_on_a_terminal(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    stream = _Terminal()
-    display = tables.Display(stream)
-    display.show(_run(group.GroupStatus(3)))
-    display.say("see [log] at /a/b")
-    display.close()
-    assert "\x1b[" in stream.getvalue()
-    assert "staleness" in stream.getvalue()
-    assert "see [log] at /a/b" in stream.getvalue()
-
-
-def test_plain_by_default_where_there_is_no_terminal():
-    stream = io.StringIO()
-    display = tables.Display(stream)
-    display.show(_run(group.GroupStatus(3)))
-    display.close()
-    assert stream.getvalue() == "[    0.0 s] group 3: starting\n"
-
-
 def _troubled():
     status = group.GroupStatus(0, state="running")
     teacher = cases.teacher(num_quarantined=3)
@@ -127,7 +93,7 @@ def _troubled():
     return status
 
 
-@pytest.mark.parametrize("width", [100, 80, 60, 40, 20])
+@pytest.mark.parametrize("width", [100, 60, 20])
 def test_the_view_fits_the_terminal(width):
     lines = _lines(_troubled(), width=width, whole=False)
     assert max(map(len, lines)) <= width
@@ -145,11 +111,6 @@ def test_the_view_fits_the_terminal(width):
         assert "its outputs [must] be finite" in text
 
 
-def test_a_view_for_one_look_has_every_note_whole():
-    text = " ".join(_lines(_troubled(), width=60))
-    assert text.count("finite:") == 9
-
-
 def test_plain_lines_tell_a_quarantine_once():
     stream = io.StringIO()
     display = tables.Display(stream, plain=True)
@@ -164,9 +125,7 @@ def test_plain_lines_tell_a_quarantine_once():
     assert stream.getvalue().count("its outputs [must] be finite:") == 9
 
 
-@pytest.mark.parametrize(
-    ("missed", "told"), [(11, False), (12, True), (1000, True)]
-)
+@pytest.mark.parametrize(("missed", "told"), [(11, False), (12, True)])
 def test_a_peer_that_misses_many_batches_is_told_of_once(missed, told):
     stream = io.StringIO()
     display = tables.Display(stream, plain=True)
