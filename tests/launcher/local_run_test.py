@@ -200,40 +200,6 @@ if TYPE == "chief":
     assert f"{name} was ended by signal 9 (SIGKILL); restart 2 of 2 in 2" in out
 
 
-def test_a_group_goes_on_until_no_worker_is_left(tmp_path, capsys):
-    task = f"""
-connect()
-if (TYPE, INDEX) == ("worker", 0):
-    sys.exit(3)
-if TYPE == "worker":
-    wait_for("end")
-    sys.exit(4)
-{HANG}"""
-    topology = tasks.topology(
-        tmp_path,
-        task,
-        workers_per_group=2,
-        ps_per_group=1,
-        worker_restarts=0,
-    )
-    with tasks.shown(topology) as run:
-        log = []
-
-        def given_up():
-            run.poll()
-            log.append(capsys.readouterr().out)
-            return "exit code 3; no worker is started" in "".join(log)
-
-        tasks.until(given_up)
-        assert run.result().groups[0].state == "running"
-        pathlib.Path(topology.workdir, "end").touch()
-        result = run.wait(timeout_secs=tasks.LIMIT_SECS)
-    (group,) = result.groups
-    assert (result.exit_code, group.state) == (4, "failed")
-    assert group.failed_task == "group_0_worker_1"
-    assert "exit code 4, and no worker is left" in group.reason
-
-
 @pytest.mark.parametrize("task_type", ["ps", "chief"])
 def test_the_loss_of_a_ps_or_chief_stops_the_group(tmp_path, task_type):
     task = f"""

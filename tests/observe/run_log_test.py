@@ -77,20 +77,6 @@ def test_lines_in_an_epoch_keep_their_distance(tmp_path):
     assert [line["step"] for line in inside] == [4, 8, 12, 16]
 
 
-def test_it_tells_of_teachers(tmp_path):
-    exchange = tfdistill.Exchange(tmp_path / "exchange")
-    model = cases.codistill(cases.linear(0), cases.peers(exchange))
-    cases.prepare(model, _X, _Y)
-    cases.publish(exchange, cases.linear(1, classes=9), step=9)
-    cases.refresh_until(model, lambda: cases.quarantined(model))
-    cases.publish(exchange, cases.linear(1), step=10)
-    cases.load(model, 10)
-    _fit(model, _log(tmp_path))
-    teacher = _lines(tmp_path)[-1]["teachers"][0]
-    assert (teacher["name"], teacher["step"]) == ("group_1", 10)
-    assert list(teacher["quarantined"]) == ["9"]
-
-
 def test_a_launched_run_gets_one_by_itself(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDISTILL_WORKDIR", str(tmp_path))
     monkeypatch.setenv("TFDISTILL_GROUP", "1")

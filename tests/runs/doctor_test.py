@@ -6,10 +6,7 @@ import pathlib
 import subprocess
 import sys
 
-import keras
-import numpy as np
 import pytest
-import tensorflow as tf
 
 from launch import doctor
 from tests.cases import free_ports
@@ -78,19 +75,3 @@ def test_the_data_of_a_recipe_are_read(monkeypatch, tmp_path, capsys):
     assert "inputs (64, 8, 8), labels (64,)" in train["seen"]
     assert validation["status"] == check.OK
     assert teachers["status"] == check.SKIPPED
-
-
-@pytest.mark.parametrize(
-    ("examples", "batch", "seen"),
-    [
-        (0, 4, "have no batch for this task"),
-        (4, 4, "not all are finite"),
-        (4, 3, "incompatible"),
-    ],
-)
-def test_data_that_do_not_fit_the_model(examples, batch, seen):
-    student = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-    inputs = np.full((examples, batch), np.nan, np.float32)
-    dataset = tf.data.Dataset.from_tensor_slices((inputs, np.zeros(examples)))
-    with pytest.raises((ValueError, tf.errors.OpError), match=seen):
-        doctor._first_batch(dataset.batch(4), student)

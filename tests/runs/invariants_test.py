@@ -334,21 +334,6 @@ def test_04_a_refresh_never_retraces(exchange, request, replicas):
     assert model.teachers.generation == 0
 
 
-def test_04_another_graph_is_traced_once(exchange):
-    model = cases.codistill(
-        cases.linear(0), cases.peers(exchange, allow_other_graphs=True)
-    )
-    cases.prepare(model, _X, _Y)
-    functions = []
-    for step in range(10, 14):
-        cases.publish(exchange, cases.deep(step), step=step)
-        cases.load(model, step)
-        cases.fit(model, _X, _Y)
-        functions.append(model.train_function)
-    assert model.teachers.generation == 1
-    assert len({id(function) for function in functions}) == 1
-
-
 # ---- 5: training never waits ----
 
 

@@ -76,14 +76,3 @@ def test_two_groups_learn_from_each_other(tmp_path, monkeypatch, capsys):
     assert found.labels.shape == found.label_probabilities.shape == (296,)
     student = keras.models.load_model(directory / "student.keras")
     assert student.output_shape == (None, 8, 330)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ("data.arguments.vocabulary=9", "data do not fit"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(tmp_path, caplog, change, words):
-    assert _run(tmp_path, change) in (train.EXIT_OPTIONS, train.EXIT_DATA)
-    assert words in " ".join(caplog.text.split())

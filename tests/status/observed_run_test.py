@@ -94,28 +94,6 @@ def test_without_a_launcher_the_lines_tell(tmp_path):
     assert _states(_look(tmp_path, silent_secs=200))[1] == "running"
 
 
-def test_groups_seen_in_the_exchange_alone(tmp_path):
-    cases.metrics(tmp_path, 0, cases.line(5, _JUST))
-    cases.version(tmp_path / "exchange", 2, 40)
-    seen = _look(tmp_path)
-    assert [status.group for status in seen.groups] == [0, 2]
-    assert _states(seen) == ["running", "unknown"]
-    assert seen.groups[1].newest.step == 40
-
-
-def test_an_exchange_elsewhere(tmp_path):
-    run = tmp_path / "run"
-    cases.metrics(run, 0, cases.line(5, _JUST))
-    cases.version(tmp_path / "hub", 0, 40)
-    assert _look(run).groups[0].newest is None
-    seen = _look(run, exchange=str(tmp_path / "hub"))
-    assert seen.groups[0].newest.step == 40
-    # As a launcher notes it.
-    record = {"topology": {"exchange": str(tmp_path / "hub")}}
-    (run / "launch.json").write_text(json.dumps(record))
-    assert _look(run).groups[0].newest.step == 40
-
-
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"\xff\xfe"],

@@ -111,20 +111,6 @@ def test_the_view_fits_the_terminal(width):
         assert "its outputs [must] be finite" in text
 
 
-def test_plain_lines_tell_a_quarantine_once():
-    stream = io.StringIO()
-    display = tables.Display(stream, plain=True)
-    status = _troubled()
-    display.show(_run(status))
-    assert "group_1, version 7 quarantined: its outputs" in stream.getvalue()
-    assert "newest 15, quarantined 3, restarts 2" in stream.getvalue()
-    status.record["teachers"][0]["quarantined"]["8"] = status.record[
-        "teachers"
-    ][0]["quarantined"]["7"]
-    display.show(_run(status, now=100.0))
-    assert stream.getvalue().count("its outputs [must] be finite:") == 9
-
-
 @pytest.mark.parametrize(("missed", "told"), [(11, False), (12, True)])
 def test_a_peer_that_misses_many_batches_is_told_of_once(missed, told):
     stream = io.StringIO()
