@@ -2,8 +2,6 @@
 
 import random
 
-NUM_COLUMNS = 40
-
 
 def fields(number, *, seed=0):
     """The 40 columns of a row, which no other number gives."""
