@@ -75,12 +75,9 @@ BEFORE = {
 
 @pytest.mark.parametrize("case", BEFORE)
 @pytest.mark.parametrize("on", ["one", "servers"])
-def test_what_can_be_known_is_told_before_training(
-    on, case, monkeypatch, two_replicas
-):
+def test_what_can_be_known_is_told_before_training(on, case, monkeypatch):
     make, message = BEFORE[case]
     arguments = make(_batches())
-    strategy = tf.distribute.get_strategy()
     if on == "servers":
         parameter_server_cases.pretend(monkeypatch, 2)
         if "split" in arguments or "validation_split" in arguments:
@@ -92,7 +89,7 @@ def test_what_can_be_known_is_told_before_training(
         if case == "more steps than data":
             arguments = {**arguments, "steps_per_epoch": 5}
             message = "5 steps an epoch; received 4"
-    model = program.model(two_replicas if on == "replicas" else strategy)
+    model = program.model(tf.distribute.get_strategy())
     with pytest.raises(ValueError, match=message):
         model.fit(**{"verbose": 0, **arguments})
     assert model.optimizer.iterations.numpy() == 0

@@ -278,15 +278,6 @@ def test_dicts_of_inputs_and_outputs(exchange):
         assert same == path.startswith("size"), path
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16"])
-def test_students_of_half_precision(exchange, policy):
-    keras.config.set_dtype_policy(policy)
-    model = _taught(exchange, cases.deep(0))
-    logs = cases.fit(model, _X, _Y, epochs=2, batch_size=5)
-    assert logs["distillation_weight"] == [1, 1]
-    assert np.isfinite(logs["loss"]).all()
-
-
 # ---- kinds of data ----
 
 

@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfdistill
 from tests.cases import training as training_cases
-from tfdistill import data
 from tfdistill.training import guards
 
 # Real workers run most cases (tests/runs/training_test.py); here are those in
@@ -124,27 +122,6 @@ def test_a_stop_in_mid_epoch_is_heeded(two_replicas):
     x, y = training_cases.regression(64)
     model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[StopAt()])
     assert model.optimizer.iterations.numpy() == 2
-
-
-@pytest.mark.parametrize(
-    "jobs, batch_size, is_marked",
-    [
-        ({"worker": ["a:1", "b:1"]}, 8, True),
-        ({"worker": ["a:1", "b:1"]}, 7, False),
-        ({"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}, 8, False),
-    ],
-)
-def test_where_workers_take_their_share_is_marked(jobs, batch_size, is_marked):
-    cluster = tfdistill.Cluster(task_type="worker", task_index=0, spec=jobs)
-    dataset = tf.data.Dataset.range(4)
-    marked = data.at_workers_share(
-        dataset, cluster, global_batch_size=batch_size
-    )
-    assert (marked is not dataset) == is_marked
-    shared = data.by_element(marked.batch(batch_size))
-    policies = tf.data.experimental.AutoShardPolicy
-    policy = shared.options().experimental_distribute.auto_shard_policy
-    assert policy == (policies.HINT if is_marked else policies.DATA)
 
 
 class _Resolver:

@@ -120,24 +120,6 @@ def test_bfloat16_weights_get_a_rate_in_float32():
     )
 
 
-def test_a_config_gives_back_an_equal_lars():
-    optimizer = tfdistill.optimizers.LARS(
-        rate_of_step(),
-        momentum=0.8,
-        nesterov=True,
-        trust_coefficient=0.1,
-        weight_decay=falling_lars_decay(),
-        clipnorm=3.0,
-    )
-    text = keras.saving.serialize_keras_object(optimizer)
-    again = keras.saving.deserialize_keras_object(text)
-    assert type(again) is tfdistill.optimizers.LARS
-    assert again.get_config() == optimizer.get_config()
-    expected = trained_by_lars(optimizer)
-    for name, value in trained_by_lars(again).items():
-        np.testing.assert_array_equal(value, expected[name])
-
-
 def test_a_saved_model_goes_on_with_its_velocities(tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
     model.compile(tfdistill.optimizers.LARS(0.5, weight_decay=0.1), "mse")

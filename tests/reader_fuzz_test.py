@@ -93,22 +93,6 @@ def test_any_value_of_any_field_is_taken_or_a_value_error(place, value):
     _read_config(json.dumps(tree))
 
 
-@hypothesis.settings(deadline=None, max_examples=200)
-@hypothesis.given(
-    st.text(max_size=30)
-    | st.builds(
-        lambda place, value: f"{'.'.join(place)}={value}",
-        st.sampled_from(sorted(_fields(_TREE))),
-        st.text(max_size=10) | _JSON.map(json.dumps),
-    )
-)
-def test_any_override_is_taken_or_a_value_error(change):
-    try:
-        recipes.override(recipes.get("digits"), [change])
-    except ValueError as error:
-        assert str(error)
-
-
 # ---- the environment ----
 
 # What the message says whatever the key is.
@@ -161,15 +145,6 @@ def test_a_graph_with_other_bytes_passes_or_is_refused(data):
         graph_check.check(bytes(content))
     except graph_check.GraphError as error:
         assert "its" in str(error) or "it must" in str(error)
-
-
-@hypothesis.given(st.lists(_TEXT | st.just("saved_model.pb"), max_size=4))
-def test_any_file_names_pass_or_are_refused(names):
-    try:
-        graph_check.check_names(names)
-    except graph_check.GraphError:
-        return
-    assert set(names) == {"saved_model.pb"}
 
 
 @hypothesis.given(_JSON)

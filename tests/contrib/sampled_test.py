@@ -8,11 +8,9 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import servers
 from tests.losses_test import INF
-from tests.losses_test import cross_entropy
 from tests.losses_test import gradient_of
 from tests.losses_test import normal
 from tests.losses_test import softmax
-from tests.losses_test import value
 from tfdistill import losses
 from tfdistill.contrib import sampled
 
@@ -112,21 +110,6 @@ def test_z_is_unbiased_and_its_logarithm_too_small(proposal):
     assert (error > 1e-3 * exact).all()
     assert (np.abs(z.mean(axis=0) - exact) <= 3 * error).all()
     assert (found.mean(axis=0) < np.log(exact) - own).all()
-
-
-def test_a_class_named_twice_and_filling_change_nothing():
-    layer, x = make(), features()
-    merged = labels(k=3)
-    ids, p = merged["ids"], merged["probabilities"]
-    longer = np.concatenate([ids, ids[:, :1], ids[:, 1:2]], axis=1)
-    split = np.concatenate([p, p[:, :1] / 2, np.zeros([ROWS, 1])], axis=1)
-    split[:, 0] /= 2
-    seeds = layer.seed_generator.state
-    start = seeds.numpy()
-    expected = layer.cross_entropy(x, ids, p)
-    seeds.assign(start)
-    found = layer.cross_entropy(x, longer, split)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -324,24 +307,3 @@ def test_draws_are_unbiased(proposal, power, from_logits):
         assert (distance <= 3 * error + 1e-5 * np.abs(exact[0])).all(), (
             distance / error
         )
-
-
-def test_the_difference_draws_with_less_noise_near_agreement():
-    teacher = normal(1, 50)
-    student = teacher + 0.05 * normal(1, 50, seed=1)
-    spread = {}
-    for proposal in ("teacher", "difference"):
-        loss = sampled.SampledSoftTargetCrossEntropy(
-            proposal=proposal, from_logits=True
-        )
-        target = np.tile(softmax(teacher), [500, 1])
-        found = gradient_of(loss, target, np.tile(student, [500, 1]))
-        spread[proposal] = [part.std(axis=0).max() for part in found]
-    for mine, other in zip(*spread.values(), strict=True):
-        assert other < mine / 5
-    # At agreement there is nothing left to estimate.
-    np.testing.assert_allclose(
-        value(loss, [teacher], teacher),
-        cross_entropy(softmax(teacher), softmax(teacher)),
-        rtol=1e-5,
-    )

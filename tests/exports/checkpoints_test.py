@@ -2,9 +2,7 @@
 
 import pathlib
 
-import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.cases import codistillation
 from tfdistill.exchange import filesystem
@@ -12,33 +10,7 @@ from tfdistill.exports import checkpoints
 from tfdistill.exports import saved_model
 from tfdistill.exports import student_graph
 
-_TENSORS = {
-    "a": np.arange(6, dtype="float32").reshape(2, 3),
-    "half": np.arange(5).astype(tf.bfloat16.as_numpy_dtype),
-    "flags": [True, False, True],
-    "none": np.zeros([0, 3], "int64"),
-    "scalar": 7,
-    "text": ["some", "", "ü" * 200],
-}
 _DATA = "variables.data-00000-of-00001"
-
-
-def test_all_kinds_of_tensors_are_read(tmp_path):
-    (tmp_path / "variables").mkdir()
-    tensors = {k: tf.convert_to_tensor(v) for k, v in _TENSORS.items()}
-    tf.raw_ops.SaveV2(
-        prefix=f"{tmp_path}/variables/variables",
-        tensor_names=list(tensors),
-        shape_and_slices=[""] * len(tensors),
-        tensors=list(tensors.values()),
-    )
-    found = checkpoints.contents(str(tmp_path))
-    assert found == {k: (t.shape, t.dtype) for k, t in tensors.items()}
-    dtypes = {key: dtype for key, (_, dtype) in found.items()}
-    values = checkpoints.read(str(tmp_path), dtypes)
-    for key, value in zip(dtypes, values, strict=True):
-        np.testing.assert_array_equal(value, tensors[key])
-    assert checkpoints.read(str(tmp_path), {}) == []
 
 
 # ---- versions ----

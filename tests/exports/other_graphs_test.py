@@ -47,23 +47,6 @@ def _two_heads():
     return model
 
 
-def test_our_own_export(tmp_path):
-    student = cases.deep(1)
-    graph = student_graph.StudentGraph(student, cases.input_spec())
-    writer = saved_model.SavedModelWriter(graph)
-    writer.write(str(tmp_path), writer.snapshot())
-    teacher = _load(tmp_path)
-    x, _ = cases.data()
-    np.testing.assert_allclose(teacher(x)[0], student(x), rtol=1e-5)
-    assert [tuple(v.shape) for v in teacher.variables] == [
-        tuple(v.shape) for v in student.variables
-    ]
-    other = cases.deep(2)
-    for variable, value in zip(teacher.variables, other.variables, strict=True):
-        variable.assign(value.value)
-    np.testing.assert_allclose(teacher(x)[0], other(x), rtol=1e-5)
-
-
 def test_a_keras_export_with_several_outputs(tmp_path):
     student = _two_heads()
     student.export(str(tmp_path), verbose=False)

@@ -291,27 +291,6 @@ def test_another_width_is_read_and_another_kind_refused(tmp_path):
         saved_model.read_variables(path, wanted)
 
 
-def test_missing_and_misshapen_variables_are_refused(tmp_path):
-    writer = _writer(cases.linear(classes=4))
-    path = str(_write(writer, tmp_path / "1"))
-    with pytest.raises(ValueError, match=r"\[4, 3\]; received.*\[4, 4\]"):
-        saved_model.read_variables(path, _writer(cases.linear()).variables)
-    absent = {"absent": {"shape": [], "dtype": "float32"}}
-    with pytest.raises(ValueError, match="absent is missing"):
-        saved_model.read_variables(path, absent)
-
-
-def test_values_that_are_not_finite_are_not_read(tmp_path, monkeypatch):
-    writer = _writer(cases.linear())
-    snapshot = writer.snapshot()
-    snapshot[0] = tf.fill(snapshot[0].shape, np.nan)
-    with monkeypatch.context() as patch:
-        patch.setattr(saved_model, "check_finite", lambda *_: None)
-        path = str(_write(writer, tmp_path / "1", snapshot))
-    with pytest.raises(ValueError, match="NaN"):
-        saved_model.read_variables(path, writer.variables)
-
-
 # ---- tables on parameter servers ----
 
 

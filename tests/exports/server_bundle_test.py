@@ -76,15 +76,6 @@ def test_it_fills_one_half_of_each_shard(tmp_path, half):
     assert all((both[1 - half] == -1).all() for both in halves)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_it_writes_only_finite_tables(tmp_path, value):
-    shards = _shards(5, 4)
-    shards[1][3, 2].assign(value)
-    bundle = server_bundle.BundleWriter(f"{tmp_path}/some")
-    with pytest.raises(ValueError, match="table holds NaN or infinite"):
-        bundle.add_rows("table", shards)
-
-
 @pytest.mark.parametrize("row", [0, 8])
 def test_it_tells_when_it_has_read_what_is_not_finite(tmp_path, row):
     table = _table()

@@ -1,7 +1,5 @@
 """Students whose layers hold vocabularies."""
 
-import pathlib
-
 import keras
 import numpy as np
 import pytest
@@ -74,16 +72,6 @@ def test_leaves_of_one_name_are_refused(structure):
         student_graph.leaf_names(structure, "x")
 
 
-_FINGERPRINT = """
-import keras
-from tests.cases import codistillation as cases
-from tfdistill.exports import student_graph
-keras.layers.Dense(1), keras.layers.Dense(1)  # Other automatic names.
-graph = student_graph.StudentGraph(cases.deep(7), cases.input_spec())
-print(graph.fingerprint)
-"""
-
-
 def _fingerprint(model, spec=None):
     spec = spec or cases.input_spec()
     return student_graph.StudentGraph(model, spec).fingerprint
@@ -124,15 +112,6 @@ def test_one_trace_serves_every_batch_size():
 
 
 # ---- fingerprint ----
-
-
-@pytest.mark.timeout_secs(200)
-def test_fingerprints_agree_across_processes(monkeypatch):
-    monkeypatch.setenv("PYTHONHASHSEED", "12345")
-    root = pathlib.Path(__file__).resolve().parents[2]
-    monkeypatch.setenv("PYTHONPATH", str(root))
-    there = cases.run_python(_FINGERPRINT).strip()
-    assert there == _fingerprint(cases.deep(1))
 
 
 def test_fingerprints_agree_across_strategies(two_replicas):

@@ -275,11 +275,6 @@ def test_data_that_end_are_used_up(monkeypatch, shares, execution):
     assert case.data.num_iterators == 2
 
 
-def test_endless_data_need_a_number_of_steps(monkeypatch):
-    with pytest.raises(ValueError, match="`steps_per_epoch` must be given"):
-        _Case(monkeypatch, steps=None)
-
-
 def test_stopping_schedules_nothing_more_and_counts_what_is_done(monkeypatch):
     callback = _Callback(stop_at=4)
     case = _Case(monkeypatch, steps=100, callbacks=[callback])

@@ -1,7 +1,5 @@
 """Teachers that come with the data teach as the models that made them."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ import tensorflow as tf
 
 import tfdistill
 from tests.cases import codistillation as cases
-from tests.cases import summaries as summary_cases
 from tfdistill import teachers as kinds
 from tfdistill.labels import attached
 from tfdistill.labels import forms
@@ -120,38 +117,6 @@ def test_rows_that_have_expired_count_as_absent():
     (status,) = model.teachers.status()
     assert (status["health"], status["share"]) == ("absent", 0.0)
     assert (status["step"], status["age_steps"]) == (2, 5)
-
-
-def test_partial_labels_are_seen_as_such(tmp_path):
-    data = _data(cases.linear(5)).map(
-        lambda x, y: (
-            attached.Labelled(
-                x.inputs,
-                {
-                    "big": {
-                        **x.labels["big"],
-                        "version": tf.constant([5, 3, -1, -1] * 2, tf.int64),
-                    }
-                },
-            ),
-            y,
-        )
-    )
-    model = cases.codistill(cases.linear(), kinds.LabelTeacher("big"))
-    log = tfdistill.callbacks.Summaries(tmp_path, every_steps=2)
-    model.fit(
-        data, verbose=0, callbacks=[tfdistill.callbacks.RunLog(tmp_path), log]
-    )
-    (status,) = model.teachers.status()
-    assert (status["share"], status["step"], status["age_steps"]) == (
-        0.5,
-        5,
-        -2,
-    )
-    last = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
-    assert json.loads(last)["teachers"][0] == status
-    found = dict(summary_cases.scalars(tmp_path, "teachers/big/taught_rows"))
-    assert found == {2: 0.5, 4: 0.5}
 
 
 def test_evaluate_and_predict_take_the_same_data():

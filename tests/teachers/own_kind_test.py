@@ -62,18 +62,6 @@ def test_it_teaches_as_any_other(two_replicas):
         )
 
 
-def test_it_is_weighed_beside_peers(tmp_path):
-    exchange = tfdistill.Exchange(tmp_path)
-    model = cases.taught(
-        [cases.peers(exchange), ClassPriors(_FREQUENCIES, weight=0.5)]
-    )
-    cases.publish(exchange, cases.linear(1))
-    cases.load(model, 10, -1)
-    outputs, weights = cases.outputs_of_teachers(model, _X)
-    np.testing.assert_array_equal(weights[:, 0], [1, 0.5])
-    np.testing.assert_allclose(outputs[1][0], np.log(_FREQUENCIES), rtol=1e-6)
-
-
 def test_what_it_keeps_comes_back_with_a_backup(tmp_path):
     def run(epochs):
         model = cases.codistill(cases.linear(0), _Counting(_FREQUENCIES))

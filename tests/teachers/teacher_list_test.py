@@ -126,18 +126,6 @@ def test_the_newest_version_replaces_the_one_before(exchange):
         np.testing.assert_array_equal(weights, [[1] * 16])
 
 
-def test_a_narrow_exchange_gives_rounded_values(exchange):
-    peer = cases.linear(1)
-    cases.publish(exchange, peer, variables_dtype="bfloat16")
-    model = cases.following(exchange)
-    cases.load(model, 10)
-    for variable in peer.variables:
-        half = tf.cast(variable.value, tf.bfloat16)
-        variable.assign(tf.cast(half, tf.float32))
-    outputs, _ = _outputs(model)
-    np.testing.assert_allclose(outputs[0], peer(_X), rtol=1e-5)
-
-
 @pytest.mark.parametrize("peers", [(1, 2, 3), (3, 1)])
 def test_topologies_are_lists_of_peers(exchange, peers):
     for group in (1, 2, 3):
@@ -348,15 +336,6 @@ def test_outputs_that_are_not_finite_are_dropped(
     assert cases.fit(model, data)["distillation_weight"] == [1]
 
 
-def test_a_version_pruned_while_it_is_read_is_passed_over(exchange):
-    model = cases.following(exchange)
-    cases.publish(exchange, cases.linear(1), step=10)
-    reader = model.teachers._teachers[0].follower
-    reader.announce(9)
-    cases.load(model, 10)
-    assert "gone" in cases.quarantined(model)[9]
-
-
 # ---- fixed teachers ----
 
 
@@ -386,24 +365,6 @@ def test_fixed_teachers_of_any_making(tmp_path, exchange):
     ]
     logs = cases.fit(model, _X, _Y, callbacks=[])
     assert logs["distillation_weight"] == [1]
-
-
-def test_a_fixed_teacher_that_turns_bad_is_dropped(tmp_path, caplog):
-    _overflowing().export(str(tmp_path), verbose=False)
-    model = cases.taught(kinds.FixedTeacher(tmp_path))
-    loader = tfdistill.callbacks.TeacherLoader(every_steps=1)
-    with caplog.at_level(logging.WARNING):
-        cases.fit(model, _FAR, _Y, epochs=5, callbacks=[loader])
-    assert caplog.text.count("Dropped the teacher") == 1
-    status = model.teachers.status()[0]
-    assert (status["health"], status["num_dropped"]) == ("dropped", 1)
-    np.testing.assert_array_equal(_outputs(model, _FAR)[1], [[0] * 16])
-
-
-def test_a_fixed_teacher_that_does_not_fit_is_an_error(tmp_path):
-    cases.linear(1, classes=9).export(str(tmp_path), verbose=False)
-    with pytest.raises(ValueError, match=r"\(None, 3\); found \(None, 9\)"):
-        cases.taught(kinds.FixedTeacher(tmp_path))
 
 
 # ---- mistakes ----
