@@ -1,6 +1,7 @@
 """One worker that trains with the callbacks people use, and notes all logs."""
 
 import json
+import os
 import pathlib
 import sys
 
@@ -27,6 +28,62 @@ class Notes(keras.callbacks.Callback):
         self.epochs.append({k: float(v) for k, v in logs.items()})
         rate = self.model.optimizer.learning_rate
         self.rates.append(float(keras.ops.convert_to_numpy(rate)))
+
+
+class Monitor(keras.callbacks.RemoteMonitor):
+    """Keeps what it would send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs: list = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(epoch)
+
+
+def averaged(strategy) -> dict:
+    """A second training, with the callbacks that the first has no room for."""
+    with strategy.scope():
+        model = tfdistill.CodistillModel(training_cases.dense(keras.Model))
+        model.compile(
+            keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5), "mse"
+        )
+    x, y = training_cases.regression(48)
+    x[32:] = np.nan  # The last two batches of the third epoch and on.
+    monitor, ends = Monitor(), []
+
+    def rows(epoch):
+        return slice(0, 48 if epoch == 2 else 32)
+
+    losses = []
+    for epoch in range(3):
+        logs = model.fit(
+            x[rows(epoch)],
+            y[rows(epoch)],
+            batch_size=8,
+            shuffle=False,
+            verbose=0,
+            validation_data=(x[:32], y[:32]),
+            callbacks=[
+                keras.callbacks.SwapEMAWeights(),
+                keras.callbacks.LearningRateScheduler(
+                    lambda e, rate, epoch=epoch: 0.1 / (1 + epoch)
+                ),
+                keras.callbacks.TerminateOnNaN(),
+                keras.callbacks.LambdaCallback(
+                    on_train_batch_end=lambda batch, logs: ends.append(batch)
+                ),
+                monitor,
+            ],
+        ).history
+        losses.append(logs["val_loss"][0])
+        rate = logs["learning_rate"][0]
+    return {
+        "averaged_losses": losses,
+        "averaged_rate": rate,
+        "averaged_batches": ends,
+        "monitored": monitor.epochs,
+    }
 
 
 def main(directory: str) -> None:
@@ -82,6 +139,8 @@ def main(directory: str) -> None:
         "files": sorted(
             str(p.relative_to(files)) for p in files.rglob("*") if p.is_file()
         ),
+        "pid": os.getpid(),
+        **averaged(strategy),
     }
     (out / f"worker_{worker}.json").write_text(json.dumps(result))
 

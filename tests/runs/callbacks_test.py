@@ -55,12 +55,25 @@ def _same(one, other):
         "rates",
         "weights",
         "prediction",
+        "averaged_losses",
+        "averaged_batches",
     ],
 )
 def test_both_workers_see_the_same(workers, what):
     _, (first, second) = workers
     assert first[what], what
     assert _same(first[what], second[what])
+
+
+def test_averages_schedules_and_nan_reach_all_workers(workers):
+    _, (chief, other) = workers
+    losses = chief["averaged_losses"]
+    assert losses[1] < losses[0]
+    assert chief["averaged_rate"] == pytest.approx(0.1 / 3)
+    # Four batches twice, then four and the first that is not finite.
+    assert chief["averaged_batches"] == [*range(4), *range(4), *range(5)]
+    assert chief["monitored"] == [0, 0, 0]
+    assert other["monitored"] == []
 
 
 def test_only_the_chief_wrote_files(workers):
