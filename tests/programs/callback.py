@@ -1,7 +1,6 @@
 """One worker that trains with the callbacks people use, and notes all logs."""
 
 import json
-import os
 import pathlib
 import sys
 
@@ -139,7 +138,6 @@ def main(directory: str) -> None:
         "files": sorted(
             str(p.relative_to(files)) for p in files.rglob("*") if p.is_file()
         ),
-        "pid": os.getpid(),
         **averaged(strategy),
     }
     (out / f"worker_{worker}.json").write_text(json.dumps(result))
