@@ -54,15 +54,13 @@ def code(text, *arguments):
         ("dump.py", "-a", "b c"),
         ("-u", "-B", "-Werror::UserWarning", "-X", "faulthandler", "./dump.py"),
         ("-m", "package.dump", "x"),
-        ("-O", "-W", "ignore", "package", "-m"),
         ("-c", starts.DUMP, "-c", "x"),
     ],
-    ids=["script", "options", "module", "directory", "code"],
+    ids=["script", "options", "module", "code"],
 )
 def test_a_program_finds_the_same(start, words):
     start.write("dump.py", starts.DUMP)
     start.write("package/__init__.py", "")
-    start.write("package/__main__.py", starts.DUMP)
     start.write("package/dump.py", starts.DUMP)
     found = []
     for method in parent_lib.METHODS:
@@ -236,7 +234,7 @@ def test_a_parent_lost_while_tasks_run(start, number):
     assert any("forks no more tasks" in text for text in start.news())
 
 
-@pytest.mark.parametrize("act", ["request_stop", "hang_up", "kill"])
+@pytest.mark.parametrize("act", ["request_stop", "kill"])
 @pytest.mark.parametrize("when", ["imports", "asked"])
 def test_a_task_that_is_ended_before_it_was_started(start, act, when):
     process = start(*WAIT, ready=when == "asked")
