@@ -266,31 +266,6 @@ def test_tests_that_pages_name_exist():
 
 
 _PAGE = docs_blocks.ROOT / _INTEROP
-_PLAIN = """
-import os, sys
-import keras
-import numpy as np
-import tensorflow as tf
-images = np.load("images.npy")
-tokens = dict(np.load("tokens.npz"))
-expected, of_text = np.load("expected.npy"), np.load("expected_text.npy")
-def same(found, wanted, atol=1e-4):
-    np.testing.assert_allclose(found, wanted, atol=atol)
-model = keras.models.load_model("student.keras")
-same(model.predict(images, verbose=0), expected)
-loaded = tf.saved_model.load("exported")
-same(loaded.serve(images), expected)
-signature = loaded.signatures["serving_default"]
-(found,) = signature(tf.constant(images)).values()
-same(found, expected)
-same(keras.layers.TFSMLayer("exported")(images), expected)
-same(keras.layers.TFSMLayer("exported_text")(tokens), of_text, 0.05)
-newest = max(filter(str.isdigit, os.listdir("version")), key=int)
-layer = keras.layers.TFSMLayer(f"version/{newest}", call_endpoint="serve")
-same(layer(tokens), of_text, 0.05)
-assert not any("tfdistill" in name for name in sys.modules)
-print("same")
-"""
 
 
 class Page:
@@ -339,21 +314,9 @@ def test_the_page_runs(tmp_path, monkeypatch):
         logs = trained.history.history
         assert logs["distillation_loss"][-1] > 0
         assert logs["distillation_weight"][-1] > 0
-        return exchange, build, x, trained
 
     monkeypatch.setenv("TFDISTILL_EXCHANGE", str(tmp_path / "images"))
-    image = train(
-        "model = train", "images", "build_image_student", "images", "model"
-    )
-    text = train(
-        "text_model", "texts", "build_text_student", "tokens", "text_model"
-    )
+    train("model = train", "images", "build_image_student", "images", "model")
+    train("text_model", "texts", "build_text_student", "tokens", "text_model")
     page.run_until("no more blocks")
     assert page.names["from_text"].shape == (16, 3)
-
-    np.save("images.npy", image[2])
-    np.savez("tokens.npz", **text[2])
-    np.save("expected.npy", image[3].predict(image[2], verbose=0))
-    np.save("expected_text.npy", text[3].predict(text[2], verbose=0))
-    (tmp_path / "version").symlink_to(tmp_path / "texts" / "group_0")
-    assert cases.run_python(_PLAIN, cwd=tmp_path).strip() == "same"
