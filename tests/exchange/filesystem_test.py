@@ -62,20 +62,6 @@ def test_what_is_written_is_listed_and_read(place):
     fs.sync(f"{root}/a")
 
 
-def test_walk_gives_all_below(place):
-    fs, root = place
-    for name in ("x", "d/y", "d/e/z"):
-        fs.write(f"{root}/{name}", [b"1"])
-    found = {name: stat.is_dir for name, stat in filesystem.walk(fs, root)}
-    assert found == {
-        "x": False,
-        "d": True,
-        "d/y": False,
-        "d/e": True,
-        "d/e/z": False,
-    }
-
-
 def test_a_file_that_is_cut_short_never_appears(place):
     fs, root = place
 
