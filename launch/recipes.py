@@ -206,6 +206,7 @@ def read(path: str | os.PathLike[str]) -> Recipe:
             f"{', '.join(tree) if isinstance(tree, dict) else tree!r}. "
             "Make one with launch.train --print_config."
         )
+    _check_kinds(path, tree)
     try:
         found = get(tree["recipe"]).changed(
             {**tree["arguments"], **tree["settings"]}
@@ -215,6 +216,19 @@ def read(path: str | os.PathLike[str]) -> Recipe:
         return found.by_method(tree["method"], **tree["method_arguments"])
     except ValueError as cause:
         raise ValueError(f"{path}: {cause}") from cause
+
+
+def _check_kinds(path: Any, tree: dict[str, Any]) -> None:
+    """Checks the fields of a recipe's JSON; ValueError names a wrong one."""
+    for name, value in tree.items():
+        kind = dict if name.endswith(("arguments", "settings")) else str
+        is_kind = isinstance(value, kind)
+        if not is_kind and not (value is None and name == "method"):
+            raise ValueError(
+                f"{path}: `{name}` must be "
+                f"{'an object' if kind is dict else 'a text'}; received "
+                f"{value!r}. Make the file with launch.train --print_config."
+            )
 
 
 def override(recipe: Recipe, changes: Sequence[str]) -> Recipe:

@@ -115,7 +115,9 @@ def _checked_spec(spec: Any) -> dict[str, tuple[str, ...]]:
             field,
             f"have lists of host:port for {', '.join(TASK_TYPES)}",
             spec,
-            _EVALUATOR if "evaluator" in spec else _SHAPE,
+            _EVALUATOR
+            if isinstance(spec, Mapping) and "evaluator" in spec
+            else _SHAPE,
         )
     addresses = [address for hosts in spec.values() for address in hosts]
     ports = {

@@ -258,7 +258,7 @@ def dirichlet_shard(
         >>> cluster = identity.Cluster(group=1, num_groups=2)
         >>> x = np.arange(8)
         >>> dirichlet_shard(x, x % 2, cluster, alpha=0.5, seed=3).tolist()
-        [1, 3, 4, 6]
+        [2, 4, 6, 7]
     """
     cluster = cluster or identity.Cluster.from_env()
     of_examples = np.asarray(labels)
