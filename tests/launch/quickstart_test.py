@@ -4,10 +4,8 @@ import io
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import PIL.Image
@@ -226,38 +224,6 @@ def _check_run(workdir, *, distilled):
         assert answer.shape == (3, 10)
     logs = sorted(path.name for path in (workdir / "logs").glob("*.log"))
     assert logs == ["group_0_worker_0.log", "group_1_worker_0.log"]
-
-
-@pytest.mark.multiprocess
-@pytest.mark.timeout_secs(LIMIT_SECS)
-@pytest.mark.usefixtures("environment", "no_process_left")
-def test_an_interrupt_ends_everything(tmp_path):
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "launch.quickstart"),
-            *(f"--workdir={tmp_path}", "--override=num_steps=1000000"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        record = tmp_path / "001" / "independent" / "launch.json"
-        end = time.monotonic() + 60
-        while not record.exists():
-            assert time.monotonic() < end and process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        printed, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait(timeout=10)
-    assert process.returncode == 130, printed
-    assert "Traceback" not in printed
-    assert not (tmp_path / "001" / "codistilled").exists()
-    for pid in json.loads(record.read_text())["pids"].values():
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
 
 
 def test_the_script_installs_first_and_passes_options_on(tmp_path):

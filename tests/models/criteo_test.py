@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models import click_metrics
 from models import criteo
 from models.criteo import batches
 from models.criteo import converted
@@ -177,31 +176,6 @@ def test_columns_have_tables_of_their_own():
     base["categories"][:] = 4
     changes = model(inputs).numpy() - model(base).numpy()
     assert len(set(np.round(changes[:, 0], 7).tolist())) == 26
-
-
-@pytest.mark.data
-def test_clicks_of_the_real_log_can_be_told(data_dir, tmp_path):
-    train, validation = criteo.make_datasets(
-        cluster(0, 1),
-        batch_size=256,
-        path=data_dir / "criteo",
-        field_sizes=1000,
-        min_count=5,
-        cache_dir=tmp_path,
-    )
-    model = criteo.build_model(field_sizes=1000, hidden_units=(64, 32))
-    model.compile(
-        keras.optimizers.Adam(2e-3),
-        keras.losses.BinaryCrossentropy(from_logits=True),
-        jit_compile=False,
-    )
-    model.fit(train, steps_per_epoch=60, epochs=2, shuffle=False, verbose=0)
-    logits = model.predict(validation, verbose=0).astype(np.float64)
-    labels = np.concatenate([labels for _, labels in read(validation)])
-    found = click_metrics.report(labels, 1 / (1 + np.exp(-logits)))
-    assert found["auc"] > 0.7
-    assert found["normalized_entropy"] < 0.95
-    assert 0.8 < found["calibration"] < 1.25
 
 
 def test_a_dlrm_multiplies_each_pair_of_vectors_once():

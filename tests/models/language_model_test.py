@@ -214,28 +214,3 @@ def test_replicas_do_as_one_process_also_with_a_partial_batch(
     assert others[2]["loss"] == pytest.approx(evaluated["loss"], rel=1e-4)
     for one, other in zip(weights, others[1], strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
-
-
-@pytest.mark.data
-def test_training_on_reviews_lowers_the_loss(data_dir, tmp_path):
-    options = {
-        "path": data_dir / "imdb",
-        "vocabulary_size": 1000,
-        "num_train_tokens": 60_000,
-        "num_validation_tokens": 5_000,
-        "cache_dir": tmp_path,
-    }
-    train, validation = datasets(options, batch_size=64)
-    model = small_model(vocabulary_size=1000, num_layers=1, units=64)
-    model.compile(
-        keras.optimizers.Adam(1e-2),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    model.fit(train, steps_per_epoch=100, shuffle=False, verbose=0)
-    tokens = language_model.open_tokens(**options).array("train")
-    counts = np.bincount(tokens, minlength=1000) + 1.0
-    shares = counts / counts.sum()
-    labels = np.concatenate([labels for _, labels in validation])
-    unigram = -np.log(shares[labels]).mean()
-    # Better than to know how often each sub-word comes.
-    assert model.evaluate(validation, verbose=0) < unigram - 0.3

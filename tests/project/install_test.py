@@ -98,19 +98,6 @@ def test_installs_what_models_need_in_the_versions_of_the_lock(machine):
     assert "Python 3.12.4" in done.stdout
 
 
-def test_tests_are_added_to_an_environment_that_has_the_models(machine):
-    assert machine.install("models").returncode == 0
-    machine.done()
-    assert machine.install("tests").returncode == 0
-    lock, project = machine.done()
-    assert lock.endswith(f"--requirement {_ROOT / 'requirements.txt'}")
-    assert "--no-deps" in project
-    assert project.endswith(f"--editable {_ROOT}")
-    # It has all that the models need.
-    done = machine.install("models")
-    assert (done.returncode, done.stdout, machine.done()) == (0, "", [])
-
-
 def test_failed_install_is_told_and_begun_again(machine):
     machine.fail.touch()
     done = machine.install()

@@ -139,21 +139,6 @@ def test_a_churn_ratio_of_a_method_to_itself_is_seldom_clear(num_trials):
     assert trials.LEAST_TRIALS >= 4
 
 
-def test_a_figure_of_all_trials_has_the_jackknife_s_error():
-    values = np.array([1.0, 2.0, 3.0, 6.0])
-    left_out = [np.delete(values, i).mean() for i in range(4)]
-    found = bootstrap.jackknifed(values.mean(), left_out)
-    # For a mean the jackknife's error is the plain one.
-    assert found.mean == 3.0
-    assert found.standard_error == pytest.approx(stats.sem(values))
-    assert found.interval == pytest.approx(
-        bootstrap.over_trials(values).interval
-    )
-    assert found.values == tuple(left_out)
-    few = bootstrap.jackknifed(0.5, [])
-    assert (few.mean, few.standard_error, few.interval) == (0.5, None, None)
-
-
 # --- targets -----------------------------------------------------------------
 
 

@@ -43,19 +43,6 @@ def test_rows_as_they_are_in_the_text(prepared):
         assert texts == fields[14:]
 
 
-def test_other_text_and_faulty_lines(prepared, capfd):
-    row = ["1", "-2", *[""] * 12, 'ä, "b"', *[""] * 24, "last"]
-    line = "\t".join(row).encode()
-    content = criteo_cases.lines(3) + b"no row\n" + line + b"\r\n" + line
-    found = examples(prepared(content))
-    assert len(found) == 5
-    assert "First too_few_columns" in capfd.readouterr().err
-    for example in found[3:]:
-        assert example["integers"][0] == -2
-        texts = [text.decode() for text in example["categories"]]
-        assert texts == row[14:]
-
-
 # ---- as a way into the recipes ----
 
 
