@@ -28,10 +28,11 @@ _NUM_WORKERS = 2
 def _arguments(options: programs.Options) -> list[str]:
     """Writes the options out for the tasks."""
     return [
-        f"--{name}={each}"
+        f"--{name}" if each is True else f"--{name}={each}"
         for name, value in vars(options).items()
         if name != "task"
         for each in (value if isinstance(value, list) else [value])
+        if each is not False
     ]
 
 

@@ -341,7 +341,7 @@ def _add(storage: filesystem.FileSystem, path: str, draw: float) -> None:
 
 
 def _duplicate(view: run_view.RunView, injection: Injection) -> Outcome:
-    """Starts the group a second time, as one task, beside the first."""
+    """Starts the group a second time, as one task of another run."""
     if view.chief(injection.group) is None:
         return Outcome()
     topology = view.topology
@@ -382,7 +382,8 @@ def _duplicate_environment(
         "TFDISTILL_EXCHANGE": view.exchange,
         "TFDISTILL_GROUP": str(group),
         "TFDISTILL_NUM_GROUPS": str(view.num_groups),
-        "TFDISTILL_WORKDIR": str(view.workdir),
+        # Of the same run it would rightly take the group over.
+        "TFDISTILL_WORKDIR": str(view.workdir / "punish" / "another_run"),
     }
     if not signing.has_key(environment):
         environment[signing.FILE_VARIABLE] = str(view.workdir / "exchange.key")
@@ -450,6 +451,6 @@ FAULTS: Mapping[str, tuple[_Inject, str]] = {
         "SIGKILL to any task while the launcher's disk is full",
     ),
     "corrupt": (_corrupt, "a file of a group's newest version is damaged"),
-    "duplicate": (_duplicate, "the group is started a second time"),
+    "duplicate": (_duplicate, "another run starts the group on the same exchange"),
     **MESSAGE_FAULTS,
 }

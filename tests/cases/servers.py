@@ -549,8 +549,8 @@ class Teaching(keras.callbacks.Callback):
 
 def masters(model: tfdistill.CodistillModel) -> list[tf.Variable]:
     """The servers' copies of the teachers' dense weights."""
-    teachers = model.teachers.remote.teachers
-    return [v for teacher in teachers for v in teacher._masters.values()]
+    remotes = [teacher.remote for teacher in model.teachers]
+    return [v for remote in remotes for v in remote._masters.values()]
 
 
 def _data() -> tf.data.Dataset:

@@ -29,8 +29,9 @@ def start(tmp_path):
         holders = local_cluster.reserve_ports(len(addresses))
         places = [f"127.0.0.1:{h.getsockname()[1]}" for h in holders]
         key = tmp_path / "exchange.key"  # What the secret would hold.
-        key.write_text(secrets.token_hex(32))
-        key.chmod(0o400)
+        if not key.exists():
+            key.write_text(secrets.token_hex(32))
+            key.chmod(0o400)
         processes = []
         for env, command in tasks:
             for address, place in zip(addresses, places, strict=True):

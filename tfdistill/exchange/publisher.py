@@ -180,12 +180,14 @@ class Exchange(reader.VersionReader):
         try:
             self._refuse_existing(draft.group, draft.step)
             return self._export(write, draft)
-        except (versions.VersionExistsError, *group_claim.ERRORS):
+        except group_claim.ERRORS:
             raise
         except Exception as error:
-            # It may have failed because a new owner removed its files.
+            # A new owner may have removed its files, or published the step.
             with contextlib.suppress(OSError):
                 self._confirm(draft.group)
+            if isinstance(error, versions.VersionExistsError):
+                raise
             # A full disk would stay full if only exports that succeed pruned.
             self._try_to_prune(draft.group)
             if isinstance(error, versions.ExportError):
