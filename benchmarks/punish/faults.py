@@ -451,6 +451,6 @@ FAULTS: Mapping[str, tuple[_Inject, str]] = {
         "SIGKILL to any task while the launcher's disk is full",
     ),
     "corrupt": (_corrupt, "a file of a group's newest version is damaged"),
-    "duplicate": (_duplicate, "another run starts the group on the same exchange"),
+    "duplicate": (_duplicate, "another run starts the group"),
     **MESSAGE_FAULTS,
 }
