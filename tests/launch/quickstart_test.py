@@ -172,7 +172,7 @@ def test_two_groups_end_to_end(tmp_path):
         for name in quickstart.METHODS
     ]
     for config in configs:
-        del config["codistillation"]["enabled"]
+        del config["method"]
     assert configs[0] == configs[1]
     assert not any(
         record["distillation_weight"]
