@@ -14,22 +14,17 @@ from tests.cases import training as training_cases
 
 
 class Predictions(keras.callbacks.Callback):
-    """Looks at predictions on the chief only, in both ways."""
+    """Looks at predictions on the chief only."""
 
     chief_only = True
 
     def __init__(self, x) -> None:
         super().__init__()
         self._x = x
-        self.error = ""
         self.shape = ()
 
     def on_epoch_end(self, epoch, logs=None):
         self.shape = tuple(self.model(self._x[:3], training=False).shape)
-        try:
-            self.model.predict(self._x, verbose=0)
-        except ValueError as error:
-            self.error = str(error)
 
 
 def main(directory: str) -> None:
@@ -53,11 +48,9 @@ def main(directory: str) -> None:
         callbacks=[wandb_keras.WandbMetricsLogger(), looks],
     )
     run.finish()
-    # All workers call it, so that nothing is left from the refusal.
     assert len(model.predict(x, batch_size=8, verbose=0)) == len(x)
     found = {
         "shape": looks.shape,
-        "error": looks.error,
         "losses": history.history["loss"],
     }
     path = pathlib.Path(directory, f"worker_{cluster.task_index}.json")
