@@ -62,6 +62,8 @@ class Canary:
             )
         self.num_examples = sizes.pop()
         self._from_logits = from_logits
+        # Of the outputs, once a model has answered.
+        self._num_classes = 1
 
     @classmethod
     def from_dataset(
@@ -131,6 +133,13 @@ class Canary:
         rates = counts / counts.sum()
         return float(-(rates * np.log(rates)).sum())
 
+    def chance_loss(self) -> float:
+        """The cross-entropy of whoever knows nothing: a guess.
+
+        Of few examples and many classes, their own base rates say too much.
+        """
+        return max(self.base_rate_loss(), float(np.log(self._num_classes)))
+
     def _loss(self, outputs: list[tf.Tensor]) -> float:
         if len(outputs) != 1:
             raise ValueError(
@@ -138,7 +147,7 @@ class Canary:
                 f"received {len(outputs)}. Leave the labels out."
             )
         logits = self._logits(tf.cast(outputs[0], tf.float32))
-        num_classes = int(logits.shape[-1])
+        num_classes = self._num_classes = int(logits.shape[-1])
         logits = tf.reshape(logits, [-1, num_classes])
         labels = np.asarray(self.labels).reshape(-1)
         if (

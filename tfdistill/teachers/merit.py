@@ -17,9 +17,9 @@ _log = logging.getLogger(__name__)
 # digits an honest peer has 0.98 of it, and one that learns from labels of which
 # half are wrong 0.58.
 _LEAST_SHARE = 0.75
-# A student with less skill than this is no yardstick; a version that is so much
-# worse than base rates needs none.
-_LEAST_SKILL, _NO_SKILL = 0.05, -0.25
+# A student with less skill than this is no yardstick; a version whose loss is
+# so many times that of a guess needs none.
+_LEAST_SKILL, _WORSE_THAN_CHANCE = 0.05, 1.25
 
 
 class Merit:
@@ -77,7 +77,7 @@ class Merit:
         if not base > 0:
             return False
         mean = loss if before is None else (loss + before) / 2
-        skill, own_skill = 1 - min(loss, mean) / base, 1 - own / base
+        least, own_skill = min(loss, mean), 1 - own / base
         if own_skill < _LEAST_SKILL:
-            return skill < _NO_SKILL
-        return skill < _LEAST_SHARE * own_skill
+            return least > _WORSE_THAN_CHANCE * self._canary.chance_loss()
+        return 1 - least / base < _LEAST_SHARE * own_skill
