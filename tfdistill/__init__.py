@@ -4,10 +4,10 @@ Names resolve on first use, so that the launcher and the exchange can be
 imported where TensorFlow is slow to load or not installed at all.
 """
 
-import importlib
 import typing
 
 from tfdistill._version import __version__ as __version__
+from tfdistill.system import lazy
 from tfdistill.system import registration
 
 if typing.TYPE_CHECKING:
@@ -32,19 +32,9 @@ if typing.TYPE_CHECKING:
     from tfdistill.workload import Workload as Workload
 
 _MODULES = (
-    *("callbacks", "contrib", "data", "labels", "layers"),
-    *("losses", "metrics", "mixing", "optimizers", "schedules", "teachers"),
+    *("callbacks", "contrib", "data", "labels", "layers", "losses"),
+    *("metrics", "mixing", "optimizers", "schedules", "teachers"),
 )
-_HOMES = {
-    "Cluster": "cluster.identity",
-    "CodistillModel": "model",
-    "DistributedModel": "model",
-    "Exchange": "exchange.publisher",
-    "LaunchError": "launcher.launch",
-    "Workload": "workload",
-    "launch": "launcher.launch",
-    "make_strategy": "cluster.strategy",
-}
 
 # What files of Keras may name. `with_kernel_decay` makes other classes.
 registration.register(
@@ -72,17 +62,16 @@ registration.register(
     }
 )
 
-__all__ = sorted([*_MODULES, *_HOMES, "__version__"])  # noqa: PLE0605
-
-
-def __getattr__(name: str) -> typing.Any:
-    if name in _MODULES:
-        return importlib.import_module(f"tfdistill.{name}")
-    if name in _HOMES:
-        home = importlib.import_module(f"tfdistill.{_HOMES[name]}")
-        return getattr(home, name)
-    raise AttributeError(f"module 'tfdistill' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__, __all__ = lazy.attach(
+    __name__,
+    {
+        **dict.fromkeys(_MODULES, ()),
+        "_version": ["__version__"],
+        "cluster.identity": ["Cluster"],
+        "cluster.strategy": ["make_strategy"],
+        "exchange.publisher": ["Exchange"],
+        "launcher.launch": ["LaunchError", "launch"],
+        "model": ["CodistillModel", "DistributedModel"],
+        "workload": ["Workload"],
+    },
+)

@@ -4,8 +4,9 @@ They stand on the library's own names, nothing in the library knows of them,
 and they may change, or leave, with any release.
 """
 
-import importlib
 import typing
+
+from tfdistill.system import lazy
 
 if typing.TYPE_CHECKING:
     from tfdistill.contrib.batch_scaler import BatchScaler as BatchScaler
@@ -22,24 +23,13 @@ if typing.TYPE_CHECKING:
         SampledSoftTargetCrossEntropy as SampledSoftTargetCrossEntropy,
     )
 
-_HOMES = {
-    "BatchScaler": "batch_scaler",
-    "MergeBarrier": "merge_barrier",
-    "OtherStudents": "mutual_learning",
-    "QuasiGlobalMomentum": "quasi_global",
-    "SampledOutput": "sampled",
-    "SampledSoftTargetCrossEntropy": "sampled",
-    "dirichlet_shard": "quasi_global",
-}
-__all__ = sorted(_HOMES)  # noqa: PLE0605
-
-
-def __getattr__(name: str) -> typing.Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = importlib.import_module(f"tfdistill.contrib.{_HOMES[name]}")
-    return getattr(home, name)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__, __all__ = lazy.attach(
+    __name__,
+    {
+        "batch_scaler": ["BatchScaler"],
+        "merge_barrier": ["MergeBarrier"],
+        "mutual_learning": ["OtherStudents"],
+        "quasi_global": ["QuasiGlobalMomentum", "dirichlet_shard"],
+        "sampled": ["SampledOutput", "SampledSoftTargetCrossEntropy"],
+    },
+)

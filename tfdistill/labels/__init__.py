@@ -3,31 +3,25 @@
 What a user imports is here; the files of this room are behind it.
 """
 
-import importlib
 import typing
 
-from tfdistill.labels.attached import attach
-from tfdistill.labels.attached import label
-from tfdistill.labels.files import read
-from tfdistill.labels.files import write
-from tfdistill.labels.forms import Form
+from tfdistill.system import lazy
 
 if typing.TYPE_CHECKING:
+    from tfdistill.labels.attached import attach as attach
+    from tfdistill.labels.attached import label as label
+    from tfdistill.labels.files import read as read
+    from tfdistill.labels.files import write as write
+    from tfdistill.labels.forms import Form as Form
     from tfdistill.labels.service import Teachers as Teachers
 
-__all__ = [
-    "Form",
-    "Teachers",
-    "attach",
-    "label",
-    "read",
-    "write",
-]
-
-
-def __getattr__(name: str) -> typing.Any:
-    # On first use: only those who ask servers pay for importing gRPC.
-    if name == "Teachers":
-        service = importlib.import_module("tfdistill.labels.service")
-        return service.Teachers
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__, __all__ = lazy.attach(
+    __name__,
+    {
+        "attached": ["attach", "label"],
+        "files": ["read", "write"],
+        "forms": ["Form"],
+        # Only those who ask servers pay for importing gRPC.
+        "service": ["Teachers"],
+    },
+)

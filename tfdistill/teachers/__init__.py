@@ -3,8 +3,9 @@
 `CodistillModel(student, teachers=...)` takes one of them or a list.
 """
 
-import importlib
 import typing
+
+from tfdistill.system import lazy
 
 if typing.TYPE_CHECKING:
     from tfdistill.teachers.canary import Canary as Canary
@@ -18,21 +19,15 @@ if typing.TYPE_CHECKING:
     from tfdistill.teachers.teacher import Batch as Batch
     from tfdistill.teachers.teacher import Teacher as Teacher
 
-_HOMES = {
-    "Batch": "teacher",
-    "Canary": "canary",
-    "FixedTeacher": "fixed",
-    "LabelTeacher": "labels",
-    "OwnPast": "own_past",
-    "PeerPredictions": "predictions",
-    "Peers": "peers",
-    "Teacher": "teacher",
-}
-__all__ = sorted(_HOMES)  # noqa: PLE0605
-
-
-def __getattr__(name: str) -> typing.Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
-    return getattr(home, name)
+__getattr__, __dir__, __all__ = lazy.attach(
+    __name__,
+    {
+        "canary": ["Canary"],
+        "fixed": ["FixedTeacher"],
+        "labels": ["LabelTeacher"],
+        "own_past": ["OwnPast"],
+        "peers": ["Peers"],
+        "predictions": ["PeerPredictions"],
+        "teacher": ["Batch", "Teacher"],
+    },
+)
