@@ -4,6 +4,7 @@ Whatever launched the run keeps to these names. The files may have been written
 on another machine.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,8 +17,11 @@ from tfdistill.system import processes
 from tfdistill.system import run_files
 
 RECORD = "launch.json"
-_LOG = re.compile(r"(group_[0-9]+)_[a-z]+_[0-9]+\.log")
-_EVENTS = re.compile(r"events_(group_[0-9]+)\.jsonl")
+# A group's directory, a log of one of its tasks, its launcher's events; not
+# those of earlier runs, which have a number before their suffix.
+_OF_GROUP = re.compile(
+    r"(?:events_)?(group_[0-9]+)(?:_[a-z]+_[0-9]+\.log|\.jsonl)?"
+)
 
 
 class RunDirectory:
@@ -42,46 +46,31 @@ class RunDirectory:
 
     def has_results(self, group: int) -> bool:
         """Whether a group of a recipe has written its last file."""
-        directory = self.path / run_files.group_name(group)
-        return (directory / "results.json").exists()
+        return self.metrics(group).with_name("results.json").exists()
 
     def groups(self) -> set[int]:
-        """Returns the groups that have a directory or a log."""
-        logs = _names(self.path / "logs")
-        found = {_group_of(log) for log in logs}
-        found.update(map(run_files.group_of, _names(self.path)))
-        return {group for group in found if group is not None}
+        """Returns the groups that have a directory, a log or events."""
+        found = [*self.path.glob("group_*"), *self.path.glob("logs/*group_*")]
+        groups = {_group_of(path.name) for path in found}
+        return {group for group in groups if group is not None}
 
     def logs(self, group: int) -> list[pathlib.Path]:
         """Returns the logs of a group's tasks, but not of earlier runs."""
-        directory = self.path / "logs"
-        return [
-            directory / name
-            for name in sorted(_names(directory))
-            if _LOG.fullmatch(name) and _group_of(name) == group
-        ]
+        found = self.path.glob(f"logs/{run_files.group_name(group)}_*.log")
+        return sorted(path for path in found if _group_of(path.name) == group)
 
     def last_written(self, group: int) -> float:
         """Returns when its metrics or logs last grew, in Unix seconds; or 0."""
         times = [0.0]
         for path in (self.metrics(group), *self.logs(group)):
-            try:
+            with contextlib.suppress(OSError):
                 times.append(path.stat().st_mtime)
-            except OSError:
-                continue
         return max(times)
 
 
 def _group_of(name: str) -> int | None:
-    match = _LOG.fullmatch(name) or _EVENTS.fullmatch(name)
+    match = _OF_GROUP.fullmatch(name)
     return run_files.group_of(match[1]) if match else None
-
-
-def _names(directory: pathlib.Path) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

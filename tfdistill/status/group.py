@@ -1,4 +1,4 @@
-"""What is known of a run and its groups, from the lines that groups write."""
+"""What is known of a run and its groups, from their lines and events."""
 
 import collections
 import dataclasses
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdistill.exchange import versions
+from tfdistill.status import run_events
 
 # A user's own kind of teacher may report less.
 _UNKNOWN_TEACHER: dict[str, Any] = {
@@ -35,6 +36,8 @@ class GroupStatus:
             `tracing`; empty before `make_strategy` and after its first step.
         silent_secs: Of a group in the state `silent`: since when.
         warnings: Of its launcher, each once.
+        last_event: When its launcher last reported anything; 0 if it never did.
+        since: When its present attempt began; 0 if not known.
     """
 
     group: int
@@ -46,7 +49,10 @@ class GroupStatus:
     last_error: str = ""
     starting: str = ""
     silent_secs: float | None = None
-    warnings: Sequence[str] = ()
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    last_event: float = 0.0
+    since: float = 0.0
+    _attempt: int = 0
     _pace: _Pace = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=20), repr=False
     )
@@ -61,6 +67,35 @@ class GroupStatus:
             if self._pace and step < self._pace[-1][0]:
                 self._pace.clear()  # The group went back to a backup.
             self._pace.append((step, time))
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Takes in an event, newer than those before; see `run_events`."""
+        name, before, time = event["event"], self.state, event["time"]
+        self.last_event = max(self.last_event, time)
+        if name == "start" and (
+            event["attempt"] > self._attempt or before in run_events.ENDED
+        ):
+            self._attempt, self.since = event["attempt"], time
+            self.state, self.starting = "starting", ""
+            self.num_worker_restarts = 0
+        elif name == "starting":
+            self.starting = event["part"]
+        elif name == "first_step":
+            self.starting = ""
+        elif name == "ready" and before == "starting":
+            self.state = "running"
+        elif name in run_events.ENDED:
+            self.state = name
+        elif name == "restart":
+            self.state, self.num_restarts = "restarting", event["restart"]
+        elif name == "worker_restart":
+            self.num_worker_restarts += 1
+        elif name == "warning" and event["text"] not in self.warnings:
+            self.warnings.append(event["text"])
+        error = _error(name, event)
+        # What ends after the group has failed, or was told to, is no error.
+        if error and (name != "exit" or before in ("starting", "running")):
+            self.last_error = error
 
     @property
     def teachers(self) -> Sequence[Mapping[str, Any]]:
@@ -84,6 +119,19 @@ class GroupStatus:
         return (
             max(0.0, total - step) * (time - first_time) / (step - first_step)
         )
+
+
+def _error(name: str, event: Mapping[str, Any]) -> str:
+    """Returns what went wrong in one event; empty if nothing did."""
+    task = event.get("task") or "it"
+    if name in ("failed", "late"):
+        return event["reason"]
+    if name in ("frozen", "stuck"):
+        what = "was stopped" if name == "frozen" else "made no progress"
+        return f"{task} {what} for {event['silent_secs']:.0f} s"
+    if name == "exit" and event["exit_code"]:
+        return f"{task} {run_events.describe(event['exit_code'])}"
+    return ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

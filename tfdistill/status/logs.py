@@ -1,5 +1,6 @@
 """The last error in the logs of tasks."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -25,7 +26,6 @@ class LogError(NamedTuple):
 
     log: str
     text: str
-    modified: float
     ends_it: bool
 
 
@@ -33,16 +33,10 @@ def last_error(logs: list[pathlib.Path]) -> LogError | None:
     """Returns the last error in the newest log that has one."""
     dated = []
     for path in logs:
-        try:
+        with contextlib.suppress(OSError):
             dated.append((path.stat().st_mtime, path))
-        except OSError:
-            continue
-    for modified, path in sorted(dated, reverse=True):
-        found = _last(path)
-        if found is not None:
-            text, ends_it = found
-            return LogError(path.name, text, modified, ends_it)
-    return None
+    found = (_last(path) for _, path in sorted(dated, reverse=True))
+    return next((error for error in found if error), None)
 
 
 def tail(path: pathlib.Path, num_bytes: int) -> str:
@@ -53,7 +47,7 @@ def tail(path: pathlib.Path, num_bytes: int) -> str:
         return file.read(num_bytes).decode("utf-8", errors="replace")
 
 
-def _last(path: pathlib.Path) -> tuple[str, bool] | None:
+def _last(path: pathlib.Path) -> LogError | None:
     try:
         text = tail(path, _TAIL_BYTES)
     except OSError:
@@ -63,5 +57,5 @@ def _last(path: pathlib.Path) -> tuple[str, bool] | None:
         if _RESTART.fullmatch(line):
             return None  # What is above has been dealt with.
         if _ERROR.fullmatch(line[:4096]):
-            return untrusted.one_line(line), age < 3
+            return LogError(path.name, untrusted.one_line(line), age < 3)
     return None

@@ -4,11 +4,11 @@ The files may be half written or come from a machine that has died: what cannot
 be read is reported, and never raised.
 """
 
+import dataclasses
 import os
 import pathlib
 import time
 from collections.abc import Callable
-from collections.abc import Iterable
 from typing import Any
 
 from tfdistill.exchange import filesystem
@@ -60,24 +60,17 @@ class ObservedRun:
                 f"The directory of a run must be one that can be read; "
                 f"received {os.fspath(workdir)!r}: {error.strerror}."
             ) from error
-        self._workdir = pathlib.Path(workdir)
         self._directory = directory.RunDirectory(workdir)
         self._silent_secs = silent_secs
         self._clock = clock
-        self._problems: dict[str, str] = {}
-        self._record = self._read_record()
+        self._problems: list[str] = []
         self._tails: dict[pathlib.Path, untrusted.Tail] = {}
         self._statuses: dict[int, group_status.GroupStatus] = {}
-        self._events = run_events.RunHistory()
-        self._follow_events()
-        if not self._groups(()) and self._record is None:
-            raise NoRunError(
-                f"There must be a run in {self._workdir}: launch.json, "
-                "group_0/metrics.jsonl or logs/group_0_worker_0.log; found "
-                "none of these. Give the run's workdir."
-            )
+        self._exit_code: int | None = None
+        self._record = self._read_record()
         recorded = self._record.exchange if self._record else None
-        self.exchange = exchange or recorded or str(self._workdir / "exchange")
+        path = self._directory.path
+        self.exchange = exchange or recorded or str(path / "exchange")
         self._published = reader.NewestVersions(
             self.exchange,
             interval_secs=1.0,
@@ -85,56 +78,63 @@ class ObservedRun:
             # One that was named is there, or the name is wrong.
             must_be_there=exchange is not None,
         )
-
-    def _read_record(self) -> directory.LaunchRecord | None:
-        path = self._workdir / directory.RECORD
-        try:
-            found = directory.read_record(path)
-        except (OSError, ValueError) as error:
-            self._note(path, error)
-            return directory.LaunchRecord()
-        self._problems.pop(str(path), None)
-        return found
+        self._follow_events()
+        if not self._groups() and self._record is None:
+            raise NoRunError(
+                f"There must be a run in {path}: launch.json, "
+                "group_0/metrics.jsonl or logs/group_0_worker_0.log; found "
+                "none of these. Give the run's workdir."
+            )
 
     def look(self, *, limit_secs: float = 5.0) -> group_status.RunStatus:
         """Returns how things are; waits up to `limit_secs` for the exchange."""
+        self._problems = []
         self._record = self._read_record()
         self._follow_events()
-        groups = self._groups(self._published.groups)
-        newest = self._published.look(groups, limit_secs=limit_secs)
-        groups = self._groups(self._published.groups)
+        newest = self._published.look(self._groups(), limit_secs=limit_secs)
         now = self._clock()
-        last_lines = {}
-        for group in groups:
-            status = self._statuses.setdefault(
-                group, group_status.GroupStatus(group)
-            )
+        statuses, last_lines = [], {}
+        for group in self._groups():
+            status = self._status_of(group)
             self._follow_metrics(status)
-            status.newest = newest.get(group)
-            last_lines[group] = self._last_sign(status)
-            self._judge(status, now, last_lines[group])
-        problems = list(self._problems.values())
+            last = last_lines[group] = self._last_sign(status)
+            seen = dataclasses.replace(status, newest=newest.get(group))
+            self._judge(seen, now=now, last=last)
+            statuses.append(seen)
         if self._published.problem:
-            problems.append(f"the exchange: {self._published.problem}")
-        statuses = [self._statuses[group] for group in groups]
-        exit_code = self._events.exit_code
+            self._problems.append(f"the exchange: {self._published.problem}")
         return group_status.RunStatus(
             time=now,
             groups=statuses,
             last_lines=last_lines,
             exchange=self.exchange,
-            over=exit_code is not None
+            over=self._exit_code is not None
             or all(status.state in _OVER for status in statuses),
-            exit_code=exit_code,
-            problems=problems,
+            exit_code=self._exit_code,
+            problems=self._problems,
         )
 
-    def _groups(self, in_exchange: Iterable[int]) -> list[int]:
-        found = {*in_exchange, *self._events.groups}
-        if self._record is not None:
-            found |= set(range(self._record.num_groups))
-        found |= self._directory.groups()
-        return sorted(found)
+    def _read_record(self) -> directory.LaunchRecord | None:
+        path = self._directory.path / directory.RECORD
+        try:
+            return directory.read_record(path)
+        except (OSError, ValueError) as error:
+            self._note(path, error)
+            return directory.LaunchRecord()
+
+    def _groups(self) -> list[int]:
+        num_launched = self._record.num_groups if self._record else 0
+        return sorted(
+            {
+                *self._published.groups,
+                *self._statuses,
+                *range(num_launched),
+                *self._directory.groups(),
+            }
+        )
+
+    def _status_of(self, group: int) -> group_status.GroupStatus:
+        return self._statuses.setdefault(group, group_status.GroupStatus(group))
 
     def _new_lines(
         self, path: pathlib.Path, *, last_bytes: int
@@ -150,7 +150,11 @@ class ObservedRun:
 
     def _follow_events(self) -> None:
         for path in self._directory.events():
-            self._events.take(self._new_lines(path, last_bytes=_EVENTS_BYTES))
+            for event in self._new_lines(path, last_bytes=_EVENTS_BYTES):
+                if event["event"] == "end":
+                    self._exit_code = event["exit_code"]
+                if event["group"] is not None:
+                    self._status_of(event["group"]).take(event)
 
     def _follow_metrics(self, status: group_status.GroupStatus) -> None:
         path = self._directory.metrics(status.group)
@@ -162,62 +166,46 @@ class ObservedRun:
 
     def _last_sign(self, status: group_status.GroupStatus) -> float:
         """Returns when a group last wrote anything; 0 if it never did."""
-        event = self._events.groups.get(status.group)
         return max(
             status.record.get("time", 0.0),
             self._directory.last_written(status.group),
-            event.last if event else 0.0,
+            status.last_event,
         )
 
     def _judge(
-        self, status: group_status.GroupStatus, now: float, last_sign: float
+        self, status: group_status.GroupStatus, *, now: float, last: float
     ) -> None:
-        """Decides on the state of a group."""
-        status.silent_secs = None
-        history = self._events.groups.get(status.group)
-        trains = bool(status.record)
-        if history is None:
-            status.state = "running" if trains else "starting"
+        """Decides on the state of a group beyond what its events say."""
+        # A line of the previous attempt says nothing about this one.
+        trains = status.record.get("time", 0.0) > status.since
+        if status.state == "starting" and trains:
+            status.state = "running"
+        if not status.last_event:
             ended = status.record.get("event") == "end"
             if ended or self._directory.has_results(status.group):
                 status.state = "done"
-            elif not last_sign and status.newest is not None:
+            elif not last and status.newest is not None:
                 status.state = "unknown"  # Its files are elsewhere.
-        else:
-            status.num_restarts = history.num_restarts
-            status.num_worker_restarts = history.num_worker_restarts
-            status.last_error = history.last_error
-            status.starting = history.starting
-            status.warnings = history.warnings
-            # A line of the previous attempt says nothing about this one.
-            trains = status.record.get("time", 0.0) > history.since
-            status.state = history.state or "starting"
-            if status.state == "starting" and trains:
-                status.state = "running"
+        silent_secs = max(0.0, now - last)
+        limit = max(self._silent_secs, 0.0 if trains else _START_SECS)
         if status.state in run_events.ENDED:
-            self._add_log_error(status)
-            return
-        if self._events.exit_code is not None:
+            pass
+        elif self._exit_code is not None:
             status.state = "stopped"
-            return
-        if self._record is not None and self._record.is_lost(status.group):
+        elif self._record is not None and self._record.is_lost(status.group):
             status.state = "lost"
             status.last_error = (
                 "its launcher and its tasks are gone, and nothing says why: "
                 "killed, out of memory, or the machine went down"
             )
-            return
-        silent_secs = max(0.0, now - last_sign)
-        limit = self._silent_secs
-        if not trains:
-            limit = max(limit, _START_SECS)
-        if last_sign and silent_secs > limit:
+        elif last and silent_secs > limit:
             status.state, status.silent_secs = "silent", silent_secs
-        self._add_log_error(status)
+        if status.state not in ("done", "lost"):
+            self._add_log_error(status)
 
     def _add_log_error(self, status: group_status.GroupStatus) -> None:
         found = logs.last_error(self._directory.logs(status.group))
-        if found is None or status.state == "done":
+        if found is None:
             return
         if not status.last_error:
             status.last_error = f"{found.text} ({found.log})"
@@ -226,6 +214,6 @@ class ObservedRun:
 
     def _note(self, path: pathlib.Path, error: Exception) -> None:
         why = error.strerror if isinstance(error, OSError) else error
-        self._problems[str(path)] = untrusted.one_line(
-            f"{path} cannot be read: {why}"
+        self._problems.append(
+            untrusted.one_line(f"{path} cannot be read: {why}")
         )

@@ -46,20 +46,19 @@ If `failed` names a task, it is the one to blame. `launch.json` beside
 `logs` holds the process ids and attempts of the present moment.
 """
 
-import dataclasses
 import io
 import json
 import pathlib
 import signal
 import time
-from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 
 from tfdistill.system import run_files
 from tfdistill.system import untrusted
 
 NAME = "events.jsonl"
+# The last event of a group, which is its state from then on.
+ENDED = ("done", "failed", "stopped")
 
 
 def group_path(logs_dir: pathlib.Path, group: int) -> pathlib.Path:
@@ -139,91 +138,3 @@ def describe(code: int) -> str:
     except ValueError:
         name = "unknown"
     return f"was ended by signal {-code} ({name})"
-
-
-ENDED = ("done", "failed", "stopped")
-
-
-@dataclasses.dataclass
-class GroupHistory:
-    """One group by its events; times are Unix seconds, 0 if not known.
-
-    `state` is empty before the first event; `attempt` counts the starts of the
-    group, and `num_worker_restarts` those of workers since the last.
-    """
-
-    state: str = ""
-    since: float = 0.0
-    last: float = 0.0
-    attempt: int = 0
-    num_restarts: int = 0
-    num_worker_restarts: int = 0
-    starting: str = ""
-    last_error: str = ""
-    warnings: list[str] = dataclasses.field(default_factory=list)
-
-
-class RunHistory:
-    """Follows the events of a run.
-
-    Attributes:
-        groups: What is known of each group that had an event.
-        exit_code: The launcher's, once it has ended; None before.
-    """
-
-    def __init__(self) -> None:
-        self.groups: dict[int, GroupHistory] = {}
-        self.exit_code: int | None = None
-
-    def take(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Takes in newer lines, the newest last."""
-        for event in events:
-            if event["event"] == "end":
-                self.exit_code = event["exit_code"]
-            group = event["group"]
-            if group is not None:
-                found = self.groups.setdefault(group, GroupHistory())
-                self._take(found, event["event"], event)
-
-    def _take(
-        self, found: GroupHistory, name: str, event: Mapping[str, Any]
-    ) -> None:
-        before, time = found.state, event["time"]
-        found.last = max(found.last, time)
-        if name == "start" and (
-            event["attempt"] > found.attempt or before in ENDED
-        ):
-            found.attempt, found.since = event["attempt"], time
-            found.state, found.num_worker_restarts = "starting", 0
-            found.starting = ""
-        elif name == "starting":
-            found.starting = event["part"]
-        elif name == "first_step":
-            found.starting = ""
-        elif name == "ready" and found.state == "starting":
-            found.state = "running"
-        elif name in ENDED:
-            found.state = name
-        elif name == "restart":
-            found.state, found.num_restarts = "restarting", event["restart"]
-        elif name == "worker_restart":
-            found.num_worker_restarts += 1
-        elif name == "warning" and event["text"] not in found.warnings:
-            found.warnings.append(event["text"])
-        error = _error(name, event)
-        # What ends after the group has failed, or was told to, is no error.
-        if error and (name != "exit" or before in ("starting", "running")):
-            found.last_error = error
-
-
-def _error(name: str, event: Mapping[str, Any]) -> str:
-    """Returns what went wrong in one event; empty if nothing did."""
-    task = event.get("task") or "it"
-    if name in ("failed", "late"):
-        return event["reason"]
-    if name in ("frozen", "stuck"):
-        what = "was stopped" if name == "frozen" else "made no progress"
-        return f"{task} {what} for {event['silent_secs']:.0f} s"
-    if name == "exit" and event["exit_code"]:
-        return f"{task} {describe(event['exit_code'])}"
-    return ""
