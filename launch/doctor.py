@@ -16,7 +16,6 @@ from launch import recipe_options
 from launch import recipes
 from tfdistill.doctor import check
 from tfdistill.doctor import command
-from tfdistill.doctor import examination
 from tfdistill.system import programs
 
 _REMEDY = (
@@ -27,16 +26,16 @@ _REMEDY = (
 )
 
 
-def _checks_of(recipe: recipes.Recipe, limit_secs: float) -> examination.More:
+def _checks_of(recipe: recipes.Recipe, limit_secs: float) -> command.More:
     def checks(cluster: tfdistill.Cluster) -> Iterable[check.Check]:
         student: list[Any] = []  # Its graph, once the data were read.
         yield check.Check(
-            examination.DATA,
+            command.DATA,
             lambda: _data(recipe, cluster, student),
             limit_secs,
             _REMEDY,
         )
-        yield examination.teachers_check(cluster, limit_secs, student=student)
+        yield command.teachers_check(cluster, limit_secs, student=student)
 
     return checks
 
@@ -56,9 +55,7 @@ def _data(
     train, validation = task.open_data(workload, cluster)
     model = task.make_student(workload)
     for kind, dataset in (("training", train), ("validation", validation)):
-        yield check.ok(
-            examination.DATA, f"{kind}: {_first_batch(dataset, model)}"
-        )
+        yield check.ok(command.DATA, f"{kind}: {_first_batch(dataset, model)}")
     student.append(student_graph.StudentGraph(model, train.element_spec[0]))
 
 

@@ -1,21 +1,34 @@
-"""The command `tfdistill-doctor`."""
+"""The command `tfdistill-doctor`: its checks, in order, and their report."""
 
+import collections
 import contextlib
 import dataclasses
 import json
 import os
 import sys
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 import rich.console
 import rich.text
 
+from tfdistill.cluster import identity
 from tfdistill.doctor import check
-from tfdistill.doctor import examination
+from tfdistill.doctor import environment
+from tfdistill.doctor import reach
+from tfdistill.doctor import storage
 from tfdistill.system import programs
 from tfdistill.system import untrusted
 
+DATA = "data"
+TEACHERS = "teachers"
+_SLOW_STORAGE = (
+    "The storage does not answer: look at the mount (mount, nfsstat, dmesg) "
+    "and at the network; raise --limit_secs if it is only slow."
+)
 FORMAT = 1
 _STYLES = {
     check.OK: "green",
@@ -25,6 +38,70 @@ _STYLES = {
 }
 _WIDTH = max(map(len, _STYLES))
 _INDENT = " " * (_WIDTH + 2)
+# Makes the checks of what the library does not know, such as recipes.
+More = Callable[[identity.Cluster], Iterable[check.Check]]
+
+
+def checks(
+    options: programs.Options, more: More | None = None
+) -> Iterator[check.Check]:
+    """Yields the checks that the options ask for; those of `more` come last."""
+    limit_secs = options.limit_secs
+    cluster, result = environment.cluster_of()
+    yield check.Check(environment.ENVIRONMENT, lambda: [result], limit_secs)
+    if cluster is None:
+        return
+    yield check.Check(
+        environment.ENVIRONMENT, lambda: environment.peers(cluster), limit_secs
+    )
+    yield check.Check(
+        environment.KEY,
+        lambda: environment.key(num_groups=cluster.num_groups),
+        limit_secs,
+    )
+    yield check.Check(
+        reach.REACH,
+        lambda: reach.examine(cluster, wait_secs=options.wait_secs),
+        # An address that does not answer takes its time, too.
+        options.wait_secs + 30.0,
+        "Look at the network and at the name service.",
+    )
+    yield check.Check(
+        storage.EXCHANGE,
+        lambda: storage.examine(cluster),
+        limit_secs,
+        _SLOW_STORAGE,
+    )
+    if options.no_tensorflow:
+        return
+    yield check.Check(
+        environment.TENSORFLOW, environment.of_tensorflow, limit_secs
+    )
+    if more is None:
+        yield teachers_check(cluster, limit_secs)
+    else:
+        yield from more(cluster)
+
+
+def teachers_check(
+    cluster: identity.Cluster, limit_secs: float, student: Sequence[Any] = ()
+) -> check.Check:
+    """Returns the check of the newest versions of a group's peers.
+
+    `student` has the `StudentGraph` to compare them with by then; without one
+    the group's own newest version stands for it.
+    """
+
+    def make() -> Iterator[check.Result]:
+        # Only here: they import TensorFlow.
+        from tfdistill.doctor import teachers
+        from tfdistill.exchange import reader as reader_lib
+
+        reader = reader_lib.VersionReader(cluster.exchange)
+        own = [*student] or [teachers.own_export(reader, cluster.group)]
+        yield from teachers.examine(reader, cluster.peers, *own)
+
+    return check.Check(TEACHERS, make, limit_secs, _SLOW_STORAGE)
 
 
 def show(console: rich.console.Console, result: check.Result) -> None:
@@ -39,16 +116,13 @@ def show(console: rich.console.Console, result: check.Result) -> None:
     console.print(line, soft_wrap=True)
 
 
-def _count(results: Sequence[check.Result], status: str) -> int:
-    return sum(result.status == status for result in results)
-
-
 def document(results: Sequence[check.Result]) -> dict[str, Any]:
     """Returns all results as one JSON document."""
+    counts = collections.Counter(result.status for result in results)
     return {
         "format": FORMAT,
-        "failed": _count(results, check.FAILED),
-        "warnings": _count(results, check.WARNING),
+        "failed": counts[check.FAILED],
+        "warnings": counts[check.WARNING],
         "results": [
             dataclasses.asdict(result)
             | {"remedy": result.remedy or None, "secs": round(result.secs, 3)}
@@ -72,8 +146,6 @@ def add_options(options: programs.Flags) -> None:
     """Adds the options that any examination has."""
     add = options.add
     add("json", "print one JSON document", False)
-    add("plain", "no colours, even on a terminal", False)
-    add("no_reach", "do not look for the other tasks of the group", False)
     add(
         "no_tensorflow",
         "run only the checks that need no TensorFlow: no teachers, no data",
@@ -86,34 +158,31 @@ def add_options(options: programs.Flags) -> None:
         add(name, text, 60.0, kind=programs.positive)
 
 
-def examine(
-    options: programs.Options, *, more: examination.More | None = None
-) -> int:
+def examine(options: programs.Options, *, more: More | None = None) -> int:
     """Examines this task as the options say; `more` makes further checks."""
     # What TensorFlow says of itself at its start is no finding.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    console = rich.console.Console(
-        file=sys.stdout, no_color=options.plain or None, soft_wrap=True
-    )
+    console = rich.console.Console(file=sys.stdout, soft_wrap=True)
     results: list[check.Result] = []
     all_ended = True
     # What data and libraries print must not break the document.
     aside = sys.stderr if options.json else sys.stdout
     with contextlib.redirect_stdout(aside):
-        for asked in examination.checks(options, more):
+        for asked in checks(options, more):
             found, ended = check.run(asked)
             results += found
             all_ended = all_ended and ended
             for result in () if options.json else found:
                 show(console, result)
+    counts = collections.Counter(result.status for result in results)
     if options.json:
         print(json.dumps(document(results), indent=2), flush=True)
     else:
         console.print(
-            ", ".join(f"{_count(results, name)} {name}" for name in _STYLES),
+            ", ".join(f"{counts[name]} {name}" for name in _STYLES),
             highlight=False,
         )
-    code = EXIT_FAILED if _count(results, check.FAILED) else 0
+    code = EXIT_FAILED if counts[check.FAILED] else 0
     if not all_ended:
         # The thread of a check that hangs would keep the process.
         sys.stdout.flush()

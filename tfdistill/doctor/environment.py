@@ -49,14 +49,6 @@ def peers(
 ) -> Iterator[check.Result]:
     """Checks what makes several groups work together."""
     environ = os.environ if environ is None else environ
-    has_number = "TFDISTILL_NUM_GROUPS" in environ
-    if "TFDISTILL_EXCHANGE" in environ and not has_number:
-        yield check.warning(
-            ENVIRONMENT,
-            "TFDISTILL_EXCHANGE is set and TFDISTILL_NUM_GROUPS is not: this "
-            "is one group, and it learns from nobody",
-            "export TFDISTILL_NUM_GROUPS and TFDISTILL_GROUP for each task.",
-        )
     if cluster.num_groups > 1 and (
         cluster.exchange is None or "TFDISTILL_GROUP" not in environ
     ):

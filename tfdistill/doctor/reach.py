@@ -18,9 +18,9 @@ REACH = "reach"
 
 
 def examine(
-    cluster: identity.Cluster, *, reach: bool, wait_secs: float
+    cluster: identity.Cluster, *, wait_secs: float
 ) -> Iterator[check.Result]:
-    """Checks this task's own address, and those of its group if `reach`."""
+    """Checks this task's own address, and those of its group."""
     if cluster.address is None:
         yield check.skipped(ADDRESS, "one task, without TF_CONFIG")
         return
@@ -41,8 +41,6 @@ def examine(
     yield check.ok(ADDRESS, f"port {port} is free")
     if len(cluster.addresses) == 1:
         yield check.skipped(REACH, "one task: nobody to reach")
-    elif not reach:
-        yield check.skipped(REACH, "not asked for (--no_reach)")
     else:
         yield from _meet_at_each_address(cluster, wait_secs)
 

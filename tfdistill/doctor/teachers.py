@@ -4,13 +4,11 @@ A peer's graph is run only after the check that `allow_other_graphs` relies on,
 from a copy that nobody else can change.
 """
 
-import tempfile
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from tfdistill.doctor import check
@@ -106,17 +104,14 @@ def _judge(
         screen.Screen(student)(version)
     ours = student or _student(version)
     is_own = ours.fingerprint == version.manifest.graph_fingerprint
-    with tempfile.TemporaryDirectory(prefix="tfdistill-doctor-") as directory:
-        reader.fetch(version, directory)
-        try:
-            graph_check.check_directory(directory)
-        except graph_check.GraphError as error:
-            if student is None or not is_own:
-                raise
-            return check.ok(
-                NAME, f"{who}: as this group's own; not run here, as {error}"
-            )
-        _run(directory, ours)
+    try:
+        _predict_once(other_graphs.load_version(reader, version, ours), ours)
+    except graph_check.GraphError as error:
+        if student is None or not is_own:
+            raise
+        return check.ok(
+            NAME, f"{who}: as this group's own; not run here, as {error}"
+        )
     if not is_own:
         return check.warning(
             NAME,
@@ -128,22 +123,16 @@ def _judge(
     return check.ok(NAME, f"{who}: whole, {against}; outputs are finite")
 
 
-def _run(directory: str, student: Any) -> None:
-    """Loads a version and predicts with it once, for zeros."""
-    teacher = other_graphs.FrozenFunction(
-        directory,
-        input_spec=student.input_spec,
-        output_spec=student.output_spec,
-    )
+def _predict_once(teacher: other_graphs.FrozenFunction, student: Any) -> None:
+    """Predicts for zeros; `Refused` if that fails or is not finite."""
     inputs = tf.nest.map_structure(_zeros, student.input_spec)
     try:
         predicted = teacher(inputs)
     except tf.errors.OpError as error:
         raise screen.Refused(f"it does not run: {error}") from error
     for value in predicted:
-        if (
-            value.dtype.is_floating
-            and not np.isfinite(tf.cast(value, tf.float32).numpy()).all()
+        if value.dtype.is_floating and not tf.reduce_all(
+            tf.math.is_finite(value)
         ):
             raise screen.Refused(
                 "its outputs for zeros are not finite: that group has diverged"
