@@ -16,7 +16,6 @@ def test_events_are_read_back_and_half_a_line_is_not(tmp_path):
     with path.open("ab") as file:
         file.write(b'{"event": "sta')
     first, last = run_events.read(path)
-    log.close()
     assert first.pop("time") <= last["time"] <= time.time()
     assert before <= first.pop("monotonic") <= last["monotonic"]
     assert first == {
@@ -33,7 +32,6 @@ def test_a_full_disk_costs_lines_and_ends_nothing(tmp_path):
     log = run_events.EventLog(pathlib.Path("/dev/full"))
     log.add("start", group=0)
     assert log.error.errno == errno.ENOSPC
-    log.close()
     path = tmp_path / run_events.NAME
     path.write_bytes(b'{"event": "st\n{"event": "end"}\n')
     assert [event["event"] for event in run_events.read(path)] == ["end"]

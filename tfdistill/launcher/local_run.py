@@ -343,7 +343,6 @@ class LocalRun:
         self._until_closed.close()
         if self._events is not None:
             self._events.add("end", exit_code=self.result().exit_code)
-            self._events.close()
             self._events = None
         self._lock.close()
 

@@ -55,7 +55,7 @@ class RunLog(steps.SteppedCallback):
         self._epoch = 0
         self._num_examples = 0.0
         self._written = (0.0, 0.0)
-        self._failed = False
+        self._lines = run_files.LineFile(self._path)
         self._watch: teaching.TeachingWatch | None = None
         self._mixer: Any = None
 
@@ -75,7 +75,7 @@ class RunLog(steps.SteppedCallback):
             if backup is not None and backup.resumed_step == self.step:
                 _forget_after(self._path, self.step)
         except OSError as error:
-            self._fail(error)
+            self._warn(error)
         # Step, epoch and batch at which this training begins.
         self._first: tuple[int, int, int] | None = None
         self._written = (self._clock(), 0.0)
@@ -130,26 +130,17 @@ class RunLog(steps.SteppedCallback):
                 now - then
             )
         self._written = (now, self._num_examples)
-        self._append(json.dumps(line) + "\n")
+        was_lost = self._lines.error is not None
+        self._lines.append(line)
+        if self._lines.error is not None and not was_lost:
+            self._warn(self._lines.error)
 
-    def _append(self, text: str) -> None:
-        """Writes a line; if that fails it is lost, and training continues."""
-        try:
-            # After a failure a part of a line may stand there.
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write("\n" * self._failed + text)
-            self._failed = False
-        except OSError as error:
-            self._fail(error)
-
-    def _fail(self, error: OSError) -> None:
-        if not self._failed:
-            _log.warning(
-                "%s lacks lines from now on, training goes on: %s",
-                self._path,
-                error,
-            )
-        self._failed = True
+    def _warn(self, error: OSError) -> None:
+        _log.warning(
+            "%s lacks lines from now on, training goes on: %s",
+            self._path,
+            error,
+        )
 
     def _total_steps(self) -> int | None:
         steps, epochs = self.params.get("steps"), self.params.get("epochs")

@@ -8,7 +8,6 @@ when the time limit is near or the job is preempted, has them end and puts the
 job back into the queue, to resume from the last backup.
 """
 
-import contextlib
 import json
 import os
 import pathlib
@@ -223,8 +222,8 @@ class SlurmGroup:
     def _note(self, event: str, **details: Any) -> None:
         """Adds an event, for `tfdistill-status`."""
         attempt = self._restarts.num_starts
-        with contextlib.closing(run_events.EventLog(self._events_path)) as log:
-            log.add(event, group=self._group, attempt=attempt, **details)
+        log = run_events.EventLog(self._events_path)
+        log.add(event, group=self._group, attempt=attempt, **details)
 
     def _say(self, text: str) -> None:
         logging.info("group %d: %s", self._group, text)

@@ -113,9 +113,6 @@ def _run(options: programs.Options) -> int:
         # Whoever read has seen enough, as `head` has.
         programs.forget_output()
         return EXIT_PIPE
-    except OSError as error:  # A full disk: --check gets its answer.
-        print(f"cannot print the status: {error.strerror}", file=sys.stderr)
-        programs.forget_output()
     bad = any(status.state in BAD_STATES for status in seen.groups)
     return EXIT_CHECK if options.check and bad else 0
 

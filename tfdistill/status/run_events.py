@@ -46,8 +46,6 @@ If `failed` names a task, it is the one to blame. `launch.json` beside
 `logs` holds the process ids and attempts of the present moment.
 """
 
-import io
-import json
 import pathlib
 import signal
 import time
@@ -66,23 +64,8 @@ def group_path(logs_dir: pathlib.Path, group: int) -> pathlib.Path:
     return logs_dir / f"events_{run_files.group_name(group)}.jsonl"
 
 
-class EventLog:
-    """Appends events to a file; each line is written at once and whole.
-
-    Nothing depends on these lines: what cannot be written is left out.
-
-    Attributes:
-        error: Why the last event could not be written; None if it was.
-    """
-
-    def __init__(self, path: pathlib.Path) -> None:
-        """Begins in a directory that exists; the file may be there already."""
-        self.error: OSError | None = None
-        self._path = path
-        self._file: io.FileIO | None = None
-        # Whether the file may end in the middle of a line.
-        self._is_torn = False
-        self._write(b"")
+class EventLog(run_files.LineFile):
+    """Appends events to a file of a directory that exists."""
 
     def add(
         self,
@@ -93,31 +76,16 @@ class EventLog:
         **details: Any,
     ) -> None:
         """Adds one of the events above, as of now, with what belongs to it."""
-        line = {
-            "time": time.time(),
-            "monotonic": time.monotonic(),
-            "event": event,
-            "group": group,
-            "task": task,
-            **details,
-        }
-        self._write(json.dumps(line).encode() + b"\n")
-
-    def _write(self, text: bytes) -> None:
-        try:
-            if self._file is None:
-                self._file = io.FileIO(self._path, "a")
-            if self._is_torn:
-                text = b"\n" + text
-            self._is_torn = self._file.write(text) != len(text)
-            self.error = None
-        except OSError as error:
-            self.error = error
-
-    def close(self) -> None:
-        """Closes the file."""
-        if self._file is not None:
-            self._file.close()
+        self.append(
+            {
+                "time": time.time(),
+                "monotonic": time.monotonic(),
+                "event": event,
+                "group": group,
+                "task": task,
+                **details,
+            }
+        )
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -1,11 +1,15 @@
 """The files of a run: what they are called, and how one appears whole."""
 
 import contextlib
+import json
 import os
+import pathlib
 import re
 import shutil
 from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import IO
+from typing import Any
 
 # What the chief of a group logs, in the group's directory.
 METRICS = "metrics.jsonl"
@@ -53,6 +57,31 @@ def write(path: str | os.PathLike[str], blocks: Iterable[bytes]) -> None:
     finally:
         with contextlib.suppress(OSError):
             os.remove(draft)
+
+
+class LineFile:
+    """A file that grows by lines of JSON; one that does not fit is lost.
+
+    Nothing depends on these lines, so that a full disk ends nothing.
+
+    Attributes:
+        error: Why the last line could not be written; None if it was.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.error: OSError | None = None
+        self._path = path
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Adds a line, whole and at once."""
+        # After a failure a part of a line may stand there.
+        text = "\n" * (self.error is not None) + json.dumps(record) + "\n"
+        try:
+            with self._path.open("ab") as file:
+                file.write(text.encode())
+            self.error = None
+        except OSError as error:
+            self.error = error
 
 
 def _flush(file: IO[bytes]) -> None:
