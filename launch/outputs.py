@@ -163,11 +163,10 @@ def _write_run(workdir: str, groups: Sequence[dict[str, Any]]) -> pathlib.Path:
 
 
 def _last_step(directory: pathlib.Path) -> int | None:
-    """Returns the last step that a group has logged, whatever else it has."""
+    """Returns the last step that a group has logged."""
     path = directory / run_files.METRICS
     records = untrusted.Tail(path, last_bytes=_TAIL_BYTES).read()
-    steps = [untrusted.whole(record.get("step")) for record in records]
-    return next((step for step in reversed(steps) if step is not None), None)
+    return records[-1]["step"] if records else None
 
 
 def read_results(directory: str | os.PathLike[str]) -> dict[str, Any]:

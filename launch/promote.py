@@ -49,6 +49,7 @@ class RefusedError(RuntimeError):
 
 
 def _add_options(options: programs.Flags) -> None:
+    options.add_argument("run")
     add = options.add
     add("to", "<DIR>: directory of the served model", required=True)
     add("group", "group whose student is served", 0)
@@ -235,12 +236,7 @@ def card_text(
 def _last(path: pathlib.Path, step: int) -> Mapping[str, Any]:
     """Returns the last record of a log up to a step."""
     records = untrusted.Tail(path, last_bytes=_MAX_BYTES).read()
-    steps = [untrusted.whole(record.get("step")) for record in records]
-    upto = [
-        record
-        for record, at in zip(records, steps, strict=True)
-        if at is not None and at <= step
-    ]
+    upto = [record for record in records if record["step"] <= step]
     return upto[-1] if upto else {}
 
 
@@ -290,7 +286,6 @@ PROGRAM = programs.Program(
     usage="RUN --to=DIR [--group=N] [--step=N] [options]",
     about="Hands a version of a run over to TensorFlow Serving.",
     notes=_NOTES,
-    words=("run",),
     define=_add_options,
     run=_run,
 )

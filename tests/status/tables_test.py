@@ -57,7 +57,7 @@ def test_table_has_a_row_for_each_group():
 
 def test_plain_lines_are_rare_and_only_on_change():
     stream = io.StringIO()
-    display = tables.Display(stream, plain=True, interval_secs=5)
+    display = tables.Display(stream, plain=True)
     status = group.GroupStatus(0)
 
     def shown(now):

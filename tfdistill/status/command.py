@@ -36,6 +36,7 @@ example:
 
 
 def _add_options(options: programs.Flags) -> None:
+    options.add_argument("workdir")
     add = options.add
     add(
         "exchange",
@@ -124,7 +125,6 @@ PROGRAM = programs.Program(
     notes=_NOTES,
     define=_add_options,
     run=_run,
-    words=("workdir",),
 )
 main, start = PROGRAM.main, PROGRAM.start
 

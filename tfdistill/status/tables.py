@@ -30,6 +30,8 @@ _UNKNOWN = "-"
 _MOST_REFUSED = 3
 # A peer's missed batches are worth a note from this share of so many on.
 _MANY_MISSED, _MIN_BATCHES = 0.1, 100
+# Between two plain lines of a group whose state has not changed.
+_INTERVAL_SECS = 5.0
 _Status = group.GroupStatus
 
 
@@ -275,17 +277,15 @@ class Display:
         stream: TextIO | None = None,
         *,
         plain: bool | None = None,
-        interval_secs: float = 5.0,
         errors: bool = False,
     ) -> None:
         """Chooses between a live view and, without a terminal, plain lines.
 
         A notebook counts as a terminal if it has ipywidgets. Plain lines are
-        written on each change of a group's state, and at most every
-        `interval_secs` on other changes; each note once. A group's last error
-        is among the notes if `errors`: a launcher reports it by `say`.
+        written on each change of a group's state, and every five seconds at
+        most on other changes; each note once. A group's last error is among
+        the notes if `errors`: a launcher reports it by `say`.
         """
-        self._interval_secs = interval_secs
         self._errors = errors
         self._shown: dict[int, tuple[float, str, str]] = {}
         self._reported: set[str] = set()
@@ -335,7 +335,7 @@ class Display:
         for status in run.groups:
             line = group_line(status)
             when, state, shown = self._shown.get(status.group, (0.0, "", ""))
-            early = now - when < self._interval_secs
+            early = now - when < _INTERVAL_SECS
             if line == shown or (early and status.state == state):
                 continue
             self._shown[status.group] = (now, status.state, line)

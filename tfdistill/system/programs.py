@@ -24,7 +24,7 @@ from absl.flags import argparse_flags
 
 EXIT_OPTIONS = 2
 _WIDTH = 80
-# The values of all options by name, and those of the words and the command.
+# The values of all options by name, and of the command.
 Options = argparse.Namespace
 # Raised by a running program when its options turn out to be wrong.
 UsageError = app.UsageError
@@ -140,7 +140,6 @@ class Program:
             `UsageError` ends the program with code 2.
         usage: What may follow the name, a line for each form.
         notes: The end of `--help`, printed as it is.
-        words: Names of the arguments without dashes, which all must be given.
         takes_command: Whether what follows the first `--` is a command, which
             becomes the option `command`.
     """
@@ -151,7 +150,6 @@ class Program:
     run: Callable[[Options], int]
     usage: str = "[options]"
     notes: str = ""
-    words: tuple[str, ...] = ()
     takes_command: bool = False
 
     def start(self) -> NoReturn:
@@ -205,8 +203,6 @@ class Program:
             ),
             epilog=self.notes,
         )
-        for word in self.words:
-            made.add_argument(word)
         self.define(made)
         if made.quick:
             made.add("quick", "rough and soon, by fewer turns", False)

@@ -15,8 +15,6 @@ _CONTROL = re.compile(
     r"\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _LINE_BYTES = 4096
-# What the programs of other languages, too, take for a whole number.
-_MAX_WHOLE = 2**63
 
 
 def without_control(text: str) -> str:
@@ -39,18 +37,6 @@ def one_line(value: Any, *, max_chars: int = 500) -> str:
     text = value if isinstance(value, str) else repr(value)
     text = without_control(" ".join(text[: 4 * max_chars].split()))
     return text if len(text) <= max_chars else f"{text[: max_chars - 3]}..."
-
-
-def whole(value: Any) -> int | None:
-    """Returns a whole number of 64 bits, or None for anything else.
-
-    Example:
-        >>> whole(-3), whole(True), whole(3.0), whole(10**30)
-        (-3, None, None, None)
-    """
-    if type(value) is int and -_MAX_WHOLE <= value < _MAX_WHOLE:
-        return value
-    return None
 
 
 def json_object(text: str | bytes) -> dict[str, Any] | None:
