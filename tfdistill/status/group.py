@@ -37,6 +37,7 @@ class GroupStatus:
         silent_secs: Of a group in the state `silent`: since when.
         warnings: Of its launcher, each once.
         last_event: When its launcher last reported anything; 0 if it never did.
+        last_sign: When it or its launcher last wrote anything, likewise.
         since: When its present attempt began; 0 if not known.
     """
 
@@ -51,6 +52,7 @@ class GroupStatus:
     silent_secs: float | None = None
     warnings: list[str] = dataclasses.field(default_factory=list)
     last_event: float = 0.0
+    last_sign: float = 0.0
     since: float = 0.0
     _attempt: int = 0
     _pace: _Pace = dataclasses.field(
@@ -141,7 +143,6 @@ class RunStatus:
     Attributes:
         time: When, in Unix seconds of this machine.
         groups: What is known of each group, in order.
-        last_lines: By group, when it last wrote anything, in Unix seconds.
         exchange: Where the versions were looked for.
         over: Whether nothing more is to be expected.
         exit_code: The launcher's, once it has ended; else None.
@@ -150,15 +151,7 @@ class RunStatus:
 
     time: float
     groups: Sequence[GroupStatus]
-    last_lines: Mapping[int, float] = dataclasses.field(default_factory=dict)
     exchange: str = ""
     over: bool = False
     exit_code: int | None = None
     problems: Sequence[str] = ()
-
-    def age_secs(self, status: GroupStatus) -> float | None:
-        """The age of a group's newest version, by its publisher's clock."""
-        newest = status.newest
-        if newest is None:
-            return None
-        return max(0.0, self.time - newest.manifest.created)

@@ -93,20 +93,22 @@ class ObservedRun:
         self._follow_events()
         newest = self._published.look(self._groups(), limit_secs=limit_secs)
         now = self._clock()
-        statuses, last_lines = [], {}
+        statuses = []
         for group in self._groups():
             status = self._status_of(group)
             self._follow_metrics(status)
-            last = last_lines[group] = self._last_sign(status)
-            seen = dataclasses.replace(status, newest=newest.get(group))
-            self._judge(seen, now=now, last=last)
+            seen = dataclasses.replace(
+                status,
+                newest=newest.get(group),
+                last_sign=self._last_sign(status),
+            )
+            self._judge(seen, now)
             statuses.append(seen)
         if self._published.problem:
             self._problems.append(f"the exchange: {self._published.problem}")
         return group_status.RunStatus(
             time=now,
             groups=statuses,
-            last_lines=last_lines,
             exchange=self.exchange,
             over=self._exit_code is not None
             or all(status.state in _OVER for status in statuses),
@@ -172,9 +174,7 @@ class ObservedRun:
             status.last_event,
         )
 
-    def _judge(
-        self, status: group_status.GroupStatus, *, now: float, last: float
-    ) -> None:
+    def _judge(self, status: group_status.GroupStatus, now: float) -> None:
         """Decides on the state of a group beyond what its events say."""
         # A line of the previous attempt says nothing about this one.
         trains = status.record.get("time", 0.0) > status.since
@@ -184,9 +184,9 @@ class ObservedRun:
             ended = status.record.get("event") == "end"
             if ended or self._directory.has_results(status.group):
                 status.state = "done"
-            elif not last and status.newest is not None:
+            elif not status.last_sign and status.newest is not None:
                 status.state = "unknown"  # Its files are elsewhere.
-        silent_secs = max(0.0, now - last)
+        silent_secs = max(0.0, now - status.last_sign)
         limit = max(self._silent_secs, 0.0 if trains else _START_SECS)
         if status.state in run_events.ENDED:
             pass
@@ -198,7 +198,7 @@ class ObservedRun:
                 "its launcher and its tasks are gone, and nothing says why: "
                 "killed, out of memory, or the machine went down"
             )
-        elif last and silent_secs > limit:
+        elif status.last_sign and silent_secs > limit:
             status.state, status.silent_secs = "silent", silent_secs
         if status.state not in ("done", "lost"):
             self._add_log_error(status)

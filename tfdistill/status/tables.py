@@ -233,7 +233,7 @@ _OF_TEACHER = (
 
 
 def _group_document(status: _Status, run: group.RunStatus) -> dict[str, Any]:
-    last, newest = run.last_lines.get(status.group, 0.0), status.newest
+    last, newest = status.last_sign, status.newest
     return {
         "group": status.group,
         "state": status.state,
@@ -245,7 +245,7 @@ def _group_document(status: _Status, run: group.RunStatus) -> dict[str, Any]:
         and {
             "step": newest.step,
             "bytes": newest.num_bytes,
-            "age_secs": run.age_secs(status),
+            "age_secs": max(0.0, run.time - newest.manifest.created),
         },
         "teachers": [_teacher_document(found) for found in status.teachers],
         "num_quarantined": status.num_quarantined,

@@ -4,7 +4,6 @@ import json
 import pathlib
 import re
 import socket
-import time
 from typing import Any
 
 # Colours and cursor movements; control characters other than tabs; what turns
@@ -27,14 +26,13 @@ def without_control(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
-def one_line(value: Any, *, max_chars: int = 500) -> str:
-    r"""Returns any value as one line of bounded length.
+def one_line(text: str, *, max_chars: int = 500) -> str:
+    r"""Returns a text as one line of bounded length.
 
     Example:
         >>> one_line("it failed:\n  no such file", max_chars=18)
         'it failed: no s...'
     """
-    text = value if isinstance(value, str) else repr(value)
     text = without_control(" ".join(text[: 4 * max_chars].split()))
     return text if len(text) <= max_chars else f"{text[: max_chars - 3]}..."
 
@@ -54,23 +52,14 @@ def receive(
 ) -> dict[str, Any] | None:
     """Reads one line that holds a JSON object, whoever sent it.
 
-    None for anything else, and if the whole line did not come in time.
+    None for anything else, and if nothing more comes for so long.
     """
-    deadline = time.monotonic() + limit_secs
-    received = b""
     try:
-        while not received.endswith(b"\n") and len(received) < _LINE_BYTES:
-            remaining_secs = deadline - time.monotonic()
-            if remaining_secs <= 0:
-                return None
-            connection.settimeout(remaining_secs)
-            block = connection.recv(_LINE_BYTES)
-            if not block:
-                return None
-            received += block
+        connection.settimeout(limit_secs)
+        with connection.makefile("rb") as file:
+            return json_object(file.readline(_LINE_BYTES))
     except OSError:
         return None
-    return json_object(received)
 
 
 def send(
