@@ -115,7 +115,7 @@ class Start:
 
 def finish(process):
     def closed():
-        if process.fileno() >= 0:
+        if not process.closed:
             select.select([process], [], [], 0.05)
         process.read()
         return process.closed

@@ -302,7 +302,9 @@ class Step:
 
     def wait(self, rank, code=None):
         if code is not None:
-            (self.workdir / f"end_{rank}").write_text(str(code))
+            draft = self.workdir / f"draft_{rank}"
+            draft.write_text(str(code))
+            draft.rename(self.workdir / f"end_{rank}")  # Never seen empty.
         return self.processes[rank].wait(tasks.LIMIT_SECS)
 
     def signal(self, number):
@@ -338,7 +340,8 @@ def test_the_tasks_of_a_node_are_forks_of_one_parent(step):
     assert parent.parent() == step.processes[0]
     assert found[0][1] == os.sched_getaffinity(0)
     assert found[1][1] == set(cores)
-    assert "which has imported json" in step.errors(0).read_text()
+    said = "which has imported json"
+    tasks.until(lambda: said in step.errors(0).read_text())
 
     # The commands get them once, and nobody else minds.
     step.signal(signal.SIGUSR1)

@@ -197,7 +197,7 @@ class LocalRun:
             process
             for group in self._groups
             for process in group.processes.values()
-            if not process.closed and process.fileno() >= 0
+            if not process.closed
         ]
         select.select(waiting, [], [], timeout_secs)
         self._obey_signals()

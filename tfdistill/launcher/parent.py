@@ -12,6 +12,7 @@ task that it has not started by then is started as a new program, and the next
 one by a new parent.
 """
 
+import collections
 import contextlib
 import dataclasses
 import glob
@@ -43,8 +44,6 @@ _VARIABLE = "TFDISTILL_PARENT"
 # Variables that may differ between a parent and its tasks: nothing that is
 # imported reads them.
 _OF_A_TASK = re.compile(r"TF_CONFIG|(TFDISTILL|WANDB|COMET|MLFLOW)_\w+")
-# A parent that has imported all answers at once.
-ANSWER_SECS = 3.0
 _IMPORT_SECS = 120.0
 _STOPPED = ("T", "t")
 # One that dies on the way to its first task is tried again this often.
@@ -60,18 +59,16 @@ _FLAGS_WITH_VALUE = ("-W", "-X")
 
 @dataclasses.dataclass(frozen=True)
 class PythonCommand:
-    """A command that runs a program by Python.
+    """What a command runs by Python; its arguments are not in it.
 
     Attributes:
-        command: All of it.
+        words: The interpreter, its options and what is run.
         num_options: Words before what is run, the interpreter's among them.
-        num_arguments: Words that are the program's own arguments.
         script: The path of what is run; None for `-m` and `-c`.
     """
 
-    command: tuple[str, ...]
+    words: tuple[str, ...]
     num_options: int
-    num_arguments: int
     script: str | None
 
     @classmethod
@@ -87,8 +84,7 @@ class PythonCommand:
         while at < len(command) and command[at].startswith("-"):
             word = command[at]
             if word in ("-m", "-c") and at + 1 < len(command):
-                number = len(command) - at - 2
-                return cls(tuple(command), at, number, None)
+                return cls(tuple(command[: at + 2]), at, None)
             if word in _FLAGS_WITH_VALUE:
                 at += 2
             elif word.startswith(_FLAGS_WITH_VALUE) or _FLAGS.fullmatch(word):
@@ -97,18 +93,7 @@ class PythonCommand:
                 return None
         if at >= len(command):
             return None
-        number = len(command) - at - 1
-        return cls(tuple(command), at, number, command[at])
-
-    @property
-    def program(self) -> tuple[str, ...]:
-        """The command without the program's own arguments."""
-        return self.command[: len(self.command) - self.num_arguments]
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The interpreter and its options."""
-        return self.command[: self.num_options]
+        return cls(tuple(command[: at + 1]), at, command[at])
 
 
 def why_not(
@@ -136,10 +121,6 @@ class Parent:
         pid: Its process id.
         is_ready: Whether it has imported what it was to import.
         failure: Why it can start no task any more, in words; empty if it can.
-        preload: What it is to import.
-        missing: What of it does not exist.
-        ready_secs: Seconds that its imports took; None before their end.
-        last_sign: `time.monotonic()` when it last started a task.
     """
 
     def __init__(
@@ -148,14 +129,14 @@ class Parent:
         *,
         env: Mapping[str, str],
         preload: Sequence[str],
+        news: "list[News]",
     ) -> None:
-        """Starts it, without waiting for its imports."""
+        """Starts it, without waiting for its imports; adds to `news`."""
         self.is_ready = False
         self.failure = ""
-        self.missing: tuple[str, ...] = ()
-        self.preload = tuple(preload)
-        self.ready_secs: float | None = None
-        self.last_sign = self._started = time.monotonic()
+        self._preload = tuple(preload)
+        self._news = news
+        self._started = time.monotonic()
         self._socket, theirs = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET
         )
@@ -163,13 +144,13 @@ class Parent:
         script = program.script
         plan = {
             "checked": False,
-            "command": program.command,
+            "command": program.words,
             "dies_with": os.getpid(),
             "fd": theirs.fileno(),
             "path": os.path.dirname(os.path.realpath(script))
             if script
             else os.getcwd(),
-            "preload": self.preload,
+            "preload": self._preload,
             "pythonpath": env.get("PYTHONPATH"),
             "script": script,
         }
@@ -186,7 +167,7 @@ class Parent:
             at_failure.enter_context(self._socket)
             at_failure.enter_context(self._output)
             self._process = subprocess.Popen(
-                [*program.options, "-c", refuse],
+                [*program.words[: program.num_options], "-c", refuse],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
@@ -217,12 +198,20 @@ class Parent:
             self._fail(f"it ended with {code}: {self._last_line()}")
             return
         hello = json.loads(data)
-        self.missing = tuple(hello["missing"])
-        self.ready_secs = time.monotonic() - self._started
         if hello["unfit"]:
             self._fail(hello["unfit"])
-        else:
-            self.is_ready = True
+            return
+        self.is_ready = True
+        secs = time.monotonic() - self._started
+        missing = hello["missing"]
+        names = [name for name in self._preload if name not in missing]
+        text = (
+            f"tasks are forks of process {self.pid}, which has imported "
+            f"{', '.join(names) or 'nothing'} in {secs:.1f} s"
+        )
+        if missing:
+            text += f"; there is no {', no '.join(missing)}"
+        self._news.append((text, {"pid": self.pid, "ready_secs": secs}))
 
     def _look(self) -> None:
         """Gives up one that will not answer."""
@@ -235,41 +224,35 @@ class Parent:
 
     def fork(
         self,
-        program: PythonCommand,
+        command: Sequence[str],
         *,
         env: Mapping[str, str],
         log_fd: int,
         keeper_fd: int,
-    ) -> bool:
-        """Asks for a task; a keeper with that end of a socket pair reports it.
+    ) -> None:
+        """Asks for a task, which starts after the imports.
 
-        Nothing comes of it if the parent fails, which closes that end. Returns
-        False if as many tasks as can be are asked for already.
+        A keeper with that end of a socket pair reports it. If the parent fails
+        first, nothing comes of it, and that end is closed.
         """
-        try:
+        with contextlib.suppress(OSError):  # Nothing comes of it, either.
             ask(
                 self._socket,
-                program,
+                command,
                 env=env,
                 log_fd=log_fd,
                 keeper_fd=keeper_fd,
             )
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            self._fail(f"it does not listen ({error.strerror})")
-        return True
-
-    def look_whether_it_answers(self, asked: float) -> None:
-        """Ends one that has started no task for long, this one neither."""
-        self.read()
-        if time.monotonic() - max(asked, self.last_sign) > ANSWER_SECS:
-            self._fail(f"it has not answered within {ANSWER_SECS:g} s")
 
     def _fail(self, why: str) -> None:
         self.failure = why
         self._process.kill()
         self._process.wait()
+        text = (
+            f"warning: process {self.pid} forks no more tasks, as {why}; "
+            "those that run are not affected"
+        )
+        self._news.append((text, {"pid": self.pid, "failure": why}))
 
     def _last_line(self) -> str:
         self._output.seek(0)
@@ -278,14 +261,19 @@ class Parent:
 
     def close(self) -> None:
         """Ends it; its tasks run on."""
-        self._fail(self.failure or "it is no longer needed")
+        self._process.kill()
+        self._process.wait()
         self._socket.close()
         self._output.close()
 
 
+# In words, and as the details of an event; see `run_events`.
+News = tuple[str, dict[str, Any]]
+
+
 def ask(
     control: socket.socket,
-    program: PythonCommand,
+    command: Sequence[str],
     *,
     env: Mapping[str, str],
     log_fd: int,
@@ -299,11 +287,10 @@ def ask(
     os.umask(mask)
     request = {
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
-        "command": program.command,
+        "command": command,
         "cores": sorted(os.sched_getaffinity(0)),
         "environ": dict(env),
         "limits": [(n, resource.getrlimit(n)) for n in sorted(_LIMITS)],
-        "num_arguments": program.num_arguments,
         "umask": mask,
     }
     with _file_in_memory() as file:
@@ -333,9 +320,8 @@ class Parents:
     def __init__(self) -> None:
         """Starts nothing yet."""
         self._parents: dict[object, Parent] = {}
-        self._failures: dict[object, int] = {}
-        self._unreported: list[tuple[str, dict[str, Any]]] = []
-        self._told: set[tuple[int, str]] = set()
+        self._failures: collections.Counter[object] = collections.Counter()
+        self._news: list[News] = []
 
     def of(
         self,
@@ -353,60 +339,37 @@ class Parents:
             directory = os.getcwd()
         except FileNotFoundError:  # It was removed.
             return None
-        key = (program.program, directory, of_all, tuple(preload))
-        found = self._parents.get(key)
+        key = (program.words, directory, of_all, tuple(preload))
+        found = self._parents.pop(key, None)
         if found is not None:
             found.read()
-        if found is not None and found.failure:
-            self._unreported = self.news()
-            self._failures.setdefault(key, 0)
-            self._failures[key] += not found.is_ready
-            found.close()
-            found = None
-        self._parents.pop(key, None)
-        if self._failures.get(key, 0) >= _MOST_FAILURES:
-            return None
-        while len(self._parents) >= _MOST_PARENTS:
-            self._parents.pop(next(iter(self._parents))).close()
-        try:
-            found = found or Parent(program, env=env, preload=preload)
-        except OSError as error:
-            self._failures[key] = _MOST_FAILURES
-            text = f"warning: no process can be made to fork tasks: {error}"
-            self._unreported.append((text, {"failure": str(error)}))
-            return None
+            if found.failure:
+                self._failures[key] += not found.is_ready
+                found.close()
+                found = None
+        if found is None:
+            if self._failures[key] >= _MOST_FAILURES:
+                return None
+            while len(self._parents) >= _MOST_PARENTS:
+                self._parents.pop(next(iter(self._parents))).close()
+            try:
+                found = Parent(
+                    program, env=env, preload=preload, news=self._news
+                )
+            except OSError as error:
+                self._failures[key] = _MOST_FAILURES
+                text = f"warning: no process can be made to fork tasks: {error}"
+                self._news.append((text, {"failure": str(error)}))
+                return None
         self._parents[key] = found  # The last one used is the last to go.
         return found
 
-    def news(self) -> list[tuple[str, dict[str, Any]]]:
-        """Returns, once for each, who has become ready or has failed.
-
-        In words, and as the details of an event; see `run_events`.
-        """
-        found, self._unreported = self._unreported, []
+    def news(self) -> list[News]:
+        """Returns, once for each, who has become ready or has failed."""
         for parent in self._parents.values():
             parent.read()
-            pid = parent.pid
-            if parent.is_ready and (pid, "ready") not in self._told:
-                self._told.add((pid, "ready"))
-                gone = parent.missing
-                names = [name for name in parent.preload if name not in gone]
-                text = (
-                    f"tasks are forks of process {pid}, which has imported "
-                    f"{', '.join(names) or 'nothing'} in "
-                    f"{parent.ready_secs:.1f} s"
-                )
-                if gone:
-                    text += f"; there is no {', no '.join(gone)}"
-                details = {"pid": pid, "ready_secs": parent.ready_secs}
-                found.append((text, details))
-            if parent.failure and (pid, "failed") not in self._told:
-                self._told.add((pid, "failed"))
-                text = (
-                    f"warning: process {pid} forks no more tasks, as "
-                    f"{parent.failure}; those that run are not affected"
-                )
-                found.append((text, {"pid": pid, "failure": parent.failure}))
+        found = self._news[:]
+        self._news.clear()
         return found
 
     def close(self) -> None:

@@ -64,11 +64,6 @@ class Restarts:
         self.planned = True
         return self._pause.failed()
 
-    def cancel(self) -> None:
-        """Takes back the planned one."""
-        self.made -= 1
-        self.planned = False
-
     @property
     def is_due(self) -> bool:
         """Whether it is time for the planned one."""
@@ -142,10 +137,7 @@ class WorkerRestarts:
     @property
     def made(self) -> Mapping[str, int]:
         """Restarts so far, by name of the worker, planned ones left out."""
-        return {
-            name: found.made - found.planned
-            for name, found in self._workers.items()
-        }
+        return {n: found.num_starts - 1 for n, found in self._workers.items()}
 
     @property
     def none_left(self) -> bool:
@@ -164,15 +156,14 @@ class WorkerRestarts:
         """
         delay = None if self._given_up else self._workers[name].plan()
         if delay is None:
-            self._given_up.add(name)
-            for other, found in self._workers.items():
-                if found.planned:
-                    self._given_up.add(other)
-                    found.cancel()
+            planned = {n for n, found in self._workers.items() if found.planned}
+            self._given_up |= {name, *planned}
         return delay
 
     def due(self) -> list[str]:
         """Returns the workers to be started again now."""
+        if self._given_up:
+            return []
         return [name for name, found in self._workers.items() if found.is_due]
 
     def note_start(self, name: str) -> None:

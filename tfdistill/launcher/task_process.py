@@ -48,8 +48,8 @@ class TaskProcess:
     ) -> None:
         """Starts the task, with no input and all output to one file.
 
-        By a parent it is started once that is ready, and without it if it
-        fails: `read` sees to both.
+        A parent starts it after its imports; if that fails, it is started
+        without.
         """
         self.pid: int | None = None
         self.method = parents.SPAWN
@@ -61,79 +61,52 @@ class TaskProcess:
         self._env = env
         self._log_fd = os.dup(log_file.fileno())
         self._buffer = b""
-        self._is_told_to_end = False
         self._keeper: subprocess.Popen[bytes] | None = None
-        # None while the parent is awaited.
-        self._socket: socket.socket | None = None
+        # None once it has started the task, or never will.
         self._parent = parent
-        self._asked = 0.0
-        if parent is None:
-            self._spawn()
-        else:
-            self.method = parents.FORK
-            self._ask(parent)
-
-    def _spawn(self) -> None:
-        self.method, self._parent = parents.SPAWN, None
-        ours, theirs = socket.socketpair()
+        self._socket, theirs = self._pair()
         with theirs:
-            fd = theirs.fileno()
-            own = [sys.executable, "-I", "-S", _KEEPER, str(fd)]
-            self._keeper = subprocess.Popen(
-                [*own, *self._command],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log_fd,
-                stderr=subprocess.STDOUT,
-                env=dict(self._env),
-                pass_fds=[fd],
-                start_new_session=True,
-            )
-        self._connect(ours)
-
-    def _ask(self, parent: parents.Parent) -> None:
-        """Has the parent fork the task, as soon as it can."""
-        parent.read()
-        program = parents.PythonCommand.parse(self._command)
-        if parent.failure or program is None:
-            self._spawn()
-        elif parent.is_ready:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                is_asked = parent.fork(
-                    program,
-                    env=self._env,
+            if parent is None:
+                self._spawn(theirs.fileno())
+            else:
+                self.method = parents.FORK
+                parent.fork(
+                    command,
+                    env=env,
                     log_fd=self._log_fd,
                     keeper_fd=theirs.fileno(),
                 )
-            if is_asked:
-                self._asked = time.monotonic()
-                self._connect(ours)
-            else:
-                ours.close()
 
-    def _connect(self, ours: socket.socket) -> None:
-        if self._socket is not None:
-            self._socket.close()
+    def _pair(self) -> tuple[socket.socket, socket.socket]:
+        ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        self._socket = ours
+        return ours, theirs
+
+    def _spawn(self, fd: int) -> None:
+        own = [sys.executable, "-I", "-S", _KEEPER, str(fd)]
+        self._keeper = subprocess.Popen(
+            [*own, *self._command],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log_fd,
+            stderr=subprocess.STDOUT,
+            env=dict(self._env),
+            pass_fds=[fd],
+            start_new_session=True,
+        )
 
     def fileno(self) -> int:
-        """Returns the descriptor that becomes readable on news; -1: none."""
-        source = self._parent if self._socket is None else self._socket
-        return -1 if source is None else source.fileno()
+        """Returns the descriptor that becomes readable on news."""
+        return self._socket.fileno()
 
     def read(self) -> None:
         """Takes in the keeper's reports without waiting for them."""
         if self.closed:
             return
-        if self._socket is None:
-            if self._parent is not None:
-                self._ask(self._parent)
-            return
         try:
             data = self._socket.recv(4096)
         except BlockingIOError:
-            self._look_at_parent()
+            if self._parent is not None:
+                self._parent.read()  # Its end is that of the socket.
             return
         except ConnectionResetError:
             data = b""
@@ -142,10 +115,7 @@ class TaskProcess:
         for line in lines:
             name, value, stamp = line.split()
             if name == b"pid":
-                self.pid = int(value)
-                if self._parent is not None:
-                    self._parent.last_sign = time.monotonic()
-                    self._parent = None
+                self.pid, self._parent = int(value), None
             elif name == b"stopped":
                 self.is_stopped = value == b"1"
             else:
@@ -153,35 +123,24 @@ class TaskProcess:
         if not data:
             self._end()
 
-    def _look_at_parent(self) -> None:
-        # Its end, or being ended, closes the socket, and so is noticed.
-        if self._parent is not None:
-            self._parent.look_whether_it_answers(self._asked)
-
     def request_stop(self) -> None:
         """Sends SIGTERM to the task's process group."""
-        if self.closed:
-            return
-        self._is_told_to_end = True
-        if self._socket is None:
+        if self._parent is not None:
             self._forget(signal.SIGTERM)
-        else:
+        elif not self.closed:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._socket.send(b"T")
 
     def hang_up(self) -> None:
         """Has the task and all that it started killed; does not wait."""
-        if self.closed:
-            return
-        self._is_told_to_end = True
-        if self._socket is None:
+        if self._parent is not None:
             self._forget(signal.SIGKILL)
-        else:
+        elif not self.closed:
             with contextlib.suppress(OSError):  # The keeper is already gone.
                 self._socket.shutdown(socket.SHUT_WR)
 
     def _forget(self, number: int) -> None:
-        """Ends a task that has yet to be started."""
+        """Ends a task that its parent has yet to start, and then will not."""
         self.exit_code, self.exit_time = -number, time.monotonic()
         self._close()
 
@@ -198,10 +157,13 @@ class TaskProcess:
         # The keeper has closed its end: it is about to exit, or was killed.
         if self.closed:
             return
-        if self._keeper is None and self.pid is None:
-            if not self._is_told_to_end:
-                self._spawn()
-                return
+        if self._parent is not None:  # It has failed before this task's turn.
+            self.method, self._parent = parents.SPAWN, None
+            self._socket.close()
+            self._socket, theirs = self._pair()
+            with theirs:
+                self._spawn(theirs.fileno())
+            return
         if self.exit_code is None and self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -219,5 +181,4 @@ class TaskProcess:
     def _close(self) -> None:
         self.closed, self._parent = True, None
         os.close(self._log_fd)
-        if self._socket is not None:
-            self._socket.close()
+        self._socket.close()

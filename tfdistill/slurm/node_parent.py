@@ -19,15 +19,14 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 from tfdistill.launcher import parent as launcher_parent
 
-# Between the starts of two tasks of a step; then longer than any import.
+# Between the starts of two tasks of a step.
 _MEET_SECS = 10.0
-_READY_SECS = 150.0
 _POLL_SECS = 0.1
 # By then Slurm has sent a signal to all processes.
 _TELL_SECS = 1.0
@@ -61,16 +60,15 @@ class NodeParent:
         """
         if self.starts:
             self._start(command, env)
-        program = launcher_parent.PythonCommand.parse(command)
         control = self._find()
-        if control is None or program is None:
+        if control is None:
             return None
         ours, theirs = socket.socketpair()
         with ours:
             with control, theirs, contextlib.suppress(OSError):
                 launcher_parent.ask(
                     control,
-                    program,
+                    command,
                     env=env,
                     log_fd=log_fd,
                     keeper_fd=theirs.fileno(),
@@ -85,6 +83,7 @@ class NodeParent:
         except OSError:  # Another user's process has taken the name.
             return
         listener.listen(socket.SOMAXCONN)
+        listener.setblocking(False)
         parents = launcher_parent.Parents()
         earlier = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
         try:
@@ -93,59 +92,52 @@ class NodeParent:
             signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
         def hand_out() -> None:
-            while not (news := parents.news()):
-                time.sleep(_POLL_SECS)
-            print(*(text for text, _ in news), sep="\n", file=sys.stderr)
             while True:
-                connection, _ = listener.accept()
-                with connection, contextlib.suppress(OSError):
-                    if parent and not parent.failure and _is_own(connection):
-                        socket.send_fds(connection, [b"."], [parent.fileno()])
+                sources: list[Any] = [listener]
+                if parent and not parent.failure:
+                    sources.append(parent)
+                select.select(sources, [], [], _POLL_SECS)
+                for text, _ in parents.news():
+                    print(text, file=sys.stderr, flush=True)
+                with contextlib.suppress(OSError):  # Nobody has asked.
+                    connection, _ = listener.accept()
+                    with connection:
+                        if parent and not parent.failure:
+                            if _is_own(connection):
+                                fds = [parent.fileno()]
+                                socket.send_fds(connection, [b"."], fds)
 
         threading.Thread(target=hand_out, daemon=True).start()
 
     def _find(self) -> socket.socket | None:
-        """Returns the launcher's end of the parent's socket, once it is ready.
+        """Returns the launcher's end of the parent's socket.
 
-        None if nobody has one.
+        None if nobody has one, or the task is to end.
         """
         fds: list[int] = []
+        limit = time.monotonic() + _MEET_SECS
         with socket.socket(socket.AF_UNIX) as source:
-            if (
-                self._until(
-                    lambda: source.connect_ex(f"\0{self.name}") == 0,
-                    _MEET_SECS,
-                )
-                and _is_own(source)
-                and self._until(
-                    lambda: any(select.select([source], [], [], 0)), _READY_SECS
-                )
-            ):
-                with contextlib.suppress(ConnectionResetError):
+            while source.connect_ex(f"\0{self.name}"):
+                if signal.SIGTERM in self.told or time.monotonic() > limit:
+                    return None
+                time.sleep(_POLL_SECS)
+            if _is_own(source):
+                source.settimeout(_MEET_SECS)
+                with contextlib.suppress(OSError):
                     _, fds, _, _ = socket.recv_fds(source, 1, 1)
         return socket.socket(fileno=fds[0]) if fds else None
-
-    def _until(self, happens: Callable[[], bool], limit_secs: float) -> bool:
-        """Waits; returns False after the limit, or if the task is to end."""
-        limit = time.monotonic() + limit_secs
-        while not happens():
-            if signal.SIGTERM in self.told or time.monotonic() > limit:
-                return False
-            time.sleep(_POLL_SECS)
-        return True
 
     def _wait(self, keeper: socket.socket) -> int | None:
         """Returns what `run` does, by the reports of a task's keeper."""
         reports, is_told = b"", False
-        limit = time.monotonic() + launcher_parent.ANSWER_SECS
         keeper.settimeout(_POLL_SECS)
         while True:
             try:
                 data = keeper.recv(4096)
             except TimeoutError:
-                if not reports and time.monotonic() > limit:
-                    return None
-                if reports and signal.SIGTERM in self.told and not is_told:
+                if signal.SIGTERM in self.told and not reports:
+                    return None  # So it is not started any more.
+                if signal.SIGTERM in self.told and not is_told:
                     # Should Slurm not find the task: its parent has ended, say.
                     # A keeper that it has found does not pass this on.
                     is_told = True

@@ -277,6 +277,8 @@ class _Parent:
         gc.freeze()  # Pages of what is never collected stay shared.
         hello = {"missing": missing, "unfit": unfit or _unfit()}
         self._control.send(json.dumps(hello).encode())
+        if hello["unfit"]:
+            os._exit(0)
 
     def _import(self, names: list[str]) -> tuple[list[str], str]:
         """Returns what there is none of, and why this process is unfit."""
@@ -381,7 +383,7 @@ class _Parent:
             else:
                 os.environ[name] = value
         sys.orig_argv[:] = command
-        sys.argv[1:] = command[len(command) - request["num_arguments"] :]
+        sys.argv[1:] = command[len(self._plan["command"]) :]
         _title(command, environ)
         tempfile.tempdir = None  # It was found by the parent's variables.
         if numpy_random := sys.modules.get("numpy.random"):
