@@ -19,11 +19,11 @@ class Echo(mailbox.Mailbox):
 
     todo: queue.SimpleQueue[message_lib.Message]
 
-    def _keep(
-        self, peer: mailbox.Peer, message: message_lib.Message, size: int
-    ) -> None:
-        super()._keep(peer, message, size)
-        self.todo.put(message)
+    def _take(self, data: bytes) -> bool:
+        taken = super()._take(data)
+        if taken:
+            self.todo.put(message_lib.decode(data, self._exchange.signer))
+        return taken
 
     def answer(self) -> None:
         """Answers for as long as there is something to answer."""
@@ -42,7 +42,10 @@ def run(root: str, group: int, **options: Any) -> None:
     """Answers as a group, in this process, until it is ended."""
     echo = Echo(
         publisher.Exchange(root, key=KEY),
-        mailbox.Place(group=group, worker=0, replicas=(0,), host="127.0.0.1"),
+        group=group,
+        worker=0,
+        replicas=(0,),
+        host="127.0.0.1",
         peers=[0],
         wait_secs=0.0,
         **options,

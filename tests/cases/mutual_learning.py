@@ -104,12 +104,10 @@ def numpy_peers(
     boxes = [
         mailbox.Mailbox(
             tfdistill.Exchange(cluster.exchange),
-            mailbox.Place(
-                group=group,
-                worker=0,
-                replicas=tuple(range(num_replicas)),
-                host="127.0.0.1",
-            ),
+            group=group,
+            worker=0,
+            replicas=tuple(range(num_replicas)),
+            host="127.0.0.1",
             peers=[g for g in range(cluster.num_groups) if g != group],
             wait_secs=60.0,
         )

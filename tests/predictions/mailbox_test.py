@@ -14,6 +14,7 @@ import pytest
 
 from tests.cases import tasks
 from tfdistill.exchange import publisher
+from tfdistill.predictions import addresses
 from tfdistill.predictions import mailbox
 from tfdistill.predictions import message as message_lib
 
@@ -26,14 +27,14 @@ class Worker:
     """The only worker of a group, with its mailbox."""
 
     def __init__(self, root, group=0, peers=(1,), *, key=KEY, **kwargs):
-        place = {"worker": 0, "replicas": (0,), "host": "127.0.0.1"}
-        place |= {k: kwargs.pop(k) for k in list(kwargs) if k in place}
         self.group, self.peers = group, peers
         self.box = mailbox.Mailbox(
             publisher.Exchange(root, key=key),
-            mailbox.Place(group=group, **place),
+            group=group,
+            worker=0,
             peers=peers,
-            **{"wait_secs": LONG_SECS, **kwargs},
+            host="127.0.0.1",
+            **{"replicas": (0,), "wait_secs": LONG_SECS, **kwargs},
         )
 
     def swap(self, step, *, peer=None, batch=BATCH, classes=3, array=None):
@@ -171,8 +172,7 @@ def without_waiting(worker, monkeypatch):
         now[0] += secs
 
     monkeypatch.setattr(worker.box, "_clock", lambda: now[0])
-    for peer in worker.peers:
-        monkeypatch.setattr(worker.box.peer(peer).arrived, "wait", wait)
+    monkeypatch.setattr(worker.box._arrived, "wait", wait)
     return waits
 
 
@@ -232,7 +232,7 @@ _WRONG = {
     "classes": {"classes": (4,)},
     "nothing": {"arrays": ()},
 }
-_KINDS = {"rows": "batch", "nothing": "dtype"}
+_KINDS = {"rows": "batch", "dtype": "shape", "nothing": "shape"}
 
 
 @pytest.mark.parametrize("wrong", _WRONG)
@@ -280,16 +280,21 @@ def test_classes_that_do_not_exist_are_refused(two):
                 message(other), publisher.Exchange(root, key=b"x" * 16).signer
             ),
         ),
-        ("size", lambda other, root: bytes(2 * mailbox._SPARE_BYTES)),
+        ("size", lambda other, root: bytes(2**16)),
     ],
 )
-def test_a_message_of_a_stranger_is_refused(two, tmp_path, caplog, kind, make):
+def test_a_message_of_a_stranger_is_refused(
+    two, tmp_path, caplog, monkeypatch, kind, make
+):
+    monkeypatch.setattr(mailbox, "MAX_BYTES", 2**15)
     one, other = two
     both(one, other, 0)
     for _ in range(3):
         put(one, make(other, tmp_path), other)
     assert one.box.num_forged == {kind: 3}
-    assert len([r for r in caplog.records if "was refused" in r.message]) == 1
+    assert (
+        len([r for r in caplog.records if "does not count" in r.message]) == 1
+    )
     answers = both(one, other, 1)
     np.testing.assert_array_equal(answers[0][0], said(1, 1))
 
@@ -325,7 +330,8 @@ def test_an_address_that_is_not_signed_is_none(opened, tmp_path):
         one = opened(0, (1,), wait_secs=0.0)
         name = tmp_path / "group_1" / "mailbox-0.json"
         tasks.until(name.exists)
-        assert not one.box._look_for(one.box.peer(1))
+        exchange = publisher.Exchange(tmp_path, key=KEY)
+        assert addresses.Address.find(exchange, 1, 0) is None
         assert one.box.peer(1).address is None
     finally:
         forger.box.stop()
@@ -371,7 +377,7 @@ def test_a_peer_that_is_ahead_is_not_waited_for(two, monkeypatch):
     assert not one.box.peer(1).boxes[0]
 
 
-def test_steps_that_a_peer_has_never_reached_do_not_silence_it(two, caplog):
+def test_steps_that_a_peer_has_never_reached_do_not_silence_it(two):
     one, other = two
     for step in range(10**6, 10**6 + mailbox.MAX_KEPT):
         put(one, sent(other, step=step), other)
@@ -379,8 +385,6 @@ def test_steps_that_a_peer_has_never_reached_do_not_silence_it(two, caplog):
     assert one.swap(0) is None
     put(one, sent(other, step=1), other)
     assert one.swap(1) is not None
-    assert one.box.peer(1).num_refused == {"step": 1}
-    assert "must not go back" in caplog.text
 
 
 def test_what_a_peer_does_not_take_is_bounded(opened):
@@ -401,12 +405,15 @@ def test_a_peer_that_starts_again_teaches_again(two, opened):
     assert [a is not None for a in answers] == [True, True]
 
 
-def test_half_a_connection_holds_up_nobody(two):
+def test_half_a_connection_holds_up_nobody_and_the_oldest_go(two, monkeypatch):
+    monkeypatch.setattr(mailbox, "MAX_GUESTS", 10)
     one, other = two
     with contextlib.ExitStack() as stack:
-        for _ in range(40):
-            half = stack.enter_context(connected(one))
-            half.sendall(b"\0")
+        halves = [stack.enter_context(connected(one)) for _ in range(12)]
+        for half in halves[:2]:
+            assert half.recv(1) == b""
+        assert one.box.num_forged == {"crowd": 2}
+        halves[-1].sendall(b"\0")
         answers = both(one, other, 0)
         assert all(answer is not None for answer in answers)
 

@@ -1,7 +1,6 @@
 """Where the mailboxes of workers are: signed notes in the exchange."""
 
 import dataclasses
-from typing import Any
 
 from tfdistill.exchange import publisher
 from tfdistill.system import processes
@@ -29,7 +28,19 @@ class Address:
         cls, exchange: publisher.Exchange, group: int, worker: int
     ) -> "Address | None":
         """Reads a worker's note; None without a right one."""
-        return cls._of(exchange.notes(group).read(_name(worker)))
+        note = exchange.notes(group).read(_name(worker)) or {}
+        machine = processes.machine()
+        is_here = bool(machine) and note.get("machine") == machine
+        try:
+            return cls(
+                "127.0.0.1" if is_here else str(note["host"]),
+                int(note["port"]),
+                bytes.fromhex(note["incarnation"]),
+                tuple(map(int, note["replicas"])),
+                tuple(map(int, note["learns_from"])),
+            )
+        except (ArithmeticError, KeyError, TypeError, ValueError):
+            return None
 
     def leave(
         self, exchange: publisher.Exchange, group: int, worker: int
@@ -40,26 +51,6 @@ class Address:
             "machine": processes.machine(),
         }
         exchange.notes(group).write(_name(worker), note)
-
-    @classmethod
-    def _of(cls, note: dict[str, Any] | None) -> "Address | None":
-        note = note or {}
-        try:
-            found = cls(
-                str(note["host"]),
-                int(note["port"]),
-                bytes.fromhex(note["incarnation"]),
-                tuple(map(int, note["replicas"])),
-                tuple(map(int, note["learns_from"])),
-            )
-        except (KeyError, TypeError, ValueError):
-            return None
-        is_right = 0 < found.port < 2**16 and len(found.incarnation) == 16
-        if not is_right or not 0 < len(found.host) < 256:
-            return None
-        if note.get("machine") and note["machine"] == processes.machine():
-            return dataclasses.replace(found, host="127.0.0.1")
-        return found
 
 
 def _name(worker: int) -> str:

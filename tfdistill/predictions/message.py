@@ -1,6 +1,6 @@
 """One message between peers: a replica's predictions of one batch, signed.
 
-    magic | header | by output: classes | by array: dtype, shape | arrays | MAC
+    magic | header | by output: classes | arrays: dtype, shape, values | MAC
 
 Numbers are little-endian. The MAC is an HMAC-SHA256 by the run's key over all
 before it, which names the sender, its incarnation and the step: no message
@@ -9,20 +9,19 @@ counts as another one. Without a key it is a digest that anybody can make.
 
 import hashlib
 import hmac
+import math
 import struct
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from tfdistill.exchange import signing
 
-_MAGIC = b"tfdL1\0"
+_MAGIC = b"tfdL2\0"
 # Group, replica, step, incarnation, batch, number of outputs and of arrays.
 _HEADER = struct.Struct("<6sIIq16s8sBB")
 _MAC_BYTES = 32
 _DTYPES = tuple(map(np.dtype, ("<f4", "<f2", "<i4")))
-_MAX_RANK = 8
 
 
 class MessageError(ValueError):
@@ -68,10 +67,10 @@ def encode(message: Message, signer: signing.Signer | None) -> bytes:
     ]
     for array in message.arrays:
         kind = _DTYPES.index(array.dtype)
-        parts.append(
-            struct.pack(f"<BB{array.ndim}I", kind, array.ndim, *array.shape)
-        )
-    parts += [array.tobytes() for array in message.arrays]
+        parts += [
+            struct.pack(f"<BB{array.ndim}I", kind, array.ndim, *array.shape),
+            array.tobytes(),
+        ]
     body = b"".join(parts)
     return body + proof(body, signer)
 
@@ -81,33 +80,18 @@ def decode(data: bytes, signer: signing.Signer | None) -> Message:
 
     Its arrays are views of `data`.
     """
+    body, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
+    if not hmac.compare_digest(mac, proof(body, signer)):
+        raise MessageError(
+            "it must be whole, and signed with this run's key; its signature "
+            "is wrong"
+        )
     try:
-        head, classes, specs, start = _parsed(data)
-    except struct.error:
-        raise MessageError("it must be a message; it is cut off") from None
-    arrays = []
-    for kind, shape in specs:
-        dtype = _DTYPES[kind]
-        count = int(np.prod(shape, dtype=np.float64))
-        end = start + count * dtype.itemsize
-        if end > len(data) - _MAC_BYTES:
-            raise MessageError(
-                f"it must hold what its shapes say; received {len(data)} bytes"
-            )
-        arrays.append(np.frombuffer(data, dtype, count, start).reshape(shape))
-        start = end
-    if start != len(data) - _MAC_BYTES:
+        return _parsed(body)
+    except (struct.error, ValueError, IndexError, OverflowError) as error:
         raise MessageError(
-            f"it must hold what its shapes say; received {len(data)} bytes"
-        )
-    if not hmac.compare_digest(data[start:], proof(data[:start], signer)):
-        raise MessageError(
-            "it must be signed with this run's key; its signature is wrong"
-        )
-    _, group, replica, step, incarnation, batch, *_ = head
-    return Message(
-        group, replica, step, incarnation, batch, classes, tuple(arrays)
-    )
+            f"it must be a message of tfdistill's peers: {error}"
+        ) from error
 
 
 def proof(body: bytes, signer: signing.Signer | None) -> bytes:
@@ -117,28 +101,27 @@ def proof(body: bytes, signer: signing.Signer | None) -> bytes:
     return bytes.fromhex(signer.proof(b"message of a peer: " + body))
 
 
-def _parsed(
-    data: bytes,
-) -> tuple[tuple, tuple[int, ...], list[tuple[int, tuple[int, ...]]], int]:
-    """Reads all but the arrays, of which nothing is trusted yet."""
-    if data[: len(_MAGIC)] != _MAGIC:
-        raise MessageError("it must be a message of tfdistill's peers")
-    head = _HEADER.unpack_from(data)
-    num_outputs, num_arrays = head[-2:]
+def _parsed(body: bytes) -> Message:
+    magic, *named, num_outputs, num_arrays = _HEADER.unpack_from(body)
+    group, replica, step, incarnation, batch = named
+    if magic != _MAGIC:
+        raise ValueError("it begins in another way")
     start = _HEADER.size
-    classes = struct.unpack_from(f"<{num_outputs}I", data, start)
+    classes = struct.unpack_from(f"<{num_outputs}I", body, start)
     start += 4 * num_outputs
-    specs = []
+    arrays = []
     for _ in range(num_arrays):
-        kind, rank = struct.unpack_from("<BB", data, start)
-        if kind >= len(_DTYPES) or rank > _MAX_RANK:
-            raise MessageError(
-                f"its arrays must have a known dtype and at most {_MAX_RANK} "
-                f"axes; received dtype {kind} and {rank} axes"
-            )
-        specs.append((kind, struct.unpack_from(f"<{rank}I", data, start + 2)))
+        kind, rank = struct.unpack_from("<BB", body, start)
+        shape = struct.unpack_from(f"<{rank}I", body, start + 2)
         start += 2 + 4 * rank
-    return head, classes, specs, start
+        flat = np.frombuffer(body, _DTYPES[kind], math.prod(shape), start)
+        arrays.append(flat.reshape(shape))
+        start += flat.nbytes
+    if start != len(body):
+        raise ValueError("it holds more than its arrays")
+    return Message(
+        group, replica, step, incarnation, batch, classes, tuple(arrays)
+    )
 
 
 def refusal(received: Message, own: Message) -> tuple[str, str] | None:
@@ -149,16 +132,15 @@ def refusal(received: Message, own: Message) -> tuple[str, str] | None:
     """
     if received.classes != own.classes:
         return "classes", (
-            f"its outputs must have {_listed(own.classes)} classes, as the "
-            f"student's; received {_listed(received.classes)}"
+            f"its outputs must have {own.classes} classes, as the student's; "
+            f"received {received.classes}"
         )
     found, wanted = _specs(received), _specs(own)
     if found != wanted:
-        kind = "dtype" if _column(found, 0) != _column(wanted, 0) else "shape"
-        return kind, (
-            f"its predictions must be {_described(wanted)} for each example, "
-            f"as the student's; received {_described(found)}. Use the same "
-            "model and the same `form` in all groups"
+        return "shape", (
+            f"its predictions must be {wanted} for each example, as the "
+            f"student's; received {found}. Use the same model and the same "
+            "`encoding` in all groups"
         )
     if received.batch != own.batch or _rows(received) != _rows(own):
         return "batch", (
@@ -166,7 +148,7 @@ def refusal(received: Message, own: Message) -> tuple[str, str] | None:
             'Shard the data with mode="coordinated", and shuffle and augment '
             "them with the same seeds in all groups"
         )
-    sizes = iter(np.repeat(own.classes, len(own.arrays) // len(own.classes)))
+    sizes = np.repeat(own.classes, len(own.arrays) // len(own.classes))
     for array, size in zip(received.arrays, sizes, strict=True):
         is_index = array.dtype.kind == "i"
         if is_index and not ((array >= 0) & (array < size)).all():
@@ -186,24 +168,11 @@ def has_faults(message: Message) -> bool:
     )
 
 
-def _specs(message: Message) -> list[tuple[str, tuple[int, ...]]]:
-    return [(a.dtype.name, a.shape[1:]) for a in message.arrays]
+def _specs(message: Message) -> str:
+    return " and ".join(
+        f"{a.dtype.name} {list(a.shape[1:])}" for a in message.arrays
+    )
 
 
 def _rows(message: Message) -> list[int]:
     return [len(array) for array in message.arrays]
-
-
-def _column(specs: list[tuple], index: int) -> list:
-    return [spec[index] for spec in specs]
-
-
-def _described(specs: Sequence[tuple[str, tuple[int, ...]]]) -> str:
-    return (
-        ", ".join(f"{dtype} {list(shape)}" for dtype, shape in specs)
-        or "nothing"
-    )
-
-
-def _listed(classes: Sequence[int]) -> str:
-    return " and ".join(map(str, classes))

@@ -109,12 +109,10 @@ class PeerPredictions(teacher.Teacher):
         local = tuple(replicas.local_replicas(student.strategy))
         self.mailbox = mailbox_lib.Mailbox(
             self._exchange,
-            mailbox_lib.Place(
-                group=cluster.group,
-                worker=local[0] // len(local),
-                replicas=local,
-                host=(cluster.address or "").rpartition(":")[0].strip("[]"),
-            ),
+            group=cluster.group,
+            worker=local[0] // len(local),
+            replicas=local,
+            host=(cluster.address or "").rpartition(":")[0].strip("[]"),
             peers=[member.group for member in self._members],
             others=cluster.peers,
             wait_secs=self._wait_secs,
