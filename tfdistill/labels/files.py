@@ -33,47 +33,8 @@ FILE_NAME, FORMAT = "labels.json", 2
 _RECORDS = "labels.tfrecord"
 # Of one example: which inputs it belongs to.
 _FINGERPRINT_BYTES = 8
-_PROOF = "proof"
 
 _Predict = Callable[[Any], list[Any]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Description:
-    """What `labels.json` says.
-
-    Attributes:
-        teacher: Who made the labels: a digest of its files or of its values.
-        num_rows: Number of examples.
-        form: The arguments of `forms.Form`.
-        outputs: What is kept of each output of one example: shape and dtype
-            by name.
-        sha256: Of the file of records.
-        versions: Of the libraries that wrote them.
-    """
-
-    teacher: str
-    num_rows: int
-    form: Mapping[str, Any]
-    outputs: list[dict[str, Any]]
-    sha256: str
-    versions: Mapping[str, str]
-    format: int = FORMAT
-
-    @property
-    def spec(self) -> tuple[dict[str, tf.TensorSpec], ...]:
-        """What is kept of a batch, by output."""
-        return tuple(
-            {
-                name: tf.TensorSpec([None, *said["shape"]], said["dtype"])
-                for name, said in output.items()
-            }
-            for output in self.outputs
-        )
-
-    def text(self) -> str:
-        """Returns it as JSON."""
-        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
 
 
 def write(
@@ -111,16 +72,27 @@ def write(
         ValueError: An argument is not as above, or what is kept of an example
             has no fixed size.
     """
-    _check_dataset(dataset)
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            "The data set must end; received an endless one. Leave out "
+            "repeat(), or take() what is to be labelled."
+        )
     form = form or forms.Form()
     signer = signing.signer_for(key)
     path = _new_directory(directory)
-    predict, digest = _predictor(teacher, dataset.element_spec, trust=trust)
+    predict, name = _predictor(teacher, dataset.element_spec, trust=trust)
     num_rows, outputs = 0, None
     with tf.io.TFRecordWriter(str(path / _RECORDS)) as writer:
         for number, element in enumerate(dataset):
             rows, kept = _kept(element, predict, form, [seed, number])
-            outputs = _same(outputs, _described(kept))
+            found = _described(kept)
+            if outputs not in (None, found):
+                raise ValueError(
+                    "What is kept of an example must have one size; received "
+                    f"{outputs} and {found}. Pad sequences to one length in "
+                    "the data set."
+                )
+            outputs = found
             writer.write(_record(rows, kept))
             num_rows += len(rows)
             progress(num_rows)
@@ -129,16 +101,19 @@ def write(
             "The data set must have at least one example to label; received "
             "an empty one."
         )
-    text = _Description(
-        teacher=digest,
-        num_rows=num_rows,
-        form=dataclasses.asdict(form),
-        outputs=outputs,
-        sha256=_digest(path / _RECORDS),
-        versions=dict(manifest.installed_versions()),
-    ).text()
-    proof = signer.proof(text.encode()) if signer else None
-    content = json.dumps({"labels": json.loads(text), _PROOF: proof}, indent=1)
+    said = {
+        "format": FORMAT,
+        "num_rows": num_rows,
+        # What is kept of each output of an example: shape and dtype by name.
+        "outputs": outputs,
+        "sha256": _digest(path / _RECORDS),
+        # For people.
+        "teacher": name,
+        "form": dataclasses.asdict(form),
+        "versions": dict(manifest.installed_versions()),
+    }
+    proof = signer.proof(_text(said)) if signer else None
+    content = json.dumps({"labels": said, "proof": proof}, indent=1)
     run_files.write(path / FILE_NAME, [f"{content}\n".encode()])
     return num_rows
 
@@ -160,21 +135,18 @@ def read(
         ValueError: There are no complete labels, or they were changed.
     """
     path = pathlib.Path(directory)
-    description = _opened(path, signing.signer_for(key))
+    said = _opened(path, signing.signer_for(key))
     try:
         found = _digest(path / _RECORDS)
     except OSError as error:
+        found = str(error)
+    if found != said["sha256"]:
         raise ValueError(
-            f"The labels in {path} must be whole; {_RECORDS} cannot be read: "
-            f"{error}. Copy the whole directory, or write them again."
-        ) from error
-    if found != description.sha256:
-        raise ValueError(
-            f"The labels in {path} were changed: {_RECORDS} must have the "
-            f"SHA-256 {description.sha256[:12]}...; found {found[:12]}.... "
-            "Write them again."
+            f"The labels in {path} must be whole: {_RECORDS} must have the "
+            f"SHA-256 {said['sha256']}; found {found}. Copy the whole "
+            "directory, or write them again."
         )
-    return WrittenLabels(path, description, name=name)
+    return WrittenLabels(path, said, name=name)
 
 
 class WrittenLabels:
@@ -189,20 +161,22 @@ class WrittenLabels:
     """
 
     def __init__(
-        self, path: pathlib.Path, description: _Description, *, name: str
+        self, path: pathlib.Path, said: Mapping[str, Any], *, name: str
     ) -> None:
         """Takes what `read` has checked."""
-        self._path, self._description, self._name = path, description, name
-
-    @property
-    def num_rows(self) -> int:
-        """Number of examples."""
-        return self._description.num_rows
-
-    @property
-    def teacher(self) -> str:
-        """A digest of the teacher that made them."""
-        return self._description.teacher
+        self._path, self._name = path, name
+        # Number of examples.
+        self.num_rows: int = said["num_rows"]
+        self._spec = (
+            tf.TensorSpec([None, _FINGERPRINT_BYTES], tf.uint8),
+            tuple(
+                {
+                    name: tf.TensorSpec([None, *part["shape"]], part["dtype"])
+                    for name, part in output.items()
+                }
+                for output in said["outputs"]
+            ),
+        )
 
     def __call__(self, dataset: tf.data.Dataset, *others: Any) -> Any:
         """Returns the data set with labels, as `Dataset.apply` calls it.
@@ -242,19 +216,14 @@ class WrittenLabels:
 
     def _parsed(self, record: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """Returns the hashes of a batch, and what is kept of its outputs."""
-        spec = (
-            tf.TensorSpec([None, _FINGERPRINT_BYTES], tf.uint8),
-            self._description.spec,
-        )
-        flat = tf.nest.flatten(spec)
         parts = tf.io.parse_tensor(record, tf.string)
         tensors = [
             tf.ensure_shape(
                 tf.io.parse_tensor(parts[i], part.dtype), part.shape
             )
-            for i, part in enumerate(flat)
+            for i, part in enumerate(tf.nest.flatten(self._spec))
         ]
-        return tf.nest.pack_sequence_as(spec, tensors)
+        return tf.nest.pack_sequence_as(self._spec, tensors)
 
     def _labelled(
         self, start: tf.Tensor, element: Any, wanted: tf.Tensor, kept: Any
@@ -265,7 +234,7 @@ class WrittenLabels:
         wanted, kept = tf.nest.map_structure(
             lambda part: part[:num_rows], (wanted, kept)
         )
-        found = fingerprint(attached.detach(element)[0])
+        found = _fingerprints(_inputs(element))
         same = tf.reduce_all(found == wanted, axis=1)
         first = tf.argmin(tf.cast(same, tf.int32), output_type=tf.int64)
         check = tf.debugging.Assert(
@@ -284,12 +253,13 @@ class WrittenLabels:
         return attached.attach(element, {self._name: label})
 
 
-def fingerprint(element: Any) -> tf.Tensor:
-    """Recognizes examples by the bytes of their inputs: uint8 `[batch, 8]`.
+def _inputs(element: Any) -> Any:
+    bare, _ = attached.detach(element)
+    return keras.utils.unpack_x_y_sample_weight(bare)[0]
 
-    Of an element of a data set, as `fit` takes it.
-    """
-    inputs = keras.utils.unpack_x_y_sample_weight(element)[0]
+
+def _fingerprints(inputs: Any) -> tf.Tensor:
+    """Recognizes examples by the bytes of their inputs: uint8 `[batch, 8]`."""
     leaves = keras.tree.flatten(inputs)
     if not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
         raise ValueError(
@@ -304,26 +274,11 @@ def fingerprint(element: Any) -> tf.Tensor:
 # ---- writing ----
 
 
-def _check_dataset(dataset: Any) -> None:
-    if not isinstance(dataset, tf.data.Dataset):
-        raise ValueError(
-            "`dataset` must be a tf.data.Dataset of batches; received "
-            f"{type(dataset).__name__}."
-        )
-    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(
-            "The data set must end; received an endless one. Leave out "
-            "repeat(), or take() what is to be labelled."
-        )
-
-
 def _kept(
     element: Any, predict: _Predict, form: forms.Form, seed: list[int]
 ) -> tuple[tf.Tensor, list[dict[str, tf.Tensor]]]:
     """Returns the hashes of a batch, and what is kept of its outputs."""
-    element, _ = attached.detach(element)
-    inputs = keras.utils.unpack_x_y_sample_weight(element)[0]
-    found = []
+    inputs, found = _inputs(element), []
     for output in map(tf.convert_to_tensor, predict(inputs)):
         kept = form.encode(output, seed=seed)
         if not all(
@@ -335,7 +290,7 @@ def _kept(
             )
         form.check(output.numpy())
         found.append(kept)
-    return fingerprint(element), found
+    return _fingerprints(inputs), found
 
 
 def _record(rows: tf.Tensor, kept: list[dict[str, tf.Tensor]]) -> bytes:
@@ -353,16 +308,6 @@ def _described(kept: list[dict[str, tf.Tensor]]) -> list[dict[str, Any]]:
     ]
 
 
-def _same(known: Any, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if known not in (None, found):
-        raise ValueError(
-            "What is kept of an example must have one size; received "
-            f"{known} and {found}. Pad sequences to one length in the data "
-            "set."
-        )
-    return found
-
-
 def _new_directory(directory: str | os.PathLike[str]) -> pathlib.Path:
     text = os.fspath(directory)
     if "://" in text:
@@ -372,16 +317,12 @@ def _new_directory(directory: str | os.PathLike[str]) -> pathlib.Path:
         )
     path = pathlib.Path(text)
     path.mkdir(parents=True, exist_ok=True)
-    if (path / FILE_NAME).exists():
+    # Records without `labels.json` are what a stopped writer has left.
+    found = {file.name for file in path.iterdir()}
+    if found - {_RECORDS}:
         raise ValueError(
-            f"`directory` must hold no labels yet; {path} has complete ones. "
-            "Choose another."
-        )
-    # What a stopped writer has left.
-    (path / _RECORDS).unlink(missing_ok=True)
-    if any(path.iterdir()):
-        raise ValueError(
-            f"`directory` must be new or empty; found other files in {path}."
+            f"`directory` must be new or empty; found {sorted(found)[:5]} in "
+            f"{path}. Choose another."
         )
     return path
 
@@ -389,18 +330,13 @@ def _new_directory(directory: str | os.PathLike[str]) -> pathlib.Path:
 def _predictor(
     teacher: Any, element_spec: Any, *, trust: bool
 ) -> tuple[_Predict, str]:
-    """Returns how the teacher is asked, and a digest of it."""
-    digest = hashlib.sha256()
+    """Returns how the teacher is asked, and its name for people."""
     if isinstance(teacher, keras.Model):
-        for variable in teacher.variables:
-            value = np.asarray(keras.ops.convert_to_numpy(variable))
-            digest.update(f"{value.dtype}{value.shape}".encode())
-            digest.update(value.tobytes())
         ask = tf.function(
             lambda x: keras.tree.flatten(teacher(x, training=False)),
             reduce_retracing=True,
         )
-        return ask, digest.hexdigest()
+        return ask, teacher.name
     if not isinstance(teacher, str | os.PathLike):
         raise ValueError(
             "`teacher` must be a Keras model or the directory of a SavedModel; "
@@ -408,13 +344,8 @@ def _predictor(
         )
     path = os.fspath(teacher)
     other_graphs.check_named(path, trust=trust, remedy="`trust`")
-    spec = attached.detach(element_spec)[0]
-    inputs = keras.utils.unpack_x_y_sample_weight(spec)[0]
-    function = other_graphs.FrozenFunction(path, input_spec=inputs)
-    for file in sorted(pathlib.Path(path).rglob("*")):
-        if file.is_file():
-            digest.update(f"{file.relative_to(path)}\0{_digest(file)}".encode())
-    return function, digest.hexdigest()
+    spec = _inputs(element_spec)
+    return other_graphs.FrozenFunction(path, input_spec=spec), path
 
 
 def _digest(path: pathlib.Path) -> str:
@@ -425,34 +356,29 @@ def _digest(path: pathlib.Path) -> str:
 # ---- reading ----
 
 
-def _opened(path: pathlib.Path, signer: signing.Signer | None) -> _Description:
+def _text(said: Mapping[str, Any]) -> bytes:
+    return json.dumps(said, indent=1, sort_keys=True).encode()
+
+
+def _opened(path: pathlib.Path, signer: signing.Signer | None) -> Any:
+    """Reads and checks `labels.json`."""
     try:
         found = json.loads((path / FILE_NAME).read_text("utf-8"))
-        description = _Description(**found["labels"])
-        text, proof, _ = description.text(), found[_PROOF], description.spec
+        said, proof = found["labels"], found["proof"]
+        if said["format"] != FORMAT:
+            raise ValueError(f"its format must be {FORMAT}")
     except FileNotFoundError as error:
         raise ValueError(
             f"There must be complete labels in {path}; found no {FILE_NAME}, "
             "which is written last. Write them with tfdistill.labels.write, or "
             "with: python -m launch.label"
         ) from error
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path / FILE_NAME} must be what tfdistill.labels.write wrote; "
-            f"{error!r}."
+            f"{error!r}. Write it again."
         ) from error
-    if description.format != FORMAT:
-        raise ValueError(
-            f"The labels in {path} must have the format {FORMAT}; received "
-            f"{description.format!r}. Write them again."
-        )
-    if signer and not signer.proves(proof, text.encode()):
+    if signer and not signer.proves(proof, _text(said)):
         raise ValueError(
             f"The labels in {path} must be signed with this process's key, "
             "but are not: they were changed, or signed with another key or "
@@ -461,7 +387,7 @@ def _opened(path: pathlib.Path, signer: signing.Signer | None) -> _Description:
             "whoever writes labels and for the launcher. Or read them with "
             "key=None."
         )
-    return description
+    return said
 
 
 def _batch_size(dataset: tf.data.Dataset) -> int:

@@ -6,7 +6,6 @@ knows only what they have in common: see `Form`.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +17,6 @@ from tfdistill import losses
 _DTYPES = ("float32", "float16")
 # Rounded to half precision, probabilities add up to 1 no better than this.
 _TOLERANCE = 1e-2
-# Of classes that were not drawn; finite, and 0 after a softmax.
-_NEVER = math.log(losses.TINY)
 # What is kept says in its name of how many classes it is: a name travels
 # everywhere, and costs no bytes.
 _CLASSES, _DRAWN = "classes_of_", "drawn_of_"
@@ -121,20 +118,21 @@ class Form:
         if "whole" in kept:
             return tf.cast(kept["whole"], tf.float32)
         if (drawn := kept.get(f"{_DRAWN}{num_classes}")) is not None:
-            log_p = _counted(drawn, num_classes)
+            share = tf.fill(tf.shape(drawn), 1.0 / int(drawn.shape[-1]))
+            p = _dense(drawn, share, num_classes)
         elif (classes := kept.get(f"{_CLASSES}{num_classes}")) is not None:
-            log_p = _filled(
-                classes,
-                tf.cast(kept["log_probability"], tf.float32),
-                num_classes,
-            )
+            top = tf.exp(tf.cast(kept["log_probability"], tf.float32))
+            p = _filled(classes, top, num_classes)
         else:
             raise ValueError(
                 f"The labels must be of the student's {num_classes} classes; "
                 f"received {' and '.join(kept)}. Ask a teacher of the same "
                 "classes."
             )
-        return log_p if self.from_logits else tf.exp(log_p)
+        # Of classes that were not drawn: finite, and 0 after a softmax.
+        return (
+            tf.math.log(tf.maximum(p, losses.TINY)) if self.from_logits else p
+        )
 
     def check(self, output: np.ndarray) -> None:
         """Checks that an output is what `from_logits` says, if that matters.
@@ -156,18 +154,6 @@ class Form:
                 f" Pass from_logits={not self.from_logits}."
             )
 
-    def num_bytes(self, output_shape: Any) -> int:
-        """Returns the bytes of one output of a known shape."""
-        shape = tf.TensorShape(output_shape)
-        of_value = tf.as_dtype(self.dtype).size
-        if self.is_whole:
-            return int(shape.num_elements()) * of_value
-        rows = int(shape[:-1].num_elements())
-        if self.num_samples:
-            return rows * self.num_samples * tf.int32.size
-        count = min(self.top_k or 0, int(shape[-1]))
-        return rows * count * (of_value + tf.int32.size)
-
     def _log_probabilities(self, output: tf.Tensor) -> tf.Tensor:
         if self.from_logits:
             return tf.nn.log_softmax(output)
@@ -184,45 +170,25 @@ def _num_classes(output: tf.Tensor) -> int:
     return int(output.shape[-1])
 
 
-def _filled(
-    classes: tf.Tensor, log_p: tf.Tensor, num_classes: int
-) -> tf.Tensor:
+def _filled(classes: tf.Tensor, top: tf.Tensor, num_classes: int) -> tf.Tensor:
     """Spreads what the top classes leave evenly over the others."""
-    k = int(classes.shape[-1])
-    flat_p = tf.reshape(log_p, [-1, k])
-    left = 1.0 - tf.reduce_sum(tf.exp(flat_p), axis=-1, keepdims=True)
-    each = tf.math.log(tf.maximum(left / max(num_classes - k, 1), 0.0))
-    each = tf.maximum(each, _NEVER)
-    dense = tf.broadcast_to(each, [tf.shape(flat_p)[0], num_classes])
-    dense = tf.tensor_scatter_nd_update(
-        dense, _places(tf.reshape(classes, [-1, k])), flat_p
+    num_left = num_classes - int(classes.shape[-1])
+    left = 1.0 - tf.reduce_sum(top, axis=-1, keepdims=True)
+    each = tf.maximum(left / max(num_left, 1), 0.0)
+    return _dense(classes, top - each, num_classes) + each
+
+
+def _dense(
+    classes: tf.Tensor, values: tf.Tensor, num_classes: int
+) -> tf.Tensor:
+    """Adds up values at their classes: `[..., count]` to `[..., classes]`."""
+    num_rows = tf.reduce_prod(tf.shape(classes)[:-1])
+    rows = tf.repeat(tf.range(num_rows), int(classes.shape[-1]))
+    places = tf.stack([rows, tf.reshape(classes, [-1])], axis=-1)
+    found = tf.scatter_nd(
+        places, tf.reshape(values, [-1]), tf.stack([num_rows, num_classes])
     )
-    return _shaped(dense, classes, num_classes)
-
-
-def _counted(drawn: tf.Tensor, num_classes: int) -> tf.Tensor:
-    """Returns the logarithm of how often each class was drawn."""
-    count = int(drawn.shape[-1])
-    flat = tf.reshape(drawn, [-1, count])
-    zeros = tf.zeros([tf.shape(flat)[0], num_classes])
-    share = tf.fill(tf.shape(flat), 1.0 / count)
-    dense = tf.tensor_scatter_nd_add(zeros, _places(flat), share)
-    return _shaped(
-        tf.math.log(tf.maximum(dense, losses.TINY)), drawn, num_classes
-    )
-
-
-def _places(classes: tf.Tensor) -> tf.Tensor:
-    """Row and class of each value of `[rows, count]`, `[rows, count, 2]`."""
-    rows = tf.range(tf.shape(classes)[0], dtype=classes.dtype)
-    return tf.stack(
-        [tf.broadcast_to(rows[:, tf.newaxis], tf.shape(classes)), classes], -1
-    )
-
-
-def _shaped(dense: tf.Tensor, like: tf.Tensor, num_classes: int) -> tf.Tensor:
-    found = tf.reshape(
-        dense, tf.concat([tf.shape(like)[:-1], [num_classes]], 0)
-    )
-    found.set_shape([*like.shape[:-1], num_classes])
+    shape = tf.concat([tf.shape(classes)[:-1], [num_classes]], 0)
+    found = tf.reshape(found, shape)
+    found.set_shape([*classes.shape[:-1], num_classes])
     return found

@@ -6,15 +6,22 @@ the model's signature says before it is made an array.
 
 import dataclasses
 import math
-import types
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-SERVICE = "tensorflow.serving.PredictionService"
+try:
+    from tensorflow_serving.apis import get_model_metadata_pb2 as metadata_pb2
+    from tensorflow_serving.apis import predict_pb2
+    from tensorflow_serving.apis import prediction_service_pb2_grpc as service
+except ImportError as error:
+    raise ImportError(
+        "Labels from servers need the package tensorflow-serving-api, which "
+        f"cannot be imported ({error}): pip install 'tfdistill[labels]'."
+    ) from error
+
 SIGNATURE = "serving_default"
 _METADATA = "signature_def"
 # Of one message, either way: what is larger is refused before it is read.
@@ -25,16 +32,16 @@ CLIENT_OPTIONS = (
     ("grpc.max_send_message_length", MAX_BYTES),
 )
 SERVER_OPTIONS = (*CLIENT_OPTIONS, ("grpc.so_reuseport", 0))
-# Kinds of refused answers that a message itself can be.
-MALFORMED, OUTPUTS, DTYPE, SHAPE, NOT_FINITE, VERSION = (
-    *("malformed", "outputs", "dtype", "shape", "not_finite", "version"),
-)
+# What servers derive from and register by, and what clients call.
+Servicer = service.PredictionServiceServicer
+register = service.add_PredictionServiceServicer_to_server
+Stub = service.PredictionServiceStub
 
 Specs = Mapping[str, tf.TensorSpec]
 
 
 class BadAnswerError(ValueError):
-    """An answer that must not be used: of what kind, and why."""
+    """A message that must not be used: of what kind, and why."""
 
     def __init__(self, kind: str, reason: str) -> None:
         """`kind` is what it is counted as."""
@@ -42,178 +49,119 @@ class BadAnswerError(ValueError):
         self.kind = kind
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass
 class Signature:
     """What a model takes and returns, by name; the batch dimension is None."""
 
-    inputs: Specs
-    outputs: Specs
-
-
-def messages() -> types.SimpleNamespace:
-    """Imports TensorFlow Serving's messages; ImportError names the extra."""
-    try:
-        from tensorflow_serving.apis import get_model_metadata_pb2
-        from tensorflow_serving.apis import predict_pb2
-    except ImportError as error:
-        raise ImportError(
-            "Labels from servers need the package tensorflow-serving-api, "
-            f"which cannot be imported ({error}): pip install "
-            "'tfdistill[labels]'."
-        ) from error
-    return types.SimpleNamespace(
-        PredictRequest=predict_pb2.PredictRequest,
-        PredictResponse=predict_pb2.PredictResponse,
-        MetadataRequest=get_model_metadata_pb2.GetModelMetadataRequest,
-        MetadataResponse=get_model_metadata_pb2.GetModelMetadataResponse,
-        SignatureDefMap=get_model_metadata_pb2.SignatureDefMap,
-    )
+    input_spec: Specs
+    output_spec: Specs
 
 
 # ---- asking ----
 
 
-def question(model: str, inputs: Mapping[str, np.ndarray]) -> bytes:
+def question(model: str, inputs: Mapping[str, np.ndarray]) -> Any:
     """Returns a PredictRequest to a model about a batch."""
-    request = messages().PredictRequest()
+    request = predict_pb2.PredictRequest()
     request.model_spec.name = model
     request.model_spec.signature_name = SIGNATURE
     for name, values in inputs.items():
-        proto = request.inputs[name]
-        dtype = tf.as_dtype(values.dtype)
-        if dtype == tf.string:
-            proto.CopyFrom(tf.make_tensor_proto(values))
-            continue
-        # In half the time of `make_tensor_proto` and a copy of it.
-        proto.dtype = dtype.as_datatype_enum
-        proto.tensor_shape.CopyFrom(tf.TensorShape(values.shape).as_proto())
-        proto.tensor_content = values.tobytes()
-    return bytes(request.SerializeToString())
+        request.inputs[name].CopyFrom(tf.make_tensor_proto(values))
+    return request
 
 
-def metadata_question(model: str) -> bytes:
+def metadata_question(model: str) -> Any:
     """Returns a GetModelMetadataRequest about a model's signatures."""
-    request = messages().MetadataRequest(metadata_field=[_METADATA])
+    request = metadata_pb2.GetModelMetadataRequest(metadata_field=[_METADATA])
     request.model_spec.name = model
-    return bytes(request.SerializeToString())
+    return request
 
 
-def read_signature(content: bytes) -> Signature:
+def read_signature(response: Any) -> Signature:
     """Reads a GetModelMetadataResponse; BadAnswerError if it is none."""
-    response = parsed(messages().MetadataResponse, content)
-    found = messages().SignatureDefMap()
+    found = metadata_pb2.SignatureDefMap()
     try:
-        unpacked = response.metadata[_METADATA].Unpack(found)
+        response.metadata[_METADATA].Unpack(found)
+        said = dict(found.signature_def)[SIGNATURE]
+        return Signature(_specs(said.inputs), _specs(said.outputs))
     except Exception as error:  # protobuf's DecodeError has no public home.
-        raise BadAnswerError(MALFORMED, str(error)) from error
-    if not unpacked or SIGNATURE not in found.signature_def:
         raise BadAnswerError(
-            MALFORMED,
-            f"the model must have the signature {SIGNATURE!r}; it has "
-            f"{sorted(found.signature_def)}.",
-        )
-    signature = found.signature_def[SIGNATURE]
-    return Signature(
-        inputs=_specs(signature.inputs), outputs=_specs(signature.outputs)
-    )
+            "malformed",
+            f"it must describe the signature {SIGNATURE!r}: {error!r}",
+        ) from error
 
 
 def _specs(infos: Any) -> Specs:
-    try:
-        return {
-            name: tf.TensorSpec(
-                tf.TensorShape(info.tensor_shape), tf.as_dtype(info.dtype)
-            )
-            for name, info in infos.items()
-        }
-    except (TypeError, ValueError) as error:
-        raise BadAnswerError(MALFORMED, str(error)) from error
+    return {
+        name: tf.TensorSpec(
+            tf.TensorShape(info.tensor_shape), tf.as_dtype(info.dtype)
+        )
+        for name, info in infos.items()
+    }
 
 
-def read_answer(
-    content: bytes, expected: Mapping[str, tuple[Sequence[int], tf.DType]]
-) -> tuple[int, list[np.ndarray]]:
+def read_answer(response: Any, specs: Specs) -> tuple[int, list[np.ndarray]]:
     """Reads a PredictResponse: the version, and outputs in float32.
 
-    `expected` are shape and dtype by name, in the order of what is returned.
-    BadAnswerError for anything else.
+    Outputs come in the order of `specs`. BadAnswerError unless they fit.
     """
-    response = parsed(messages().PredictResponse, content)
     spec = response.model_spec
     if not spec.HasField("version") or spec.version.value < 0:
         raise BadAnswerError(
-            VERSION, "it must name the version that answered, >= 0."
-        )
-    if set(response.outputs) != set(expected):
-        raise BadAnswerError(
-            OUTPUTS,
-            f"its outputs must be {sorted(expected)}; received "
-            f"{sorted(response.outputs)[:5]}.",
+            "version", "it must name the version that answered, >= 0."
         )
     outputs = []
-    for name, (shape, dtype) in expected.items():
-        proto = response.outputs[name]
-        if proto.dtype != dtype.as_datatype_enum:
+    for name, values in arrays(response.outputs, specs).items():
+        outputs.append(values.astype(np.float32, copy=False))
+        if not np.isfinite(outputs[-1]).all():
             raise BadAnswerError(
-                DTYPE,
-                f"its output {name!r} must be {dtype.name}; received the "
-                f"dtype number {proto.dtype}.",
-            )
-        values = array(proto, shape)
-        values = values.astype(np.float32, copy=False)
-        if not np.isfinite(values).all():
-            raise BadAnswerError(
-                NOT_FINITE,
+                "not_finite",
                 f"its output {name!r} must be finite; received NaN or "
                 "infinity.",
             )
-        outputs.append(values)
     return int(spec.version.value), outputs
 
 
-def array(proto: Any, shape: Sequence[int | None]) -> np.ndarray:
-    """Makes an array of a tensor that came in a message.
+def arrays(protos: Mapping[str, Any], specs: Specs) -> dict[str, np.ndarray]:
+    """Makes arrays of the tensors of a message; BadAnswerError unless they fit.
 
-    BadAnswerError unless it has the shape, in which None stands for any size,
-    and holds as many values: `make_ndarray` would repeat the last one.
+    Each must hold as many values as it says: `make_ndarray` would repeat the
+    last one.
     """
-    sizes = [dim.size for dim in proto.tensor_shape.dim]
-    fits = len(sizes) == len(shape) and all(
-        size == wanted if wanted is not None else size >= 0
-        for size, wanted in zip(sizes, shape, strict=True)
-    )
-    if not fits:
+    if set(protos) != set(specs):
         raise BadAnswerError(
-            SHAPE, f"its shape must be {list(shape)}; received {sizes}."
+            "outputs",
+            f"its tensors must be {sorted(specs)}; received "
+            f"{sorted(protos)[:5]}.",
         )
-    dtype, content = tf.as_dtype(proto.dtype), proto.tensor_content
-    if content:
+    return {name: _array(protos[name], name, s) for name, s in specs.items()}
+
+
+def _array(proto: Any, name: str, spec: tf.TensorSpec) -> np.ndarray:
+    if proto.dtype != spec.dtype.as_datatype_enum:
+        raise BadAnswerError(
+            "dtype",
+            f"{name!r} must be {spec.dtype.name}; received the dtype number "
+            f"{proto.dtype}.",
+        )
+    sizes = [dim.size for dim in proto.tensor_shape.dim]
+    if min(sizes, default=0) < 0 or not spec.shape.is_compatible_with(sizes):
+        raise BadAnswerError(
+            "shape",
+            f"the shape of {name!r} must be {spec.shape}; received {sizes}.",
+        )
+    if content := proto.tensor_content:
         # Strings, which have no size, are never there.
-        held = len(content) / dtype.size if dtype.size else -1.0
+        held = len(content) / (spec.dtype.size or math.nan)
     else:
-        held = sum(
-            len(values)
-            for field, values in proto.ListFields()
-            if field.name.endswith("_val")
-        )
+        fields = proto.ListFields()
+        held = sum(len(v) for f, v in fields if f.name.endswith("_val"))
     if held != math.prod(sizes):
         raise BadAnswerError(
-            MALFORMED, f"a tensor of the shape {sizes} must hold its values."
+            "malformed",
+            f"{name!r} must hold its values: as many as its shape {sizes} has.",
         )
-    if content:
-        # A view, where `make_ndarray` would copy.
-        return np.frombuffer(content, dtype.as_numpy_dtype).reshape(sizes)
     return np.asarray(tf.make_ndarray(proto))
-
-
-def parsed(kind: Any, content: bytes) -> Any:
-    """Returns a message of this kind; BadAnswerError if the bytes are none."""
-    try:
-        return kind.FromString(content)
-    except Exception as error:  # protobuf's DecodeError has no public home.
-        raise BadAnswerError(
-            MALFORMED, f"it must be a {kind.__name__}: {error}"
-        ) from error
 
 
 # ---- answering ----
@@ -221,18 +169,18 @@ def parsed(kind: Any, content: bytes) -> Any:
 
 def metadata(model: str, version: int, signature: Signature) -> Any:
     """Returns the GetModelMetadataResponse that describes a model."""
-    found = messages().SignatureDefMap()
+    found = metadata_pb2.SignatureDefMap()
     described = found.signature_def[SIGNATURE]
     described.method_name = "tensorflow/serving/predict"
     for infos, specs in (
-        (described.inputs, signature.inputs),
-        (described.outputs, signature.outputs),
+        (described.inputs, signature.input_spec),
+        (described.outputs, signature.output_spec),
     ):
         for name, spec in specs.items():
             infos[name].name = f"{name}:0"
             infos[name].dtype = spec.dtype.as_datatype_enum
             infos[name].tensor_shape.CopyFrom(spec.shape.as_proto())
-    response = messages().MetadataResponse()
+    response = metadata_pb2.GetModelMetadataResponse()
     response.model_spec.name = model
     response.model_spec.version.value = version
     response.metadata[_METADATA].Pack(found)
@@ -241,7 +189,7 @@ def metadata(model: str, version: int, signature: Signature) -> Any:
 
 def answer(model: str, version: int, outputs: Mapping[str, Any]) -> Any:
     """Returns the PredictResponse of a version."""
-    response = messages().PredictResponse()
+    response = predict_pb2.PredictResponse()
     response.model_spec.name = model
     response.model_spec.version.value = version
     response.model_spec.signature_name = SIGNATURE

@@ -24,16 +24,12 @@ from tfdistill.exports import student_graph
 from tfdistill.labels import attached
 from tfdistill.labels import forms
 from tfdistill.labels import protocol
-from tfdistill.system import background
 from tfdistill.system import untrusted
 
-UNREACHABLE, SLOW, REFUSED, BACKWARDS = (
-    *("unreachable", "slow", "refused", "backwards"),
-)
 _KINDS = {
-    grpc.StatusCode.UNAVAILABLE: UNREACHABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED: SLOW,
-    grpc.StatusCode.INTERNAL: protocol.MALFORMED,
+    grpc.StatusCode.UNAVAILABLE: "unreachable",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "slow",
+    grpc.StatusCode.INTERNAL: "malformed",
 }
 _OPTIONS = [
     *protocol.CLIENT_OPTIONS,
@@ -44,9 +40,9 @@ _OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-# How long a server that fails is left alone. The longest is also how late its
-# group's first export is noticed.
-_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.1, 1.0
+# How long a server that fails is left alone: twice as long as it took to fail,
+# and doubled each time, so that a frozen one costs hardly any time.
+_SHORTEST_PAUSE_SECS, _LONGEST_PAUSE_FACTOR = 0.1, 32
 _POLL_SECS = 0.2
 _log = logging.getLogger(__name__)
 
@@ -58,8 +54,8 @@ class Teachers:
     them in turn, and another one if that fails. The training never waits
     longer than `timeout_secs` for a batch, and never fails for want of
     servers: rows without an answer have version -1 and teach nothing. A server
-    that fails is left alone for 0.1 s, and longer each time, up to 1 s; if all
-    are, batches pass at once.
+    that fails is left alone for twice as long as it took to fail, 0.1 s at
+    least, and longer each time; if all are, batches pass at once.
 
     `num_parallel_calls` of `dataset.map` is how many batches are asked about
     at once, and `prefetch` how many answers wait for the training, which
@@ -114,7 +110,6 @@ class Teachers:
             credentials: `grpc.ChannelCredentials` for TLS. Default: none.
 
         Raises:
-            ImportError: tensorflow-serving-api is not installed.
             ValueError: An argument is not as above.
             RuntimeError: No server has answered in `wait_secs`.
         """
@@ -124,13 +119,7 @@ class Teachers:
         self._timeout_secs, self._max_age_steps = timeout_secs, max_age_steps
         self._seed, self._turn = seed, itertools.count()
         self._servers = [
-            Server(
-                address,
-                model,
-                credentials=credentials,
-                probe_secs=timeout_secs,
-            )
-            for address in addresses
+            Server(address, credentials=credentials) for address in addresses
         ]
         self._finalizer = weakref.finalize(self, _close, self._servers)
         self._lock = threading.Lock()
@@ -188,8 +177,7 @@ class Teachers:
             `{"name", "batches", "absent_batches", "rows", "absent_rows",
             "refused", "servers"}`: `refused` counts bad answers by kind, and
             `servers` has for each its address, whether it is `usable` or left
-            alone, its newest `version`, its good `answers`, the `sent_bytes`
-            of questions and the `received_bytes` of answers, and its last
+            alone, its newest `version`, its good `answers`, and its last
             `problem`.
         """
         names = ("batches", "absent_batches", "rows", "absent_rows")
@@ -217,7 +205,7 @@ class Teachers:
         inputs = None
         if outputs is None:
             signature = self._wait(secs)
-            inputs, found = signature.inputs, signature.outputs
+            inputs, found = signature.input_spec, signature.output_spec
             specs = {n: found[n] for n in other_graphs.in_flat_order(found)}
         else:
             specs = {
@@ -238,7 +226,7 @@ class Teachers:
         while True:
             for server in self._servers:
                 try:
-                    return server.signature(timeout_secs=self._timeout_secs)
+                    return server.signature(self._model, self._timeout_secs)
                 except protocol.BadAnswerError as error:
                     server.problem = str(error)
             if time.monotonic() >= deadline:
@@ -280,9 +268,8 @@ class Teachers:
         rows, turn = len(first), next(self._turn)
         # A size that the signature leaves open, as of a sequence, is ours.
         expected = {
-            name: (
-                [rows, *_sizes(spec.shape[1:], first.shape[1:])],
-                spec.dtype,
+            name: tf.TensorSpec(
+                [rows, *_sizes(spec.shape[1:], first.shape[1:])], spec.dtype
             )
             for name, spec in self._outputs.items()
         }
@@ -296,7 +283,7 @@ class Teachers:
                 self._counts.update({f"{what}batches": 1, f"{what}rows": rows})
         version, outputs = found or (
             -1,
-            [np.zeros(shape, np.float32) for shape, _ in expected.values()],
+            [np.zeros(spec.shape, np.float32) for spec in expected.values()],
         )
         return [
             np.full([rows], version, np.int64),
@@ -305,7 +292,10 @@ class Teachers:
         ]
 
     def _asked(
-        self, inputs: Mapping[str, np.ndarray], expected: Any, turn: int
+        self,
+        inputs: Mapping[str, np.ndarray],
+        expected: protocol.Specs,
+        turn: int,
     ) -> tuple[int, list[np.ndarray]] | None:
         """Asks one server after the other; None if none has answered."""
         servers = self._servers
@@ -347,46 +337,32 @@ class Teachers:
 class Server:
     """Asks one server; leaves it alone for a while when that fails.
 
-    Any thread may use it. While it is left alone, a thread of its own looks
-    whether it is back.
+    Any thread may use it.
 
     Attributes:
         address: Its `host:port`.
-        is_usable: Whether it is not being left alone.
         problem: Why the last bad answer was refused, or "".
     """
 
-    def __init__(
-        self,
-        address: str,
-        model: str,
-        *,
-        credentials: Any = None,
-        probe_secs: float = 1.0,
-    ) -> None:
+    def __init__(self, address: str, *, credentials: Any = None) -> None:
         """Connects when it is asked first; `credentials` are gRPC's for TLS."""
         self.address, self.problem = address, ""
-        self.is_usable = True
         self._version = -1
-        self._num_answers = self._sent_bytes = self._received_bytes = 0
-        self._probe = protocol.metadata_question(model)
-        self._probe_secs = probe_secs
-        self._pause = background.Backoff(
-            first_secs=_FIRST_PAUSE_SECS, longest_secs=_LONGEST_PAUSE_SECS
-        )
+        self._num_answers = 0
         self._lock = threading.Lock()
-        self._failed_at = 0.0
-        self._closing = threading.Event()
+        self._alone_until, self._num_failed = 0.0, 0
         self._channel = (
             grpc.secure_channel(address, credentials, _OPTIONS)
             if credentials
             else grpc.insecure_channel(address, _OPTIONS)
         )
-        # Bytes, so that what cannot be parsed is ours to refuse.
-        self._predict, self._metadata = (
-            self._channel.unary_unary(f"/{protocol.SERVICE}/{method}")
-            for method in ("Predict", "GetModelMetadata")
-        )
+        self.close = self._channel.close
+        self._stub = protocol.Stub(self._channel)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is not being left alone."""
+        return time.monotonic() >= self._alone_until
 
     def status(self) -> dict[str, Any]:
         """Returns what `Teachers.status` says of it."""
@@ -396,116 +372,78 @@ class Server:
                 "usable": self.is_usable,
                 "version": self._version,
                 "answers": self._num_answers,
-                "sent_bytes": self._sent_bytes,
-                "received_bytes": self._received_bytes,
                 "problem": untrusted.one_line(self.problem),
             }
 
-    def signature(self, *, timeout_secs: float) -> protocol.Signature:
+    def signature(self, model: str, timeout_secs: float) -> protocol.Signature:
         """Asks what the model takes and returns; BadAnswerError if it fails."""
-        content = _called(self._metadata, self._probe, timeout_secs)
-        return protocol.read_signature(content)
+        question = protocol.metadata_question(model)
+        method = self._stub.GetModelMetadata
+        return protocol.read_signature(_called(method, question, timeout_secs))
 
     def ask(
-        self, question: bytes, expected: Any, *, timeout_secs: float
-    ) -> tuple[int, list[Any]]:
+        self, question: Any, specs: protocol.Specs, *, timeout_secs: float
+    ) -> tuple[int, list[np.ndarray]]:
         """Returns the version and its outputs; see `protocol.read_answer`.
 
         BadAnswerError if there is no answer in time, or a bad one.
         """
         asked_at, newest = time.monotonic(), self._version
-        with self._lock:
-            self._sent_bytes += len(question)
         try:
-            content = _called(self._predict, question, timeout_secs)
-            with self._lock:
-                self._received_bytes += len(content)
-            version, outputs = protocol.read_answer(content, expected)
+            response = _called(self._stub.Predict, question, timeout_secs)
+            version, outputs = protocol.read_answer(response, specs)
             # Answers may overtake each other: it had given that one before
             # it was asked this.
             if version < newest:
                 raise protocol.BadAnswerError(
-                    BACKWARDS,
+                    "backwards",
                     f"its version must not go backwards; received {version} "
                     f"after {newest}.",
                 )
         except protocol.BadAnswerError as error:
-            self._leave_alone(str(error), asked_at)
+            self._leave_alone(str(error), time.monotonic() - asked_at)
             raise
         with self._lock:
+            self._num_failed = 0
             self._version = max(self._version, version)
             self._num_answers += 1
-            self._pause.succeeded()
         return version, outputs
 
-    def close(self) -> None:
-        """Ends the connection, and the look whether it is back."""
-        self._closing.set()
-        self._channel.close()
-
-    def _leave_alone(self, reason: str, asked_at: float) -> None:
+    def _leave_alone(self, reason: str, secs: float) -> None:
         with self._lock:
             self.problem = reason
             # Of questions that were asked at once, one failure counts.
-            if not self.is_usable or asked_at < self._failed_at:
-                return
-            if self._closing.is_set():
-                return
-            self.is_usable, self._failed_at = False, time.monotonic()
-            secs = self._pause.failed()
-        threading.Thread(
-            target=self._bring_back,
-            args=(secs,),
-            name=f"tfdistill-labels-{self.address}",
-            daemon=True,
-        ).start()
-
-    def _bring_back(self, secs: float) -> None:
-        while not self._closing.wait(secs):
-            try:
-                self.signature(timeout_secs=self._probe_secs)
-            except protocol.BadAnswerError as error:
-                # Any other answer is one: the server is there.
-                if error.kind in (UNREACHABLE, SLOW):
-                    with self._lock:
-                        secs = self._pause.failed()
-                    continue
-            with self._lock:
-                self._failed_at = time.monotonic()
-                self.is_usable = True
-            return
+            if self.is_usable:
+                self._num_failed += 1
+                factor = min(2**self._num_failed, _LONGEST_PAUSE_FACTOR)
+                secs = max(factor * secs, _SHORTEST_PAUSE_SECS)
+                self._alone_until = time.monotonic() + secs
 
 
-def _called(method: Any, question: bytes, timeout_secs: float) -> bytes:
+def _called(method: Any, question: Any, timeout_secs: float) -> Any:
     try:
-        return bytes(method(question, timeout=timeout_secs))
+        return method(question, timeout=timeout_secs)
     except grpc.RpcError as error:
-        kind = _KINDS.get(error.code(), REFUSED)
+        kind = _KINDS.get(error.code(), "refused")
         reason = f"{error.code().name}: {error.details()}"
         raise protocol.BadAnswerError(kind, reason) from error
     except ValueError as error:  # gRPC's, once the channel is closed.
-        raise protocol.BadAnswerError(REFUSED, str(error)) from error
+        raise protocol.BadAnswerError("refused", str(error)) from error
 
 
 def _check(
     addresses: Sequence[str], timeout_secs: float, max_age_steps: int | None
 ) -> None:
-    is_list = not isinstance(addresses, str) and len(addresses) > 0
-    if (
-        not is_list
-        or len(set(addresses)) != len(addresses)
-        or not all(isinstance(a, str) and ":" in a for a in addresses)
-    ):
+    if isinstance(addresses, str) or not addresses:
         raise ValueError(
-            "`addresses` must be a list of one or more host:port, each once; "
-            f"received {addresses!r}."
+            "`addresses` must be a list of one or more host:port; received "
+            f"{addresses!r}."
         )
     if not 0 < timeout_secs < math.inf:
         raise ValueError(
             f"`timeout_secs` must be > 0 and finite; received {timeout_secs!r}."
         )
-    is_whole = max_age_steps is None or isinstance(max_age_steps, int)
-    if not is_whole or (max_age_steps or 0) < 0:
+    if max_age_steps is not None and max_age_steps < 0:
         raise ValueError(
             "`max_age_steps` must be a whole number >= 0, or None; received "
             f"{max_age_steps!r}."

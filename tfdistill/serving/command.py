@@ -46,9 +46,6 @@ def _credentials(options: programs.Options) -> Any:
 
 def _run(options: programs.Options) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from tfdistill.exchange import publisher
-    from tfdistill.serving import server as server_lib
-
     if options.group < 0 or not 0 <= options.port < 65536:
         raise programs.UsageError(
             "--group must be >= 0 and --port from 0 to 65535; received "
@@ -58,6 +55,9 @@ def _run(options: programs.Options) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     try:
+        from tfdistill.exchange import publisher
+        from tfdistill.serving import server as server_lib
+
         followed = server_lib.Followed(
             publisher.Exchange(options.exchange),
             options.group,
@@ -76,15 +76,16 @@ def _run(options: programs.Options) -> int:
     begin = time.process_time()
 
     def report() -> None:
-        _print(
-            time=round(time.time(), 3),
-            version=followed.version,
-            refused_versions=followed.num_refused,
-            read_bytes=followed.num_bytes,
-            process_seconds=round(time.process_time() - begin, 3),
-            port=server.port,
+        record = {
+            "time": round(time.time(), 3),
+            "version": followed.version,
+            "refused_versions": followed.num_refused,
+            "read_bytes": followed.num_bytes,
+            "process_seconds": round(time.process_time() - begin, 3),
+            "port": server.port,
             **server.counts,
-        )
+        }
+        print(json.dumps(record), flush=True)
 
     followed.start()
     server.start()
@@ -94,10 +95,6 @@ def _run(options: programs.Options) -> int:
     followed.stop()
     report()
     return 0
-
-
-def _print(**record: Any) -> None:
-    print(json.dumps(record), flush=True)
 
 
 PROGRAM = programs.Program(

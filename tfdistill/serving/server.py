@@ -6,17 +6,13 @@ that no answer mixes two versions, and no version costs a load of its own.
 
 import collections
 import contextlib
-import dataclasses
 import logging
 import threading
-from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from concurrent import futures
 from typing import Any
 
 import grpc
-import numpy as np
 import tensorflow as tf
 
 from tfdistill.exchange import publisher
@@ -36,26 +32,16 @@ _STOP_SECS = 5.0
 _log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass
-class _Specs:
-    """What all versions of the group must take and return, by the first."""
-
-    input_spec: Any
-    output_spec: Any
-
-    @classmethod
-    def of(cls, version: versions.Version) -> "_Specs":
-        try:
-            return cls(*map(_specs, _said(version)))
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(
-                "its manifest must give shape and dtype of each input and "
-                f"output; received {_said(version)}."
-            ) from error
-
-
-def _said(version: versions.Version) -> tuple[Any, Any]:
-    return version.manifest.inputs, version.manifest.outputs
+def _signature(version: versions.Version) -> protocol.Signature:
+    """What a version takes and returns, by its manifest."""
+    said = version.manifest.inputs, version.manifest.outputs
+    try:
+        return protocol.Signature(*map(_specs, said))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            "its manifest must give shape and dtype of each input and output; "
+            f"received {said}."
+        ) from error
 
 
 def _specs(described: Any) -> protocol.Specs:
@@ -75,18 +61,12 @@ class _Copy:
         self.num_users = 0
         self.function, self.fingerprint = function, fingerprint
 
-    def install(self, values: saved_model.Snapshot) -> None:
+    def install(self, version: int, values: saved_model.Snapshot) -> None:
         """Puts a version's values in place; ValueError if they do not fit."""
-        variables = self.function.variables
-        if len(variables) != len(values) or not all(
-            value is not None and variable.shape.is_compatible_with(value.shape)
-            for variable, value in zip(variables, values, strict=True)
-        ):
-            raise ValueError(
-                "its graph must have the variables that its manifest names."
-            )
-        for variable, value in zip(variables, values, strict=True):
+        pairs = zip(self.function.variables, values, strict=True)
+        for variable, value in pairs:
             variable.assign(tf.cast(value, variable.dtype))
+        self.version = version
 
 
 class Followed:
@@ -107,8 +87,9 @@ class Followed:
         """Reads nothing yet; `trust_graph` loads graphs that hold anything."""
         # Of the versions that were read.
         self.num_refused = self.num_bytes = 0
-        self.specs: _Specs | None = None
-        self._screen: Callable[[versions.Version], Any] = _Specs.of
+        # What all versions must take and return, by the first.
+        self.signature: protocol.Signature | None = None
+        self._schema: Any = {}
         self._exchange = exchange
         self._trust_graph = trust_graph
         self._changed = threading.Condition()
@@ -118,7 +99,7 @@ class Followed:
             exchange,
             group,
             read=self._read,
-            screen=lambda version: self._screen(version),
+            screen=self._screen,
             alone=True,
         )
         self._following = follower.Following(
@@ -148,16 +129,20 @@ class Followed:
                     copy.num_users -= 1
                     self._changed.notify_all()
 
+    def _screen(self, version: versions.Version) -> None:
+        signature = self.signature or _signature(version)
+        screen_lib.Screen(signature, schema=self._schema)(version)
+
     def _read(self, version: versions.Version) -> _Copy:
         """Returns a copy of the graph with the version's values in it."""
-        specs = self.specs or _Specs.of(version)
+        signature = self.signature or _signature(version)
         found = version.manifest
         variables = saved_model.in_order(found.variables)
         values = saved_model.read_variables(version.path, variables)
         copy = self._idle
         if copy is None or copy.fingerprint != found.graph_fingerprint:
             function = other_graphs.load_version(
-                self._exchange, version, specs, trust=self._trust_graph
+                self._exchange, version, signature, trust=self._trust_graph
             )
             self._idle = copy = _Copy(function, found.graph_fingerprint)
         with self._changed:
@@ -165,14 +150,10 @@ class Followed:
                 lambda: copy.num_users == 0, timeout=_IDLE_SECS
             ):
                 raise OSError("a request has not ended yet.")
-        copy.install(values)
-        copy.version = version.step
-        if self.specs is None:
-            schema = found.extras.get(screen_lib.SCHEMA_FIELD)
-            self.specs = specs
-            self._screen = screen_lib.Screen(
-                specs, schema=schema if isinstance(schema, Mapping) else {}
-            )
+        copy.install(version.step, values)
+        if self.signature is None:
+            self.signature = signature
+            self._schema = found.extras.get(screen_lib.SCHEMA_FIELD)
         return copy
 
     def _swap(self) -> None:
@@ -190,16 +171,12 @@ class Followed:
 class _RefusedError(Exception):
     """A request that cannot be answered: why, and by which code."""
 
-    def __init__(
-        self,
-        reason: str,
-        code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT,
-    ) -> None:
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
         super().__init__(reason)
         self.code = code
 
 
-class Server:
+class Server(protocol.Servicer):
     """Answers clients about the version that is in use.
 
     Attributes:
@@ -224,23 +201,12 @@ class Server:
         self.counts = collections.Counter(requests=0, failed=0)
         self._followed = followed
         self._model = model
-        messages = protocol.messages()
         self._grpc = grpc.server(
             futures.ThreadPoolExecutor(num_threads),
             maximum_concurrent_rpcs=num_threads * _WAITING,
             options=protocol.SERVER_OPTIONS,
         )
-        methods = {
-            "Predict": grpc.unary_unary_rpc_method_handler(
-                self._answering(self._predict, messages.PredictRequest)
-            ),
-            "GetModelMetadata": grpc.unary_unary_rpc_method_handler(
-                self._answering(self._metadata, messages.MetadataRequest)
-            ),
-        }
-        self._grpc.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(protocol.SERVICE, methods)]
-        )
+        protocol.register(self, self._grpc)
         try:
             self.port = (
                 self._grpc.add_secure_port(f"{host}:{port}", credentials)
@@ -261,100 +227,58 @@ class Server:
         """Answers what was asked, for 5 s at most, and closes the port."""
         self._grpc.stop(_STOP_SECS).wait()
 
-    def _answering(
-        self, method: Callable[[Any], Any], kind: Any
-    ) -> Callable[[bytes, Any], bytes]:
-        def answer(content: bytes, context: Any) -> Any:
-            # Parsed here: gRPC would log each request that is none.
-            code = grpc.StatusCode.INVALID_ARGUMENT
-            try:
-                found = method(protocol.parsed(kind, content))
-                self.counts["requests"] += 1
-                return found.SerializeToString()
-            except protocol.BadAnswerError as error:
-                reason = str(error)
-            except _RefusedError as error:
-                code, reason = error.code, str(error)
-            except tf.errors.OpError as error:
-                reason = error.message
-            self.counts["failed"] += 1
-            context.abort(code, reason)
+    def Predict(self, request: Any, context: Any) -> Any:
+        """Answers PredictionService's request of this name."""
+        with self._asked(request, context) as (copy, signature):
+            inputs = protocol.arrays(request.inputs, signature.input_spec)
+            names = student_graph.leaf_names(signature.output_spec, "outputs")
+            outputs = zip(names, copy.function(inputs), strict=True)
+            return protocol.answer(self._model, copy.version, dict(outputs))
 
-        return answer
-
-    def _predict(self, request: Any) -> Any:
-        with self._followed.current() as copy:
-            copy, specs = self._checked(request.model_spec, copy)
-            inputs = _inputs(request, specs.input_spec)
-            wanted = {*request.output_filter} or {*specs.output_spec}
-            if unknown := wanted - {*specs.output_spec}:
-                raise _RefusedError(
-                    f"The outputs are {sorted(specs.output_spec)}; asked for "
-                    f"{sorted(unknown)[:10]}."
-                )
-            names = student_graph.leaf_names(specs.output_spec, "outputs")
-            found = zip(names, copy.function(inputs), strict=True)
-            outputs = {name: t.numpy() for name, t in found if name in wanted}
-            return protocol.answer(self._model, copy.version, outputs)
-
-    def _metadata(self, request: Any) -> Any:
-        with self._followed.current() as copy:
-            copy, specs = self._checked(request.model_spec, copy)
-            signature = protocol.Signature(
-                inputs=specs.input_spec, outputs=specs.output_spec
-            )
+    def GetModelMetadata(self, request: Any, context: Any) -> Any:
+        """Answers PredictionService's request of this name."""
+        with self._asked(request, context) as (copy, signature):
             return protocol.metadata(self._model, copy.version, signature)
 
-    def _checked(self, spec: Any, copy: _Copy | None) -> tuple[_Copy, _Specs]:
-        """Returns the version and its specs, if it is the one asked about."""
-        if spec.name != self._model:
-            raise _RefusedError(
-                f"The model must be {self._model!r}; received {spec.name!r}.",
-                grpc.StatusCode.NOT_FOUND,
-            )
-        specs = self._followed.specs
-        if copy is None or specs is None:
-            raise _RefusedError(
-                "The group has published no good version yet.",
-                grpc.StatusCode.UNAVAILABLE,
-            )
-        wanted = spec.version.value if spec.HasField("version") else None
-        if spec.version_label or wanted not in (None, copy.version):
-            raise _RefusedError(
-                f"Only version {copy.version} is served; received "
-                f"{spec.version_label or wanted!r}.",
-                grpc.StatusCode.NOT_FOUND,
-            )
-        if spec.signature_name not in ("", protocol.SIGNATURE):
-            raise _RefusedError(
-                f"The signature must be {protocol.SIGNATURE!r}; received "
-                f"{spec.signature_name!r}.",
-            )
-        return copy, specs
-
-
-def _inputs(request: Any, specs: protocol.Specs) -> dict[str, np.ndarray]:
-    """Returns a request's inputs, checked by the signature."""
-    if set(request.inputs) != set(specs):
-        raise _RefusedError(
-            f"The inputs must be {sorted(specs)}; received "
-            f"{sorted(request.inputs)[:10]}."
-        )
-    inputs = {}
-    for name, spec in specs.items():
-        proto = request.inputs[name]
-        if proto.dtype != spec.dtype.as_datatype_enum:
-            raise _RefusedError(
-                f"The input {name!r} must be {spec.dtype.name}; received "
-                f"the dtype number {proto.dtype}."
-            )
+    @contextlib.contextmanager
+    def _asked(
+        self, request: Any, context: Any
+    ) -> Iterator[tuple[_Copy, protocol.Signature]]:
+        """Gives what was asked about, and counts; what fails is refused."""
+        code = grpc.StatusCode.INVALID_ARGUMENT
         try:
-            inputs[name] = protocol.array(proto, spec.shape)
-        except protocol.BadAnswerError as error:
-            raise _RefusedError(f"The input {name!r}: {error}") from error
-    rows = {len(values) for values in inputs.values()}
-    if len(rows) != 1:
-        raise _RefusedError(
-            f"All inputs must have as many rows; received {rows}."
+            with self._followed.current() as copy:
+                yield self._checked(request.model_spec, copy)
+            self.counts["requests"] += 1
+            return
+        except _RefusedError as error:
+            code, reason = error.code, str(error)
+        except (protocol.BadAnswerError, tf.errors.OpError) as error:
+            reason = str(error)
+        self.counts["failed"] += 1
+        context.abort(code, reason)
+
+    def _checked(
+        self, spec: Any, copy: _Copy | None
+    ) -> tuple[_Copy, protocol.Signature]:
+        """Returns what was asked about, if it is there."""
+        signature = self._followed.signature
+        if copy is None or signature is None:
+            raise _RefusedError(
+                grpc.StatusCode.UNAVAILABLE,
+                "The group has published no good version yet.",
+            )
+        served = self._model, copy.version, "", protocol.SIGNATURE
+        asked = (
+            spec.name,
+            spec.version.value if spec.HasField("version") else copy.version,
+            spec.version_label,
+            spec.signature_name or protocol.SIGNATURE,
         )
-    return inputs
+        if asked != served:
+            raise _RefusedError(
+                grpc.StatusCode.NOT_FOUND,
+                "Model, version, its label and signature must be "
+                f"{served}; received {asked}.",
+            )
+        return copy, signature
