@@ -246,7 +246,7 @@ class Summaries(steps.SteppedCallback):
                 self._hparams, run_files.group_name(cluster.group)
             )
         )
-        self._is_fresh, self._num_done = True, 0
+        self._num_done = 0
         self._compared.clear()
         self._pace.begin(
             [
@@ -260,13 +260,12 @@ class Summaries(steps.SteppedCallback):
         """Starts new means."""
         super().on_epoch_begin(epoch, logs)
         self._pace.go_on()
-        self._is_fresh, self._num_done = True, 0
+        self._num_done = 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Notes the first step of an interval."""
         super().on_train_batch_begin(batch, logs)
-        if self._is_fresh:
-            self._is_fresh = False
+        if not self._num_done:
             self._means.begin(batch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

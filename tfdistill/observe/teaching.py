@@ -17,17 +17,13 @@ class TeachingWatch(keras.callbacks.Callback):
     `CodistillModel.fit` adds one if the model has teachers. It looks at the
     logs of epochs, in which the distillation loss is 0 if no teacher was
     asked, so that no step waits for it.
-
-    Attributes:
-        untaught: Why there was no teacher, once training has ended; None if
-            there was one.
     """
 
     chief_only = True
 
     def __init__(self) -> None:
-        """Has seen nothing yet."""
         super().__init__()
+        # Why there was no teacher, once training has ended.
         self.untaught: str | None = None
         self._is_taught = False
         self._num_epochs = 0

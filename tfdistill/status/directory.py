@@ -25,11 +25,7 @@ _OF_GROUP = re.compile(
 
 
 class RunDirectory:
-    """The directory of a run. Nothing in it need be there.
-
-    Attributes:
-        path: The directory.
-    """
+    """The directory of a run. Nothing in it need be there."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = pathlib.Path(path)
@@ -75,19 +71,13 @@ def _group_of(name: str) -> int | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LaunchRecord:
-    """A launch, as launch.json has it.
-
-    Attributes:
-        num_groups: Groups that were launched; 0 if not known.
-        exchange: Directory or URL of the exchange, or None.
-        machine: See `processes.machine`; may be empty.
-        processes: Id and start of each task's process, by the task's name.
-        launcher: Id and start of the launcher's process, or None.
-    """
+    """A launch, as launch.json has it."""
 
     num_groups: int = 0
     exchange: str | None = None
+    # See `processes.machine`.
     machine: str = ""
+    # Id and start of each task's process, by the task's name, and of its own.
     processes: Mapping[str, tuple[int, int]] = dataclasses.field(
         default_factory=dict
     )

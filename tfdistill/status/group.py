@@ -19,38 +19,27 @@ _Pace = collections.deque[tuple[float, float]]
 
 @dataclasses.dataclass
 class GroupStatus:
-    """What is known of one group.
-
-    Attributes:
-        group: Index of the group.
-        state: `starting`, `running`, `stopping`, `done`, `failed`, `stopped`,
-            `restarting`; seen from a run's files only, also `silent`, `lost`
-            or `unknown`.
-        record: The newest value of every key seen in the group's metrics.
-        newest: Its newest version in the exchange; None if none is known.
-        num_restarts: How often it was started again as a whole.
-        num_worker_restarts: How often workers of it were started again, since
-            it was last started itself.
-        last_error: Why it, or a task of it, last failed; empty if none did.
-        starting: Which part of its start its first task is at, such as
-            `tracing`; empty before `make_strategy` and after its first step.
-        silent_secs: Of a group in the state `silent`: since when.
-        warnings: Of its launcher, each once.
-        last_event: When its launcher last reported anything; 0 if it never did.
-        last_sign: When it or its launcher last wrote anything, likewise.
-        since: When its present attempt began; 0 if not known.
-    """
+    """What is known of one group; times are Unix seconds, 0 if not known."""
 
     group: int
+    # `starting`, `running`, `stopping`, `done`, `failed`, `stopped` or
+    # `restarting`; of a run's files only, also `silent`, `lost` or `unknown`.
     state: str = "starting"
+    # The newest value of every key seen in its metrics.
     record: dict[str, Any] = dataclasses.field(default_factory=dict)
     newest: versions.Version | None = None
     num_restarts: int = 0
+    # Of workers, since the group was last started itself.
     num_worker_restarts: int = 0
     last_error: str = ""
+    # Which part of its start its first task is at, such as `tracing`; empty
+    # before `make_strategy` and after its first step.
     starting: str = ""
     silent_secs: float | None = None
+    # Of its launcher, each once.
     warnings: list[str] = dataclasses.field(default_factory=list)
+    # When its launcher reported anything, when the launcher or the group wrote
+    # anything, and when its present attempt began.
     last_event: float = 0.0
     last_sign: float = 0.0
     since: float = 0.0
@@ -138,20 +127,14 @@ def _error(name: str, event: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """A run at one moment.
-
-    Attributes:
-        time: When, in Unix seconds of this machine.
-        groups: What is known of each group, in order.
-        exchange: Where the versions were looked for.
-        over: Whether nothing more is to be expected.
-        exit_code: The launcher's, once it has ended; else None.
-        problems: What could not be read, in words.
-    """
+    """A run at one moment."""
 
     time: float
     groups: Sequence[GroupStatus]
     exchange: str = ""
+    # Whether nothing more is to be expected.
     over: bool = False
+    # The launcher's, once it has ended.
     exit_code: int | None = None
+    # What could not be read.
     problems: Sequence[str] = ()

@@ -8,6 +8,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -127,20 +128,21 @@ def view(
     The table of groups leaves out as many columns as it takes to fit the
     console. Unless `whole`, notes are cut to one line each.
     """
-    cells = dict(_CELLS)
-    groups = _table(cells, [((), status) for status in run.groups])
     wide = console.options.update(max_width=1000)
-    for name in _DISPENSABLE:
+    for num_dropped in range(len(_DISPENSABLE) + 1):
+        dropped = _DISPENSABLE[:num_dropped]
+        cells = {n: cell for n, cell in _CELLS.items() if n not in dropped}
+        groups = _table(
+            cells,
+            [[cell(s) for cell in cells.values()] for s in run.groups],
+        )
         if console.measure(groups, options=wide).maximum <= console.width:
             break
-        del cells[name]
-        groups = _table(cells, [((), status) for status in run.groups])
-    learns = [
-        ((str(status.group),), teacher)
+    teachers = [
+        [str(status.group), *(cell(t) for cell in _TEACHER_CELLS.values())]
         for status in run.groups
-        for teacher in status.teachers
+        for t in status.teachers
     ]
-    teachers = _table(_TEACHER_CELLS, learns, "group") if learns else ""
     return rich.console.Group(
         groups,
         *(
@@ -151,25 +153,21 @@ def view(
             )
             for note in _notes(run)
         ),
-        teachers,
+        _table(("group", *_TEACHER_CELLS), teachers) if teachers else "",
     )
 
 
 def _table(
-    cells: Mapping[str, Callable[[Any], str]],
-    rows: Sequence[tuple[tuple[str, ...], Any]],
-    *first: str,
+    names: Iterable[str], rows: Iterable[Sequence[str]]
 ) -> rich.table.Table:
-    """A row is the texts of the columns `first`, and what the cells show."""
     result = rich.table.Table(
         box=rich.box.SIMPLE_HEAD, padding=0, collapse_padding=True
     )
-    for name in (*first, *cells):
+    for name in names:
         result.add_column(
             name, justify="left" if name in _LEFT else "right", no_wrap=True
         )
-    for texts, shown in rows:
-        texts = (*texts, *(cell(shown) for cell in cells.values()))
+    for texts in rows:
         # Not markup: a state or a name is text of others.
         result.add_row(*(rich.text.Text(untrusted.one_line(t)) for t in texts))
     return result

@@ -130,26 +130,21 @@ class _Several(argparse.Action):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program: its options, what it runs, and what `--help` says.
+    """A program: its options, what it runs, and what `--help` says."""
 
-    Attributes:
-        name: As it is called, such as `python -m launch.local`.
-        about: What it does.
-        define: Adds its options.
-        run: Runs it with its options and returns the exit code. A
-            `UsageError` ends the program with code 2.
-        usage: What may follow the name, a line for each form.
-        notes: The end of `--help`, printed as it is.
-        takes_command: Whether what follows the first `--` is a command, which
-            becomes the option `command`.
-    """
-
+    # As it is called, such as `python -m launch.local`.
     name: str
     about: str
+    # Adds its options.
     define: Callable[[Flags], None]
+    # Returns the exit code, which is 2 after a `UsageError`.
     run: Callable[[Options], int]
+    # What may follow the name, a line for each form.
     usage: str = "[options]"
+    # The end of `--help`, printed as it is.
     notes: str = ""
+    # Whether what follows the first `--` is a command, which becomes the
+    # option `command`.
     takes_command: bool = False
 
     def start(self) -> NoReturn:
