@@ -47,14 +47,6 @@ def _lines(*statuses, width, **options):
     return stream.getvalue().splitlines()
 
 
-def test_table_has_a_row_for_each_group():
-    statuses = [group.GroupStatus(g) for g in (0, 1)]
-    statuses[1].update(_records(7, distillation_loss=0.25))
-    lines = _lines(*statuses, width=120)
-    assert any("0" in line and "starting" in line for line in lines)
-    assert any("7" in line and "0.2500" in line for line in lines)
-
-
 def test_plain_lines_are_rare_and_only_on_change():
     stream = io.StringIO()
     display = tables.Display(stream, plain=True)

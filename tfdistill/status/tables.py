@@ -65,7 +65,7 @@ def duration(secs: float | None) -> str:
         >>> duration(59.6), duration(3661)
         ('1:00', '1:01:01')
     """
-    if secs is None or secs > 999 * 3600:
+    if secs is None:
         return _UNKNOWN
     minutes, seconds = divmod(round(secs), 60)
     hours, minutes = divmod(minutes, 60)

@@ -1,4 +1,4 @@
-"""Tests of the doctor's checks that need no TensorFlow.
+"""Tests of the doctor and its checks that need no TensorFlow.
 
 Each is made to fail by the fault itself.
 """
@@ -73,22 +73,6 @@ def test_a_wrong_environment(environ, seen):
     cluster, result = environment.cluster_of(environ)
     assert cluster is None
     assert seen in _only([result], check.FAILED, "environment").seen
-
-
-def test_a_right_environment_is_told():
-    cluster, result = environment.cluster_of(
-        {
-            "TF_CONFIG": _config(index=1),
-            "TFDISTILL_GROUP": "1",
-            "TFDISTILL_NUM_GROUPS": "3",
-            "TFDISTILL_EXCHANGE": "/hub",
-        }
-    )
-    assert cluster.peers == (0, 2)
-    assert result.seen == (
-        "group 1 of 3, worker:1 at b:2; its tasks: 2 worker; peers: group 0, "
-        "group 2; exchange: /hub"
-    )
 
 
 def _peers(**environ):
