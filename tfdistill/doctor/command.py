@@ -48,17 +48,16 @@ def checks(
     """Yields the checks that the options ask for; those of `more` come last."""
     limit_secs = options.limit_secs
     cluster, result = environment.cluster_of()
-    yield check.Check(environment.ENVIRONMENT, lambda: [result], limit_secs)
+
+    def of_environment() -> Iterator[check.Result]:
+        yield result
+        if cluster is not None:
+            yield from environment.peers(cluster)
+            yield from environment.key(num_groups=cluster.num_groups)
+
+    yield check.Check(environment.ENVIRONMENT, of_environment, limit_secs)
     if cluster is None:
         return
-    yield check.Check(
-        environment.ENVIRONMENT, lambda: environment.peers(cluster), limit_secs
-    )
-    yield check.Check(
-        environment.KEY,
-        lambda: environment.key(num_groups=cluster.num_groups),
-        limit_secs,
-    )
     yield check.Check(
         reach.REACH,
         lambda: reach.examine(cluster, wait_secs=options.wait_secs),
@@ -143,7 +142,7 @@ Exit code: 0 if no check has failed, 1 if one has, 2 for wrong options.
 
 
 def add_options(options: programs.Flags) -> None:
-    """Adds the options that any examination has."""
+    """Adds the options that the doctor always has."""
     add = options.add
     add("json", "print one JSON document", False)
     add(
