@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdistill.cluster import replicas
+from tfdistill.embedding import layer
 from tfdistill.exports import student_graph
 from tfdistill.mixing import rules
 
@@ -200,7 +201,7 @@ def weighted_mean(
 
 
 def _is_table(variable: Any) -> bool:
-    return hasattr(variable, "layer")
+    return isinstance(variable, layer.LogicalTable)
 
 
 def _parts(variable: Any) -> list[Any]:
