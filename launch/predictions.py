@@ -34,19 +34,12 @@ class Distributions:
         pair = (self.labels, self.probabilities)
         if self.probabilities.ndim == 1:
             return click_metrics.report(*pair)
-        return {
-            "accuracy": metrics_lib.accuracy(*pair),
-            "log_loss": metrics_lib.log_loss(*pair),
-        }
+        return metrics_lib.quality(*pair)
 
     def churn(self, other: "Distributions") -> dict[str, float]:
         """Returns mean absolute churn and label churn."""
         _check_labels([self, other])
-        pair = (self.probabilities, other.probabilities)
-        return {
-            "churn": metrics_lib.mean_absolute_churn(*pair),
-            "label_churn": metrics_lib.label_churn(*pair),
-        }
+        return metrics_lib.churn(self.probabilities, other.probabilities)
 
     @classmethod
     def mean(cls, members: Sequence["Distributions"]) -> "Distributions":
@@ -59,14 +52,7 @@ class Distributions:
     def spread(cls, retrains: Sequence["Distributions"]) -> dict[str, float]:
         """Returns the prediction difference, absolute and relative."""
         found = [retrain.probabilities for retrain in retrains]
-        return {
-            "prediction_difference": metrics_lib.prediction_difference(found),
-            "relative_prediction_difference": (
-                metrics_lib.relative_prediction_difference(
-                    found, retrains[0].labels
-                )
-            ),
-        }
+        return metrics_lib.spread(found, retrains[0].labels)
 
 
 class LabelProbabilities:
@@ -106,9 +92,8 @@ class LabelProbabilities:
 
         An ensemble has no accuracy.
         """
-        nats = metrics_lib.log_loss(
-            np.ones(len(self.labels), np.int64), self.label_probabilities
-        )
+        ones = np.ones(len(self.labels), np.int64)
+        nats = metrics_lib.quality(ones, self.label_probabilities)["log_loss"]
         found = {"log_loss": nats, "perplexity": float(np.exp(nats))}
         if self.predicted_labels is not None:
             right = self.predicted_labels == self.labels
@@ -122,7 +107,7 @@ class LabelProbabilities:
         """
         _check_labels([self, other])
         first, second = self.label_probabilities, other.label_probabilities
-        found = {"churn": metrics_lib.mean_absolute_churn(first, second)}
+        found = {"churn": metrics_lib.churn(first, second)["churn"]}
         if self.predicted_labels is None or other.predicted_labels is None:
             return found
         differ = self.predicted_labels != other.predicted_labels
@@ -147,12 +132,7 @@ class LabelProbabilities:
     ) -> dict[str, float]:
         """Returns the prediction difference, absolute and relative."""
         found = [retrain.label_probabilities for retrain in retrains]
-        return {
-            "prediction_difference": metrics_lib.prediction_difference(found),
-            "relative_prediction_difference": (
-                metrics_lib.relative_prediction_difference(found)
-            ),
-        }
+        return metrics_lib.spread(found)
 
 
 def read(directory: str | os.PathLike[str]) -> Any:

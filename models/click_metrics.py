@@ -9,7 +9,10 @@ import numpy.typing as npt
 
 from tfdistill import metrics
 
-log_loss = metrics.log_loss
+
+def log_loss(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> float:
+    """Returns the mean of minus the log of what was predicted, in nats."""
+    return metrics.quality(labels, predictions)["log_loss"]
 
 
 def auc(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> float:
@@ -125,7 +128,7 @@ def _checked(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns float64 `[examples]` twice."""
     # Its checks say what is wrong with either.
-    metrics.accuracy(labels, predictions)
+    metrics.quality(labels, predictions)
     shape = np.shape(predictions)
     if len(shape) > 1 and shape != (shape[0], 1):
         raise ValueError(

@@ -42,8 +42,6 @@ registration.register(
         "BinarySoftTargetCrossEntropy": "tfdistill.losses",
         "BurnIn": "tfdistill.schedules",
         "CodistillModel": "tfdistill.model",
-        "Constant": "tfdistill.schedules",
-        "CosineRamp": "tfdistill.schedules",
         "DistillationLoss": "tfdistill.losses",
         "DistributedModel": "tfdistill.model",
         "FeatureEmbedding": "tfdistill.embedding.features",

@@ -10,25 +10,20 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "accuracy",
-    "label_churn",
-    "log_loss",
-    "mean_absolute_churn",
-    "prediction_difference",
-    "relative_prediction_difference",
-]
+__all__ = ["churn", "quality", "spread"]
 
 # Softmax in bfloat16 gives rows that miss one by some thousandths.
 _ROW_SUM_TOLERANCE = 1e-2
+# As in Keras: the least probability whose logarithm is taken.
+_EPSILON = 1e-7
 
 
-def checked_pair(
+def _pair(
     first: npt.ArrayLike, second: npt.ArrayLike
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns two models' probabilities, for the same examples and classes."""
-    one = checked_probabilities(first, "predictions")
-    other = checked_probabilities(second, "other_predictions")
+    one = _probabilities(first, "predictions")
+    other = _probabilities(second, "other_predictions")
     if one.shape != other.shape:
         raise ValueError(
             "Both models must predict the same examples and classes; received "
@@ -37,7 +32,7 @@ def checked_pair(
     return one, other
 
 
-def checked_probabilities(predictions: npt.ArrayLike, name: str) -> np.ndarray:
+def _probabilities(predictions: npt.ArrayLike, name: str) -> np.ndarray:
     """Returns probabilities as float64 `[examples]` or `[..., classes]`.
 
     From `[..., classes]`, or those of "yes" `[examples]` or `[examples, 1]`;
@@ -70,9 +65,7 @@ def checked_probabilities(predictions: npt.ArrayLike, name: str) -> np.ndarray:
     return array
 
 
-def checked_labels(
-    labels: npt.ArrayLike, predictions: np.ndarray
-) -> np.ndarray:
+def _labels(labels: npt.ArrayLike, predictions: np.ndarray) -> np.ndarray:
     """Returns labels as int64 that fit checked predictions.
 
     Whole numbers, one for each row of the predictions.
@@ -97,8 +90,10 @@ def checked_labels(
     return whole
 
 
-def accuracy(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> float:
-    """Returns the share of examples whose likeliest class is the label.
+def quality(
+    labels: npt.ArrayLike, predictions: npt.ArrayLike
+) -> dict[str, float]:
+    """Returns how good a model's predictions are.
 
     Args:
         labels: Whole numbers, `[...]` for predictions `[..., classes]`, or
@@ -106,169 +101,111 @@ def accuracy(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> float:
         predictions: Probabilities; a binary one counts as "yes" above 0.5.
 
     Returns:
-        A number from 0 to 1.
+        `accuracy`, the share of examples whose likeliest class is the label;
+        and `log_loss`, the mean of minus the log of the label's probability,
+        in nats. Probabilities are kept in [1e-7, 1 - 1e-7], as in Keras.
 
     Raises:
         ValueError: If shapes or values are not as above.
 
     Example:
-        >>> accuracy([0, 1], [[0.9, 0.1], [0.8, 0.2]])
+        >>> quality([0, 1], [[0.5, 0.5], [0.5, 0.5]])["accuracy"]
         0.5
-    """
-    checked = checked_probabilities(predictions, "predictions")
-    truth = checked_labels(labels, checked)
-    return float(np.mean(truth == _predicted_labels(checked)))
-
-
-def log_loss(
-    labels: npt.ArrayLike,
-    predictions: npt.ArrayLike,
-    *,
-    epsilon: float = 1e-7,
-) -> float:
-    """Returns the mean of minus the log of the label's probability, in nats.
-
-    Args:
-        labels: As for `accuracy`.
-        predictions: Probabilities, multi-class or binary.
-        epsilon: Probabilities are kept in [epsilon, 1 - epsilon]. Default
-            1e-7, as in Keras.
-
-    Returns:
-        A number >= 0.
-
-    Raises:
-        ValueError: If shapes or values are not as above.
-
-    Example:
-        >>> round(log_loss([1, 0], [0.5, 0.5]), 4)
+        >>> round(quality([1, 0], [0.5, 0.5])["log_loss"], 4)
         0.6931
     """
-    checked = checked_probabilities(predictions, "predictions")
-    truth = checked_labels(labels, checked)
+    checked = _probabilities(predictions, "predictions")
+    truth = _labels(labels, checked)
     if checked.ndim == 1:
         chosen = np.where(truth == 1, checked, 1.0 - checked)
     else:
         chosen = np.take_along_axis(checked, truth[..., np.newaxis], axis=-1)
-    return float(-np.mean(np.log(np.clip(chosen, epsilon, 1.0 - epsilon))))
+    nats = -np.log(np.clip(chosen, _EPSILON, 1.0 - _EPSILON))
+    return {
+        "accuracy": float(np.mean(truth == _predicted_labels(checked))),
+        "log_loss": float(np.mean(nats)),
+    }
 
 
-def mean_absolute_churn(
+def churn(
     predictions: npt.ArrayLike, other_predictions: npt.ArrayLike
-) -> float:
-    """Returns how far two models' probabilities are apart, on average.
-
-    Binary: the mean of |p - q|, the churn of Anil et al. 2018. Multi-class:
-    the mean total variation distance, `sum_c |p_c - q_c| / 2`, which is the
-    same number when a binary model is written with two classes.
+) -> dict[str, float]:
+    """Returns how far two models' predictions are apart.
 
     Args:
         predictions: Probabilities of one model.
         other_predictions: Those of the other, for the same examples.
 
     Returns:
-        A number from 0 to 1.
+        `churn`, the mean of |p - q| of Anil et al. 2018, for a binary model.
+        Multi-class: the mean total variation distance, `sum_c |p_c - q_c| / 2`,
+        which is the same number when a binary model is written with two
+        classes. And `label_churn`, the share of examples that the two models
+        label differently. Both are from 0 to 1.
 
     Raises:
         ValueError: If shapes differ or values are not probabilities.
 
     Example:
-        >>> round(mean_absolute_churn([0.2, 0.9], [0.3, 0.9]), 4)
-        0.05
+        >>> churn([0.25, 0.75], [0.5, 0.25])
+        {'churn': 0.375, 'label_churn': 0.5}
     """
-    first, second = checked_pair(predictions, other_predictions)
+    first, second = _pair(predictions, other_predictions)
     difference = np.abs(first - second)
     if first.ndim > 1:
         difference = 0.5 * difference.sum(axis=-1)
-    return float(np.mean(difference))
+    changed = _predicted_labels(first) != _predicted_labels(second)
+    return {
+        "churn": float(np.mean(difference)),
+        "label_churn": float(np.mean(changed)),
+    }
 
 
-def label_churn(
-    predictions: npt.ArrayLike, other_predictions: npt.ArrayLike
-) -> float:
-    """Returns the share of examples that two models label differently.
-
-    Args:
-        predictions: Probabilities of one model.
-        other_predictions: Those of the other, for the same examples.
-
-    Returns:
-        A number from 0 to 1.
-
-    Raises:
-        ValueError: If shapes differ or values are not probabilities.
-
-    Example:
-        >>> label_churn([0.2, 0.9], [0.3, 0.4])
-        0.5
-    """
-    first, second = checked_pair(predictions, other_predictions)
-    return float(np.mean(_predicted_labels(first) != _predicted_labels(second)))
-
-
-def prediction_difference(predictions: Sequence[npt.ArrayLike]) -> float:
-    """Returns how far several retrains are from their mean, on average.
-
-    The mean over examples and over the M models of `|p_m - mean p|`; with
-    several classes the total variation distance stands for the difference, as
-    in `mean_absolute_churn`.
-
-    Args:
-        predictions: One array of probabilities per model (a retrain).
-
-    Raises:
-        ValueError: If there are fewer than two models, or they do not fit.
-
-    Example:
-        >>> round(prediction_difference([[0.1, 0.4], [0.3, 0.4]]), 4)
-        0.05
-    """
-    stacked = _stacked(predictions)
-    return float(np.mean(_distances_to_mean(stacked)))
-
-
-def relative_prediction_difference(
+def spread(
     predictions: Sequence[npt.ArrayLike],
     labels: npt.ArrayLike | None = None,
-) -> float:
-    """Returns `prediction_difference` per unit of the predicted probability.
-
-    The mean over examples of `mean_m |p_m - mean p| / mean p`. With several
-    classes p is the probability of the example's label.
+) -> dict[str, float]:
+    """Returns how far several retrains of a model are from their mean.
 
     Args:
         predictions: One array of probabilities per model (a retrain).
         labels: Whole numbers, `[...]` for predictions `[..., classes]`; not
             needed for a binary model.
 
+    Returns:
+        `prediction_difference`, the mean over examples and over the M models
+        of `|p_m - mean p|`; with several classes the total variation distance
+        stands for the difference, as in `churn`. And
+        `relative_prediction_difference`, the mean over examples of
+        `mean_m |p_m - mean p| / mean p`; with several classes p is the
+        probability of the example's label.
+
     Raises:
         ValueError: If there are fewer than two models, or shapes do not fit.
 
     Example:
-        >>> round(relative_prediction_difference([[0.1, 0.4], [0.3, 0.4]]), 4)
-        0.25
+        >>> found = spread([[0.1, 0.4], [0.3, 0.4]])
+        >>> {name: round(value, 4) for name, value in found.items()}
+        {'prediction_difference': 0.05, 'relative_prediction_difference': 0.25}
     """
-    stacked = _stacked(predictions)
-    if stacked.ndim > 2:
-        truth = checked_labels([] if labels is None else labels, stacked[0])
-        chosen = np.broadcast_to(truth, stacked.shape[:-1])[..., np.newaxis]
-        stacked = np.take_along_axis(stacked, chosen, axis=-1)[..., 0]
-    mean = np.maximum(stacked.mean(axis=0), np.finfo(np.float64).tiny)
-    return float(np.mean(_distances_to_mean(stacked) / mean))
-
-
-def _check_several(predictions: Sequence[npt.ArrayLike]) -> None:
     if len(predictions) < 2:
         raise ValueError(
             "A comparison needs the predictions of at least two models; "
             f"received {len(predictions)}. Pass a list with one array each."
         )
-
-
-def _stacked(predictions: Sequence[npt.ArrayLike]) -> np.ndarray:
-    _check_several(predictions)
     first = predictions[0]
-    return np.stack([checked_pair(other, first)[0] for other in predictions])
+    stacked = np.stack([_pair(other, first)[0] for other in predictions])
+    chosen = stacked
+    if stacked.ndim > 2:
+        truth = _labels([] if labels is None else labels, stacked[0])
+        places = np.broadcast_to(truth, stacked.shape[:-1])[..., np.newaxis]
+        chosen = np.take_along_axis(stacked, places, axis=-1)[..., 0]
+    mean = np.maximum(chosen.mean(axis=0), np.finfo(np.float64).tiny)
+    relative = _distances_to_mean(chosen) / mean
+    return {
+        "prediction_difference": float(np.mean(_distances_to_mean(stacked))),
+        "relative_prediction_difference": float(np.mean(relative)),
+    }
 
 
 def _distances_to_mean(stacked: np.ndarray) -> np.ndarray:

@@ -1,8 +1,9 @@
 """The weight of the distillation term, as a function of the global step.
 
 A schedule is called with the step inside the traced training step. It uses
-only tensor operations, so a new step value never causes a retrace. Any callable
-of the step works, such as a `keras.optimizers.schedules.LearningRateSchedule`.
+only tensor operations, so a new step value never causes a retrace. A number is
+a constant weight, and any callable of the step works, such as a
+`keras.optimizers.schedules.LearningRateSchedule`.
 """
 
 import math
@@ -14,31 +15,11 @@ from typing import Self
 import keras
 import tensorflow as tf
 
-__all__ = [
-    "BurnIn",
-    "Constant",
-    "CosineRamp",
-    "LinearRamp",
-    "Schedule",
-]
+__all__ = ["BurnIn", "LinearRamp"]
 
 
-class Schedule:
-    """Base class; a subclass fills in `__call__`.
-
-    Its attributes are its constructor's arguments; else `get_config`, too.
-    """
-
-    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
-        """Returns the weight at a step.
-
-        Args:
-            step: Global step, int64 scalar tensor, variable or Python int.
-
-        Returns:
-            The weight, float32 scalar tensor.
-        """
-        raise NotImplementedError
+class _Schedule:
+    """A schedule whose attributes are its constructor's arguments."""
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, for serialization."""
@@ -57,31 +38,7 @@ class Schedule:
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
-class Constant(Schedule):
-    """The same weight at every step.
-
-    Args:
-        weight: Finite, >= 0.
-
-    Raises:
-        ValueError: If the weight is out of range.
-
-    Example:
-        >>> float(Constant(0.5)(1000))
-        0.5
-    """
-
-    def __init__(self, weight: float) -> None:
-        """Takes the arguments described above."""
-        self.weight = _checked_weight("weight", weight)
-
-    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
-        """Returns the weight, float32 scalar tensor."""
-        return tf.constant(self.weight, tf.float32)
-
-
-@keras.saving.register_keras_serializable(package="tfdistill")
-class BurnIn(Schedule):
+class BurnIn(_Schedule):
     """Zero for the first steps, then the full weight: a hard switch.
 
     This is `n_burn_in` of Anil et al. 2018, Algorithm 1.
@@ -111,7 +68,7 @@ class BurnIn(Schedule):
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")
-class LinearRamp(Schedule):
+class LinearRamp(_Schedule):
     """A straight line from one weight to another; constant outside it.
 
     A second weight below the first makes a decay.
@@ -157,36 +114,17 @@ class LinearRamp(Schedule):
         done = tf.cast(step, tf.int64) - self.start_step
         length = self.end_step - self.start_step
         fraction = tf.cast(tf.clip_by_value(done, 0, length), tf.float64)
-        share = self._share(fraction / float(length))
+        share = fraction / float(length)
         mixed = self.initial * (1.0 - share) + self.weight * share
         return tf.cast(mixed, tf.float32)
-
-    def _share(self, fraction: tf.Tensor) -> tf.Tensor:
-        return fraction
-
-
-@keras.saving.register_keras_serializable(package="tfdistill")
-class CosineRamp(LinearRamp):
-    """Half a cosine wave from one weight to another; flat at both ends.
-
-    Arguments are those of `LinearRamp`.
-
-    Example:
-        >>> schedule = CosineRamp(start_step=0, end_step=4, weight=1.0)
-        >>> [round(float(schedule(step)), 3) for step in range(5)]
-        [0.0, 0.146, 0.5, 0.854, 1.0]
-    """
-
-    def _share(self, fraction: tf.Tensor) -> tf.Tensor:
-        return 0.5 * (1.0 - tf.cos(math.pi * fraction))
 
 
 def get(identifier: Any) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns the schedule that a user meant.
 
     Args:
-        identifier: A number (a constant weight), a `Schedule`, or any other
-            callable of the int64 step that gives a scalar in graph.
+        identifier: A number, which is a constant weight, or any callable of
+            the int64 step that gives a scalar in graph.
 
     Returns:
         A callable of the step.
@@ -196,17 +134,17 @@ def get(identifier: Any) -> Callable[[tf.Tensor], tf.Tensor]:
 
     Example:
         >>> get(0.5)
-        Constant(weight=0.5)
+        BurnIn(steps=0, weight=0.5)
     """
     is_number = isinstance(identifier, numbers.Real)
     if is_number and not isinstance(identifier, bool):
-        return Constant(float(identifier))
+        return BurnIn(steps=0, weight=float(identifier))
     if callable(identifier) and not isinstance(identifier, type):
         return identifier
     raise ValueError(
-        "A distillation weight must be a number, a tfdistill.schedules."
-        "Schedule or a callable of the step; received "
-        f"{identifier!r}. For example 1.0 or BurnIn(steps=1000)."
+        "A distillation weight must be a number, one of tfdistill.schedules "
+        f"or a callable of the step; received {identifier!r}. For example 1.0 "
+        "or BurnIn(steps=1000)."
     )
 
 
