@@ -346,9 +346,9 @@ def test_a_teacher_of_another_shape_never_broadcasts(cls):
 # ---- sparse soft targets ----
 
 SPARSE = {
-    "top-k": lambda **kwargs: losses.TopKSoftTargetCrossEntropy(k=2, **kwargs),
-    "top-k without tail": lambda **kwargs: losses.TopKSoftTargetCrossEntropy(
-        k=2, tail=False, **kwargs
+    "top-k": lambda **kwargs: losses.SoftTargetCrossEntropy(top_k=2, **kwargs),
+    "top-k without tail": lambda **kwargs: losses.SoftTargetCrossEntropy(
+        top_k=2, tail=False, **kwargs
     ),
     "sampled": contrib.SampledSoftTargetCrossEntropy,
     "sampled by difference": lambda **kwargs: (
@@ -380,8 +380,8 @@ def test_top_k_by_formula(k, tail):
     student = normal(4, 6, seed=9)
     # Equal classes: only as many of them as there is room for.
     teachers[0][1] = teachers[1][1] = [0.0, 1.0, 1.0, 1.0, 1.0, -1.0]
-    loss = losses.TopKSoftTargetCrossEntropy(
-        k=k, tail=tail, temperature=2.0, from_logits=True
+    loss = losses.SoftTargetCrossEntropy(
+        top_k=k, tail=tail, temperature=2.0, from_logits=True
     )
     p = (softmax(teachers[0], 2.0) + softmax(teachers[1], 2.0)) / 2
     expected = 4.0 * top_k_formula(p, softmax(student, 2.0), k, tail)
@@ -394,7 +394,7 @@ def test_all_classes_are_the_dense_loss(tail):
     found = []
     for loss in (
         losses.SoftTargetCrossEntropy(from_logits=True),
-        losses.TopKSoftTargetCrossEntropy(k=5, tail=tail, from_logits=True),
+        losses.SoftTargetCrossEntropy(top_k=5, tail=tail, from_logits=True),
     ):
         with tf.GradientTape() as tape:
             point = tf.constant(student)
@@ -407,7 +407,7 @@ def test_all_classes_are_the_dense_loss(tail):
 
 
 def test_a_tail_without_mass_or_with_hardly_any():
-    loss = losses.TopKSoftTargetCrossEntropy(k=1, from_logits=True)
+    loss = losses.SoftTargetCrossEntropy(top_k=1, from_logits=True)
     student = tf.Variable([[200.0, 0.0, 1.0]] * 2)
     # 1 - 1e-30 is 1 in float32, and so is the student's first probability.
     target = tf.constant([[1.0, 0.0, 0.0], [1.0, 1e-30, 0.0]])

@@ -56,7 +56,6 @@ registration.register(
         "ScaledRate": "tfdistill.contrib.batch_scaler",
         "ShardedEmbedding": "tfdistill.embedding.layer",
         "SoftTargetCrossEntropy": "tfdistill.losses",
-        "TopKSoftTargetCrossEntropy": "tfdistill.losses",
     }
 )
 

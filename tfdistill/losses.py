@@ -25,7 +25,6 @@ __all__ = [
     "LogitsMeanSquaredError",
     "ReverseKL",
     "SoftTargetCrossEntropy",
-    "TopKSoftTargetCrossEntropy",
 ]
 
 _AGGREGATIONS = ("probabilities", "logits")
@@ -277,30 +276,18 @@ class SoftTargetCrossEntropy(DistillationLoss):
     """Cross-entropy with the teachers' probabilities as soft targets.
 
     `-sum_c target_c * log_softmax(student / temperature)_c`, the loss of Anil
-    et al. 2018. Arguments are those of `DistillationLoss`.
-    """
+    et al. 2018.
 
-    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-        """Returns the cross-entropy in nats, shape `y_pred.shape[:-1]`."""
-        target, log_p, _ = self.compared(y_true, y_pred)
-        return -self.scale * tf.reduce_sum(target * log_p, axis=-1)
-
-
-@keras.saving.register_keras_serializable(package="tfdistill")
-class TopKSoftTargetCrossEntropy(SoftTargetCrossEntropy):
-    """Cross-entropy of the likeliest classes, with the rest as one bucket.
-
-    The aggregate of the teachers has the k likeliest classes and one
-    probability for all others together; so has the student. This is a lower
-    bound of `SoftTargetCrossEntropy`, and equals it if k is the number of
-    classes or one less. Between the other classes the student is free.
-
-    Without `tail` the k probabilities are divided by their sum. The student
-    then learns that nothing else is possible, and becomes too confident
-    (arXiv:2503.16870): use this for comparisons only.
+    With `top_k`, the aggregate of the teachers has only its k likeliest classes
+    and one probability for all others together; so has the student. This is a
+    lower bound of the whole loss, and equals it if k is the number of classes
+    or one less. Between the other classes the student is free. Without `tail`
+    the k probabilities are divided by their sum. The student then learns that
+    nothing else is possible, and becomes too confident (arXiv:2503.16870): use
+    this for comparisons only.
 
     Example:
-        >>> loss = TopKSoftTargetCrossEntropy(k=2, from_logits=False)
+        >>> loss = SoftTargetCrossEntropy(top_k=2, from_logits=False)
         >>> target = [[0.5, 0.3, 0.1, 0.1]]
         >>> student = [[0.4, 0.2, 0.2, 0.2]]
         >>> round(float(loss(target, student)), 4)
@@ -308,16 +295,13 @@ class TopKSoftTargetCrossEntropy(SoftTargetCrossEntropy):
     """
 
     def __init__(
-        self,
-        *,
-        k: int = 32,
-        tail: bool = True,
-        **kwargs: Any,
+        self, *, top_k: int | None = None, tail: bool = True, **kwargs: Any
     ) -> None:
-        """Takes what is kept, and the arguments of `DistillationLoss`.
+        """Takes what is compared, and the arguments of `DistillationLoss`.
 
         Args:
-            k: Classes to keep, from 1 to the number of classes. Default 32.
+            top_k: Classes to compare, from 1 to the number of classes. Default
+                None: all.
             tail: Whether all others count, as one. Default True.
             **kwargs: As for `DistillationLoss`.
 
@@ -325,32 +309,35 @@ class TopKSoftTargetCrossEntropy(SoftTargetCrossEntropy):
             ValueError: If an argument is outside the values above.
         """
         super().__init__(**kwargs)
-        if k < 1 or k != int(k):
+        if top_k is not None and (top_k < 1 or top_k != int(top_k)):
             raise ValueError(
-                f"`k` must be a whole number >= 1; received {k!r}."
+                f"`top_k` must be a whole number >= 1; received {top_k!r}."
             )
-        self.k = int(k)
+        self.top_k = top_k
         self.tail = bool(tail)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, for serialization."""
-        return {**super().get_config(), "k": self.k, "tail": self.tail}
+        return {**super().get_config(), "top_k": self.top_k, "tail": self.tail}
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Returns the cross-entropy in nats, shape `y_pred.shape[:-1]`."""
         target, log_p, _ = self.compared(y_true, y_pred)
+        if self.top_k is None:
+            return -self.scale * tf.reduce_sum(target * log_p, axis=-1)
         num_classes = target.shape[-1] or log_p.shape[-1]
-        if num_classes is not None and self.k > num_classes:
+        if num_classes is not None and self.top_k > num_classes:
             raise ValueError(
-                "`k` must be at most the number of classes; received "
-                f"{self.k} for {num_classes}. Use SoftTargetCrossEntropy to "
-                "compare all of them."
+                "`top_k` must be at most the number of classes; received "
+                f"{self.top_k} for {num_classes}. Leave it out to compare all "
+                "of them."
             )
-        top, classes = tf.math.top_k(target, self.k)
+        top, classes = tf.math.top_k(target, self.top_k)
         if not self.tail:
             total = tf.reduce_sum(top, axis=-1, keepdims=True)
             top = tf.math.divide_no_nan(top, total)
-        value = -tf.reduce_sum(top * _gather(log_p, classes), axis=-1)
+        there = tf.gather(log_p, classes, batch_dims=len(log_p.shape) - 1)
+        value = -tf.reduce_sum(top * there, axis=-1)
         if self.tail:
             value += self._tail(target, log_p, top[..., -1:], classes[..., -1:])
         return self.scale * value
@@ -371,11 +358,6 @@ class TopKSoftTargetCrossEntropy(SoftTargetCrossEntropy):
         # The lowest number and not -inf, of which a gradient is NaN.
         log_rest = tf.where(in_rest, log_p, log_p.dtype.min)
         return -mass * tf.reduce_logsumexp(log_rest, axis=-1)
-
-
-def _gather(values: tf.Tensor, classes: tf.Tensor) -> tf.Tensor:
-    """Returns `values[..., classes]`, row by row."""
-    return tf.gather(values, classes, batch_dims=len(values.shape) - 1)
 
 
 @keras.saving.register_keras_serializable(package="tfdistill")

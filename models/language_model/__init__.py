@@ -94,11 +94,7 @@ def workload(
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=lambda: ["accuracy"],
         distillation_loss=losses.SoftTargetCrossEntropy(
-            from_logits=True, temperature=temperature
-        )
-        if top_k is None
-        else losses.TopKSoftTargetCrossEntropy(
-            from_logits=True, temperature=temperature, k=top_k
+            from_logits=True, temperature=temperature, top_k=top_k
         ),
         distillation_weight=tfdistill.schedules.LinearRamp(
             start_step=burn_in_steps, end_step=ramp_end, weight=weight

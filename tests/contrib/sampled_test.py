@@ -116,7 +116,7 @@ def test_z_is_unbiased_and_its_logarithm_too_small(proposal):
 def test_the_rest_is_one_bucket(training):
     layer, x = make(NUM_CLASSES), features()
     target = tf.nn.softmax(2.0 * tf.random.stateless_normal([ROWS, 40], [1, 2]))
-    expected = losses.TopKSoftTargetCrossEntropy(k=4, from_logits=True).call(
+    expected = losses.SoftTargetCrossEntropy(top_k=4, from_logits=True).call(
         target, layer(x)
     )
     top, ids = tf.math.top_k(target, 4)
