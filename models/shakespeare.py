@@ -285,7 +285,7 @@ def _share(
     """Returns a group's first training position, and how many it has."""
     parts = np.arange(num_positions)
     # Checks `mode`, and says whether groups have parts at all.
-    own = tfdistill_data.shard_arrays(parts, cluster, mode=mode)
+    own = tfdistill_data.group_shard(parts, cluster, mode=mode)
     if len(own) == num_positions:
         return 0, num_positions
     borders = np.arange(cluster.num_groups + 1) * num_positions

@@ -12,7 +12,6 @@ import tfdistill
 from tests.cases import servers as parameter_server_cases
 from tests.programs import commands
 from tests.programs import data_errors as program
-from tfdistill import data
 from tfdistill import data_checks
 from tfdistill.launcher import local_cluster
 from tfdistill.launcher import local_run
@@ -236,16 +235,7 @@ def test_checked_data_are_unchanged():
 def test_a_worker_without_an_element_is_an_error():
     files = tf.data.Dataset.range(2)
     with pytest.raises(data_checks.DataError, match="2 elements for 3 workers"):
-        data.worker_shard(files, (3, 0))
-
-    @tf.function
-    def traced():
-        return data.worker_shard(files, (3, 0)).cardinality()
-
-    assert traced() == 1
-    cluster = tfdistill.Cluster(num_groups=3)
-    with pytest.raises(data_checks.DataError, match="2 elements for 3 groups"):
-        data.group_shard(files, cluster)
+        data_checks.check_parts(files, 3, "worker")
 
 
 def test_a_loader_that_has_nobody_to_follow_is_told_of(monkeypatch):

@@ -25,7 +25,7 @@ def test_disjoint_parts_cover_all_of_the_data_once(num_groups):
     for group in range(num_groups):
         here = cluster(group, num_groups)
         part = elements(data.group_shard(dataset, here))
-        assert part == data.shard_arrays(array, here).tolist()
+        assert part == data.group_shard(array, here).tolist()
         parts += part
     assert sorted(parts) == list(range(10))
 
@@ -36,7 +36,7 @@ def test_shared_mode_gives_every_group_everything():
         here = cluster(group)
         shared = data.group_shard(dataset, here, mode="shared")
         assert elements(shared) == [0, 1, 2, 3, 4]
-        array = data.shard_arrays(np.arange(5), here, mode="shared")
+        array = data.group_shard(np.arange(5), here, mode="shared")
         assert array.tolist() == [0, 1, 2, 3, 4]
 
 
@@ -54,7 +54,7 @@ def test_coordinated_groups_draw_the_same_batches_in_the_same_order():
         epochs.append([elements(part.batch(6)) for _ in range(2)])
     assert epochs[0] == epochs[1]
     assert sorted(sum(epochs[0][0], [])) == list(range(20))
-    array = data.shard_arrays(np.arange(5), cluster(1), mode="coordinated")
+    array = data.group_shard(np.arange(5), cluster(1), mode="coordinated")
     assert array.tolist() == [0, 1, 2, 3, 4]
 
 
@@ -68,7 +68,7 @@ def test_coordinated_groups_cannot_each_shuffle_their_own_way():
 def test_arrays_in_any_structure_keep_their_rows_together():
     arrays = ({"id": np.arange(7), "x": np.arange(14).reshape(7, 2)}, [[1] * 7])
     arrays[1][0] = np.arange(7) * 10
-    features, labels = data.shard_arrays(arrays, cluster(1))
+    features, labels = data.group_shard(arrays, cluster(1))
     assert features["id"].tolist() == [1, 3, 5]
     assert features["x"].tolist() == [[2, 3], [6, 7], [10, 11]]
     assert labels[0].tolist() == [10, 30, 50]
@@ -79,7 +79,7 @@ def test_a_group_without_data_is_refused():
     with pytest.raises(ValueError, match="2 elements for 3 groups"):
         data.group_shard(tf.data.Dataset.range(20).batch(10), here)
     with pytest.raises(ValueError, match="2 elements for 3 groups"):
-        data.shard_arrays(np.arange(2), here)
+        data.group_shard(np.arange(2), here)
 
 
 def test_a_shuffle_before_the_split_is_warned_of():
@@ -95,18 +95,6 @@ def test_a_shuffle_before_the_split_is_warned_of():
         for dataset in (fixed, tf.data.Dataset.range(8).repeat()):
             data.group_shard(dataset, cluster())
         data.group_shard(shuffled, cluster(), mode="shared")
-
-
-def test_worker_parts_cover_the_groups_part_once():
-    part = data.group_shard(tf.data.Dataset.range(12), cluster(1))
-    seen = []
-    for index in range(3):
-        seen += elements(data.worker_shard(part, (3, index)))
-    assert sorted(seen) == [1, 3, 5, 7, 9, 11]
-    context = tf.distribute.InputContext(
-        num_input_pipelines=3, input_pipeline_id=2
-    )
-    assert elements(data.worker_shard(part, context)) == [5, 11]
 
 
 def test_distribute_batches_for_the_replicas(two_replicas):

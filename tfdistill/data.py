@@ -6,6 +6,7 @@ that each group shuffles its own way cannot be cut into disjoint parts.
 
 import warnings
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -23,28 +24,31 @@ __all__ = [
     "checked",
     "distribute",
     "group_shard",
-    "shard_arrays",
     "shuffled_indices",
-    "worker_shard",
 ]
 
 _MODES = ("disjoint", "shared", "coordinated")
+# What a shuffle without a seed has as 0, twice.
+_SEEDS = ("_seed", "_seed2")
 
 
 def group_shard(
-    dataset: tf.data.Dataset,
+    examples: Any,
     cluster: identity.Cluster | None = None,
     *,
     mode: str = "disjoint",
-) -> tf.data.Dataset:
-    """Returns the part of a data set that this group trains on.
+) -> Any:
+    """Returns the part of the examples that this group trains on.
 
-    Element i goes to group `i % num_groups`. Every group still reads (and
-    skips) the others' elements; with many files, shard the file names.
+    Example i goes to group `i % num_groups`. Of a data set, every group still
+    reads (and skips) the others' elements; with many files, shard the file
+    names.
 
     Args:
-        dataset: In the same order in every group; not yet batched, or whole
-            batches are dealt out; not yet shuffled, or parts may overlap.
+        examples: A `tf.data.Dataset`, in the same order in every group; not yet
+            batched, or whole batches are dealt out; not yet shuffled, or parts
+            may overlap. Or an array `[examples, ...]`, or a dict, tuple or list
+            of them, nested at will, with equally many examples.
         cluster: Says which group this is. Default: `Cluster.from_env()`.
         mode: `"disjoint"` (default; the better choice in Anil et al. 2018,
             section 3.3) or `"shared"`: all of the data in every group; or
@@ -54,64 +58,41 @@ def group_shard(
             augmentation a seed, and `shuffled_indices` no `group`.
 
     Returns:
-        The group's data set.
+        The group's data set, or the same structure of its arrays.
 
     Raises:
-        ValueError: If the mode is unknown, or a group would have no element.
+        ValueError: If the mode is unknown, arrays do not have equally many
+            examples, or a group would have none.
 
     Example:
         >>> cluster = identity.Cluster(group=1, num_groups=2)
         >>> part = group_shard(tf.data.Dataset.range(5), cluster)
         >>> [int(element) for element in part]
         [1, 3]
+        >>> group_shard({"x": np.arange(5)}, cluster)["x"].tolist()
+        [1, 3]
     """
-    _check_mode(mode)
+    if mode not in _MODES:
+        raise ValueError(f"`mode` must be one of {_MODES}; received {mode!r}.")
     cluster = cluster or identity.Cluster.from_env()
+    if not isinstance(examples, tf.data.Dataset):
+        return _shard_arrays(examples, cluster, mode)
     if mode == "coordinated":
-        return _in_one_order(dataset)
+        return _in_one_order(examples)
     if mode == "shared" or cluster.num_groups == 1:
-        return dataset
-    data_checks.check_parts(dataset, cluster.num_groups, "group")
-    if _is_shuffled(dataset):
+        return examples
+    data_checks.check_parts(examples, cluster.num_groups, "group")
+    if any(s["_reshuffle_each_iteration"] for s in _shuffles(examples)):
         warnings.warn(
             "This data set is shuffled before the groups' parts are taken, so "
             "the parts may overlap. Call group_shard() first, then shuffle; "
             "or shuffle with seed=... and reshuffle_each_iteration=False.",
             stacklevel=2,
         )
-    return dataset.shard(cluster.num_groups, cluster.group)
+    return examples.shard(cluster.num_groups, cluster.group)
 
 
-def shard_arrays(
-    arrays: Any,
-    cluster: identity.Cluster | None = None,
-    *,
-    mode: str = "disjoint",
-) -> Any:
-    """Returns this group's examples of in-memory arrays; see `group_shard`.
-
-    Args:
-        arrays: An array `[examples, ...]`, or a dict, tuple or list of them,
-            nested at will, with equally many examples.
-        cluster: Says which group this is. Default: `Cluster.from_env()`.
-        mode: `"disjoint"` (default), or `"shared"` or `"coordinated"`, which
-            are the same for arrays.
-
-    Returns:
-        The same structure, with the examples that `group_shard` would give.
-
-    Raises:
-        ValueError: If the mode is unknown, the arrays do not have equally
-            many examples, or a group would have none.
-
-    Example:
-        >>> cluster = identity.Cluster(group=0, num_groups=2)
-        >>> part = shard_arrays({"x": np.arange(5)}, cluster)
-        >>> part["x"].tolist()
-        [0, 2, 4]
-    """
-    _check_mode(mode)
-    cluster = cluster or identity.Cluster.from_env()
+def _shard_arrays(arrays: Any, cluster: identity.Cluster, mode: str) -> Any:
     shapes = [tuple(np.shape(leaf)) for leaf in keras.tree.flatten(arrays)]
     lengths = {shape[0] for shape in shapes if shape}
     if len(lengths) != 1 or () in shapes:
@@ -125,42 +106,6 @@ def shard_arrays(
     return keras.tree.map_structure(
         lambda array: array[cluster.group :: cluster.num_groups], arrays
     )
-
-
-def worker_shard(
-    dataset: tf.data.Dataset,
-    worker: tf.distribute.InputContext | tuple[int, int],
-) -> tf.data.Dataset:
-    """Returns the part of the group's data set that one worker reads.
-
-    Args:
-        dataset: The group's part, in the same order on all its workers.
-        worker: A `tf.distribute.InputContext`, or `(num_workers, index)`.
-
-    Returns:
-        Every `num_workers`-th element, from `index` on.
-
-    Raises:
-        ValueError: If the index is not that of a worker, or a worker would
-            have no element.
-
-    Example:
-        >>> part = worker_shard(tf.data.Dataset.range(5), (2, 0))
-        >>> [int(element) for element in part]
-        [0, 2, 4]
-    """
-    if isinstance(worker, tf.distribute.InputContext):
-        num_workers = worker.num_input_pipelines
-        index = worker.input_pipeline_id
-    else:
-        num_workers, index = worker
-    if not 0 <= index < num_workers:
-        raise ValueError(
-            "A worker must be given as (num_workers, index) with 0 <= index < "
-            f"num_workers; received ({num_workers}, {index})."
-        )
-    data_checks.check_parts(dataset, num_workers, "worker")
-    return dataset.shard(num_workers, index)
 
 
 def at_workers_share(
@@ -229,7 +174,9 @@ def distribute(
         )
 
     def make_part(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        part = worker_shard(make_dataset(context), context)
+        whole, num_workers = make_dataset(context), context.num_input_pipelines
+        data_checks.check_parts(whole, num_workers, "worker")
+        part = whole.shard(num_workers, context.input_pipeline_id)
         part = prepare(part) if prepare else part
         part = part.batch(size, drop_remainder=drop_remainder)
         return part.prefetch(tf.data.AUTOTUNE)
@@ -279,14 +226,15 @@ def shuffled_indices(
     return epochs.flat_map(epoch_indices)
 
 
-def _check_mode(mode: str) -> None:
-    if mode not in _MODES:
-        raise ValueError(f"`mode` must be one of {_MODES}; received {mode!r}.")
-
-
 def _in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """A data set that has the same order in all groups, and in each pass."""
-    if _has_random_order(dataset):
+    if any(
+        all(
+            shuffle[name] is not None and not int(shuffle[name])
+            for name in _SEEDS
+        )
+        for shuffle in _shuffles(dataset)
+    ):
         raise ValueError(
             'With mode="coordinated" all groups must read the same order; '
             "received a data set that is shuffled without a seed. Pass "
@@ -298,24 +246,15 @@ def _in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def _has_random_order(dataset: tf.data.Dataset) -> bool:
-    """Whether a shuffle without a seed was found; see `_is_shuffled`."""
-    seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
-    if hasattr(dataset, "_reshuffle_each_iteration") and not any(
-        seed is None or int(seed) for seed in seeds
-    ):
-        return True
-    return any(map(_has_random_order, getattr(dataset, "_inputs", list)()))
-
-
-def _is_shuffled(dataset: tf.data.Dataset) -> bool:
-    """Whether an iteration order that may differ by group was found."""
+def _shuffles(dataset: tf.data.Dataset) -> Iterator[dict[str, Any]]:
+    """Yields the attributes of each shuffle in a pipeline."""
     # TensorFlow has no public way to look at a pipeline; without these
     # private names nothing is found, and nothing is warned of.
-    reshuffles = getattr(dataset, "_reshuffle_each_iteration", False)
-    return reshuffles is not False or any(
-        _is_shuffled(source) for source in getattr(dataset, "_inputs", list)()
-    )
+    attributes = vars(dataset)
+    if {"_reshuffle_each_iteration", *_SEEDS} <= attributes.keys():
+        yield attributes
+    for source in getattr(dataset, "_inputs", list)():
+        yield from _shuffles(source)
 
 
 def by_element(dataset: tf.data.Dataset) -> tf.data.Dataset:

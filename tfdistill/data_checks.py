@@ -14,8 +14,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-__all__ = ["DataError", "checked"]
-
 # Around a message, to find it in what TensorFlow makes of an error.
 _MARKED = re.compile(r"<data>(.*?)</data>", re.DOTALL)
 _SPARSE_LABEL = re.compile(

@@ -12,8 +12,6 @@ from typing import Any
 if TYPE_CHECKING:
     from tfdistill.cluster import identity
 
-__all__ = ["Workload"]
-
 MODES = ("disjoint", "shared", "coordinated")
 DTYPE_POLICIES = ("float32", "mixed_bfloat16", "bfloat16", "float64")
 CHECKPOINTS = ("none", "best", "all")
@@ -202,7 +200,7 @@ def _in_memory(train: Any, validation: Any) -> Callable[..., tuple[Any, Any]]:
 
         from tfdistill import data
 
-        own = data.shard_arrays(train, cluster, mode=mode)
+        own = data.group_shard(train, cluster, mode=mode)
         leaves = tf.nest.flatten(own)
         if not 1 <= batch_size <= len(leaves[0]):
             raise ValueError(

@@ -146,7 +146,7 @@ def make_datasets(
     train, test = load(data_dir=data_dir, cache_dir=cache_dir)
     train = _first(train, num_train, "num_train")
     test = _first(test, num_test, "num_test")
-    train = tfdistill_data.shard_arrays(train, cluster, mode=mode)
+    train = tfdistill_data.group_shard(train, cluster, mode=mode)
     batches = group_batches.shuffled_indices(
         len(train[1]),
         cluster,

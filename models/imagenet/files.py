@@ -130,7 +130,7 @@ class Folders:
         share: Share,
     ) -> tuple[tf.data.Dataset, int]:
         """Returns a group's images in exactly shuffled epochs."""
-        arrays = data.shard_arrays(self._files("train"), cluster, mode=mode)
+        arrays = data.group_shard(self._files("train"), cluster, mode=mode)
         paths, labels = (tf.constant(array) for array in arrays)
 
         def read(number: tf.Tensor, index: tf.Tensor) -> tuple[tf.Tensor, Any]:

@@ -169,7 +169,9 @@ def trained(strategy, *, backup=None, stop_at=None, schedule=None, **kwargs):
         model.compile(keras.optimizers.SGD(rate), "mse")
 
     def batches(worker):
-        part = tfdistill.data.worker_shard(rows(), worker)
+        part = rows().shard(
+            worker.num_input_pipelines, worker.input_pipeline_id
+        )
         return scaler.batched(part, worker).prefetch(2)
 
     watch = Watch(scaler, stop_at)

@@ -309,7 +309,7 @@ class BatchScaler(steps.SteppedCallback):
 
         In place of `dataset.batch`, at the end of a pipeline. For several
         replicas, pass `fit` a function of a `tf.distribute.InputContext` that
-        calls `tfdistill.data.worker_shard` and then this, each with it.
+        calls `dataset.shard` for its input pipeline and then this, with it.
 
         Args:
             dataset: Examples, not batched, that never end.
