@@ -17,6 +17,7 @@ from launch import recipes
 from tfdistill import data
 from tfdistill import workload as workload_lib
 from tfdistill.follow import screen
+from tfdistill.observe import run_log
 from tfdistill.observe import summaries
 
 Workload = workload_lib.Workload
@@ -247,7 +248,7 @@ class _Watched:
             *[self._pace, self._exporter],
             *([self._mixer] if self._mixer else []),
             self._backup,
-            tfdistill.callbacks.RunLog(str(self._directory)),
+            run_log.RunLog(str(self._directory)),
             tfdistill.callbacks.Summaries(
                 self._directory / summaries.DIRECTORY,
                 configuration=dataclasses.asdict(recipe),

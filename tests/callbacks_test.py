@@ -14,6 +14,7 @@ import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill.cluster import strategy as strategy_lib
 from tfdistill.exchange import claim
+from tfdistill.observe import run_log
 from tfdistill.system import background
 from tfdistill.training import steps
 
@@ -359,7 +360,7 @@ def test_a_plain_model_is_refused(exchange, tmp_path, kind):
     callback = {
         "exporter": lambda: _exporter(exchange),
         "loader": lambda: tfdistill.callbacks.TeacherLoader(every_steps=1),
-        "log": lambda: tfdistill.callbacks.RunLog(tmp_path),
+        "log": lambda: run_log.RunLog(tmp_path),
     }[kind]()
     model = cases.linear(0)
     model.compile("sgd", "mse")

@@ -1,7 +1,7 @@
 """What happens between steps: exports of the student, news of teachers.
 
 And the other callbacks that users add to `fit`, each of whose code is in its
-room: `Backup`, `BestEffort`, `FiniteLoss`, `RunLog`, `Summaries`.
+room: `Backup`, `BestEffort`, `FiniteLoss`, `Summaries`.
 """
 
 import logging
@@ -27,7 +27,6 @@ from tfdistill.exports import server_bundle
 from tfdistill.exports import student_graph
 from tfdistill.follow import screen
 from tfdistill.observe.best_effort import BestEffort
-from tfdistill.observe.run_log import RunLog
 from tfdistill.observe.summaries import Summaries
 from tfdistill.system import background
 from tfdistill.system import keras_internals
@@ -48,7 +47,6 @@ __all__ = [
     "Backup",
     "BestEffort",
     "FiniteLoss",
-    "RunLog",
     "StartTogether",
     "StudentExporter",
     "Summaries",

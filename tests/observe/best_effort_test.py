@@ -21,6 +21,7 @@ from tests.cases import codistillation as cases
 import keras
 
 import tfdistill
+from tfdistill.observe import run_log
 
 directory = sys.argv[1]
 before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -42,7 +43,7 @@ board = tfdistill.callbacks.BestEffort(
 )
 callbacks = [
     FullDisk(),
-    tfdistill.callbacks.RunLog(directory, every_secs=0.0),
+    run_log.RunLog(directory, every_secs=0.0),
     tfdistill.callbacks.Summaries(directory + "/summaries", every_steps=1),
     board,
     tfdistill.callbacks.BestEffort(

@@ -5,7 +5,6 @@ import json
 import keras
 import pytest
 
-import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill.observe import run_log
 
@@ -33,7 +32,7 @@ def _lines(directory):
 
 
 def _log(directory, secs=0.01, **kwargs):
-    return tfdistill.callbacks.RunLog(directory, clock=_Clock(secs), **kwargs)
+    return run_log.RunLog(directory, clock=_Clock(secs), **kwargs)
 
 
 def _fit(model, log, **kwargs):

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tfdistill
 from tests.cases import codistillation as cases
 from tfdistill import schedules
+from tfdistill.observe import run_log
 
 _X, _Y = cases.data()
 
@@ -20,7 +21,7 @@ def _train(tmp_path, caplog, *, published=True, **kwargs):
     if published:
         cases.publish(exchange, cases.linear(1))
         cases.load(model, 10)
-    log = tfdistill.callbacks.RunLog(tmp_path / "log")
+    log = run_log.RunLog(tmp_path / "log")
     callbacks = [cases.never(), log]
     cases.fit(model, _X, _Y, batch_size=4, epochs=2, callbacks=callbacks)
     text = (tmp_path / "log" / "metrics.jsonl").read_text(encoding="utf-8")
