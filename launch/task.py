@@ -188,7 +188,7 @@ def _teachers(
             if workload.schema and not one.schema:
                 one.schema = screen.digests(workload.schema())
             if one.canary is None and canary is not None:
-                one.canary = tfdistill.teachers.Canary.from_dataset(canary)
+                one.canary = canary
     return found
 
 

@@ -44,7 +44,7 @@ def main(directory: str) -> None:
     x, y = cases.data(4)
     model = cases.codistill(
         student,
-        cases.peers(exchange, canary=tfdistill.teachers.Canary(x, labels=y)),
+        cases.peers(exchange, canary=(x, y)),
         kind=_Counting,
     )
     # Each `fit` on arrays would leave a graph of its own.

@@ -329,7 +329,7 @@ def test_a_group_goes_on_with_the_version_that_it_had(tmp_path, monkeypatch):
 def test_a_version_is_tried_before_it_is_obeyed(tmp_path):
     """Out of the half that is not in use, while the other one is."""
     good = _peer(3)
-    group = _Group(tmp_path, canary=kinds.Canary(cases.data()[0]))
+    group = _Group(tmp_path, canary=(cases.data()[0], None))
     group.take(good, 10)
     group.publish(_overflowing(), 20)
     group.remote.note(np.asarray([0, -1.0]))

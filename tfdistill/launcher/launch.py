@@ -93,7 +93,8 @@ def launch(
         TypeError: There is no such option.
         ValueError: An argument is out of range, the command is no program, or
             the workdir is in use.
-        LaunchError: A group has failed; a `RuntimeError`.
+        RuntimeError: A group has failed. `error.launched` is the run, and
+            `error.exit_code` what `tfdistill-local` would have returned.
         KeyboardInterrupt: All tasks were stopped by Ctrl-C.
 
     Example:

@@ -8,7 +8,6 @@ import typing
 from tfdistill.system import lazy
 
 if typing.TYPE_CHECKING:
-    from tfdistill.teachers.canary import Canary as Canary
     from tfdistill.teachers.fixed import FixedTeacher as FixedTeacher
     from tfdistill.teachers.labels import LabelTeacher as LabelTeacher
     from tfdistill.teachers.own_past import OwnPast as OwnPast
@@ -16,18 +15,16 @@ if typing.TYPE_CHECKING:
     from tfdistill.teachers.predictions import (
         PeerPredictions as PeerPredictions,
     )
-    from tfdistill.teachers.teacher import Batch as Batch
     from tfdistill.teachers.teacher import Teacher as Teacher
 
 __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     {
-        "canary": ["Canary"],
         "fixed": ["FixedTeacher"],
         "labels": ["LabelTeacher"],
         "own_past": ["OwnPast"],
         "peers": ["Peers"],
         "predictions": ["PeerPredictions"],
-        "teacher": ["Batch", "Teacher"],
+        "teacher": ["Teacher"],
     },
 )

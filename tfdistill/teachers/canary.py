@@ -175,15 +175,16 @@ class Canary:
 
 
 def as_canary(given: Any) -> Canary | None:
-    """Returns the canary that a teacher was given, or that of a dataset."""
+    """Returns the canary of a dataset, or of a pair of inputs and labels."""
     if isinstance(given, tf.data.Dataset):
         return Canary.from_dataset(given)
+    if isinstance(given, tuple) and len(given) == 2:
+        return Canary(given[0], labels=given[1])
     if given is None or isinstance(given, Canary):
         return given
     raise ValueError(
-        "`canary` must be a tfdistill.teachers.Canary, a tf.data.Dataset or "
-        f"None; received {type(given).__name__}. Arrays: "
-        "tfdistill.teachers.Canary(x, labels=y)."
+        "`canary` must be a tf.data.Dataset, a pair (inputs, labels) or None; "
+        f"received {type(given).__name__}."
     )
 
 

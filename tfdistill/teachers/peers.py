@@ -63,7 +63,7 @@ class Peers(teacher.Teacher):
         peers: Sequence[int] | None = None,
         weight: float = 1.0,
         max_staleness_steps: int | str | None = staleness.AUTO,
-        canary: canary_lib.Canary | tf.data.Dataset | None = None,
+        canary: Any = None,
         schema: Mapping[str, Any] | None = None,
         allow_other_graphs: bool = False,
     ) -> None:
@@ -82,8 +82,9 @@ class Peers(teacher.Teacher):
                 more. Its next version gets full weight.
             canary: Held-out examples that each version must predict before it
                 is used, and, if they have labels, on which it is compared
-                with the student: a `Canary`, or a dataset as `fit` takes it,
-                of which the first 256 examples are taken. Default: none.
+                with the student: a pair of inputs and class indices (or
+                None), or a dataset as `fit` takes it, of which the first 256
+                examples are taken. Default: none.
             schema: What peers' labels, vocabularies and columns must be; see
                 `follow.screen.digests`. Default: nothing is compared.
             allow_other_graphs: Whether to run peers' graphs that differ from
@@ -100,7 +101,7 @@ class Peers(teacher.Teacher):
         self.peers = None if peers is None else checked_groups(peers)
         self.bound = max_staleness_steps
         self.max_staleness_steps = staleness.checked(max_staleness_steps)
-        self.canary = canary_lib.as_canary(canary)
+        self.canary: Any = canary_lib.as_canary(canary)
         self.schema = screen.digests(schema or {})
         self.allow_other_graphs = allow_other_graphs
 
@@ -108,6 +109,7 @@ class Peers(teacher.Teacher):
         """Returns a teacher for each group."""
         groups = cluster.peers if self.peers is None else self.peers
         exchange = exchange_for(self.exchange, groups, cluster)
+        self.canary = canary_lib.as_canary(self.canary)
         return [Peer(group, exchange, self) for group in groups]
 
 

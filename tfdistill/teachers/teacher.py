@@ -229,7 +229,10 @@ class Teacher:
         """Answers about a batch, while the step is traced.
 
         Args:
-            batch: The student's rows, and what it has answered itself.
+            batch: One replica's rows: `batch.inputs`, structured as the student
+                takes them; `batch.outputs`, what it has answered itself;
+                `batch.labels`, what `tfdistill.labels` attached to the rows, by
+                name of the teacher; and `batch.step`, an int64 scalar.
 
         Returns:
             One tensor for each of the student's outputs, as a structure or a
