@@ -195,8 +195,7 @@ class DistributedModel(steps.Trained, _Wrapper, keras.Model):
 
     train_function: Any
     test_function: Any
-    _trainer: replica_trainer.Trainer | None = None
-    _statistics: replica_trainer.BatchStatistics | None = None
+    _trainer: Any = None
     _has_own_loss = _is_compiled_inside = False
     _INSIDE, _PREFIX = "model", "distributed"
     _NEVER_RUN: tuple[str, ...] = _LOOPS
@@ -225,8 +224,8 @@ class DistributedModel(steps.Trained, _Wrapper, keras.Model):
         _check_inside(model, self._INSIDE, self._NEVER_RUN)
 
     @property
-    def trainer(self) -> replica_trainer.Trainer:
-        """What trains this model; made when first needed, then kept."""
+    def trainer(self) -> Any:
+        """The `Trainer` of this model; made when first needed, then kept."""
         if self._trainer is None:
             kind: Any = replica_trainer.ReplicaTrainer
             if replicas.on_servers(self.distribute_strategy):
@@ -394,12 +393,7 @@ class DistributedModel(steps.Trained, _Wrapper, keras.Model):
         Replicas keep them apart. A collective: all workers of the group call
         it at the same step.
         """
-        if self._statistics is None and self.model.built:
-            self._statistics = replica_trainer.BatchStatistics(
-                self.model, self.distribute_strategy
-            )
-        if self._statistics is not None:
-            self._statistics.average()
+        self.trainer.average_statistics()
 
     # ---- Keras' hooks ----
 

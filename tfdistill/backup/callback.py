@@ -292,7 +292,7 @@ class Backup(steps.SteppedCallback):
             self._take_after_epoch(wait=True)
 
     def _take_after_epoch(self, *, wait: bool = False) -> None:
-        self._counter.read(self.model)
+        self.read_step()
         cut_short = self.model.stop_training and not self._ends_epoch
         if cut_short and self.params.get("steps") is not None:
             self._take(self._epoch, self._num_done, wait=wait)

@@ -1,6 +1,7 @@
 """ShardedEmbedding: a table for ids that lies in shards."""
 
 import contextlib
+import functools
 import itertools
 import operator
 import random
@@ -18,7 +19,6 @@ from tfdistill.embedding import rows as table_rows
 from tfdistill.embedding import rules
 from tfdistill.system import keras_internals
 
-_CONSTANTS = (keras.initializers.Zeros, keras.initializers.Ones)
 # Any odd constants would do: they keep the seeds of blocks apart.
 _SEED_FACTOR, _SEED_RANGE = 1_000_003, 2**31 - 1
 
@@ -180,20 +180,7 @@ class TableValues:
         self._seed = seed
         self._block_rows = table_rows.rows_per_block(dim)
 
-    @property
-    def is_constant(self) -> bool:
-        """Whether all values are the same, so that no block need be drawn."""
-        if isinstance(self._initializer, keras.initializers.Constant):
-            return not hasattr(self._initializer.value, "__len__")
-        return isinstance(self._initializer, _CONSTANTS)
-
-    def initializer(self, shard: int) -> Any:
-        """Returns what makes one shard's values at once, for `add_weight`."""
-        if self.is_constant:
-            return self._initializer
-        return lambda shape, dtype=None: self.of_shard(shard, dtype)
-
-    def of_shard(self, shard: int, dtype: Any) -> tf.Tensor:
+    def of_shard(self, shard: int, shape: Any, dtype: Any = None) -> tf.Tensor:
         """Returns the values of one shard, `[rows, dim]`, all at once."""
         parts = [
             self._block(block, dtype)[first:last]
@@ -414,7 +401,7 @@ class ShardedEmbedding(keras.layers.Layer):
             seed=agreed_seed(self.embeddings_initializer, self._seed),
         )
         # In a trace, a variable gets its values only when that has ended.
-        fill = tf.executing_eagerly() and not values.is_constant
+        fill = tf.executing_eagerly()
         if fill and keras_internals.in_stateless_scope():
             raise ValueError(
                 f"The layer {self.name!r} must be built outside of a "
@@ -424,7 +411,9 @@ class ShardedEmbedding(keras.layers.Layer):
         for shard, num_rows in enumerate(self.layout.shard_sizes):
             variable = self.add_weight(
                 shape=(num_rows, self.output_dim),
-                initializer="zeros" if fill else values.initializer(shard),
+                initializer="zeros"
+                if fill
+                else functools.partial(values.of_shard, shard),
                 autocast=False,
                 name="table" if num_shards == 1 else f"table_{shard}",
             )
@@ -504,7 +493,7 @@ class ShardedEmbedding(keras.layers.Layer):
         rows = self.layout.storage_rows(tf.reshape(in_table, [-1]))
         layout = self.layout.with_shards(len(sources))
         on_devices = self._on_devices and not replaced
-        is_remote = on_devices or hasattr(sources[0], "gather_rows")
+        is_remote = on_devices or isinstance(sources[0], table_rows.OwnRows)
         if training is False and len(sources) == 1 and not is_remote:
             # No gradient is wanted.
             found = tf.gather(sources[0], layout.as_index(rows))

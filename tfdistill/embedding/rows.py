@@ -130,6 +130,17 @@ class RowLayout:
         return tf.cast(local_rows, tf.int32 if small else tf.int64)
 
 
+class OwnRows:
+    """A source of rows that gathers them by itself, where they are."""
+
+    dtype: tf.DType
+    shape: tf.TensorShape
+
+    def gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns some of its rows."""
+        raise NotImplementedError
+
+
 def look_up(
     sources: Sequence[Any],
     layout: RowLayout,
@@ -165,7 +176,7 @@ def look_up(
 
 
 def _gather(source: Any, rows: tf.Tensor, on_device: bool) -> tf.Tensor:
-    if hasattr(source, "gather_rows"):
+    if isinstance(source, OwnRows):
         return source.gather_rows(rows)
     if not on_device:
         return tf.gather(source, rows)

@@ -278,7 +278,7 @@ def rule_for(optimizer: keras.optimizers.Optimizer) -> UpdateRule:
                 f"`{option}` of the optimizer must be unset for fused "
                 f"updates; received {value}. Leave it out."
             )
-    if getattr(optimizer, "momentum", 0):
+    if isinstance(optimizer, keras.optimizers.SGD) and optimizer.momentum:
         return Momentum(optimizer)
     return _RULES[type(optimizer)](optimizer)
 

@@ -102,12 +102,12 @@ class RunLog(steps.SteppedCallback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes a line with the epoch's logs, validation included."""
-        self._counter.read(self.model)
+        self.read_step()
         self._write({"event": "epoch_end", **(logs or {})})
 
     def on_train_end(self, logs: Any = None) -> None:
         """Notes the end."""
-        self._counter.read(self.model)
+        self.read_step()
         untaught = self._watch.untaught if self._watch else None
         why = {"untaught": untaught} if untaught else {}
         self._write({"event": "end", **why, **(logs or {})})

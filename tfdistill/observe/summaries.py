@@ -288,7 +288,7 @@ class Summaries(steps.SteppedCallback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes the epoch's metrics."""
-        self._counter.read(self.model)
+        self.read_step()
         found = tags.of_logs(
             {
                 f"validation/{name.removeprefix('val_')}"
@@ -308,7 +308,7 @@ class Summaries(steps.SteppedCallback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Writes the last point and closes the file."""
-        self._counter.read(self.model)
+        self.read_step()
         if self._pace.num_steps:
             self._point(logs or {})
         if self._file is not None:

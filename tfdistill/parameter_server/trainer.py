@@ -91,29 +91,25 @@ class _Workers:
         )
 
 
-class ServerTrainer:
+class ServerTrainer(trainer.Trainer):
     """Trains on workers, with all variables on parameter servers.
 
-    A `tfdistill.training.trainer.Trainer`. Everything runs on the coordinator;
-    the data may be a batched `tf.data.Dataset`, of which each worker takes
-    every n-th batch, or a function of a `tf.distribute.InputContext`, which is
-    called on each worker. One batch is one step of one worker, and
-    `steps_per_epoch` counts the steps of all workers.
+    Everything runs on the coordinator; the data may be a batched
+    `tf.data.Dataset`, of which each worker takes every n-th batch, or a
+    function of a `tf.distribute.InputContext`, which is called on each worker.
+    One batch is one step of one worker, and `steps_per_epoch` counts the steps
+    of all workers.
     """
 
     counts_done = True
 
     def __init__(self, model: Any) -> None:
         """Connects to nobody yet: that is for the first `fit`."""
-        self._model = model
+        super().__init__(model)
         self._workers_met: _Workers | None = None
         self._variables: variables.RemoteVariables | None = None
         self._update: updates.RemoteUpdate | None = None
         self._shares: dict[Any, Any] = {}
-        self.input_spec: Any = None
-        self.last = steps.LastExecution()
-        self.backup: Any = None
-        self.not_finite: str | None = None
 
     @property
     def _workers(self) -> _Workers:
@@ -138,18 +134,6 @@ class ServerTrainer:
         )
 
     # ---- one step ----
-
-    def train_function(self, step: Any, keras_own: Any) -> Any:
-        """Returns Keras' own: workers run `worker.TrainFunction`s."""
-        return keras_own
-
-    def test_function(self, step: Any, keras_own: Any) -> Any:
-        """Returns Keras' own: workers run `worker.EvaluateFunction`s."""
-        return keras_own
-
-    def sendable(self, predictions: Any) -> Any:
-        """Returns what is predicted: it travels in any dtype."""
-        return predictions
 
     def tape(self) -> tf.GradientTape:
         """Returns a tape over the values that the worker has read."""

@@ -111,7 +111,7 @@ def opened(variables: Sequence[WorkerVariable]) -> Iterator[None]:
             variable._handle = handle
 
 
-class Rows:
+class Rows(rows.OwnRows):
     """The rows of a shard on a server, gathered there."""
 
     def __init__(

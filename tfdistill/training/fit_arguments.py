@@ -161,11 +161,10 @@ def no_batch(epoch: int) -> data_checks.DataError:
 
 def _num_rows(data: Any) -> int | None:
     """Examples in arrays, None of anything else."""
-    for leaf in keras.tree.flatten(data):
-        shape = getattr(leaf, "shape", None)
-        if shape is not None and len(shape):
-            return shape[0]
-    return None
+    shapes = (
+        getattr(leaf, "shape", None) or () for leaf in keras.tree.flatten(data)
+    )
+    return next((shape[0] for shape in shapes if len(shape)), None)
 
 
 def _check_numbers(arguments: Mapping[str, Any]) -> None:

@@ -272,7 +272,7 @@ class _FunctionLoss(keras.losses.Loss):
         self._function = function
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        if hasattr(y_true, "shape") and hasattr(y_pred, "shape"):
+        if isinstance(y_true, tf.Tensor) and isinstance(y_pred, tf.Tensor):
             y_true, y_pred = _same_rank(y_true, y_pred)
         return self._function(y_true, y_pred)
 

@@ -23,47 +23,6 @@ Logs = dict[str, Any]
 Role = TypeVar("Role")
 
 
-class StepCounter:
-    """Counts steps from Keras' callback hooks.
-
-    A step is a batch, as for Keras' learning rate schedules, also with
-    `gradient_accumulation_steps`. Reading the optimizer's counter waits for the
-    device, so it is read once an epoch and counted on from there.
-    """
-
-    def __init__(self) -> None:
-        self.step = 0
-        self._next_batch = 0
-        self._is_fresh = True
-
-    def read(self, model: keras.Model) -> None:
-        """Takes the exact step from a compiled model's optimizer."""
-        self.step = int(keras_internals.num_batches(model.optimizer).numpy())
-        self._next_batch = 0
-        self._is_fresh = True
-
-    def begin(self, batch: int) -> None:
-        """Notes the first batch since the step was read.
-
-        Not 0 in an epoch that was resumed in its middle.
-        """
-        if self._is_fresh:
-            self._next_batch, self._is_fresh = batch, False
-
-    def advance(self, last_batch: int, *, num_batches: int | None) -> None:
-        """Counts the batches of the epoch up to and including `last_batch`.
-
-        With several steps an execution Keras gives the last batch that was
-        asked for, though the data may have ended before it: `num_batches`, if
-        known, is where they end.
-        """
-        next_batch = last_batch + 1
-        if num_batches is not None:
-            next_batch = min(next_batch, num_batches)
-        self.step += next_batch - self._next_batch
-        self._next_batch = next_batch
-
-
 class EverySteps:
     """Says when a multiple of a number of steps, and an offset, was passed."""
 
@@ -149,16 +108,19 @@ class SteppedCallback(keras.callbacks.Callback):
     their class: a role such as `Exporter`, so that no room imports another
     for it. Each version says the `manifest_extras` of all. A `Backup` keeps
     `state` and `variables`, by the name of the class, and restores both.
+
+    A step is a batch, as for Keras' learning rate schedules, also with
+    `gradient_accumulation_steps`. Reading the optimizer's counter waits for the
+    device, so it is read once an epoch and counted on from there.
+
+    Attributes:
+        step: The global step: number of batches trained on.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._counter = StepCounter()
-
-    @property
-    def step(self) -> int:
-        """The global step: number of batches trained on."""
-        return self._counter.step
+        self.step = self._next_batch = 0
+        self._is_fresh = True
 
     def meet(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Sees all callbacks of a `fit`, itself among them."""
@@ -197,25 +159,37 @@ class SteppedCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Reads the step to start from."""
-        self._counter.read(self.model)
+        self.read_step()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Reads the exact step: an epoch may have ended early."""
-        self._counter.read(self.model)
+        self.read_step()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Notes where an epoch begins or is resumed."""
-        self._counter.begin(batch)
+        """Notes where an epoch begins: not at 0 if it was resumed."""
+        if self._is_fresh:
+            self._next_batch, self._is_fresh = batch, False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts the steps of one execution."""
-        num_batches = self.params.get("steps")
-        if self.model.trainer.counts_done:
-            self._counter.advance(batch, num_batches=None)
-        elif num_batches is None and self.model.steps_per_execution > 1:
-            self._counter.read(self.model)
-        else:
-            self._counter.advance(batch, num_batches=num_batches)
+        next_batch = batch + 1
+        if not self.model.trainer.counts_done:
+            # With several steps an execution Keras gives the last batch that
+            # was asked for, though the data may have ended before it.
+            num_batches = self.params.get("steps")
+            if num_batches is None and self.model.steps_per_execution > 1:
+                self.read_step()
+                return
+            if num_batches is not None:
+                next_batch = min(next_batch, num_batches)
+        self.step += next_batch - self._next_batch
+        self._next_batch = next_batch
+
+    def read_step(self) -> None:
+        """Takes the exact step from the optimizer."""
+        counter = keras_internals.num_batches(self.model.optimizer)
+        self.step, self._next_batch = int(counter.numpy()), 0
+        self._is_fresh = True
 
 
 class Exporter(SteppedCallback):

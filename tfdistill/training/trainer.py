@@ -1,4 +1,4 @@
-"""The `Trainer` interface, and the trainer of one device, replicas, workers.
+"""The trainer of one device, replicas and workers, and what all trainers are.
 
 `parameter_server/trainer.py` has the other one. Gradients are summed over the
 replicas in `ReplicaTrainer.apply`. A trainer is a plain object, so that Keras
@@ -10,9 +10,7 @@ averaged over the replicas whenever the student is looked at from outside:
 before an export, an evaluation and a file.
 """
 
-import contextlib
 import os
-import typing
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -31,99 +29,64 @@ from tfdistill.training import global_batch
 from tfdistill.training import steps
 
 Logs = steps.Logs
+Step = Callable[[Any], Logs]
 
 
-class Trainer(typing.Protocol):
+class Trainer:
     """How a model trains under its strategy.
 
     `keras_own` is the method or function of Keras that would be called if
-    there were no trainer; `arguments` are those of the method, by name.
+    there were no trainer; `arguments` are those of the method, by name. A
+    trainer also has `compiled`, `build`, `tape`, `apply`, `fit`, `evaluate`
+    and `predict`.
+
+    Attributes:
+        input_spec: Specs `[batch, ...]` of the inputs in the data last given.
+        last: What the last execution reported.
+        backup: The `callbacks.Backup` of the `fit` in progress, if it has one.
+        not_finite: What an export or a backup found of weights that are not
+            finite.
+        counts_done: Whether callbacks get the index of the last batch that was
+            done. Keras gives them the last one that was asked for.
     """
-
-    # Specs `[batch, ...]` of the inputs in the data last given, if any.
-    input_spec: Any
-    # What the last execution reported.
-    last: steps.LastExecution
-    # The `tfdistill.callbacks.Backup` of the `fit` in progress, if it has one.
-    backup: Any
-    # Whether callbacks get the index of the last batch that was done. Keras
-    # gives them the last one that was asked for.
-    counts_done: bool
-    # What an export or a backup has found of weights that are not finite.
-    not_finite: str | None
-
-    def compiled(self) -> None:
-        """Adapts to how the model has just been compiled."""
-
-    def build(self, element_spec: Any, iterator: Any = None) -> None:
-        """Builds model, metrics, loss and optimizer for some data.
-
-        `iterator` is Keras' private one over the epochs of `fit`.
-        """
-
-    def train_function(
-        self, step: Callable[[Any], Logs], keras_own: Any
-    ) -> Callable[[Any], Logs]:
-        """Returns what `fit` calls for each execution."""
-
-    def test_function(
-        self, step: Callable[[Any], Logs], keras_own: Any
-    ) -> Callable[[Any], Logs]:
-        """Returns what `evaluate` calls for each execution."""
-
-    def sendable(self, predictions: Any) -> Any:
-        """Returns what replicas predict in dtypes that can be gathered."""
-
-    # ---- while a step is traced ----
-
-    def tape(self) -> contextlib.AbstractContextManager[tf.GradientTape]:
-        """Returns the context of a tape that records one step."""
-
-    def apply(
-        self,
-        tape: tf.GradientTape,
-        loss: tf.Tensor,
-        batch: global_batch.GlobalBatch,
-    ) -> None:
-        """Computes the gradients and updates all variables once.
-
-        Replicas sum their gradients first. A worker of parameter servers
-        sums nothing: it sends its own gradients. `loss` is this replica's
-        share of the loss of `batch`, scaled for the optimizer.
-        """
-
-    # ---- Keras' methods ----
-
-    def fit(
-        self, arguments: dict[str, Any], keras_own: Callable[..., Any]
-    ) -> keras.callbacks.History:
-        """Trains; see `keras.Model.fit`."""
-
-    def evaluate(
-        self, arguments: dict[str, Any], keras_own: Callable[..., Any]
-    ) -> Any:
-        """Evaluates; see `keras.Model.evaluate`."""
-
-    def predict(
-        self, arguments: dict[str, Any], keras_own: Callable[..., Any]
-    ) -> Any:
-        """Predicts; see `keras.Model.predict`."""
-
-
-class ReplicaTrainer:
-    """Trains on one device, on replicas, or on workers that hold replicas."""
 
     counts_done = False
 
     def __init__(self, model: Any) -> None:
         """Does nothing yet; `model` is a `steps.Trained` of Keras."""
         self._model = model
-        self._tables: updates.TableUpdates | None = None
-        self._sent = _Sent()
         self.input_spec: Any = None
         self.last = steps.LastExecution()
         self.backup: Any = None
         self.not_finite: str | None = None
+
+    def train_function(self, step: Step, keras_own: Any) -> Any:
+        """Returns what `fit` calls for each execution."""
+        return keras_own
+
+    def test_function(self, step: Step, keras_own: Any) -> Any:
+        """Returns what `evaluate` calls for each execution."""
+        return keras_own
+
+    def sendable(self, predictions: Any) -> Any:
+        """Returns what replicas predict in dtypes that can be gathered."""
+        return predictions
+
+    def average_statistics(self) -> None:
+        """Gives all replicas the mean of what each has for itself."""
+
+
+class ReplicaTrainer(Trainer):
+    """Trains on one device, on replicas, or on workers that hold replicas."""
+
+    def __init__(self, model: Any) -> None:
+        """Does nothing yet."""
+        super().__init__(model)
+        self._tables: updates.TableUpdates | None = None
+        self._average: Callable[[], Any] | None = None
+        # Of predictions, whose dtypes only a trace shows: what has arrived no
+        # longer does. All traces of a model have the same ones.
+        self._predicted: list[Any] = []
 
     @property
     def _strategy(self) -> tf.distribute.Strategy:
@@ -152,9 +115,7 @@ class ReplicaTrainer:
         if self.backup is not None and iterator is not None:
             self.backup.opened(iterator)
 
-    def train_function(
-        self, step: Callable[[Any], Logs], keras_own: Any
-    ) -> Callable[[Any], Logs]:
+    def train_function(self, step: Step, keras_own: Any) -> Any:
         """Runs Keras' own function, or the step on each replica."""
         self._model.before_tracing()
         self._table_updates()
@@ -167,9 +128,7 @@ class ReplicaTrainer:
 
         return execute
 
-    def _without_rows_unchanged(
-        self, step: Callable[[Any], Logs]
-    ) -> Callable[[Any], Logs]:
+    def _without_rows_unchanged(self, step: Step) -> Step:
         """A step that leaves a replica's own statistics, if it has no rows.
 
         Batch normalization would move them to the mean of nothing, NaN, unless
@@ -193,9 +152,7 @@ class ReplicaTrainer:
 
         return kept
 
-    def test_function(
-        self, step: Callable[[Any], Logs], keras_own: Any
-    ) -> Callable[[Any], Logs]:
+    def test_function(self, step: Step, keras_own: Any) -> Any:
         """Runs Keras' own function, or the step on each replica."""
         return (
             _Execution(self._model, step) if self._has_replicas else keras_own
@@ -205,7 +162,9 @@ class ReplicaTrainer:
         """Casts what workers will gather; `predict` casts it back."""
         if replicas.num_workers(self._strategy) == 1:
             return predictions
-        return self._sent.cast(predictions)
+        flat = keras.tree.flatten(predictions)
+        self._predicted = [value.dtype.as_numpy_dtype for value in flat]
+        return keras.tree.map_structure(replicas.gatherable, predictions)
 
     def tape(self) -> tf.GradientTape:
         """Returns a tape."""
@@ -277,7 +236,36 @@ class ReplicaTrainer:
         predictions = keras_own(**arguments)
         if replicas.num_workers(self._strategy) == 1:
             return predictions
-        return self._sent.restored(predictions)
+        flat = zip(
+            keras.tree.flatten(predictions), self._predicted, strict=True
+        )
+        return keras.tree.pack_sequence_as(
+            predictions, [value.astype(dtype) for value, dtype in flat]
+        )
+
+    def average_statistics(self) -> None:
+        """Gives all replicas the mean of their batch statistics, if built."""
+        strategy, model = self._strategy, self._model.model
+        if not self._has_replicas or not model.built:
+            return
+        if self._average is None:
+            variables = own_statistics(model)
+
+            def average() -> None:
+                context = tf.distribute.get_replica_context()
+                means = context.all_reduce(
+                    tf.distribute.ReduceOp.MEAN,
+                    [tf.identity(variable.value) for variable in variables],
+                )
+                for variable, mean in zip(variables, means, strict=True):
+                    variable.assign(mean)
+
+            self._average = (
+                tf.function(lambda: strategy.run(average))
+                if variables
+                else lambda: None
+            )
+        self._average()
 
     def _prepare(self, arguments: dict[str, Any]) -> None:
         """Adjusts the arguments of fit, evaluate and predict in place."""
@@ -329,34 +317,6 @@ def _has_distinct_rows(gradient: Any) -> bool:
     return operation.type.startswith("Unique")
 
 
-class _Sent:
-    """Predictions on their way between workers.
-
-    Only a trace of `predict_step` shows the dtypes that a model predicts, and
-    what has arrived no longer does: so they are remembered from the one for
-    the other. All traces of a model have the same ones.
-    """
-
-    def __init__(self) -> None:
-        self._dtypes: list[Any] = []
-
-    def cast(self, predictions: Any) -> Any:
-        """Casts to dtypes that collectives take, while a step is traced."""
-        self._dtypes = [
-            value.dtype.as_numpy_dtype
-            for value in keras.tree.flatten(predictions)
-        ]
-        return keras.tree.map_structure(replicas.gatherable, predictions)
-
-    def restored(self, predictions: Any) -> Any:
-        """Casts arrays of all rows back."""
-        flat = keras.tree.flatten(predictions)
-        return keras.tree.pack_sequence_as(
-            predictions,
-            [v.astype(d) for v, d in zip(flat, self._dtypes, strict=True)],
-        )
-
-
 class _Execution:
     """Calls `step` on every replica, `steps_per_execution` times.
 
@@ -366,7 +326,7 @@ class _Execution:
     states summed over all replicas, the rest from the first replica.
     """
 
-    def __init__(self, model: keras.Model, step: Callable[[Any], Logs]) -> None:
+    def __init__(self, model: keras.Model, step: Step) -> None:
         self._model, self._step = model, step
         self._strategy = model.distribute_strategy
         # Whether each step must be a function's call. Only a trace of the
@@ -497,31 +457,3 @@ def own_statistics(model: keras.Model) -> list[Any]:
         if tf.as_dtype(variable.dtype).is_floating
         and variable.aggregation in (None, "none")
     ]
-
-
-class BatchStatistics:
-    """The variables of one model that replicas update on their own."""
-
-    def __init__(
-        self, model: keras.Model, strategy: tf.distribute.Strategy
-    ) -> None:
-        self._strategy = strategy
-        self._variables = own_statistics(model)
-        self._average = tf.function(lambda: strategy.run(self._in_replica))
-
-    def average(self) -> None:
-        """Gives all replicas the mean of their statistics.
-
-        A collective: every worker of the group calls it at the same step.
-        """
-        if self._variables and self._strategy.num_replicas_in_sync > 1:
-            self._average()
-
-    def _in_replica(self) -> None:
-        context = tf.distribute.get_replica_context()
-        means = context.all_reduce(
-            tf.distribute.ReduceOp.MEAN,
-            [tf.identity(variable.value) for variable in self._variables],
-        )
-        for variable, mean in zip(self._variables, means, strict=True):
-            variable.assign(mean)
