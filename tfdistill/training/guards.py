@@ -27,11 +27,30 @@ from tfdistill.training import steps
 
 
 class StepWatchdog(keras.callbacks.Callback):
-    """A watchdog over `fit`: any batch or epoch counts as progress."""
+    """Ends a task of several that has made no step for too long.
 
-    def __init__(self, watchdog: ending.Watchdog) -> None:
+    Any batch or epoch counts as progress. The limit is
+    `TFDISTILL_STALL_TIMEOUT_SECS`, by default half an hour.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
         super().__init__()
-        self._watchdog = watchdog
+        self._limit_secs = ending.limit_from_env(
+            "TFDISTILL_STALL_TIMEOUT_SECS", 1800.0
+        )
+        jobs = keras_internals.jobs_of(strategy)
+        self._addresses = [address for job in jobs.values() for address in job]
+        self._watchdog = ending.Watchdog(self._limit_secs, self._explain)
+
+    def _explain(self) -> str:
+        missing = ", ".join(ending.unreachable(self._addresses)) or "none"
+        return (
+            f"no step was finished in {self._limit_secs:.0f} s, so a worker of "
+            f"the group is stuck. Workers that do not answer: {missing}. Where "
+            "each thread of this one stands is below. Steps, evaluations and "
+            "callbacks that take longer need a higher "
+            "TFDISTILL_STALL_TIMEOUT_SECS (0 for no limit)."
+        )
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts the watch."""
@@ -58,47 +77,27 @@ def over(
 ) -> Iterator[None]:
     """Guards one call of `fit`, whose `callbacks` are replaced.
 
+    They are a list, or a `CallbackList`, which is run as it is.
     Faulty data are an error that says which; a loss that is not finite ends
     the training; a task that hangs ends, as does one that gets SIGTERM; and
     the launcher hears how far the task is.
     """
-    callbacks = added_to(select(arguments.get("callbacks"), strategy))
+    callbacks = select(arguments["callbacks"], strategy)
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = [*_watches(callbacks), *callbacks]
     with contextlib.ExitStack() as stack:
         stack.enter_context(data_checks.told())
         several = replicas.num_workers(strategy) > 1
         if several:
             _stop_autologging(strategy)
         if several or replicas.on_servers(strategy):
-            watch = over_steps(strategy)
+            watch = StepWatchdog(strategy)
             callbacks.append(watch)
             stack.callback(watch.on_train_end)  # Also after an error.
         arguments["callbacks"] = callbacks
         ending.install()
         stack.enter_context(reported(arguments))
         yield
-
-
-def over_steps(strategy: tf.distribute.Strategy) -> StepWatchdog:
-    """Makes the watchdog of a task that trains together with others.
-
-    It ends a task that has made no step for `TFDISTILL_STALL_TIMEOUT_SECS`,
-    by default half an hour.
-    """
-    limit_secs = ending.limit_from_env("TFDISTILL_STALL_TIMEOUT_SECS", 1800.0)
-    jobs = keras_internals.jobs_of(strategy)
-    addresses = [address for job in jobs.values() for address in job]
-
-    def explain() -> str:
-        missing = ", ".join(ending.unreachable(addresses)) or "none"
-        return (
-            f"no step was finished in {limit_secs:.0f} s, so a worker of the "
-            f"group is stuck. Workers that do not answer: {missing}. Where "
-            "each thread of this one stands is below. Steps, evaluations and "
-            "callbacks that take longer need a higher "
-            "TFDISTILL_STALL_TIMEOUT_SECS (0 for no limit)."
-        )
-
-    return StepWatchdog(ending.Watchdog(limit_secs, explain))
 
 
 # By name, since not every Keras has all of them.
@@ -126,7 +125,7 @@ TRACKERS = frozenset(
 )
 
 
-def is_chief_only(callback: keras.callbacks.Callback) -> bool:
+def _is_chief_only(callback: keras.callbacks.Callback) -> bool:
     """Whether a group of several workers runs a callback on its chief only.
 
     An attribute `chief_only` of the callback's own decides, if there is one.
@@ -144,9 +143,7 @@ def is_chief_only(callback: keras.callbacks.Callback) -> bool:
     )
 
 
-def select(
-    callbacks: Any, strategy: tf.distribute.Strategy
-) -> list[keras.callbacks.Callback]:
+def select(callbacks: Any, strategy: tf.distribute.Strategy) -> Any:
     """Keeps the callbacks that this task runs.
 
     Callbacks that write files (`ModelCheckpoint`, `OrbaxCheckpoint`,
@@ -156,19 +153,13 @@ def select(
     `BackupAndRestore` is refused on several workers: it restores one and leaves
     the others behind.
     """
-    if callbacks is None:
-        return []
+    if replicas.num_workers(strategy) == 1:
+        return callbacks
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        if replicas.num_workers(strategy) == 1:
-            return callbacks
         raise ValueError(
             "`callbacks` must be a list of callbacks on several workers, so "
             "that files are written by one of them; received a CallbackList."
         )
-    if not isinstance(callbacks, Sequence):
-        callbacks = [callbacks]
-    if replicas.num_workers(strategy) == 1:
-        return list(callbacks)
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise ValueError(
@@ -177,8 +168,8 @@ def select(
                 "would be restored. Use tfdistill.callbacks.Backup, which does."
             )
     if replicas.is_chief(strategy):
-        return list(callbacks)
-    return [c for c in callbacks if not is_chief_only(c)]
+        return callbacks
+    return [c for c in callbacks if not _is_chief_only(c)]
 
 
 def _stop_autologging(strategy: tf.distribute.Strategy) -> None:
@@ -247,25 +238,21 @@ _CHECK_EVERY_EXECUTIONS = 100
 _PARTS = ("task_loss", "distillation_loss", "distillation_weight")
 
 
-def added_to(callbacks: Any) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks of `fit`, with those of this module before them.
+def _watches(
+    callbacks: Sequence[keras.callbacks.Callback],
+) -> list[keras.callbacks.Callback]:
+    """Returns what comes before the callbacks of a `fit`.
 
-    They come first so that nothing is saved or published of what they refuse.
-    A `CallbackList` is run as it is.
+    So nothing is saved or published of what they refuse.
     """
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks
-    found = keras.tree.flatten(callbacks or [])
-    watches: list[keras.callbacks.Callback] = [_DataWatch()]
-    if not any(isinstance(callback, FiniteLoss) for callback in found):
-        watch = FiniteLoss()
-        # Who asked Keras to stop there quietly gets that.
-        watch._checks_loss = not any(
-            isinstance(callback, keras.callbacks.TerminateOnNaN)
-            for callback in found
-        )
-        watches.append(watch)
-    return [*watches, *found]
+    if steps.first(callbacks, FiniteLoss):
+        return [_DataWatch()]
+    watch = FiniteLoss()
+    # Who asked Keras to stop there quietly gets that.
+    watch._checks_loss = not steps.first(
+        callbacks, keras.callbacks.TerminateOnNaN
+    )
+    return [_DataWatch(), watch]
 
 
 class FiniteLoss(keras.callbacks.Callback):
@@ -307,8 +294,9 @@ class FiniteLoss(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Looks at the loss now and then; hears of exports and backups."""
-        if self._is_ours and self.model.trainer.not_finite and not self._told:
-            self._refuse_weights(self.model.trainer.not_finite)
+        found = self.model.trainer.not_finite
+        if found and not self._told:
+            self._refuse_weights(found)
         self._num_executions += 1
         if self._num_executions % _CHECK_EVERY_EXECUTIONS == 0:
             self._check(logs, f"by step {batch + 1}")
@@ -324,12 +312,7 @@ class FiniteLoss(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Prepares to look at the model's weights."""
         self._workers = replicas.WorkerValues(self.model.distribute_strategy)
-        if self._is_ours:
-            self.model.trainer.not_finite = None
-
-    @property
-    def _is_ours(self) -> bool:
-        return isinstance(self.model, steps.Trained)
+        self.model.trainer.not_finite = None
 
     def _check(self, logs: Any, where: str) -> None:
         loss = (logs or {}).get("loss") if self._checks_loss else None
@@ -424,14 +407,10 @@ class _DataWatch(keras.callbacks.Callback):
             )
 
 
-class _Reporting(keras.callbacks.Callback):
-    """A callback that never makes Keras wait for a step's logs."""
-
-    async_safe = True
-
-
-class _Before(_Reporting):
+class _Before(keras.callbacks.Callback):
     """The first of all callbacks: a step is done, and theirs is the turn."""
+
+    async_safe = True  # Keras need not wait for a step's logs.
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         signs.own_start().end()
@@ -443,8 +422,10 @@ class _Before(_Reporting):
         signs.own().say(signs.EPOCH_END)
 
 
-class _After(_Reporting):
+class _After(keras.callbacks.Callback):
     """The last of all callbacks: the next step is on its way."""
+
+    async_safe = True
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         signs.own_start().begin(signs.FIRST_BATCH)
@@ -462,8 +443,6 @@ class _After(_Reporting):
         signs.own().say(signs.EVALUATION_STEP)
 
     def on_test_end(self, logs: Any = None) -> None:
-        # What follows is Keras' own, or callbacks at the end of an epoch; or
-        # the results of all batches are put together.
         signs.own().say(signs.EPOCH_END)
 
     on_predict_end = on_test_end
