@@ -95,7 +95,7 @@ def test_versions_are_steps_and_hold_what_the_student_was(exchange):
     exporter = _exporter(exchange, every_steps=2)
     _train(model, exporter, epochs=2, more=[Notes()])
     assert exchange.steps(0) == [2, 4, 6, 8]
-    assert (exporter.num_published, exporter.num_failed) == (4, 0)
+    assert (exporter.totals["published"], exporter.totals["failed"]) == (4, 0)
     for step in exchange.steps(0):
         version = exchange.open(0, step)
         exchange.verify(version)
@@ -198,7 +198,7 @@ def test_while_one_export_is_written_later_ones_are_left_out(exchange):
             release.set()
 
     cases.fit(model, _X, _Y, batch_size=2, callbacks=[exporter, Release()])
-    assert exporter.num_skipped == 7
+    assert exporter.totals["skipped"] == 7
     assert exchange.steps(0) == [1, 8]
 
 
@@ -212,7 +212,7 @@ def test_weights_that_are_not_finite_are_not_published(exchange, caplog):
     with caplog.at_level(logging.WARNING):
         _train(model, exporter, more=(going_on,))
     assert exchange.steps(0) == []
-    assert (exporter.num_published, exporter.num_failed) == (0, 4)
+    assert (exporter.totals["published"], exporter.totals["failed"]) == (0, 4)
     assert "NaN or infinite" in caplog.text
 
 
@@ -235,7 +235,7 @@ def test_a_full_disk_costs_exports_only(exchange, caplog):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert np.isfinite(logs["loss"]).all()
     assert exchange.steps(0) == [1, 4]
-    assert (exporter.num_published, exporter.num_failed) == (2, 2)
+    assert (exporter.totals["published"], exporter.totals["failed"]) == (2, 2)
     # Besides what tells readers how far the versions go.
     names = {*os.listdir(exchange.group_path(0))}
     assert sorted(n for n in names if not n.startswith(".")) == ["1", "4"]
@@ -258,7 +258,7 @@ def test_a_claim_that_is_lost_ends_training(exchange, caplog):
     with pytest.raises(claim.ClaimLostError):
         _train(model, exporter, more=[other])
     other.claim.release()
-    assert exporter.num_failed == 0
+    assert exporter.totals["failed"] == 0
     assert exchange.steps(0)[-1] < 4
 
 

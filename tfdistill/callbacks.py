@@ -105,6 +105,15 @@ class StudentExporter(steps.Exporter):
     run fails at the start of its training with a `GroupClaimedError`, and one
     that a newer process of its own run has replaced ends its training with a
     `ClaimLostError`.
+
+    Attributes:
+        every_steps: Steps between exports.
+        offset_steps: Steps by which exports come later; None unless given.
+        schema: The digests of what its versions mean.
+        exchange, group: Where it publishes, and whose versions these are; once
+            training has begun.
+        totals: How many exports were published, skipped and failed, and the
+            bytes published.
     """
 
     def __init__(
@@ -156,11 +165,11 @@ class StudentExporter(steps.Exporter):
         _check_offset(offset_steps, every_steps)
         if exchange is not None:
             publisher.check_exchange(exchange)
-        self._given_exchange = exchange
-        self._given_group = group
-        self._given_offset = offset_steps
+        self.every_steps = self._schedule.every_steps
+        self.offset_steps = offset_steps
+        self.schema = screen.digests(schema or {})
+        self._given_exchange, self._given_group = exchange, group
         self._variables_dtype = variables_dtype
-        self._schema = screen.digests(schema or {})
         self._ema_decay = ema_decay
         self._finish_timeout_secs = finish_timeout_secs
         self._writer: saved_model.SavedModelWriter | None = None
@@ -176,56 +185,19 @@ class StudentExporter(steps.Exporter):
         # device may still be at.
         self._num_examples = 0.0
         self._uncounted: list[Any] = []
-        # For logs: how often an export was published, skipped and failed.
-        self.num_published = 0
-        self.num_skipped = 0
-        self.num_failed = 0
-        self.num_bytes = 0
+        self.totals = dict.fromkeys(
+            ("published", "skipped", "failed", "bytes"), 0
+        )
         self.last_num_bytes: int | None = None
         # On the training thread, and on the one that writes.
         self.blocked = background.WorkTimes()
         self.writes = background.WorkTimes()
 
     @property
-    def totals(self) -> dict[str, int]:
-        """Exports published, skipped and failed, and the bytes published."""
-        return {
-            "published": self.num_published,
-            "skipped": self.num_skipped,
-            "failed": self.num_failed,
-            "bytes": self.num_bytes,
-        }
-
-    @property
-    def every_steps(self) -> int:
-        """Steps between exports."""
-        return self._schedule.every_steps
-
-    @property
-    def exchange(self) -> publisher.Exchange:
-        """Where it publishes, and where a mixer reads."""
-        return self._exchange
-
-    @property
-    def schema(self) -> dict[str, str]:
-        """The digests of what its versions mean."""
-        return self._schema
-
-    @property
-    def offset_steps(self) -> int | None:
-        """Steps by which exports come later; None unless it was given."""
-        return self._given_offset
-
-    @property
     def exports_averages(self) -> bool:
         """Whether versions hold an average of the weights, not the weights."""
         averages = keras_internals.keeps_averages(self.model.optimizer)
         return averages or self._ema_decay is not None
-
-    @property
-    def group(self) -> int:
-        """The group whose versions these are, once training has begun."""
-        return self._group
 
     @property
     def counts(self) -> dict[str, float]:
@@ -256,13 +228,13 @@ class StudentExporter(steps.Exporter):
             )
 
     def _offset(self, cluster: identity.Cluster) -> int:
-        if self._given_offset is not None:
-            return self._given_offset
+        if self.offset_steps is not None:
+            return self.offset_steps
         if steps.first(self._others, steps.Mixer):
             return 0  # It mixes versions of all groups of the same step.
-        every = self._schedule.every_steps
+        every = self.every_steps
         # A group that was given may be none of the cluster.
-        return self._group * every // cluster.num_groups % every
+        return self.group * every // cluster.num_groups % every
 
     def set_model(self, model: keras.Model) -> None:
         """Has the steps of `fit`, which are traced next, keep the average."""
@@ -298,19 +270,19 @@ class StudentExporter(steps.Exporter):
         strategy = self.codistilled.distribute_strategy
         cluster = strategy_lib.cluster_of(strategy)
         given = self._given_group
-        self._group = cluster.group if given is None else given
-        self._exchange = self._given_exchange or publisher.Exchange(
+        self.group = cluster.group if given is None else given
+        self.exchange = self._given_exchange or publisher.Exchange(
             cluster.exchange
         )
         self._schedule = steps.EverySteps(
-            self._schedule.every_steps, offset_steps=self._offset(cluster)
+            self.every_steps, offset_steps=self._offset(cluster)
         )
         self._schedule.start(self.step)
         self._looks_for_earlier = self.step == 0
         if replicas.is_chief(strategy):
-            if self._exchange.enabled:
-                self._claim = self._exchange.claim(
-                    self._group, run=cluster.workdir or ""
+            if self.exchange.enabled:
+                self._claim = self.exchange.claim(
+                    self.group, run=cluster.workdir or ""
                 )
             self._worker = background.OneJobThread("tfdistill-export")
 
@@ -370,13 +342,13 @@ class StudentExporter(steps.Exporter):
     def _take(
         self, values: Mapping[int, tf.Tensor], *, wait_secs: float
     ) -> None:
-        if self._worker is None or not self._exchange.enabled:
+        if self._worker is None or not self.exchange.enabled:
             return
         model = self.codistilled
         if self.step == self._last_step:
             return
         if not wait_secs and not self._pause.is_over:
-            self.num_skipped += 1
+            self.totals["skipped"] += 1
             return
         if self._writer is None or self._writer.graph is not model.graph:
             self._writer = saved_model.SavedModelWriter(
@@ -390,16 +362,16 @@ class StudentExporter(steps.Exporter):
         if submitted:
             self._last_step = step
         else:
-            self.num_skipped += 1
+            self.totals["skipped"] += 1
 
     def _extras(self) -> dict[str, Any]:
         """What the manifest says of this step."""
         found: dict[str, Any] = {
-            screen.INTERVAL_FIELD: self._schedule.every_steps,
+            screen.INTERVAL_FIELD: self.every_steps,
             **self.counts,
         }
-        if self._schema:
-            found[screen.SCHEMA_FIELD] = self._schema
+        if self.schema:
+            found[screen.SCHEMA_FIELD] = self.schema
         if self._ema_decay is not None:
             found[screen.DECAY_FIELD] = self._ema_decay
         for callback in self._others:
@@ -418,7 +390,7 @@ class StudentExporter(steps.Exporter):
 
     def _tell_of_an_earlier_run(self) -> None:
         try:
-            earlier = self._exchange.steps(self._group)
+            earlier = self.exchange.steps(self.group)
         except OSError:
             return  # The export that follows reports it.
         if earlier:
@@ -429,7 +401,7 @@ class StudentExporter(steps.Exporter):
                 "directory for a new run. To resume a run, add a "
                 "tfdistill.callbacks.Backup.",
                 earlier[-1],
-                self._exchange.group_path(self._group),
+                self.exchange.group_path(self.group),
             )
 
     def _publish(
@@ -438,9 +410,9 @@ class StudentExporter(steps.Exporter):
         writer: Any = self._writer
         graph = writer.graph
         try:
-            version = self._exchange.publish(
+            version = self.exchange.publish(
                 lambda directory: writer.write(directory, snapshot),
-                group=self._group,
+                group=self.group,
                 step=step,
                 graph_fingerprint=graph.fingerprint,
                 inputs=student_graph.to_json(graph.input_spec, "inputs"),
@@ -449,8 +421,8 @@ class StudentExporter(steps.Exporter):
                 extras=extras,
             )
             self._pause.succeeded()
-            self.num_published += 1
-            self.num_bytes += version.num_bytes
+            self.totals["published"] += 1
+            self.totals["bytes"] += version.num_bytes
             self.last_num_bytes = version.num_bytes
         except versions.VersionExistsError:
             _log.info("Version %d was published before.", step)
@@ -464,7 +436,7 @@ class StudentExporter(steps.Exporter):
                 goes_on = ""
             elif not isinstance(cause, ValueError):
                 self._pause.failed()
-            self.num_failed += 1
+            self.totals["failed"] += 1
             _log.warning("Step %d was not exported%s: %s", step, goes_on, error)
 
 

@@ -378,7 +378,7 @@ def test_05_training_waits_for_no_write_and_no_read(exchange):
         batch_size=1,
         callbacks=[exporter, loader, Release()],
     )
-    assert exporter.num_skipped == 15
+    assert exporter.totals["skipped"] == 15
     assert exchange.steps(0) == [1, 16]
 
 

@@ -156,9 +156,9 @@ def of_exchange(exporter: Any, loader: Any) -> Scalars:
         found |= {
             "exchange/export_secs": exporter.writes.last_secs,
             "exchange/export_bytes": exporter.last_num_bytes,
-            "exchange/num_published": exporter.num_published,
-            "exchange/num_skipped": exporter.num_skipped,
-            "exchange/num_failed": exporter.num_failed,
+            "exchange/num_published": exporter.totals["published"],
+            "exchange/num_skipped": exporter.totals["skipped"],
+            "exchange/num_failed": exporter.totals["failed"],
             "exchange/export_blocked_secs": exporter.blocked.last_secs,
         }
     if loader is not None:
