@@ -200,7 +200,6 @@ class _Case:
             window,
             rider=_Rider(self.reports),
             last=self.last,
-            num_workers=2,
             steps_per_epoch=steps,
             state="the state",
             backup=next((c for c in callbacks if isinstance(c, _Backup)), None),

@@ -32,7 +32,7 @@ class Executions:
     """Schedules functions on the workers and yields what they return."""
 
     def __init__(self, coordinator: Any, *, num_workers: int) -> None:
-        self._coordinator = coordinator
+        self.coordinator, self.num_workers = coordinator, num_workers
         self.limit = _IN_FLIGHT_PER_WORKER * num_workers
         self._pending: collections.deque[Any] = collections.deque()
 
@@ -46,7 +46,7 @@ class Executions:
 
         Per-worker iterators may be among the arguments of the `tf.function`.
         """
-        result = self._coordinator.schedule(function, args=tuple(args))
+        result = self.coordinator.schedule(function, args=tuple(args))
         self._pending.append((tag, result))
 
     def oldest(self) -> tuple[Any, Any]:
@@ -62,15 +62,13 @@ class Executions:
             # It may only have been cancelled for the sake of another: what
             # went wrong first is what `join` raises.
             self._pending.clear()
-            self._coordinator.join()
+            self.coordinator.join()
             raise
 
-    def run(
-        self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]
-    ) -> Iterator[Any]:
-        """Calls a function once for each of `arguments`; yields in order."""
-        for args in arguments:
-            self.schedule(function, args)
+    def on_each(self, function: Callable[..., Any]) -> Iterator[Any]:
+        """Yields what `function` makes of each worker's share of some data."""
+        for index in range(self.num_workers):
+            self.schedule(function, (tf.constant(index, tf.int64),))
         while self._pending:
             yield self.oldest()[1]
 
@@ -81,7 +79,7 @@ class Executions:
         """
         self._pending.clear()
         try:
-            self._coordinator.join()
+            self.coordinator.join()
         except Exception as error:  # Whatever a user's function raises.
             tf.get_logger().debug("While leaving: %s", error)
 
@@ -98,7 +96,6 @@ class TrainingEpochs:
         *,
         rider: Any,
         last: steps.LastExecution,
-        num_workers: int,
         steps_per_epoch: int | None,
         state: Any,
         backup: Any,
@@ -115,7 +112,6 @@ class TrainingEpochs:
         self._window = window
         self._rider = rider
         self._last = last
-        self._num_workers = num_workers
         self._steps_per_epoch = steps_per_epoch
         self._state = state
         self._backup = backup
@@ -156,7 +152,9 @@ class TrainingEpochs:
             # Nothing more is wanted of data that have ended everywhere, nor
             # of a training that a callback has stopped.
             while len(window) < window.limit and not (
-                is_due or model.stop_training or len(ended) == self._num_workers
+                is_due
+                or model.stop_training
+                or len(ended) == window.num_workers
             ):
                 num_steps = self._num_steps(scheduled)
                 if not num_steps:

@@ -22,7 +22,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistill.embedding import plain
 from tfdistill.parameter_server import epochs as training_epochs
 from tfdistill.parameter_server import metric_totals
 from tfdistill.parameter_server import updates
@@ -35,6 +34,8 @@ from tfdistill.training import steps
 from tfdistill.training import trainer
 
 Logs = steps.Logs
+# A table of more values costs more than all else of a usual step.
+_MOST_VALUES = 1_000_000
 _UNSUPPORTED = ("validation_split", "class_weight")
 
 
@@ -71,24 +72,24 @@ def _validation(arguments: Mapping[str, Any]) -> worker_data.Source | None:
     )
 
 
-class _Workers:
-    """The connection to the workers of a strategy."""
-
-    def __init__(self, strategy: tf.distribute.Strategy) -> None:
-        self.count = len(keras_internals.jobs_of(strategy)["worker"])
-        self.coordinator = tf.distribute.coordinator.ClusterCoordinator(
-            strategy
-        )
-        self.executions = training_epochs.Executions(
-            self.coordinator, num_workers=self.count
-        )
-
-    def on_each(self, function: Callable[..., Any]) -> Any:
-        """Yields what `function` makes of each share of some data."""
-        indices = range(self.count)
-        return self.executions.run(
-            function, [(tf.constant(index, tf.int64),) for index in indices]
-        )
+def _warn_of_whole_tables(model: keras.Model) -> None:
+    """Warns of Keras' own embeddings that are too large to travel whole."""
+    layers = {id(x): x for x in keras_internals.all_layers(model)}
+    for layer in layers.values():
+        if not isinstance(layer, keras.layers.Embedding):
+            continue
+        size = layer.input_dim * layer.output_dim
+        if size > _MOST_VALUES:
+            num_bytes = size * tf.as_dtype(layer.variable_dtype).size
+            warnings.warn(
+                f"The layer {layer.name!r} is a plain keras.layers.Embedding "
+                f"of {size:,} values. Parameter servers send all of it, "
+                f"{num_bytes / 1e6:.1f} MB, to a worker for each step, and "
+                "take a gradient of the same size back. Use "
+                "layers.ShardedEmbedding(input_dim, output_dim) in its place, "
+                "which sends only the rows of a batch.",
+                stacklevel=3,
+            )
 
 
 class ServerTrainer(trainer.Trainer):
@@ -106,15 +107,19 @@ class ServerTrainer(trainer.Trainer):
     def __init__(self, model: Any) -> None:
         """Connects to nobody yet: that is for the first `fit`."""
         super().__init__(model)
-        self._workers_met: _Workers | None = None
+        self._workers_met: training_epochs.Executions | None = None
         self._variables: variables.RemoteVariables | None = None
         self._update: updates.RemoteUpdate | None = None
         self._shares: dict[Any, Any] = {}
 
     @property
-    def _workers(self) -> _Workers:
+    def _workers(self) -> training_epochs.Executions:
         if self._workers_met is None:
-            self._workers_met = _Workers(self._model.distribute_strategy)
+            strategy = self._model.distribute_strategy
+            self._workers_met = training_epochs.Executions(
+                tf.distribute.coordinator.ClusterCoordinator(strategy),
+                num_workers=len(keras_internals.jobs_of(strategy)["worker"]),
+            )
         return self._workers_met
 
     def compiled(self) -> None:
@@ -139,7 +144,9 @@ class ServerTrainer(trainer.Trainer):
         """Returns a tape over the values that the worker has read."""
         return self.update.tape()
 
-    def apply(self, tape: tf.GradientTape, loss: tf.Tensor, batch: Any) -> None:
+    def apply(
+        self, tape: updates.StepTape, loss: tf.Tensor, batch: Any
+    ) -> None:
         """Updates the variables on their servers."""
         self.update.apply(tape, loss)
 
@@ -177,11 +184,12 @@ class ServerTrainer(trainer.Trainer):
         # Here each epoch reads the data from their start.
         fit_arguments.check(arguments, starts_over=True)
         data = worker_data.WorkerData(
-            self._workers.coordinator, source, num_workers=self._workers.count
+            self._workers.coordinator,
+            source,
+            num_workers=self._workers.num_workers,
         )
         self.build(data.element_spec)
-        for table in plain.whole_tables(self._model):
-            warnings.warn(f"{table}. {plain.REMEDY}", stacklevel=2)
+        _warn_of_whole_tables(self._model)
         epochs = self._training(data, arguments.get("steps_per_epoch"))
         callbacks = self._callbacks(arguments)
         self._model.stop_training = False
@@ -204,7 +212,7 @@ class ServerTrainer(trainer.Trainer):
                     break
             callbacks.on_train_end(logs)
         finally:
-            self._workers.executions.cancel()
+            self._workers.cancel()
         return self._model.history
 
     def _training(
@@ -216,10 +224,9 @@ class ServerTrainer(trainer.Trainer):
             self._model,
             functools.partial(worker.TrainFunction, self._step(), rider=rider),
             data,
-            self._workers.executions,
+            self._workers,
             rider=rider,
             last=self.last,
-            num_workers=self._workers.count,
             steps_per_epoch=steps_per_epoch,
             state=state,
             backup=self.backup,
@@ -308,7 +315,7 @@ class ServerTrainer(trainer.Trainer):
         self.build(data.element_spec)
         options: dict[str, Any] = {
             "read": self.known_variables.read,
-            "num_shares": self._workers.count,
+            "num_shares": self._workers.num_workers,
             "num_batches": num_batches,
         }
         function: Any

@@ -45,13 +45,8 @@ class RemoteUpdate:
         values = [variable.value for variable in self._variables.trainable]
         return StepTape(values, self._layers)
 
-    def apply(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
+    def apply(self, tape: "StepTape", loss: tf.Tensor) -> None:
         """Updates all variables once; `tape` is of `tape`."""
-        if not isinstance(tape, StepTape):
-            raise TypeError(
-                "`tape` must be what `RemoteUpdate.tape` returned; received "
-                f"{type(tape).__name__}."
-            )
         num_dense = len(tape.values)
         gradients = tape.gradient(loss, [*tape.values, *self._shards])
         # Sums over the lookups of a layer that was called several times.
