@@ -77,96 +77,8 @@ _LOOPS = (
 _STEPS = ("train_step", "compute_metrics", "test_step", "predict_step")
 
 
-class _Wrapper:
-    """Calls, files, shapes and copies are those of the model inside."""
-
-    model: keras.Model
-    name: str
-
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Runs the model inside."""
-        return self.model(inputs, training=training)
-
-    def save(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Saves the model inside as `.keras`; see `keras.Model.save`."""
-        self.model.save(filepath, **kwargs)
-
-    def save_weights(
-        self, filepath: str | os.PathLike[str], **kwargs: Any
-    ) -> None:
-        """Saves the weights inside; see `keras.Model.save_weights`."""
-        self.model.save_weights(filepath, **kwargs)
-
-    def load_weights(
-        self, filepath: str | os.PathLike[str], **kwargs: Any
-    ) -> None:
-        """Loads the weights inside; see `keras.Model.load_weights`."""
-        self.model.load_weights(filepath, **kwargs)
-
-    def export(self, filepath: str | os.PathLike[str], **kwargs: Any) -> Any:
-        """Exports the model inside for inference; see `keras.Model.export`."""
-        saved_model.export_for_inference(self.model, filepath, **kwargs)
-
-    @property
-    def inputs(self) -> Any:
-        """The symbolic inputs, if the model inside is a functional one."""
-        return self.model.inputs
-
-    @property
-    def outputs(self) -> Any:
-        """The symbolic outputs, if the model inside is a functional one."""
-        return self.model.outputs
-
-    @property
-    def input_shape(self) -> Any:
-        """The shape of the inputs, if the model inside is a functional one."""
-        return self.model.input_shape
-
-    @property
-    def output_shape(self) -> Any:
-        """The shape of the outputs, if the model inside is a functional one."""
-        return self.model.output_shape
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the outputs, if the outputs have names.
-
-        `compile` looks for them, so that a dict of losses, metrics or targets
-        finds the outputs of a functional model that returns a list.
-        """
-        return self.model.output_names
-
-    def get_layer(
-        self, name: str | None = None, index: int | None = None
-    ) -> keras.Layer:
-        """Returns a layer of the model inside; see `keras.Model.get_layer`."""
-        return self.model.get_layer(name=name, index=index)
-
-    def get_compile_config(self) -> None:
-        """Returns nothing: the model inside says how it was compiled."""
-        return None
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the model, serialized, and the name."""
-        return {
-            "model": keras.saving.serialize_keras_object(self.model),
-            "name": self.name,
-        }
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: Any = None
-    ) -> Any:
-        """Makes the model from `get_config`."""
-        model = keras.saving.deserialize_keras_object(
-            config["model"], custom_objects=custom_objects
-        )
-        wrap: Any = cls
-        return wrap(model, name=config["name"])
-
-
 @keras.saving.register_keras_serializable(package="tfdistill")
-class DistributedModel(steps.Trained, _Wrapper, keras.Model):
+class DistributedModel(steps.Trained, keras.Model):
     """Trains a finished model on several workers or parameter servers.
 
     `compile`, `fit`, `evaluate` and `predict` take what those of the model
@@ -232,6 +144,85 @@ class DistributedModel(steps.Trained, _Wrapper, keras.Model):
                 kind = server_trainer.ServerTrainer
             self._trainer = kind(self)
         return self._trainer
+
+    # ---- calls, files, shapes and copies: those of the model inside ----
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Runs the model inside."""
+        return self.model(inputs, training=training)
+
+    def save(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Saves the model inside as `.keras`; see `keras.Model.save`."""
+        self.model.save(filepath, **kwargs)
+
+    def save_weights(
+        self, filepath: str | os.PathLike[str], **kwargs: Any
+    ) -> None:
+        """Saves the weights inside; see `keras.Model.save_weights`."""
+        self.model.save_weights(filepath, **kwargs)
+
+    def load_weights(
+        self, filepath: str | os.PathLike[str], **kwargs: Any
+    ) -> None:
+        """Loads the weights inside; see `keras.Model.load_weights`."""
+        self.model.load_weights(filepath, **kwargs)
+
+    def export(self, filepath: str | os.PathLike[str], **kwargs: Any) -> Any:
+        """Exports the model inside for inference; see `keras.Model.export`."""
+        saved_model.export_for_inference(self.model, filepath, **kwargs)
+
+    @property
+    def inputs(self) -> Any:
+        """The symbolic inputs, if the model inside is a functional one."""
+        return self.model.inputs
+
+    @property
+    def outputs(self) -> Any:
+        """The symbolic outputs, if the model inside is a functional one."""
+        return self.model.outputs
+
+    @property
+    def input_shape(self) -> Any:
+        """The shape of the inputs, if the model inside is a functional one."""
+        return self.model.input_shape
+
+    @property
+    def output_shape(self) -> Any:
+        """The shape of the outputs, if the model inside is a functional one."""
+        return self.model.output_shape
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs, by which `compile` finds losses and metrics."""
+        return self.model.output_names
+
+    def get_layer(
+        self, name: str | None = None, index: int | None = None
+    ) -> keras.Layer:
+        """Returns a layer of the model inside; see `keras.Model.get_layer`."""
+        return self.model.get_layer(name=name, index=index)
+
+    def get_compile_config(self) -> None:
+        """Returns nothing: the model inside says how it was compiled."""
+        return None
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the model, serialized, and the name."""
+        return {
+            "model": keras.saving.serialize_keras_object(self.model),
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> Any:
+        """Makes the model from `get_config`."""
+        model = keras.saving.deserialize_keras_object(
+            config["model"], custom_objects=custom_objects
+        )
+        wrap: Any = cls
+        return wrap(model, name=config["name"])
 
     # ---- Keras' methods ----
 
